@@ -1,0 +1,82 @@
+//! Memory of a tensor: owned and aligned, or somebody else's with its owner kept alive.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
+use std::ptr::NonNull;
+
+/// Alignment of owned memory: a cache line, enough for every element type and SIMD load.
+const ALIGNMENT: usize = 64;
+
+enum Owner {
+    Heap(Layout),
+    Foreign(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
+    Nobody,
+}
+
+/// A run of bytes in host memory, exclusively ours or lent by a foreign owner.
+pub struct Buffer {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    owner: Owner,
+}
+
+// SAFETY: a `Buffer` is its bytes and nothing else; access follows Rust's borrow of the `Buffer`.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; `&Buffer` only reads.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// `len_bytes` zero bytes. Pages are touched only when written.
+    pub fn zeroed(len_bytes: usize) -> Self {
+        if len_bytes == 0 {
+            return Buffer { start: NonNull::<u64>::dangling().cast(), len_bytes, owner: Owner::Nobody };
+        }
+        let layout = Layout::from_size_align(len_bytes, ALIGNMENT).expect("a tensor is smaller than the address space");
+        // SAFETY: the layout has a size other than zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        Buffer { start, len_bytes, owner: Owner::Heap(layout) }
+    }
+
+    /// A copy of `bytes` in memory of our own.
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let mut buffer = Buffer::zeroed(bytes.len());
+        buffer.bytes_mut().copy_from_slice(bytes);
+        buffer
+    }
+
+    /// Memory that belongs to `owner`, which is dropped when the buffer is.
+    ///
+    /// # Safety
+    /// `start` is valid for reads and writes of `len_bytes` for as long as `owner` lives, is aligned for the elements
+    /// it will be read as, and nobody else writes it while a tensor over it is locked by a reader or a writer.
+    pub unsafe fn foreign(start: NonNull<u8>, len_bytes: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
+        Buffer { start, len_bytes, owner: Owner::Foreign(owner) }
+    }
+
+    /// Whether the memory is somebody else's, so that sharing it with a later reader would not freeze its content.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.owner, Owner::Foreign(_))
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `start` is valid for `len_bytes` by construction, and `&self` keeps writers out.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
+    }
+
+    /// The bytes, for writing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `start` is valid for `len_bytes` by construction, and `&mut self` is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Owner::Heap(layout) = self.owner {
+            // SAFETY: `start` came from `alloc_zeroed` with this layout, and is freed once.
+            unsafe { dealloc(self.start.as_ptr(), layout) }
+        }
+    }
+}

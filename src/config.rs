@@ -1,0 +1,171 @@
+//! Every environment variable this crate reads, read here and nowhere else. The README's table lists them.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// What one process of a parameter-server job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum Role {
+    Worker,
+    Server,
+    Scheduler,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.pad(match self {
+            Role::Worker => "worker",
+            Role::Server => "server",
+            Role::Scheduler => "scheduler",
+        })
+    }
+}
+
+/// The `DMLC_*` variables of a parameter-server job, with ps-lite's meaning.
+#[derive(Debug, Clone)]
+pub struct Dmlc {
+    /// `DMLC_ROLE`: unset is a worker.
+    pub role: Role,
+    /// `DMLC_PS_ROOT_URI` and `DMLC_PS_ROOT_PORT`: where the scheduler listens.
+    pub root: SocketAddr,
+    /// `DMLC_NUM_WORKER`, at least 1.
+    pub num_workers: usize,
+    /// `DMLC_NUM_SERVER`, at least 1.
+    pub num_servers: usize,
+    /// `DMLC_NODE_HOST`: this node's address as the others reach it; unset, the address of the route to the root.
+    pub node_host: Option<IpAddr>,
+}
+
+/// What the environment asks of a process.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `RINGPULL_TIMEOUT`, seconds (10): how long a wait goes without progress before it is an error.
+    pub timeout: Duration,
+    /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
+    pub segment_bytes: usize,
+    /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
+    pub algorithm: String,
+    /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
+    pub check_nan: bool,
+    /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all servers.
+    pub bigarray_bound: usize,
+    /// `PS_HEARTBEAT_INTERVAL`, seconds (1).
+    pub heartbeat_interval: Duration,
+    /// `PS_HEARTBEAT_TIMEOUT`, seconds (5): a node silent for this long is dead.
+    pub heartbeat_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            timeout: Duration::from_secs(10),
+            segment_bytes: 256 << 10,
+            algorithm: "auto".to_owned(),
+            check_nan: false,
+            bigarray_bound: 1_000_000,
+            heartbeat_interval: Duration::from_secs(1),
+            heartbeat_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Config {
+    /// Reads the environment; a value that cannot be used is an error, not a default.
+    pub fn from_env() -> Result<Self> {
+        let default = Config::default();
+        let config = Config {
+            timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
+            segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, at least 1024", default.segment_bytes)?,
+            algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
+            check_nan: parsed("RINGPULL_CHECK_NAN", "0 or 1", 0u8)? != 0,
+            bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
+            heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
+            heartbeat_timeout: seconds("PS_HEARTBEAT_TIMEOUT", default.heartbeat_timeout)?,
+        };
+        if config.segment_bytes < 1024 {
+            return Err(bad("RINGPULL_SEGMENT", "a number of bytes, at least 1024"));
+        }
+        Ok(config)
+    }
+}
+
+impl Dmlc {
+    /// Reads the `DMLC_*` variables; `None` if no job is described at all.
+    pub fn from_env() -> Result<Option<Self>> {
+        let role = match text("DMLC_ROLE").as_deref() {
+            None | Some("worker") => Role::Worker,
+            Some("server") => Role::Server,
+            Some("scheduler") => Role::Scheduler,
+            Some(_) => return Err(bad("DMLC_ROLE", "worker, server or scheduler")),
+        };
+        if ["DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_NUM_WORKER"].iter().all(|name| text(name).is_none()) {
+            return Ok(None);
+        }
+        let host =
+            text("DMLC_PS_ROOT_URI").ok_or_else(|| bad("DMLC_PS_ROOT_URI", "the scheduler's host or address"))?;
+        let port: u16 = required("DMLC_PS_ROOT_PORT", "the scheduler's port")?;
+        let root = (host.as_str(), port)
+            .to_socket_addrs()
+            .ok()
+            .and_then(|mut found| found.next())
+            .ok_or_else(|| bad("DMLC_PS_ROOT_URI", "a host name or address that resolves"))?;
+        let counted = |name| match required(name, "a number, at least 1")? {
+            0 => Err(bad(name, "a number, at least 1")),
+            count => Ok(count),
+        };
+        let node_host = text("DMLC_NODE_HOST")
+            .map(|host| host.parse().map_err(|_| bad("DMLC_NODE_HOST", "an IP address of this host")))
+            .transpose()?;
+        Ok(Some(Dmlc {
+            role,
+            root,
+            num_workers: counted("DMLC_NUM_WORKER")?,
+            num_servers: counted("DMLC_NUM_SERVER")?,
+            node_host,
+        }))
+    }
+}
+
+/// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`.
+pub fn launcher_world_size() -> Option<(&'static str, usize)> {
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(|name| Some((name, text(name)?.parse().ok()?)))
+}
+
+/// `RINGPULL_LOG` (warn): the filter of the log on stderr, in `tracing`'s syntax.
+pub fn log_filter() -> String {
+    text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
+}
+
+/// The variable's value, `None` if unset or empty.
+pub fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn bad(name: &str, expected: &str) -> Error {
+    Error::Environment {
+        variable: name.to_owned(),
+        value: text(name).unwrap_or_default(),
+        expected: expected.to_owned(),
+    }
+}
+
+fn parsed<T: FromStr>(name: &str, expected: &str, default: T) -> Result<T> {
+    text(name).map_or(Ok(default), |value| value.parse().map_err(|_| bad(name, expected)))
+}
+
+fn required<T: FromStr>(name: &str, expected: &str) -> Result<T> {
+    text(name).and_then(|value| value.parse().ok()).ok_or_else(|| bad(name, expected))
+}
+
+fn seconds(name: &str, default: Duration) -> Result<Duration> {
+    let seconds = parsed(name, "a number of seconds, more than 0", default.as_secs_f64())?;
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|limit| !limit.is_zero())
+        .ok_or_else(|| bad(name, "a number of seconds, more than 0"))
+}

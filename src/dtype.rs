@@ -1,0 +1,158 @@
+//! Element types that a store sums.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// An element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum DType {
+    F32,
+    F64,
+    F16,
+    BF16,
+    I8,
+    U8,
+    I32,
+    I64,
+}
+
+impl DType {
+    /// Every element type.
+    pub const ALL: [DType; 8] =
+        [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::U8, DType::I32, DType::I64];
+
+    /// Bytes of one element.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            DType::I8 | DType::U8 => 1,
+            DType::F16 | DType::BF16 => 2,
+            DType::F32 | DType::I32 => 4,
+            DType::F64 | DType::I64 => 8,
+        }
+    }
+
+    /// The name used on the command line and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I8 => "i8",
+            DType::U8 => "u8",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+        }
+    }
+
+    /// Whether the type has NaN and Inf, and can be optimised over.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(self.name())
+    }
+}
+
+impl FromStr for DType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
+            let names = DType::ALL.map(DType::name).join(", ");
+            Error::argument(format!("unknown dtype {name:?}"), format!("the dtypes are {names}"))
+        })
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that is the element of some [`DType`].
+pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
+    /// The element's type.
+    const DTYPE: DType;
+    /// `self + other` in this type's arithmetic: integers wrap, halves round once from f32.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+    /// Widened, for checks and messages.
+    fn to_f64(self) -> f64;
+    /// The nearest value of this type.
+    fn from_f64(value: f64) -> Self;
+}
+
+macro_rules! elements {
+    ($($type:ty => $dtype:ident, |$a:ident, $b:ident| $plus:expr, |$v:ident| $to:expr, |$w:ident| $from:expr;)*) => {$(
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self { let ($a, $b) = (self, other); $plus }
+            fn to_f64(self) -> f64 { let $v = self; $to }
+            fn from_f64(value: f64) -> Self { let $w = value; $from }
+        }
+    )*};
+}
+
+elements! {
+    f32 => F32, |a, b| a + b, |v| v.into(), |w| w as f32;
+    f64 => F64, |a, b| a + b, |v| v, |w| w;
+    f16 => F16, |a, b| f16::from_f32(a.to_f32() + b.to_f32()), |v| v.to_f64(), |w| f16::from_f64(w);
+    bf16 => BF16, |a, b| bf16::from_f32(a.to_f32() + b.to_f32()), |v| v.to_f64(), |w| bf16::from_f64(w);
+    i8 => I8, |a, b| a.wrapping_add(b), |v| v.into(), |w| w as i8;
+    u8 => U8, |a, b| a.wrapping_add(b), |v| v.into(), |w| w as u8;
+    i32 => I32, |a, b| a.wrapping_add(b), |v| v.into(), |w| w as i32;
+    i64 => I64, |a, b| a.wrapping_add(b), |v| v as f64, |w| w as i64;
+}
+
+/// Runs `$body` with `$T` standing for the Rust type of a [`DType`].
+#[macro_export]
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::dtype::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::dtype::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::dtype::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::dtype::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            $crate::dtype::DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            $crate::dtype::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::dtype::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::dtype::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+        }
+    };
+}

@@ -1,0 +1,55 @@
+//! Keys of a store: integers or strings, one type per store, agreed by content between ranks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// The name of one value in a store.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Key {
+    /// An integer key, as `gluon.Trainer` uses.
+    Int(i64),
+    /// A string key, as `Module` uses.
+    Str(Arc<str>),
+}
+
+impl Key {
+    /// Whether both keys are integers or both are strings.
+    pub fn same_type(&self, other: &Key) -> bool {
+        matches!((self, other), (Key::Int(_), Key::Int(_)) | (Key::Str(_), Key::Str(_)))
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Int(number) => write!(out, "{number}"),
+            Key::Str(name) => write!(out, "{name:?}"),
+        }
+    }
+}
+
+impl From<i64> for Key {
+    fn from(number: i64) -> Self {
+        Key::Int(number)
+    }
+}
+
+impl From<i32> for Key {
+    fn from(number: i32) -> Self {
+        Key::Int(number.into())
+    }
+}
+
+impl From<&str> for Key {
+    fn from(name: &str) -> Self {
+        Key::Str(name.into())
+    }
+}
+
+impl From<String> for Key {
+    fn from(name: String) -> Self {
+        Key::Str(name.into())
+    }
+}

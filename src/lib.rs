@@ -1,0 +1,37 @@
+//! Data-parallel training's push/pull KVStore, on MPI allreduce and on parameter servers.
+//!
+//! The layers, each importing only what stands before it (`tests/layering.rs` holds them to it):
+//!
+//! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`];
+//! - `transport`, `collective`, `communicator`, `progress`: the path of a gradient by allreduce;
+//! - `optim`: optimizers; `ps`: parameter servers;
+//! - `store`: the KVStore that users call;
+//! - `harness` and `cli`: the comparison, the benches and the commands.
+
+pub mod buffer;
+pub mod config;
+pub mod dtype;
+pub mod error;
+pub mod key;
+pub mod kind;
+pub mod reduce;
+pub mod sparse;
+pub mod tensor;
+pub mod topology;
+
+pub mod cli;
+pub mod collective;
+pub mod communicator;
+pub mod harness;
+pub mod optim;
+pub mod progress;
+pub mod ps;
+pub mod store;
+pub mod transport;
+
+pub use dtype::DType;
+pub use error::{Error, Result};
+pub use key::Key;
+pub use kind::Kind;
+pub use sparse::RowSparse;
+pub use tensor::{Tensor, TensorMut, TensorRef};

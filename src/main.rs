@@ -1,0 +1,2 @@
+//! The `ringpull` command.
+fn main() {}

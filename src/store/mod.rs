@@ -1,0 +1,302 @@
+//! The KVStore that users call: MXNet's contract, the same for every kind.
+//!
+//! [`KvStore`] checks arguments, keeps the key table and sums the values of one process; what happens between
+//! processes is a [`Backend`]: `local`, `allreduce` (`dist_sync_mpi`) or `servers` (`dist_sync`, `dist_async`).
+//! A wrong argument changes nothing. After a lost peer, a timeout or a protocol error the store is poisoned: every later
+//! call returns that first cause.
+
+mod contribution;
+mod create;
+mod local;
+mod states;
+mod table;
+mod update;
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use contribution::{Contribution, MergedRows};
+pub use create::create;
+pub use states::SavedStates;
+pub use table::Entry;
+pub use update::{Update, Updates};
+
+use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::kind::Kind;
+use crate::optim::Optimizer;
+use crate::sparse::{RowSparse, check_row_ids};
+use crate::tensor::{Tensor, TensorMut};
+use table::Table;
+
+/// What a store can be asked for with [`KvStore::is_capable`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Capability {
+    /// The store can run the optimizer itself.
+    Optimizer,
+}
+
+/// Called once for each merged gradient: `updater(key, received, stored)` changes `stored`.
+pub type Updater = Box<dyn FnMut(&Key, &Tensor, &Tensor) -> Result<()> + Send>;
+
+/// What a store has done since it was created.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Calls of push and `push_pull`, one for each key.
+    pub pushes: u64,
+    /// Calls of pull and `push_pull`, one for each key.
+    pub pulls: u64,
+    /// Payload bytes this process sent.
+    pub sent_bytes: u64,
+    /// Payload bytes this process received.
+    pub received_bytes: u64,
+    /// Messages that carried no payload.
+    pub control_messages: u64,
+}
+
+/// What happens between processes. Arguments have been checked; keys are known and values fit them.
+pub trait Backend: Send + Sync {
+    /// This worker's rank.
+    fn rank(&self) -> usize;
+    /// The number of workers.
+    fn num_workers(&self) -> usize;
+    /// The first fatal fault, if there was one: every call raises it from then on.
+    fn fault(&self) -> Option<Error>;
+    /// Gives the key its first value; rank 0's wins. Does not wait for the peers, so that ranks may init in different orders.
+    fn init(&self, entry: &Entry, value: &Tensor) -> Result<()>;
+    /// Adds this worker's gradient. Returns before it has travelled. When the round of pushes is complete, writes the
+    /// key's value into each of `outs` and drops it; on failure calls [`TensorMut::fail`] on each.
+    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()>;
+    /// As [`push`](Self::push) for a row-sparse gradient.
+    fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()>;
+    /// Writes the key's value, with every push that this worker has made, into `outs`. Blocks.
+    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], priority: i32) -> Result<()>;
+    /// Rows `ids` (sorted, unique) of the key's value. Blocks.
+    fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>>;
+    /// Pushes made from now on are applied by `optimizer`; state is kept where the rule stays the same.
+    fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()>;
+    /// Pushes made from now on are applied by `updater`.
+    fn set_updater(&self, updater: Updater) -> Result<()>;
+    /// The optimizer's states, after every push that this worker has made. Blocks.
+    fn states(&self) -> Result<SavedStates>;
+    /// Replaces the optimizer's states.
+    fn set_states(&self, states: SavedStates) -> Result<()>;
+    /// Returns when every worker has called it.
+    fn barrier(&self) -> Result<()>;
+    /// Returns when everything this worker has called is done.
+    fn wait_all(&self) -> Result<()>;
+    /// Counters; `pushes` and `pulls` are counted by the caller.
+    fn stats(&self) -> Stats;
+}
+
+/// A key-value store of tensors, shared by the workers of a job.
+///
+/// Values pushed for a key are summed, over the list given and over all workers. Without an updater or optimizer the
+/// store's value becomes that sum (it is overwritten); with one, it is updated by it.
+///
+/// `push` and `push_pull` return before communication ends; `pull`, `barrier`, `wait_all` and reading an output block. Every worker must
+/// push every key of a step once; the order of keys may differ between workers.
+pub struct KvStore {
+    kind: Kind,
+    backend: Box<dyn Backend>,
+    table: Table,
+    check_nan: bool,
+    /// How long an output tensor may stay locked by the caller before that is an error.
+    output_limit: Duration,
+}
+
+impl KvStore {
+    /// A store of `kind` over `backend`: what `create` does once it has found out how to reach the peers.
+    pub fn over(kind: Kind, backend: Box<dyn Backend>, config: &crate::config::Config) -> Self {
+        KvStore { kind, backend, table: Table::default(), check_nan: config.check_nan, output_limit: config.timeout }
+    }
+
+    /// The kind it was created as.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// This worker's rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.backend.rank()
+    }
+
+    /// The number of workers.
+    pub fn num_workers(&self) -> usize {
+        self.backend.num_workers()
+    }
+
+    /// Whether the store can do that.
+    pub fn is_capable(&self, capability: Capability) -> bool {
+        match capability {
+            Capability::Optimizer => true,
+        }
+    }
+
+    /// Gives `key` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once, in any order;
+    /// ranks that disagree on shape or dtype all get one error from the next call that blocks.
+    pub fn init(&self, key: impl Into<Key>, value: &Tensor) -> Result<()> {
+        self.healthy()?;
+        let key = key.into();
+        let entry = self.table.add(&key, value, self.rank())?;
+        self.backend.init(&entry, value).inspect_err(|_| self.table.remove(&key))
+    }
+
+    /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked for writers
+    /// until it has been used. An empty list does nothing. A higher `priority` may leave earlier.
+    pub fn push(&self, key: impl Into<Key>, values: &[Tensor], priority: i32) -> Result<()> {
+        self.push_into(&key.into(), "push", values, &[], priority)
+    }
+
+    /// Copies the value of `key` into each of `outs`, when every push that this worker made has been applied. Blocks.
+    pub fn pull(&self, key: impl Into<Key>, outs: &[Tensor], priority: i32) -> Result<()> {
+        self.healthy()?;
+        let entry = self.table.checked(&key.into(), "pull", self.rank(), outs)?;
+        if outs.is_empty() {
+            return Ok(());
+        }
+        let mut guards = self.lock_outputs(outs)?;
+        self.table.count_pull();
+        self.backend.pull(&entry, &mut guards, priority)
+    }
+
+    /// `push` of `values` and `pull` into `outs` in one: returns at once, and reading an output blocks until its value is
+    /// there. `outs` may be the `values` themselves.
+    pub fn push_pull(&self, key: impl Into<Key>, values: &[Tensor], outs: &[Tensor], priority: i32) -> Result<()> {
+        self.push_into(&key.into(), "push_pull", values, outs, priority)
+    }
+
+    /// `init` with `value`, then `pull` into `outs`. Blocks.
+    pub fn broadcast(&self, key: impl Into<Key>, value: &Tensor, outs: &[Tensor], priority: i32) -> Result<()> {
+        let key = key.into();
+        self.init(key.clone(), value)?;
+        self.pull(key, outs, priority)
+    }
+
+    /// Adds row-sparse gradients: rows named more than once, in one value or several, add up. Returns at once.
+    pub fn push_rows(&self, key: impl Into<Key>, values: &[RowSparse], priority: i32) -> Result<()> {
+        self.healthy()?;
+        let key = key.into();
+        let entry = self.table.checked_rows(&key, "push_rows", self.rank(), values)?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let merged = MergedRows::sum(&entry, values)?;
+        if self.check_nan {
+            contribution::check_finite(&entry, self.rank(), merged.rows.bytes())?;
+        }
+        self.table.count_push();
+        self.backend.push_rows(&entry, merged, priority)
+    }
+
+    /// The rows of `key` that `row_ids` names, in ascending order and each once. Blocks, as `pull` does.
+    pub fn pull_rows(&self, key: impl Into<Key>, row_ids: &[i64], priority: i32) -> Result<RowSparse> {
+        self.healthy()?;
+        let entry = self.table.checked(&key.into(), "pull_rows", self.rank(), &[])?;
+        check_row_ids(row_ids, entry.rows()?)?;
+        let mut ids = row_ids.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        self.table.count_pull();
+        let bytes = self.backend.pull_rows(&entry, &ids, priority)?;
+        let mut shape = entry.shape.to_vec();
+        shape[0] = ids.len();
+        let rows = Tensor::from_buffer(entry.dtype, &shape, crate::buffer::Buffer::copy_of(&bytes));
+        RowSparse::new(&entry.shape, &ids, rows)
+    }
+
+    /// Lets `optimizer` apply every push made from now on: in process, on every rank alike, or on the servers. Called again it
+    /// changes the hyper-parameters at once and keeps the states while the rule stays the same. Every rank must call it alike.
+    pub fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.healthy()?;
+        optimizer.check()?;
+        self.backend.set_optimizer(optimizer)
+    }
+
+    /// Lets `updater` apply every push made from now on. Not for kinds with servers: code is never sent to one.
+    pub fn set_updater(&self, updater: Updater) -> Result<()> {
+        self.healthy()?;
+        self.backend.set_updater(updater)
+    }
+
+    /// Switches gradient compression on. No kind has a codec in this version, so every name is an error.
+    pub fn set_gradient_compression(&self, name: &str) -> Result<()> {
+        Err(Error::Unsupported {
+            kind: self.kind.to_string(),
+            operation: format!("set_gradient_compression({name:?})"),
+            reason: "this version has no codec; gradients travel as they are".to_owned(),
+        })
+    }
+
+    /// Writes the optimizer's states, and the optimizer too if `dump_optimizer`, to `path`, atomically. Blocks until every push is applied.
+    pub fn save_optimizer_states(&self, path: &Path, dump_optimizer: bool) -> Result<()> {
+        self.healthy()?;
+        let mut states = self.backend.states()?;
+        if !dump_optimizer {
+            states.optimizer = None;
+        }
+        states.write(path)
+    }
+
+    /// Reads what `save_optimizer_states` wrote. Every rank must load the same file.
+    pub fn load_optimizer_states(&self, path: &Path) -> Result<()> {
+        self.healthy()?;
+        self.backend.set_states(SavedStates::read(path)?)
+    }
+
+    /// Returns when every worker has called it. Collective.
+    pub fn barrier(&self) -> Result<()> {
+        self.healthy()?;
+        self.backend.barrier()
+    }
+
+    /// Returns when everything this worker has called is done, or with the first error that any of it met.
+    pub fn wait_all(&self) -> Result<()> {
+        self.healthy()?;
+        self.backend.wait_all()
+    }
+
+    /// Counters since the store was created.
+    pub fn stats(&self) -> Stats {
+        let (pushes, pulls) = self.table.counts();
+        Stats { pushes, pulls, ..self.backend.stats() }
+    }
+
+    fn push_into(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor], priority: i32) -> Result<()> {
+        self.healthy()?;
+        let entry = self.table.checked(key, operation, self.rank(), values)?;
+        self.table.checked(key, operation, self.rank(), outs)?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let in_place = match values {
+            [value] => outs.iter().position(|out| out.is_same(value)),
+            _ => None,
+        };
+        let (gradient, guards) = if let Some(index) = in_place {
+            (Contribution::InPlace(index), self.lock_outputs(outs)?)
+        } else {
+            // The values are read before the outputs are locked: the outputs may be these values.
+            (Contribution::sum(&entry, values)?, self.lock_outputs(outs)?)
+        };
+        if self.check_nan {
+            contribution::check_finite(&entry, self.rank(), gradient.bytes(&guards))?;
+        }
+        self.table.count_push();
+        if !outs.is_empty() {
+            self.table.count_pull();
+        }
+        self.backend.push(&entry, gradient, guards, priority)
+    }
+
+    fn lock_outputs(&self, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
+        outs.iter().map(|out| out.write_within(self.output_limit)).collect()
+    }
+
+    fn healthy(&self) -> Result<()> {
+        self.backend.fault().map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,297 @@
+//! Host tensors that a store can read and write while their owner goes on computing.
+//!
+//! A [`Tensor`] is a shared handle, as MXNet's `NDArray` is: a clone names the same elements. Its lock is the
+//! dependency tracking. `push` takes the read lock and keeps it until the gradient has left; `push_pull` takes the
+//! write lock of `out` and gives it back when the sum is there. So [`Tensor::read`] and [`Tensor::write`] block
+//! exactly as long as communication still needs the memory, and nothing is copied to make that so.
+//!
+//! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use parking_lot::{RawRwLock, RwLock};
+
+use crate::buffer::Buffer;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+
+struct Content {
+    data: Arc<Buffer>,
+    /// Why the last write of this tensor did not happen; reading it raises that.
+    fault: Option<Error>,
+}
+
+/// A dense tensor in host memory, C-contiguous. Cloning clones the handle, not the elements.
+#[derive(Clone)]
+pub struct Tensor {
+    dtype: DType,
+    shape: Arc<[usize]>,
+    content: Arc<RwLock<Content>>,
+}
+
+impl Tensor {
+    /// A tensor of zeros.
+    pub fn zeros(dtype: DType, shape: &[usize]) -> Self {
+        let len: usize = shape.iter().product();
+        Self::from_buffer(dtype, shape, Buffer::zeroed(len * dtype.size_bytes()))
+    }
+
+    /// A tensor holding a copy of `values`, in C order.
+    ///
+    /// # Panics
+    /// If `shape` does not hold exactly `values.len()` elements.
+    pub fn from_slice<T: Element>(shape: &[usize], values: &[T]) -> Self {
+        assert_eq!(shape.iter().product::<usize>(), values.len(), "the shape holds as many elements as are given");
+        Self::from_buffer(T::DTYPE, shape, Buffer::copy_of(bytemuck::cast_slice(values)))
+    }
+
+    /// A vector of `len` copies of `value`, which is rounded to `dtype`.
+    pub fn full(dtype: DType, shape: &[usize], value: f64) -> Self {
+        let len: usize = shape.iter().product();
+        crate::with_element!(dtype, T => Self::from_slice(shape, &vec![T::from_f64(value); len]))
+    }
+
+    /// A tensor over `buffer`, which may be foreign memory.
+    ///
+    /// # Panics
+    /// If the buffer's length is not that of the shape.
+    pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Self {
+        let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+        assert_eq!(buffer.bytes().len(), len_bytes, "the buffer holds the shape's elements");
+        let content = Content { data: Arc::new(buffer), fault: None };
+        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)) }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The lengths of the dimensions; empty for a scalar.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The size in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len() * self.dtype.size_bytes()
+    }
+
+    /// Whether both handles name the same elements.
+    pub fn is_same(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.content, &other.content)
+    }
+
+    /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
+    pub fn read(&self) -> Result<TensorRef> {
+        let content = RwLock::read_arc(&self.content);
+        match &content.fault {
+            Some(fault) => Err(fault.clone()),
+            None => Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content }),
+        }
+    }
+
+    /// The elements, for writing. Blocks while a store still reads or writes them. Clears an earlier fault.
+    pub fn write(&self) -> TensorMut {
+        self.guard_mut(RwLock::write_arc(&self.content))
+    }
+
+    /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`: its owner holds a guard.
+    pub fn write_within(&self, limit: Duration) -> Result<TensorMut> {
+        let content = RwLock::try_write_arc_for(&self.content, limit).ok_or_else(|| {
+            Error::argument(
+                format!("an output tensor of shape {:?} stayed in use for {} s", self.shape, limit.as_secs_f64()),
+                "drop every guard of `read` and `write` on it before giving it to a store",
+            )
+        })?;
+        Ok(self.guard_mut(content))
+    }
+
+    fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>) -> TensorMut {
+        content.fault = None;
+        TensorMut { dtype: self.dtype, shape: Arc::clone(&self.shape), content }
+    }
+
+    /// A copy of the elements as a vector.
+    ///
+    /// # Panics
+    /// If `T` is not the tensor's element type.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        Ok(self.read()?.as_slice::<T>().to_vec())
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Tensor({} {:?})", self.dtype, self.shape)
+    }
+}
+
+/// A tensor locked for reading. May move to another thread.
+pub struct TensorRef {
+    dtype: DType,
+    shape: Arc<[usize]>,
+    content: ArcRwLockReadGuard<RawRwLock, Content>,
+}
+
+impl TensorRef {
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The lengths of the dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The bytes in C order.
+    pub fn bytes(&self) -> &[u8] {
+        self.content.data.bytes()
+    }
+
+    /// The elements in C order.
+    ///
+    /// # Panics
+    /// If `T` is not the tensor's element type.
+    pub fn as_slice<T: Element>(&self) -> &[T] {
+        assert_eq!(T::DTYPE, self.dtype, "a tensor is read as the element type it has");
+        bytemuck::cast_slice(self.bytes())
+    }
+
+    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
+    pub fn snapshot(&self) -> Arc<Buffer> {
+        snapshot(&self.content.data)
+    }
+}
+
+/// A tensor locked for writing. May move to another thread.
+pub struct TensorMut {
+    dtype: DType,
+    shape: Arc<[usize]>,
+    content: ArcRwLockWriteGuard<RawRwLock, Content>,
+}
+
+impl TensorMut {
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The lengths of the dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The bytes, for reading.
+    pub fn bytes(&self) -> &[u8] {
+        self.content.data.bytes()
+    }
+
+    /// The bytes, for writing; copied first if a snapshot still needs the old ones.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        unshare(&mut self.content.data).bytes_mut()
+    }
+
+    /// The elements, for writing.
+    ///
+    /// # Panics
+    /// If `T` is not the tensor's element type.
+    pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
+        assert_eq!(T::DTYPE, self.dtype, "a tensor is written as the element type it has");
+        bytemuck::cast_slice_mut(self.bytes_mut())
+    }
+
+    /// Overwrites all elements, without first copying what a snapshot shares.
+    pub fn copy_from(&mut self, bytes: &[u8]) {
+        match Arc::get_mut(&mut self.content.data) {
+            Some(data) => data.bytes_mut().copy_from_slice(bytes),
+            None => {
+                assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
+                self.content.data = Arc::new(Buffer::copy_of(bytes));
+            }
+        }
+    }
+
+    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
+    pub fn snapshot(&self) -> Arc<Buffer> {
+        snapshot(&self.content.data)
+    }
+
+    /// Gives up writing: whoever reads the tensor next gets `fault`.
+    pub fn fail(mut self, fault: Error) {
+        self.content.fault = Some(fault);
+    }
+}
+
+fn snapshot(data: &Arc<Buffer>) -> Arc<Buffer> {
+    if data.is_foreign() { Arc::new(Buffer::copy_of(data.bytes())) } else { Arc::clone(data) }
+}
+
+/// The buffer for writing; a fresh copy takes its place if others still hold it.
+pub(crate) fn unshare(data: &mut Arc<Buffer>) -> &mut Buffer {
+    if Arc::get_mut(data).is_none() {
+        *data = Arc::new(Buffer::copy_of(data.bytes()));
+    }
+    Arc::get_mut(data).expect("nobody else holds a buffer just copied, nor one that had no other holder")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_keeps_its_content_while_the_tensor_changes() {
+        let tensor = Tensor::from_slice(&[3], &[1f32, 2.0, 3.0]);
+        let before = tensor.read().unwrap().snapshot();
+        tensor.write().as_mut_slice::<f32>()[0] = 9.0;
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(before.bytes()), [1.0, 2.0, 3.0]);
+        assert_eq!(tensor.to_vec::<f32>().unwrap(), [9.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn foreign_memory_is_written_in_place_and_snapshots_of_it_are_copies() {
+        let mut memory = vec![1f32, 2.0].into_boxed_slice();
+        let start = std::ptr::NonNull::new(memory.as_mut_ptr().cast()).unwrap();
+        #[allow(unsafe_code)]
+        // SAFETY: the box outlives the tensor as its owner, and is not touched meanwhile.
+        let buffer = unsafe { Buffer::foreign(start, 8, Box::new(memory)) };
+        let tensor = Tensor::from_buffer(DType::F32, &[2], buffer);
+        let before = tensor.read().unwrap().snapshot();
+        tensor.write().copy_from(bytemuck::cast_slice(&[5f32, 6.0]));
+        assert_eq!(tensor.read().unwrap().bytes().as_ptr(), start.as_ptr());
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(before.bytes()), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_failed_write_is_raised_by_the_next_read_and_cleared_by_the_next_write() {
+        let tensor = Tensor::zeros(DType::F32, &[1]);
+        let fault = Error::argument("x", "y");
+        tensor.write().fail(fault.clone());
+        assert_eq!(tensor.read().err(), Some(fault));
+        drop(tensor.write());
+        assert!(tensor.read().is_ok());
+    }
+
+    #[test]
+    fn a_held_guard_is_an_error_for_a_bounded_writer() {
+        let tensor = Tensor::zeros(DType::F32, &[1]);
+        let guard = tensor.read().unwrap();
+        assert!(tensor.write_within(Duration::from_millis(5)).is_err());
+        drop(guard);
+        assert!(tensor.write_within(Duration::from_millis(5)).is_ok());
+    }
+}
