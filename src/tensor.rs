@@ -231,6 +231,12 @@ impl TensorMut {
         snapshot(&self.content.data)
     }
 
+    /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
+    pub fn abandon(self, fault: Error) {
+        std::mem::forget(Arc::clone(&self.content.data));
+        self.fail(fault);
+    }
+
     /// Gives up writing: whoever reads the tensor next gets `fault`.
     pub fn fail(mut self, fault: Error) {
         self.content.fault = Some(fault);

@@ -40,9 +40,16 @@ impl Updates {
         self.present.lock().clone()
     }
 
+    pub fn set_optimizer(&self, o:&Optimizer) { *self.present.lock()=Update::Optimize(Arc::new(o.clone())); }
+    pub fn set_updater(&self, u:Updater) { *self.present.lock()=Update::Call(Arc::new(Mutex::new(u))); }
+    pub fn states(&self)->crate::store::SavedStates { Default::default() }
+    pub fn set_states(&self,_s:crate::store::SavedStates) {}
+    pub fn apply_rows(&self, _u:&Update,_e:&Entry,_g:&crate::store::MergedRows,_v:&mut Arc<Buffer>)->Result<()> {Ok(())}
     /// Applies `gradient` to `value`.
     pub fn apply(&self, update: &Update, entry: &Entry, gradient: &[u8], value: &mut Arc<Buffer>) -> Result<()> {
         let _ = (update, entry, gradient, value, &self.states);
         Ok(())
     }
 }
+
+impl std::fmt::Display for Update { fn fmt(&self,f:&mut std::fmt::Formatter<'_>)->std::fmt::Result { match self { Update::Overwrite=>Ok(()), Update::Optimize(o)=>write!(f," with {o:?}"), Update::Call(_)=>f.write_str(" with an updater") } } }

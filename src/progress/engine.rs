@@ -1,0 +1,557 @@
+//! The threads behind a store that sums by allreduce.
+//!
+//! `submit` names an operation and returns. The control thread of rank 0 launches it when every rank has called it; the
+//! comm thread, which alone talks to the transport, runs launched jobs in the order of their numbers; the finishing thread
+//! applies updates and hands out results. The first fault poisons the engine: it is spread to every rank, running
+//! collectives stop, every job that waits fails with it, and so does every later call.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::communicator::Host;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::progress::agreement::{Agreement, Call, Launch, Topic};
+use crate::topology::Peer;
+use crate::transport::{Transport, inproc};
+use crate::transport::control::{Control, Event};
+
+/// An operation between its call and its end.
+pub trait Job: Send {
+    /// The collective part, on the comm thread.
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()>;
+    /// What follows on this rank alone, on the finishing thread.
+    fn finish(self: Box<Self>) -> Result<()>;
+    /// Called instead of `finish` when the job will never be done. The transport may still use the job's memory.
+    fn fail(self: Box<Self>, fault: &Error);
+}
+
+/// What ranks tell each other over the control star.
+#[derive(Serialize, Deserialize)]
+enum Note {
+    Here(Peer),
+    Called(Call),
+    Launched(Launch),
+    Failed(Error),
+    Leaving,
+    Alive,
+}
+
+enum Command {
+    Run(Box<dyn Job>, Launch),
+    Stop,
+}
+
+struct Shared {
+    rank: usize,
+    size: usize,
+    control: Control,
+    /// Set with the first fault; the collectives watch it.
+    stop: Arc<AtomicBool>,
+    fault: OnceLock<Error>,
+    reported: AtomicBool,
+    leaving: AtomicBool,
+    waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
+    ordinals: Mutex<BTreeMap<Topic, u64>>,
+    commands: Sender<Command>,
+    /// Notes of rank 0 to itself.
+    own_notes: Sender<Call>,
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    control_messages: AtomicU64,
+}
+
+/// One rank's engine. Ends in order when dropped.
+pub struct Engine {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    limit: Duration,
+    library: String,
+    stores: AtomicU64,
+}
+
+/// How a transport and its control star come to be; called on the comm thread.
+pub type Connect = Box<dyn FnOnce() -> Result<Connected> + Send>;
+
+/// A transport that is ready, and how to end it.
+pub struct Connected {
+    /// The wire.
+    pub transport: Box<dyn Transport>,
+    /// The control star over the same ranks.
+    pub control: Control,
+    /// What ends the library, after the transport was dropped without a fault.
+    pub finalise: Box<dyn FnOnce()>,
+}
+
+impl Engine {
+    /// Starts the threads; returns when every rank is connected.
+    pub fn start(config: &Config, connect: Connect) -> Result<Arc<Engine>> {
+        let (commands, inbox) = unbounded();
+        let (own_notes, notes) = unbounded();
+        let (ready, started) = crossbeam_channel::bounded(1);
+        let (finishing, finished) = unbounded::<Box<dyn Job>>();
+        let stop = Arc::new(AtomicBool::new(false));
+        let comm = {
+            let (config, stop) = (config.clone(), Arc::clone(&stop));
+            spawn("ringpull-comm", move || {
+                let mut end = None;
+                let connected = connect().and_then(|connected| {
+                    let host = Host::new(connected.transport, &config, stop)?;
+                    end = Some(connected.finalise);
+                    Ok((host, connected.control))
+                });
+                let (host, control) = match connected {
+                    Ok(both) => both,
+                    Err(cause) => return drop(ready.send(Err(cause))),
+                };
+                let (handle, shared) = crossbeam_channel::bounded::<Arc<Shared>>(1);
+                drop(ready.send(Ok((control, host.library(), handle))));
+                if let Ok(shared) = shared.recv() {
+                    communicate(&shared, host, &inbox, &finishing);
+                    if shared.fault.get().is_none() {
+                        end.into_iter().for_each(|finalise| finalise());
+                    }
+                }
+            })?
+        };
+        let (control, library, handle) = started.recv().map_err(|_| lost_thread())??;
+        let shared = Arc::new(Shared {
+            rank: control.rank(),
+            size: control.size(),
+            control,
+            stop,
+            fault: OnceLock::new(),
+            reported: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            ordinals: Mutex::default(),
+            commands,
+            own_notes,
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            control_messages: AtomicU64::new(0),
+        });
+        handle.send(Arc::clone(&shared)).map_err(|_| lost_thread())?;
+        let mut threads = vec![comm];
+        let sharing = Arc::clone(&shared);
+        threads.push(spawn("ringpull-finish", move || finish(&sharing, &finished))?);
+        let (watching, mut watcher) = (Arc::downgrade(&shared), Watcher::new(config, shared.size));
+        // Ends by itself when the last owner of `shared` is gone; it is not joined.
+        spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
+        let limit = config.timeout;
+        let stores = AtomicU64::new(0);
+        Ok(Arc::new(Engine { shared, threads: Mutex::new(threads), limit, library, stores }))
+    }
+
+    /// The engines of `size` ranks in this process, over threads and channels.
+    pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
+        let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
+        ends.map(|(transport, control)| {
+            let connected = move || Ok(Connected { transport: Box::new(transport), control, finalise: Box::new(|| ()) });
+            Engine::start(config, Box::new(connected))
+        })
+        .collect()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.shared.size
+    }
+
+    /// The library under the transport, for people.
+    pub fn library(&self) -> &str {
+        &self.library
+    }
+
+    /// The number of the next store on this engine: the same on every rank, if every rank creates its stores in one order.
+    pub fn next_store(&self) -> u32 {
+        self.stores.fetch_add(1, Ordering::Relaxed) as u32
+    }
+
+    /// The first fault.
+    pub fn fault(&self) -> Option<Error> {
+        let fault = self.shared.fault.get().cloned();
+        if fault.is_some() {
+            self.shared.reported.store(true, Ordering::Release);
+        }
+        fault
+    }
+
+    /// The first fault, if no caller has been given it yet.
+    pub fn unreported_fault(&self) -> Option<Error> {
+        if self.is_reported() { None } else { self.shared.fault.get().cloned() }
+    }
+
+    /// Whether a caller has been given the first fault.
+    pub fn is_reported(&self) -> bool {
+        self.shared.reported.load(Ordering::Acquire)
+    }
+
+    /// Payload bytes sent and received, and control messages sent.
+    pub fn traffic(&self) -> (u64, u64, u64) {
+        let counters = [&self.shared.sent_bytes, &self.shared.received_bytes, &self.shared.control_messages];
+        let [sent, received, control] = counters.map(|counter| counter.load(Ordering::Relaxed));
+        (sent, received, control)
+    }
+
+    /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and `terms`. Returns at once.
+    pub fn submit(&self, topic: Topic, operation: &str, terms: String, rows: u64, job: Box<dyn Job>) -> Result<()> {
+        let shared = &self.shared;
+        let ordinal = {
+            let mut ordinals = shared.ordinals.lock();
+            let next = ordinals.entry(topic.clone()).or_default();
+            *next += 1;
+            *next - 1
+        };
+        let call = Call { topic, ordinal, operation: operation.to_owned(), terms, rows };
+        shared.waiting.lock().insert((call.topic.clone(), ordinal), job);
+        if shared.fault.get().is_some() {
+            // The fault may have come before the job was there to be failed by it.
+            shared.fail_waiting();
+        } else if shared.size == 1 {
+            shared.launch(Launch { topic: call.topic, ordinal, number: ordinal as u32, rows: vec![rows] });
+        } else if shared.rank == 0 {
+            drop(shared.own_notes.send(call));
+        } else {
+            shared.tell(0, &Note::Called(call));
+        }
+        Ok(())
+    }
+
+    /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
+    pub fn collective<T: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce(&mut Host, u32) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (result, answer) = crossbeam_channel::bounded(1);
+        let job = Direct { work: Some(Box::new(work)), value: None, result };
+        self.submit(Topic::Direct, name, String::new(), 0, Box::new(job))?;
+        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<()> {
+        let (result, answer) = crossbeam_channel::bounded(1);
+        let job = Direct { work: Some(Box::new(|_: &mut Host, _| Ok(()))), value: None, result };
+        self.submit(Topic::Barrier, "barrier", String::new(), 0, Box::new(job))?;
+        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// Ends the engine: waits for what was called, tells the peers, ends the library. After a fault it ends at once.
+    pub fn leave(&self) {
+        let shared = &self.shared;
+        if shared.leaving.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        while shared.fault.get().is_none() && !shared.waiting.lock().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if shared.fault.get().is_none() && shared.size > 1 {
+            shared.tell_everyone(&Note::Leaving);
+        }
+        drop(shared.commands.send(Command::Stop));
+        let deadline = Instant::now() + self.limit;
+        for thread in self.threads.lock().drain(..) {
+            while !thread.is_finished() && shared.fault.get().is_none() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                drop(thread.join());
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Shared {
+    fn tell(&self, to: usize, note: &Note) {
+        let bytes = postcard::to_stdvec(note).expect("notes are plain data");
+        self.control_messages.fetch_add(1, Ordering::Relaxed);
+        if let Err(cause) = self.control.send(to, &bytes) {
+            // The reader of the same connection reports the loss, with what rank 0 knows about it.
+            tracing::debug!(%cause, to, "control message not sent");
+        }
+    }
+
+    /// Rank 0 tells every other rank; another rank tells rank 0.
+    fn tell_everyone(&self, note: &Note) {
+        let peers = if self.rank == 0 { 1..self.size } else { 0..1 };
+        peers.for_each(|peer| self.tell(peer, note));
+    }
+
+    fn launch(&self, launch: Launch) {
+        let job = self.waiting.lock().remove(&(launch.topic.clone(), launch.ordinal));
+        if let Some(job) = job {
+            drop(self.commands.send(Command::Run(job, launch)));
+        }
+    }
+
+    /// The first fault wins: it is kept, spread, and given to every job that waits.
+    fn poison(&self, fault: &Error, spread: bool) {
+        if self.fault.set(fault.clone()).is_err() {
+            return;
+        }
+        tracing::debug!(rank = self.rank, %fault, "poisoned");
+        self.stop.store(true, Ordering::Release);
+        if spread {
+            self.tell_everyone(&Note::Failed(fault.clone()));
+        }
+        self.fail_waiting();
+    }
+
+    fn fail_waiting(&self) {
+        let Some(fault) = self.fault.get() else { return };
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        waiting.into_values().for_each(|job| job.fail(fault));
+    }
+}
+
+/// Ends the process if the comm thread unwinds: its peers would wait for ever.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// The comm thread: runs launched jobs one after the other.
+fn communicate(shared: &Shared, mut host: Host, inbox: &Receiver<Command>, finishing: &Sender<Box<dyn Job>>) {
+    let _guard = AbortOnPanic;
+    while let Ok(Command::Run(mut job, launch)) = inbox.recv() {
+        if let Some(fault) = shared.fault.get() {
+            job.fail(fault);
+            continue;
+        }
+        let outcome = job.run(&mut host, &launch);
+        let (sent, received) = host.traffic_bytes();
+        shared.sent_bytes.store(sent, Ordering::Relaxed);
+        shared.received_bytes.store(received, Ordering::Relaxed);
+        match outcome {
+            Ok(()) => drop(finishing.send(job)),
+            Err(cause) => {
+                shared.poison(&cause, true);
+                job.fail(shared.fault.get().unwrap_or(&cause));
+            }
+        }
+    }
+    if shared.fault.get().is_some() {
+        // Requests may be in flight; the library must not be called any more, not even to free it.
+        std::mem::forget(host);
+    }
+}
+
+/// The finishing thread. Ends when the comm thread has.
+fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
+    let _guard = AbortOnPanic;
+    for job in finished {
+        if let Err(cause) = job.finish() {
+            shared.poison(&cause, true);
+        }
+    }
+}
+
+/// The control thread's state.
+struct Watcher {
+    agreement: Agreement,
+    peers: BTreeMap<usize, Peer>,
+    heard_s: Vec<f64>,
+    started: Instant,
+    interval: Duration,
+    silence_s: f64,
+}
+
+impl Watcher {
+    fn new(config: &Config, size: usize) -> Self {
+        Watcher {
+            agreement: Agreement::new(size, config.timeout.as_secs_f64()),
+            peers: BTreeMap::new(),
+            heard_s: vec![0.0; size],
+            started: Instant::now(),
+            interval: config.heartbeat_interval.min(config.timeout / 4),
+            silence_s: config.timeout.as_secs_f64().max(config.heartbeat_timeout.as_secs_f64()),
+        }
+    }
+
+    fn now_s(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Call>) {
+        let Some(events) = weak.upgrade().map(|shared| {
+            shared.tell_everyone(&Note::Here(Peer::this(shared.rank)));
+            shared.control.events().clone()
+        }) else {
+            return;
+        };
+        let mut next_tick = Instant::now() + self.interval;
+        loop {
+            let arrived = crossbeam_channel::select! {
+                recv(notes) -> call => call.map(|call| (0, Note::Called(call))).map_err(|_| RecvTimeoutError::Disconnected),
+                recv(events) -> event => match event {
+                    Ok(Event::Frame { from, bytes }) => Ok((from, decode(from, &bytes))),
+                    Ok(Event::Gone { rank, cause }) => {
+                        let Some(shared) = weak.upgrade() else { return };
+                        self.gone(&shared, rank, &cause);
+                        continue;
+                    }
+                    Err(_) => Err(RecvTimeoutError::Timeout),
+                },
+                default(next_tick.saturating_duration_since(Instant::now())) => Err(RecvTimeoutError::Timeout),
+            };
+            let Some(shared) = weak.upgrade() else { return };
+            match arrived {
+                Ok((from, note)) => {
+                    self.heard_s[from] = self.now_s();
+                    self.take(&shared, from, note);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    next_tick = Instant::now() + self.interval;
+                    self.tick(&shared);
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if Instant::now() >= next_tick {
+                next_tick = Instant::now() + self.interval;
+                self.tick(&shared);
+            }
+        }
+    }
+
+    fn take(&mut self, shared: &Shared, from: usize, note: Note) {
+        let outcome = match note {
+            Note::Here(peer) => {
+                self.peers.insert(from, peer);
+                Ok(())
+            }
+            Note::Called(call) => {
+                let now_s = self.now_s();
+                self.agreement.call(from, call, now_s).map(|launch| {
+                    for launch in launch {
+                        (1..shared.size).for_each(|peer| shared.tell(peer, &Note::Launched(launch.clone())));
+                        shared.launch(launch);
+                    }
+                })
+            }
+            Note::Launched(launch) => {
+                shared.launch(launch);
+                Ok(())
+            }
+            Note::Failed(fault) => {
+                shared.poison(&fault, shared.rank == 0);
+                Ok(())
+            }
+            Note::Leaving => self.agreement.leave(from),
+            Note::Alive => Ok(()),
+        };
+        if let Err(fault) = outcome {
+            shared.poison(&fault, true);
+        }
+    }
+
+    fn tick(&mut self, shared: &Shared) {
+        if shared.size > 1 && shared.fault.get().is_none() {
+            shared.tell_everyone(&Note::Alive);
+            let now_s = self.now_s();
+            if let Err(fault) = self.agreement.check_time(now_s) {
+                shared.poison(&fault, true);
+            }
+            let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
+            for peer in watched {
+                if now_s - self.heard_s[peer] > self.silence_s && !self.agreement.has_left(peer) {
+                    self.gone(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
+                }
+            }
+        }
+    }
+
+    fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
+        if self.agreement.has_left(rank) || shared.leaving.load(Ordering::Acquire) {
+            return;
+        }
+        let peer = self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string);
+        let operation = shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| "no operation".to_owned());
+        let fault = Error::PeerLost { peer, cause: cause.to_owned(), operation, rank: shared.rank };
+        shared.poison(&fault, true);
+    }
+}
+
+impl Shared {
+    /// An operation that this rank has called and that is not launched.
+    fn doing(&self) -> Option<String> {
+        let waiting = self.waiting.lock();
+        waiting.keys().next().map(|(topic, _)| match topic {
+            Topic::Key { key, .. } => format!("an operation on key {key}"),
+            Topic::Barrier => "barrier".to_owned(),
+            Topic::Direct => "a collective".to_owned(),
+        })
+    }
+}
+
+fn decode(from: usize, bytes: &[u8]) -> Note {
+    postcard::from_bytes(bytes).unwrap_or_else(|cause| {
+        Note::Failed(Error::Protocol {
+            rank: from,
+            peer: format!("rank {from}"),
+            what: format!("a control message that cannot be read ({cause})"),
+            remedy: "every rank must run the same version of the program".to_owned(),
+        })
+    })
+}
+
+type Work<T> = Box<dyn FnOnce(&mut Host, u32) -> Result<T> + Send>;
+
+/// A collective that the caller waits for.
+struct Direct<T> {
+    work: Option<Work<T>>,
+    value: Option<T>,
+    result: Sender<Result<T>>,
+}
+
+impl<T: Send> Job for Direct<T> {
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+        if let Some(work) = self.work.take() {
+            self.value = Some(work(host, launch.number)?);
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        // A caller that has gone needs no answer.
+        self.value.into_iter().for_each(|value| drop(self.result.send(Ok(value))));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        drop(self.result.send(Err(fault.clone())));
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
+}
+
+fn lost_thread() -> Error {
+    Error::Io { action: "use".to_owned(), path: "the comm thread".to_owned(), text: "it ended".to_owned() }
+}
