@@ -16,7 +16,7 @@
 //! | direct | `2 A + 2 (n-1) O + R F + (n-1)/n S/C` |
 //! | circulant | `2 q (A + O) + R F + (n-1)/n S/C` |
 //! | doubling | `rounds (A + O + S/B) + log2(core) S/C`, the rounds and the core as in `doubling` |
-//! | tree | never less than circulant and doubling both: it is there for comparison only |
+//! | tree | `2 floor(log2 n) A + 2 q O + 2 q S/B + q S/C`: never the least, it is there for comparison |
 //!
 //! `F` is [`FAN_FACTOR`]: where a rank's partners change, or are many, flows meet in the switch and wait for one
 //! another, which the ring's fixed pairs do not. Without it direct and circulant would look as good as the ring for long
@@ -69,12 +69,11 @@ fn predicted_us(algorithm: Algorithm, len_bytes: usize, size: usize) -> f64 {
         Algorithm::Circulant => 2.0 * rounds * (LATENCY_US + MESSAGE_US) + wire * FAN_FACTOR + sum,
         Algorithm::Doubling => {
             let folding = if size.is_power_of_two() { 0.0 } else { 2.0 };
-            (floor + folding) * (LATENCY_US + MESSAGE_US + bytes / LINK_BYTES_PER_US)
-                + floor * bytes / SUM_BYTES_PER_US
+            (floor + folding) * (LATENCY_US + MESSAGE_US + bytes / LINK_BYTES_PER_US) + floor * bytes / SUM_BYTES_PER_US
         }
         Algorithm::Tree => {
-            2.0 * floor * (LATENCY_US + MESSAGE_US)
-                + 2.0 * rounds * bytes / LINK_BYTES_PER_US
+            2.0 * floor * LATENCY_US
+                + 2.0 * rounds * (MESSAGE_US + bytes / LINK_BYTES_PER_US)
                 + rounds * bytes / SUM_BYTES_PER_US
         }
     }

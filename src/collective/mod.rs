@@ -28,20 +28,20 @@
 //! | allgather, circulant | `q` | `q`, more where ranges wrap | `S` less its receiver's part |
 //! | allgather, ring | `n - 1` | `n - 1` | `S` less its receiver's part |
 
-
+pub mod check;
 pub mod choose;
 pub mod parts;
 pub mod plan;
-pub mod run;
 
 mod circulant;
 mod direct;
 mod doubling;
+#[cfg(test)]
+mod proofs;
 mod ring;
 mod tree;
 
 pub use choose::choose;
-pub use run::Runner;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a

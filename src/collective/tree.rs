@@ -35,7 +35,7 @@ pub(super) const PIECE_LEN: usize = 64 << 10;
 /// for `n - 2` pieces to be passed on; the chain is for buffers where the former takes longer.
 pub(super) fn is_chain(size: usize, len: usize) -> bool {
     let copies = size.next_power_of_two().ilog2().saturating_sub(1) as usize;
-    len >= 2 * PIECE_LEN && copies.saturating_mul(len) > (size - 2).saturating_mul(PIECE_LEN)
+    len >= 2 * PIECE_LEN && copies.saturating_mul(len) > size.saturating_sub(2).saturating_mul(PIECE_LEN)
 }
 
 /// Appends the way from the root to all, on all parts at once.
