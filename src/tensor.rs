@@ -65,6 +65,11 @@ impl Tensor {
         Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)) }
     }
 
+    /// A tensor over a snapshot: it is copied when either side writes.
+    pub(crate) fn from_snapshot(dtype: DType, shape: &[usize], data: Arc<Buffer>) -> Self {
+        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(Content { data, fault: None })) }
+    }
+
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype
