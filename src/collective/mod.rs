@@ -32,6 +32,9 @@ pub mod check;
 pub mod choose;
 pub mod parts;
 pub mod plan;
+pub mod run;
+#[cfg(test)]
+mod run_tests;
 
 mod circulant;
 mod direct;
@@ -42,6 +45,7 @@ mod ring;
 mod tree;
 
 pub use choose::choose;
+pub use run::Runner;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a

@@ -60,6 +60,8 @@ struct Shared {
     leaving: AtomicBool,
     waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
     ordinals: Mutex<BTreeMap<Topic, u64>>,
+    /// What the comm thread is at.
+    running: Mutex<Option<Topic>>,
     commands: Sender<Command>,
     /// Notes of rank 0 to itself.
     own_notes: Sender<Call>,
@@ -132,6 +134,7 @@ impl Engine {
             leaving: AtomicBool::new(false),
             waiting: Mutex::default(),
             ordinals: Mutex::default(),
+            running: Mutex::default(),
             commands,
             own_notes,
             sent_bytes: AtomicU64::new(0),
@@ -343,12 +346,16 @@ fn communicate(shared: &Shared, mut host: Host, inbox: &Receiver<Command>, finis
             job.fail(fault);
             continue;
         }
+        *shared.running.lock() = Some(launch.topic.clone());
         let outcome = job.run(&mut host, &launch);
         let (sent, received) = host.traffic_bytes();
         shared.sent_bytes.store(sent, Ordering::Relaxed);
         shared.received_bytes.store(received, Ordering::Relaxed);
         match outcome {
-            Ok(()) => drop(finishing.send(job)),
+            Ok(()) => {
+                *shared.running.lock() = None;
+                drop(finishing.send(job));
+            }
             Err(cause) => {
                 shared.poison(&cause, true);
                 job.fail(shared.fault.get().unwrap_or(&cause));
@@ -497,10 +504,11 @@ impl Watcher {
 }
 
 impl Shared {
-    /// An operation that this rank has called and that is not launched.
+    /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
     fn doing(&self) -> Option<String> {
-        let waiting = self.waiting.lock();
-        waiting.keys().next().map(|(topic, _)| match topic {
+        let running = self.running.lock().clone();
+        let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))?;
+        Some(match topic {
             Topic::Key { key, .. } => format!("an operation on key {key}"),
             Topic::Barrier => "barrier".to_owned(),
             Topic::Direct => "a collective".to_owned(),

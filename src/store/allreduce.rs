@@ -102,8 +102,14 @@ impl Slot {
     }
 }
 
+/// What must be the same on every rank for a push.
 fn terms(entry: &Entry, update: &Update) -> String {
-    format!("{} {:?}{update}", entry.dtype, entry.shape)
+    let Entry { dtype, shape, .. } = entry;
+    match update {
+        Update::Overwrite => format!("{dtype} {shape:?}"),
+        Update::Optimize(optimizer) => format!("{dtype} {shape:?} with {optimizer:?}"),
+        Update::Call(_) => format!("{dtype} {shape:?} with an updater"),
+    }
 }
 
 impl Backend for Allreduce {
@@ -123,13 +129,13 @@ impl Backend for Allreduce {
         let value = value.read()?.snapshot();
         let slot = Arc::new(Slot { entry: entry.clone(), state: Mutex::default(), changed: Condvar::new() });
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        let terms = format!("{} {:?}", entry.dtype, entry.shape);
-        self.submit(&slot, "init", terms, 0, Box::new(Init { slot: Arc::clone(&slot), value }))
+        self.submit(&slot, "init", terms(entry, &Update::Overwrite), 0, Box::new(Init { slot: Arc::clone(&slot), value }))
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
         let slot = self.slot(entry)?;
         let update = self.updates.present();
+        update.check(entry)?;
         let terms = terms(entry, &update);
         let job =
             Push { slot: Arc::clone(&slot), gradient: Some(gradient), sum: None, outs, update, updates: self.updates.clone() };
@@ -139,6 +145,7 @@ impl Backend for Allreduce {
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
         let slot = self.slot(entry)?;
         let update = self.updates.present();
+        update.check(entry)?;
         let (terms, rows) = (terms(entry, &update), gradient.ids.len() as u64);
         let job = PushRows { slot: Arc::clone(&slot), gradient, update, updates: self.updates.clone() };
         self.submit(&slot, "push_rows", terms, rows, Box::new(job))
@@ -169,13 +176,12 @@ impl Backend for Allreduce {
 
     fn states(&self) -> Result<SavedStates> {
         self.wait_all()?;
-        Ok(self.updates.states())
+        self.updates.states()
     }
 
     fn set_states(&self, states: SavedStates) -> Result<()> {
         self.wait_all()?;
-        self.updates.set_states(states);
-        Ok(())
+        self.updates.set_states(states)
     }
 
     fn barrier(&self) -> Result<()> {

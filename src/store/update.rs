@@ -350,5 +350,3 @@ mod tests {
         assert!(error.contains("\"w\"") && error.contains("i64"), "{error}");
     }
 }
-
-impl std::fmt::Display for Update { fn fmt(&self,f:&mut std::fmt::Formatter<'_>)->std::fmt::Result { match self { Update::Overwrite=>Ok(()), Update::Optimize(o)=>write!(f," with {o:?}"), Update::Call(_)=>f.write_str(" with an updater") } } }
