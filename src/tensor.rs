@@ -222,12 +222,11 @@ impl TensorMut {
 
     /// Overwrites all elements, without first copying what a snapshot shares.
     pub fn copy_from(&mut self, bytes: &[u8]) {
-        match Arc::get_mut(&mut self.content.data) {
-            Some(data) => data.bytes_mut().copy_from_slice(bytes),
-            None => {
-                assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
-                self.content.data = Arc::new(Buffer::copy_of(bytes));
-            }
+        if let Some(data) = Arc::get_mut(&mut self.content.data) {
+            data.bytes_mut().copy_from_slice(bytes);
+        } else {
+            assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
+            self.content.data = Arc::new(Buffer::copy_of(bytes));
         }
     }
 

@@ -45,8 +45,8 @@ mod ring;
 mod tree;
 
 pub use choose::choose;
-pub use run::Runner;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
+pub use run::Runner;
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a
 /// row. Longer ones are rings: a part much longer than the others passes each link once, and all links at the same time.

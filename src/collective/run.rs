@@ -115,7 +115,13 @@ impl Runner {
     }
 
     /// Posts every message whose turn has come.
-    fn post(&mut self, progress: &mut Progress, base: *mut u8, transport: &mut dyn Transport, stamp: Stamp) -> Result<()> {
+    fn post(
+        &mut self,
+        progress: &mut Progress,
+        base: *mut u8,
+        transport: &mut dyn Transport,
+        stamp: Stamp,
+    ) -> Result<()> {
         for peer in 0..progress.out.len() {
             while let Some(token) = progress.into[peer].head(RECV_WINDOW) {
                 let message = &mut progress.messages[token as usize];

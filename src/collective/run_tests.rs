@@ -88,7 +88,8 @@ fn broadcast_and_uneven_allgather_deliver_every_byte() {
             runner.run(&plan, DType::U8, &mut data, end, 1, &stop).unwrap();
             data
         });
-        let expected: Vec<u8> = (0..size).flat_map(|rank| vec![rank as u8 + 1; bounds[rank + 1] - bounds[rank]]).collect();
+        let expected: Vec<u8> =
+            (0..size).flat_map(|rank| vec![rank as u8 + 1; bounds[rank + 1] - bounds[rank]]).collect();
         assert!(results.iter().all(|data| *data == expected), "allgather of {size}");
     }
 }

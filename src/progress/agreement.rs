@@ -216,7 +216,10 @@ mod tests {
         let mut table = Agreement::new(2, 10.0);
         assert_eq!(table.call(1, call(7, 0, "f32 [3]"), 0.0), Ok(None));
         let text = table.call(0, call(7, 0, "f16 [3]"), 0.0).unwrap_err().to_string();
-        assert!(text.contains("key 7") && text.contains("rank 0 has push of f16 [3], rank 1 has push of f32 [3]"), "{text}");
+        assert!(
+            text.contains("key 7") && text.contains("rank 0 has push of f16 [3], rank 1 has push of f32 [3]"),
+            "{text}"
+        );
     }
 
     #[test]

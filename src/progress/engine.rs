@@ -5,23 +5,22 @@
 //! applies updates and hands out results. The first fault poisons the engine: it is spread to every rank, running
 //! collectives stop, every job that waits fails with it, and so does every later call.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
 use crate::communicator::Host;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::progress::agreement::{Agreement, Call, Launch, Topic};
-use crate::topology::Peer;
+use crate::progress::agreement::{Call, Launch, Topic};
+use crate::progress::shared::{Command, Note, Shared};
+use crate::progress::watcher::Watcher;
+use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
-use crate::transport::control::{Control, Event};
 
 /// An operation between its call and its end.
 pub trait Job: Send {
@@ -31,43 +30,6 @@ pub trait Job: Send {
     fn finish(self: Box<Self>) -> Result<()>;
     /// Called instead of `finish` when the job will never be done. The transport may still use the job's memory.
     fn fail(self: Box<Self>, fault: &Error);
-}
-
-/// What ranks tell each other over the control star.
-#[derive(Serialize, Deserialize)]
-enum Note {
-    Here(Peer),
-    Called(Call),
-    Launched(Launch),
-    Failed(Error),
-    Leaving,
-    Alive,
-}
-
-enum Command {
-    Run(Box<dyn Job>, Launch),
-    Stop,
-}
-
-struct Shared {
-    rank: usize,
-    size: usize,
-    control: Control,
-    /// Set with the first fault; the collectives watch it.
-    stop: Arc<AtomicBool>,
-    fault: OnceLock<Error>,
-    reported: AtomicBool,
-    leaving: AtomicBool,
-    waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
-    ordinals: Mutex<BTreeMap<Topic, u64>>,
-    /// What the comm thread is at.
-    running: Mutex<Option<Topic>>,
-    commands: Sender<Command>,
-    /// Notes of rank 0 to itself.
-    own_notes: Sender<Call>,
-    sent_bytes: AtomicU64,
-    received_bytes: AtomicU64,
-    control_messages: AtomicU64,
 }
 
 /// One rank's engine. Ends in order when dropped.
@@ -117,8 +79,10 @@ impl Engine {
                 drop(ready.send(Ok((control, host.library(), handle))));
                 if let Ok(shared) = shared.recv() {
                     communicate(&shared, host, &inbox, &finishing);
-                    if shared.fault.get().is_none() {
-                        end.into_iter().for_each(|finalise| finalise());
+                    if shared.fault.get().is_none()
+                        && let Some(finalise) = end
+                    {
+                        finalise();
                     }
                 }
             })?
@@ -157,7 +121,8 @@ impl Engine {
     pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
         ends.map(|(transport, control)| {
-            let connected = move || Ok(Connected { transport: Box::new(transport), control, finalise: Box::new(|| ()) });
+            let connected =
+                move || Ok(Connected { transport: Box::new(transport), control, finalise: Box::new(|| ()) });
             Engine::start(config, Box::new(connected))
         })
         .collect()
@@ -284,49 +249,6 @@ impl Drop for Engine {
     }
 }
 
-impl Shared {
-    fn tell(&self, to: usize, note: &Note) {
-        let bytes = postcard::to_stdvec(note).expect("notes are plain data");
-        self.control_messages.fetch_add(1, Ordering::Relaxed);
-        if let Err(cause) = self.control.send(to, &bytes) {
-            // The reader of the same connection reports the loss, with what rank 0 knows about it.
-            tracing::debug!(%cause, to, "control message not sent");
-        }
-    }
-
-    /// Rank 0 tells every other rank; another rank tells rank 0.
-    fn tell_everyone(&self, note: &Note) {
-        let peers = if self.rank == 0 { 1..self.size } else { 0..1 };
-        peers.for_each(|peer| self.tell(peer, note));
-    }
-
-    fn launch(&self, launch: Launch) {
-        let job = self.waiting.lock().remove(&(launch.topic.clone(), launch.ordinal));
-        if let Some(job) = job {
-            drop(self.commands.send(Command::Run(job, launch)));
-        }
-    }
-
-    /// The first fault wins: it is kept, spread, and given to every job that waits.
-    fn poison(&self, fault: &Error, spread: bool) {
-        if self.fault.set(fault.clone()).is_err() {
-            return;
-        }
-        tracing::debug!(rank = self.rank, %fault, "poisoned");
-        self.stop.store(true, Ordering::Release);
-        if spread {
-            self.tell_everyone(&Note::Failed(fault.clone()));
-        }
-        self.fail_waiting();
-    }
-
-    fn fail_waiting(&self) {
-        let Some(fault) = self.fault.get() else { return };
-        let waiting = std::mem::take(&mut *self.waiting.lock());
-        waiting.into_values().for_each(|job| job.fail(fault));
-    }
-}
-
 /// Ends the process if the comm thread unwinds: its peers would wait for ever.
 struct AbortOnPanic;
 
@@ -376,155 +298,6 @@ fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
             shared.poison(&cause, true);
         }
     }
-}
-
-/// The control thread's state.
-struct Watcher {
-    agreement: Agreement,
-    peers: BTreeMap<usize, Peer>,
-    heard_s: Vec<f64>,
-    started: Instant,
-    interval: Duration,
-    silence_s: f64,
-}
-
-impl Watcher {
-    fn new(config: &Config, size: usize) -> Self {
-        Watcher {
-            agreement: Agreement::new(size, config.timeout.as_secs_f64()),
-            peers: BTreeMap::new(),
-            heard_s: vec![0.0; size],
-            started: Instant::now(),
-            interval: config.heartbeat_interval.min(config.timeout / 4),
-            silence_s: config.timeout.as_secs_f64().max(config.heartbeat_timeout.as_secs_f64()),
-        }
-    }
-
-    fn now_s(&self) -> f64 {
-        self.started.elapsed().as_secs_f64()
-    }
-
-    fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Call>) {
-        let Some(events) = weak.upgrade().map(|shared| {
-            shared.tell_everyone(&Note::Here(Peer::this(shared.rank)));
-            shared.control.events().clone()
-        }) else {
-            return;
-        };
-        let mut next_tick = Instant::now() + self.interval;
-        loop {
-            let arrived = crossbeam_channel::select! {
-                recv(notes) -> call => call.map(|call| (0, Note::Called(call))).map_err(|_| RecvTimeoutError::Disconnected),
-                recv(events) -> event => match event {
-                    Ok(Event::Frame { from, bytes }) => Ok((from, decode(from, &bytes))),
-                    Ok(Event::Gone { rank, cause }) => {
-                        let Some(shared) = weak.upgrade() else { return };
-                        self.gone(&shared, rank, &cause);
-                        continue;
-                    }
-                    Err(_) => Err(RecvTimeoutError::Timeout),
-                },
-                default(next_tick.saturating_duration_since(Instant::now())) => Err(RecvTimeoutError::Timeout),
-            };
-            let Some(shared) = weak.upgrade() else { return };
-            match arrived {
-                Ok((from, note)) => {
-                    self.heard_s[from] = self.now_s();
-                    self.take(&shared, from, note);
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    next_tick = Instant::now() + self.interval;
-                    self.tick(&shared);
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            if Instant::now() >= next_tick {
-                next_tick = Instant::now() + self.interval;
-                self.tick(&shared);
-            }
-        }
-    }
-
-    fn take(&mut self, shared: &Shared, from: usize, note: Note) {
-        let outcome = match note {
-            Note::Here(peer) => {
-                self.peers.insert(from, peer);
-                Ok(())
-            }
-            Note::Called(call) => {
-                let now_s = self.now_s();
-                self.agreement.call(from, call, now_s).map(|launch| {
-                    for launch in launch {
-                        (1..shared.size).for_each(|peer| shared.tell(peer, &Note::Launched(launch.clone())));
-                        shared.launch(launch);
-                    }
-                })
-            }
-            Note::Launched(launch) => {
-                shared.launch(launch);
-                Ok(())
-            }
-            Note::Failed(fault) => {
-                shared.poison(&fault, shared.rank == 0);
-                Ok(())
-            }
-            Note::Leaving => self.agreement.leave(from),
-            Note::Alive => Ok(()),
-        };
-        if let Err(fault) = outcome {
-            shared.poison(&fault, true);
-        }
-    }
-
-    fn tick(&mut self, shared: &Shared) {
-        if shared.size > 1 && shared.fault.get().is_none() {
-            shared.tell_everyone(&Note::Alive);
-            let now_s = self.now_s();
-            if let Err(fault) = self.agreement.check_time(now_s) {
-                shared.poison(&fault, true);
-            }
-            let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
-            for peer in watched {
-                if now_s - self.heard_s[peer] > self.silence_s && !self.agreement.has_left(peer) {
-                    self.gone(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
-                }
-            }
-        }
-    }
-
-    fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
-        if self.agreement.has_left(rank) || shared.leaving.load(Ordering::Acquire) {
-            return;
-        }
-        let peer = self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string);
-        let operation = shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| "no operation".to_owned());
-        let fault = Error::PeerLost { peer, cause: cause.to_owned(), operation, rank: shared.rank };
-        shared.poison(&fault, true);
-    }
-}
-
-impl Shared {
-    /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
-    fn doing(&self) -> Option<String> {
-        let running = self.running.lock().clone();
-        let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))?;
-        Some(match topic {
-            Topic::Key { key, .. } => format!("an operation on key {key}"),
-            Topic::Barrier => "barrier".to_owned(),
-            Topic::Direct => "a collective".to_owned(),
-        })
-    }
-}
-
-fn decode(from: usize, bytes: &[u8]) -> Note {
-    postcard::from_bytes(bytes).unwrap_or_else(|cause| {
-        Note::Failed(Error::Protocol {
-            rank: from,
-            peer: format!("rank {from}"),
-            what: format!("a control message that cannot be read ({cause})"),
-            remedy: "every rank must run the same version of the program".to_owned(),
-        })
-    })
 }
 
 type Work<T> = Box<dyn FnOnce(&mut Host, u32) -> Result<T> + Send>;

@@ -29,7 +29,10 @@ pub fn mpi_engine(config: &Config) -> Result<Arc<Engine>> {
     let engine = Engine::start(config, connect(config))?;
     // SAFETY: `end_engine` is a plain function, and may run on the thread that exits.
     if unsafe { libc::atexit(end_engine) } != 0 {
-        return Err(Error::argument("the exit of the process cannot be watched", "register fewer functions with atexit"));
+        return Err(Error::argument(
+            "the exit of the process cannot be watched",
+            "register fewer functions with atexit",
+        ));
     }
     explain_termination(&engine)?;
     Ok(Arc::clone(ENGINE.get_or_init(|| engine)))

@@ -129,7 +129,13 @@ impl Backend for Allreduce {
         let value = value.read()?.snapshot();
         let slot = Arc::new(Slot { entry: entry.clone(), state: Mutex::default(), changed: Condvar::new() });
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        self.submit(&slot, "init", terms(entry, &Update::Overwrite), 0, Box::new(Init { slot: Arc::clone(&slot), value }))
+        self.submit(
+            &slot,
+            "init",
+            terms(entry, &Update::Overwrite),
+            0,
+            Box::new(Init { slot: Arc::clone(&slot), value }),
+        )
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
@@ -137,8 +143,14 @@ impl Backend for Allreduce {
         let update = self.updates.present();
         update.check(entry)?;
         let terms = terms(entry, &update);
-        let job =
-            Push { slot: Arc::clone(&slot), gradient: Some(gradient), sum: None, outs, update, updates: self.updates.clone() };
+        let job = Push {
+            slot: Arc::clone(&slot),
+            gradient: Some(gradient),
+            sum: None,
+            outs,
+            update,
+            updates: self.updates.clone(),
+        };
         self.submit(&slot, "push", terms, 0, Box::new(job))
     }
 
@@ -212,13 +224,12 @@ impl Job for Init {
         }
         if host.size() > 1 {
             let mut received = Buffer::zeroed(0);
-            let data = match Arc::get_mut(&mut self.value) {
-                Some(own) => own,
-                None => {
-                    // Rank 0's value may be the caller's tensor; a broadcast only reads it, but runs on a buffer it may write.
-                    received = Buffer::copy_of(self.value.bytes());
-                    &mut received
-                }
+            let data = if let Some(own) = Arc::get_mut(&mut self.value) {
+                own
+            } else {
+                // Rank 0's value may be the caller's tensor; a broadcast only reads it, but runs on a buffer it may write.
+                received = Buffer::copy_of(self.value.bytes());
+                &mut received
             };
             host.broadcast(0, data.bytes_mut(), launch.number)?;
             if !received.bytes().is_empty() {

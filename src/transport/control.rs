@@ -82,7 +82,8 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         if let Wires::Channels(senders) = &self.wires {
-            let peers = senders.iter().enumerate().filter(|(peer, _)| *peer != self.rank && (self.rank == 0 || *peer == 0));
+            let peers =
+                senders.iter().enumerate().filter(|(peer, _)| *peer != self.rank && (self.rank == 0 || *peer == 0));
             for (_, sender) in peers {
                 drop(sender.send(Event::Gone { rank: self.rank, cause: "its thread ended".to_owned() }));
             }

@@ -251,11 +251,16 @@ impl Mpi {
         for at in 0..finished {
             // SAFETY: MPI_Testsome wrote the status of each request that it reports.
             let status = unsafe { self.statuses[at].assume_init() };
-            if let (true, Some((from, stamp, len))) = (status.MPI_ERROR != 0, self.inflight[self.finished[at] as usize].due) {
+            if let (true, Some((from, stamp, len))) =
+                (status.MPI_ERROR != 0, self.inflight[self.finished[at] as usize].due)
+            {
                 return Error::Protocol {
                     rank: self.rank,
                     peer: format!("rank {from}"),
-                    what: format!("{} for a message of operation {stamp} with {len} bytes", error_text(status.MPI_ERROR)),
+                    what: format!(
+                        "{} for a message of operation {stamp} with {len} bytes",
+                        error_text(status.MPI_ERROR)
+                    ),
                     remedy: "every rank must run the same operations with the same settings".to_owned(),
                 };
             }
@@ -292,7 +297,11 @@ fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi
     Err(Error::Protocol {
         rank,
         peer: format!("rank {from}"),
-        what: format!("{count} bytes of operation {} where {len} bytes of operation {} were due", status.MPI_TAG, stamp & TAG_MASK),
+        what: format!(
+            "{count} bytes of operation {} where {len} bytes of operation {} were due",
+            status.MPI_TAG,
+            stamp & TAG_MASK
+        ),
         remedy: "every rank must run the same operations with the same settings".to_owned(),
     })
 }
