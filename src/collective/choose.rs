@@ -1,27 +1,27 @@
 //! `auto`: which algorithm for which length and number of ranks.
 //!
-//! The choice depends on nothing but the bytes and the number of ranks, in arithmetic that IEEE 754 defines to the
-//! last bit, so that all ranks choose alike without a message. Each algorithm's time is predicted by a model, and the
-//! least wins. In the model
+//! The choice depends on nothing but the bytes and the number of ranks, in arithmetic that IEEE 754 defines to the last
+//! bit, so that all ranks choose alike without a message. Each algorithm's time is predicted by a model, and the least
+//! wins. In the model
 //!
-//! - `A` is the time from a message's first byte leaving to its arriving, [`LATENCY_US`];
-//! - `O` is what it costs a rank to issue and take a message, [`MESSAGE_US`];
-//! - `B` is a link's rate in each direction, [`LINK_BYTES_PER_US`];
-//! - `C` is the rate at which a rank adds, [`SUM_BYTES_PER_US`];
+//! - `A` is the time from a message's first byte leaving to its arriving, `LATENCY_US`;
+//! - `O` is what it costs a rank to issue and take a message, `MESSAGE_US`;
+//! - `B` is a link's rate in each direction, `LINK_BYTES_PER_US`;
+//! - `C` is the rate at which a rank adds, `SUM_BYTES_PER_US`;
 //! - `S` is the buffer's bytes, `n` the ranks, `q = ceil(log2 n)`, `R = 2 (n-1)/n S/B` the least time on the wire.
 //!
 //! | algorithm | time |
 //! | --- | --- |
 //! | ring | `2 (n-1) (A + O) + R + (n-1)/n S/C` |
-//! | direct | `2 A + 2 (n-1) O + R F + (n-1)/n S/C` |
-//! | circulant | `2 q (A + O) + R F + (n-1)/n S/C` |
+//! | direct | `2 A + 2 (n-1) O + F R + (n-1)/n S/C` |
+//! | circulant | `2 q (A + O) + F R + (n-1)/n S/C` |
 //! | doubling | `rounds (A + O + S/B) + log2(core) S/C`, the rounds and the core as in `doubling` |
 //! | tree | `2 floor(log2 n) A + 2 q O + 2 q S/B + q S/C`: never the least, it is there for comparison |
 //!
-//! `F` is [`FAN_FACTOR`]: where a rank's partners change, or are many, flows meet in the switch and wait for one
-//! another, which the ring's fixed pairs do not. Without it direct and circulant would look as good as the ring for long
-//! buffers. The rates lie between those of 1 and 10 Gbit/s Ethernet with TCP; a network that is off by
-//! a factor moves the boundaries by about that factor, and near a boundary both sides take about as long.
+//! `F` is `FAN_FACTOR`: where a rank's partners change, or are many, flows meet in the switch and wait for one another,
+//! which the ring's fixed pairs do not. Without it direct and circulant would look as good as the ring for long
+//! buffers. The rates lie between those of 1 and 10 Gbit/s Ethernet with TCP; a network that is off by a factor moves
+//! the boundaries by about that factor, and near a boundary both sides take about as long.
 //!
 //! What follows, in words: the smallest buffers double; up to some megabytes a few ranks go direct and many ranks go
 //! circulant; the longest buffers take the ring, the longer the more ranks there are.
