@@ -16,7 +16,8 @@ pub fn create(kind: &str) -> Result<KvStore> {
     let backend: Box<dyn Backend> = match kind {
         Kind::Local => Box::new(Local::default()),
         Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice => return Err(needs_gpu(kind)),
-        Kind::DistSync | Kind::DistAsync | Kind::DistSyncMpi => {
+        Kind::DistSyncMpi => over_mpi(&config)?,
+        Kind::DistSync | Kind::DistAsync => {
             return Err(Error::KindUnavailable {
                 kind: kind.to_string(),
                 reason: "this build has no transport for it".to_owned(),
@@ -25,6 +26,21 @@ pub fn create(kind: &str) -> Result<KvStore> {
         }
     };
     Ok(KvStore::over(kind, backend, &config))
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(config: &Config) -> Result<Box<dyn Backend>> {
+    let engine = crate::progress::process::mpi_engine(config)?;
+    Ok(Box::new(crate::store::allreduce::Allreduce::new(engine)))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn over_mpi(_config: &Config) -> Result<Box<dyn Backend>> {
+    Err(Error::KindUnavailable {
+        kind: Kind::DistSyncMpi.to_string(),
+        reason: "this build has no MPI".to_owned(),
+        remedy: "build it with the feature `mpi`, which is on by default".to_owned(),
+    })
 }
 
 fn needs_gpu(kind: Kind) -> Error {

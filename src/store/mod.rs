@@ -5,6 +5,7 @@
 //! A wrong argument changes nothing. After a lost peer, a timeout or a protocol error the store is poisoned: every later
 //! call returns that first cause.
 
+pub mod allreduce;
 mod contribution;
 mod create;
 mod local;
