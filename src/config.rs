@@ -145,6 +145,11 @@ pub fn launcher_world_size() -> Option<(&'static str, usize)> {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(|name| Some((name, text(name)?.parse().ok()?)))
 }
 
+/// How many ranks a launcher has put on this host, as far as it says.
+pub fn launcher_local_size() -> Option<usize> {
+    ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
+}
+
 /// `RINGPULL_LOG` (warn): the filter of the log on stderr, in `tracing`'s syntax.
 pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())

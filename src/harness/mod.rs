@@ -1,1 +1,6 @@
 //! harness
+
+pub mod checkpoint;
+pub mod dataset;
+pub mod shard;
+pub mod total;

@@ -22,7 +22,7 @@ pub(super) trait Real:
     fn sqrt(self) -> Self;
 
     /// `self` within `[-limit, limit]`; NaN stays NaN.
-    #[inline(always)]
+    #[inline]
     fn clipped(self, limit: Self) -> Self {
         if self > limit {
             limit
@@ -57,18 +57,18 @@ macro_rules! reals {
     ($($type:ident, $size:literal;)*) => {$(
         impl Real for $type {
             const ONE: Self = 1.0;
-            #[inline(always)]
+            #[inline]
             fn from_f64(value: f64) -> Self { value as $type }
-            #[inline(always)]
+            #[inline]
             fn sqrt(self) -> Self { $type::sqrt(self) }
         }
 
         impl Stored for $type {
             type Bytes = [u8; $size];
             type Real = $type;
-            #[inline(always)]
+            #[inline]
             fn load(bytes: Self::Bytes) -> $type { $type::from_le_bytes(bytes) }
-            #[inline(always)]
+            #[inline]
             fn store(value: $type) -> Self::Bytes { value.to_le_bytes() }
         }
     )*};
@@ -84,9 +84,9 @@ macro_rules! halves {
         impl Stored for $type {
             type Bytes = [u8; 2];
             type Real = f32;
-            #[inline(always)]
+            #[inline]
             fn load(bytes: Self::Bytes) -> f32 { $type::from_le_bytes(bytes).to_f32() }
-            #[inline(always)]
+            #[inline]
             fn store(value: f32) -> Self::Bytes { $type::from_f32(value).to_le_bytes() }
         }
     )*};

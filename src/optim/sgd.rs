@@ -19,7 +19,7 @@ pub(super) struct Sgd<R> {
 }
 
 impl<R: Real> Sgd<R> {
-    #[inline(always)]
+    #[inline]
     fn scaled(&self, weight: R, gradient: R) -> R {
         self.rate * ((gradient * self.rescale).clipped(self.clip) + self.decay * weight)
     }

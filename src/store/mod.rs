@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 pub use contribution::{Contribution, MergedRows};
 pub use create::create;
 pub use states::SavedStates;
+pub(crate) use states::replace_file;
 pub use table::Entry;
 pub use update::{Update, Updates};
 
