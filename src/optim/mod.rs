@@ -2,6 +2,8 @@
 //!
 //! Every rank of `dist_sync_mpi` and every server runs the same update on the same bits, so states need not travel.
 
+mod apply;
+
 use serde::{Deserialize, Serialize};
 
 /// An optimizer with its hyper-parameters, in MXNet's words and arithmetic.

@@ -8,6 +8,7 @@
 mod contribution;
 mod create;
 mod local;
+pub mod servers;
 mod states;
 mod table;
 mod update;
