@@ -15,6 +15,7 @@ use crate::optim::{Optimizer, State};
 use crate::ps::message::Want;
 use crate::ps::shard::Layout;
 use crate::ps::worker::{Answer, Bytes, Command, Task, Worker};
+use crate::store::update::{Update, no_optimizer};
 use crate::store::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut};
 
@@ -72,6 +73,9 @@ impl Servers {
                 format!("push of key {} on rank {}: {} has no optimizer", entry.key, self.rank(), self.kind),
                 "call set_optimizer before the first push, on every rank: servers that merge nothing need one",
             ));
+        }
+        if let Some(optimizer) = &calls.optimizer {
+            Update::Optimize(Arc::new(optimizer.clone())).check(entry)?;
         }
         let version = calls.version;
         let found = calls.keys.get_mut(&entry.key).ok_or_else(|| not_initialized(&entry.key, self.rank()))?;
@@ -178,9 +182,10 @@ impl Backend for Servers {
             let calls = self.calls.lock();
             let keys: Vec<_> =
                 calls.keys.iter().map(|(key, k)| (key.clone(), Arc::clone(&k.layout), k.pushes)).collect();
-            (keys, calls.optimizer.clone())
+            let optimizer = calls.optimizer.clone().ok_or_else(|| no_optimizer("save_optimizer_states"))?;
+            (keys, optimizer)
         };
-        let mut saved = SavedStates { optimizer, states: BTreeMap::new() };
+        let mut saved = SavedStates { optimizer: Some(optimizer), states: BTreeMap::new() };
         for (key, layout, rounds) in keys {
             let mut parts = vec![State::default(); layout.segments.len()];
             let task = |answers| Task::Pull { rounds, want: Want::State, units: Vec::new(), answers };
@@ -196,6 +201,9 @@ impl Backend for Servers {
     fn set_states(&self, states: SavedStates) -> Result<()> {
         if let Some(optimizer) = &states.optimizer {
             self.set_optimizer(optimizer)?;
+        }
+        if self.calls.lock().optimizer.is_none() {
+            return Err(no_optimizer("load_optimizer_states"));
         }
         for (key, state) in &states.states {
             let (layout, _) = self.layout(key)?;
