@@ -125,11 +125,11 @@ impl WorkerLoop {
             Some(fault) => {
                 self.link.close();
                 // Whatever is called from now on fails alike, until the store is dropped.
-                for command in &self.inbox {
-                    match command {
-                        Command::Close { .. } => break,
-                        command => refuse(command, &fault),
-                    }
+                while !self.closing
+                    && let Ok(command) = self.inbox.recv()
+                {
+                    self.closing = matches!(command, Command::Close { .. });
+                    refuse(command, &fault);
                 }
             }
         }
@@ -210,8 +210,12 @@ impl WorkerLoop {
                 self.link.send(&ToScheduler::Barrier { number: self.barrier_count })?;
                 count(&self.shared.control, 1);
             }
-            Command::Close { panicked: true } => return Err(Worker::panicked(&self.job)),
-            Command::Close { panicked: false } => self.closing = true,
+            Command::Close { panicked } => {
+                self.closing = true;
+                if panicked {
+                    return Err(Worker::panicked(&self.job));
+                }
+            }
         }
         Ok(())
     }
