@@ -125,7 +125,7 @@ fn add_rows(mut sum: BTreeMap<i64, Vec<u8>>, ids: &[i64], rows: &[u8], geometry:
         match sum.entry(*id) {
             std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(row.to_vec())),
             std::collections::btree_map::Entry::Occupied(mut place) => {
-                reduce::add_assign(geometry.dtype, place.get_mut(), &row.to_vec());
+                reduce::add_assign(geometry.dtype, place.get_mut(), row);
             }
         }
     }

@@ -1,4 +1,5 @@
 //! What the workers of the tests do.
+#![allow(clippy::float_cmp)] // Inputs are small integers, so sums are exact.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,7 @@ fn assert_all(tensor: &Tensor, value: usize) {
     ringpull::with_element!(tensor.dtype(), T => {
         let wanted = <T as ringpull::dtype::Element>::from_f64(value as f64);
         let values = tensor.to_vec::<T>().unwrap();
-        assert!(values.iter().all(|got| *got == wanted), "{:?}: not all are {value}", tensor);
+        assert!(values.iter().all(|got| *got == wanted), "{tensor:?}: not all are {value}");
     });
 }
 
@@ -84,7 +85,9 @@ fn sums(store: &KvStore) -> Result<()> {
     let two = [full(DType::F32, 1, 2), full(DType::F32, 1, 5)];
     let outs = [Tensor::zeros(DType::F32, &[1]), Tensor::zeros(DType::F32, &[1])];
     store.push_pull("f32-1", &two, &outs, 0)?;
-    outs.iter().for_each(|out| assert_all(out, 7 * workers));
+    for out in &outs {
+        assert_all(out, 7 * workers);
+    }
     store.wait_all()?;
     store.barrier()?;
     assert!(store.stats().sent_bytes > 0 && store.stats().received_bytes > 0);
