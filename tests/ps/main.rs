@@ -177,6 +177,20 @@ fn hostile_bytes_are_dropped_with_a_log_line_and_the_job_goes_on() {
     job.finish();
 }
 
+#[test]
+fn outside_a_job_the_error_says_how_to_launch_one() {
+    for (kind, words) in [
+        ("dist_sync", "ringpull launch -n 2 -s 2 -- CMD"),
+        ("dist_async", "ringpull launch"),
+        ("dist_sync_device", "GPU"),
+        ("dist_async_device", "GPU"),
+        ("device", "GPU"),
+    ] {
+        let error = ringpull::store::create(kind).err().unwrap().to_string();
+        assert!(error.contains(kind) && error.contains(words), "{error}");
+    }
+}
+
 /// Not judged: `cargo test --test ps -- --ignored --nocapture speed` prints it.
 #[test]
 #[ignore = "a measurement"]
