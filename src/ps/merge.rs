@@ -81,13 +81,6 @@ impl Round {
     }
 }
 
-/// A contribution as it is, for a server that applies each push by itself.
-pub(crate) fn alone(gradient: Gradient, geometry: Geometry) -> Sum {
-    let mut round = Round::default();
-    round.add(0, gradient, geometry);
-    round.into_sum().expect("the contribution of rank 0 is the sum of one worker")
-}
-
 /// `message`, in memory that holds elements of `dtype`.
 pub(crate) fn aligned(message: Message, dtype: DType) -> Message {
     // ZeroMQ keeps short messages inside their handle, whose address changes when it moves.
@@ -132,7 +125,7 @@ fn add_rows(mut sum: BTreeMap<i64, Vec<u8>>, ids: &[i64], rows: &[u8], geometry:
         match sum.entry(*id) {
             std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(row.to_vec())),
             std::collections::btree_map::Entry::Occupied(mut place) => {
-                reduce::add_assign(geometry.dtype, place.get_mut(), &row.to_vec());
+                reduce::add_assign(geometry.dtype, place.get_mut(), row);
             }
         }
     }

@@ -250,6 +250,9 @@ pub enum FromScheduler {
 }
 
 /// The header frame of a message.
+///
+/// # Panics
+/// Never: every message is an enum of plain fields.
 pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_extend(message, MAGIC.to_vec()).expect("messages are enums of plain fields, which postcard can encode")
 }

@@ -16,20 +16,20 @@ use crate::ps::worker_loop::answer;
 
 /// A segment of an operation in the queue of its server: higher priorities first, then earlier calls.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Segment {
+pub(crate) struct Queued {
     pub(crate) priority: i32,
     pub(crate) operation: u64,
     pub(crate) segment: usize,
 }
 
-impl Ord for Segment {
+impl Ord for Queued {
     fn cmp(&self, other: &Self) -> Ordering {
-        let order = |item: &Segment| (item.priority, std::cmp::Reverse((item.operation, item.segment)));
+        let order = |item: &Queued| (item.priority, std::cmp::Reverse((item.operation, item.segment)));
         order(self).cmp(&order(other))
     }
 }
 
-impl PartialOrd for Segment {
+impl PartialOrd for Queued {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
@@ -49,8 +49,7 @@ pub(crate) struct Operation {
 impl Operation {
     pub(crate) fn new(key: Key, layout: Arc<Layout>, task: Task) -> Self {
         let split = match &task {
-            Task::PushRows { units, .. } => layout.split(units),
-            Task::Pull { units, want: Want::Rows, .. } => layout.split(units),
+            Task::PushRows { units, .. } | Task::Pull { units, want: Want::Rows, .. } => layout.split(units),
             _ => Vec::new(),
         };
         let segments = match &task {
@@ -227,10 +226,7 @@ impl Operation {
     }
 
     fn local_ids(&self, segment: usize) -> Vec<u8> {
-        let units = match &self.task {
-            Task::PushRows { units, .. } | Task::Pull { units, .. } => units,
-            _ => return Vec::new(),
-        };
+        let (Task::PushRows { units, .. } | Task::Pull { units, .. }) = &self.task else { return Vec::new() };
         let start = self.layout.segments[segment].units.start;
         units[self.positions(segment)].iter().flat_map(|unit| ((unit - start) as i64).to_le_bytes()).collect()
     }

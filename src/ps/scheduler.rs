@@ -137,7 +137,7 @@ impl Scheduler {
                 }
             }
             ToScheduler::Barrier { .. } => return Err("a barrier of a server".to_owned()),
-            ToScheduler::Fault(error) => self.fail(error),
+            ToScheduler::Fault(error) => self.fail(&error),
             ToScheduler::Stalled(error) => {
                 let Error::Stalled { missing, .. } = &error else {
                     return Err("a stall that is none".to_owned());
@@ -145,7 +145,7 @@ impl Scheduler {
                 if missing.iter().any(|rank| !self.is_quiet(*rank, now)) {
                     return Ok(());
                 }
-                self.fail(error);
+                self.fail(&error);
             }
             ToScheduler::Goodbye => {
                 self.nodes[index].left = true;
@@ -169,7 +169,7 @@ impl Scheduler {
         if let Some(lost) = self.nodes.iter().find(|node| !node.left && now.saturating_sub(node.seen) > limit) {
             let cause = format!("no heartbeat for {:.1} s", now.saturating_sub(lost.seen).as_secs_f64());
             let error = lost_node(lost.name(), cause);
-            return self.fail(error);
+            return self.fail(&error);
         }
         if !self.complete && now > self.settings.startup_limit() {
             let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
@@ -183,7 +183,7 @@ impl Scheduler {
                 ),
                 "start as many processes of each DMLC_ROLE as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and look at the output of those that are missing",
             );
-            return self.fail(error);
+            return self.fail(&error);
         }
         let stalled = self.barriers.values().find_map(|(since, ranks)| {
             let missing: Vec<usize> = (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect();
@@ -198,7 +198,7 @@ impl Scheduler {
             })
         });
         if let Some(error) = stalled {
-            self.fail(error);
+            self.fail(&error);
         }
     }
 
@@ -213,12 +213,12 @@ impl Scheduler {
     pub fn unreachable(&mut self, identity: &[u8]) {
         if let Some(node) = self.nodes.iter().find(|node| node.identity == identity && !node.left) {
             let error = lost_node(node.name(), "its connection closed".to_owned());
-            self.fail(error);
+            self.fail(&error);
         }
     }
 
     /// Ends the job with `error`, of which every node is told.
-    pub fn fail(&mut self, error: Error) {
+    pub fn fail(&mut self, error: &Error) {
         if self.standing != Standing::Running {
             return;
         }
@@ -282,7 +282,7 @@ impl Scheduler {
         self.nodes.push(node);
         match (self.kind, kind) {
             (Some(first), Some(other)) if first != other => {
-                self.fail(Error::argument(
+                self.fail(&Error::argument(
                     format!("the workers created stores of kinds {first} and {other}"),
                     "create the same kind of store on every worker",
                 ));
@@ -351,3 +351,6 @@ impl Scheduler {
 pub(crate) fn lost_node(peer: String, cause: String) -> Error {
     Error::PeerLost { peer, cause, operation: "heartbeat".to_owned(), rank: 0 }
 }
+
+#[cfg(test)]
+mod tests;

@@ -122,7 +122,7 @@ impl Server {
                 Ok(())
             }
             Request::SetOptimizer { version, oldest, optimizer } => {
-                self.set_optimizer(rank, version, oldest, optimizer);
+                self.set_optimizer(rank, version, oldest, &optimizer);
                 Ok(())
             }
             Request::WhoIsMissing { place, rounds, reply } => {
@@ -150,6 +150,10 @@ impl Server {
         shape: Vec<u64>,
         value: Message,
     ) -> Result<(), String> {
+        let size = geometry.dtype.size_bytes();
+        if !geometry.len_bytes.is_multiple_of(size) || !geometry.unit_bytes.is_multiple_of(size) {
+            return Err("an init of broken elements".to_owned());
+        }
         if rank == 0 && value.len() != geometry.len_bytes {
             return Err(format!("an init of {} bytes with {}", geometry.len_bytes, value.len()));
         }
@@ -238,9 +242,9 @@ impl Server {
         }
     }
 
-    fn set_optimizer(&mut self, rank: usize, version: u64, oldest: u64, optimizer: Optimizer) {
+    fn set_optimizer(&mut self, rank: usize, version: u64, oldest: u64, optimizer: &Optimizer) {
         let (first, known) = self.optimizers.entry(version).or_insert_with(|| (rank, Arc::new(optimizer.clone())));
-        if **known != optimizer {
+        if **known != *optimizer {
             self.outputs.push(Output::Fault(Error::Disagreement {
                 key: "(every key)".into(),
                 operation: "set_optimizer".to_owned(),
@@ -377,3 +381,6 @@ fn rows_of(count: u64, payload: &[u8], geometry: Geometry) -> Result<Gradient, S
     check_units(&ids, geometry)?;
     Ok(Gradient::Rows(ids, merge::message_of(rows.to_vec())))
 }
+
+#[cfg(test)]
+mod tests;

@@ -112,7 +112,7 @@ impl Layout {
 fn pieces(len: usize, limit: usize) -> usize {
     let least = len.div_ceil(limit);
     let mut best = len;
-    for small in (1..).take_while(|small| small * small <= len).filter(|small| len % small == 0) {
+    for small in (1..).take_while(|small| small * small <= len).filter(|small| len.is_multiple_of(*small)) {
         for divisor in [small, len / small] {
             if divisor >= least {
                 best = best.min(divisor);

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 /// The longest message a server or scheduler takes from a stranger's connection.
 const MAX_MESSAGE_BYTES: i64 = 64 << 20;
 
+/// How long a socket that is dropped tries to send what it still has, in milliseconds.
+const LINGER_MS: i32 = 1000;
+
 /// How often a socket tries to reach its peer, in milliseconds.
 const RECONNECT_MS: i32 = 50;
 
@@ -31,6 +34,7 @@ pub(crate) fn listen(context: &Context, address: SocketAddr, receive_limit: i32)
     let socket = context.socket(SocketType::ROUTER).map_err(failed())?;
     socket.set_ipv6(address.is_ipv6()).map_err(failed())?;
     socket.set_maxmsgsize(MAX_MESSAGE_BYTES).map_err(failed())?;
+    socket.set_linger(LINGER_MS).map_err(failed())?;
     socket.set_sndhwm(0).map_err(failed())?;
     socket.set_rcvhwm(receive_limit).map_err(failed())?;
     let endpoint = if address.port() == 0 { format!("tcp://{}:*", host(address.ip())) } else { tcp(address) };
@@ -66,6 +70,7 @@ pub(crate) fn connect(context: &Context, to: SocketAddr, identity: &[u8], send_l
     if !identity.is_empty() {
         socket.set_identity(identity).map_err(failed())?;
     }
+    socket.set_linger(LINGER_MS).map_err(failed())?;
     socket.set_sndhwm(send_limit).map_err(failed())?;
     socket.set_rcvhwm(0).map_err(failed())?;
     socket.set_reconnect_ivl(RECONNECT_MS).map_err(failed())?;

@@ -18,7 +18,7 @@ use crate::key::Key;
 use crate::optim::Optimizer;
 use crate::ps::link::{GRACE, Link};
 use crate::ps::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
-use crate::ps::operation::{Operation, Segment};
+use crate::ps::operation::{Operation, Queued};
 use crate::ps::scheduler::lost_node;
 use crate::ps::socket::{self, Event, Monitor};
 use crate::ps::worker::{Command, Shared, Worker};
@@ -30,7 +30,7 @@ struct Server {
     socket: Socket,
     monitor: Monitor,
     optimizers: Vec<(u64, Optimizer)>,
-    queue: BinaryHeap<Segment>,
+    queue: BinaryHeap<Queued>,
     broken: Option<Instant>,
 }
 
@@ -106,7 +106,7 @@ impl WorkerLoop {
                     if let Err(cause) = self.link.send(&ToScheduler::Fault(error.clone())) {
                         tracing::warn!(%cause, "the scheduler could not be told of a fault");
                     }
-                    self.fail(error);
+                    self.fail(&error);
                     break;
                 }
             }
@@ -125,11 +125,11 @@ impl WorkerLoop {
             Some(fault) => {
                 self.link.close();
                 // Whatever is called from now on fails alike, until the store is dropped.
-                for command in &self.inbox {
-                    match command {
-                        Command::Close { .. } => break,
-                        command => refuse(command, &fault),
-                    }
+                while !self.closing
+                    && let Ok(command) = self.inbox.recv()
+                {
+                    self.closing = matches!(command, Command::Close { .. });
+                    refuse(command, &fault);
                 }
             }
         }
@@ -195,7 +195,7 @@ impl WorkerLoop {
                 }
                 for (segment, server) in operation.unsent() {
                     let priority = operation.priority(priority);
-                    self.servers[server].queue.push(Segment { priority, operation: id, segment });
+                    self.servers[server].queue.push(Queued { priority, operation: id, segment });
                 }
                 self.operations.insert(id, operation);
             }
@@ -210,8 +210,12 @@ impl WorkerLoop {
                 self.link.send(&ToScheduler::Barrier { number: self.barrier_count })?;
                 count(&self.shared.control, 1);
             }
-            Command::Close { panicked: true } => return Err(Worker::panicked(&self.job)),
-            Command::Close { panicked: false } => self.closing = true,
+            Command::Close { panicked } => {
+                self.closing = true;
+                if panicked {
+                    return Err(Worker::panicked(&self.job));
+                }
+            }
         }
         Ok(())
     }
@@ -370,10 +374,10 @@ impl WorkerLoop {
         }
     }
 
-    fn fail(&mut self, fault: Error) {
+    fn fail(&mut self, fault: &Error) {
         self.shared.fault.lock().get_or_insert_with(|| fault.clone());
         for (_, operation) in std::mem::take(&mut self.operations) {
-            operation.fail(&fault);
+            operation.fail(fault);
         }
         for (_, done) in self.barriers.drain(..) {
             answer(&done, Err(fault.clone()));

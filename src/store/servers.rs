@@ -285,7 +285,7 @@ fn join(layout: &Layout, parts: &[State]) -> State {
 /// The segments' states of one.
 fn split(key: &Key, layout: &Layout, state: &State) -> Result<Vec<State>> {
     let units: usize = layout.segments.iter().map(|segment| segment.units.len()).sum();
-    let fits = |slot: &Vec<u8>| if units == 0 { slot.is_empty() } else { slot.len() % units == 0 };
+    let fits = |slot: &Vec<u8>| if units == 0 { slot.is_empty() } else { slot.len().is_multiple_of(units) };
     if !state.slots.iter().all(fits) {
         return Err(Error::argument(
             format!("the saved state of key {key} does not fit its shape"),

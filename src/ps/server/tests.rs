@@ -1,0 +1,129 @@
+//! Any interleaving gives the same bits, and nothing that arrives does harm.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::key::Key;
+
+fn place() -> Place {
+    Place { key: Key::from("w"), segment: 0 }
+}
+
+fn message(values: &[f32]) -> Message {
+    Message::from(bytemuck::cast_slice::<f32, u8>(values))
+}
+
+fn init(rank: usize, values: &[f32]) -> (Request, Message) {
+    let len_bytes = values.len() as u64 * 4;
+    let shape = vec![values.len() as u64];
+    let request = Request::Init { place: place(), dtype: DType::F32, shape, len_bytes, unit_bytes: 4 };
+    (request, if rank == 0 { message(values) } else { Message::new() })
+}
+
+fn push(round: u64, value: f32, reply: u64) -> (Request, Message) {
+    (Request::Push { place: place(), round, optimizer: 0, reply: Some(reply) }, message(&[value, 0.1 * value]))
+}
+
+/// What a server answers, by rank and reply, and nothing else.
+fn answers(server: &mut Server, messages: Vec<(usize, (Request, Message))>) -> BTreeMap<(usize, u64), Vec<u8>> {
+    let mut answers = BTreeMap::new();
+    for (rank, (request, payload)) in messages {
+        for output in server.handle(rank, request, payload) {
+            match output {
+                Output::Reply { rank, reply: Reply::Value { reply }, payload } => {
+                    let before = answers.insert((rank, reply), payload.unwrap().to_vec());
+                    assert!(before.is_none(), "one answer for each request");
+                }
+                Output::Reply { .. } => panic!("nobody asked for anything else"),
+                Output::Fault(error) => panic!("{error}"),
+                Output::Dropped(why) => panic!("{why}"),
+            }
+        }
+    }
+    answers
+}
+
+/// Each rank's messages in its own order, the ranks interleaved as `choices` says.
+fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (Request, Message))> {
+    let mut queues: Vec<std::collections::VecDeque<_>> = (0..workers)
+        .map(|rank| {
+            let pushes = (1..=rounds).map(|round| push(round, (rank as f32 + 0.3) * round as f32, round));
+            std::iter::once(init(rank, &[0.0, 0.0])).chain(pushes).collect()
+        })
+        .collect();
+    let mut messages = Vec::new();
+    for choice in choices.iter().cycle() {
+        let open: Vec<usize> = (0..workers).filter(|rank| !queues[*rank].is_empty()).collect();
+        if open.is_empty() {
+            break;
+        }
+        let rank = open[choice % open.len()];
+        messages.extend(queues[rank].pop_front().map(|message| (rank, message)));
+    }
+    messages
+}
+
+proptest! {
+    #[test]
+    fn any_interleaving_gives_the_same_bits(
+        workers in 1usize..5, rounds in 1u64..4, choices in proptest::collection::vec(0usize..64, 1..40),
+    ) {
+        let one = answers(&mut Server::new(workers, true), interleaved(workers, rounds, &[0]));
+        let other = answers(&mut Server::new(workers, true), interleaved(workers, rounds, &choices));
+        prop_assert_eq!(one.len(), workers * rounds as usize);
+        prop_assert_eq!(one, other);
+    }
+
+    #[test]
+    fn decoded_requests_of_any_content_never_panic(
+        rank in 0usize..2, round in 0u64..4, optimizer in 0u64..3, count in prop_oneof![0u64..4, Just(u64::MAX)],
+        payload in proptest::collection::vec(any::<u8>(), 0..40), which in 0usize..5,
+    ) {
+        let mut server = Server::new(2, true);
+        answers(&mut server, vec![(0, init(0, &[1.0, 2.0])), (1, init(1, &[1.0, 2.0]))]);
+        let place = place();
+        let request = match which {
+            0 => Request::Push { place, round, optimizer, reply: None },
+            1 => Request::PushRows { place, round, optimizer, count },
+            2 => Request::Pull { place, rounds: round, want: Want::Rows, reply: 1 },
+            3 => Request::WhoIsMissing { place, rounds: round, reply: 1 },
+            _ => Request::Init { place, dtype: DType::F64, shape: vec![count], len_bytes: count, unit_bytes: count },
+        };
+        server.handle(rank, request, Message::from(payload));
+    }
+}
+
+#[test]
+fn a_rank_that_pushes_twice_does_not_stand_in_for_another() {
+    let mut server = Server::new(2, true);
+    let messages =
+        vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1)), (0, push(2, 2.0, 2))];
+    assert!(answers(&mut server, messages).is_empty());
+    let who = Request::WhoIsMissing { place: place(), rounds: 1, reply: 9 };
+    let outputs = server.handle(0, who, Message::new());
+    assert!(matches!(&outputs[..], [Output::Reply { reply: Reply::Missing { ranks, .. }, .. }] if *ranks == [1]));
+    assert_eq!(answers(&mut server, vec![(1, push(1, 5.0, 1))]).len(), 2);
+}
+
+#[test]
+fn what_does_not_fit_is_dropped_and_changes_nothing() {
+    let mut server = Server::new(1, true);
+    answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);
+    let wrong = Request::Push { place: place(), round: 1, optimizer: 0, reply: None };
+    assert!(matches!(&server.handle(0, wrong, message(&[1.0]))[..], [Output::Dropped(_)]));
+    let unknown = Request::Push { place: place(), round: 1, optimizer: 3, reply: None };
+    assert!(matches!(&server.handle(0, unknown, message(&[1.0, 1.0]))[..], [Output::Dropped(_)]));
+    let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
+    assert_eq!(answers(&mut server, vec![(0, (pull, Message::new()))])[&(0, 1)], message(&[4.0, 2.0]).to_vec());
+}
+
+#[test]
+fn ranks_that_push_with_different_optimizers_are_told_apart() {
+    let mut server = Server::new(2, true);
+    answers(&mut server, vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1))]);
+    let set = Request::SetOptimizer { version: 1, oldest: 1, optimizer: Optimizer::sgd(0.5) };
+    assert!(server.handle(1, set, Message::new()).is_empty());
+    let push = Request::Push { place: place(), round: 1, optimizer: 1, reply: None };
+    let outputs = server.handle(1, push, message(&[1.0, 1.0]));
+    assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
+}

@@ -1,0 +1,356 @@
+//! What the workers of the tests do.
+#![allow(clippy::float_cmp)] // Inputs are small integers, so sums are exact.
+
+use std::time::{Duration, Instant};
+
+use ringpull::optim::{Optimizer, Rule};
+use ringpull::store::{KvStore, create};
+use ringpull::{DType, Key, Result, RowSparse, Tensor};
+
+/// Runs `case` as one worker; the other roles run inside `create`.
+pub(crate) fn run(case: &str) -> Result<()> {
+    let kind = if case.starts_with("async") { "dist_async" } else { "dist_sync" };
+    let store = create(kind)?;
+    match case {
+        "sums" => sums(&store),
+        "optimizer" => optimizer(&store),
+        "states" => states(&store),
+        "rows" => rows(&store),
+        "order" => order(&store),
+        "twice" => twice(&store),
+        "shapes" => shapes(&store),
+        "async_optimizer" => async_optimizer(&store),
+        "async_bare" => async_bare(&store),
+        "lazy" => lazy(&store),
+        "forever" => forever(&store),
+        "panics" => panics(&store),
+        "ints" => ints(&store),
+        "barrier" => barrier(&store),
+        "local_errors" => local_errors(&store),
+        "gradual" => gradual(&store),
+        "speed" => speed(&store),
+        other => panic!("no case is called {other}"),
+    }
+}
+
+fn full(dtype: DType, len: usize, value: usize) -> Tensor {
+    Tensor::full(dtype, &[len], value as f64)
+}
+
+fn assert_all(tensor: &Tensor, value: usize) {
+    ringpull::with_element!(tensor.dtype(), T => {
+        let wanted = <T as ringpull::dtype::Element>::from_f64(value as f64);
+        let values = tensor.to_vec::<T>().unwrap();
+        assert!(values.iter().all(|got| *got == wanted), "{tensor:?}: not all are {value}");
+    });
+}
+
+/// Every dtype and length, overwritten by each round's sum.
+fn sums(store: &KvStore) -> Result<()> {
+    let (rank, workers) = (store.rank(), store.num_workers());
+    let lengths = [0, 1, workers - 1, workers, workers + 1, 999, 1000, 1001, 70_001];
+    let all: Vec<(String, DType, usize)> = DType::ALL
+        .into_iter()
+        .flat_map(|dtype| lengths.iter().enumerate().map(move |(i, len)| (format!("{dtype}-{i}"), dtype, *len)))
+        .collect();
+    for (key, dtype, len) in &all {
+        store.init(key.clone(), &full(*dtype, *len, 3 + rank))?;
+    }
+    for (key, dtype, len) in &all {
+        let out = Tensor::zeros(*dtype, &[*len]);
+        store.pull(key.clone(), std::slice::from_ref(&out), 0)?;
+        assert_all(&out, 3);
+    }
+    for round in 1..=3usize {
+        let total: usize = (1..=workers).map(|rank| rank * round).sum();
+        let outs: Vec<Tensor> = all.iter().map(|(_, dtype, len)| Tensor::zeros(*dtype, &[*len])).collect();
+        for ((key, dtype, len), out) in all.iter().zip(&outs) {
+            let value = full(*dtype, *len, (rank + 1) * round);
+            match round {
+                1 => {
+                    store.push(key.clone(), &[value], 0)?;
+                    store.pull(key.clone(), std::slice::from_ref(out), 0)?;
+                }
+                2 => store.push_pull(key.clone(), &[value], std::slice::from_ref(out), -(*len as i32))?,
+                _ => {
+                    out.write().copy_from(value.read()?.bytes());
+                    store.push_pull(key.clone(), std::slice::from_ref(out), std::slice::from_ref(out), 0)?;
+                }
+            }
+        }
+        for out in &outs {
+            assert_all(out, total);
+        }
+    }
+    let two = [full(DType::F32, 1, 2), full(DType::F32, 1, 5)];
+    let outs = [Tensor::zeros(DType::F32, &[1]), Tensor::zeros(DType::F32, &[1])];
+    store.push_pull("f32-1", &two, &outs, 0)?;
+    for out in &outs {
+        assert_all(out, 7 * workers);
+    }
+    store.wait_all()?;
+    store.barrier()?;
+    assert!(store.stats().sent_bytes > 0 && store.stats().received_bytes > 0);
+    Ok(())
+}
+
+fn optimizer(store: &KvStore) -> Result<()> {
+    let workers = store.num_workers();
+    store.init(1, &full(DType::F32, 5000, 100))?;
+    let out = Tensor::zeros(DType::F32, &[5000]);
+    let mut expected = 100;
+    for rate in [1, 1, 3] {
+        store.set_optimizer(&Optimizer::sgd(f64::from(rate)))?;
+        store.push(1, &[full(DType::F32, 5000, 2)], rate)?;
+        store.pull(1, std::slice::from_ref(&out), 0)?;
+        expected -= rate as usize * 2 * workers;
+        assert_all(&out, expected);
+    }
+    store.set_optimizer(&Optimizer { rule: Rule::Test, ..Optimizer::sgd(0.0) })?;
+    store.push_pull(1, &[full(DType::F32, 5000, 1)], std::slice::from_ref(&out), 0)?;
+    assert_all(&out, expected + workers);
+    Ok(())
+}
+
+/// States are collected from the servers and sent back.
+fn states(store: &KvStore) -> Result<()> {
+    let path = std::env::temp_dir().join(format!("ringpull-states-{}", std::process::id()));
+    store.init("w", &full(DType::F32, 5000, 0))?;
+    store.set_optimizer(&Optimizer::sgd(1.0))?;
+    store.push("w", &[full(DType::F32, 5000, 1)], 0)?;
+    store.save_optimizer_states(&path, true)?;
+    store.barrier()?;
+    store.load_optimizer_states(&path)?;
+    let out = Tensor::zeros(DType::F32, &[5000]);
+    store.push_pull("w", &[full(DType::F32, 5000, 1)], std::slice::from_ref(&out), 0)?;
+    out.read()?;
+    std::fs::remove_file(&path).unwrap();
+    Ok(())
+}
+
+fn rows(store: &KvStore) -> Result<()> {
+    let (rank, workers) = (store.rank() as i64, store.num_workers());
+    let shape = [400, 3];
+    store.init("e", &Tensor::full(DType::F32, &shape, 9.0))?;
+    let ids = [rank, 399, rank];
+    let value = RowSparse::new(&shape, &ids, Tensor::full(DType::F32, &[3, 3], 1.0))?;
+    store.push_rows("e", &[value], 0)?;
+    let got = store.pull_rows("e", &[399, 0, 200, 0], 0)?;
+    assert_eq!(got.row_ids(), [0, 200, 399]);
+    let mut expected = [2f32; 9];
+    expected[3..6].fill(0.0);
+    expected[6..].fill(workers as f32);
+    assert_eq!(got.rows().to_vec::<f32>()?, expected);
+    let out = Tensor::zeros(DType::F32, &shape);
+    store.pull("e", std::slice::from_ref(&out), 0)?;
+    assert_eq!(out.to_vec::<f32>()?.iter().sum::<f32>(), (workers * (6 + 3)) as f32);
+    Ok(())
+}
+
+/// Ranks init and push in different orders.
+fn order(store: &KvStore) -> Result<()> {
+    let names: Vec<String> = (0..20).map(|i| format!("layer{i}_weight")).collect();
+    let mut mine: Vec<usize> = (0..20).collect();
+    mine.rotate_left(store.rank() * 7);
+    for i in &mine {
+        store.init(names[*i].clone(), &full(DType::F32, 10 + i * 100, *i))?;
+    }
+    mine.rotate_left(3);
+    let outs: Vec<Tensor> = (0..20).map(|i| Tensor::zeros(DType::F32, &[10 + i * 100])).collect();
+    for i in &mine {
+        store.pull(names[*i].clone(), std::slice::from_ref(&outs[*i]), 0)?;
+        assert_all(&outs[*i], *i);
+    }
+    for i in &mine {
+        let value = full(DType::F32, 10 + i * 100, *i);
+        store.push_pull(names[*i].clone(), &[value], std::slice::from_ref(&outs[*i]), *i as i32)?;
+    }
+    (0..20).for_each(|i| assert_all(&outs[i], i * store.num_workers()));
+    Ok(())
+}
+
+/// A worker that pushes twice contributes to two rounds, not twice to one.
+fn twice(store: &KvStore) -> Result<()> {
+    store.init(0, &full(DType::F32, 4, 0))?;
+    let outs = [Tensor::zeros(DType::F32, &[4]), Tensor::zeros(DType::F32, &[4])];
+    if store.rank() == 0 {
+        store.push_pull(0, &[full(DType::F32, 4, 1)], &outs[..1], 0)?;
+        store.push_pull(0, &[full(DType::F32, 4, 10)], &outs[1..], 5)?;
+        store.barrier()?;
+    } else {
+        store.barrier()?;
+        store.push_pull(0, &[full(DType::F32, 4, 2)], &outs[..1], 0)?;
+        store.push_pull(0, &[full(DType::F32, 4, 20)], &outs[1..], 0)?;
+    }
+    assert_all(&outs[0], 3);
+    assert_all(&outs[1], 30);
+    Ok(())
+}
+
+/// Rank 1 has another shape.
+fn shapes(store: &KvStore) -> Result<()> {
+    store.init("odd_one", &full(DType::F32, if store.rank() == 1 { 8 } else { 6 }, 0))?;
+    until_fault(store)
+}
+
+fn until_fault(store: &KvStore) -> Result<()> {
+    store.barrier()?;
+    until_told(store)
+}
+
+/// Does nothing of its own until the store reports a fault.
+fn until_told(store: &KvStore) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(20) {
+        store.wait_all()?;
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+fn async_optimizer(store: &KvStore) -> Result<()> {
+    store.init("w", &full(DType::F32, 3000, 100))?;
+    store.set_optimizer(&Optimizer::sgd(1.0))?;
+    let out = Tensor::zeros(DType::F32, &[3000]);
+    for _ in 0..5 {
+        store.push_pull("w", &[full(DType::F32, 3000, 1)], std::slice::from_ref(&out), 0)?;
+    }
+    assert!(out.to_vec::<f32>()?.iter().all(|value| *value <= 95.0));
+    store.barrier()?;
+    store.pull("w", std::slice::from_ref(&out), 0)?;
+    assert_all(&out, 100 - 5 * store.num_workers());
+    store.barrier()
+}
+
+fn async_bare(store: &KvStore) -> Result<()> {
+    store.init("w", &full(DType::F32, 3, 1))?;
+    let error = store.push("w", &[full(DType::F32, 3, 1)], 0).unwrap_err().to_string();
+    assert!(error.contains("set_optimizer before the first push") && error.contains("\"w\""), "{error}");
+    store.barrier()
+}
+
+/// Rank 1 never pushes.
+fn lazy(store: &KvStore) -> Result<()> {
+    store.init("late_key", &full(DType::F32, 5000, 0))?;
+    if store.rank() == 1 {
+        return until_told(store);
+    }
+    let out = Tensor::zeros(DType::F32, &[5000]);
+    store.push_pull("late_key", &[full(DType::F32, 5000, 1)], std::slice::from_ref(&out), 0)?;
+    out.read().map(drop)
+}
+
+/// Large transfers without an end; somebody is killed.
+fn forever(store: &KvStore) -> Result<()> {
+    let len = 2_000_000;
+    store.init("big", &full(DType::F32, len, 0))?;
+    let out = Tensor::zeros(DType::F32, &[len]);
+    let start = Instant::now();
+    for round in 0.. {
+        store.push_pull("big", &[full(DType::F32, len, 1)], std::slice::from_ref(&out), 0)?;
+        assert_all_or_fault(&out, store.num_workers())?;
+        if round == 0 {
+            println!("moving");
+        }
+        if start.elapsed() > Duration::from_secs(25) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn assert_all_or_fault(out: &Tensor, value: usize) -> Result<()> {
+    out.read()?;
+    assert_all(out, value);
+    Ok(())
+}
+
+fn panics(store: &KvStore) -> Result<()> {
+    store.init(0, &full(DType::F32, 4, 0))?;
+    store.barrier()?;
+    assert!(store.rank() != 1, "rank 1 panics on purpose");
+    until_fault(store)
+}
+
+/// One server-side error of arithmetic would be one error; integers sum without one.
+fn ints(store: &KvStore) -> Result<()> {
+    for (key, dtype) in [(1, DType::I8), (2, DType::I32)] {
+        store.init(key, &full(dtype, 4, 1))?;
+        let out = Tensor::zeros(dtype, &[4]);
+        store.push_pull(key, &[full(dtype, 4, 2)], std::slice::from_ref(&out), 0)?;
+        assert_all(&out, 2 * store.num_workers());
+    }
+    Ok(())
+}
+
+/// Rank 1 does not come.
+fn barrier(store: &KvStore) -> Result<()> {
+    if store.rank() == 1 {
+        return until_told(store);
+    }
+    store.barrier()
+}
+
+/// What is wrong on one rank alone is an error there, and the job goes on.
+fn local_errors(store: &KvStore) -> Result<()> {
+    let ones = full(DType::F32, 4, 1);
+    store.init("k", &ones)?;
+    let rank = store.rank();
+    let check = |result: Result<()>, words: &[&str]| {
+        let text = result.unwrap_err().to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    };
+    let at = format!("rank {rank}");
+    check(store.pull("never", std::slice::from_ref(&ones), 0), &["\"never\"", &at, "init"]);
+    check(store.push("never", std::slice::from_ref(&ones), 0), &["\"never\"", &at, "init"]);
+    check(store.init("k", &ones), &["duplicate init", "\"k\""]);
+    check(store.push("k", &[full(DType::F32, 5, 1)], 0), &["shape", &at]);
+    check(store.push("k", &[full(DType::I8, 4, 1)], 0), &["dtype", &at]);
+    check(store.push(7, std::slice::from_ref(&ones), 0), &["mixed key types"]);
+    check(store.set_updater(Box::new(|_: &Key, _, _| Ok(()))), &["set_updater", "dist_sync"]);
+    check(store.set_gradient_compression("2bit"), &["set_gradient_compression"]);
+    store.push("k", &[], 0)?;
+    let out = Tensor::zeros(DType::F32, &[4]);
+    store.push_pull("k", &[ones], std::slice::from_ref(&out), 0)?;
+    assert_all(&out, store.num_workers());
+    Ok(())
+}
+
+/// Waits for a file between its rounds, so that a test can do something meanwhile.
+fn gradual(store: &KvStore) -> Result<()> {
+    store.init(0, &full(DType::F32, 2000, 0))?;
+    let out = Tensor::zeros(DType::F32, &[2000]);
+    let path = std::env::var("RINGPULL_TEST_FILE").unwrap();
+    println!("ready");
+    // Rank 0 looks for the file and tells the other by its gradient.
+    let mut going_on = true;
+    while going_on {
+        let ends = store.rank() == 0 && std::fs::exists(&path).unwrap();
+        let value = full(DType::F32, 2000, if ends { 5 } else { 1 });
+        store.push_pull(0, &[value], std::slice::from_ref(&out), 0)?;
+        going_on = out.to_vec::<f32>()?.iter().all(|sum| *sum == 2.0);
+    }
+    assert_all(&out, 6);
+    println!("went on");
+    Ok(())
+}
+
+/// 25 MB pushed and pulled some times; rank 0 prints the median.
+fn speed(store: &KvStore) -> Result<()> {
+    let len = 6_250_000;
+    store.init("big", &full(DType::F32, len, 0))?;
+    let (value, out) = (full(DType::F32, len, 1), Tensor::zeros(DType::F32, &[len]));
+    let mut samples = Vec::new();
+    for _ in 0..9 {
+        store.barrier()?;
+        let start = Instant::now();
+        store.push_pull("big", std::slice::from_ref(&value), std::slice::from_ref(&out), 0)?;
+        out.read()?;
+        store.barrier()?;
+        samples.push(start.elapsed().as_secs_f64());
+        assert_all(&out, store.num_workers());
+    }
+    samples.sort_by(f64::total_cmp);
+    println!("seconds: median {:.4}, least {:.4}, most {:.4}", samples[4], samples[0], samples[8]);
+    Ok(())
+}

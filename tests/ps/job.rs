@@ -1,0 +1,195 @@
+//! Jobs of real processes on loopback: this test binary again, once for each node.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Runs of a job's nodes. Dropping it kills what is left.
+pub(crate) struct Job {
+    pub(crate) port: u16,
+    nodes: Vec<Node>,
+}
+
+pub(crate) struct Node {
+    pub(crate) name: String,
+    child: Child,
+    output: tempfile::NamedTempFile,
+}
+
+/// How a node ended.
+pub(crate) struct End {
+    pub(crate) name: String,
+    pub(crate) code: Option<i32>,
+    pub(crate) text: String,
+}
+
+/// A port that nobody listens on.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Job {
+    /// Starts a scheduler, servers and workers; workers run `case`.
+    pub(crate) fn start(case: &str, workers: usize, servers: usize) -> Self {
+        let mut job = Job { port: free_port(), nodes: Vec::new() };
+        job.add(case, "scheduler", None, workers, servers);
+        for server in 0..servers {
+            job.add(case, "server", Some(server), workers, servers);
+        }
+        for worker in 0..workers {
+            job.add(case, "worker", Some(worker), workers, servers);
+        }
+        job
+    }
+
+    /// A job of which nothing runs yet.
+    pub(crate) fn empty(port: u16) -> Self {
+        Job { port, nodes: Vec::new() }
+    }
+
+    pub(crate) fn add(&mut self, case: &str, role: &str, rank: Option<usize>, workers: usize, servers: usize) {
+        let output = tempfile::NamedTempFile::new().unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "one_node_of_a_job", "--nocapture", "--test-threads=1"])
+            .env("RINGPULL_TEST_CASE", case)
+            .env("RINGPULL_TEST_FILE", std::env::temp_dir().join(format!("ringpull-ps-test-{}", self.port)))
+            .env("DMLC_ROLE", role)
+            .env("DMLC_PS_ROOT_URI", "127.0.0.1")
+            .env("DMLC_PS_ROOT_PORT", self.port.to_string())
+            .env("DMLC_NUM_WORKER", workers.to_string())
+            .env("DMLC_NUM_SERVER", servers.to_string())
+            .env("MXNET_KVSTORE_BIGARRAY_BOUND", "1000")
+            .env("RINGPULL_TIMEOUT", "3")
+            .env("PS_HEARTBEAT_INTERVAL", "0.3")
+            .env("PS_HEARTBEAT_TIMEOUT", "4")
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::null())
+            .stdout(output.reopen().unwrap())
+            .stderr(output.reopen().unwrap());
+        if let Some(rank) = rank {
+            command.env("DMLC_RANK", rank.to_string());
+        }
+        let name = rank.map_or(role.to_owned(), |rank| format!("{role} {rank}"));
+        self.nodes.push(Node { name, child: command.spawn().unwrap(), output });
+    }
+
+    /// Waits until the node has written `text`.
+    pub(crate) fn wait_for(&self, name: &str, text: &str) {
+        let node = self.nodes.iter().find(|node| node.name == name).unwrap();
+        let start = Instant::now();
+        while !node.text().contains(text) {
+            assert!(start.elapsed() < Duration::from_secs(30), "{name} never wrote {text:?}: {}", node.text());
+            std::thread::yield_now();
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    /// Kills a node as the system would.
+    pub(crate) fn kill(&mut self, name: &str) {
+        self.nodes.iter_mut().find(|node| node.name == name).unwrap().child.kill().unwrap();
+    }
+
+    /// Every node's end, within `limit`.
+    pub(crate) fn ends(mut self, limit: Duration) -> Vec<End> {
+        let start = Instant::now();
+        loop {
+            let running: Vec<String> = self
+                .nodes
+                .iter_mut()
+                .filter_map(|node| node.child.try_wait().unwrap().is_none().then(|| node.name.clone()))
+                .collect();
+            if running.is_empty() {
+                break;
+            }
+            if start.elapsed() > limit {
+                let texts: Vec<String> =
+                    self.nodes.iter().map(|node| format!("--- {}\n{}", node.name, node.text())).collect();
+                panic!("{running:?} still run after {limit:?}\n{}", texts.join("\n"));
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        self.nodes
+            .iter_mut()
+            .map(|node| End {
+                name: node.name.clone(),
+                code: node.child.wait().unwrap().code(),
+                text: std::fs::read_to_string(node.output.path()).unwrap(),
+            })
+            .collect()
+    }
+
+    /// Every node ends well.
+    pub(crate) fn succeeds(self) -> Vec<End> {
+        let ends = self.ends(Duration::from_secs(60));
+        for end in &ends {
+            assert_eq!(end.code, Some(0), "{}:\n{}", end.name, end.text);
+        }
+        ends
+    }
+
+    /// Every node ends with an error that says `words`, once the start-up limit is over.
+    pub(crate) fn fails_slowly(self, words: &[&str]) {
+        for end in self.ends(Duration::from_secs(20)) {
+            assert!(end.code.is_some_and(|code| code != 0), "{} ended with {:?}:\n{}", end.name, end.code, end.text);
+            assert!(words.iter().all(|word| end.text.contains(word)), "{}:\n{}", end.name, end.text);
+        }
+    }
+
+    /// The TCP ports of 127.0.0.1 that the node listens on.
+    pub(crate) fn listening_ports(&self, name: &str) -> Vec<u16> {
+        let pid = self.nodes.iter().find(|node| node.name == name).unwrap().child.id();
+        let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+            .unwrap()
+            .filter_map(|entry| Some(std::fs::read_link(entry.ok()?.path()).ok()?.to_string_lossy().into_owned()))
+            .collect();
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let ports = table.lines().skip(1).filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let listens = fields[3] == "0A" && sockets.contains(&format!("socket:[{}]", fields[9]));
+            listens.then(|| u16::from_str_radix(fields[1].rsplit(':').next().unwrap(), 16).unwrap())
+        });
+        ports.collect()
+    }
+
+    /// Lets workers that wait for the file end, and the job with them.
+    pub(crate) fn finish(self) {
+        let path = std::env::temp_dir().join(format!("ringpull-ps-test-{}", self.port));
+        std::fs::write(&path, b"").unwrap();
+        let ends = self.succeeds();
+        std::fs::remove_file(path).unwrap();
+        assert!(ends.iter().filter(|end| end.text.contains("went on")).count() == 2);
+    }
+
+    /// Every node but those named ends with an error in time; every worker's names each of `words`.
+    pub(crate) fn fails(self, but: &[&str], words: &[&str]) {
+        for end in self.ends(Duration::from_secs(12)) {
+            if but.contains(&end.name.as_str()) {
+                continue;
+            }
+            assert!(end.code.is_some_and(|code| code != 0), "{} ended with {:?}:\n{}", end.name, end.code, end.text);
+            if end.name.starts_with("worker") {
+                for word in words {
+                    assert!(end.text.contains(word), "{} does not say {word:?}:\n{}", end.name, end.text);
+                }
+            }
+        }
+    }
+}
+
+impl Node {
+    fn text(&self) -> String {
+        std::fs::read_to_string(self.output.path()).unwrap()
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            if let Ok(None) = node.child.try_wait() {
+                node.child.kill().unwrap();
+                node.child.wait().unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Parameter servers as real processes on loopback: what they compute, and what they do when something goes wrong.
+
+mod cases;
+mod job;
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+
+use job::Job;
+
+/// Not a test by itself: the other tests run this binary again as a node of a job.
+#[test]
+fn one_node_of_a_job() {
+    let Ok(case) = std::env::var("RINGPULL_TEST_CASE") else { return };
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    if let Err(error) = cases::run(&case) {
+        eprintln!("error: {error}");
+        std::process::exit(3);
+    }
+}
+
+#[test]
+fn sums_are_exact_for_every_dtype_length_and_number_of_nodes() {
+    for (workers, servers) in [(1, 1), (2, 2), (3, 1), (4, 3)] {
+        Job::start("sums", workers, servers).succeeds();
+    }
+}
+
+#[test]
+fn optimizers_run_on_the_servers_and_a_new_learning_rate_holds_at_once() {
+    Job::start("optimizer", 2, 2).succeeds();
+}
+
+#[test]
+fn optimizer_states_are_saved_from_the_servers_and_loaded_back() {
+    Job::start("states", 2, 2).succeeds();
+}
+
+#[test]
+fn rows_travel_alone_and_the_others_are_zero() {
+    Job::start("rows", 3, 2).succeeds();
+}
+
+#[test]
+fn ranks_may_init_and_push_in_different_orders() {
+    Job::start("order", 3, 3).succeeds();
+}
+
+#[test]
+fn a_worker_that_pushes_twice_contributes_to_two_rounds() {
+    Job::start("twice", 2, 1).succeeds();
+}
+
+#[test]
+fn integers_sum_on_servers() {
+    Job::start("ints", 2, 1).succeeds();
+}
+
+#[test]
+fn async_servers_apply_every_push_as_it_comes() {
+    Job::start("async_optimizer", 3, 2).succeeds();
+}
+
+#[test]
+fn async_without_an_optimizer_is_one_clear_error() {
+    Job::start("async_bare", 2, 1).succeeds();
+}
+
+#[test]
+fn wrong_arguments_are_errors_where_they_are_made_and_the_job_goes_on() {
+    Job::start("local_errors", 2, 2).succeeds();
+}
+
+#[test]
+fn ranks_that_disagree_on_a_shape_all_hear_of_it() {
+    Job::start("shapes", 3, 2).fails(&[], &["\"odd_one\"", "disagree", "rank 1", "[8]", "[6]"]);
+}
+
+#[test]
+fn a_rank_that_never_pushes_is_named_to_every_worker() {
+    Job::start("lazy", 3, 2).fails(&[], &["late_key", "[1]", "RINGPULL_TIMEOUT"]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_a_barrier_is_named() {
+    Job::start("barrier", 2, 1).fails(&[], &["barrier", "[1]"]);
+}
+
+#[test]
+fn a_worker_that_panics_is_an_error_for_every_other() {
+    Job::start("panics", 3, 1).fails(&["worker 1"], &["rank 1", "panicked"]);
+}
+
+#[test]
+fn a_killed_worker_is_an_error_for_every_other() {
+    let mut job = Job::start("forever", 3, 2);
+    job.wait_for("worker 2", "moving");
+    job.kill("worker 2");
+    job.fails(&["worker 2"], &["worker rank 2 (pid", "is lost"]);
+}
+
+#[test]
+fn a_killed_server_is_an_error_for_every_worker() {
+    let mut job = Job::start("forever", 2, 2);
+    job.wait_for("worker 0", "moving");
+    job.kill("server 1");
+    job.fails(&["server 1"], &["server 1 (pid", "is lost"]);
+}
+
+#[test]
+fn a_killed_scheduler_is_an_error_for_every_worker() {
+    let mut job = Job::start("forever", 2, 2);
+    job.wait_for("worker 0", "moving");
+    job.kill("scheduler");
+    job.fails(&["scheduler"], &["the scheduler (127.0.0.1:", "is lost"]);
+}
+
+#[test]
+fn a_port_in_use_is_one_error_with_a_remedy() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut job = Job::empty(taken.local_addr().unwrap().port());
+    job.add("sums", "scheduler", None, 1, 1);
+    let port = job.port.to_string();
+    let ends = job.ends(std::time::Duration::from_secs(10));
+    assert_eq!(ends[0].code, Some(1));
+    assert!(ends[0].text.contains(&port) && ends[0].text.contains("DMLC_PS_ROOT_PORT"), "{}", ends[0].text);
+}
+
+#[test]
+fn nodes_that_never_come_are_counted() {
+    let mut job = Job::empty(job::free_port());
+    job.add("sums", "scheduler", None, 2, 1);
+    job.add("sums", "worker", Some(0), 2, 1);
+    job.fails_slowly(&["only 1 of 2 workers and 0 of 1 servers"]);
+}
+
+#[test]
+fn a_scheduler_that_never_comes_is_one_error() {
+    let mut job = Job::empty(job::free_port());
+    job.add("sums", "worker", Some(0), 1, 1);
+    job.fails_slowly(&["DMLC_ROLE=scheduler"]);
+}
+
+#[test]
+fn hostile_bytes_are_dropped_with_a_log_line_and_the_job_goes_on() {
+    let job = Job::start("gradual", 2, 1);
+    job.wait_for("worker 0", "ready");
+    job.wait_for("worker 1", "ready");
+    let context = zmq::Context::new();
+    let listening = job.listening_ports("server 0");
+    assert!(!listening.is_empty());
+    for port in listening.into_iter().chain([job.port]) {
+        let mut raw = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        raw.write_all(&[0x47; 4096]).unwrap();
+        // A ZMTP greeting, and then a frame that claims to be 2^62 bytes long.
+        let mut huge = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let mut greeting = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0];
+        greeting.extend(b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        greeting.resize(64, 0);
+        greeting.extend([2, 0x40, 0, 0, 0, 0, 0, 0, 0]);
+        huge.write_all(&greeting).unwrap();
+        let stranger = context.socket(zmq::DEALER).unwrap();
+        stranger.set_linger(1000).unwrap();
+        stranger.connect(&format!("tcp://127.0.0.1:{port}")).unwrap();
+        for frames in [
+            vec![b"garbage".to_vec()],
+            vec![ringpull::ps::message::MAGIC.to_vec(), vec![7; 100]],
+            vec![b"RPPS\x09\x00\x00".to_vec()],
+            vec![vec![0xff; 1000], vec![], vec![1, 2, 3]],
+        ] {
+            stranger.send_multipart(frames, 0).unwrap();
+        }
+    }
+    job.wait_for("server 0", "dropped a message");
+    job.wait_for("server 0", "dropped a connection");
+    job.wait_for("scheduler", "dropped a message");
+    job.finish();
+}
+
+#[test]
+fn outside_a_job_the_error_says_how_to_launch_one() {
+    for (kind, words) in [
+        ("dist_sync", "ringpull launch -n 2 -s 2 -- CMD"),
+        ("dist_async", "ringpull launch"),
+        ("dist_sync_device", "GPU"),
+        ("dist_async_device", "GPU"),
+        ("device", "GPU"),
+    ] {
+        let error = ringpull::store::create(kind).err().unwrap().to_string();
+        assert!(error.contains(kind) && error.contains(words), "{error}");
+    }
+}
+
+/// Not judged: `cargo test --test ps -- --ignored --nocapture speed` prints it.
+#[test]
+#[ignore = "a measurement"]
+fn speed_on_loopback() {
+    for end in Job::start("speed", 4, 2).succeeds() {
+        println!("{}: {}", end.name, end.text.lines().filter(|line| line.contains("seconds")).collect::<String>());
+    }
+}
