@@ -15,13 +15,13 @@ const WEIGHTS: [(&str, &[usize]); 6] = [
 ];
 
 /// Two strided convolutions and a linear layer: 28x28 pixels to 14x14, to 7x7, to 10 classes.
-pub struct Net {
+pub(crate) struct Net {
     weights: Vec<Var>,
 }
 
 impl Net {
     /// The weights that follow from `seed`, spread evenly within `1 / sqrt(inputs)`.
-    pub fn new(seed: u64) -> Result<Self> {
+    pub(crate) fn new(seed: u64) -> Result<Self> {
         let mut random = Random::new(seed);
         let mut weight = |shape: &[usize]| {
             let bound = match shape {
@@ -35,12 +35,12 @@ impl Net {
     }
 
     /// Each weight with its name, as a tensor that the store can write.
-    pub fn export(&self) -> Result<Vec<(&'static str, ringpull::Tensor)>> {
+    pub(crate) fn export(&self) -> Result<Vec<(&'static str, ringpull::Tensor)>> {
         WEIGHTS.iter().zip(&self.weights).map(|((name, _), weight)| Ok((*name, to_host(weight)?))).collect()
     }
 
     /// Takes over the weights that the store has written; blocks until they are there.
-    pub fn import(&self, weights: &[(&str, ringpull::Tensor)]) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    pub(crate) fn import(&self, weights: &[(&str, ringpull::Tensor)]) -> std::result::Result<(), Box<dyn std::error::Error>> {
         for (weight, (_, tensor)) in self.weights.iter().zip(weights) {
             weight.set(&Tensor::from_slice(tensor.read()?.as_slice::<f32>(), weight.shape(), &Device::Cpu)?)?;
         }
@@ -69,7 +69,7 @@ impl Net {
     }
 
     /// The loss summed over `samples` and its gradient for each weight.
-    pub fn gradients(&self, data: &Dataset, samples: &[usize]) -> Result<(f64, Vec<ringpull::Tensor>)> {
+    pub(crate) fn gradients(&self, data: &Dataset, samples: &[usize]) -> Result<(f64, Vec<ringpull::Tensor>)> {
         if samples.is_empty() {
             let zeros = WEIGHTS.iter().map(|(_, shape)| ringpull::Tensor::zeros(ringpull::DType::F32, shape));
             return Ok((0.0, zeros.collect()));
@@ -84,7 +84,7 @@ impl Net {
     }
 
     /// Right answers, samples and summed loss over `samples` of `data`.
-    pub fn evaluate(&self, data: &Dataset, samples: std::ops::Range<usize>) -> Result<[f64; 3]> {
+    pub(crate) fn evaluate(&self, data: &Dataset, samples: std::ops::Range<usize>) -> Result<[f64; 3]> {
         let mut sums = [0.0; 3];
         for batch in samples.collect::<Vec<_>>().chunks(500) {
             let (loss, right) = self.forward(data, batch)?;
