@@ -4,16 +4,17 @@
 //!
 //! 1. *Form.* All ranks divide the buffer alike; no move is empty, to its own rank or out of bounds; and the sends of
 //!    each rank to each other are, in order, the receives over there, with the same parts.
-//! 2. *Progress.* Nothing waits for itself, even if no message is buffered anywhere. The events of all ranks, posting
-//!    a move and its being done, form a graph of what waits for what, by the rules that [`Plan`] states; a plan
-//!    can stop only if that graph has a cycle. The graph's longest path is the number of messages that follow one
-//!    another, the [`Traffic::rounds`].
-//! 3. *Value.* The plans are executed with symbols in place of numbers: a symbol is a rank's contribution or the sum of two
-//!    symbols, and `x + y` is `y + x`, but `(x + y) + z` is not `x + (y + z)`, as with floats. At the end each part must
-//!    have each contribution that the goal names exactly once, and be the same symbol on every rank: the same bits.
+//! 2. *Progress.* Nothing waits for itself, even if no message is buffered anywhere. The events of all ranks, posting a
+//!    move and its being done, form a graph of what waits for what, by the rules that [`Plan`] states; a plan can stop
+//!    only if that graph has a cycle. The graph's longest path is the number of messages that follow one another, the
+//!    [`Traffic::rounds`].
+//! 3. *Value.* The plans are executed with symbols in place of numbers: a symbol is a rank's contribution or the sum of
+//!    two symbols, and `x + y` is `y + x`, but `(x + y) + z` is not `x + (y + z)`, as with floats. At the end each part
+//!    must have each contribution that the goal names exactly once, and be the same symbol on every rank: the same
+//!    bits.
 //!
-//! Elements of a part go the same way, so a symbol per part stands for all of them. Time and space grow with the square of the
-//! number of ranks: it is for tests and debug assertions.
+//! Elements of a part go the same way, so a symbol per part stands for all of them. Time and space grow with the square
+//! of the number of ranks: it is for tests and debug assertions.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -172,12 +173,16 @@ fn match_messages(plans: &[Plan]) -> Result<Vec<Message>, Fault> {
     for (pair, (sends, recvs)) in sends.iter().zip(&recvs).enumerate() {
         let (from, to) = (pair / size, pair % size);
         for index in 0..sends.len().max(recvs.len()) {
-            let (send, recv) = (sends.get(index).copied(), recvs.get(index).copied());
-            let sent = send.map(|at| plans[from].moves[at].parts());
-            let received = recv.map(|at| plans[to].moves[at].parts());
+            let (send, recv) = (sends.get(index), recvs.get(index));
+            let parts_sent = send.map(|at| plans[from].moves[*at].parts());
+            let parts_received = recv.map(|at| plans[to].moves[*at].parts());
             match (send, recv) {
-                (Some(send), Some(recv)) if sent == received => messages.push(Message { from, send, to, recv }),
-                _ => return Err(Fault::Unmatched { from, to, index, sent, received }),
+                (Some(&send), Some(&recv)) if parts_sent == parts_received => {
+                    messages.push(Message { from, send, to, recv });
+                }
+                _ => {
+                    return Err(Fault::Unmatched { from, to, index, sent: parts_sent, received: parts_received });
+                }
             }
         }
     }
@@ -218,10 +223,10 @@ fn longest_chain(plans: &[Plan], messages: &[Message]) -> Result<usize, Fault> {
                 if follow_on_one_wire(before, step) {
                     waits.add(done(rank, earlier), posted(rank, index), false);
                 }
-                if !conflict(before, step) {
-                } else if matches!(step, Move::Recv { then: Then::Reduce, .. }) {
+                let is_reduce = matches!(step, Move::Recv { then: Then::Reduce, .. });
+                if conflict(before, step) && is_reduce {
                     waits.add(done(rank, earlier), done(rank, index), false);
-                } else {
+                } else if conflict(before, step) {
                     waits.add(done(rank, earlier), posted(rank, index), true);
                 }
             }

@@ -1,30 +1,40 @@
 //! `auto`: which algorithm for which length and number of ranks.
 //!
-//! The choice depends on nothing but the bytes and the number of ranks, in arithmetic that IEEE 754 defines to the
-//! last bit, so that all ranks choose alike without a message. Each algorithm's time is predicted by a model, and the
-//! least wins. In the model
+//! The choice depends on nothing but the bytes and the number of ranks, in arithmetic that IEEE 754 defines to the last
+//! bit, so that all ranks choose alike without a message. Each algorithm's time is predicted by a model, and the least
+//! wins. In the model
 //!
-//! - `A` is the time from a message's first byte leaving to its arriving, [`LATENCY_US`];
-//! - `O` is what it costs a rank to issue and take a message, [`MESSAGE_US`];
-//! - `B` is a link's rate in each direction, [`LINK_BYTES_PER_US`];
-//! - `C` is the rate at which a rank adds, [`SUM_BYTES_PER_US`];
+//! - `A` is the time from a message's first byte leaving to its arriving, `LATENCY_US`;
+//! - `O` is what it costs a rank to issue and take a message, `MESSAGE_US`;
+//! - `B` is a link's rate in each direction, `LINK_BYTES_PER_US`;
+//! - `C` is the rate at which a rank adds, `SUM_BYTES_PER_US`;
 //! - `S` is the buffer's bytes, `n` the ranks, `q = ceil(log2 n)`, `R = 2 (n-1)/n S/B` the least time on the wire.
 //!
 //! | algorithm | time |
 //! | --- | --- |
 //! | ring | `2 (n-1) (A + O) + R + (n-1)/n S/C` |
-//! | direct | `2 A + 2 (n-1) O + R F + (n-1)/n S/C` |
-//! | circulant | `2 q (A + O) + R F + (n-1)/n S/C` |
+//! | direct | `2 A + 2 (n-1) O + F R + (n-1)/n S/C` |
+//! | circulant | `2 q (A + O) + F R + (n-1)/n S/C` |
 //! | doubling | `rounds (A + O + S/B) + log2(core) S/C`, the rounds and the core as in `doubling` |
 //! | tree | `2 floor(log2 n) A + 2 q O + 2 q S/B + q S/C`: never the least, it is there for comparison |
 //!
-//! `F` is [`FAN_FACTOR`]: where a rank's partners change, or are many, flows meet in the switch and wait for one
-//! another, which the ring's fixed pairs do not. Without it direct and circulant would look as good as the ring for long
-//! buffers. The rates lie between those of 1 and 10 Gbit/s Ethernet with TCP; a network that is off by
-//! a factor moves the boundaries by about that factor, and near a boundary both sides take about as long.
+//! `F` is `FAN_FACTOR`: where a rank's partners change, or are many, flows meet in the switch and wait for one another,
+//! which the ring's fixed pairs do not. Without it direct and circulant would look as good as the ring for long
+//! buffers. The rates lie between those of 1 and 10 Gbit/s Ethernet with TCP; a network that is off by a factor moves
+//! the boundaries by about that factor, and near a boundary both sides take about as long.
 //!
-//! What follows, in words: the smallest buffers double; up to some megabytes a few ranks go direct and many ranks go
-//! circulant; the longest buffers take the ring, the longer the more ranks there are.
+//! What follows: the smallest buffers double, as long as no rank must be folded in; then a few ranks go direct and many
+//! ranks go circulant; the longest buffers take the ring, the longer the more ranks there are. For instance:
+//!
+//! | ranks | doubling up to | then | ring from |
+//! | --- | --- | --- | --- |
+//! | 2 | 810 KB | | 810 KB |
+//! | 3 | never | direct | 367 KB |
+//! | 4 | 34 KB | direct | 650 KB |
+//! | 8 | 26 KB | direct | 1.65 MB |
+//! | 16 | 30 KB | circulant | 3.8 MB |
+//! | 64 | 23 KB | circulant | 18.9 MB |
+//! | 1000 | 16 KB | circulant | 320 MB |
 
 use super::plan::Algorithm;
 
@@ -102,6 +112,30 @@ mod tests {
             let first = first.unwrap_or_else(|| panic!("{size} ranks never use the ring"));
             assert!(chosen[first..].iter().all(|algorithm| *algorithm == Algorithm::Ring), "{size}: {chosen:?}");
         }
+    }
+
+    #[test]
+    fn the_documented_boundaries_are_where_the_choice_changes() {
+        use Algorithm::{Circulant, Direct, Doubling, Ring};
+        let boundaries = [
+            (2, 810e3, Doubling, Ring),
+            (3, 367e3, Direct, Ring),
+            (4, 34e3, Doubling, Direct),
+            (4, 650e3, Direct, Ring),
+            (8, 26e3, Doubling, Direct),
+            (8, 1.65e6, Direct, Ring),
+            (16, 30e3, Doubling, Circulant),
+            (16, 3.8e6, Circulant, Ring),
+            (64, 23e3, Doubling, Circulant),
+            (64, 18.9e6, Circulant, Ring),
+            (1000, 16e3, Doubling, Circulant),
+            (1000, 320e6, Circulant, Ring),
+        ];
+        for (size, len_bytes, below, above) in boundaries {
+            assert_eq!(choose((len_bytes * 0.95) as usize, size), below, "{size} ranks below {len_bytes}");
+            assert_eq!(choose((len_bytes * 1.05) as usize, size), above, "{size} ranks above {len_bytes}");
+        }
+        assert_eq!(choose(1, 3), Direct);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
 //! - `ring`, `direct`, `circulant`, `doubling`, `tree`: one family of plans each, opened by the prose that explains it;
-//! - `choose`: which of them `auto` is; `check`: the proof, by symbols, that the plans of all ranks do what they promise.
+//! - `choose`: which of them `auto` is; `check`: the proof, by symbols, that the plans of all ranks do what they
+//!   promise.
 //!
 //! Promises of every plan here:
 //!
@@ -20,12 +21,12 @@
 //! | --- | --- | --- | --- |
 //! | allreduce `ring` | `2 (n-1)` | `2 (n-1)` | `2 (n-1)/n S` |
 //! | allreduce `direct` | 2 | `2 (n-1)` | `2 (n-1)/n S` |
-//! | allreduce `circulant` | `2 q` | `2 q`, more where ranges wrap or are split | `2 (n-1)/n S` |
+//! | allreduce `circulant` | at most `2 q` | `2 q`, up to `6 q` where ranges wrap or are split | `2 (n-1)/n S` |
 //! | allreduce `doubling` | `floor(log2 n)`, and 2 if `n` is no power of two | the same | `S` each |
 //! | allreduce `tree` | `2 floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, tree | `floor(log2 n)` | up to `q` | up to `q S` |
-//! | broadcast, chain of `k` pieces | `n - 2 + k` | `k` | `S` |
-//! | allgather, circulant | `q` | `q`, more where ranges wrap | `S` less its receiver's part |
+//! | broadcast, chain of `k` pieces | `n - 1`, the pieces behind one another | `k` | `S` |
+//! | allgather, circulant | at most `q` | `q`, up to `2 q` where ranges wrap | `S` less its receiver's part |
 //! | allgather, ring | `n - 1` | `n - 1` | `S` less its receiver's part |
 
 pub mod check;
@@ -48,8 +49,8 @@ pub use choose::choose;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
 pub use run::Runner;
 
-/// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a
-/// row. Longer ones are rings: a part much longer than the others passes each link once, and all links at the same time.
+/// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a row.
+/// Longer ones are rings: a part much longer than the others passes each link once, and all links at the same time.
 const SHORT_LEN: usize = 16 << 10;
 
 /// The plan of `rank` for the sum of all ranks' buffers of `len` elements, on every rank, in place.

@@ -1,9 +1,9 @@
 //! Trees: one rank to all, all ranks to one, and the chain for long broadcasts.
 //!
-//! Ranks are counted from the root: rank `r` has *number* `v = r - root` modulo `n`, so that the root's number is 0.
-//! In the binomial tree the parent of `v` is `v` without its lowest set bit, and the children of `v` are `v + 1`,
-//! `v + 2`, `v + 4`, ... as long as the bit added is below the lowest set bit of `v` and the number below `n`.
-//! The child `v + 2^k` stands for the numbers from itself up to `v + 2^(k+1)`. Six ranks, root 0:
+//! Ranks are counted from the root: rank `r` has *number* `v = r - root` modulo `n`, so that the root's number is 0. In
+//! the binomial tree the parent of `v` is `v` without its lowest set bit, and the children of `v` are `v + 1`, `v + 2`,
+//! `v + 4`, ... as long as the bit added is below the lowest set bit of `v` and the number below `n`. The child
+//! `v + 2^k` stands for the numbers from itself to below `v + 2^(k+1)`. Six ranks, root 0:
 //!
 //! ```text
 //!        0
@@ -15,14 +15,15 @@
 //!
 //! *Broadcast.* A rank takes the buffer from its parent and sends it to its children, the one that stands for most
 //! ranks first. *Reduce.* A rank adds its children's buffers to its own, the one that stands for fewest first, as it is
-//! ready first, and sends the sum to its parent. The order of additions follows from the tree, so bits do not
-//! depend on who came first. An *allreduce* is both, with root 0: one rank has added and the others copy.
+//! ready first, and sends the sum to its parent. The order of additions follows from the tree, so bits do not depend on
+//! who came first. An *allreduce* is both, with root 0: one rank has added and the others copy.
 //!
-//! Cost, for `S` bytes: at most `floor(log2 n)` messages one after the other in each direction, but `ceil(log2 n) S` bytes
-//! out of the root.
+//! Cost, for `S` bytes: at most `floor(log2 n)` messages one after the other in each direction, but `ceil(log2 n) S`
+//! bytes out of the root.
 //!
 //! *Chain.* The buffer has pieces, as many as it takes; each rank passes each piece to the next number as it arrives.
-//! `n - 1` messages lie between the root and the last rank, but every link carries only `S` bytes, all at the same time.
+//! `n - 1` messages lie between the root and the last rank, but every link carries only `S` bytes, all at the same
+//! time.
 
 use super::plan::{Plan, Then};
 
@@ -100,8 +101,8 @@ mod tests {
                 }
             }
             assert_eq!(parents[0], None);
-            for number in 1..size {
-                assert_eq!(parents[number], Some(parent(number)), "{number} of {size}");
+            for (number, found) in parents.into_iter().enumerate().skip(1) {
+                assert_eq!(found, Some(parent(number)), "{number} of {size}");
             }
         }
     }
