@@ -41,6 +41,8 @@ pub fn total(store: &KvStore, optimizer: &Optimizer, key: &str, figures: &[f64])
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::*;
     use crate::store::create;
 
@@ -52,9 +54,9 @@ mod tests {
             let out = Tensor::full(DType::F32, &[1], 0.0);
             store.init("w", &out).unwrap();
             store.set_optimizer(&optimizer).unwrap();
-            store.push("w", &[one.clone()], 0).unwrap();
+            store.push("w", from_ref(&one), 0).unwrap();
             assert_eq!(total(&store, &optimizer, "figures", &[3.0, 0.0, 7.5]).unwrap(), [3.0, 0.0, 7.5], "{text}");
-            store.push_pull("w", &[one], &[out.clone()], 0).unwrap();
+            store.push_pull("w", &[one], from_ref(&out), 0).unwrap();
             assert_eq!(out.to_vec::<f32>().unwrap(), [-moved], "{text}");
         }
         let (store, adam) = (create("local").unwrap(), "adam".parse().unwrap());

@@ -1,5 +1,7 @@
 //! Wrong arguments: one clear error on the caller, and nothing changed.
 
+use std::slice::from_ref;
+
 use ringpull::store::create;
 use ringpull::{DType, Error, Result, RowSparse, Tensor};
 
@@ -62,14 +64,14 @@ fn a_second_init_is_an_error_and_the_first_stays(world: &World) {
     let rank = format!("rank {}", world.rank());
     let other = Tensor::full(DType::F32, &[2], 7.0);
     complaint(world.store.init("init twice", &other), &["duplicate init", "\"init twice\"", &rank, "hint:"]);
-    complaint(world.store.broadcast("init twice", &other, &[other.clone()], 0), &["duplicate init"]);
+    complaint(world.store.broadcast("init twice", &other, from_ref(&other), 0), &["duplicate init"]);
     assert_eq!(world.pull_f32("init twice", 2), [6.0; 2]);
 }
 
 fn a_key_of_the_other_type_is_an_error(world: &World) {
     let (tensor, rank) = (Tensor::zeros(DType::F32, &[1]), format!("rank {}", world.rank()));
     complaint(world.store.init(7, &tensor), &["mixed key types", "key 7", &rank, "hint:"]);
-    complaint(world.store.push(7, &[tensor.clone()], 0), &["mixed key types", "key 7", &rank]);
+    complaint(world.store.push(7, from_ref(&tensor), 0), &["mixed key types", "key 7", &rank]);
     complaint(world.store.pull(7, &[tensor], 0), &["mixed key types", "key 7", &rank]);
 }
 
@@ -82,7 +84,7 @@ fn a_value_that_does_not_fit_is_an_error_and_changes_nothing(world: &World) {
     let shape = ["key \"fit\"", &rank, "[3, 2]", "[2, 3]", "hint:"];
     let dtype = ["key \"fit\"", &rank, "f64", "f32", "hint:"];
     for (wrong, parts) in [(&wrong_shape, shape), (&wrong_dtype, dtype)] {
-        complaint(world.store.push("fit", &[wrong.clone()], 0), &parts);
+        complaint(world.store.push("fit", from_ref(wrong), 0), &parts);
         complaint(world.store.push("fit", &[fits(), wrong.clone()], 0), &parts);
         complaint(world.store.push_pull("fit", &[fits()], &[fits(), wrong.clone()], 0), &parts);
         complaint(world.store.pull("fit", &[fits(), wrong.clone()], 0), &parts);
@@ -114,7 +116,7 @@ fn integer_keys_work_as_string_keys_do(world: &World) {
     }
     for key in [i64::MAX, 3, -1] {
         let tensor = Tensor::full(DType::F32, &[3], world.mine());
-        world.store.push_pull(key, &[tensor.clone()], &[tensor.clone()], 0).unwrap();
+        world.store.push_pull(key, from_ref(&tensor), from_ref(&tensor), 0).unwrap();
         assert_eq!(world.see::<f32>(&tensor), [world.total() as f32; 3]);
     }
 }
@@ -131,11 +133,11 @@ fn a_value_that_is_not_finite_is_an_error_that_names_key_and_rank(world: &World)
         for (value, name) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "Inf")] {
             let tensor = Tensor::from_slice(&[3], &[0.0, value, 0.0]);
             let parts = [name, "element 1", "key 50", &rank, "RINGPULL_CHECK_NAN"];
-            complaint(world.store.push(50, &[tensor.clone()], 0), &parts);
-            complaint(world.store.push_pull(50, &[tensor.clone()], &[tensor.clone()], 0), &parts);
+            complaint(world.store.push(50, from_ref(&tensor), 0), &parts);
+            complaint(world.store.push_pull(50, from_ref(&tensor), from_ref(&tensor), 0), &parts);
         }
     }
     let tensor = Tensor::full(DType::F32, &[3], world.mine());
-    world.store.push_pull(50, &[tensor.clone()], &[tensor.clone()], 0).unwrap();
+    world.store.push_pull(50, from_ref(&tensor), from_ref(&tensor), 0).unwrap();
     assert_eq!(world.see::<f32>(&tensor), [world.total() as f32; 3]);
 }

@@ -139,7 +139,7 @@ impl Process {
     fn output(&mut self) -> String {
         let texts = self.readers.drain(..).map(|reader| reader.join().unwrap());
         let lines: Vec<String> = texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
-        lines.iter().map(|line| format!("{}: {line}\n", self.name)).collect()
+        lines.iter().fold(String::new(), |text, line| text + &self.name + ": " + line + "\n")
     }
 }
 

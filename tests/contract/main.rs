@@ -1,6 +1,6 @@
 //! The meaning of `KvStore`: each promise once, run for every kind.
 //!
-//! A promise is a function of a [`World`] that every worker of a job runs. It knows its rank and the number of workers, and
+//! A promise is a function of a [`world::World`] that every worker of a job runs. It knows its rank and the number of workers, and
 //! no more: sums have closed forms, inputs are small integers, so `==` is right. What a worker pulls goes into a hash that
 //! must be the same on all workers. The promises of one job share one store; each uses keys of its own.
 
@@ -12,7 +12,7 @@ mod values;
 mod world;
 
 use job::Job;
-use world::{Promise, World};
+use world::Promise;
 
 /// Runs promises one after another as one worker of a job, in the order in which every worker runs them.
 fn promises_of(group: &str) -> Vec<Promise> {

@@ -1,5 +1,7 @@
 //! Optimizers and updaters. Hyper-parameters are powers of two, so that f32 arithmetic is exact.
 
+use std::slice::from_ref;
+
 use ringpull::optim::{Optimizer, State};
 use ringpull::{DType, Tensor};
 
@@ -64,7 +66,7 @@ fn sgd_with_momentum_follows_its_sum(world: &World) {
     let out = Tensor::zeros(DType::F32, &[1001]);
     // The steps are 0.5, 0.75 and 0.875 of the summed gradient.
     for moved in [0.5, 1.25, 2.125] {
-        world.store.push_pull("momentum", &[tensor.clone()], &[out.clone()], 0).unwrap();
+        world.store.push_pull("momentum", from_ref(&tensor), from_ref(&out), 0).unwrap();
         assert_eq!(world.see::<f32>(&out), [(64.0 - moved * world.total()) as f32; 1001]);
     }
 }
@@ -103,7 +105,7 @@ fn halves_with_a_master_copy_take_small_steps(world: &World) {
     set(world, &format!("sgd,lr={},multi_precision=1", 1.0 / 4096.0 / world.total()));
     let gradient = Tensor::full(DType::F16, &[3], world.mine());
     for _ in 0..64 {
-        world.store.push("half", &[gradient.clone()], 0).unwrap();
+        world.store.push("half", from_ref(&gradient), 0).unwrap();
     }
     for value in world.pull::<half::f16>("half", &[3]) {
         assert!((value.to_f32() - (1.0 - 64.0 / 4096.0)).abs() < 1e-3, "{value}");

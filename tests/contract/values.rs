@@ -1,4 +1,6 @@
-//! Dense values: init, push, pull, push_pull, broadcast, barrier.
+//! Dense values: `init`, `push`, `pull`, `push_pull`, `broadcast`, `barrier`.
+
+use std::slice::from_ref;
 
 use ringpull::dtype::Element;
 use ringpull::store::Capability;
@@ -173,7 +175,7 @@ fn push_pull_reduces_in_place(world: &World) {
     world.vector("in place", 5);
     let tensor = Tensor::full(DType::F32, &[5], world.mine());
     for round in 0..3 {
-        world.store.push_pull("in place", &[tensor.clone()], &[tensor.clone()], 0).unwrap();
+        world.store.push_pull("in place", from_ref(&tensor), from_ref(&tensor), 0).unwrap();
         let sum = world.total() * (world.workers() as f64).powi(round);
         assert_eq!(world.see::<f32>(&tensor), [sum as f32; 5]);
     }
@@ -192,7 +194,7 @@ fn push_pull_leaves_the_value_and_fills_the_outputs(world: &World) {
     world.vector("apart", 3);
     let value = Tensor::full(DType::F32, &[3], world.mine());
     let outs = [Tensor::zeros(DType::F32, &[3]), Tensor::zeros(DType::F32, &[3])];
-    world.store.push_pull("apart", &[value.clone()], &outs, 0).unwrap();
+    world.store.push_pull("apart", from_ref(&value), &outs, 0).unwrap();
     for out in &outs {
         assert_eq!(world.see::<f32>(out), [world.total() as f32; 3]);
     }
@@ -203,7 +205,7 @@ fn push_pull_leaves_the_value_and_fills_the_outputs(world: &World) {
 fn a_pushed_tensor_may_be_written_again_at_once(world: &World) {
     world.vector("written again", 4);
     let value = Tensor::full(DType::F32, &[4], world.mine());
-    world.store.push("written again", &[value.clone()], 0).unwrap();
+    world.store.push("written again", from_ref(&value), 0).unwrap();
     world.announce("written");
     value.write().as_mut_slice::<f32>().fill(-1000.0);
     assert_eq!(world.pull_f32("written again", 4), [world.total() as f32; 4]);
@@ -234,7 +236,7 @@ fn priorities_change_no_result(world: &World) {
     for (number, out) in outs.iter().enumerate() {
         let value = Tensor::full(DType::F32, out.shape(), world.mine() * number as f64);
         let priority = [i32::MAX, -1, 0, i32::MIN, 5, -3][number];
-        world.store.push_pull(format!("priority {number}"), &[value], &[out.clone()], priority).unwrap();
+        world.store.push_pull(format!("priority {number}"), &[value], from_ref(&out), priority).unwrap();
     }
     for (number, out) in outs.iter().enumerate() {
         assert_eq!(world.see::<f32>(out), vec![(number as f64 * world.total()) as f32; number + 1]);
@@ -281,7 +283,7 @@ fn many_keys_of_many_sizes_in_one_step(world: &World) {
         let tensors: Vec<Tensor> =
             lengths.iter().map(|len| Tensor::full(DType::F32, &[*len], world.mine() * f64::from(round))).collect();
         for (number, tensor) in tensors.iter().enumerate().rev() {
-            world.store.push_pull(key(number), &[tensor.clone()], &[tensor.clone()], -(number as i32)).unwrap();
+            world.store.push_pull(key(number), from_ref(&tensor), from_ref(&tensor), -(number as i32)).unwrap();
         }
         for (number, tensor) in tensors.iter().enumerate() {
             let sum = (world.total() * f64::from(round)) as f32;
@@ -307,7 +309,7 @@ fn stats_count_pushes_and_pulls(world: &World) {
     let before = world.store.stats();
     let value = Tensor::full(DType::F32, &[1000], world.mine());
     world.store.push("stats", &[value.clone(), value.clone()], 0).unwrap();
-    world.store.push_pull("stats", &[value.clone()], &[value], 0).unwrap();
+    world.store.push_pull("stats", from_ref(&value), &[value], 0).unwrap();
     assert_eq!(world.pull_f32("stats", 1000), [world.total() as f32; 1000]);
     let after = world.store.stats();
     assert_eq!((after.pushes - before.pushes, after.pulls - before.pulls), (2, 2));

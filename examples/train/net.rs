@@ -1,0 +1,101 @@
+//! A small convolutional network on candle's CPU backend, with its weights as the store sees them.
+
+use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
+use candle_nn::{Conv2d, Conv2dConfig, Linear, loss::cross_entropy};
+use ringpull::harness::{dataset::Dataset, shard::Random};
+
+/// Name and shape of each weight, in the order of the layers.
+const WEIGHTS: [(&str, &[usize]); 6] = [
+    ("conv1.weight", &[8, 1, 5, 5]),
+    ("conv1.bias", &[8]),
+    ("conv2.weight", &[16, 8, 3, 3]),
+    ("conv2.bias", &[16]),
+    ("linear.weight", &[10, 16 * 7 * 7]),
+    ("linear.bias", &[10]),
+];
+
+/// Two strided convolutions and a linear layer: 28x28 pixels to 14x14, to 7x7, to 10 classes.
+pub(crate) struct Net {
+    weights: Vec<Var>,
+}
+
+impl Net {
+    /// The weights that follow from `seed`, spread evenly within `1 / sqrt(inputs)`.
+    pub(crate) fn new(seed: u64) -> Result<Self> {
+        let mut random = Random::new(seed);
+        let mut weight = |shape: &[usize]| {
+            let bound = match shape {
+                [_] => 0.0,
+                _ => 1.0 / (shape[1..].iter().product::<usize>() as f32).sqrt(),
+            };
+            let values: Vec<f32> = (0..shape.iter().product()).map(|_| random.signed_unit() * bound).collect();
+            Var::from_vec(values, shape, &Device::Cpu)
+        };
+        Ok(Net { weights: WEIGHTS.iter().map(|(_, shape)| weight(shape)).collect::<Result<_>>()? })
+    }
+
+    /// Each weight with its name, as a tensor that the store can write.
+    pub(crate) fn export(&self) -> Result<Vec<(&'static str, ringpull::Tensor)>> {
+        WEIGHTS.iter().zip(&self.weights).map(|((name, _), weight)| Ok((*name, to_host(weight)?))).collect()
+    }
+
+    /// Takes over the weights that the store has written; blocks until they are there.
+    pub(crate) fn import(&self, weights: &[(&str, ringpull::Tensor)]) -> std::result::Result<(), Box<dyn std::error::Error>> {
+        for (weight, (_, tensor)) in self.weights.iter().zip(weights) {
+            weight.set(&Tensor::from_slice(tensor.read()?.as_slice::<f32>(), weight.shape(), &Device::Cpu)?)?;
+        }
+        Ok(())
+    }
+
+    /// The loss summed over `samples`, and how many of them are classified rightly.
+    fn forward(&self, data: &Dataset, samples: &[usize]) -> Result<(Tensor, f64)> {
+        let [height, width] = data.size;
+        let pixels: Vec<f32> =
+            samples.iter().flat_map(|index| data.image(*index)).map(|pixel| f32::from(*pixel) / 255.0 - 0.3).collect();
+        let labels: Vec<u32> = samples.iter().map(|index| data.label(*index).into()).collect();
+        let images = Tensor::from_vec(pixels, (samples.len(), 1, height, width), &Device::Cpu)?;
+        let labels = Tensor::from_vec(labels, samples.len(), &Device::Cpu)?;
+        let layer =
+            |index: usize| (self.weights[index].as_tensor().clone(), Some(self.weights[index + 1].as_tensor().clone()));
+        let conv = |index, padding| {
+            let (weight, bias) = layer(index);
+            Conv2d::new(weight, bias, Conv2dConfig { padding, stride: 2, ..Conv2dConfig::default() })
+        };
+        let (weight, bias) = layer(4);
+        let hidden = conv(2, 1).forward(&conv(0, 2).forward(&images)?.relu()?)?.relu()?;
+        let logits = Linear::new(weight, bias).forward(&hidden.flatten_from(1)?)?;
+        let right = logits.argmax(D::Minus1)?.eq(&labels)?.to_dtype(DType::F64)?.sum_all()?.to_scalar()?;
+        Ok(((cross_entropy(&logits, &labels)? * samples.len() as f64)?, right))
+    }
+
+    /// The loss summed over `samples` and its gradient for each weight.
+    pub(crate) fn gradients(&self, data: &Dataset, samples: &[usize]) -> Result<(f64, Vec<ringpull::Tensor>)> {
+        if samples.is_empty() {
+            let zeros = WEIGHTS.iter().map(|(_, shape)| ringpull::Tensor::zeros(ringpull::DType::F32, shape));
+            return Ok((0.0, zeros.collect()));
+        }
+        let (loss, _) = self.forward(data, samples)?;
+        let found = loss.backward()?;
+        let gradients = self.weights.iter().map(|weight| match found.get(weight) {
+            Some(gradient) => to_host(gradient),
+            None => to_host(&weight.zeros_like()?),
+        });
+        Ok((loss.to_scalar::<f32>()?.into(), gradients.collect::<Result<_>>()?))
+    }
+
+    /// Right answers, samples and summed loss over `samples` of `data`.
+    pub(crate) fn evaluate(&self, data: &Dataset, samples: std::ops::Range<usize>) -> Result<[f64; 3]> {
+        let mut sums = [0.0; 3];
+        for batch in samples.collect::<Vec<_>>().chunks(500) {
+            let (loss, right) = self.forward(data, batch)?;
+            let figures = [right, batch.len() as f64, loss.to_scalar::<f32>()?.into()];
+            sums.iter_mut().zip(figures).for_each(|(sum, figure)| *sum += figure);
+        }
+        Ok(sums)
+    }
+}
+
+fn to_host(tensor: &Tensor) -> Result<ringpull::Tensor> {
+    let values = tensor.flatten_all()?.to_vec1::<f32>()?;
+    Ok(ringpull::Tensor::from_slice(tensor.dims(), &values))
+}

@@ -1,0 +1,112 @@
+//! The training example on a few hundred images: exact resumption, and one clear error for what goes wrong.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use ringpull::harness::dataset::FASHION_MNIST;
+
+/// The example, which `cargo test` has built, unless it was told to build this test alone.
+fn example() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let profile = own.ancestors().nth(2).unwrap();
+    let path = profile.join("examples").join("train");
+    if !path.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--example", "train"]);
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().unwrap().success(), "the example does not build");
+    }
+    path
+}
+
+fn train(arguments: &[&str]) -> Output {
+    let few = ["--limit-train", "384", "--batch", "64"];
+    Command::new(example()).args(few).args(arguments).output().unwrap()
+}
+
+/// The hash that a run which must succeed ends with.
+fn hash(arguments: &[&str]) -> String {
+    let output = train(arguments);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text.lines().find_map(|line| line.split("weights ").nth(1)).expect("a run prints its hash").to_owned()
+}
+
+/// The one error of a run that must fail.
+fn error(arguments: &[&str]) -> String {
+    let output = train(arguments);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {text}");
+    assert_eq!(text.matches("error:").count(), 1, "{text}");
+    text
+}
+
+fn has_data() -> bool {
+    let present = Path::new(FASHION_MNIST).exists();
+    if !present {
+        println!("skipped: {FASHION_MNIST} is absent; install the package dataset-fashion-mnist");
+    }
+    present
+}
+
+#[test]
+fn a_resumed_run_ends_with_the_weights_of_one_that_never_stopped() {
+    if !has_data() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.safetensors");
+    let file = file.to_str().unwrap();
+    // An epoch has 6 steps: the first run stops within one, the resumed run goes on into the next.
+    let whole = hash(&["--steps", "8"]);
+    let half = hash(&["--steps", "4", "--checkpoint", file]);
+    assert_ne!(whole, half);
+    assert_eq!(hash(&["--steps", "8", "--checkpoint", file, "--resume"]), whole);
+    assert_eq!(hash(&["--steps", "8", "--checkpoint", file, "--resume"]), whole, "a finished run has nothing to do");
+    assert_ne!(hash(&["--steps", "8", "--seed", "2"]), whole);
+}
+
+#[test]
+fn an_absent_data_set_is_an_error_that_names_the_package() {
+    let text = error(&["--data", "/nowhere"]);
+    assert!(text.contains("dataset-fashion-mnist") && text.contains("/nowhere"), "{text}");
+}
+
+#[test]
+fn a_checkpoint_that_is_absent_or_damaged_is_one_error() {
+    if !has_data() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.safetensors");
+    let arguments = ["--checkpoint", file.to_str().unwrap(), "--resume"];
+    assert!(error(&arguments).contains("run.safetensors"));
+    std::fs::write(&file, "not a checkpoint").unwrap();
+    assert!(error(&arguments).contains("no whole checkpoint"));
+}
+
+#[test]
+fn a_full_disk_at_a_checkpoint_is_one_error_and_the_earlier_one_stays() {
+    if !has_data() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mount = |action: &str, arguments: &[&str]| {
+        Command::new(action).args(arguments).arg(folder.path()).output().is_ok_and(|output| output.status.success())
+    };
+    if !mount("mount", &["-t", "tmpfs", "-o", "size=64k", "tmpfs"]) {
+        println!("skipped: this user may not mount a file system to fill");
+        return;
+    }
+    let file = folder.path().join("run.safetensors");
+    std::fs::write(&file, "earlier").unwrap();
+    let outcome = std::panic::catch_unwind(|| error(&["--steps", "2", "--checkpoint", file.to_str().unwrap()]));
+    let earlier = std::fs::read_to_string(&file).unwrap();
+    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    assert!(mount("umount", &[]), "the test's file system stays mounted");
+    let text = outcome.unwrap();
+    assert!(text.contains("No space left on device") && text.contains("run.safetensors"), "{text}");
+    assert_eq!((earlier.as_str(), left), ("earlier", 1));
+}
