@@ -4,6 +4,7 @@
 //! line that cannot be understood; `launch` and `lab exec` answer with the exit code of what they ran.
 
 pub mod info;
+pub mod lab;
 
 use std::error::Error as _;
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ pub struct Cli {
 enum Command {
     /// What this build and this machine can do.
     Info(info::InfoArgs),
+    /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
+    Lab(lab::LabArgs),
 }
 
 /// How a command prints its data.
@@ -55,6 +58,7 @@ impl Command {
     fn run(self) -> Result<ExitCode> {
         match self {
             Command::Info(args) => info::run(args),
+            Command::Lab(args) => lab::run(args),
         }
     }
 }
