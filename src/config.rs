@@ -131,6 +131,16 @@ impl Dmlc {
     }
 }
 
+/// `RINGPULL_MPIRUN` (mpirun): the program that starts MPI ranks.
+pub fn mpirun_program() -> String {
+    text("RINGPULL_MPIRUN").unwrap_or_else(|| "mpirun".to_owned())
+}
+
+/// `RINGPULL_SSH` (ssh): the program that reaches other hosts, with options of its own after blanks.
+pub fn ssh_command() -> Vec<String> {
+    text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
+}
+
 /// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`.
 pub fn launcher_world_size() -> Option<(&'static str, usize)> {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(|name| Some((name, text(name)?.parse().ok()?)))

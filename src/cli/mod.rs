@@ -5,6 +5,7 @@
 
 pub mod info;
 pub mod lab;
+pub mod launch;
 
 use std::error::Error as _;
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
+    Launch(launch::LaunchArgs),
     /// What this build and this machine can do.
     Info(info::InfoArgs),
     /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
@@ -57,6 +60,7 @@ impl Cli {
 impl Command {
     fn run(self) -> Result<ExitCode> {
         match self {
+            Command::Launch(args) => launch::run(args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),
         }
