@@ -141,9 +141,23 @@ pub fn ssh_command() -> Vec<String> {
     text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
 }
 
+/// Parameters of Open MPI under which a segment is one eager message; set before `MPI_Init` unless the user has set them.
+pub fn open_mpi_settings(segment_bytes: usize) -> Vec<(&'static str, String)> {
+    let limit = (segment_bytes + 4096).to_string();
+    let tcp = ["OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"];
+    let mut settings: Vec<_> = tcp.into_iter().map(|name| (name, limit.clone())).collect();
+    settings.push(("OMPI_MCA_mpi_yield_when_idle", "1".to_owned()));
+    settings
+}
+
 /// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`.
 pub fn launcher_world_size() -> Option<(&'static str, usize)> {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(|name| Some((name, text(name)?.parse().ok()?)))
+}
+
+/// How many ranks a launcher has put on this host, as far as it says.
+pub fn launcher_local_size() -> Option<usize> {
+    ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
 }
 
 /// `RINGPULL_LOG` (warn): the filter of the log on stderr, in `tracing`'s syntax.

@@ -65,6 +65,11 @@ impl Tensor {
         Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)) }
     }
 
+    /// A tensor over a snapshot: it is copied when either side writes.
+    pub(crate) fn from_snapshot(dtype: DType, shape: &[usize], data: Arc<Buffer>) -> Self {
+        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(Content { data, fault: None })) }
+    }
+
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -217,18 +222,23 @@ impl TensorMut {
 
     /// Overwrites all elements, without first copying what a snapshot shares.
     pub fn copy_from(&mut self, bytes: &[u8]) {
-        match Arc::get_mut(&mut self.content.data) {
-            Some(data) => data.bytes_mut().copy_from_slice(bytes),
-            None => {
-                assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
-                self.content.data = Arc::new(Buffer::copy_of(bytes));
-            }
+        if let Some(data) = Arc::get_mut(&mut self.content.data) {
+            data.bytes_mut().copy_from_slice(bytes);
+        } else {
+            assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
+            self.content.data = Arc::new(Buffer::copy_of(bytes));
         }
     }
 
     /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
     pub fn snapshot(&self) -> Arc<Buffer> {
         snapshot(&self.content.data)
+    }
+
+    /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
+    pub fn abandon(self, fault: Error) {
+        std::mem::forget(Arc::clone(&self.content.data));
+        self.fail(fault);
     }
 
     /// Gives up writing: whoever reads the tensor next gets `fault`.

@@ -3,6 +3,8 @@
 //! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for a command
 //! line that cannot be understood; `launch` and `lab exec` answer with the exit code of what they ran.
 
+pub mod bench;
+pub mod compare;
 pub mod info;
 pub mod lab;
 pub mod launch;
@@ -26,6 +28,10 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Measure one job: the ranks that `mpirun` or `ringpull launch` starts.
+    Bench(bench::BenchArgs),
+    /// Compare modes and peers in rotating rounds, and write a report.
+    Compare(compare::CompareArgs),
     /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
     Launch(launch::LaunchArgs),
     /// What this build and this machine can do.
@@ -60,6 +66,8 @@ impl Cli {
 impl Command {
     fn run(self) -> Result<ExitCode> {
         match self {
+            Command::Bench(args) => bench::run(args),
+            Command::Compare(args) => compare::run(args),
             Command::Launch(args) => launch::run(args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),

@@ -1,1 +1,6 @@
-//! communicator
+//! What a store asks of a set of ranks: allreduce, broadcast, allgather. [`Host`] does them on host memory, by plans
+//! over a transport or by the MPI library's own allreduce.
+
+mod host;
+
+pub use host::{Choice, Host};

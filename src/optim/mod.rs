@@ -1,8 +1,19 @@
 //! Optimizers as data and pure functions: a description that can be sent to servers, a state per key, and one update.
 //!
-//! Every rank of `dist_sync_mpi` and every server runs the same update on the same bits, so states need not travel.
+//! Every rank of `dist_sync_mpi` and every server runs the same update on the same bits, so states need not travel. To that
+//! end the arithmetic is fixed to the bit: each element is computed on its own, in the order of operations written in
+//! `sgd` and `adam`, with no fused multiply-add and no call of the platform's `pow`; threads only share out elements.
+//! Halves widen to f32 and round once; f64 weights are computed in f64.
+
+mod adam;
+mod apply;
+mod element;
+mod parse;
+mod sgd;
 
 use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
 
 /// An optimizer with its hyper-parameters, in MXNet's words and arithmetic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -70,8 +81,39 @@ impl Optimizer {
 }
 
 impl Optimizer {
+    /// Whether states that `earlier` left can be carried on by this optimizer: the same rule with the same slots.
+    pub fn keeps_states_of(&self, earlier: &Optimizer) -> bool {
+        let with_momentum = |rule: &Rule| matches!(rule, Rule::Sgd { momentum, .. } if *momentum != 0.0);
+        std::mem::discriminant(&self.rule) == std::mem::discriminant(&earlier.rule)
+            && with_momentum(&self.rule) == with_momentum(&earlier.rule)
+            && self.multi_precision == earlier.multi_precision
+    }
+
     /// An error that names the hyper-parameter whose value makes no sense.
-    pub fn check(&self) -> crate::error::Result<()> {
-        Ok(())
+    pub fn check(&self) -> Result<()> {
+        let at_least_0 = ("finite and at least 0", (|value| value.is_finite() && value >= 0.0) as fn(f64) -> bool);
+        let above_0 = ("finite and more than 0", (|value| value.is_finite() && value > 0.0) as fn(f64) -> bool);
+        let below_1 = ("at least 0 and less than 1", (|value| (0.0..1.0).contains(&value)) as fn(f64) -> bool);
+        let finite = ("finite", f64::is_finite as fn(f64) -> bool);
+        let mut rows = vec![
+            ("learning_rate", self.learning_rate, at_least_0),
+            ("weight_decay", self.weight_decay, at_least_0),
+            ("rescale_grad", self.rescale_grad, finite),
+        ];
+        rows.extend(self.clip_gradient.map(|limit| ("clip_gradient", limit, above_0)));
+        match self.rule {
+            Rule::Sgd { momentum, .. } => rows.push(("momentum", momentum, below_1)),
+            Rule::Adam { beta1, beta2, epsilon } => {
+                rows.extend([("beta1", beta1, below_1), ("beta2", beta2, below_1), ("epsilon", epsilon, above_0)]);
+            }
+            Rule::Test => {}
+        }
+        match rows.into_iter().find(|(_, value, (_, holds))| !holds(*value)) {
+            None => Ok(()),
+            Some((name, value, (range, _))) => Err(Error::argument(
+                format!("the optimizer's {name} is {value}"),
+                format!("give a {name} that is {range}"),
+            )),
+        }
     }
 }

@@ -3,11 +3,80 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::kind::Kind;
-use crate::store::KvStore;
+use crate::store::local::Local;
+use crate::store::{Backend, KvStore};
 
 /// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
+///
+/// The distributed kinds find their peers by what started the process: `mpirun` for `dist_sync_mpi`, the `DMLC_*` variables for
+/// the kinds with servers.
 pub fn create(kind: &str) -> Result<KvStore> {
     let kind: Kind = kind.parse()?;
-    let _config = Config::from_env()?;
-    Err(Error::KindUnavailable { kind: kind.to_string(), reason: "no backend".to_owned(), remedy: "none".to_owned() })
+    let config = Config::from_env()?;
+    let backend: Box<dyn Backend> = match kind {
+        Kind::Local => Box::new(Local::default()),
+        Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice => return Err(needs_gpu(kind)),
+        Kind::DistSyncMpi => over_mpi(&config)?,
+        Kind::DistSync | Kind::DistAsync => {
+            return Err(Error::KindUnavailable {
+                kind: kind.to_string(),
+                reason: "this build has no transport for it".to_owned(),
+                remedy: "use local".to_owned(),
+            });
+        }
+    };
+    Ok(KvStore::over(kind, backend, &config))
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(config: &Config) -> Result<Box<dyn Backend>> {
+    let engine = crate::progress::process::mpi_engine(config)?;
+    Ok(Box::new(crate::store::allreduce::Allreduce::new(engine)))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn over_mpi(_config: &Config) -> Result<Box<dyn Backend>> {
+    Err(Error::KindUnavailable {
+        kind: Kind::DistSyncMpi.to_string(),
+        reason: "this build has no MPI".to_owned(),
+        remedy: "build it with the feature `mpi`, which is on by default".to_owned(),
+    })
+}
+
+fn needs_gpu(kind: Kind) -> Error {
+    let host_kind = match kind {
+        Kind::Device => Kind::Local,
+        Kind::DistAsyncDevice => Kind::DistAsync,
+        _ => Kind::DistSync,
+    };
+    Error::KindUnavailable {
+        kind: kind.to_string(),
+        reason:
+            "it sums on GPUs, which takes a CUDA driver, NCCL 2 and a build with GPU support, and this build has none"
+                .to_owned(),
+        remedy: format!("use {host_kind}, which gives the same results with tensors in host memory"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_kinds_say_what_they_need_and_what_to_use_meanwhile() {
+        for (kind, instead) in
+            [("device", "local"), ("dist_sync_device", "dist_sync"), ("dist_async_device", "dist_async")]
+        {
+            let error = create(kind).err().map(|error| error.to_string()).unwrap_or_default();
+            for part in [kind, "CUDA driver", "NCCL", &format!("use {instead},")] {
+                assert!(error.contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_local_store_is_rank_0_of_1() {
+        let store = create("local").unwrap();
+        assert_eq!((store.rank(), store.num_workers(), store.kind()), (0, 1, Kind::Local));
+    }
 }

@@ -5,6 +5,7 @@
 //! A wrong argument changes nothing. After a lost peer, a timeout or a protocol error the store is poisoned: every later
 //! call returns that first cause.
 
+pub mod allreduce;
 mod contribution;
 mod create;
 mod local;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 pub use contribution::{Contribution, MergedRows};
 pub use create::create;
 pub use states::SavedStates;
+pub(crate) use states::replace_file;
 pub use table::Entry;
 pub use update::{Update, Updates};
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -25,17 +26,10 @@ pub struct SavedStates {
 impl SavedStates {
     /// Writes the file so that either the old or the new one is there at any time.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let failed = |cause: &std::io::Error| Error::io("write optimizer states to", path.display(), cause);
         let body = postcard::to_stdvec(self).map_err(|cause| {
             Error::argument(format!("the optimizer states cannot be encoded: {cause}"), "report this as a bug")
         })?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|cause| failed(&cause))?;
-        file.write_all(MAGIC)
-            .and_then(|()| file.write_all(&body))
-            .and_then(|()| file.as_file().sync_all())
-            .map_err(|cause| failed(&cause))?;
-        file.persist(path).map(drop).map_err(|cause| failed(&cause.error))
+        replace_file("write optimizer states to", path, &[MAGIC, &body])
     }
 
     /// Reads a file that [`write`](Self::write) made.
@@ -47,5 +41,56 @@ impl SavedStates {
         };
         let body = bytes.strip_prefix(MAGIC).ok_or_else(|| wrong("is not a file of optimizer states"))?;
         postcard::from_bytes(body).map_err(|_| wrong("is damaged"))
+    }
+}
+
+/// Writes `parts` as the file `path` so that either the old file or the new one is there at any time, whole.
+pub(crate) fn replace_file(action: &str, path: &Path, parts: &[&[u8]]) -> Result<()> {
+    let failed = |cause: &std::io::Error| {
+        let text = format!("{cause}; what was there before is unchanged");
+        Error::Io { action: action.to_owned(), path: path.display().to_string(), text }
+    };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The permissions of any new file, which the umask narrows; temporary files are private otherwise.
+    let mut file = tempfile::Builder::new()
+        .permissions(std::fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .map_err(|cause| failed(&cause))?;
+    parts
+        .iter()
+        .try_for_each(|part| file.write_all(part))
+        .and_then(|()| file.as_file().sync_all())
+        .map_err(|cause| failed(&cause))?;
+    file.persist(path).map(drop).map_err(|cause| failed(&cause.error))?;
+    std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(|cause| failed(&cause))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_the_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("states");
+        let states = SavedStates { optimizer: Some(Optimizer::sgd(0.5)), ..SavedStates::default() };
+        states.write(&path).unwrap();
+        assert_eq!(SavedStates::read(&path).unwrap(), states);
+        let error = states.write(&folder.path().join("absent").join("states")).unwrap_err().to_string();
+        assert!(error.contains("optimizer states") && error.contains("absent"), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("states");
+        for (bytes, part) in
+            [(&b""[..], "is not a file of"), (b"ringpull-states1", "damaged"), (b"x", "is not a file of")]
+        {
+            std::fs::write(&path, bytes).unwrap();
+            let error = SavedStates::read(&path).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains("hint:"), "{error}");
+        }
     }
 }

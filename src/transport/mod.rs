@@ -1,1 +1,56 @@
-//! transport
+//! Bytes between two ranks.
+//!
+//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests and builds without MPI)
+//! and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on what is launched, carry
+//! errors, and notice at once when a process is gone. It carries no gradient.
+#![allow(unsafe_code)]
+
+pub mod control;
+pub mod inproc;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+pub mod star;
+
+use crate::error::Result;
+
+/// Names the operation a message belongs to, so that two ranks that run different operations notice it instead of mixing their bytes.
+pub type Stamp = u32;
+
+/// What one rank can do to another: post sends and receives, several in flight, and ask which are done.
+///
+/// Messages are FIFO per ordered pair: the k-th send of a to b meets the k-th receive of b from a; both name the same
+/// length and stamp, and it is an error, not a mixture, if they do not.
+pub trait Transport {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn size(&self) -> usize;
+
+    /// Starts sending `data` to rank `to`. `token` comes back from [`poll`](Self::poll) when the memory may change.
+    ///
+    /// # Safety
+    /// `data` stays valid and unchanged until then, or until the transport is dropped.
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], token: u32) -> Result<()>;
+
+    /// Starts receiving exactly `into.len()` bytes from rank `from`. `token` comes back from [`poll`](Self::poll) when they are there.
+    ///
+    /// # Safety
+    /// `into` stays valid and untouched until then, or until the transport is dropped.
+    unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()>;
+
+    /// Appends the tokens that are done to `done`. Does not block.
+    fn poll(&mut self, done: &mut Vec<u32>) -> Result<()>;
+
+    /// `sum` becomes the sum of `data` over all ranks by the library's own allreduce, if it has one. Blocks; collective.
+    fn native_allreduce(&mut self, _dtype: crate::DType, _data: &[u8], _sum: &mut [u8]) -> Result<()> {
+        Err(crate::Error::Unsupported {
+            kind: self.name(),
+            operation: "native allreduce".to_owned(),
+            reason: "this transport has no allreduce of its own; choose another algorithm".to_owned(),
+        })
+    }
+
+    /// The library behind it, for people.
+    fn name(&self) -> String;
+}

@@ -1,0 +1,360 @@
+//! The proof that the plans of all ranks fit together and do what they promise.
+//!
+//! [`check`] takes the plans of all ranks and a [`Goal`] and shows three things, or says which one fails and where.
+//!
+//! 1. *Form.* All ranks divide the buffer alike; no move is empty, to its own rank or out of bounds; and the sends of
+//!    each rank to each other are, in order, the receives over there, with the same parts.
+//! 2. *Progress.* Nothing waits for itself, even if no message is buffered anywhere. The events of all ranks, posting a
+//!    move and its being done, form a graph of what waits for what, by the rules that [`Plan`] states; a plan can stop
+//!    only if that graph has a cycle. The graph's longest path is the number of messages that follow one another, the
+//!    [`Traffic::rounds`].
+//! 3. *Value.* The plans are executed with symbols in place of numbers: a symbol is a rank's contribution or the sum of
+//!    two symbols, and `x + y` is `y + x`, but `(x + y) + z` is not `x + (y + z)`, as with floats. At the end each part
+//!    must have each contribution that the goal names exactly once, and be the same symbol on every rank: the same
+//!    bits.
+//!
+//! Elements of a part go the same way, so a symbol per part stands for all of them. Time and space grow with the square
+//! of the number of ranks: it is for tests and debug assertions.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+
+use super::plan::{Move, Plan, Then};
+
+/// What the plans are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Goal {
+    /// Every rank ends with the sum of all ranks' buffers.
+    Allreduce,
+    /// Every rank ends with the buffer of one.
+    Broadcast {
+        /// The one.
+        root: usize,
+    },
+    /// Every rank ends with part `r` of rank `r`, for each `r`.
+    Allgather,
+}
+
+/// What correct plans cost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Traffic {
+    /// Elements sent, by rank.
+    pub sent_len: Vec<usize>,
+    /// Elements received, by rank.
+    pub received_len: Vec<usize>,
+    /// Messages sent, by rank.
+    pub messages: Vec<usize>,
+    /// The greatest number of messages of which each waits for the one before it to arrive.
+    pub rounds: usize,
+}
+
+/// Why plans are wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The buffer is divided differently.
+    #[error("rank {rank} divides the buffer otherwise than rank 0")]
+    PartsDiffer {
+        /// The rank.
+        rank: usize,
+    },
+    /// A move that no plan may have.
+    #[error("move {index} of rank {rank}, {step:?}, is to itself, to nobody, empty or out of bounds")]
+    BadMove {
+        /// The rank.
+        rank: usize,
+        /// The move's place in the plan.
+        index: usize,
+        /// The move.
+        step: Move,
+    },
+    /// A message that is sent and not received, received and not sent, or of another length at the other end.
+    #[error("message {index} of rank {from} to rank {to}: sent {sent:?}, received {received:?}")]
+    Unmatched {
+        /// The sender.
+        from: usize,
+        /// The receiver.
+        to: usize,
+        /// Which message between the two, from 0.
+        index: usize,
+        /// The parts sent, if it is sent.
+        sent: Option<Range<usize>>,
+        /// The parts received, if it is received.
+        received: Option<Range<usize>>,
+    },
+    /// The plans wait for one another for ever.
+    #[error("deadlock: rank {rank} never gets past move {index}, {step:?}")]
+    Deadlock {
+        /// A rank that waits.
+        rank: usize,
+        /// The first of its moves that is never done.
+        index: usize,
+        /// That move.
+        step: Move,
+    },
+    /// A part does not end with the contributions it should have.
+    #[error("part {part} of rank {rank} ends with the contributions of ranks {got:?}, expected {expected:?}")]
+    WrongSum {
+        /// The rank.
+        rank: usize,
+        /// The part.
+        part: usize,
+        /// The ranks whose contributions it has, repeated as often as it has them.
+        got: Vec<usize>,
+        /// The ranks whose contributions it should have.
+        expected: Vec<usize>,
+    },
+    /// A part has the right contributions, but added in another order than on rank 0.
+    #[error("part {part} of rank {rank} is added in another order than on rank 0: the bits may differ")]
+    BitsDiffer {
+        /// The rank.
+        rank: usize,
+        /// The part.
+        part: usize,
+    },
+}
+
+/// Proves that `plans`, one for each rank in order, reach `goal`; see the module's text for what that means.
+pub fn check(plans: &[Plan], goal: Goal) -> Result<Traffic, Fault> {
+    check_form(plans)?;
+    let messages = match_messages(plans)?;
+    let rounds = longest_chain(plans, &messages)?;
+    check_values(plans, goal)?;
+    let received = |plan: &Plan| {
+        let receives = plan.moves.iter().filter(|step| matches!(step, Move::Recv { .. }));
+        receives.map(|step| plan.parts.range(step.parts()).len()).sum()
+    };
+    let sends = |plan: &Plan| plan.moves.iter().filter(|step| matches!(step, Move::Send { .. })).count();
+    Ok(Traffic {
+        sent_len: plans.iter().map(Plan::sent_len).collect(),
+        received_len: plans.iter().map(received).collect(),
+        messages: plans.iter().map(sends).collect(),
+        rounds,
+    })
+}
+
+fn check_form(plans: &[Plan]) -> Result<(), Fault> {
+    for (rank, plan) in plans.iter().enumerate() {
+        if plan.parts != plans[0].parts {
+            return Err(Fault::PartsDiffer { rank });
+        }
+        for (index, step) in plan.moves.iter().enumerate() {
+            let (peer, parts) = (step.peer(), step.parts());
+            let is_within = parts.start <= parts.end && parts.end <= plan.parts.count();
+            if peer == rank || peer >= plans.len() || !is_within || plan.parts.range(parts).is_empty() {
+                return Err(Fault::BadMove { rank, index, step: step.clone() });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One message: the ranks and the places in their plans of its two ends.
+struct Message {
+    from: usize,
+    send: usize,
+    to: usize,
+    recv: usize,
+}
+
+/// Pairs the k-th send of each rank to each other with the k-th receive over there.
+fn match_messages(plans: &[Plan]) -> Result<Vec<Message>, Fault> {
+    let size = plans.len();
+    let mut sends: Vec<Vec<usize>> = vec![Vec::new(); size * size];
+    let mut recvs = sends.clone();
+    for (rank, plan) in plans.iter().enumerate() {
+        for (index, step) in plan.moves.iter().enumerate() {
+            match step {
+                Move::Send { to, .. } => sends[rank * size + to].push(index),
+                Move::Recv { from, .. } => recvs[from * size + rank].push(index),
+            }
+        }
+    }
+    let mut messages = Vec::new();
+    for (pair, (sends, recvs)) in sends.iter().zip(&recvs).enumerate() {
+        let (from, to) = (pair / size, pair % size);
+        for index in 0..sends.len().max(recvs.len()) {
+            let (send, recv) = (sends.get(index), recvs.get(index));
+            let parts_sent = send.map(|at| plans[from].moves[*at].parts());
+            let parts_received = recv.map(|at| plans[to].moves[*at].parts());
+            match (send, recv) {
+                (Some(&send), Some(&recv)) if parts_sent == parts_received => {
+                    messages.push(Message { from, send, to, recv });
+                }
+                _ => {
+                    return Err(Fault::Unmatched { from, to, index, sent: parts_sent, received: parts_received });
+                }
+            }
+        }
+    }
+    Ok(messages)
+}
+
+/// What waits for what, over all ranks. An event has a number; its round is that of the last message it waits for.
+struct Waits {
+    /// Per event, the events that wait for it, and whether they are a round later.
+    then: Vec<Vec<(usize, bool)>>,
+    /// Per event, how many it waits for.
+    missing: Vec<usize>,
+}
+
+impl Waits {
+    fn add(&mut self, earlier: usize, later: usize, is_next_round: bool) {
+        self.then[earlier].push((later, is_next_round));
+        self.missing[later] += 1;
+    }
+}
+
+/// The length of the longest chain of messages, or the deadlock, when no message is buffered anywhere.
+///
+/// Each move has two events, posted and done. A message is done for its sender when both ends are posted. A reduce is
+/// posted before the earlier moves on its parts are done, as it arrives beside them, but it is done after them.
+fn longest_chain(plans: &[Plan], messages: &[Message]) -> Result<usize, Fault> {
+    let mut offsets = vec![0];
+    for plan in plans {
+        offsets.push(offsets[offsets.len() - 1] + 2 * plan.moves.len());
+    }
+    let posted = |rank: usize, index: usize| offsets[rank] + 2 * index;
+    let done = |rank: usize, index: usize| offsets[rank] + 2 * index + 1;
+    let events = offsets[plans.len()];
+    let mut waits = Waits { then: vec![Vec::new(); events], missing: vec![0; events] };
+    for (rank, plan) in plans.iter().enumerate() {
+        for (index, step) in plan.moves.iter().enumerate() {
+            for (earlier, before) in plan.moves[..index].iter().enumerate() {
+                if follow_on_one_wire(before, step) {
+                    waits.add(done(rank, earlier), posted(rank, index), false);
+                }
+                let is_reduce = matches!(step, Move::Recv { then: Then::Reduce, .. });
+                if conflict(before, step) && is_reduce {
+                    waits.add(done(rank, earlier), done(rank, index), false);
+                } else if conflict(before, step) {
+                    waits.add(done(rank, earlier), posted(rank, index), true);
+                }
+            }
+        }
+    }
+    for message in messages {
+        let ends = [(message.from, message.send), (message.to, message.recv)];
+        for (rank, index) in ends {
+            for (other, at) in ends {
+                waits.add(posted(other, at), done(rank, index), false);
+            }
+        }
+    }
+    let mut rounds = vec![0; events];
+    let mut ready: Vec<usize> = (0..events).filter(|event| waits.missing[*event] == 0).collect();
+    while let Some(event) = ready.pop() {
+        for (later, is_next_round) in std::mem::take(&mut waits.then[event]) {
+            rounds[later] = rounds[later].max(rounds[event] + usize::from(is_next_round));
+            waits.missing[later] -= 1;
+            if waits.missing[later] == 0 {
+                ready.push(later);
+            }
+        }
+    }
+    for (rank, plan) in plans.iter().enumerate() {
+        for (index, step) in plan.moves.iter().enumerate() {
+            if waits.missing[done(rank, index)] > 0 {
+                return Err(Fault::Deadlock { rank, index, step: step.clone() });
+            }
+        }
+    }
+    Ok(rounds.into_iter().max().map_or(0, |last| last + usize::from(events > 0)))
+}
+
+/// Whether two moves are in the same direction with the same peer.
+fn follow_on_one_wire(before: &Move, after: &Move) -> bool {
+    let is_send = |step: &Move| matches!(step, Move::Send { .. });
+    is_send(before) == is_send(after) && before.peer() == after.peer()
+}
+
+/// Whether two moves touch the same part and one of them writes it.
+fn conflict(before: &Move, after: &Move) -> bool {
+    let (one, other) = (before.parts(), after.parts());
+    let is_write = [before, after].into_iter().any(|step| matches!(step, Move::Recv { .. }));
+    is_write && one.start < other.end && other.start < one.end
+}
+
+/// Symbols, numbered: rank `r`'s contribution is number `r`, every sum has a number of its own.
+struct Symbols {
+    sums: HashMap<(usize, usize), usize>,
+    /// The ranks in each symbol, ascending, repeated as often as they were added.
+    contributions: Vec<Vec<usize>>,
+}
+
+impl Symbols {
+    fn of_ranks(size: usize) -> Self {
+        Symbols { sums: HashMap::new(), contributions: (0..size).map(|rank| vec![rank]).collect() }
+    }
+
+    /// The symbol `one + other`, which is `other + one`.
+    fn sum(&mut self, one: usize, other: usize) -> usize {
+        let operands = (one.min(other), one.max(other));
+        if let Some(known) = self.sums.get(&operands) {
+            return *known;
+        }
+        let mut ranks = [&self.contributions[one][..], &self.contributions[other][..]].concat();
+        ranks.sort_unstable();
+        self.contributions.push(ranks);
+        self.sums.insert(operands, self.contributions.len() - 1);
+        self.contributions.len() - 1
+    }
+}
+
+fn check_values(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
+    let (size, count) = (plans.len(), plans.first().map_or(0, |plan| plan.parts.count()));
+    let mut symbols = Symbols::of_ranks(size);
+    let values = execute(plans, &mut symbols)?;
+    for (rank, values) in values.iter().enumerate() {
+        for part in (0..count).filter(|part| !plans[rank].parts.range(*part..part + 1).is_empty()) {
+            let expected = match goal {
+                Goal::Allreduce => (0..size).collect(),
+                Goal::Broadcast { root } => vec![root],
+                Goal::Allgather => vec![part],
+            };
+            let got = &symbols.contributions[values[part]];
+            if *got != expected {
+                return Err(Fault::WrongSum { rank, part, got: got.clone(), expected });
+            }
+        }
+    }
+    for (rank, of_rank) in values.iter().enumerate() {
+        for part in (0..count).filter(|part| !plans[rank].parts.range(*part..part + 1).is_empty()) {
+            if of_rank[part] != values[0][part] {
+                return Err(Fault::BitsDiffer { rank, part });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Executes the plans by their meaning: moves in order, sends that never wait. Returns each rank's symbol per part.
+fn execute(plans: &[Plan], symbols: &mut Symbols) -> Result<Vec<Vec<usize>>, Fault> {
+    let size = plans.len();
+    let mut values: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank; plans[rank].parts.count()]).collect();
+    let mut wires: Vec<VecDeque<Vec<usize>>> = vec![VecDeque::new(); size * size];
+    let mut next = vec![0; size];
+    let mut ready: Vec<usize> = (0..size).collect();
+    while let Some(rank) = ready.pop() {
+        while let Some(step) = plans[rank].moves.get(next[rank]) {
+            match step {
+                Move::Send { to, parts } => {
+                    wires[rank * size + to].push_back(values[rank][parts.clone()].to_vec());
+                    ready.push(*to);
+                }
+                Move::Recv { from, parts, then } => {
+                    let Some(arrived) = wires[from * size + rank].pop_front() else { break };
+                    for (own, arrived) in values[rank][parts.clone()].iter_mut().zip(arrived) {
+                        *own = if *then == Then::Copy { arrived } else { symbols.sum(*own, arrived) };
+                    }
+                }
+            }
+            next[rank] += 1;
+        }
+    }
+    for (rank, plan) in plans.iter().enumerate() {
+        if let Some(step) = plan.moves.get(next[rank]) {
+            return Err(Fault::Deadlock { rank, index: next[rank], step: step.clone() });
+        }
+    }
+    Ok(values)
+}

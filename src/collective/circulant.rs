@@ -1,0 +1,117 @@
+//! Circulant: halving and doubling for any number of ranks.
+//!
+//! The buffer has `n` parts, one per rank; all numbers of ranks and parts are modulo `n`. Each rank counts the parts
+//! from its own: *place* `i` of rank `r` is part `r + i`, so that place 0 is the part it owns. The *skips* are `n`
+//! halved and rounded up until 1 is reached: for 5 ranks 5, 3, 2, 1; for 8 ranks 8, 4, 2, 1. There is a round for each
+//! skip `s` after the first, `ceil(log2 n)` rounds; `a` is the skip above it, and `a - s` is at most `s`.
+//!
+//! *Reduce-scatter*, skips downwards. Before the round with skip `s`, the places `0..a` of rank `r` hold sums that
+//! nobody else holds: all contributions to part `r + i` lie in place `i` of `r` and in the places of other ranks that
+//! still count. Rank `r` sends its places `s..a` to rank `r + s`, for which they are the places `0..a - s`, and adds
+//! the like from rank `r - s` to its own places `0..a - s`. Now only the places `0..s` count. After the round with skip
+//! 1 that is place 0: rank `r` holds the sum of part `r`. In total a rank sends `a - s` parts in each round, `n - 1`
+//! parts.
+//!
+//! *Allgather*, skips upwards. Before the round with skip `s`, rank `r` holds the places `0..s`. It sends the places
+//! `0..a - s` to rank `r - s`, for which they are the places `s..a`, and takes the like from rank `r + s`. After the
+//! last round it holds all places: every part as its owner summed it, the same bits everywhere.
+//!
+//! Three ranks, skips 3, 2, 1; a column is a place (not a part), `abc` names whose contributions are summed, `*` marks
+//! what is sent next, `.` what no longer counts:
+//!
+//! ```text
+//!           reduce-scatter: s = 2        s = 1               done            allgather: s = 1     s = 2
+//! place     0   1   2          0    1    2         0    1    2          0    1    2         0    1    2
+//! rank 0    a   a   a*         ab   a*   .         abc  .    .          abc* .    .         abc* abc  .
+//! rank 1    b   b   b*         bc   b*   .         abc  .    .          abc* .    .         abc* abc  .
+//! rank 2    c   c   c*         ca   c*   .         abc  .    .          abc* .    .         abc* abc  .
+//! ```
+//!
+//! With a power of two this is recursive halving and doubling on other partners; with any other number it needs no
+//! folding, in which two ranks would carry twice the bytes. A sum is added up in the order the rounds fix, different
+//! from part to part but the same in every run; as the order is not that of the ranks, the addition must be
+//! commutative, and it is.
+//!
+//! Cost, for `S` bytes: at most `2 ceil(log2 n)` messages one after the other and `2(n-1)/n S` bytes sent and received
+//! per rank; no reduce-scatter and no allgather has fewer rounds or fewer bytes. J. L. Traeff, "Optimal, Non-pipelined
+//! Reduce-scatter and Allreduce Algorithms", TU Wien, hdl.handle.net/20.500.12708/219280.
+//!
+//! *Order within a round.* What a rank sends in the reduce-scatter's next round is the upper end of what it receives in
+//! this one. A long round is therefore two messages, upper places first: while the lower half is under way the upper is
+//! summed, and the next round starts without a pause. The allgather needs no such care: what arrived last is what
+//! leaves last.
+
+use std::ops::Range;
+
+use super::plan::{Plan, Then};
+
+/// Buffers of at least this many elements (512 KiB of f32, two segments) send a round as two messages.
+const SPLIT_LEN: usize = 128 << 10;
+
+/// Appends the first half: afterwards rank `r` holds the sum of part `r`.
+pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
+    let is_split = plan.parts.len() >= SPLIT_LEN;
+    for pair in skips(size).windows(2) {
+        let (above, skip) = (pair[0], pair[1]);
+        let (to, from) = ((rank + skip) % size, (rank + size - skip) % size);
+        let next = if is_split { skip.div_ceil(2).min(above - skip) } else { 0 };
+        for places in [next..above - skip, 0..next] {
+            for parts in parts_at(to, places.clone(), size) {
+                plan.send(to, parts);
+            }
+            for parts in parts_at(rank, places, size) {
+                plan.recv(from, parts, Then::Reduce);
+            }
+        }
+    }
+}
+
+/// Appends the second half: before it rank `r` holds part `r`, afterwards all parts. Parts may differ in length.
+pub(super) fn allgather(plan: &mut Plan, rank: usize, size: usize) {
+    for pair in skips(size).windows(2).rev() {
+        let (above, skip) = (pair[0], pair[1]);
+        let (to, from) = ((rank + size - skip) % size, (rank + skip) % size);
+        for parts in parts_at(rank, 0..above - skip, size) {
+            plan.send(to, parts);
+        }
+        for parts in parts_at(from, 0..above - skip, size) {
+            plan.recv(from, parts, Then::Copy);
+        }
+    }
+}
+
+/// `size`, then its half rounded up, and so on down to 1.
+fn skips(size: usize) -> Vec<usize> {
+    let mut skips = vec![size];
+    let mut skip = size;
+    while skip > 1 {
+        skip = skip.div_ceil(2);
+        skips.push(skip);
+    }
+    skips
+}
+
+/// The parts in consecutive places of a rank: one range, or two where they pass the last part.
+fn parts_at(rank: usize, places: Range<usize>, size: usize) -> [Range<usize>; 2] {
+    let (start, end) = (rank + places.start, rank + places.end);
+    [start.min(size)..end.min(size), start.max(size) - size..end.max(size) - size]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skips_halve_and_round_up_to_one() {
+        assert_eq!(skips(1), [1]);
+        assert_eq!(skips(5), [5, 3, 2, 1]);
+        assert_eq!(skips(8), [8, 4, 2, 1]);
+    }
+
+    #[test]
+    fn places_that_pass_the_last_part_are_two_ranges() {
+        assert_eq!(parts_at(3, 0..2, 5), [3..5, 0..0]);
+        assert_eq!(parts_at(3, 1..4, 5), [4..5, 0..2]);
+        assert_eq!(parts_at(3, 2..4, 5), [5..5, 0..2]);
+    }
+}

@@ -1,0 +1,347 @@
+//! Every plan, for world sizes 1 to 33, is proved by symbols, executed with numbers, and held to its cost.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::check::{Fault, Goal, Traffic, check};
+use super::plan::Parts;
+use super::{Algorithm, Move, Plan, Then, allgather, allreduce, broadcast};
+
+const SIZES: std::ops::RangeInclusive<usize> = 1..=33;
+
+/// 0, 1, n-1, n, n+1 and beyond; the last splits the rounds of `circulant` and makes a broadcast a chain.
+fn lens(size: usize) -> [usize; 8] {
+    [0, 1, size - 1, size, size + 1, 2 * size + 3, 1000, 300_001]
+}
+
+fn allreduces(algorithm: Algorithm, size: usize, len: usize) -> Vec<Plan> {
+    (0..size).map(|rank| allreduce(algorithm, rank, size, len)).collect()
+}
+
+fn proved(plans: &[Plan], goal: Goal, what: &str) -> Traffic {
+    check(plans, goal).unwrap_or_else(|fault| panic!("{what}: {fault}"))
+}
+
+fn ceil_log2(size: usize) -> usize {
+    size.next_power_of_two().ilog2() as usize
+}
+
+fn floor_log2(size: usize) -> usize {
+    size.ilog2() as usize
+}
+
+/// Parts whose lengths are `lens`.
+fn parts_of(lens: &[usize]) -> Parts {
+    let mut bounds = vec![0];
+    for len in lens {
+        bounds.push(bounds[bounds.len() - 1] + len);
+    }
+    Parts::of(bounds)
+}
+
+/// Executes plans on numbers, the ranks taking turns as `turns` says; moves run in order and sends never wait.
+fn executed(plans: &[Plan], mut buffers: Vec<Vec<f32>>, mut turns: impl FnMut(usize) -> usize) -> Vec<Vec<f32>> {
+    let size = plans.len();
+    let mut wires: Vec<VecDeque<Vec<f32>>> = vec![VecDeque::new(); size * size];
+    let mut next = vec![0; size];
+    loop {
+        let can_move = |rank: &usize| match plans[*rank].moves.get(next[*rank]) {
+            Some(Move::Send { .. }) => true,
+            Some(Move::Recv { from, .. }) => !wires[from * size + rank].is_empty(),
+            None => false,
+        };
+        let able: Vec<usize> = (0..size).filter(can_move).collect();
+        if able.is_empty() {
+            break;
+        }
+        let rank = able[turns(able.len())];
+        let step = &plans[rank].moves[next[rank]];
+        let range = plans[rank].parts.range(step.parts());
+        match step {
+            Move::Send { to, .. } => wires[rank * size + to].push_back(buffers[rank][range].to_vec()),
+            Move::Recv { from, then, .. } => {
+                let arrived = wires[from * size + rank].pop_front().expect("it can move");
+                assert_eq!(arrived.len(), range.len());
+                for (own, arrived) in buffers[rank][range].iter_mut().zip(arrived) {
+                    *own = if *then == Then::Copy { arrived } else { *own + arrived };
+                }
+            }
+        }
+        next[rank] += 1;
+    }
+    for (rank, plan) in plans.iter().enumerate() {
+        assert_eq!(next[rank], plan.moves.len(), "rank {rank} finished its plan");
+    }
+    assert!(wires.iter().all(VecDeque::is_empty), "every message was read");
+    buffers
+}
+
+#[test]
+fn every_allreduce_has_each_contribution_once_and_the_same_bits() {
+    for algorithm in Algorithm::ALL {
+        for size in SIZES {
+            for len in lens(size) {
+                let what = format!("{algorithm} of {len} elements on {size} ranks");
+                let traffic = proved(&allreduces(algorithm, size, len), Goal::Allreduce, &what);
+                let is_idle = size == 1 || len == 0;
+                assert_eq!(traffic.messages.iter().sum::<usize>() == 0, is_idle, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_in_a_row_are_as_documented() {
+    for size in SIZES {
+        let rounds = |algorithm| {
+            let plans = allreduces(algorithm, size, 1000);
+            proved(&plans, Goal::Allreduce, &format!("{algorithm} on {size} ranks")).rounds
+        };
+        assert_eq!(rounds(Algorithm::Ring), 2 * (size - 1), "ring, {size}");
+        assert_eq!(rounds(Algorithm::Direct), if size == 1 { 0 } else { 2 }, "direct, {size}");
+        // Places that a round leaves as they were need not wait for it, so some worlds take fewer than two a skip.
+        let circulant = rounds(Algorithm::Circulant);
+        assert!((2 * floor_log2(size)..=2 * ceil_log2(size)).contains(&circulant), "circulant, {size}: {circulant}");
+        let folding = if size.is_power_of_two() { 0 } else { 2 };
+        assert_eq!(rounds(Algorithm::Doubling), floor_log2(size) + folding, "doubling, {size}");
+        assert_eq!(rounds(Algorithm::Tree), 2 * floor_log2(size), "tree, {size}");
+    }
+}
+
+#[test]
+fn ring_direct_and_circulant_move_no_more_than_the_bound() {
+    for algorithm in [Algorithm::Ring, Algorithm::Direct, Algorithm::Circulant] {
+        for size in SIZES {
+            for len in lens(size) {
+                let traffic = proved(&allreduces(algorithm, size, len), Goal::Allreduce, "traffic");
+                // n - 1 parts out and n - 1 in, in each half, and no part is longer than the longest.
+                let bound = 2 * (size - 1) * len.div_ceil(size);
+                for (rank, (sent, received)) in traffic.sent_len.iter().zip(&traffic.received_len).enumerate() {
+                    let what = format!("{algorithm}, rank {rank} of {size}, {len} elements");
+                    assert!(*sent <= bound && *received <= bound, "{what}: {sent} and {received} of {bound}");
+                }
+                if len % size == 0 {
+                    assert!(traffic.sent_len.iter().all(|sent| *sent == bound));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_sent_are_as_documented() {
+    for size in SIZES {
+        let most = |algorithm, len| {
+            let traffic = proved(&allreduces(algorithm, size, len), Goal::Allreduce, "messages");
+            traffic.messages.into_iter().max().expect("a rank")
+        };
+        assert_eq!(most(Algorithm::Ring, 1000), 2 * (size - 1));
+        assert_eq!(most(Algorithm::Direct, 1000), 2 * (size - 1));
+        assert!(most(Algorithm::Circulant, 1000) <= 4 * ceil_log2(size));
+        assert!(most(Algorithm::Circulant, 300_001) <= 6 * ceil_log2(size));
+        assert!(most(Algorithm::Doubling, 1000) <= floor_log2(size) + 1);
+        assert!(most(Algorithm::Tree, 1000) <= ceil_log2(size));
+    }
+}
+
+#[test]
+fn a_broadcast_from_each_root_reaches_every_rank() {
+    for size in SIZES {
+        for len in lens(size) {
+            for root in 0..size {
+                let plans: Vec<Plan> = (0..size).map(|rank| broadcast(root, rank, size, len)).collect();
+                let what = format!("broadcast of {len} elements from {root} of {size}");
+                let traffic = proved(&plans, Goal::Broadcast { root }, &what);
+                for rank in (0..size).filter(|rank| *rank != root) {
+                    assert_eq!(traffic.received_len[rank], len, "{what}");
+                }
+                let pieces = plans[0].parts.count();
+                if size > 1 && len > 0 && pieces == 1 {
+                    assert_eq!(traffic.rounds, floor_log2(size), "{what}");
+                } else if pieces > 1 {
+                    assert_eq!(traffic.rounds, size - 1, "{what}");
+                    assert!(traffic.sent_len.iter().all(|sent| *sent <= len), "{what}");
+                }
+            }
+        }
+    }
+    let pieces = broadcast(0, 0, 8, 300_001).parts.count();
+    assert!(pieces > 1, "the longest buffer is a chain");
+}
+
+#[test]
+fn an_allgather_of_even_parts_costs_as_documented() {
+    for size in SIZES {
+        for (len, expected) in [(1000, ceil_log2(size)), (size * 20_000, size - 1)] {
+            let plans: Vec<Plan> = (0..size).map(|rank| allgather(rank, size, Parts::even(len, size))).collect();
+            let traffic = proved(&plans, Goal::Allgather, &format!("allgather of {len} elements on {size} ranks"));
+            assert!(traffic.rounds <= expected, "{} of {expected}", traffic.rounds);
+            for received in traffic.received_len {
+                assert!(received <= len - len / size, "{size} ranks, {len} elements");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn an_allgather_of_uneven_parts_reaches_every_rank(
+        lens in prop::collection::vec(prop_oneof![Just(0usize), 1usize..10, 1usize..2000, 20_000usize..90_000], 1..34),
+    ) {
+        let (size, parts) = (lens.len(), parts_of(&lens));
+        let plans: Vec<Plan> = (0..size).map(|rank| allgather(rank, size, parts.clone())).collect();
+        let traffic = proved(&plans, Goal::Allgather, &format!("{lens:?}"));
+        for (received, own) in traffic.received_len.iter().zip(&lens) {
+            prop_assert_eq!(*received, parts.len() - own);
+        }
+    }
+
+    #[test]
+    fn numbers_sum_to_the_same_bits_whoever_is_late(
+        size in 1usize..20,
+        len in 0usize..70,
+        seed in any::<u64>(),
+        algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
+    ) {
+        let plans = allreduces(algorithm, size, len);
+        // Magnitudes differ so much that the order of additions shows in the bits.
+        let value = |rank: usize, i: usize| ((rank * 31 + i * 7) % 23) as f32 * 10f32.powi((rank * 5 % 13) as i32 - 6);
+        let buffers: Vec<Vec<f32>> = (0..size).map(|rank| (0..len).map(|i| value(rank, i)).collect()).collect();
+        let bits = |buffers: Vec<Vec<f32>>| -> Vec<Vec<u32>> {
+            buffers.into_iter().map(|buffer| buffer.into_iter().map(f32::to_bits).collect()).collect()
+        };
+        let first = bits(executed(&plans, buffers.clone(), |_| 0));
+        for of_rank in &first {
+            prop_assert_eq!(of_rank, &first[0]);
+        }
+        let mut state = seed | 1;
+        let shuffled = executed(&plans, buffers.clone(), |able| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % able as u64) as usize
+        });
+        prop_assert_eq!(bits(shuffled), first);
+    }
+
+    #[test]
+    fn small_integers_sum_exactly(
+        size in 1usize..34,
+        len in 0usize..200,
+        algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
+    ) {
+        let buffers = (0..size).map(|rank| (0..len).map(|i| (i % 97 + rank) as f32).collect()).collect();
+        let sums = executed(&allreduces(algorithm, size, len), buffers, |able| able - 1);
+        let expected: Vec<f32> = (0..len).map(|i| (size * (i % 97) + size * (size - 1) / 2) as f32).collect();
+        for of_rank in sums {
+            prop_assert_eq!(&of_rank, &expected);
+        }
+    }
+}
+
+#[test]
+fn allgathers_and_broadcasts_move_the_numbers_of_their_owners() {
+    for size in SIZES {
+        let lens: Vec<usize> = (0..size).map(|rank| rank * 3 % 5).collect();
+        let parts = parts_of(&lens);
+        let own = |rank: usize| vec![rank as f32; parts.len()];
+        let plans: Vec<Plan> = (0..size).map(|rank| allgather(rank, size, parts.clone())).collect();
+        let gathered = executed(&plans, (0..size).map(own).collect(), |_| 0);
+        let expected: Vec<f32> = lens.iter().enumerate().flat_map(|(rank, len)| vec![rank as f32; *len]).collect();
+        assert!(gathered.iter().all(|of_rank| *of_rank == expected), "{size} ranks");
+        let root = size / 2;
+        let plans: Vec<Plan> = (0..size).map(|rank| broadcast(root, rank, size, 7)).collect();
+        let received = executed(&plans, (0..size).map(|rank| vec![rank as f32; 7]).collect(), |_| 0);
+        assert!(received.iter().all(|of_rank| *of_rank == vec![root as f32; 7]), "{size} ranks");
+    }
+}
+
+#[test]
+fn the_checker_finds_what_is_wrong() {
+    let good = || allreduces(Algorithm::Ring, 3, 9);
+    assert!(check(&good(), Goal::Allreduce).is_ok());
+    assert!(matches!(check(&good(), Goal::Allgather), Err(Fault::WrongSum { rank: 0, part: 0, .. })));
+
+    let mut unread = good();
+    unread[1].moves.push(Move::Send { to: 2, parts: 0..1 });
+    assert!(matches!(check(&unread, Goal::Allreduce), Err(Fault::Unmatched { from: 1, to: 2, received: None, .. })));
+
+    let mut mismatched = good();
+    mismatched[0].moves[0] = Move::Send { to: 1, parts: 1..3 };
+    assert!(matches!(check(&mismatched, Goal::Allreduce), Err(Fault::Unmatched { from: 0, to: 1, index: 0, .. })));
+
+    let mut copied = good();
+    for step in &mut copied[2].moves {
+        if let Move::Recv { then, .. } = step {
+            *then = Then::Copy;
+        }
+    }
+    assert!(matches!(check(&copied, Goal::Allreduce), Err(Fault::WrongSum { .. })));
+
+    let mut to_itself = good();
+    to_itself[2].moves[0] = Move::Send { to: 2, parts: 0..1 };
+    assert!(matches!(check(&to_itself, Goal::Allreduce), Err(Fault::BadMove { rank: 2, index: 0, .. })));
+
+    let mut divided = good();
+    divided[1].parts = Parts::even(10, 3);
+    assert_eq!(check(&divided, Goal::Allreduce), Err(Fault::PartsDiffer { rank: 1 }));
+}
+
+#[test]
+fn the_checker_finds_every_move_that_is_left_out_and_every_reduce_that_became_a_copy() {
+    for algorithm in Algorithm::ALL {
+        for size in 2..8 {
+            let good = allreduces(algorithm, size, 20);
+            for (rank, plan) in good.iter().enumerate() {
+                for (index, step) in plan.moves.iter().enumerate() {
+                    let mut wrong = good.clone();
+                    wrong[rank].moves.remove(index);
+                    assert!(check(&wrong, Goal::Allreduce).is_err(), "{algorithm}, {size}: {rank} without {index}");
+                    let Move::Recv { from, parts, then: Then::Reduce } = step.clone() else { continue };
+                    wrong[rank].moves.insert(index, Move::Recv { from, parts, then: Then::Copy });
+                    assert!(check(&wrong, Goal::Allreduce).is_err(), "{algorithm}, {size}: {rank} copies {index}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_checker_finds_additions_in_another_order() {
+    let everyone_to_everyone = |rank: usize| {
+        let mut plan = Plan::new(Parts::even(1, 1));
+        for peer in (0..3).filter(|peer| *peer != rank) {
+            plan.send(peer, 0..1);
+        }
+        for peer in (0..3).filter(|peer| *peer != rank) {
+            plan.recv(peer, 0..1, Then::Reduce);
+        }
+        plan
+    };
+    let plans: Vec<Plan> = (0..3).map(everyone_to_everyone).collect();
+    assert_eq!(check(&plans, Goal::Allreduce), Err(Fault::BitsDiffer { rank: 2, part: 0 }));
+}
+
+#[test]
+fn the_checker_finds_a_plan_that_needs_buffers_and_one_that_stops_for_ever() {
+    let swap = |rank: usize| {
+        let mut plan = Plan::new(Parts::even(1, 1));
+        plan.send(1 - rank, 0..1);
+        plan.recv(1 - rank, 0..1, Then::Copy);
+        plan
+    };
+    let plans: Vec<Plan> = (0..2).map(swap).collect();
+    assert!(matches!(check(&plans, Goal::Allgather), Err(Fault::Deadlock { rank: 0, index: 0, .. })));
+
+    let wait = |rank: usize| {
+        let mut plan = Plan::new(Parts::even(1, 1));
+        plan.recv(1 - rank, 0..1, Then::Copy);
+        plan.send(1 - rank, 0..1);
+        plan
+    };
+    let plans: Vec<Plan> = (0..2).map(wait).collect();
+    assert!(matches!(check(&plans, Goal::Allgather), Err(Fault::Deadlock { rank: 0, index: 0, .. })));
+}

@@ -1,0 +1,116 @@
+//! The interpreter over threads and channels: every plan, every number of ranks, segments small enough that they interleave.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::*;
+use crate::dtype::DType;
+use crate::transport::inproc;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const ALGORITHMS: [Algorithm; 5] = Algorithm::ALL;
+
+/// Runs `work` as each of `size` ranks, and returns what each returns.
+fn ranks<T: Send>(
+    size: usize,
+    segment_bytes: usize,
+    work: impl Fn(usize, &mut Runner, &mut inproc::Inproc) -> T + Sync,
+) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let ends = inproc::world(size).into_iter().enumerate().map(|(rank, mut end)| {
+            scope.spawn(move || {
+                let value = work(rank, &mut Runner::new(segment_bytes, LIMIT), &mut end);
+                (value, end)
+            })
+        });
+        let ends: Vec<_> = ends.collect();
+        ends.into_iter().map(|end| end.join().unwrap().0).collect()
+    })
+}
+
+#[test]
+fn every_plan_sums_exactly_and_leaves_equal_bits() {
+    let stop = AtomicBool::new(false);
+    for algorithm in ALGORITHMS {
+        for size in [1, 2, 3, 4, 5, 7, 8, 9] {
+            for len in [0, 1, size - 1, size, size + 1, 2 * size + 3, 1000] {
+                let results = ranks(size, 64, |rank, runner, end| {
+                    let mut data: Vec<f32> = (0..len).map(|i| (i * 3 + rank) as f32).collect();
+                    let plan = allreduce(algorithm, rank, size, len);
+                    runner.run(&plan, DType::F32, bytemuck::cast_slice_mut(&mut data), end, 7, &stop).unwrap();
+                    data
+                });
+                let expected: Vec<f32> = (0..len).map(|i| (size * i * 3 + size * (size - 1) / 2) as f32).collect();
+                for (rank, result) in results.iter().enumerate() {
+                    assert_eq!(*result, expected, "{algorithm} of {len} on rank {rank} of {size}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn inexact_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
+    let stop = AtomicBool::new(false);
+    for algorithm in ALGORITHMS {
+        let once = || {
+            ranks(5, 64, |rank, runner, end| {
+                let mut data: Vec<f32> = (0..777).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
+                let plan = allreduce(algorithm, rank, 5, data.len());
+                runner.run(&plan, DType::F32, bytemuck::cast_slice_mut(&mut data), end, 7, &stop).unwrap();
+                data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
+            })
+        };
+        let (first, again) = (once(), once());
+        assert!(first.iter().all(|bits| *bits == first[0]), "{algorithm} differs between ranks");
+        assert_eq!(first, again, "{algorithm} differs between runs");
+    }
+}
+
+#[test]
+fn broadcast_and_uneven_allgather_deliver_every_byte() {
+    let stop = AtomicBool::new(false);
+    for size in [2, 3, 5, 8] {
+        for root in 0..size {
+            let results = ranks(size, 64, |rank, runner, end| {
+                let mut data = vec![rank as u8; 301];
+                runner.run(&broadcast(root, rank, size, 301), DType::U8, &mut data, end, 1, &stop).unwrap();
+                data
+            });
+            assert!(results.iter().all(|data| *data == vec![root as u8; 301]), "root {root} of {size}");
+        }
+        let bounds: Vec<usize> = (0..=size).map(|rank| rank * rank * 40).collect();
+        let results = ranks(size, 64, |rank, runner, end| {
+            let mut data = vec![0u8; bounds[size]];
+            data[bounds[rank]..bounds[rank + 1]].fill(rank as u8 + 1);
+            let plan = allgather(rank, size, Parts::of(bounds.clone()));
+            runner.run(&plan, DType::U8, &mut data, end, 1, &stop).unwrap();
+            data
+        });
+        let expected: Vec<u8> =
+            (0..size).flat_map(|rank| vec![rank as u8 + 1; bounds[rank + 1] - bounds[rank]]).collect();
+        assert!(results.iter().all(|data| *data == expected), "allgather of {size}");
+    }
+}
+
+#[test]
+fn ranks_in_different_operations_get_an_error_and_not_a_mixture() {
+    let stop = AtomicBool::new(false);
+    let errors = ranks(2, 64, |rank, runner, end| {
+        let mut data = [0u8; 16];
+        let plan = allreduce(Algorithm::Ring, rank, 2, 4);
+        runner.run(&plan, DType::F32, &mut data, end, rank as u32, &stop).unwrap_err().to_string()
+    });
+    assert!(errors.iter().any(|error| error.contains("operation 1 where")), "{errors:?}");
+}
+
+#[test]
+fn a_peer_that_does_not_move_is_an_error_after_the_limit() {
+    let mut end = inproc::world(2).into_iter().next().unwrap();
+    let mut runner = Runner::new(64, Duration::from_millis(50));
+    let mut data = [0u8; 16];
+    let plan = allreduce(Algorithm::Ring, 0, 2, 4);
+    let error = runner.run(&plan, DType::F32, &mut data, &mut end, 1, &AtomicBool::new(false)).unwrap_err();
+    assert!(error.to_string().contains("rank"), "{error}");
+}

@@ -1,0 +1,154 @@
+//! Checkpoints of a training run: one safetensors file with the weights, the optimizer's states, the step and the seed.
+//!
+//! The file is replaced atomically, so a run that dies while it saves leaves the earlier checkpoint whole.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::store::{KvStore, replace_file};
+use crate::tensor::Tensor;
+
+/// The tensor that holds the file of optimizer states; weights cannot be named so.
+const STATES: &str = "ringpull.optimizer_states";
+
+/// Where a run was.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    /// The number of steps done.
+    pub step: u64,
+    /// The seed the run began with.
+    pub seed: u64,
+    /// The weights by name.
+    pub weights: BTreeMap<String, Tensor>,
+    /// What [`KvStore::save_optimizer_states`] wrote.
+    pub states: Vec<u8>,
+}
+
+impl Checkpoint {
+    /// Takes the optimizer's states from `store`. Blocks until every push is applied.
+    pub fn take(store: &KvStore, step: u64, seed: u64, weights: BTreeMap<String, Tensor>) -> Result<Self> {
+        let folder = states_folder()?;
+        let path = folder.path().join("states");
+        store.save_optimizer_states(&path, true)?;
+        let states = std::fs::read(&path).map_err(|cause| Error::io("read", path.display(), &cause))?;
+        Ok(Checkpoint { step, seed, weights, states })
+    }
+
+    /// Gives the optimizer's states to `store`. Every worker must do so.
+    pub fn restore_states(&self, store: &KvStore) -> Result<()> {
+        let folder = states_folder()?;
+        let path = folder.path().join("states");
+        std::fs::write(&path, &self.states).map_err(|cause| Error::io("write", path.display(), &cause))?;
+        store.load_optimizer_states(&path)
+    }
+
+    /// Writes the file. If that fails the earlier one stays.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let guards = self
+            .weights
+            .iter()
+            .map(|(name, tensor)| Ok((name.as_str(), tensor.read()?)))
+            .collect::<Result<Vec<_>>>()?;
+        let weights = guards.iter().map(|(name, guard)| (*name, format(guard.dtype()), guard.shape(), guard.bytes()));
+        let views = weights
+            .chain([(STATES, Dtype::U8, &[self.states.len()][..], &self.states[..])])
+            .map(|(name, dtype, shape, bytes)| Ok((name, TensorView::new(dtype, shape.to_vec(), bytes)?)))
+            .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
+        let metadata = [("step", self.step), ("seed", self.seed)];
+        let metadata = metadata.map(|(name, value)| (name.to_owned(), value.to_string()));
+        let bytes =
+            views.and_then(|views| safetensors::serialize(views, Some(HashMap::from(metadata)))).map_err(|cause| {
+                Error::argument(format!("the weights make no safetensors file: {cause}"), "rename them")
+            })?;
+        replace_file("write the checkpoint", path, &[&bytes])
+    }
+
+    /// Reads a file that [`write`](Self::write) made.
+    pub fn read(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(|cause| Error::io("read the checkpoint", path.display(), &cause))?;
+        Self::parse(&bytes).ok_or_else(|| {
+            Error::argument(
+                format!("{} is no whole checkpoint", path.display()),
+                "give --checkpoint a file that this program wrote, or begin anew without --resume",
+            )
+        })
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (_, header) = SafeTensors::read_metadata(bytes).ok()?;
+        let tensors = SafeTensors::deserialize(bytes).ok()?;
+        let number = |name: &str| header.metadata().as_ref()?.get(name)?.parse().ok();
+        let mut weights = BTreeMap::new();
+        for (name, view) in tensors.iter().filter(|(name, _)| *name != STATES) {
+            let dtype = DType::ALL.into_iter().find(|dtype| format(*dtype) == view.dtype())?;
+            let buffer = crate::buffer::Buffer::copy_of(view.data());
+            weights.insert(name.to_owned(), Tensor::from_buffer(dtype, view.shape(), buffer));
+        }
+        let states = tensors.tensor(STATES).ok()?.data().to_vec();
+        Some(Checkpoint { step: number("step")?, seed: number("seed")?, weights, states })
+    }
+}
+
+fn format(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::I8 => Dtype::I8,
+        DType::U8 => Dtype::U8,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+    }
+}
+
+fn states_folder() -> Result<tempfile::TempDir> {
+    tempfile::tempdir().map_err(|cause| Error::io("make a folder in", std::env::temp_dir().display(), &cause))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::create;
+
+    fn example() -> Checkpoint {
+        let store = create("local").unwrap();
+        store.init("w", &Tensor::full(DType::F32, &[2], 1.0)).unwrap();
+        store.set_optimizer(&"sgd,momentum=0.5".parse().unwrap()).unwrap();
+        store.push("w", &[Tensor::full(DType::F32, &[2], 1.0)], 0).unwrap();
+        let weights = DType::ALL.map(|dtype| (dtype.to_string(), Tensor::full(dtype, &[2, 3], 5.0)));
+        Checkpoint::take(&store, 12, u64::MAX, weights.into()).unwrap()
+    }
+
+    #[test]
+    fn what_was_written_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.safetensors");
+        let written = example();
+        written.write(&path).unwrap();
+        let read = Checkpoint::read(&path).unwrap();
+        assert_eq!((read.step, read.seed, &read.states), (12, u64::MAX, &written.states));
+        for (name, tensor) in &written.weights {
+            assert_eq!(tensor.read().unwrap().bytes(), read.weights[name].read().unwrap().bytes(), "{name}");
+        }
+        read.restore_states(&create("local").unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_at_every_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.safetensors");
+        example().write(&path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        for len in (0..bytes.len()).step_by(7) {
+            std::fs::write(&path, &bytes[..len]).unwrap();
+            let error = Checkpoint::read(&path).unwrap_err().to_string();
+            assert!(error.contains("no whole checkpoint") && error.contains("hint:"), "{error}");
+        }
+    }
+}

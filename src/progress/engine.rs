@@ -1,0 +1,338 @@
+//! The threads behind a store that sums by allreduce.
+//!
+//! `submit` names an operation and returns. The control thread of rank 0 launches it when every rank has called it; the
+//! comm thread, which alone talks to the transport, runs launched jobs in the order of their numbers; the finishing thread
+//! applies updates and hands out results. The first fault poisons the engine: it is spread to every rank, running
+//! collectives stop, every job that waits fails with it, and so does every later call.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::Mutex;
+
+use crate::communicator::Host;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::progress::agreement::{Call, Launch, Topic};
+use crate::progress::shared::{Command, Note, Shared};
+use crate::progress::watcher::Watcher;
+use crate::transport::control::Control;
+use crate::transport::{Transport, inproc};
+
+/// An operation between its call and its end.
+pub trait Job: Send {
+    /// The collective part, on the comm thread.
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()>;
+    /// What follows on this rank alone, on the finishing thread.
+    fn finish(self: Box<Self>) -> Result<()>;
+    /// Called instead of `finish` when the job will never be done. The transport may still use the job's memory.
+    fn fail(self: Box<Self>, fault: &Error);
+}
+
+/// One rank's engine. Ends in order when dropped.
+pub struct Engine {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    limit: Duration,
+    library: String,
+    stores: AtomicU64,
+}
+
+/// How a transport and its control star come to be; called on the comm thread.
+pub type Connect = Box<dyn FnOnce() -> Result<Connected> + Send>;
+
+/// A transport that is ready, and how to end it.
+pub struct Connected {
+    /// The wire.
+    pub transport: Box<dyn Transport>,
+    /// The control star over the same ranks.
+    pub control: Control,
+    /// What ends the library, after the transport was dropped without a fault.
+    pub finalise: Box<dyn FnOnce()>,
+}
+
+impl Engine {
+    /// Starts the threads; returns when every rank is connected.
+    pub fn start(config: &Config, connect: Connect) -> Result<Arc<Engine>> {
+        let (commands, inbox) = unbounded();
+        let (own_notes, notes) = unbounded();
+        let (ready, started) = crossbeam_channel::bounded(1);
+        let (finishing, finished) = unbounded::<Box<dyn Job>>();
+        let stop = Arc::new(AtomicBool::new(false));
+        let comm = {
+            let (config, stop) = (config.clone(), Arc::clone(&stop));
+            spawn("ringpull-comm", move || {
+                let mut end = None;
+                let connected = connect().and_then(|connected| {
+                    let host = Host::new(connected.transport, &config, stop)?;
+                    end = Some(connected.finalise);
+                    Ok((host, connected.control))
+                });
+                let (host, control) = match connected {
+                    Ok(both) => both,
+                    Err(cause) => return drop(ready.send(Err(cause))),
+                };
+                let (handle, shared) = crossbeam_channel::bounded::<Arc<Shared>>(1);
+                drop(ready.send(Ok((control, host.library(), handle))));
+                if let Ok(shared) = shared.recv() {
+                    communicate(&shared, host, &inbox, &finishing);
+                    if shared.fault.get().is_none()
+                        && let Some(finalise) = end
+                    {
+                        finalise();
+                    }
+                }
+            })?
+        };
+        let (control, library, handle) = started.recv().map_err(|_| lost_thread())??;
+        let shared = Arc::new(Shared {
+            rank: control.rank(),
+            size: control.size(),
+            control,
+            stop,
+            fault: OnceLock::new(),
+            reported: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            ordinals: Mutex::default(),
+            running: Mutex::default(),
+            commands,
+            own_notes,
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            control_messages: AtomicU64::new(0),
+        });
+        handle.send(Arc::clone(&shared)).map_err(|_| lost_thread())?;
+        let mut threads = vec![comm];
+        let sharing = Arc::clone(&shared);
+        threads.push(spawn("ringpull-finish", move || finish(&sharing, &finished))?);
+        let (watching, mut watcher) = (Arc::downgrade(&shared), Watcher::new(config, shared.size));
+        // Ends by itself when the last owner of `shared` is gone; it is not joined.
+        spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
+        let limit = config.timeout;
+        let stores = AtomicU64::new(0);
+        Ok(Arc::new(Engine { shared, threads: Mutex::new(threads), limit, library, stores }))
+    }
+
+    /// The engines of `size` ranks in this process, over threads and channels.
+    pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
+        let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
+        ends.map(|(transport, control)| {
+            let connected =
+                move || Ok(Connected { transport: Box::new(transport), control, finalise: Box::new(|| ()) });
+            Engine::start(config, Box::new(connected))
+        })
+        .collect()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.shared.size
+    }
+
+    /// The library under the transport, for people.
+    pub fn library(&self) -> &str {
+        &self.library
+    }
+
+    /// The number of the next store on this engine: the same on every rank, if every rank creates its stores in one order.
+    pub fn next_store(&self) -> u32 {
+        self.stores.fetch_add(1, Ordering::Relaxed) as u32
+    }
+
+    /// The first fault.
+    pub fn fault(&self) -> Option<Error> {
+        let fault = self.shared.fault.get().cloned();
+        if fault.is_some() {
+            self.shared.reported.store(true, Ordering::Release);
+        }
+        fault
+    }
+
+    /// The first fault, if no caller has been given it yet.
+    pub fn unreported_fault(&self) -> Option<Error> {
+        if self.is_reported() { None } else { self.shared.fault.get().cloned() }
+    }
+
+    /// Whether a caller has been given the first fault.
+    pub fn is_reported(&self) -> bool {
+        self.shared.reported.load(Ordering::Acquire)
+    }
+
+    /// Payload bytes sent and received, and control messages sent.
+    pub fn traffic(&self) -> (u64, u64, u64) {
+        let counters = [&self.shared.sent_bytes, &self.shared.received_bytes, &self.shared.control_messages];
+        let [sent, received, control] = counters.map(|counter| counter.load(Ordering::Relaxed));
+        (sent, received, control)
+    }
+
+    /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and `terms`. Returns at once.
+    pub fn submit(&self, topic: Topic, operation: &str, terms: String, rows: u64, job: Box<dyn Job>) -> Result<()> {
+        let shared = &self.shared;
+        let ordinal = {
+            let mut ordinals = shared.ordinals.lock();
+            let next = ordinals.entry(topic.clone()).or_default();
+            *next += 1;
+            *next - 1
+        };
+        let call = Call { topic, ordinal, operation: operation.to_owned(), terms, rows };
+        shared.waiting.lock().insert((call.topic.clone(), ordinal), job);
+        if shared.fault.get().is_some() {
+            // The fault may have come before the job was there to be failed by it.
+            shared.fail_waiting();
+        } else if shared.size == 1 {
+            shared.launch(Launch { topic: call.topic, ordinal, number: ordinal as u32, rows: vec![rows] });
+        } else if shared.rank == 0 {
+            drop(shared.own_notes.send(call));
+        } else {
+            shared.tell(0, &Note::Called(call));
+        }
+        Ok(())
+    }
+
+    /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
+    pub fn collective<T: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce(&mut Host, u32) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (result, answer) = crossbeam_channel::bounded(1);
+        let job = Direct { work: Some(Box::new(work)), value: None, result };
+        self.submit(Topic::Direct, name, String::new(), 0, Box::new(job))?;
+        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<()> {
+        let (result, answer) = crossbeam_channel::bounded(1);
+        let job = Direct { work: Some(Box::new(|_: &mut Host, _| Ok(()))), value: None, result };
+        self.submit(Topic::Barrier, "barrier", String::new(), 0, Box::new(job))?;
+        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// Ends the engine: waits for what was called, tells the peers, ends the library. After a fault it ends at once.
+    pub fn leave(&self) {
+        let shared = &self.shared;
+        if shared.leaving.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        while shared.fault.get().is_none() && !shared.waiting.lock().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if shared.fault.get().is_none() && shared.size > 1 {
+            shared.tell_everyone(&Note::Leaving);
+        }
+        drop(shared.commands.send(Command::Stop));
+        let deadline = Instant::now() + self.limit;
+        for thread in self.threads.lock().drain(..) {
+            while !thread.is_finished() && shared.fault.get().is_none() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                drop(thread.join());
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Ends the process if the comm thread unwinds: its peers would wait for ever.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// The comm thread: runs launched jobs one after the other.
+fn communicate(shared: &Shared, mut host: Host, inbox: &Receiver<Command>, finishing: &Sender<Box<dyn Job>>) {
+    let _guard = AbortOnPanic;
+    while let Ok(Command::Run(mut job, launch)) = inbox.recv() {
+        if let Some(fault) = shared.fault.get() {
+            job.fail(fault);
+            continue;
+        }
+        *shared.running.lock() = Some(launch.topic.clone());
+        let outcome = job.run(&mut host, &launch);
+        let (sent, received) = host.traffic_bytes();
+        shared.sent_bytes.store(sent, Ordering::Relaxed);
+        shared.received_bytes.store(received, Ordering::Relaxed);
+        match outcome {
+            Ok(()) => {
+                *shared.running.lock() = None;
+                drop(finishing.send(job));
+            }
+            Err(cause) => {
+                shared.poison(&cause, true);
+                job.fail(shared.fault.get().unwrap_or(&cause));
+            }
+        }
+    }
+    if shared.fault.get().is_some() {
+        // Requests may be in flight; the library must not be called any more, not even to free it.
+        std::mem::forget(host);
+    }
+}
+
+/// The finishing thread. Ends when the comm thread has.
+fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
+    let _guard = AbortOnPanic;
+    for job in finished {
+        if let Err(cause) = job.finish() {
+            shared.poison(&cause, true);
+        }
+    }
+}
+
+type Work<T> = Box<dyn FnOnce(&mut Host, u32) -> Result<T> + Send>;
+
+/// A collective that the caller waits for.
+struct Direct<T> {
+    work: Option<Work<T>>,
+    value: Option<T>,
+    result: Sender<Result<T>>,
+}
+
+impl<T: Send> Job for Direct<T> {
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+        if let Some(work) = self.work.take() {
+            self.value = Some(work(host, launch.number)?);
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        // A caller that has gone needs no answer.
+        self.value.into_iter().for_each(|value| drop(self.result.send(Ok(value))));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        drop(self.result.send(Err(fault.clone())));
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
+}
+
+fn lost_thread() -> Error {
+    Error::Io { action: "use".to_owned(), path: "the comm thread".to_owned(), text: "it ended".to_owned() }
+}

@@ -1,0 +1,94 @@
+//! The one engine over MPI that a process can have: made by its first store, ended when the process exits.
+//!
+//! MPI is initialised and finalised once in a process, so stores share an engine, and it lives until `exit`. A launcher
+//! that has lost a rank sends SIGTERM to the others; they get a moment to say why before they end.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use signal_hook::consts::SIGTERM;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::progress::engine::{Connect, Connected, Engine};
+use crate::transport::Transport;
+use crate::transport::mpi::Mpi;
+use crate::transport::star::{self, Hub};
+
+static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
+
+/// This process's engine over all ranks of its MPI job. The first call is collective.
+pub fn mpi_engine(config: &Config) -> Result<Arc<Engine>> {
+    static STARTING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = STARTING.lock();
+    if let Some(engine) = ENGINE.get() {
+        return Ok(Arc::clone(engine));
+    }
+    let engine = Engine::start(config, connect(config))?;
+    // SAFETY: `end_engine` is a plain function, and may run on the thread that exits.
+    if unsafe { libc::atexit(end_engine) } != 0 {
+        return Err(Error::argument(
+            "the exit of the process cannot be watched",
+            "register fewer functions with atexit",
+        ));
+    }
+    explain_termination(&engine)?;
+    Ok(Arc::clone(ENGINE.get_or_init(|| engine)))
+}
+
+fn connect(config: &Config) -> Connect {
+    let (segment_bytes, limit) = (config.segment_bytes, config.timeout);
+    Box::new(move || {
+        let mut mpi = Mpi::initialise(segment_bytes)?;
+        let (rank, size) = (mpi.rank(), mpi.size());
+        let control = if rank == 0 {
+            let hub = Hub::listen()?;
+            mpi.broadcast_text(&hub.invitation()?)?;
+            hub.gather(size, limit)?
+        } else {
+            let invitation = mpi.broadcast_text("")?;
+            star::join(rank, size, &invitation, limit)?
+        };
+        let finalise = mpi.finaliser();
+        Ok(Connected { transport: Box::new(mpi), control, finalise })
+    })
+}
+
+extern "C" fn end_engine() {
+    if let Some(engine) = ENGINE.get() {
+        engine.leave();
+    }
+}
+
+/// On SIGTERM: wait for the fault that is the reason, let the caller report it, report it otherwise, and end.
+fn explain_termination(engine: &Arc<Engine>) -> Result<()> {
+    const REASON: Duration = Duration::from_millis(300);
+    const REPORT: Duration = Duration::from_millis(400);
+    let failed = |cause: std::io::Error| Error::io("watch", "SIGTERM", &cause);
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM]).map_err(failed)?;
+    let engine = Arc::downgrade(engine);
+    let wait = move || {
+        if signals.forever().next().is_none() {
+            return;
+        }
+        let Some(engine) = engine.upgrade() else { return };
+        let told = Instant::now();
+        while engine.unreported_fault().is_none() && !engine.is_reported() && told.elapsed() < REASON {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if engine.is_reported() {
+            // The caller has the error in its hands; give it time to say so and to end by itself.
+            std::thread::sleep(REPORT);
+        } else if let Some(fault) = engine.unreported_fault() {
+            eprintln!("ringpull: rank {}: {fault}", engine.rank());
+        } else {
+            // Nobody is lost as far as this rank knows: end as any process does. It only returns if that is impossible.
+            drop(signal_hook::low_level::emulate_default_handler(SIGTERM));
+        }
+        // SAFETY: ends the process at once; MPI is not finalised, since peers are lost.
+        unsafe { libc::_exit(128 + SIGTERM) }
+    };
+    std::thread::Builder::new().name("ringpull-term".to_owned()).spawn(wait).map(drop).map_err(failed)
+}

@@ -1,0 +1,110 @@
+//! What the threads of one rank's engine share, and how a fault reaches all of them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::progress::agreement::{Call, Launch, Topic};
+use crate::progress::engine::Job;
+use crate::topology::Peer;
+use crate::transport::control::Control;
+
+/// What ranks tell each other over the control star.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Note {
+    Here(Peer),
+    Called(Call),
+    Launched(Launch),
+    Failed(Error),
+    Leaving,
+    Alive,
+}
+
+/// What the comm thread is told.
+pub(super) enum Command {
+    Run(Box<dyn Job>, Launch),
+    Stop,
+}
+
+/// The state that the caller, the comm thread, the finishing thread and the control thread share.
+pub(super) struct Shared {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) control: Control,
+    /// Set with the first fault; the collectives watch it.
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) fault: OnceLock<Error>,
+    pub(super) reported: AtomicBool,
+    pub(super) leaving: AtomicBool,
+    pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
+    pub(super) ordinals: Mutex<BTreeMap<Topic, u64>>,
+    /// What the comm thread is at.
+    pub(super) running: Mutex<Option<Topic>>,
+    pub(super) commands: Sender<Command>,
+    /// Notes of rank 0 to itself.
+    pub(super) own_notes: Sender<Call>,
+    pub(super) sent_bytes: AtomicU64,
+    pub(super) received_bytes: AtomicU64,
+    pub(super) control_messages: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn tell(&self, to: usize, note: &Note) {
+        let bytes = postcard::to_stdvec(note).expect("notes are plain data");
+        self.control_messages.fetch_add(1, Ordering::Relaxed);
+        if let Err(cause) = self.control.send(to, &bytes) {
+            // The reader of the same connection reports the loss, with what rank 0 knows about it.
+            tracing::debug!(%cause, to, "control message not sent");
+        }
+    }
+
+    /// Rank 0 tells every other rank; another rank tells rank 0.
+    pub(super) fn tell_everyone(&self, note: &Note) {
+        let peers = if self.rank == 0 { 1..self.size } else { 0..1 };
+        peers.for_each(|peer| self.tell(peer, note));
+    }
+
+    pub(super) fn launch(&self, launch: Launch) {
+        let job = self.waiting.lock().remove(&(launch.topic.clone(), launch.ordinal));
+        if let Some(job) = job {
+            drop(self.commands.send(Command::Run(job, launch)));
+        }
+    }
+
+    /// The first fault wins: it is kept, spread, and given to every job that waits.
+    pub(super) fn poison(&self, fault: &Error, spread: bool) {
+        if self.fault.set(fault.clone()).is_err() {
+            return;
+        }
+        tracing::debug!(rank = self.rank, %fault, "poisoned");
+        self.stop.store(true, Ordering::Release);
+        if spread {
+            self.tell_everyone(&Note::Failed(fault.clone()));
+        }
+        self.fail_waiting();
+    }
+
+    pub(super) fn fail_waiting(&self) {
+        let Some(fault) = self.fault.get() else { return };
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        waiting.into_values().for_each(|job| job.fail(fault));
+    }
+}
+
+impl Shared {
+    /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
+    pub(super) fn doing(&self) -> Option<String> {
+        let running = self.running.lock().clone();
+        let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))?;
+        Some(match topic {
+            Topic::Key { key, .. } => format!("an operation on key {key}"),
+            Topic::Barrier => "barrier".to_owned(),
+            Topic::Direct => "a collective".to_owned(),
+        })
+    }
+}

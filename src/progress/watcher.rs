@@ -1,0 +1,152 @@
+//! The control thread: takes what arrives over the control star, launches what every rank has called, and notices who
+//! is missing or gone.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::progress::agreement::{Agreement, Call};
+use crate::progress::shared::{Note, Shared};
+use crate::topology::Peer;
+use crate::transport::control::Event;
+
+/// The control thread's state.
+pub(super) struct Watcher {
+    agreement: Agreement,
+    peers: BTreeMap<usize, Peer>,
+    heard_s: Vec<f64>,
+    started: Instant,
+    interval: Duration,
+    silence_s: f64,
+}
+
+impl Watcher {
+    pub(super) fn new(config: &Config, size: usize) -> Self {
+        Watcher {
+            agreement: Agreement::new(size, config.timeout.as_secs_f64()),
+            peers: BTreeMap::new(),
+            heard_s: vec![0.0; size],
+            started: Instant::now(),
+            interval: config.heartbeat_interval.min(config.timeout / 4),
+            silence_s: config.timeout.as_secs_f64().max(config.heartbeat_timeout.as_secs_f64()),
+        }
+    }
+
+    fn now_s(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Call>) {
+        let Some(events) = weak.upgrade().map(|shared| {
+            shared.tell_everyone(&Note::Here(Peer::this(shared.rank)));
+            shared.control.events().clone()
+        }) else {
+            return;
+        };
+        let mut next_tick = Instant::now() + self.interval;
+        loop {
+            let arrived = crossbeam_channel::select! {
+                recv(notes) -> call => call.map(|call| (0, Note::Called(call))).map_err(|_| RecvTimeoutError::Disconnected),
+                recv(events) -> event => match event {
+                    Ok(Event::Frame { from, bytes }) => Ok((from, decode(from, &bytes))),
+                    Ok(Event::Gone { rank, cause }) => {
+                        let Some(shared) = weak.upgrade() else { return };
+                        self.gone(&shared, rank, &cause);
+                        continue;
+                    }
+                    Err(_) => Err(RecvTimeoutError::Timeout),
+                },
+                default(next_tick.saturating_duration_since(Instant::now())) => Err(RecvTimeoutError::Timeout),
+            };
+            let Some(shared) = weak.upgrade() else { return };
+            match arrived {
+                Ok((from, note)) => {
+                    self.heard_s[from] = self.now_s();
+                    self.take(&shared, from, note);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    next_tick = Instant::now() + self.interval;
+                    self.tick(&shared);
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if Instant::now() >= next_tick {
+                next_tick = Instant::now() + self.interval;
+                self.tick(&shared);
+            }
+        }
+    }
+
+    fn take(&mut self, shared: &Shared, from: usize, note: Note) {
+        let outcome = match note {
+            Note::Here(peer) => {
+                self.peers.insert(from, peer);
+                Ok(())
+            }
+            Note::Called(call) => {
+                let now_s = self.now_s();
+                self.agreement.call(from, call, now_s).map(|launch| {
+                    if let Some(launch) = launch {
+                        (1..shared.size).for_each(|peer| shared.tell(peer, &Note::Launched(launch.clone())));
+                        shared.launch(launch);
+                    }
+                })
+            }
+            Note::Launched(launch) => {
+                shared.launch(launch);
+                Ok(())
+            }
+            Note::Failed(fault) => {
+                shared.poison(&fault, shared.rank == 0);
+                Ok(())
+            }
+            Note::Leaving => self.agreement.leave(from),
+            Note::Alive => Ok(()),
+        };
+        if let Err(fault) = outcome {
+            shared.poison(&fault, true);
+        }
+    }
+
+    fn tick(&mut self, shared: &Shared) {
+        if shared.size > 1 && shared.fault.get().is_none() {
+            shared.tell_everyone(&Note::Alive);
+            let now_s = self.now_s();
+            if let Err(fault) = self.agreement.check_time(now_s) {
+                shared.poison(&fault, true);
+            }
+            let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
+            for peer in watched {
+                if now_s - self.heard_s[peer] > self.silence_s && !self.agreement.has_left(peer) {
+                    self.gone(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
+                }
+            }
+        }
+    }
+
+    fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
+        if self.agreement.has_left(rank) || shared.leaving.load(Ordering::Acquire) {
+            return;
+        }
+        let peer = self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string);
+        let operation = shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| "no operation".to_owned());
+        let fault = Error::PeerLost { peer, cause: cause.to_owned(), operation, rank: shared.rank };
+        shared.poison(&fault, true);
+    }
+}
+
+fn decode(from: usize, bytes: &[u8]) -> Note {
+    postcard::from_bytes(bytes).unwrap_or_else(|cause| {
+        Note::Failed(Error::Protocol {
+            rank: from,
+            peer: format!("rank {from}"),
+            what: format!("a control message that cannot be read ({cause})"),
+            remedy: "every rank must run the same version of the program".to_owned(),
+        })
+    })
+}

@@ -1,0 +1,341 @@
+//! The MPI wire: point-to-point messages on a communicator of our own, through rsmpi's raw bindings.
+//!
+//! All calls are made by the one thread that created the [`Mpi`]. Return codes are checked here, one by one (rsmpi's
+//! safe calls drop them), so the communicator returns its errors instead of ending the job without our words.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+
+use mpi::ffi;
+
+use crate::config;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::transport::{Stamp, Transport};
+
+/// Bits of a tag that carry the stamp: every MPI allows tags up to 32767.
+const TAG_MASK: u32 = 0x7fff;
+
+/// MPI, from initialisation to finalisation, and this process's place in it.
+pub struct Mpi {
+    comm: ffi::MPI_Comm,
+    rank: usize,
+    size: usize,
+    name: String,
+    requests: Vec<ffi::MPI_Request>,
+    inflight: Vec<InFlight>,
+    finished: Vec<c_int>,
+    statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
+    initialised_here: bool,
+}
+
+#[derive(Clone, Copy)]
+struct InFlight {
+    token: u32,
+    /// For a receive: the peer, the stamp and the length that are due.
+    due: Option<(usize, Stamp, usize)>,
+}
+
+impl Mpi {
+    /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all ranks.
+    /// Segments of up to `segment_bytes` are going to travel. Collective.
+    pub fn initialise(segment_bytes: usize) -> Result<Self> {
+        prefer_eager_messages(segment_bytes);
+        let mut flag: c_int = 0;
+        // SAFETY: may be called at any time.
+        check("MPI_Initialized", 0, unsafe { ffi::MPI_Initialized(&raw mut flag) })?;
+        let initialised_here = flag == 0;
+        if initialised_here {
+            let mut provided: c_int = 0;
+            let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: MPI is not initialised, null arguments are allowed, and this thread makes all later calls.
+            let code = unsafe { ffi::MPI_Init_thread(argc, argv, ffi::RSMPI_THREAD_FUNNELED, &raw mut provided) };
+            check("MPI_Init_thread", 0, code)?;
+        }
+        let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        let (mut rank, mut size): (c_int, c_int) = (0, 0);
+        // SAFETY: MPI is initialised; the out-pointers are valid; `comm` is written by a successful MPI_Comm_dup.
+        let comm = unsafe {
+            check("MPI_Comm_dup", 0, ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, comm.as_mut_ptr()))?;
+            let comm = comm.assume_init();
+            check("MPI_Comm_set_errhandler", 0, ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN))?;
+            check("MPI_Comm_rank", 0, ffi::MPI_Comm_rank(comm, &raw mut rank))?;
+            check("MPI_Comm_size", rank as usize, ffi::MPI_Comm_size(comm, &raw mut size))?;
+            comm
+        };
+        let (rank, size) = (rank as usize, size as usize);
+        check_launcher(size)?;
+        Ok(Mpi {
+            comm,
+            rank,
+            size,
+            name: library_name(),
+            requests: Vec::new(),
+            inflight: Vec::new(),
+            finished: Vec::new(),
+            statuses: Vec::new(),
+            initialised_here,
+        })
+    }
+
+    /// Rank 0's `text` on every rank. Blocks; collective.
+    pub fn broadcast_text(&mut self, text: &str) -> Result<String> {
+        let mut len = text.len() as c_int;
+        // SAFETY: one int is broadcast from and to a valid int.
+        let code = unsafe { ffi::MPI_Bcast((&raw mut len).cast(), 1, ffi::RSMPI_INT32_T, 0, self.comm) };
+        check("MPI_Bcast", self.rank, code)?;
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.resize(len as usize, 0);
+        // SAFETY: `bytes` holds `len` bytes on every rank.
+        let code = unsafe { ffi::MPI_Bcast(bytes.as_mut_ptr().cast(), len, ffi::RSMPI_UINT8_T, 0, self.comm) };
+        check("MPI_Bcast", self.rank, code)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// What finalises MPI if `initialise` initialised it. To be called on the same thread; peers that never come are waited for.
+    pub fn finaliser(&self) -> Box<dyn FnOnce()> {
+        let initialised_here = self.initialised_here;
+        Box::new(move || {
+            let mut flag: c_int = 0;
+            // SAFETY: the first may be called at any time; the second follows on the thread that initialised, once.
+            unsafe {
+                ffi::MPI_Finalized(&raw mut flag);
+                if flag == 0 && initialised_here {
+                    ffi::MPI_Finalize();
+                }
+            }
+        })
+    }
+
+    fn post(&mut self, token: u32, due: Option<(usize, Stamp, usize)>, request: ffi::MPI_Request) {
+        self.requests.push(request);
+        self.inflight.push(InFlight { token, due });
+    }
+}
+
+impl Transport for Mpi {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], token: u32) -> Result<()> {
+        let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
+        // SAFETY: the caller keeps `data` valid and unchanged until the token is returned; a segment fits an int.
+        let code = unsafe {
+            ffi::MPI_Isend(
+                data.cast::<c_void>(),
+                data.len() as c_int,
+                ffi::RSMPI_UINT8_T,
+                to as c_int,
+                (stamp & TAG_MASK) as c_int,
+                self.comm,
+                request.as_mut_ptr(),
+            )
+        };
+        check("MPI_Isend", self.rank, code)?;
+        // SAFETY: a successful MPI_Isend wrote the request.
+        self.post(token, None, unsafe { request.assume_init() });
+        Ok(())
+    }
+
+    unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
+        let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
+        // SAFETY: the caller keeps `into` valid and untouched until the token is returned; a segment fits an int.
+        let code = unsafe {
+            ffi::MPI_Irecv(
+                into.cast::<c_void>(),
+                into.len() as c_int,
+                ffi::RSMPI_UINT8_T,
+                from as c_int,
+                ffi::RSMPI_ANY_TAG,
+                self.comm,
+                request.as_mut_ptr(),
+            )
+        };
+        check("MPI_Irecv", self.rank, code)?;
+        // SAFETY: a successful MPI_Irecv wrote the request.
+        self.post(token, Some((from, stamp, into.len())), unsafe { request.assume_init() });
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
+        if self.requests.is_empty() {
+            return Ok(());
+        }
+        let count = self.requests.len();
+        self.finished.resize(count, 0);
+        self.statuses.resize_with(count, MaybeUninit::uninit);
+        let mut finished: c_int = 0;
+        // SAFETY: `finished` and `statuses` hold `count` elements; the requests are active ones of this communicator.
+        let code = unsafe {
+            ffi::MPI_Testsome(
+                count as c_int,
+                self.requests.as_mut_ptr(),
+                &raw mut finished,
+                self.finished.as_mut_ptr(),
+                self.statuses.as_mut_ptr().cast(),
+            )
+        };
+        // MPI_UNDEFINED, for no active request, is negative.
+        let finished = usize::try_from(finished).unwrap_or(0);
+        if code != 0 {
+            return Err(self.first_failure(code, finished));
+        }
+        for at in 0..finished {
+            let index = self.finished[at] as usize;
+            let flight = self.inflight[index];
+            if let Some((from, stamp, len)) = flight.due {
+                // SAFETY: MPI_Testsome wrote the status of each request that it reports.
+                let status = unsafe { self.statuses[at].assume_init() };
+                check_arrival(self.rank, from, stamp, len, status)?;
+            }
+            done.push(flight.token);
+        }
+        let mut indices = self.finished[..finished].to_vec();
+        indices.sort_unstable();
+        for index in indices.into_iter().rev() {
+            self.requests.swap_remove(index as usize);
+            self.inflight.swap_remove(index as usize);
+        }
+        Ok(())
+    }
+
+    fn native_allreduce(&mut self, dtype: DType, data: &[u8], sum: &mut [u8]) -> Result<()> {
+        assert_eq!(data.len(), sum.len(), "both buffers of an allreduce have one length");
+        // SAFETY: constants of the MPI library.
+        let datatype = unsafe {
+            match dtype {
+                DType::F32 => ffi::RSMPI_FLOAT,
+                DType::F64 => ffi::RSMPI_DOUBLE,
+                DType::I8 => ffi::RSMPI_INT8_T,
+                DType::U8 => ffi::RSMPI_UINT8_T,
+                DType::I32 => ffi::RSMPI_INT32_T,
+                DType::I64 => ffi::RSMPI_INT64_T,
+                DType::F16 | DType::BF16 => {
+                    return Err(Error::Unsupported {
+                        kind: self.name.clone(),
+                        operation: "native allreduce".to_owned(),
+                        reason: format!("MPI has no {dtype}; choose another algorithm"),
+                    });
+                }
+            }
+        };
+        let count = (data.len() / dtype.size_bytes()) as c_int;
+        // SAFETY: both buffers hold `count` elements; the call blocks until they are no longer needed.
+        let code = unsafe {
+            ffi::MPI_Allreduce(
+                data.as_ptr().cast(),
+                sum.as_mut_ptr().cast(),
+                count,
+                datatype,
+                ffi::RSMPI_SUM,
+                self.comm,
+            )
+        };
+        check("MPI_Allreduce", self.rank, code)
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
+
+impl Mpi {
+    /// The error of a failed `MPI_Testsome`: that of the first request which failed, by the peer it came from.
+    fn first_failure(&self, code: c_int, finished: usize) -> Error {
+        for at in 0..finished {
+            // SAFETY: MPI_Testsome wrote the status of each request that it reports.
+            let status = unsafe { self.statuses[at].assume_init() };
+            if let (true, Some((from, stamp, len))) =
+                (status.MPI_ERROR != 0, self.inflight[self.finished[at] as usize].due)
+            {
+                return Error::Protocol {
+                    rank: self.rank,
+                    peer: format!("rank {from}"),
+                    what: format!(
+                        "{} for a message of operation {stamp} with {len} bytes",
+                        error_text(status.MPI_ERROR)
+                    ),
+                    remedy: "every rank must run the same operations with the same settings".to_owned(),
+                };
+            }
+        }
+        library_error("MPI_Testsome", self.rank, code)
+    }
+}
+
+fn check(call: &str, rank: usize, code: c_int) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(library_error(call, rank, code)) }
+}
+
+fn library_error(call: &str, rank: usize, code: c_int) -> Error {
+    Error::Library { library: library_name(), call: call.to_owned(), code: code.into(), text: error_text(code), rank }
+}
+
+fn error_text(code: c_int) -> String {
+    let mut text = vec![0u8; 1024];
+    let mut len: c_int = 0;
+    // SAFETY: `text` is longer than MPI_MAX_ERROR_STRING of any MPI (at most 512).
+    unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
+    String::from_utf8_lossy(&text[..len as usize]).into_owned()
+}
+
+/// A message that is not the one due is an error: its bytes have been received but are never used.
+fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi::MPI_Status) -> Result<()> {
+    let mut count: c_int = 0;
+    // SAFETY: the status is that of a completed receive of bytes.
+    let code = unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut count) };
+    check("MPI_Get_count", rank, code)?;
+    if status.MPI_TAG as u32 == stamp & TAG_MASK && count as usize == len {
+        return Ok(());
+    }
+    Err(Error::Protocol {
+        rank,
+        peer: format!("rank {from}"),
+        what: format!(
+            "{count} bytes of operation {} where {len} bytes of operation {} were due",
+            status.MPI_TAG,
+            stamp & TAG_MASK
+        ),
+        remedy: "every rank must run the same operations with the same settings".to_owned(),
+    })
+}
+
+/// `Open MPI v4.1.4` or `MPICH Version: 4.0.2`: the first words of the library's own text.
+fn library_name() -> String {
+    let mut text = vec![0u8; 16384];
+    let mut len: c_int = 0;
+    // SAFETY: may be called at any time; `text` is longer than MPI_MAX_LIBRARY_VERSION_STRING of any MPI (at most 8192).
+    unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
+    let text = String::from_utf8_lossy(&text[..len as usize]).replace('\t', " ");
+    text.split(['\n', ',']).next().unwrap_or("MPI").trim().to_owned()
+}
+
+/// With another MPI's `mpirun` every process is rank 0 of a world of its own.
+fn check_launcher(size: usize) -> Result<()> {
+    match config::launcher_world_size() {
+        Some((name, told)) if told != size => Err(Error::KindUnavailable {
+            kind: "dist_sync_mpi".to_owned(),
+            reason: format!("{name} says {told} ranks, but this program's {} sees {size}", library_name()),
+            remedy: "start it with the mpirun of the MPI it was built with".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Open MPI over TCP sends a message above its eager limit only after a round trip. A limit above our segments measured
+/// 1.07 of the bandwidth bound where the default of 64 KiB took up to 4.8. What the user has set is left as it is.
+fn prefer_eager_messages(segment_bytes: usize) {
+    for (name, value) in config::open_mpi_settings(segment_bytes) {
+        if config::text(name).is_none() {
+            // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine, while the
+            // caller waits for it.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+}

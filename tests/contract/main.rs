@@ -1,0 +1,51 @@
+//! The meaning of `KvStore`: each promise once, run for every kind.
+//!
+//! A promise is a function of a [`World`] that every worker of a job runs. It knows its rank and the number of workers, and
+//! no more: sums have closed forms, inputs are small integers, so `==` is right. What a worker pulls goes into a hash that
+//! must be the same on all workers. The promises of one job share one store; each uses keys of its own.
+
+mod errors;
+mod job;
+mod optimizers;
+mod rows;
+mod values;
+mod world;
+
+use job::Job;
+use world::{Promise, World};
+
+/// Runs promises one after another as one worker of a job, in the order in which every worker runs them.
+fn promises_of(group: &str) -> Vec<Promise> {
+    let parts: &[&[Promise]] = match group {
+        "strings" => &[values::SYNC, values::ANY, rows::SYNC, errors::ANY, optimizers::SYNC, optimizers::IN_PROCESS],
+        "strings-servers" => {
+            &[values::SYNC, values::ANY, rows::SYNC, errors::ANY, optimizers::SYNC, optimizers::ON_SERVERS]
+        }
+        "strings-async" => &[optimizers::ASYNC_FIRST, values::ANY, errors::ANY, optimizers::ASYNC],
+        "integers" => &[errors::INTEGERS],
+        _ => panic!("no group of promises is named {group:?}"),
+    };
+    parts.concat()
+}
+
+#[test]
+#[ignore = "one process of a job, which the other tests start"]
+fn one_process_of_a_job() {
+    job::be_one_process(promises_of);
+}
+
+#[test]
+fn local_keeps_every_promise() {
+    for group in ["strings", "integers"] {
+        Job { kind: "local", workers: 1, group }.run();
+    }
+}
+
+#[test]
+fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
+    for workers in 1..6 {
+        for group in ["strings", "integers"] {
+            Job { kind: "dist_sync_mpi", workers, group }.run();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! `dist_sync_mpi` over ranks that are threads: order, overlap and faults, without MPI.
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use ringpull::config::Config;
+use ringpull::progress::Engine;
+use ringpull::store::KvStore;
+use ringpull::store::allreduce::Allreduce;
+use ringpull::{DType, Error, Kind, Result, Tensor};
+
+/// Runs `work` as each of `size` workers, with faults after `timeout`.
+fn workers<T: Send>(size: usize, timeout: Duration, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {
+    let config = Config { timeout, ..Config::default() };
+    let engines = Engine::in_process(size, &config).unwrap();
+    std::thread::scope(|scope| {
+        let (work, config) = (&work, &config);
+        let threads = engines.into_iter().map(|engine| {
+            scope.spawn(move || {
+                let store = KvStore::over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(&engine))), config);
+                let value = work(&store);
+                drop(store);
+                (value, engine)
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let (values, engines): (Vec<T>, Vec<Arc<Engine>>) = ends.into_iter().unzip();
+        for engine in engines {
+            scope.spawn(move || drop(engine));
+        }
+        values
+    })
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn ones(len: usize) -> Tensor {
+    Tensor::full(DType::F32, &[len], 1.0)
+}
+
+#[test]
+fn ranks_may_init_and_push_in_any_order() {
+    workers(3, LONG, |store| -> Result<()> {
+        let mut keys: Vec<i64> = (0..20).collect();
+        keys.rotate_left(7 * store.rank());
+        for key in &keys {
+            store.init(*key, &Tensor::zeros(DType::F32, &[5]))?;
+        }
+        keys.reverse();
+        for key in &keys {
+            let value = Tensor::full(DType::F32, &[5], (*key + store.rank() as i64) as f64);
+            store.push(*key, &[value], 0)?;
+        }
+        for key in &keys {
+            let out = Tensor::zeros(DType::F32, &[5]);
+            store.pull(*key, std::slice::from_ref(&out), 0)?;
+            assert_eq!(out.to_vec::<f32>()?, [(3 * key + 3) as f32; 5]);
+        }
+        Ok(())
+    })
+    .into_iter()
+    .for_each(|outcome| outcome.unwrap());
+}
+
+#[test]
+fn push_returns_while_a_peer_has_not_come_and_reading_an_output_waits_for_it() {
+    let gate = Barrier::new(2);
+    workers(2, LONG, |store| {
+        store.init("w", &Tensor::zeros(DType::F32, &[1000])).unwrap();
+        let (gradient, out) = (ones(1000), Tensor::zeros(DType::F32, &[1000]));
+        if store.rank() == 1 {
+            gate.wait();
+        }
+        store.push_pull("w", &[gradient], std::slice::from_ref(&out), 0).unwrap();
+        if store.rank() == 0 {
+            // Rank 1 has not pushed yet, and this rank got here: push returned before communication ended.
+            gate.wait();
+        }
+        assert_eq!(out.to_vec::<f32>().unwrap(), vec![2.0; 1000]);
+    });
+}
+
+#[test]
+fn in_place_sums_share_memory_with_the_store_until_somebody_writes() {
+    workers(2, LONG, |store| {
+        store.init("w", &ones(4)).unwrap();
+        let gradient = ones(4);
+        for step in 0..3 {
+            store.push_pull("w", std::slice::from_ref(&gradient), std::slice::from_ref(&gradient), 0).unwrap();
+            assert_eq!(gradient.to_vec::<f32>().unwrap(), [2.0; 4], "step {step}");
+            gradient.write().as_mut_slice::<f32>().fill(1.0);
+            let kept = Tensor::zeros(DType::F32, &[4]);
+            store.pull("w", std::slice::from_ref(&kept), 0).unwrap();
+            assert_eq!(kept.to_vec::<f32>().unwrap(), [2.0; 4], "the store's value is not the caller's tensor");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_push_is_named_on_every_rank() {
+    let started = Instant::now();
+    let errors = workers(3, Duration::from_millis(300), |store| {
+        store.init("w", &ones(4)).unwrap();
+        store.barrier().unwrap();
+        if store.rank() != 1 {
+            store.push("w", &[ones(4)], 0).unwrap();
+        }
+        store.pull("w", &[ones(4)], 0).and_then(|()| store.barrier()).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(&error, Error::Stalled { missing, .. } if missing.contains(&1)), "{error}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn ranks_that_disagree_on_a_shape_or_dtype_all_get_one_error() {
+    for dtype in [DType::F32, DType::F16] {
+        let errors = workers(3, LONG, |store| {
+            let (shape, dtype) = if store.rank() == 2 { ([5], dtype) } else { ([4], DType::F32) };
+            store.init("w", &Tensor::zeros(dtype, &shape)).unwrap();
+            store.wait_all().unwrap_err()
+        });
+        for error in &errors {
+            let text = error.to_string();
+            assert!(text.contains("key \"w\"") && text.contains("rank 2 has init of"), "{text}");
+            assert_eq!(error, &errors[0], "every rank reports the same");
+        }
+    }
+}
+
+#[test]
+fn a_poisoned_store_returns_the_first_cause_and_frees_its_outputs() {
+    let errors = workers(2, Duration::from_millis(200), |store| {
+        store.init("w", &ones(4)).unwrap();
+        store.barrier().unwrap();
+        let out = ones(4);
+        if store.rank() == 0 {
+            store.push_pull("w", &[ones(4)], std::slice::from_ref(&out), 0).unwrap();
+            let first = out.read().err().expect("reading the output raises what kept it from being written");
+            assert_eq!(store.push("w", &[ones(4)], 0), Err(first.clone()));
+            assert_eq!(store.barrier(), Err(first.clone()));
+            return first;
+        }
+        loop {
+            if let Err(fault) = store.wait_all() {
+                return fault;
+            }
+            std::thread::yield_now();
+        }
+    });
+    assert_eq!(errors[0], errors[1]);
+}
