@@ -39,6 +39,8 @@ pub struct Dmlc {
     pub num_servers: usize,
     /// `DMLC_NODE_HOST`: this node's address as the others reach it; unset, the address of the route to the root.
     pub node_host: Option<IpAddr>,
+    /// `DMLC_RANK` or `DMLC_WORKER_ID`: the rank this node would like; unset, the order of arrival decides.
+    pub preferred_rank: Option<usize>,
 }
 
 /// What the environment asks of a process.
@@ -127,6 +129,7 @@ impl Dmlc {
             num_workers: counted("DMLC_NUM_WORKER")?,
             num_servers: counted("DMLC_NUM_SERVER")?,
             node_host,
+            preferred_rank: ["DMLC_RANK", "DMLC_WORKER_ID"].iter().find_map(|name| text(name)?.parse().ok()),
         }))
     }
 }

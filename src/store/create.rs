@@ -1,15 +1,18 @@
 //! From a kind's name to a store.
 
-use crate::config::Config;
+use crate::config::{Config, Dmlc, Role};
 use crate::error::{Error, Result};
 use crate::kind::Kind;
+use crate::ps;
 use crate::store::local::Local;
+use crate::store::servers::Servers;
 use crate::store::{Backend, KvStore};
 
 /// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
 ///
 /// The distributed kinds find their peers by what started the process: `mpirun` for `dist_sync_mpi`, the `DMLC_*` variables for
-/// the kinds with servers.
+/// the kinds with servers. In a process whose `DMLC_ROLE` is `server` or `scheduler`, a kind with servers makes the process that
+/// node: the call ends only with the process, with status 0 if the job ended well and 1 otherwise.
 pub fn create(kind: &str) -> Result<KvStore> {
     let kind: Kind = kind.parse()?;
     let config = Config::from_env()?;
@@ -17,15 +20,25 @@ pub fn create(kind: &str) -> Result<KvStore> {
         Kind::Local => Box::new(Local::default()),
         Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice => return Err(needs_gpu(kind)),
         Kind::DistSyncMpi => over_mpi(&config)?,
-        Kind::DistSync | Kind::DistAsync => {
-            return Err(Error::KindUnavailable {
-                kind: kind.to_string(),
-                reason: "this build has no transport for it".to_owned(),
-                remedy: "use local".to_owned(),
-            });
-        }
+        Kind::DistSync | Kind::DistAsync => over_servers(kind, &config)?,
     };
     Ok(KvStore::over(kind, backend, &config))
+}
+
+fn over_servers(kind: Kind, config: &Config) -> Result<Box<dyn Backend>> {
+    let dmlc = Dmlc::from_env()?.ok_or_else(|| Error::KindUnavailable {
+        kind: kind.to_string(),
+        reason: "this process has no DMLC_* variables, so it belongs to no job with parameter servers".to_owned(),
+        remedy: "start it with `ringpull launch -n 2 -s 2 -- CMD`: two workers, two servers and a scheduler".to_owned(),
+    })?;
+    if dmlc.role == Role::Worker {
+        return Ok(Box::new(Servers::connect(kind, config, &dmlc)?));
+    }
+    if let Err(error) = ps::run_node(dmlc.role, config, &dmlc) {
+        eprintln!("ringpull {}: {error}", dmlc.role);
+        std::process::exit(1)
+    }
+    std::process::exit(0)
 }
 
 #[cfg(feature = "mpi")]

@@ -9,6 +9,7 @@ pub mod allreduce;
 mod contribution;
 mod create;
 mod local;
+pub mod servers;
 mod states;
 mod table;
 mod update;

@@ -49,3 +49,19 @@ fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
         }
     }
 }
+
+#[test]
+fn dist_sync_keeps_every_promise_on_1_to_4_workers() {
+    for workers in [1, 2, 4] {
+        for group in ["strings-servers", "integers"] {
+            Job { kind: "dist_sync", workers, group }.run();
+        }
+    }
+}
+
+#[test]
+fn dist_async_keeps_every_promise_on_1_to_4_workers() {
+    for workers in [1, 2, 4] {
+        Job { kind: "dist_async", workers, group: "strings-async" }.run();
+    }
+}

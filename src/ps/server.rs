@@ -1,0 +1,379 @@
+//! A parameter server as a function from (state, message) to replies. No I/O: [`super::server_loop`] moves the bytes.
+//!
+//! A segment comes into being with the first worker's `Init` and has a value from rank 0's on. What cannot be answered yet
+//! (a pull of a round still open, a push before the value) is kept until it can.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zmq::Message;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::optim::{Optimizer, State};
+use crate::ps::merge::{self, Geometry, Gradient, Round, Sum};
+use crate::ps::message::{Place, Reply, Request, Want};
+
+/// What a server wants done.
+pub enum Output {
+    /// To this worker.
+    Reply {
+        /// The worker's rank.
+        rank: usize,
+        /// The header.
+        reply: Reply,
+        /// The payload.
+        payload: Option<Message>,
+    },
+    /// The job has failed.
+    Fault(Error),
+    /// The message was not applied, for this reason.
+    Dropped(String),
+}
+
+/// The state of one server.
+pub struct Server {
+    workers: usize,
+    sync: bool,
+    segments: BTreeMap<Place, Segment>,
+    optimizers: BTreeMap<u64, (usize, Arc<Optimizer>)>,
+    /// For each rank, the oldest version it may still name.
+    oldest: Vec<u64>,
+    outputs: Vec<Output>,
+}
+
+struct Segment {
+    geometry: Geometry,
+    /// Dtype and shape by the rank that gave them.
+    views: BTreeMap<usize, (DType, Vec<u64>)>,
+    value: Option<Message>,
+    state: State,
+    rule: Option<Arc<Optimizer>>,
+    /// Rounds applied (sync), or pushes applied by rank (async).
+    completed: u64,
+    applied: Vec<u64>,
+    rounds: BTreeMap<u64, Open>,
+    pulls: Vec<Pull>,
+}
+
+/// A round that has begun.
+#[derive(Default)]
+struct Open {
+    merge: Round,
+    optimizer: Option<(usize, u64, Option<Arc<Optimizer>>)>,
+    replies: Vec<(usize, u64)>,
+}
+
+struct Pull {
+    rank: usize,
+    rounds: u64,
+    want: Want,
+    units: Message,
+    reply: u64,
+}
+
+impl Server {
+    /// A server of a job with this many workers; `sync` merges one push of each.
+    pub fn new(workers: usize, sync: bool) -> Self {
+        Server {
+            workers,
+            sync,
+            segments: BTreeMap::new(),
+            optimizers: BTreeMap::new(),
+            oldest: vec![0; workers],
+            outputs: Vec::new(),
+        }
+    }
+
+    /// Takes `request` of worker `rank`. Whatever does not fit is dropped whole.
+    pub fn handle(&mut self, rank: usize, request: Request, payload: Message) -> Vec<Output> {
+        if let Err(why) = self.take(rank, request, payload) {
+            self.outputs.push(Output::Dropped(why));
+        }
+        std::mem::take(&mut self.outputs)
+    }
+
+    fn take(&mut self, rank: usize, request: Request, payload: Message) -> Result<(), String> {
+        match request {
+            Request::Init { place, dtype, shape, len_bytes, unit_bytes } => {
+                let geometry =
+                    Geometry { dtype, len_bytes: len_bytes as usize, unit_bytes: (unit_bytes as usize).max(1) };
+                self.init(rank, &place, geometry, shape, payload)
+            }
+            Request::Push { place, round, optimizer, reply } => {
+                let segment = self.segments.get(&place).ok_or("a push before init")?;
+                if payload.len() != segment.geometry.len_bytes {
+                    return Err(format!("{} bytes for a segment of {}", payload.len(), segment.geometry.len_bytes));
+                }
+                self.push(rank, &place, round, optimizer, reply, Gradient::Dense(payload))
+            }
+            Request::PushRows { place, round, optimizer, count } => {
+                let segment = self.segments.get(&place).ok_or("a push before init")?;
+                let gradient = rows_of(count, &payload, segment.geometry)?;
+                self.push(rank, &place, round, optimizer, None, gradient)
+            }
+            Request::Pull { place, rounds, want, reply } => {
+                let segment = self.segments.get_mut(&place).ok_or("a pull before init")?;
+                if want == Want::Rows {
+                    check_units(&ids_of(&payload), segment.geometry)?;
+                }
+                segment.pulls.push(Pull { rank, rounds, want, units: payload, reply });
+                segment.answer(self.sync, &mut self.outputs);
+                Ok(())
+            }
+            Request::SetOptimizer { version, oldest, optimizer } => {
+                self.set_optimizer(rank, version, oldest, optimizer);
+                Ok(())
+            }
+            Request::WhoIsMissing { place, rounds, reply } => {
+                let segment = self.segments.get(&place).ok_or("a question before init")?;
+                let (operation, ranks) = segment.missing(self.workers, self.sync, rounds);
+                let reply = Reply::Missing { reply, operation: operation.to_owned(), ranks };
+                self.outputs.push(Output::Reply { rank, reply, payload: None });
+                Ok(())
+            }
+            Request::SetState { place, optimizer, state, reply } => {
+                let rule = self.optimizers.get(&optimizer).map(|(_, rule)| Arc::clone(rule));
+                let segment = self.segments.get_mut(&place).ok_or("a state before init")?;
+                (segment.state, segment.rule) = (state, rule);
+                self.outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: None });
+                Ok(())
+            }
+        }
+    }
+
+    fn init(
+        &mut self,
+        rank: usize,
+        place: &Place,
+        geometry: Geometry,
+        shape: Vec<u64>,
+        value: Message,
+    ) -> Result<(), String> {
+        if rank == 0 && value.len() != geometry.len_bytes {
+            return Err(format!("an init of {} bytes with {}", geometry.len_bytes, value.len()));
+        }
+        let workers = self.workers;
+        let segment = self.segments.entry(place.clone()).or_insert_with(|| Segment {
+            geometry,
+            views: BTreeMap::new(),
+            value: None,
+            state: State::default(),
+            rule: None,
+            completed: 0,
+            applied: vec![0; workers],
+            rounds: BTreeMap::new(),
+            pulls: Vec::new(),
+        });
+        let view = (geometry.dtype, shape);
+        let differs = segment.views.values().next().is_some_and(|first| *first != view);
+        if segment.views.insert(rank, view).is_some() {
+            return Err("a second init".to_owned());
+        }
+        if differs {
+            let views = segment.views.iter();
+            let views = views.map(|(rank, (dtype, shape))| (*rank, format!("dtype {dtype} and shape {shape:?}")));
+            self.outputs.push(Output::Fault(Error::Disagreement {
+                key: place.key.clone(),
+                operation: "init".to_owned(),
+                views: views.collect(),
+                remedy: "init the key with one dtype and shape on every rank".to_owned(),
+            }));
+            return Ok(());
+        }
+        if rank == 0 {
+            segment.value = Some(merge::aligned(value, geometry.dtype));
+            self.advance(place);
+        }
+        Ok(())
+    }
+
+    fn push(
+        &mut self,
+        rank: usize,
+        place: &Place,
+        round: u64,
+        version: u64,
+        reply: Option<u64>,
+        gradient: Gradient,
+    ) -> Result<(), String> {
+        let optimizer = match version {
+            0 => None,
+            version => Some(Arc::clone(&self.optimizers.get(&version).ok_or("an optimizer never sent")?.1)),
+        };
+        let segment = self.segments.get_mut(place).ok_or("a push before init")?;
+        // Where each push is applied by itself, a push of higher priority may overtake an earlier one.
+        let done = if self.sync { segment.completed } else { 0 };
+        // Pushes of one rank that have not been merged count as rounds of their own where they are not merged.
+        let number = if self.sync { round } else { round * self.workers as u64 + rank as u64 };
+        if round <= done || segment.rounds.get(&number).is_some_and(|open| open.merge.has(rank)) {
+            return Err(format!("push {round} once more"));
+        }
+        let open = segment.rounds.entry(number).or_default();
+        match &open.optimizer {
+            None => open.optimizer = Some((rank, version, optimizer)),
+            Some((_, other, _)) if *other == version => {}
+            Some((other_rank, other, _)) => {
+                let view = |version: u64| format!("made {version} calls of set_optimizer");
+                self.outputs.push(Output::Fault(Error::Disagreement {
+                    key: place.key.clone(),
+                    operation: "push".to_owned(),
+                    views: vec![(*other_rank, view(*other)), (rank, view(version))],
+                    remedy: "call set_optimizer at the same step on every rank".to_owned(),
+                }));
+                return Ok(());
+            }
+        }
+        open.replies.extend(reply.map(|reply| (rank, reply)));
+        open.merge.add(if self.sync { rank } else { 0 }, gradient, segment.geometry);
+        self.advance(place);
+        Ok(())
+    }
+
+    /// Applies every round of the segment that is complete and whose turn it is.
+    fn advance(&mut self, place: &Place) {
+        let Some(segment) = self.segments.get_mut(place) else { return };
+        if let Err(fault) = segment.advance(self.workers, self.sync, &mut self.outputs) {
+            self.outputs.push(Output::Fault(fault));
+        }
+    }
+
+    fn set_optimizer(&mut self, rank: usize, version: u64, oldest: u64, optimizer: Optimizer) {
+        let (first, known) = self.optimizers.entry(version).or_insert_with(|| (rank, Arc::new(optimizer.clone())));
+        if **known != optimizer {
+            self.outputs.push(Output::Fault(Error::Disagreement {
+                key: "(every key)".into(),
+                operation: "set_optimizer".to_owned(),
+                views: vec![(*first, format!("{known:?}")), (rank, format!("{optimizer:?}"))],
+                remedy: "set the same optimizer on every rank".to_owned(),
+            }));
+            return;
+        }
+        self.oldest[rank] = oldest;
+        let floor = self.oldest.iter().copied().min().unwrap_or(0);
+        self.optimizers.retain(|version, _| *version >= floor);
+    }
+}
+
+impl Segment {
+    fn advance(&mut self, workers: usize, sync: bool, outputs: &mut Vec<Output>) -> Result<()> {
+        loop {
+            if self.value.is_none() {
+                return Ok(());
+            }
+            let number = if sync {
+                let next = self.completed + 1;
+                self.rounds.get(&next).filter(|open| open.merge.is_complete(workers)).map(|_| next)
+            } else {
+                self.rounds.keys().next().copied()
+            };
+            let Some((number, open)) = number.and_then(|number| self.rounds.remove_entry(&number)) else {
+                return Ok(());
+            };
+            let optimizer = open.optimizer.and_then(|(_, _, optimizer)| optimizer);
+            let sum = open.merge.into_sum().expect("a complete round has contributions");
+            self.apply(optimizer, sum)?;
+            if sync {
+                self.completed += 1;
+            } else {
+                self.applied[(number % workers as u64) as usize] += 1;
+            }
+            for (rank, reply) in open.replies {
+                outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: Some(self.copy()) });
+            }
+            self.answer(sync, outputs);
+        }
+    }
+
+    fn apply(&mut self, optimizer: Option<Arc<Optimizer>>, sum: Sum) -> Result<()> {
+        let geometry = self.geometry;
+        let Some(optimizer) = optimizer else {
+            self.value = Some(match sum {
+                Sum::Dense(sum) => sum,
+                Sum::Rows { ids, rows } => merge::dense_of(&ids, &rows, geometry),
+            });
+            return Ok(());
+        };
+        let kind = |optimizer: &Optimizer| std::mem::discriminant(&optimizer.rule);
+        if self.rule.as_ref().is_some_and(|before| kind(before) != kind(&optimizer)) {
+            self.state = State::default();
+        }
+        let value = self.value.as_mut().expect("advance stops while there is no value");
+        match sum {
+            Sum::Dense(sum) => optimizer.apply(&mut self.state, geometry.dtype, value, &sum)?,
+            Sum::Rows { ids, rows } => {
+                optimizer.apply_rows(&mut self.state, geometry.dtype, value, geometry.unit_bytes, &ids, &rows)?;
+            }
+        }
+        self.rule = Some(optimizer);
+        Ok(())
+    }
+
+    /// Answers the pulls that wait for nothing any more.
+    fn answer(&mut self, sync: bool, outputs: &mut Vec<Output>) {
+        if self.value.is_none() {
+            return;
+        }
+        let (ready, waiting) = std::mem::take(&mut self.pulls)
+            .into_iter()
+            .partition(|pull| pull.rounds <= if sync { self.completed } else { self.applied[pull.rank] });
+        self.pulls = waiting;
+        let ready: Vec<Pull> = ready;
+        for Pull { rank, want, units, reply, .. } in ready {
+            let payload = match want {
+                Want::Word | Want::State => None,
+                Want::Value => Some(self.copy()),
+                Want::Rows => Some(self.rows(&ids_of(&units))),
+            };
+            let reply = match want {
+                Want::State => Reply::State { reply, state: self.state.clone() },
+                _ => Reply::Value { reply },
+            };
+            outputs.push(Output::Reply { rank, reply, payload });
+        }
+    }
+
+    fn copy(&self) -> Message {
+        Message::from(self.value.as_deref().unwrap_or_default())
+    }
+
+    fn rows(&self, ids: &[i64]) -> Message {
+        let value = self.value.as_deref().unwrap_or_default();
+        let size = self.geometry.unit_bytes;
+        let rows = ids.iter().flat_map(|id| &value[*id as usize * size..(*id as usize + 1) * size]);
+        merge::message_of(rows.copied().collect())
+    }
+
+    fn missing(&self, workers: usize, sync: bool, rounds: u64) -> (&'static str, Vec<usize>) {
+        if self.value.is_none() {
+            return ("init", vec![0]);
+        }
+        if !sync || rounds <= self.completed {
+            return ("push", Vec::new());
+        }
+        let next = self.rounds.get(&(self.completed + 1));
+        ("push", (0..workers).filter(|rank| !next.is_some_and(|open| open.merge.has(*rank))).collect())
+    }
+}
+
+fn ids_of(bytes: &[u8]) -> Vec<i64> {
+    bytes.chunks_exact(8).map(|id| i64::from_le_bytes(id.try_into().expect("a chunk of 8 bytes"))).collect()
+}
+
+fn check_units(ids: &[i64], geometry: Geometry) -> Result<(), String> {
+    let units = (geometry.len_bytes / geometry.unit_bytes) as i64;
+    let fits = ids.iter().all(|id| (0..units).contains(id)) && ids.is_sorted_by(|a, b| a < b);
+    if fits { Ok(()) } else { Err(format!("units that are not ascending below {units}")) }
+}
+
+fn rows_of(count: u64, payload: &[u8], geometry: Geometry) -> Result<Gradient, String> {
+    let wrong = || format!("{} bytes for {count} units of {} bytes", payload.len(), geometry.unit_bytes);
+    let ids_bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(8)).ok_or_else(wrong)?;
+    let (ids, rows) = payload.split_at_checked(ids_bytes).ok_or_else(wrong)?;
+    if (ids_bytes / 8).checked_mul(geometry.unit_bytes) != Some(rows.len()) {
+        return Err(wrong());
+    }
+    let ids = ids_of(ids);
+    check_units(&ids, geometry)?;
+    Ok(Gradient::Rows(ids, merge::message_of(rows.to_vec())))
+}

@@ -1,0 +1,407 @@
+//! The thread that owns a worker's sockets: commands in, segments out and back, and the link to the scheduler.
+//!
+//! Each server has a queue of segments, ordered by priority and then by the order of the calls. A segment becomes a message
+//! when there is room for it, so that a late call of high priority overtakes what has not left. An operation ends when all
+//! of its segments have left and the last answer is in; then its guards are dropped.
+
+use std::collections::{BTreeMap, BinaryHeap};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use zmq::{Context, Message, POLLIN, POLLOUT, PollItem, Socket};
+
+use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::optim::Optimizer;
+use crate::ps::link::{GRACE, Link};
+use crate::ps::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
+use crate::ps::operation::{Operation, Segment};
+use crate::ps::scheduler::lost_node;
+use crate::ps::socket::{self, Event, Monitor};
+use crate::ps::worker::{Command, Shared, Worker};
+
+/// Messages taken from one server before the others have their turn.
+const BATCH: usize = 32;
+
+struct Server {
+    socket: Socket,
+    monitor: Monitor,
+    optimizers: Vec<(u64, Optimizer)>,
+    queue: BinaryHeap<Segment>,
+    broken: Option<Instant>,
+}
+
+/// A request that a server has not answered.
+struct Waiting {
+    operation: u64,
+    segment: usize,
+    server: usize,
+    since: Instant,
+}
+
+/// The thread's state.
+pub(super) struct WorkerLoop {
+    job: Job,
+    link: Link,
+    servers: Vec<Server>,
+    inbox: Receiver<Command>,
+    wake: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+    timeout: Duration,
+    operations: BTreeMap<u64, Operation>,
+    waiting: BTreeMap<u64, Waiting>,
+    barriers: Vec<(u64, Sender<Result<()>>)>,
+    barrier_count: u64,
+    next: u64,
+    progress: Instant,
+    asked: Option<Instant>,
+    closing: bool,
+}
+
+impl WorkerLoop {
+    pub(super) fn new(
+        job: Job,
+        link: Link,
+        servers: Vec<(Socket, Monitor)>,
+        inbox: Receiver<Command>,
+        wake: Arc<OwnedFd>,
+        shared: Arc<Shared>,
+        timeout: Duration,
+    ) -> Self {
+        let servers = servers.into_iter().map(|(socket, monitor)| Server {
+            socket,
+            monitor,
+            optimizers: Vec::new(),
+            queue: BinaryHeap::new(),
+            broken: None,
+        });
+        WorkerLoop {
+            job,
+            link,
+            servers: servers.collect(),
+            inbox,
+            wake,
+            shared,
+            timeout,
+            operations: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            barriers: Vec::new(),
+            barrier_count: 0,
+            next: 0,
+            progress: Instant::now(),
+            asked: None,
+            closing: false,
+        }
+    }
+
+    /// Runs until the store is dropped.
+    pub(super) fn run(mut self, context: Context) {
+        while !(self.closing && self.operations.is_empty()) {
+            match self.turn() {
+                Ok(()) => {}
+                Err(error) => {
+                    if let Err(cause) = self.link.send(&ToScheduler::Fault(error.clone())) {
+                        tracing::warn!(%cause, "the scheduler could not be told of a fault");
+                    }
+                    self.fail(error);
+                    break;
+                }
+            }
+        }
+        let failed = self.shared.fault.lock().clone();
+        let limit = if failed.is_some() { Duration::ZERO } else { self.timeout };
+        for server in self.servers {
+            socket::close(server.socket, limit);
+        }
+        match failed {
+            None => {
+                if let Err(error) = self.link.leave() {
+                    tracing::warn!(%error, "the scheduler could not be told goodbye");
+                }
+            }
+            Some(fault) => {
+                self.link.close();
+                // Whatever is called from now on fails alike, until the store is dropped.
+                for command in &self.inbox {
+                    match command {
+                        Command::Close { .. } => break,
+                        command => refuse(command, &fault),
+                    }
+                }
+            }
+        }
+        drop(context);
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        self.wait()?;
+        while let Ok(command) = self.inbox.try_recv() {
+            self.take(command)?;
+        }
+        for index in 0..self.servers.len() {
+            self.receive(index)?;
+        }
+        for index in 0..self.servers.len() {
+            self.send(index)?;
+        }
+        while let Some(message) = self.link.receive()? {
+            match message {
+                FromScheduler::Abort(error) => return Err(self.seen(error)),
+                FromScheduler::BarrierDone { number } => {
+                    for (_, done) in self.barriers.extract_if(.., |(waited, _)| *waited == number) {
+                        answer(&done, Ok(()));
+                    }
+                }
+                FromScheduler::Welcome(_) | FromScheduler::Alive | FromScheduler::Farewell => {}
+            }
+        }
+        self.link.beat(self.shared.sent.load(Ordering::Relaxed) + self.shared.received.load(Ordering::Relaxed))?;
+        if let Some(cause) = self.link.loss() {
+            return Err(self.seen(self.link.lost(&cause)));
+        }
+        self.look_at_servers()?;
+        self.ask_who_is_missing()
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let mut items: Vec<PollItem<'_>> = vec![
+            PollItem::from_fd(self.wake.as_raw_fd(), POLLIN),
+            self.link.socket().as_poll_item(POLLIN),
+            self.link.monitor().as_poll_item(POLLIN),
+        ];
+        for server in &self.servers {
+            let busy = !server.queue.is_empty() || !server.optimizers.is_empty();
+            items.push(server.socket.as_poll_item(if busy { POLLIN | POLLOUT } else { POLLIN }));
+            items.push(server.monitor.socket().as_poll_item(POLLIN));
+        }
+        socket::poll(&mut items, self.link.interval())?;
+        let mut count = [0; 8];
+        match rustix::io::read(&*self.wake, &mut count) {
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
+            Err(cause) => Err(Error::io("read from", "an eventfd", &cause.into())),
+        }
+    }
+
+    fn take(&mut self, command: Command) -> Result<()> {
+        match command {
+            Command::Run { key, layout, priority, task } => {
+                let operation = Operation::new(key, layout, task);
+                let id = self.number();
+                if self.waiting.is_empty() {
+                    self.progress = Instant::now();
+                }
+                for (segment, server) in operation.unsent() {
+                    let priority = operation.priority(priority);
+                    self.servers[server].queue.push(Segment { priority, operation: id, segment });
+                }
+                self.operations.insert(id, operation);
+            }
+            Command::SetOptimizer { version, optimizer } => {
+                for server in &mut self.servers {
+                    server.optimizers.push((version, optimizer.clone()));
+                }
+            }
+            Command::Barrier { done } => {
+                self.barrier_count += 1;
+                self.barriers.push((self.barrier_count, done));
+                self.link.send(&ToScheduler::Barrier { number: self.barrier_count })?;
+                count(&self.shared.control, 1);
+            }
+            Command::Close { panicked: true } => return Err(Worker::panicked(&self.job)),
+            Command::Close { panicked: false } => self.closing = true,
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, index: usize) -> Result<()> {
+        let writable = |server: &Server| -> Result<bool> {
+            let events = server.socket.get_events().map_err(socket::failed("zmq_getsockopt", self.job.rank))?;
+            Ok(events.contains(POLLOUT))
+        };
+        while !self.servers[index].optimizers.is_empty() && writable(&self.servers[index])? {
+            let server = &mut self.servers[index];
+            let (version, optimizer) = server.optimizers.remove(0);
+            let named = server.queue.iter().filter_map(|item| self.operations.get(&item.operation)?.optimizer());
+            let oldest = named.min().unwrap_or(version).min(version);
+            let header = encode(&Request::SetOptimizer { version, oldest, optimizer });
+            socket::send(&server.socket, vec![Message::from(header)])?;
+            count(&self.shared.control, 1);
+        }
+        while self.servers[index].optimizers.is_empty()
+            && !self.servers[index].queue.is_empty()
+            && writable(&self.servers[index])?
+        {
+            let server = &mut self.servers[index];
+            let Some(item) = server.queue.pop() else { break };
+            let Some(operation) = self.operations.get_mut(&item.operation) else { continue };
+            self.next += 1;
+            let reply = self.next;
+            let (request, payload) = operation.request(item.segment, self.job.rank, reply);
+            count(&self.shared.sent, payload.len() as u64);
+            socket::send(&server.socket, vec![Message::from(encode(&request)), payload])?;
+            self.progress = Instant::now();
+            if operation.is_answered() {
+                let waiting =
+                    Waiting { operation: item.operation, segment: item.segment, server: index, since: self.progress };
+                self.waiting.insert(reply, waiting);
+            }
+            if operation.sent_one() {
+                self.operations.remove(&item.operation);
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, index: usize) -> Result<()> {
+        for _ in 0..BATCH {
+            let Some(frames) = socket::receive(&self.servers[index].socket)? else { return Ok(()) };
+            let mut frames = frames.into_iter();
+            let Some(reply) = frames.next().and_then(|header| decode::<Reply>(&header)) else {
+                tracing::warn!("rank {}: dropped a message from server {index} that cannot be decoded", self.job.rank);
+                continue;
+            };
+            let payload = frames.next().unwrap_or_else(Message::new);
+            self.asked = None;
+            match reply {
+                Reply::Missing { reply, operation, ranks } => self.claim(reply, operation, ranks)?,
+                Reply::Value { reply } => self.finish(reply, payload, None)?,
+                Reply::State { reply, state } => self.finish(reply, payload, Some(state))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, reply: u64, payload: Message, state: Option<crate::optim::State>) -> Result<()> {
+        let Some(waiting) = self.waiting.remove(&reply) else { return Ok(()) };
+        self.progress = Instant::now();
+        count(&self.shared.received, payload.len() as u64);
+        let Some(operation) = self.operations.get_mut(&waiting.operation) else { return Ok(()) };
+        let fits = operation.receive(waiting.segment, payload, state);
+        if !fits {
+            return Err(Error::Protocol {
+                rank: self.job.rank,
+                peer: format!("server {}", waiting.server),
+                what: format!("a value of key {} that has another length", operation.key()),
+                remedy: "run the same version of ringpull on every node".to_owned(),
+            });
+        }
+        if operation.is_done() {
+            self.operations.remove(&waiting.operation);
+        }
+        Ok(())
+    }
+
+    /// Asks the server that has kept us waiting longest, once nothing has moved for the limit.
+    fn ask_who_is_missing(&mut self) -> Result<()> {
+        let quiet = self.progress.elapsed();
+        if quiet < self.timeout {
+            return Ok(());
+        }
+        let Some((reply, waiting)) = self.waiting.first_key_value() else { return self.check_unsent() };
+        match self.asked {
+            // An answer clears this; a server that gives none for the limit is lost.
+            Some(since) if since.elapsed() > self.timeout => {
+                Err(self.lost_server(waiting.server, "it does not answer"))
+            }
+            Some(_) => Ok(()),
+            None => {
+                let Some(operation) = self.operations.get(&waiting.operation) else { return Ok(()) };
+                self.asked = Some(Instant::now());
+                let request = operation.who_is_missing(waiting.segment, *reply);
+                count(&self.shared.control, 1);
+                socket::send(&self.servers[waiting.server].socket, vec![Message::from(encode(&request))]).map(drop)
+            }
+        }
+    }
+
+    /// Segments that could not even leave for the limit.
+    fn check_unsent(&self) -> Result<()> {
+        match self.servers.iter().position(|server| !server.queue.is_empty()) {
+            Some(server) => Err(self.lost_server(server, "it takes no more messages")),
+            None => Ok(()),
+        }
+    }
+
+    fn claim(&mut self, reply: u64, operation: String, missing: Vec<usize>) -> Result<()> {
+        let Some(waiting) = self.waiting.get(&reply) else { return Ok(()) };
+        let key = self.operations.get(&waiting.operation).map_or(Key::Int(0), |operation| operation.key().clone());
+        let waited_s = waiting.since.elapsed().as_secs();
+        // Asked again after the next turn of the clock, if the scheduler finds that the missing ranks make progress.
+        self.progress = Instant::now().checked_sub(self.timeout * 3 / 4).unwrap_or_else(Instant::now);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let stalled = Error::Stalled { operation, key, rank: self.job.rank, missing, waited_s };
+        self.link.send(&ToScheduler::Stalled(stalled))
+    }
+
+    fn look_at_servers(&mut self) -> Result<()> {
+        for index in 0..self.servers.len() {
+            let server = &mut self.servers[index];
+            while let Some(event) = server.monitor.next() {
+                if matches!(event, Event::Disconnected) {
+                    server.broken.get_or_insert_with(Instant::now);
+                }
+            }
+            if server.broken.is_some_and(|since| since.elapsed() > GRACE) {
+                return Err(self.lost_server(index, "its connection closed"));
+            }
+        }
+        Ok(())
+    }
+
+    fn lost_server(&self, index: usize, cause: &str) -> Error {
+        let info = &self.job.servers[index];
+        let peer = format!("server {index} (pid {} on {}, {}:{})", info.pid, info.host, info.address, info.port);
+        self.seen(lost_node(peer, cause.to_owned()))
+    }
+
+    /// The error as this worker meets it.
+    fn seen(&self, error: Error) -> Error {
+        match error {
+            Error::PeerLost { peer, cause, .. } => {
+                let doing = self.operations.values().next().map_or("no operation".to_owned(), Operation::describe);
+                Error::PeerLost { peer, cause, operation: doing, rank: self.job.rank }
+            }
+            error => error,
+        }
+    }
+
+    fn fail(&mut self, fault: Error) {
+        self.shared.fault.lock().get_or_insert_with(|| fault.clone());
+        for (_, operation) in std::mem::take(&mut self.operations) {
+            operation.fail(&fault);
+        }
+        for (_, done) in self.barriers.drain(..) {
+            answer(&done, Err(fault.clone()));
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+/// Answers a command with the fault.
+fn refuse(command: Command, fault: &Error) {
+    match command {
+        Command::Run { key, layout, task, .. } => Operation::new(key, layout, task).fail(fault),
+        Command::Barrier { done } => answer(&done, Err(fault.clone())),
+        Command::SetOptimizer { .. } | Command::Close { .. } => {}
+    }
+}
+
+/// Sends an answer to a caller, who may have given up.
+pub(super) fn answer<T>(to: &Sender<Result<T>>, with: Result<T>) {
+    if to.send(with).is_err() {
+        tracing::debug!("nobody waits for an answer any more");
+    }
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
