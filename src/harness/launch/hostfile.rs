@@ -70,7 +70,10 @@ mod tests {
     #[test]
     fn a_line_names_a_host_its_port_and_its_slots() {
         let host: Host = "ann@node1:2222 slots=4".parse().unwrap();
-        assert_eq!(host, Host { login: "ann@node1".into(), name: "node1".into(), port: Some(2222), slots: 4 });
+        assert_eq!(
+            host,
+            Host { login: "ann@node1".into(), name: "node1".into(), port: Some(2222), slots: 4, folder: None }
+        );
         let host: Host = "fe80::1".parse().unwrap();
         assert_eq!((host.name.as_str(), host.port, host.slots), ("fe80::1", None, 1));
     }
