@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::harness::machine::Machine;
 
 /// The arguments of `ringpull info`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Copy, Args)]
 #[command(after_help = "Examples:\n  ringpull info\n  ringpull info --format json | jq .mpirun")]
 pub struct InfoArgs {
     /// A table for people or JSON for programs.

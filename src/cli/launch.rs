@@ -89,14 +89,14 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let workers = args.num_workers as usize;
     let servers = args.num_servers.map_or(workers, |count| count as usize);
     let code = if launcher == Launcher::Mpi {
-        let hosts = if hosts.is_empty() { Hosts::Local } else { Hosts::Ssh(one_per_slot(hosts)) };
+        let hosts = if hosts.is_empty() { Hosts::Local } else { Hosts::Ssh(one_per_slot(&hosts)) };
         let LaunchArgs { command, env, env_server, env_worker, .. } = args;
         MpiJob { workers, servers, hosts, command, env, env_server, env_worker }.run()?
     } else {
         let places: Vec<Place> = match launcher {
             Launcher::Lab => (1..=lab_hosts()?).map(Place::Lab).collect(),
             _ if hosts.is_empty() => vec![Place::Local],
-            _ => one_per_slot(hosts).into_iter().map(Place::Ssh).collect(),
+            _ => one_per_slot(&hosts).into_iter().map(Place::Ssh).collect(),
         };
         let at =
             |first: usize, count: usize| (first..first + count).map(|i| places[i % places.len()].clone()).collect();
@@ -140,7 +140,7 @@ fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<Host>> {
 }
 
 /// Each host as often as it has slots, round robin, so that the processes spread before they share.
-fn one_per_slot(hosts: Vec<Host>) -> Vec<Host> {
+fn one_per_slot(hosts: &[Host]) -> Vec<Host> {
     let most = hosts.iter().map(|host| host.slots).max().unwrap_or(1);
     (0..most).flat_map(|turn| hosts.iter().filter(move |host| host.slots > turn).cloned()).collect()
 }

@@ -236,17 +236,18 @@ exec nsenter --uts=/run/ringpull/lab/$host.uts -- ip netns exec "$host" sh -c "$
 
 fn ssh_agent(hosts: &[Host]) -> String {
     let ssh = config::ssh_command().join(" ");
-    let mut script =
-        "#!/bin/sh\nwhile :; do case $1 in -*) shift ;; *) break ;; esac; done\nto=$1\nport=\ncase $1 in\n".to_owned();
-    for host in hosts {
+    let of_host = |host: &Host| {
         let port = host.port.map_or(String::new(), |port| format!("-p {port}"));
-        script += &format!("  '{}') to='{}'; port='{port}' ;;\n", host.name, host.login);
-    }
-    script += "esac\nshift\n";
-    script += &format!(
-        "exec {ssh} -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=accept-new $port \"$to\" \"$@\"\n"
-    );
-    script
+        format!("  '{}') to='{}'; port='{port}' ;;\n", host.name, host.login)
+    };
+    [
+        "#!/bin/sh\nwhile :; do case $1 in -*) shift ;; *) break ;; esac; done\nto=$1\nport=\ncase $1 in\n".to_owned(),
+        hosts.iter().map(of_host).collect(),
+        format!(
+            "esac\nshift\nexec {ssh} -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=accept-new $port \"$to\" \"$@\"\n"
+        ),
+    ]
+    .concat()
 }
 
 fn write_agent(text: &str) -> Result<TempDir> {

@@ -88,9 +88,7 @@ fn write_names(host: usize, hosts: usize) -> Result<()> {
     let folder = files_of(host);
     fs::create_dir_all(&folder).map_err(|cause| Error::io("create", folder.display(), &cause))?;
     let mut names = "127.0.0.1 localhost\n".to_owned();
-    for peer in 1..=hosts {
-        names += &format!("{} {}\n", address(peer), host_name(peer));
-    }
+    names.extend((1..=hosts).map(|peer| format!("{} {}\n", address(peer), host_name(peer))));
     // Without a name server, a name that is not in the list fails at once instead of after a wait.
     for (file, text) in [("hosts", names.as_str()), ("resolv.conf", "# emulated host: no name server\n")] {
         if Path::new("/etc").join(file).exists() {

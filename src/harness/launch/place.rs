@@ -30,17 +30,17 @@ setsid "$@" 3<&- </dev/null &
 p=$!
 (
   while read -r order; do
-    case $order in term) kill -TERM -- -$p || kill -TERM $p ;; kill) kill -KILL -- -$p || kill -KILL $p ;; esac
+    case $order in term) kill -s TERM -- -$p || kill -s TERM $p ;; kill) kill -s KILL -- -$p || kill -s KILL $p ;; esac
   done
-  kill -TERM -- -$p || kill -TERM $p
+  kill -s TERM -- -$p || kill -s TERM $p
   sleep 2
-  kill -KILL -- -$p || kill -KILL $p
+  kill -s KILL -- -$p || kill -s KILL $p
 ) <&3 >/dev/null 2>&1 &
 w=$!
-exec 3<&-
+exec 3<&- 2>/dev/null
 wait $p
 c=$?
-kill -KILL -- $w -$p 2>/dev/null
+kill -s KILL -- $w -$p
 exit $c"#;
 
 /// Variables that go to other hosts with a process.
@@ -116,16 +116,13 @@ fn remote_command(host: &Host, words: &[OsString], env: &[(String, String)]) -> 
         FORWARDED.contains(&name.as_str()) || FORWARDED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
     });
     let folder = host.folder.clone().map_or_else(working_folder, |folder| Ok(folder.into()))?;
-    let mut line = format!("cd {} && exec env", quote(folder.as_os_str()));
-    for (name, value) in inherited.chain(env.iter().cloned()) {
-        line += &format!(" {}", quote(OsStr::new(&format!("{name}={value}"))));
-    }
-    line += &format!(" sh -c {} ringpull-supervisor", quote(OsStr::new(SUPERVISOR)));
-    for word in words {
-        line += &format!(" {}", quote(word));
-    }
+    let mut line = vec!["cd".to_owned(), quote(folder.as_os_str()), "&& exec env".to_owned()];
+    let set = inherited.chain(env.iter().cloned());
+    line.extend(set.map(|(name, value)| quote(OsStr::new(&format!("{name}={value}")))));
+    line.extend(["sh -c".to_owned(), quote(OsStr::new(SUPERVISOR)), "ringpull-supervisor".to_owned()]);
+    line.extend(words.iter().map(|word| quote(word)));
     let mut command = ssh(host);
-    command.arg(line);
+    command.arg(line.join(" "));
     Ok(command)
 }
 
