@@ -134,7 +134,6 @@ fn a_browser_draws_every_chart_without_a_word_on_the_console_and_without_scrolli
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("report.html");
     std::fs::write(&page, report::render(&results()).unwrap()).unwrap();
-    std::fs::copy(&page, "/tmp/cmpsave/report.html").unwrap();
     for width in [390, 1280] {
         let probe = folder.path().join(format!("probe-{width}.html"));
         std::fs::write(&probe, PROBE.replace("WIDTH", &width.to_string())).unwrap();

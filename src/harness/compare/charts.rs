@@ -79,10 +79,9 @@ impl Chart {
             text(&mut svg, "tick", anchor, x, bottom + 16.0, &(self.tick)(value));
         }
         text(&mut svg, "axis", "start", 0.0, bottom + 36.0, &self.axis);
+        let tops = |index: usize| TOP + ROW * index as f64;
         for (index, bar) in self.bars.iter().enumerate() {
-            let top = TOP + ROW * index as f64;
-            text(&mut svg, "name", "start", 0.0, top + 15.0, &bar.name);
-            let y = top + 21.0;
+            let y = tops(index) + 21.0;
             write_to(
                 &mut svg,
                 format_args!(
@@ -92,24 +91,28 @@ impl Chart {
                 ),
             );
             for sample in &bar.samples {
-                line(&mut svg, "sample", at(*sample), y + 3.0, y + BAR - 3.0);
+                line(&mut svg, "sample", at(*sample), y - 1.0, y + BAR + 1.0);
             }
+        }
+        if let Some(reference) = &self.reference {
+            let x = at(reference.value);
+            line(&mut svg, "reference", x, TOP - 6.0, bottom);
+            let (anchor, x) = if x < 25.0 { ("start", 0.0) } else { ("middle", x) };
+            text(&mut svg, "reference-label", anchor, x, TOP - 12.0, &reference.label);
+        }
+        // Words come last, so that no line runs through them.
+        for (index, bar) in self.bars.iter().enumerate() {
             let furthest = bar.samples.iter().copied().fold(bar.value, f64::max);
+            text(&mut svg, "name", "start", 0.0, tops(index) + 15.0, &bar.name);
             write_to(
                 &mut svg,
                 format_args!(
                     "<text class=\"value\" x=\"{:.3}%\" dx=\"7\" y=\"{}\">{}</text>",
                     at(furthest),
-                    y + BAR - 3.5,
+                    tops(index) + 17.5 + BAR,
                     escaped(&bar.label)
                 ),
             );
-        }
-        if let Some(reference) = &self.reference {
-            let x = at(reference.value);
-            line(&mut svg, "reference", x, TOP - 6.0, bottom);
-            let anchor = if x < 25.0 { "start" } else { "middle" };
-            text(&mut svg, "reference-label", anchor, if x < 25.0 { 0.0 } else { x }, TOP - 12.0, &reference.label);
         }
         svg.push_str("</svg>");
         svg
