@@ -134,6 +134,16 @@ impl Dmlc {
     }
 }
 
+/// `RINGPULL_MPIRUN` (mpirun): the program that starts MPI ranks.
+pub fn mpirun_program() -> String {
+    text("RINGPULL_MPIRUN").unwrap_or_else(|| "mpirun".to_owned())
+}
+
+/// `RINGPULL_SSH` (ssh): the program that reaches other hosts, with options of its own after blanks.
+pub fn ssh_command() -> Vec<String> {
+    text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
+}
+
 /// Parameters of Open MPI under which a segment is one eager message; set before `MPI_Init` unless the user has set them.
 pub fn open_mpi_settings(segment_bytes: usize) -> Vec<(&'static str, String)> {
     let limit = (segment_bytes + 4096).to_string();

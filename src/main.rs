@@ -1,2 +1,9 @@
 //! The `ringpull` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    ringpull::cli::Cli::parse().run()
+}

@@ -1,1 +1,96 @@
-//! cli
+//! The words of the `ringpull` command: one file for each subcommand, and what they share.
+//!
+//! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for a command
+//! line that cannot be understood; `launch` and `lab exec` answer with the exit code of what they ran.
+
+pub mod bench;
+pub mod compare;
+pub mod info;
+pub mod lab;
+pub mod launch;
+
+use std::error::Error as _;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::config;
+use crate::error::{Error, Result};
+
+/// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
+#[derive(Debug, Parser)]
+#[command(name = "ringpull", version, about, max_term_width = 120)]
+#[command(after_help = "RINGPULL_LOG=debug shows what happens; `ringpull COMMAND --help` shows examples.")]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure one job: the ranks that `mpirun` or `ringpull launch` starts.
+    Bench(bench::BenchArgs),
+    /// Compare modes and peers in rotating rounds, and write a report.
+    Compare(compare::CompareArgs),
+    /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
+    Launch(launch::LaunchArgs),
+    /// What this build and this machine can do.
+    Info(info::InfoArgs),
+    /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
+    Lab(lab::LabArgs),
+}
+
+/// How a command prints its data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A table for people.
+    #[default]
+    Table,
+    /// JSON for programs.
+    Json,
+}
+
+impl Cli {
+    /// Runs the command, says on stderr what went wrong, and returns the exit code.
+    pub fn run(self) -> ExitCode {
+        match start_log().and_then(|()| self.command.run()) {
+            Ok(code) => code,
+            Err(error) => {
+                report(&error);
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+impl Command {
+    fn run(self) -> Result<ExitCode> {
+        match self {
+            Command::Bench(args) => bench::run(args),
+            Command::Compare(args) => compare::run(args),
+            Command::Launch(args) => launch::run(args),
+            Command::Info(args) => info::run(args),
+            Command::Lab(args) => lab::run(args),
+        }
+    }
+}
+
+fn start_log() -> Result<()> {
+    let filter = config::log_filter();
+    let parsed = filter.parse::<tracing_subscriber::EnvFilter>().map_err(|_| Error::Environment {
+        variable: "RINGPULL_LOG".to_owned(),
+        value: filter,
+        expected: "a filter such as info or ringpull::ps=debug".to_owned(),
+    })?;
+    tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr).init();
+    Ok(())
+}
+
+fn report(error: &Error) {
+    eprintln!("error: {error}");
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        eprintln!("  because: {inner}");
+        cause = inner.source();
+    }
+}

@@ -1,6 +1,32 @@
-//! harness
+//! Runs jobs, verifies and measures them: emulated hosts, launching, the benches and the comparison.
+//!
+//! - [`link`]: the rate of a link; [`lab`]: emulated hosts joined by links of that rate;
+//! - [`mpirun`]: the command that starts MPI ranks; [`launch`]: jobs of scheduler, servers and workers;
+//! - [`interrupt`]: Ctrl-C and its like; [`machine`]: what this machine can do;
+//! - [`size`], [`models`]: payloads, as sizes or as the key lists of models;
+//! - [`mode`]: what can be compared; [`cost`]: what each must move, in closed form;
+//! - [`pushpull`], [`allreduce`]: the measuring ranks; [`pattern`]: inputs whose sums are known;
+//! - [`record`], [`statistics`]: a measurement and what it says;
+//! - [`dataset`], [`shard`], [`total`], [`checkpoint`]: what a training example needs;
+//! - [`compare`]: rounds of jobs, the table, the verdict, the report.
 
+pub mod allreduce;
 pub mod checkpoint;
+pub mod compare;
+pub mod cost;
 pub mod dataset;
+pub mod interrupt;
+pub mod lab;
+pub mod launch;
+pub mod link;
+pub mod machine;
+pub mod mode;
+pub mod models;
+pub mod mpirun;
+pub mod pattern;
+pub mod pushpull;
+pub mod record;
 pub mod shard;
+pub mod size;
+pub mod statistics;
 pub mod total;

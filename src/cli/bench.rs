@@ -1,0 +1,196 @@
+//! `ringpull bench`: the measuring ranks of one job, started by `mpirun` or `ringpull launch`.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::Format;
+use crate::config::Config;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::harness::models::{self, ModelKey};
+use crate::harness::record::Record;
+use crate::harness::size::{format_size, parse_sizes};
+use crate::harness::statistics::{self, Summary};
+use crate::harness::{allreduce, pushpull};
+use crate::kind::Kind;
+use crate::store;
+
+/// The arguments of `ringpull bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Sum plain buffers over all ranks, without the store.
+    Allreduce(AllreduceArgs),
+    /// Push and pull keys through the store, of any kind.
+    Pushpull(PushpullArgs),
+}
+
+/// The arguments of `ringpull bench allreduce`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm native --format json")]
+pub struct AllreduceArgs {
+    /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
+    #[arg(long, default_value = "4,64KiB,25MB")]
+    pub sizes: String,
+    /// The plan: auto, ring, halving, direct, ..., or native for the MPI library's own `MPI_Allreduce`.
+    #[arg(long, default_value = "auto")]
+    pub algorithm: String,
+    /// Measured iterations of each size.
+    #[arg(long, default_value_t = 10)]
+    pub iters: usize,
+    /// Iterations before them, not timed.
+    #[arg(long, default_value_t = 2)]
+    pub warmup: usize,
+    /// Element type.
+    #[arg(long, default_value = "f32")]
+    pub dtype: DType,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+    /// Say which plan `auto` takes for each size, and why, before measuring.
+    #[arg(long)]
+    pub explain: bool,
+}
+
+/// The arguments of `ringpull bench pushpull`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    mpirun -n 4 ringpull bench pushpull --sizes 25MB\n  \
+    mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
+    ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
+pub struct PushpullArgs {
+    /// The kind of store.
+    #[arg(long, default_value = "dist_sync_mpi")]
+    kv_store: Kind,
+    /// Payloads, one key each, separated by commas; MB is 10^6 bytes, MiB is 2^20.
+    #[arg(long, conflicts_with = "model", default_value = "25MB")]
+    sizes: String,
+    /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines, pushed in backward order.
+    #[arg(long)]
+    model: Option<String>,
+    /// Scale every tensor of the model to this part of its elements.
+    #[arg(long, default_value_t = 1.0, requires = "model")]
+    scale: f64,
+    /// Gradient compression.
+    #[arg(long, default_value = "none")]
+    compression: String,
+    /// Measured iterations of each payload.
+    #[arg(long, default_value_t = 10)]
+    iters: usize,
+    /// Iterations before them, verified but not timed.
+    #[arg(long, default_value_t = 2)]
+    warmup: usize,
+    /// Element type.
+    #[arg(long, default_value = "f32")]
+    dtype: DType,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Measures, and prints on rank 0.
+pub fn run(args: BenchArgs) -> Result<ExitCode> {
+    let (records, format) = match args.what {
+        What::Allreduce(args) => (run_allreduce(&args)?, args.format),
+        What::Pushpull(args) => (run_pushpull(&args)?, args.format),
+    };
+    if let Some(records) = records {
+        match format {
+            Format::Json => println!("{}", to_json(&records)?),
+            Format::Table => print!("{}", table(&records)),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
+    let sizes = parse_sizes(&args.sizes)?;
+    sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
+    allreduce::run(&sizes, &args.algorithm, args.dtype, args.iters, args.warmup)
+}
+
+fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
+    let payloads = match &args.model {
+        Some(model) => vec![models::load(model, args.scale)?],
+        None => parse_sizes(&args.sizes)?
+            .into_iter()
+            .map(|bytes| Ok(vec![ModelKey { name: "payload".to_owned(), shape: vec![elements(bytes, args.dtype)?] }]))
+            .collect::<Result<_>>()?,
+    };
+    let algorithm = Config::from_env()?.algorithm;
+    let store = store::create(args.kv_store.name())?;
+    if args.compression != "none" {
+        store.set_gradient_compression(&args.compression)?;
+    }
+    let plan = pushpull::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup };
+    pushpull::run(&store, &algorithm, &payloads, &plan)
+}
+
+fn elements(bytes: usize, dtype: DType) -> Result<usize> {
+    if bytes == 0 || !bytes.is_multiple_of(dtype.size_bytes()) {
+        return Err(Error::argument(
+            format!("{bytes} bytes are no whole number of {dtype} elements"),
+            format!("give a multiple of {} bytes", dtype.size_bytes()),
+        ));
+    }
+    Ok(bytes / dtype.size_bytes())
+}
+
+fn to_json(records: &[Record]) -> Result<String> {
+    serde_json::to_string_pretty(records).map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))
+}
+
+/// One line for each record, then what is doubtful about its samples.
+fn table(records: &[Record]) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header([
+        "op",
+        "mode",
+        "algorithm",
+        "ranks",
+        "hosts",
+        "servers",
+        "payload",
+        "dtype",
+        "median",
+        "min",
+        "max",
+        "algbw",
+        "busbw",
+    ]);
+    let mut doubts = String::new();
+    for record in records {
+        let Some(summary) = Summary::of(&record.seconds) else { continue };
+        let ms = |seconds: f64| format!("{:.3} ms", seconds * 1e3);
+        let rate = |bytes_per_s: f64| format!("{}/s", format_size(bytes_per_s));
+        let payload = format_size(record.bytes as f64);
+        for doubt in statistics::warnings(&record.seconds) {
+            doubts.push_str(&format!("warning: {payload}: {doubt}\n"));
+        }
+        table.add_row([
+            record.op.clone(),
+            record.mode.clone(),
+            record.algorithm.clone(),
+            record.ranks.to_string(),
+            record.hosts.to_string(),
+            record.servers.to_string(),
+            payload,
+            record.dtype.to_string(),
+            ms(summary.median),
+            ms(summary.min),
+            ms(summary.max),
+            rate(record.algbw_bytes_per_s),
+            rate(record.busbw_bytes_per_s),
+        ]);
+    }
+    format!("{}\nevery sum was checked; times are the slowest rank's\n{doubts}", table.trim_fmt())
+}

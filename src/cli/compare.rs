@@ -1,0 +1,176 @@
+//! `ringpull compare`: modes and peers in rotating rounds; a table, a verdict, `results.json` and `report.html`.
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::Format;
+use crate::error::{Error, Result};
+use crate::harness::compare::launched::{Launched, Place};
+use crate::harness::compare::{Environment, Results, Setup, Workload, report, rounds, table, verdict};
+use crate::harness::link::LinkRate;
+use crate::harness::mode::{Mode, Peer, Variant};
+use crate::harness::models::{self, ModelKey};
+use crate::harness::size::{format_size, parse_size};
+
+/// The arguments of `ringpull compare`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet --out out\n  \
+    ringpull compare --local 4 --model resnet50 --scale 0.1 --out out\n  \
+    ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n\n\
+    Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts), dist_async likewise.\n\
+    The exit code is 1 if a variant failed; an absent peer is named and is no failure.")]
+pub struct CompareArgs {
+    /// Emulate so many hosts on this machine, joined by links of --link (root, Linux).
+    #[arg(long, conflicts_with_all = ["hostfile", "local"])]
+    hosts: Option<usize>,
+    /// The rate of a host's link, such as 200mbit or 10gbit: shaped with --hosts, taken for the bound with -H.
+    #[arg(long, default_value = "none")]
+    link: LinkRate,
+    /// Run on the hosts of this file, one a line.
+    #[arg(short = 'H', long, conflicts_with = "local")]
+    hostfile: Option<PathBuf>,
+    /// Run so many workers as processes of this machine.
+    #[arg(long)]
+    local: Option<usize>,
+    /// The payload as one key, such as 25MB.
+    #[arg(long, conflicts_with = "model", default_value = "25MB")]
+    bytes: String,
+    /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines.
+    #[arg(long)]
+    model: Option<String>,
+    /// Scale every tensor of the model to this part of its elements.
+    #[arg(long, default_value_t = 1.0, requires = "model")]
+    scale: f64,
+    /// Modes of our own store, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
+    modes: Vec<Mode>,
+    /// Other people's programs on the same hosts: mpi, mxnet, horovod, gloo.
+    #[arg(long, value_delimiter = ',')]
+    peers: Vec<Peer>,
+    /// Rounds: in each, every variant runs once, in rotating order.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Measured iterations of a job.
+    #[arg(long, default_value_t = 3)]
+    iters: usize,
+    /// Iterations before them.
+    #[arg(long, default_value_t = 1)]
+    warmup: usize,
+    /// Where results.json and report.html go.
+    #[arg(long, default_value = "compare-out")]
+    out: PathBuf,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Runs the comparison, prints it and writes the report.
+pub fn run(args: CompareArgs) -> Result<ExitCode> {
+    if args.rounds == 0 || args.iters == 0 {
+        return Err(Error::argument("no sample was asked for", "give --rounds and --iters of at least 1"));
+    }
+    let workload = workload(&args)?;
+    std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
+    let variants = Variant::list(&args.modes, &args.peers);
+    let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
+    let place = match (args.hosts, &args.hostfile) {
+        (Some(hosts), _) => Place::Lab { workers: hosts, link: args.link },
+        (None, Some(file)) => Place::Hostfile { file: file.clone() },
+        (None, None) => Place::Local { workers: args.local.unwrap_or(4) },
+    };
+    let mut runner = Launched::start(place, extra)?;
+    let setup = Setup {
+        place: runner.words(),
+        own_hosts: runner.has_own_hosts(),
+        workers: runner.workers(),
+        link: args.link,
+        payload: workload.words.clone(),
+        bytes: workload.bytes(),
+        rounds: args.rounds,
+        iters: args.iters,
+        warmup: args.warmup,
+    };
+    let environment = Environment::survey();
+    let bar = progress_bar(variants.len() * args.rounds);
+    let rows = rounds::run(&mut runner, &variants, &workload, &setup, &mut |job| match job {
+        Some(words) => bar.set_message(words),
+        None => bar.inc(1),
+    });
+    bar.finish_and_clear();
+    drop(runner);
+    let mut results = Results { environment, setup, rows, verdict: Vec::new(), command: command() };
+    results.verdict = verdict::sentences(&results);
+    finish(&results, &args)
+}
+
+fn finish(results: &Results, args: &CompareArgs) -> Result<ExitCode> {
+    let unprintable = |cause: serde_json::Error| Error::io("write", "JSON", &std::io::Error::other(cause));
+    let json = serde_json::to_string_pretty(results).map_err(unprintable)?;
+    write(&args.out.join("results.json"), &json)?;
+    let page = args.out.join("report.html");
+    write(&page, &report::render(results)?)?;
+    match args.format {
+        Format::Table => print!("{}", table::render(results)),
+        Format::Json => println!("{}", serde_json::to_string_pretty(&results.records()).map_err(unprintable)?),
+    }
+    eprintln!("report: {}", page.display());
+    Ok(if results.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn workload(args: &CompareArgs) -> Result<Workload> {
+    let (keys, bench_args) = match &args.model {
+        Some(model) => {
+            let file = std::path::absolute(model).map_err(|cause| Error::io("find", model, &cause))?;
+            let named = models::NAMES.contains(&model.as_str());
+            let model_arg = if named { model.clone() } else { file.display().to_string() };
+            let bench_args = ["--model", &model_arg, "--scale", &args.scale.to_string()].map(str::to_owned);
+            (models::load(model, args.scale)?, bench_args.to_vec())
+        }
+        None => {
+            let bytes = parse_size(&args.bytes)?;
+            if bytes == 0 || !bytes.is_multiple_of(4) {
+                return Err(Error::argument(
+                    format!("--bytes {} is no whole number of f32 elements", args.bytes),
+                    "give a multiple of 4 bytes, at least 4",
+                ));
+            }
+            let key = ModelKey { name: "payload".to_owned(), shape: vec![bytes / 4] };
+            (vec![key], vec!["--sizes".to_owned(), bytes.to_string()])
+        }
+    };
+    let mut workload = Workload { words: String::new(), bench_args, keys, iters: args.iters, warmup: args.warmup };
+    let size = format_size(workload.bytes() as f64);
+    workload.words = match &args.model {
+        Some(model) => format!("{model}, {} tensors, {size}", workload.keys.len()),
+        None => size,
+    };
+    Ok(workload)
+}
+
+/// The command line as a shell would read it.
+fn command() -> String {
+    let quoted = |word: String| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:,/=+".contains(c);
+        if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    };
+    let words: Vec<String> = std::env::args().skip(1).map(quoted).collect();
+    format!("ringpull {}", words.join(" "))
+}
+
+fn progress_bar(jobs: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} jobs, {elapsed} so far, {eta} left: {msg}");
+    ProgressBar::with_draw_target(Some(jobs as u64), ProgressDrawTarget::stderr())
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
+}

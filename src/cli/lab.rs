@@ -1,0 +1,64 @@
+//! `ringpull lab`: emulated hosts.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use clap::{Args, Subcommand};
+
+use crate::error::{Error, Result};
+use crate::harness::lab::{self, Lab};
+use crate::harness::link::LinkRate;
+
+/// The arguments of `ringpull lab`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ringpull lab up 8 200mbit
+  ringpull lab exec h1 ping -c 3 h2
+  ringpull lab exec h3 hostname
+  ringpull lab down
+
+The hosts are network namespaces h1..hN on one bridge, with the addresses 10.55.0.1 to 10.55.0.N; every link is
+limited to RATE in both directions. Needs Linux and root.")]
+pub struct LabArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make the hosts; a lab of another shape is replaced.
+    Up {
+        /// How many hosts, 1 to 100.
+        hosts: usize,
+        /// The rate of every link, such as 200mbit or 1gbit; none for no limit.
+        rate: LinkRate,
+    },
+    /// Remove the hosts and everything that runs on them.
+    Down,
+    /// Run a command on a host; its exit code is the command's.
+    Exec {
+        /// The host, such as h3.
+        host: String,
+        /// The command and its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<OsString>,
+    },
+}
+
+/// Makes, removes or enters emulated hosts.
+pub fn run(args: LabArgs) -> Result<ExitCode> {
+    match args.action {
+        Action::Up { hosts, rate } => {
+            Lab::up(hosts, rate)?.leave_up();
+            eprintln!("h1 to h{hosts} are up with links of {rate}; remove them with `ringpull lab down`");
+        }
+        Action::Down => Lab::remove()?,
+        Action::Exec { host, command } => {
+            let words = lab::entry(lab::find_host(&host)?);
+            let cause = Command::new(&words[0]).args(&words[1..]).args(&command).exec();
+            return Err(Error::io("run", &words[0], &cause));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

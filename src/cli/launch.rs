@@ -1,0 +1,146 @@
+//! `ringpull launch`: the processes of a job, in these words or in those of MXNet's `launch.py`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::harness::lab;
+use crate::harness::launch::by_mpi::MpiJob;
+use crate::harness::launch::hostfile::{self, Host};
+use crate::harness::launch::{Launch, Place, Sink, remote};
+use crate::harness::mpirun::Hosts;
+
+/// The arguments of `ringpull launch`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ringpull launch -n 4 -s 2 -- ./train --kv-store dist_sync
+  ringpull launch -n 8 -s 8 -H hosts --env OMP_NUM_THREADS=1 -- ./train --kv-store dist_async
+  ringpull launch -n 4 -s 0 --launcher mpi -- ./train --kv-store dist_sync_mpi
+  ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
+
+A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get RINGPULL_TIMEOUT seconds (10),
+then SIGTERM, then SIGKILL, on every host; the exit code is that of the first failure.")]
+pub struct LaunchArgs {
+    /// How many workers.
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
+    num_workers: u32,
+    /// How many servers; as many as workers if not given. 0 starts MPI ranks (--launcher mpi).
+    #[arg(short = 's', long)]
+    num_servers: Option<u32>,
+    /// A file with the hosts to run on.
+    #[arg(short = 'H', long, value_name = "HOSTFILE")]
+    hostfile: Option<PathBuf>,
+    /// How processes are started; ssh with a hostfile, else local.
+    #[arg(long, value_enum)]
+    launcher: Option<Launcher>,
+    /// A variable for every process: NAME=VALUE, NAME:VALUE, or NAME to pass on its value here.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    env: Vec<(String, String)>,
+    /// A variable for the servers and the scheduler.
+    #[arg(long, value_name = "NAME:VALUE", value_parser = variable)]
+    env_server: Vec<(String, String)>,
+    /// A variable for the workers.
+    #[arg(long, value_name = "NAME:VALUE", value_parser = variable)]
+    env_worker: Vec<(String, String)>,
+    /// Copy the working folder to this folder of every host first, with rsync, and start there (ssh only).
+    #[arg(long, value_name = "DIR")]
+    sync_dst_dir: Option<String>,
+    /// Print lines as they are, without the name of the process that wrote them.
+    #[arg(long)]
+    no_tag: bool,
+    /// The command that every process runs.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Launcher {
+    /// On this host.
+    Local,
+    /// On the hosts of a hostfile.
+    Ssh,
+    /// By one mpirun, here or on the hosts of a hostfile.
+    Mpi,
+    /// On the emulated hosts of `ringpull lab up`.
+    Lab,
+}
+
+fn variable(text: &str) -> std::result::Result<(String, String), String> {
+    let (name, value) = match text.find(['=', ':']) {
+        Some(at) => (&text[..at], text[at + 1..].to_owned()),
+        None => (text, std::env::var(text).map_err(|_| format!("{text} is not set here; give NAME=VALUE"))?),
+    };
+    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if name.is_empty() || !name.chars().all(legal) {
+        return Err(format!("{name:?} is no name of a variable; give NAME=VALUE"));
+    }
+    Ok((name.to_owned(), value))
+}
+
+/// Runs the job; its exit code.
+pub fn run(args: LaunchArgs) -> Result<ExitCode> {
+    let default = if args.hostfile.is_some() { Launcher::Ssh } else { Launcher::Local };
+    let launcher = args.launcher.unwrap_or(default);
+    let hosts = read_hosts(&args, launcher)?;
+    let workers = args.num_workers as usize;
+    let servers = args.num_servers.map_or(workers, |count| count as usize);
+    let code = if launcher == Launcher::Mpi {
+        let hosts = if hosts.is_empty() { Hosts::Local } else { Hosts::Ssh(one_per_slot(&hosts)) };
+        let LaunchArgs { command, env, env_server, env_worker, .. } = args;
+        MpiJob { workers, servers, hosts, command, env, env_server, env_worker }.run()?
+    } else {
+        let places: Vec<Place> = match launcher {
+            Launcher::Lab => (1..=lab_hosts()?).map(Place::Lab).collect(),
+            _ if hosts.is_empty() => vec![Place::Local],
+            _ => one_per_slot(&hosts).into_iter().map(Place::Ssh).collect(),
+        };
+        let at =
+            |first: usize, count: usize| (first..first + count).map(|i| places[i % places.len()].clone()).collect();
+        let mut launch = Launch::new(at(0, workers), at(0, servers), args.command)?;
+        (launch.env, launch.env_server, launch.env_worker) = (args.env, args.env_server, args.env_worker);
+        launch.sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
+        launch.grace = Config::from_env()?.timeout;
+        launch.run()?.code
+    };
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+fn lab_hosts() -> Result<usize> {
+    lab::find_host("h1")?;
+    Ok(lab::hosts_up())
+}
+
+fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<Host>> {
+    let Some(path) = &args.hostfile else {
+        return if launcher == Launcher::Ssh {
+            Err(Error::argument("--launcher ssh needs hosts", "name a hostfile with -H"))
+        } else {
+            Ok(Vec::new())
+        };
+    };
+    if matches!(launcher, Launcher::Local | Launcher::Lab) {
+        return Err(Error::argument(
+            "a hostfile is for the launchers ssh and mpi",
+            "leave out -H, or choose --launcher ssh or --launcher mpi",
+        ));
+    }
+    let mut hosts = hostfile::read(path)?;
+    remote::check(&hosts)?;
+    if let Some(to) = &args.sync_dst_dir {
+        remote::copy_working_folder(&hosts, to)?;
+        for host in &mut hosts {
+            host.folder = Some(to.clone());
+        }
+    }
+    Ok(hosts)
+}
+
+/// Each host as often as it has slots, round robin, so that the processes spread before they share.
+fn one_per_slot(hosts: &[Host]) -> Vec<Host> {
+    let most = hosts.iter().map(|host| host.slots).max().unwrap_or(1);
+    (0..most).flat_map(|turn| hosts.iter().filter(move |host| host.slots > turn).cloned()).collect()
+}

@@ -1,0 +1,249 @@
+//! The runner that starts real processes: on emulated hosts, on a hostfile's hosts, or on this machine alone.
+//!
+//! Worker `i` runs on host `i`. A dedicated server has a host after the workers' ones; a shared server runs on worker
+//! `s mod n`'s host. The scheduler sits on the first host.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::config::Role;
+use crate::error::{Error, Result};
+use crate::harness::compare::{Runner, Workload, peers};
+use crate::harness::lab::Lab;
+use crate::harness::launch::hostfile::{self, Host};
+use crate::harness::launch::{self, Launch, Sink};
+use crate::harness::link::LinkRate;
+use crate::harness::mode::{Mode, Peer, Placement, Variant};
+use crate::harness::mpirun::{Hosts, Mpirun, Ranks};
+use crate::harness::record::Record;
+
+/// Where the jobs run.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// On emulated hosts, which this makes and takes down.
+    Lab {
+        /// Workers, one a host.
+        workers: usize,
+        /// The rate of each link.
+        link: LinkRate,
+    },
+    /// On the hosts of a file, the last of them for dedicated servers.
+    Hostfile {
+        /// The file.
+        file: PathBuf,
+    },
+    /// As processes of this machine, without shaped links.
+    Local {
+        /// Workers.
+        workers: usize,
+    },
+}
+
+/// How long one job may take.
+const JOB_LIMIT: Duration = Duration::from_secs(300);
+/// How much of a failed job's last words goes into the report.
+const LAST_LINES: usize = 12;
+
+/// Hosts that are ready, and the program that runs on them.
+#[derive(Debug)]
+pub struct Launched {
+    workers: usize,
+    hosts: Option<Vec<Host>>,
+    lab: Option<Lab>,
+    program: PathBuf,
+}
+
+impl Launched {
+    /// Makes or checks the hosts: the workers' ones and `extra` for dedicated servers.
+    pub fn start(place: Place, extra: usize) -> Result<Self> {
+        let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
+        let ready = |workers, hosts, lab| Launched { workers, hosts, lab, program };
+        let launched = match place {
+            Place::Lab { workers, link } => ready(workers, None, Some(Lab::up(workers + extra, link)?)),
+            Place::Local { workers } => ready(workers, None, None),
+            Place::Hostfile { file } => {
+                let hosts = hostfile::read(&file)?;
+                let workers = hosts.len().checked_sub(extra).filter(|workers| *workers > 0).ok_or_else(|| {
+                    Error::argument(
+                        format!(
+                            "{} names {} hosts, too few for {extra} dedicated servers",
+                            file.display(),
+                            hosts.len()
+                        ),
+                        "name more hosts, or ask for modes with shared servers",
+                    )
+                })?;
+                ready(workers, Some(hosts), None)
+            }
+        };
+        if launched.workers == 0 {
+            return Err(Error::argument("a comparison needs workers", "ask for at least 1"));
+        }
+        Ok(launched)
+    }
+
+    /// Where the jobs run, in words.
+    pub fn words(&self) -> String {
+        let hosts = if self.workers == 1 { "1 host" } else { &format!("{} hosts", self.workers) };
+        match (&self.lab, &self.hosts) {
+            (Some(_), _) => hosts.replacen(' ', " emulated ", 1),
+            (None, Some(_)) => hosts.to_owned(),
+            (None, None) => "processes of one machine".to_owned(),
+        }
+    }
+
+    /// Whether each worker has a network interface of its own host.
+    pub fn has_own_hosts(&self) -> bool {
+        self.lab.is_some() || self.hosts.is_some()
+    }
+
+    /// The number of workers.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
+    fn place(&self, host: usize) -> launch::Place {
+        match (&self.lab, &self.hosts) {
+            (Some(_), _) => launch::Place::Lab(host + 1),
+            (None, Some(hosts)) => launch::Place::Ssh(hosts[host].clone()),
+            (None, None) => launch::Place::Local,
+        }
+    }
+
+    fn bench(&self, what: &[&str], workload: &Workload) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec![self.program.clone().into(), "bench".into()];
+        words.extend(what.iter().map(OsString::from));
+        words.extend(loop_args(workload).into_iter().map(OsString::from));
+        words.extend(["--format", "json"].map(OsString::from));
+        words
+    }
+
+    fn with_servers(&self, command: Vec<OsString>, servers: usize, placement: Placement) -> Result<String> {
+        let server = |index: usize| match placement {
+            Placement::Dedicated => self.place(self.workers + index),
+            Placement::Shared => self.place(index % self.workers),
+        };
+        let workers = (0..self.workers).map(|index| self.place(index)).collect();
+        let mut launch = Launch::new(workers, (0..servers).map(server).collect(), command)?;
+        launch.sink = Sink::Kept;
+        launch.limit = Some(JOB_LIMIT);
+        let outcome = launch.run()?;
+        if outcome.code != 0 {
+            let mut words: Vec<String> = Vec::new();
+            for process in outcome.processes.iter().filter(|process| process.code != 0) {
+                words.push(last_lines(&process.stderr));
+            }
+            words.dedup();
+            return Err(failed(&outcome.failure, words.first().map_or("", String::as_str)));
+        }
+        let workers = outcome.processes.into_iter().filter(|process| process.role == Role::Worker);
+        workers
+            .map(|process| process.stdout)
+            .find(|text| !text.trim().is_empty())
+            .ok_or_else(|| failed("every process ended well, but no worker printed a record", ""))
+    }
+
+    /// Where ranks that do not speak MPI find each other, in PyTorch's words: a free port on the first worker's host.
+    fn meeting_point(&self) -> Result<Vec<(String, String)>> {
+        let root = self.place(0).address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let name = match &self.hosts {
+            Some(hosts) => hosts[0].name.clone(),
+            None => root.to_string(),
+        };
+        let port = launch::free_port(root)?;
+        Ok(vec![("MASTER_ADDR".to_owned(), name), ("MASTER_PORT".to_owned(), port.to_string())])
+    }
+
+    fn with_mpi(&self, command: Vec<OsString>) -> Result<String> {
+        let hosts = match (&self.lab, &self.hosts) {
+            (Some(_), _) => Hosts::Lab((1..=self.workers).collect()),
+            (None, Some(hosts)) => Hosts::Ssh(hosts[..self.workers].to_vec()),
+            (None, None) => Hosts::Local,
+        };
+        let env = self.meeting_point()?;
+        let mut ready = Mpirun::find()?.command(&hosts, Ranks { count: self.workers, command, env })?;
+        ready.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
+        let (out, err) = (child.stdout.take(), child.stderr.take());
+        let out = std::thread::spawn(move || out.map(drain).unwrap_or_default());
+        let err = std::thread::spawn(move || err.map(drain).unwrap_or_default());
+        let deadline = Instant::now() + JOB_LIMIT;
+        let status = loop {
+            match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
+                Some(status) => break Some(status),
+                None if Instant::now() > deadline => {
+                    child.kill().map_err(|cause| Error::io("end", "mpirun", &cause))?;
+                    child.wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))?;
+                    break None;
+                }
+                None => std::thread::park_timeout(Duration::from_millis(20)),
+            }
+        };
+        let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
+        match status {
+            Some(status) if status.success() => Ok(out),
+            Some(status) => Err(failed(&format!("mpirun ended with {status}"), &err)),
+            None => Err(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
+        }
+    }
+}
+
+impl Runner for Launched {
+    fn missing(&mut self, variant: Variant) -> Option<String> {
+        variant.peer.and_then(peers::missing)
+    }
+
+    fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {
+        let kind = variant.mode.kind();
+        let command = match variant.peer {
+            None => {
+                let mut words = vec!["pushpull", "--kv-store", kind.name()];
+                words.extend(workload.bench_args.iter().map(String::as_str));
+                self.bench(&words, workload)
+            }
+            Some(Peer::Mpi) => {
+                self.bench(&["allreduce", "--algorithm", "native", "--sizes", &workload.bytes().to_string()], workload)
+            }
+            Some(peer) => {
+                let lens: Vec<String> = workload.keys.iter().map(|key| key.len().to_string()).collect();
+                let mut words = peers::command(peer)?;
+                words.extend(["--lens".to_owned(), lens.join(",")]);
+                words.extend(loop_args(workload));
+                words.into_iter().map(OsString::from).collect()
+            }
+        };
+        let printed = match variant.mode {
+            Mode::Allreduce => self.with_mpi(command)?,
+            Mode::Servers { servers, placement, .. } => self.with_servers(command, servers, placement)?,
+        };
+        Record::parse_list(&variant.to_string(), &printed)
+    }
+}
+
+fn loop_args(workload: &Workload) -> [String; 4] {
+    ["--iters".to_owned(), workload.iters.to_string(), "--warmup".to_owned(), workload.warmup.to_string()]
+}
+
+fn drain(mut from: impl std::io::Read) -> String {
+    let mut bytes = Vec::new();
+    if let Err(cause) = from.read_to_end(&mut bytes) {
+        tracing::warn!(%cause, "a job's output was cut short");
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn failed(what: &str, said: &str) -> Error {
+    let said = last_lines(said);
+    Error::argument(
+        if said.is_empty() { what.to_owned() } else { format!("{what}; its last words:\n{said}") },
+        "run this variant alone with --modes or --peers and RINGPULL_LOG=debug",
+    )
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
+}

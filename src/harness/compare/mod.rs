@@ -1,0 +1,54 @@
+//! The comparison: every variant is a job of its own, started again in every round, and the order rotates.
+//!
+//! [`rounds`] runs the plan over a [`Runner`] and gives [`Results`]; [`table`] and [`verdict`] put them into words for a
+//! terminal, [`report`] into one HTML file. All but the real runner in [`launched`] is pure.
+
+pub mod charts;
+pub mod environment;
+pub mod launched;
+pub mod peers;
+pub mod published;
+pub mod report;
+pub mod results;
+pub mod rounds;
+pub mod table;
+pub mod verdict;
+
+use crate::error::Result;
+use crate::harness::mode::Variant;
+use crate::harness::models::ModelKey;
+use crate::harness::record::Record;
+
+pub use environment::Environment;
+pub use results::{Outcome, Results, Round, Row, Setup};
+
+/// What every variant pushes and pulls.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// The payload in words, such as `25 MB` or `vgg16, 32 tensors, 553 MB`.
+    pub words: String,
+    /// The payload's arguments of `ringpull bench`, such as `--sizes 25000000`.
+    pub bench_args: Vec<String>,
+    /// The keys, in forward order.
+    pub keys: Vec<ModelKey>,
+    /// Measured iterations of a job.
+    pub iters: usize,
+    /// Iterations before them.
+    pub warmup: usize,
+}
+
+impl Workload {
+    /// Payload bytes of one worker: every key is f32.
+    pub fn bytes(&self) -> u64 {
+        4 * self.keys.iter().map(ModelKey::len).sum::<usize>() as u64
+    }
+}
+
+/// Starts jobs. One implementation starts processes; the tests have another.
+pub trait Runner {
+    /// How to install what the variant needs, if it is not there.
+    fn missing(&mut self, variant: Variant) -> Option<String>;
+
+    /// Runs one job to its end and gives the records that its rank 0 printed.
+    fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>>;
+}

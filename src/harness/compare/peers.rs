@@ -1,0 +1,69 @@
+//! Other people's programs: whether they are installed, and the scripts of ours that measure with them.
+//!
+//! The scripts travel inside this program. They run with the Python of `.venv-peers`, the folder that
+//! `scripts/peers/setup` makes, looked for here and in every folder above.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::error::{Error, Result};
+use crate::harness::mode::Peer;
+
+/// How to install and run a peer that is a Python package.
+struct Package {
+    module: &'static str,
+    install: &'static str,
+    script: &'static str,
+}
+
+fn package(peer: Peer) -> Option<Package> {
+    let package = |module, install, script| Some(Package { module, install, script });
+    match peer {
+        Peer::Mpi => None,
+        Peer::Mxnet => {
+            package("mxnet", "scripts/peers/setup", include_str!("../../../scripts/peers/mxnet_pushpull.py"))
+        }
+        Peer::Gloo => {
+            package("torch", "scripts/peers/setup --gloo", include_str!("../../../scripts/peers/gloo_allreduce.py"))
+        }
+        Peer::Horovod => package(
+            "horovod",
+            "scripts/peers/setup --horovod",
+            include_str!("../../../scripts/peers/horovod_allreduce.py"),
+        ),
+    }
+}
+
+/// The command that installs the peer, if it is not there.
+pub fn missing(peer: Peer) -> Option<String> {
+    let package = package(peer)?;
+    let present = python().is_some_and(|python| {
+        // Only looked for: MXNet with a role in its environment would start serving when imported.
+        let find =
+            format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{}') is None)", package.module);
+        let found = Command::new(python).args(["-c", &find]).stdin(Stdio::null()).stderr(Stdio::null()).status();
+        found.is_ok_and(|status| status.success())
+    });
+    (!present).then(|| package.install.to_owned())
+}
+
+/// The words that run the peer's script, up to its arguments: `python -c SCRIPT`.
+pub fn command(peer: Peer) -> Result<Vec<String>> {
+    let not_there = || {
+        let install = package(peer).map_or("", |package| package.install);
+        Error::argument(format!("peer {peer} is not installed"), format!("install it with `{install}`"))
+    };
+    let script = package(peer).ok_or_else(not_there)?.script;
+    let python = python().ok_or_else(not_there)?;
+    Ok(vec![python.display().to_string(), "-c".to_owned(), script.to_owned()])
+}
+
+fn python() -> Option<PathBuf> {
+    let here = std::env::current_dir().ok();
+    let program = std::env::current_exe().ok();
+    let above = |path: Option<PathBuf>| {
+        path.into_iter().flat_map(|path| path.ancestors().map(PathBuf::from).collect::<Vec<_>>()).collect::<Vec<_>>()
+    };
+    let python = |folder: PathBuf| folder.join(".venv-peers/bin/python");
+    above(here).into_iter().chain(above(program)).map(python).find(|python| python.is_file())
+}

@@ -1,0 +1,49 @@
+//! The published figures that the comparison answers: the proposal "Extend MXNet Distributed Training by MPI AllReduce"
+//! (apache/mxnet #10696), 8 hosts joined by 10 Gbit/s Ethernet.
+
+use serde::Serialize;
+
+/// Push and pull of 400 MB by 8 workers.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct PushPull {
+    /// The method as it was published.
+    pub method: &'static str,
+    /// Servers, 0 for allreduce.
+    pub servers: usize,
+    /// The published time.
+    pub seconds: f64,
+}
+
+/// The least time of an allreduce there: 2 x 7/8 x 400 MB / 1.25 GB/s.
+pub const BOUND_S: f64 = 0.56;
+
+/// The published times of push and pull.
+pub const PUSH_PULL: [PushPull; 5] = [
+    PushPull { method: "PS, 1 server", servers: 1, seconds: 6.5 },
+    PushPull { method: "PS, 2 servers", servers: 2, seconds: 3.4 },
+    PushPull { method: "PS, 4 servers", servers: 4, seconds: 2.0 },
+    PushPull { method: "PS, 8 servers", servers: 8, seconds: 1.2 },
+    PushPull { method: "MPI allreduce", servers: 0, seconds: 1.0 },
+];
+
+/// VGG-16 training, batch 64 on each of 8 hosts.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Training {
+    /// The method as it was published.
+    pub method: &'static str,
+    /// Hosts in all.
+    pub machines: usize,
+    /// Images a second on each worker's host.
+    pub images_per_s: f64,
+    /// Scaling efficiency in per cent.
+    pub efficiency: f64,
+}
+
+/// The published rates of training.
+pub const TRAINING: [Training; 5] = [
+    Training { method: "PS, 8 servers on the workers' hosts", machines: 8, images_per_s: 19.87, efficiency: 67.81 },
+    Training { method: "PS, 8 dedicated", machines: 16, images_per_s: 27.3, efficiency: 93.17 },
+    Training { method: "PS, 4 dedicated", machines: 12, images_per_s: 22.7, efficiency: 77.47 },
+    Training { method: "PS, 2 dedicated", machines: 10, images_per_s: 11.1, efficiency: 37.90 },
+    Training { method: "MPI allreduce", machines: 8, images_per_s: 27.76, efficiency: 94.74 },
+];

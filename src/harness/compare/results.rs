@@ -1,0 +1,156 @@
+//! What a comparison found: one row for each variant, every sample kept with its round. This is `results.json`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::harness::compare::Environment;
+use crate::harness::link::LinkRate;
+use crate::harness::mode::Family;
+use crate::harness::record::Record;
+use crate::harness::statistics::Summary;
+
+/// Everything: where, what, how, and one row for each variant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// The machine and the date.
+    pub environment: Environment,
+    /// What was compared, and how.
+    pub setup: Setup,
+    /// One row for each variant, in the order asked for.
+    pub rows: Vec<Row>,
+    /// The verdict in sentences.
+    pub verdict: Vec<String>,
+    /// The command that does it again.
+    pub command: String,
+}
+
+/// What was compared, and how.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Setup {
+    /// Where the jobs ran, such as `8 emulated hosts`.
+    pub place: String,
+    /// Whether every worker had a network interface of its own host, so that traffic could be read from it.
+    pub own_hosts: bool,
+    /// Workers, one a host.
+    pub workers: usize,
+    /// The links' rate.
+    pub link: LinkRate,
+    /// The payload in words.
+    pub payload: String,
+    /// Payload bytes of one worker.
+    pub bytes: u64,
+    /// Rounds.
+    pub rounds: usize,
+    /// Measured iterations of each job.
+    pub iters: usize,
+    /// Iterations before them.
+    pub warmup: usize,
+}
+
+/// One variant's row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The variant as the command line names it.
+    pub variant: String,
+    /// The variant in words.
+    pub method: String,
+    /// Its colour.
+    pub family: Family,
+    /// The number of servers, 0 for none.
+    pub servers: usize,
+    /// Hosts used in all.
+    pub machines: usize,
+    /// Bytes through the busiest host in one push and pull, from the mode's closed form: the larger direction.
+    pub computed_host_bytes: f64,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// What came of a variant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "status")]
+pub enum Outcome {
+    /// Every round ended with verified samples.
+    Measured {
+        /// All rounds' samples in one record.
+        record: Record,
+        /// The samples round by round.
+        rounds: Vec<Round>,
+    },
+    /// A round failed; the variant was not run again.
+    Failed {
+        /// The error of that round.
+        error: String,
+    },
+    /// The peer is not installed.
+    Absent {
+        /// The command that installs it.
+        install: String,
+    },
+}
+
+/// One round's samples of one variant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// Counted from 1.
+    pub round: usize,
+    /// At which place in the round it ran, from 1.
+    pub place: usize,
+    /// The samples.
+    pub seconds: Vec<f64>,
+}
+
+impl Row {
+    /// The record, if the variant was measured.
+    pub fn record(&self) -> Option<&Record> {
+        match &self.outcome {
+            Outcome::Measured { record, .. } => Some(record),
+            _ => None,
+        }
+    }
+
+    /// The samples' summary, if the variant was measured.
+    pub fn summary(&self) -> Option<Summary> {
+        Summary::of(&self.record()?.seconds)
+    }
+
+    /// The median with every machine beyond the workers' charged: time x machines / workers.
+    pub fn per_machine_s(&self, workers: usize) -> Option<f64> {
+        Some(self.summary()?.median * self.machines as f64 / workers as f64)
+    }
+
+    /// Bytes through the busiest host, and whether they were measured. A dedicated server's host is not a worker's, so
+    /// what the workers' interfaces say does not cover it.
+    pub fn host_bytes(&self, own_hosts: bool) -> (f64, bool) {
+        match self.record().and_then(|record| record.host_bytes) {
+            Some(measured) if own_hosts && self.machines == self.record().map_or(0, |record| record.ranks) => {
+                (measured as f64, true)
+            }
+            _ => (self.computed_host_bytes, false),
+        }
+    }
+}
+
+impl Results {
+    /// The measured rows with their summaries, fastest first.
+    pub fn ranking(&self) -> Vec<(&Row, Summary)> {
+        let mut ranking: Vec<(&Row, Summary)> =
+            self.rows.iter().filter_map(|row| Some((row, row.summary()?))).collect();
+        ranking.sort_by(|a, b| a.1.median.total_cmp(&b.1.median));
+        ranking
+    }
+
+    /// Whether a variant failed. An absent peer is no failure.
+    pub fn any_failed(&self) -> bool {
+        self.rows.iter().any(|row| matches!(row.outcome, Outcome::Failed { .. }))
+    }
+
+    /// The row of a variant by its name on the command line.
+    pub fn row(&self, variant: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.variant == variant)
+    }
+
+    /// The records of all measured rows: what `--format json` prints.
+    pub fn records(&self) -> Vec<&Record> {
+        self.rows.iter().filter_map(Row::record).collect()
+    }
+}

@@ -1,0 +1,228 @@
+//! Runs the variants round by round. Round `r` begins with variant `r`: whatever drifts on the machine, and whatever a job
+//! leaves behind for the next one, meets every variant alike.
+
+use crate::error::{Error, Result};
+use crate::harness::compare::results::{Outcome, Round, Row, Setup};
+use crate::harness::compare::{Runner, Workload};
+use crate::harness::cost;
+use crate::harness::mode::Variant;
+use crate::harness::record::{Measured, Record};
+
+/// The order of `count` variants in round `round`, from 0.
+pub fn order(count: usize, round: usize) -> Vec<usize> {
+    (0..count).map(|place| (place + round) % count).collect()
+}
+
+/// Runs every variant in every round. `progress` hears each job before it starts and `None` after each job.
+///
+/// A variant that fails is not run again; the others go on.
+pub fn run(
+    runner: &mut dyn Runner,
+    variants: &[Variant],
+    workload: &Workload,
+    setup: &Setup,
+    progress: &mut dyn FnMut(Option<String>),
+) -> Vec<Row> {
+    let mut progresses: Vec<Progress> = variants
+        .iter()
+        .map(|variant| match runner.missing(*variant) {
+            Some(install) => Progress::Ended(Outcome::Absent { install }),
+            None => Progress::Running(Vec::new()),
+        })
+        .collect();
+    for round in 0..setup.rounds {
+        for (place, index) in order(variants.len(), round).into_iter().enumerate() {
+            let variant = variants[index];
+            progress(Some(format!("round {} of {}: {variant}", round + 1, setup.rounds)));
+            if let Progress::Running(done) = &mut progresses[index] {
+                match runner.run(variant, workload).and_then(|records| expected(variant, records, setup)) {
+                    Ok(record) => done.push((place + 1, record)),
+                    Err(error) => progresses[index] = Progress::Ended(Outcome::Failed { error: error.to_string() }),
+                }
+            }
+            progress(None);
+        }
+    }
+    variants.iter().zip(progresses).map(|(variant, progress)| row(*variant, progress, setup)).collect()
+}
+
+enum Progress {
+    Running(Vec<(usize, Record)>),
+    Ended(Outcome),
+}
+
+/// The one record of a job, if it measured what was asked for.
+fn expected(variant: Variant, mut records: Vec<Record>, setup: &Setup) -> Result<Record> {
+    let wrong = |what: String| Error::Protocol {
+        rank: 0,
+        peer: format!("the job of {variant}"),
+        what,
+        remedy: "run the job by hand to see its output".to_owned(),
+    };
+    let (Some(record), true) = (records.pop(), records.is_empty()) else {
+        return Err(wrong("not exactly one record".to_owned()));
+    };
+    if (record.bytes, record.ranks) != (setup.bytes, setup.workers) {
+        return Err(wrong(format!(
+            "a record of {} bytes on {} ranks, where {} bytes on {} ranks were asked for,",
+            record.bytes, record.ranks, setup.bytes, setup.workers
+        )));
+    }
+    Ok(record)
+}
+
+fn row(variant: Variant, progress: Progress, setup: &Setup) -> Row {
+    let outcome = match progress {
+        Progress::Ended(outcome) => outcome,
+        Progress::Running(done) => {
+            merged(variant, &done, setup).unwrap_or_else(|error| Outcome::Failed { error: error.to_string() })
+        }
+    };
+    Row {
+        variant: variant.to_string(),
+        method: variant.words(),
+        family: variant.family(),
+        servers: variant.mode.servers(),
+        machines: setup.workers + variant.mode.extra_hosts(),
+        computed_host_bytes: cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64),
+        outcome,
+    }
+}
+
+fn merged(variant: Variant, done: &[(usize, Record)], setup: &Setup) -> Result<Outcome> {
+    let (_, first) =
+        done.first().ok_or_else(|| Error::argument("no round was run", "ask for at least one with --rounds"))?;
+    let traffic: Vec<u64> = done.iter().filter_map(|(_, record)| record.host_bytes).collect();
+    let record = Record::of_verified(Measured {
+        op: if first.op == "allreduce" { "allreduce" } else { "pushpull" },
+        mode: variant.to_string(),
+        algorithm: first.algorithm.clone(),
+        ranks: first.ranks,
+        hosts: setup.workers,
+        servers: variant.mode.servers(),
+        bytes: first.bytes,
+        dtype: first.dtype,
+        seconds: done.iter().flat_map(|(_, record)| record.seconds.iter().copied()).collect(),
+        host_bytes: Some(traffic.iter().sum::<u64>() / traffic.len().max(1) as u64).filter(|bytes| *bytes > 0),
+    })?;
+    let record = match setup.link.bytes_per_s() {
+        Some(rate) => record.with_link(rate, Some(variant.mode)),
+        None => record,
+    };
+    let rounds = done
+        .iter()
+        .enumerate()
+        .map(|(round, (place, record))| Round { round: round + 1, place: *place, seconds: record.seconds.clone() })
+        .collect();
+    Ok(Outcome::Measured { record, rounds })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::dtype::DType;
+    use crate::harness::mode::Peer;
+    use crate::harness::models::ModelKey;
+
+    /// Fails `dist_sync:1shared` in its second job, has no horovod, and takes longer for every job.
+    struct Fake {
+        jobs: Vec<String>,
+        bytes: u64,
+    }
+
+    impl Runner for Fake {
+        fn missing(&mut self, variant: Variant) -> Option<String> {
+            (variant.peer == Some(Peer::Horovod)).then(|| "scripts/peers/setup --horovod".to_owned())
+        }
+
+        fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {
+            self.jobs.push(variant.to_string());
+            let failing = variant.to_string() == "dist_sync:1shared";
+            if failing && self.jobs.iter().filter(|job| *job == "dist_sync:1shared").count() == 2 {
+                return Err(Error::argument("server 0 is lost", "look at its host"));
+            }
+            assert_eq!(workload.bytes(), 4000);
+            let record = Record::of_verified(Measured {
+                op: "pushpull",
+                mode: variant.mode.kind().to_string(),
+                algorithm: "auto".to_owned(),
+                ranks: 4,
+                hosts: 4,
+                servers: 0,
+                bytes: self.bytes,
+                dtype: DType::F32,
+                seconds: vec![self.jobs.len() as f64; workload.iters],
+                host_bytes: Some(6100),
+            })?;
+            Ok(vec![record])
+        }
+    }
+
+    fn compared(bytes: u64) -> (Vec<Row>, Vec<String>, usize) {
+        let setup = Setup {
+            place: "4 emulated hosts".to_owned(),
+            own_hosts: true,
+            workers: 4,
+            link: "8kbit".parse().unwrap(),
+            payload: "4 kB".to_owned(),
+            bytes: 4000,
+            rounds: 3,
+            iters: 2,
+            warmup: 1,
+        };
+        let workload = Workload {
+            words: "4 kB".to_owned(),
+            bench_args: vec![],
+            keys: vec![ModelKey { name: "payload".to_owned(), shape: vec![1000] }],
+            iters: 2,
+            warmup: 1,
+        };
+        let modes = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2"].map(|mode| mode.parse().unwrap());
+        let variants = Variant::list(&modes, &[Peer::Horovod]);
+        let (mut fake, mut ended) = (Fake { jobs: vec![], bytes }, 0);
+        let rows = run(&mut fake, &variants, &workload, &setup, &mut |job| ended += usize::from(job.is_none()));
+        (rows, fake.jobs, ended)
+    }
+
+    #[test]
+    fn every_variant_has_every_place_once_in_as_many_rounds_as_there_are_variants() {
+        for place in 0..5 {
+            let seen: BTreeSet<usize> = (0..5).map(|round| order(5, round)[place]).collect();
+            assert_eq!(seen.len(), 5);
+        }
+    }
+
+    #[test]
+    fn jobs_rotate_and_a_variant_that_failed_is_not_run_again_while_the_others_go_on() {
+        let (rows, jobs, ended) = compared(4000);
+        let expected = [
+            "dist_sync_mpi",
+            "dist_sync:1shared",
+            "dist_sync:2", //
+            "dist_sync:1shared",
+            "dist_sync:2",
+            "dist_sync_mpi", //
+            "dist_sync:2",
+            "dist_sync_mpi",
+        ];
+        assert_eq!(jobs, expected);
+        assert_eq!(ended, 12, "progress hears of every planned job");
+        assert!(matches!(&rows[1].outcome, Outcome::Failed { error } if error.contains("server 0 is lost")));
+        assert!(matches!(&rows[3].outcome, Outcome::Absent { install } if install.contains("--horovod")));
+        let record = rows[0].record().unwrap();
+        assert_eq!(record.seconds, [1.0, 1.0, 6.0, 6.0, 8.0, 8.0]);
+        assert_eq!((record.mode.as_str(), record.bound_s), ("dist_sync_mpi", Some(6.0)));
+        assert_eq!((rows[2].machines, rows[2].per_machine_s(4)), (6, Some(7.5)));
+        assert_eq!(rows[0].host_bytes(true), (6100.0, true));
+        assert_eq!(rows[0].host_bytes(false), (6000.0, false));
+        assert_eq!(rows[2].host_bytes(true), (8000.0, false), "a dedicated server's interface is not a worker's");
+    }
+
+    #[test]
+    fn a_job_that_measured_something_else_is_a_failure() {
+        let (rows, _, _) = compared(8000);
+        assert!(matches!(&rows[0].outcome, Outcome::Failed { error } if error.contains("8000 bytes on 4 ranks")));
+    }
+}

@@ -1,0 +1,117 @@
+//! The comparison as a table for a terminal, like the published one.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::harness::compare::results::{Outcome, Results, Row};
+use crate::harness::size::format_size;
+use crate::harness::statistics;
+
+const HEADER: [&str; 9] =
+    ["method", "servers", "machines", "time", "spread", "/ bound", "per machine", "vs best", "busiest host"];
+
+/// The table, the doubts about its samples, the errors of what failed, and the verdict.
+pub fn render(results: &Results) -> String {
+    let setup = &results.setup;
+    let mut text = format!("push + pull of {} by {} workers, {}", setup.payload, setup.workers, setup.place);
+    if setup.link.bytes_per_s().is_some() {
+        text.push_str(&format!(", links of {}", setup.link));
+    }
+    text.push_str(&format!("\n\n{}\n", grid(results)));
+    text.push_str(&format!(
+        "\nEvery sum was checked. time: median of {}; spread: half the middle half.\n",
+        counted(results)
+    ));
+    if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
+        text.push_str(&format!("bound: {} for an allreduce, 2(n-1)/n x payload / link.\n", format_seconds(bound)));
+    }
+    text.push_str("per machine: time x machines / workers. busiest host: bytes in its busier direction");
+    text.push_str(if measured_traffic(results) { ", * by its interface.\n" } else { ", computed.\n" });
+    let notes = notes(results);
+    if !notes.is_empty() {
+        text.push('\n');
+        notes.iter().for_each(|note| text.push_str(&format!("{note}\n")));
+    }
+    text.push('\n');
+    results.verdict.iter().for_each(|sentence| text.push_str(&format!("{sentence}\n")));
+    text
+}
+
+/// Warnings and errors, each with the row it is about.
+pub fn notes(results: &Results) -> Vec<String> {
+    let mut notes = Vec::new();
+    for row in &results.rows {
+        match &row.outcome {
+            Outcome::Measured { record, .. } => {
+                let doubts = statistics::warnings(&record.seconds);
+                notes.extend(doubts.into_iter().map(|doubt| format!("warning: {}: {doubt}", row.variant)));
+            }
+            Outcome::Failed { error } => notes.push(format!("failed: {}: {error}", row.variant)),
+            Outcome::Absent { install } => {
+                notes.push(format!("absent: {} is not installed\n  hint: {install}", row.variant));
+            }
+        }
+    }
+    notes
+}
+
+/// A time in three digits: `1.83 s`, `25.1 ms`, `340 us`.
+pub fn format_seconds(seconds: f64) -> String {
+    let (value, unit) = match seconds {
+        s if s >= 1.0 => (s, "s"),
+        s if s >= 1e-3 => (s * 1e3, "ms"),
+        s => (s * 1e6, "us"),
+    };
+    let decimals = if value < 10.0 {
+        2
+    } else if value < 100.0 {
+        1
+    } else {
+        0
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
+fn grid(results: &Results) -> String {
+    let best = results.ranking().first().map(|(_, summary)| summary.median);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(HEADER);
+    for row in &results.rows {
+        table.add_row(cells(row, results, best));
+    }
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((if index == 0 { 0 } else { 1 }, 1));
+        if index > 0 {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+fn cells(row: &Row, results: &Results, best: Option<f64>) -> Vec<String> {
+    let count = |count: usize| if count == 0 { "-".to_owned() } else { count.to_string() };
+    let mut cells = vec![row.method.clone(), count(row.servers), count(row.machines)];
+    let (Some(record), Some(summary)) = (row.record(), row.summary()) else {
+        let word = if matches!(row.outcome, Outcome::Absent { .. }) { "absent" } else { "failed" };
+        cells.push(word.to_owned());
+        cells.extend(std::iter::repeat_n("-".to_owned(), HEADER.len() - cells.len()));
+        return cells;
+    };
+    let (bytes, measured) = row.host_bytes(results.setup.own_hosts);
+    cells.extend([
+        format_seconds(summary.median),
+        format!("+-{:.1} %", 100.0 * summary.relative_spread()),
+        record.ratio_to_bound.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+        row.per_machine_s(results.setup.workers).map_or("-".to_owned(), format_seconds),
+        best.map_or("-".to_owned(), |best| format!("{:.2}x", summary.median / best)),
+        format!("{}{}", format_size(bytes), if measured { "*" } else { "" }),
+    ]);
+    cells
+}
+
+fn counted(results: &Results) -> String {
+    format!("{} rounds x {} iterations", results.setup.rounds, results.setup.iters)
+}
+
+fn measured_traffic(results: &Results) -> bool {
+    results.rows.iter().any(|row| row.host_bytes(results.setup.own_hosts).1)
+}

@@ -1,0 +1,138 @@
+//! The commands of iproute2 and util-linux that make and remove the bridge and one host.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::{address, host_name, name_space};
+use crate::error::{Error, Result};
+use crate::harness::link::LinkRate;
+
+const BRIDGE: &str = "ringpull0";
+
+pub(super) fn add_bridge() -> Result<()> {
+    call("ip", &["link", "add", BRIDGE, "type", "bridge"])?;
+    call("ip", &["link", "set", BRIDGE, "up"])
+}
+
+pub(super) fn remove_bridge() -> Result<()> {
+    if interface_exists(BRIDGE) { call("ip", &["link", "del", BRIDGE]) } else { Ok(()) }
+}
+
+/// Makes host `host` of `hosts`: its name, its network, its link to the bridge, and the files that name its peers.
+pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate) -> Result<()> {
+    let name = host_name(host);
+    let name = name.as_str();
+    if Path::new("/run/netns").join(name).exists() {
+        return Err(Error::argument(
+            format!("a network namespace {name} exists that `ringpull lab` did not make"),
+            format!("remove it if nobody needs it: ip netns del {name}"),
+        ));
+    }
+    call("unshare", &[&format!("--uts={}", name_space(host).display()), "hostname", name])?;
+    write_names(host, hosts)?;
+    call("ip", &["netns", "add", name])?;
+    let outer = bridge_end(host);
+    let outer = outer.as_str();
+    call("ip", &["link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name])?;
+    call("ip", &["link", "set", outer, "master", BRIDGE])?;
+    call("ip", &["link", "set", outer, "up"])?;
+    call("ip", &["-n", name, "addr", "add", &format!("{}/24", address(host)), "dev", "eth0"])?;
+    call("ip", &["-n", name, "link", "set", "eth0", "up"])?;
+    call("ip", &["-n", name, "link", "set", "lo", "up"])?;
+    if let (Some(bits), Some(burst), Some(queue)) = (rate.bits_per_s(), rate.burst_bytes(), rate.queue_bytes()) {
+        let shape = format!("root tbf rate {bits}bit burst {burst}b limit {}b", burst + queue);
+        let shape: Vec<&str> = shape.split(' ').collect();
+        call("tc", &[&["qdisc", "add", "dev", outer], shape.as_slice()].concat())?;
+        call("tc", &[&["-n", name, "qdisc", "add", "dev", "eth0"], shape.as_slice()].concat())?;
+    }
+    Ok(())
+}
+
+/// Ends everything that runs on host `host` and removes what there is of it.
+pub(super) fn remove_host(host: usize) -> Result<()> {
+    let name = host_name(host);
+    // The link goes before its namespace, whose removal would take the link away at a time of the kernel's choosing.
+    let outer = bridge_end(host);
+    if interface_exists(&outer) {
+        call("ip", &["link", "del", &outer])?;
+    }
+    if Path::new("/run/netns").join(&name).exists() && files_of(host).exists() {
+        for pid in processes_on(&name)? {
+            // It may have ended by itself in between.
+            if let Err(cause) = rustix::process::kill_process(pid, rustix::process::Signal::KILL) {
+                tracing::debug!(?pid, %cause, "a process of an emulated host could not be killed");
+            }
+        }
+        call("ip", &["netns", "del", &name])?;
+    }
+    let files = files_of(host);
+    if files.exists() {
+        fs::remove_dir_all(&files).map_err(|cause| Error::io("remove", files.display(), &cause))?;
+    }
+    let parent = Path::new("/etc/netns");
+    // Only an empty folder can be removed this way: other people's namespaces keep their files.
+    if let Err(cause) = fs::remove_dir(parent) {
+        tracing::debug!(%cause, "/etc/netns stays");
+    }
+    let names = name_space(host);
+    let mounts =
+        fs::read_to_string("/proc/self/mounts").map_err(|cause| Error::io("read", "/proc/self/mounts", &cause))?;
+    for _ in mounts.lines().filter(|line| line.split(' ').nth(1).map(Path::new) == Some(names.as_path())) {
+        call("umount", &[&names.to_string_lossy()])?;
+    }
+    Ok(())
+}
+
+fn write_names(host: usize, hosts: usize) -> Result<()> {
+    let folder = files_of(host);
+    fs::create_dir_all(&folder).map_err(|cause| Error::io("create", folder.display(), &cause))?;
+    let mut names = "127.0.0.1 localhost\n".to_owned();
+    names.extend((1..=hosts).map(|peer| format!("{} {}\n", address(peer), host_name(peer))));
+    // Without a name server, a name that is not in the list fails at once instead of after a wait.
+    for (file, text) in [("hosts", names.as_str()), ("resolv.conf", "# emulated host: no name server\n")] {
+        if Path::new("/etc").join(file).exists() {
+            let path = folder.join(file);
+            fs::write(&path, text).map_err(|cause| Error::io("write", path.display(), &cause))?;
+        }
+    }
+    Ok(())
+}
+
+fn files_of(host: usize) -> PathBuf {
+    Path::new("/etc/netns").join(host_name(host))
+}
+
+fn bridge_end(host: usize) -> String {
+    format!("rp-h{host}")
+}
+
+fn interface_exists(name: &str) -> bool {
+    Path::new("/sys/class/net").join(name).exists()
+}
+
+fn processes_on(name: &str) -> Result<Vec<rustix::process::Pid>> {
+    let text = output("ip", &["netns", "pids", name])?;
+    Ok(text.lines().filter_map(|line| rustix::process::Pid::from_raw(line.trim().parse().ok()?)).collect())
+}
+
+fn call(program: &str, words: &[&str]) -> Result<()> {
+    output(program, words).map(drop)
+}
+
+fn output(program: &str, words: &[&str]) -> Result<String> {
+    tracing::debug!("{program} {}", words.join(" "));
+    let output = Command::new(program).args(words).stdin(Stdio::null()).output().map_err(|cause| {
+        Error::argument(
+            format!("emulated hosts need {program}, which cannot be run: {cause}"),
+            "install iproute2 and util-linux (scripts/setup does), or use `--local N`",
+        )
+    })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(Error::argument(
+        format!("`{program} {}` failed: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim()),
+        "emulated hosts need root, network namespaces, veth and tbf; a container must be privileged. `--local N` needs none of it",
+    ))
+}

@@ -1,0 +1,94 @@
+//! The processes of a job as one `mpirun`: rank 0 is the scheduler, then come the servers, then the workers. Without
+//! servers it is plain MPI ranks.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::process::ExitStatusExt;
+
+use super::{address_towards, free_port, role_env};
+use crate::config::Role;
+use crate::error::{Error, Result};
+use crate::harness::interrupt::Interrupt;
+use crate::harness::lab;
+use crate::harness::mpirun::{Hosts, Mpirun, Ranks};
+
+/// A job for `mpirun`.
+#[derive(Debug, Clone)]
+pub struct MpiJob {
+    /// How many workers.
+    pub workers: usize,
+    /// How many servers; none starts no scheduler either.
+    pub servers: usize,
+    /// Where they run.
+    pub hosts: Hosts,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Variables for every process.
+    pub env: Vec<(String, String)>,
+    /// Variables for the servers and the scheduler.
+    pub env_server: Vec<(String, String)>,
+    /// Variables for the workers.
+    pub env_worker: Vec<(String, String)>,
+}
+
+impl MpiJob {
+    /// Runs the job to its end; its exit code. `mpirun` itself ends all when one fails.
+    pub fn run(&self) -> Result<i32> {
+        let interrupt = Interrupt::watch()?;
+        let mut ready = Mpirun::find()?.command_of_parts(&self.hosts, &self.parts()?)?;
+        let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
+        let pid = rustix::process::Pid::from_child(&child);
+        let mut passed_on = interrupt.count();
+        loop {
+            match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
+                Some(status) => {
+                    let signal = status.signal().map(|signal| 128 + signal);
+                    return Ok(status.code().or(signal).unwrap_or(1));
+                }
+                None if interrupt.count() > passed_on => {
+                    passed_on = interrupt.count();
+                    rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+                        .map_err(|cause| Error::io("end", "mpirun", &cause.into()))?;
+                }
+                None => std::thread::park_timeout(std::time::Duration::from_millis(50)),
+            }
+        }
+    }
+
+    fn parts(&self) -> Result<Vec<Ranks>> {
+        let ranks = |count, env: Vec<(String, String)>| Ranks { count, command: self.command.clone(), env };
+        if self.servers == 0 {
+            return Ok(vec![ranks(self.workers, [self.env.clone(), self.env_worker.clone()].concat())]);
+        }
+        let root = match &self.hosts {
+            Hosts::Local => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Hosts::Lab(numbers) => IpAddr::V4(lab::address(numbers.first().copied().unwrap_or(1))),
+            // Rank 0 is the scheduler and runs on the first host.
+            Hosts::Ssh(hosts) => resolve(&hosts[0].name)?,
+        };
+        let port = free_port(root)?;
+        let common = [
+            ("DMLC_PS_ROOT_URI", root.to_string()),
+            ("DMLC_PS_ROOT_PORT", port.to_string()),
+            ("DMLC_NUM_WORKER", self.workers.to_string()),
+            ("DMLC_NUM_SERVER", self.servers.to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value));
+        let one = |role, index, own: &[(String, String)]| {
+            ranks(1, [role_env(role, index).as_slice(), &self.env, own, &common].concat())
+        };
+        let servers = (0..self.servers).map(|index| one(Role::Server, index, &self.env_server));
+        let workers = (0..self.workers).map(|index| one(Role::Worker, index, &self.env_worker));
+        Ok(std::iter::once(one(Role::Scheduler, 0, &self.env_server)).chain(servers).chain(workers).collect())
+    }
+}
+
+fn resolve(host: &str) -> Result<IpAddr> {
+    use std::net::ToSocketAddrs;
+    let found = (host, 0).to_socket_addrs().map_err(|cause| Error::io("resolve", host, &cause))?.next();
+    match found.map(|address| address.ip()) {
+        // This host's own name often stands for the loopback address, which the other hosts cannot reach.
+        Some(address) if !address.is_loopback() || host == "localhost" || host == address.to_string() => Ok(address),
+        _ => address_towards(host),
+    }
+}

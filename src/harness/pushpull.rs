@@ -1,0 +1,189 @@
+//! One rank's part in measuring push and pull of a list of keys, through the public API alone.
+//!
+//! An iteration: fill the inputs, barrier, start the clock, `push_pull` every key, read every output, stop the clock,
+//! verify every sum. Any kind of store can be measured this way. The ranks' times meet in the store itself: every rank
+//! pushes its own row of a matrix of zeros, and the sum is the matrix of all rows.
+
+use std::time::Instant;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::config::Dmlc;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::harness::models::ModelKey;
+use crate::harness::pattern::Pattern;
+use crate::harness::record::{Measured, Record};
+use crate::kind::Kind;
+use crate::optim::{Optimizer, Rule};
+use crate::store::KvStore;
+use crate::tensor::Tensor;
+use crate::topology::host_name;
+
+/// How the keys are measured.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The element type of every key.
+    pub dtype: DType,
+    /// Measured iterations, at least 1.
+    pub iters: usize,
+    /// Iterations before them, verified but not timed.
+    pub warmup: usize,
+}
+
+/// One iteration on one rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Sample {
+    seconds: f64,
+    sent: f64,
+    received: f64,
+}
+
+/// The values that one rank contributes besides its samples, and the numbers of one sample.
+const ROW_HEAD: usize = 1;
+const SAMPLE_LEN: usize = 3;
+
+/// Measures each list of `payloads` on its own and gives rank 0 one record for each. Collective.
+pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &Plan) -> Result<Option<Vec<Record>>> {
+    if plan.iters == 0 {
+        return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));
+    }
+    let accumulates = store.kind() == Kind::DistAsync;
+    if accumulates {
+        // Without an optimizer an asynchronous server keeps whichever push came last; with this one it adds them up.
+        store.set_optimizer(&adding())?;
+    }
+    let mut records = Vec::with_capacity(payloads.len());
+    for (index, keys) in payloads.iter().enumerate() {
+        let samples = measure(store, keys, index, plan, accumulates)?;
+        let rows = gather(store, &format!("ringpull.samples.{index}"), &samples)?;
+        records.push(record(store, algorithm, keys, plan.dtype, &rows)?);
+    }
+    Ok((store.rank() == 0).then_some(records))
+}
+
+fn adding() -> Optimizer {
+    Optimizer {
+        rule: Rule::Test,
+        learning_rate: 1.0,
+        weight_decay: 0.0,
+        rescale_grad: 1.0,
+        clip_gradient: None,
+        multi_precision: false,
+    }
+}
+
+fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumulates: bool) -> Result<Vec<Sample>> {
+    let pattern = Pattern::new(store.num_workers(), plan.dtype)?;
+    let tensors: Vec<(String, Tensor)> =
+        keys.iter().map(|key| (format!("{index}.{}", key.name), Tensor::zeros(plan.dtype, &key.shape))).collect();
+    for (key, tensor) in &tensors {
+        store.init(key.as_str(), tensor)?;
+    }
+    let mut samples = Vec::with_capacity(plan.iters);
+    for iteration in 0..plan.warmup + plan.iters {
+        tensors.iter().for_each(|(_, tensor)| pattern.fill(tensor, store.rank(), iteration));
+        store.barrier()?;
+        let before = traffic();
+        let start = Instant::now();
+        // The backward pass gives the last layer's gradient first, and the next forward pass needs the first layer's first.
+        for (layer, (key, tensor)) in tensors.iter().enumerate().rev() {
+            let pair = std::slice::from_ref(tensor);
+            store.push_pull(key.as_str(), pair, pair, -(layer as i32))?;
+        }
+        for (_, tensor) in &tensors {
+            drop(tensor.read()?);
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let after = traffic();
+        if accumulates {
+            store.barrier()?;
+            for (key, tensor) in &tensors {
+                store.pull(key.as_str(), std::slice::from_ref(tensor), 0)?;
+            }
+        }
+        let first = if accumulates { 0 } else { iteration };
+        for (key, tensor) in &tensors {
+            pattern.check(tensor, key, store.rank(), first..=iteration)?;
+        }
+        if iteration >= plan.warmup {
+            samples.push(Sample { seconds, sent: after.0 - before.0, received: after.1 - before.1 });
+        }
+    }
+    Ok(samples)
+}
+
+/// Every rank's row: a hash of its host's name, then its samples.
+fn gather(store: &KvStore, key: &str, samples: &[Sample]) -> Result<Vec<Vec<f64>>> {
+    let (ranks, width) = (store.num_workers(), ROW_HEAD + SAMPLE_LEN * samples.len());
+    let matrix = Tensor::zeros(DType::F64, &[ranks, width]);
+    store.init(key, &matrix)?;
+    {
+        let mut guard = matrix.write();
+        let row = &mut guard.as_mut_slice::<f64>()[store.rank() * width..][..width];
+        // 32 bits of the hash: an f64 holds them exactly.
+        row[0] = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
+        for (to, sample) in row[ROW_HEAD..].chunks_exact_mut(SAMPLE_LEN).zip(samples) {
+            to.copy_from_slice(&[sample.seconds, sample.sent, sample.received]);
+        }
+    }
+    let row = std::slice::from_ref(&matrix);
+    store.push(key, row, 0)?;
+    store.barrier()?;
+    store.pull(key, row, 0)?;
+    let rows = matrix.to_vec::<f64>()?.chunks_exact(width).map(<[f64]>::to_vec).collect();
+    store.barrier()?;
+    Ok(rows)
+}
+
+fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], dtype: DType, rows: &[Vec<f64>]) -> Result<Record> {
+    let iters = (rows[0].len() - ROW_HEAD) / SAMPLE_LEN;
+    let largest = |iteration: usize, field: usize| {
+        rows.iter().map(|row| row[ROW_HEAD + SAMPLE_LEN * iteration + field]).fold(0.0, f64::max)
+    };
+    let mut hosts: Vec<u64> = rows.iter().map(|row| row[0] as u64).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    let traffic: f64 = (0..iters).map(|iteration| largest(iteration, 1).max(largest(iteration, 2))).sum();
+    let elements: usize = keys.iter().map(ModelKey::len).sum();
+    let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
+    Record::of_verified(Measured {
+        op: "pushpull",
+        mode: store.kind().to_string(),
+        algorithm: if store.kind() == Kind::DistSyncMpi { algorithm.to_owned() } else { "servers".to_owned() },
+        ranks: rows.len(),
+        hosts: hosts.len(),
+        servers,
+        bytes: (elements * dtype.size_bytes()) as u64,
+        dtype,
+        seconds: (0..iters).map(|iteration| largest(iteration, 0)).collect(),
+        host_bytes: Some((traffic / iters as f64).round() as u64).filter(|bytes| *bytes > 0),
+    })
+}
+
+/// Bytes sent and received so far by this host's network interfaces, the loopback apart; zeros where the system does not say.
+fn traffic() -> (f64, f64) {
+    std::fs::read_to_string("/proc/self/net/dev").map_or((0.0, 0.0), |text| sum_traffic(&text))
+}
+
+fn sum_traffic(table: &str) -> (f64, f64) {
+    table.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| name.trim() != "lo").fold(
+        (0.0, 0.0),
+        |(sent, received), (_, counters)| {
+            let counters: Vec<f64> = counters.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+            let at = |index: usize| counters.get(index).copied().unwrap_or(0.0);
+            (sent + at(8), received + at(0))
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traffic_adds_up_every_interface_but_the_loopback() {
+        let table = "Inter-|   Receive  |  Transmit\n face |bytes packets|bytes\n    lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  eth0: 100 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0\n  eth1: 1 1 0 0 0 0 0 0 2 1 0 0 0 0 0 0\n";
+        assert_eq!(sum_traffic(table), (202.0, 101.0));
+    }
+}

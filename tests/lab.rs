@@ -1,0 +1,179 @@
+//! Emulated hosts: their names, the rate of their links, and that nothing is left of them.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use ringpull::harness::lab::{self, Lab};
+use ringpull::harness::link::LinkRate;
+use ringpull::harness::mpirun::{Hosts, Mpirun, Ranks};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The machine has one lab: this test's turn, or `None` where there can be no lab.
+fn turn() -> Option<MutexGuard<'static, ()>> {
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let possible = rustix::process::geteuid().is_root()
+        && Command::new("ip").args(["netns", "list"]).output().is_ok_and(|output| output.status.success());
+    if !possible {
+        eprintln!("skipped: emulated hosts need root and ip netns");
+        return None;
+    }
+    Some(guard)
+}
+
+fn up(hosts: usize, rate: &str) -> Lab {
+    let rate: LinkRate = rate.parse().unwrap();
+    let start = Instant::now();
+    loop {
+        match Lab::up(hosts, rate) {
+            Err(error) if error.to_string().contains("in use") && start.elapsed() < Duration::from_secs(300) => {
+                std::thread::park_timeout(Duration::from_millis(200));
+            }
+            result => return result.unwrap(),
+        }
+    }
+}
+
+fn ringpull(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    command.args(words).stdin(Stdio::null());
+    command
+}
+
+fn nothing_is_left() {
+    for path in
+        ["/run/netns/h1", "/run/netns/h2", "/etc/netns/h1", "/run/ringpull/lab/h1.uts", "/sys/class/net/ringpull0"]
+    {
+        assert!(!Path::new(path).exists(), "{path} is left");
+    }
+    assert!(!std::fs::read_to_string("/proc/self/mounts").unwrap().contains("ringpull/lab"));
+}
+
+#[test]
+fn every_host_has_its_name_and_finds_the_others() {
+    let Some(_turn) = turn() else { return };
+    let lab = up(3, "none");
+    let output =
+        lab.command(2, "sh").args(["-c", "hostname; getent hosts h3; getent hosts nosuch || echo none"]).output();
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    assert_eq!(words, ["h2", "10.55.0.3", "h3", "none"]);
+    let code = ringpull(&["lab", "exec", "h1", "sh", "-c", "exit 9"]).status().unwrap().code();
+    assert_eq!(code, Some(9));
+    let output = ringpull(&["lab", "exec", "h4", "true"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("its hosts are h1 to h3"));
+    lab.down().unwrap();
+    nothing_is_left();
+}
+
+/// What the goodput test runs on the hosts: this same test binary.
+#[test]
+fn goodput_peer() {
+    let Ok(role) = std::env::var("LAB_TEST_ROLE") else { return };
+    let block = vec![0u8; 1 << 20];
+    if role == "receive" {
+        let listener = TcpListener::bind("0.0.0.0:5055").unwrap();
+        println!("listening");
+        let mut stream = listener.accept().unwrap().0;
+        let (mut received, mut buffer, start) = (0, vec![0u8; 1 << 20], Instant::now());
+        loop {
+            match stream.read(&mut buffer).unwrap() {
+                0 => break,
+                count => received += count,
+            }
+        }
+        println!("goodput {}", received as f64 / start.elapsed().as_secs_f64());
+    } else {
+        let mut stream = std::net::TcpStream::connect("h2:5055").unwrap();
+        for _ in 0..24 {
+            stream.write_all(&block).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_link_carries_about_its_rate() {
+    let Some(_turn) = turn() else { return };
+    let lab = up(2, "100mbit");
+    let peer = |host: usize, role: &str| {
+        let mut command = lab.command(host, std::env::current_exe().unwrap());
+        command.args(["--exact", "goodput_peer", "--nocapture"]).env("LAB_TEST_ROLE", role).stdout(Stdio::piped());
+        command
+    };
+    let mut receiver = peer(2, "receive").spawn().unwrap();
+    let mut out = receiver.stdout.take().unwrap();
+    let mut text = String::new();
+    let mut byte = [0u8];
+    while !text.contains("listening") {
+        assert_eq!(out.read(&mut byte).unwrap(), 1, "{text}");
+        text.push(char::from(byte[0]));
+    }
+    assert!(peer(1, "send").status().unwrap().success());
+    out.read_to_string(&mut text).unwrap();
+    assert!(receiver.wait().unwrap().success());
+    let goodput: f64 = text.split("goodput ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
+    let ratio = goodput / lab.rate().bytes_per_s().unwrap();
+    assert!((0.5..1.05).contains(&ratio), "the link carried {ratio} of its rate");
+}
+
+#[test]
+fn a_lab_in_use_is_an_error_that_names_the_process() {
+    let Some(_turn) = turn() else { return };
+    let lab = up(1, "none");
+    let output = ringpull(&["lab", "down"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains(&format!("in use by process {}", std::process::id())), "{text}");
+    drop(lab);
+    nothing_is_left();
+}
+
+#[test]
+fn what_a_killed_run_left_is_removed() {
+    let Some(_turn) = turn() else { return };
+    up(2, "10mbit").leave_up();
+    let mut sleeper = ringpull(&["lab", "exec", "h1", "sleep", "3600"]).spawn().unwrap();
+    let start = Instant::now();
+    while Command::new("ip").args(["netns", "pids", "h1"]).output().unwrap().stdout.is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(30), "nothing runs on h1");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+    // Half of a lab: its record and one link are gone.
+    std::fs::remove_file("/run/ringpull/lab/shape.json").unwrap();
+    assert!(Command::new("ip").args(["link", "del", "rp-h1"]).status().unwrap().success());
+    let done = ringpull(&["lab", "down"]).status().unwrap();
+    assert!(done.success());
+    nothing_is_left();
+    if sleeper.try_wait().unwrap().is_none() {
+        sleeper.kill().unwrap();
+    }
+    sleeper.wait().unwrap();
+    assert!(ringpull(&["lab", "down"]).status().unwrap().success());
+}
+
+#[test]
+fn mpirun_puts_ranks_on_the_hosts_in_turn() {
+    let Some(_turn) = turn() else { return };
+    let Ok(mpirun) = Mpirun::find() else {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    };
+    let lab = up(3, "none");
+    let program = "echo ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} $(hostname) $A";
+    let ranks = Ranks {
+        count: 4,
+        command: ["sh", "-c", program].map(Into::into).to_vec(),
+        env: vec![("A".to_owned(), "passed".to_owned())],
+    };
+    let mut ready = mpirun.command(&Hosts::Lab((1..=lab.hosts()).collect()), ranks).unwrap();
+    let output = ready.command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let mut lines: Vec<String> = String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect();
+    lines.sort();
+    assert_eq!(lines, ["0 h1 passed", "1 h2 passed", "2 h3 passed", "3 h1 passed"]);
+    assert_eq!(lab::hosts_up(), 3);
+}

@@ -1,0 +1,270 @@
+//! `ringpull launch` with real processes: what they are told, and that all of them end together.
+
+use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn launch(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    command.arg("launch").args(words).env("RINGPULL_TIMEOUT", "0.5").stdin(Stdio::null());
+    command
+}
+
+fn run(words: &[&str]) -> (Output, Vec<String>) {
+    let output = launch(words).output().unwrap();
+    let mut lines: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    (output, lines)
+}
+
+/// A program that says who it is, starts a child of its own, and stays; both carry `mark` in their words.
+fn stayer(mark: &str) -> String {
+    format!("echo here $DMLC_ROLE $DMLC_WORKER_ID; sleep {mark} & sleep {mark}; true")
+}
+
+/// A number of seconds that no other process of this machine sleeps.
+fn mark(test: u32) -> String {
+    format!("{}.{test}{}", 3000 + test, std::process::id())
+}
+
+fn running(mark: &str) -> usize {
+    let mut found = 0;
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if words.starts_with(b"sleep\0") && String::from_utf8_lossy(&words).contains(mark) {
+            found += 1;
+        }
+    }
+    found
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < DEADLINE, "{what}: not within {} s", DEADLINE.as_secs());
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
+/// Starts a job that stays, and waits until all `count` processes have said so.
+fn start_stayers(words: &[&str], count: usize, mark: &str) -> Child {
+    let program = stayer(mark);
+    let words = [words, &["--", "sh", "-c", &program]].concat();
+    let mut child = launch(&words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for _ in 0..count {
+        assert!(lines.next().unwrap().unwrap().contains("here"));
+    }
+    until("every process started its child", || running(mark) == 2 * count);
+    // The rest of the output goes nowhere, but must be read.
+    std::thread::spawn(move || lines.for_each(drop));
+    child
+}
+
+#[test]
+fn every_process_is_told_its_role_and_its_number() {
+    let words = "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER $DMLC_NUM_SERVER at $DMLC_PS_ROOT_URI \
+                 a=$A b=$B c=$C; test $DMLC_PS_ROOT_PORT -gt 1023";
+    let (output, lines) = run(&[
+        "-n",
+        "2",
+        "-s",
+        "1",
+        "--env",
+        "A=1",
+        "--env-server",
+        "B:2",
+        "--env-worker",
+        "C:3:4",
+        "--",
+        "sh",
+        "-c",
+        words,
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let expected = [
+        "[scheduler] scheduler of 2 1 at 127.0.0.1 a=1 b=2 c=",
+        "[server 0] server 0 of 2 1 at 127.0.0.1 a=1 b=2 c=",
+        "[worker 0] worker 0 of 2 1 at 127.0.0.1 a=1 b= c=3:4",
+        "[worker 1] worker 1 of 2 1 at 127.0.0.1 a=1 b= c=3:4",
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn launch_py_words_start_the_same_job() {
+    let (output, lines) = run(&["-n", "1", "--no-tag", "--launcher", "local", "sh", "-c", "echo $DMLC_ROLE -n"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(lines, ["scheduler -n", "server -n", "worker -n"]);
+}
+
+#[test]
+fn a_failing_worker_ends_everything_with_its_exit_code() {
+    let mark = mark(1);
+    let program =
+        format!("[ \"$DMLC_WORKER_ID\" = 1 ] && exit 7; trap '' TERM; sleep {mark} & sleep {mark}; sleep {mark}");
+    let start = Instant::now();
+    let (output, _) = run(&["-n", "2", "-s", "1", "--", "sh", "-c", &program]);
+    assert_eq!(output.status.code(), Some(7));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("worker 1 ended with exit code 7"), "{output:?}");
+    assert!(start.elapsed() < DEADLINE);
+    assert_eq!(running(&mark), 0);
+}
+
+#[test]
+fn survivors_have_the_grace_to_say_what_they_lost() {
+    let program = "case $DMLC_ROLE in worker) kill -KILL $$;; *) sleep 0.1; echo lost a worker >&2;; esac";
+    let (output, _) = run(&["-n", "1", "-s", "1", "--", "sh", "-c", program]);
+    assert_eq!(output.status.code(), Some(137));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("[server 0] lost a worker") && text.contains("ended with signal 9"), "{text}");
+}
+
+#[test]
+fn an_interrupt_ends_all_processes_and_their_children() {
+    for (number, signal, code) in [(2, Signal::INT, 130), (3, Signal::TERM, 143)] {
+        let mark = mark(number);
+        let mut child = start_stayers(&["-n", "2", "-s", "1"], 4, &mark);
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert_eq!(running(&mark), 0);
+    }
+}
+
+#[test]
+fn a_killed_launcher_takes_all_processes_with_it() {
+    let mark = mark(4);
+    let mut child = start_stayers(&["-n", "2", "-s", "1"], 4, &mark);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("every process ended", || running(&mark) == 0);
+}
+
+#[test]
+fn what_cannot_be_launched_is_one_clear_error() {
+    for (words, expected) in [
+        (&["-n", "1", "-s", "0", "--", "true"][..], "at least one server"),
+        (&["-n", "1", "--launcher", "ssh", "--", "true"], "needs hosts"),
+        (&["-n", "1", "-H", "/nonexistent", "--", "true"], "cannot read /nonexistent"),
+        (&["-n", "1", "--launcher", "local", "-H", "/dev/null", "--", "true"], "a hostfile is for"),
+        (&["-n", "1", "-H", "/dev/null", "--", "true"], "names no host"),
+    ] {
+        let (output, _) = run(words);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains(expected) && text.contains("error: "), "{text}");
+    }
+    for words in [&["-n", "0", "--", "true"][..], &["-n", "1"], &["-n", "1", "--env", "=x", "--", "true"]] {
+        assert_eq!(run(words).0.status.code(), Some(2));
+    }
+}
+
+#[test]
+fn mpirun_starts_the_same_roles() {
+    let mpirun = std::env::var("RINGPULL_MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
+    if Command::new(&mpirun).arg("--version").output().is_err() {
+        eprintln!("skipped: {mpirun} is not installed");
+        return;
+    }
+    let program = ["--", "sh", "-c", "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID"];
+    let (output, lines) = run(&[&["-n", "2", "-s", "1", "--launcher", "mpi"], &program[..]].concat());
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(lines, ["scheduler", "server 0", "worker 0", "worker 1"]);
+    let (output, _) = run(&["-n", "3", "-s", "0", "--launcher", "mpi", "--", "sh", "-c", "exit 5"]);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+}
+
+/// An ssh server of this test on loopback, with keys of its own.
+struct Sshd {
+    server: Child,
+    folder: tempfile::TempDir,
+    port: u16,
+}
+
+impl Sshd {
+    fn start() -> Option<Self> {
+        if !Path::new("/usr/sbin/sshd").exists() || !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: a test of ssh needs root and /usr/sbin/sshd");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        for name in ["host", "user"] {
+            let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &at(name)]).status();
+            assert!(made.unwrap().success());
+        }
+        std::fs::create_dir_all("/run/sshd").unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let config = format!(
+            "ListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n",
+            at("host"),
+            at("user.pub")
+        );
+        std::fs::write(at("config"), config).unwrap();
+        let server =
+            Command::new("/usr/sbin/sshd").args(["-D", "-e", "-f", &at("config")]).stderr(Stdio::null()).spawn();
+        let sshd = Sshd { server: server.unwrap(), folder, port };
+        until("sshd listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        Some(sshd)
+    }
+
+    fn launch(&self, words: &[&str]) -> Command {
+        let hostfile = self.folder.path().join("hosts");
+        std::fs::write(&hostfile, format!("# one host\n127.0.0.1:{} slots=2\n", self.port)).unwrap();
+        let mut command = launch(&[&["-H", hostfile.to_str().unwrap()], words].concat());
+        let at = |name: &str| self.folder.path().join(name).display().to_string();
+        command.env("RINGPULL_SSH", format!("ssh -F none -i {} -o UserKnownHostsFile={}", at("user"), at("known")));
+        command
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+    }
+}
+
+#[test]
+fn ssh_carries_roles_environment_and_exit_codes() {
+    let Some(sshd) = Sshd::start() else { return };
+    let program = "echo $DMLC_ROLE \"$A\" $PWD ${SSH_CONNECTION:+by ssh}; [ \"$DMLC_WORKER_ID\" != 1 ] || exit 3";
+    let output = sshd.launch(&["-n", "2", "-s", "1", "--env", "A=it's 1", "sh", "-c", program]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let folder = std::env::current_dir().unwrap();
+    assert!(text.contains(&format!("[worker 0] worker it's 1 {} by ssh", folder.display())), "{text}");
+}
+
+#[test]
+fn processes_behind_ssh_end_with_a_killed_launcher() {
+    let Some(sshd) = Sshd::start() else { return };
+    let mark = mark(5);
+    let program = stayer(&mark);
+    let mut child = sshd.launch(&["-n", "2", "-s", "1", "sh", "-c", &program]).stdout(Stdio::null()).spawn().unwrap();
+    until("every process started", || running(&mark) == 8);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("every process ended", || running(&mark) == 0);
+}
+
+#[test]
+fn an_unreachable_host_is_named_within_ten_seconds() {
+    let folder = tempfile::tempdir().unwrap();
+    let hostfile = folder.path().join("hosts");
+    // The port was free a moment ago, so nobody answers.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    std::fs::write(&hostfile, format!("127.0.0.1:{port}\n")).unwrap();
+    let start = Instant::now();
+    let (output, _) = run(&["-n", "1", "-H", hostfile.to_str().unwrap(), "true"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(start.elapsed() < Duration::from_secs(10));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("127.0.0.1 cannot be reached by ssh") && text.contains("hint: "), "{text}");
+}

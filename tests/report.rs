@@ -1,0 +1,188 @@
+//! The comparison's words and its page, from fixed results: the table against committed text, the page in a real browser.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ringpull::DType;
+use ringpull::harness::compare::{Environment, Outcome, Results, Round, Row, Setup, report, table, verdict};
+use ringpull::harness::cost;
+use ringpull::harness::mode::Variant;
+use ringpull::harness::record::{Measured, Record};
+
+/// Eight workers on links of 200 Mbit/s; seconds as such a run gives them.
+fn results() -> Results {
+    let setup = Setup {
+        place: "8 emulated hosts".to_owned(),
+        own_hosts: true,
+        workers: 8,
+        link: "200mbit".parse().unwrap(),
+        payload: "25 MB".to_owned(),
+        bytes: 25_000_000,
+        rounds: 3,
+        iters: 2,
+        warmup: 1,
+    };
+    let modes = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2shared", "dist_sync:8shared", "dist_sync:8"];
+    let modes = modes.map(|mode| mode.parse().unwrap());
+    let peers = ["mpi", "mxnet", "gloo"].map(|peer| peer.parse().unwrap());
+    let rows = Variant::list(&modes, &peers).into_iter().map(|variant| row(variant, &setup)).collect();
+    let environment = Environment {
+        date: "2026-01-31 12:00 UTC".to_owned(),
+        cores: 2,
+        kernel: "Linux 6.1".to_owned(),
+        ringpull: "0.1.0".to_owned(),
+        mpi: "mpirun (Open MPI) 4.1.4".to_owned(),
+    };
+    let command = "ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:1shared,dist_sync:2shared,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet,gloo --rounds 3 --iters 2 --out out".to_owned();
+    let mut results = Results { environment, setup, rows, verdict: Vec::new(), command };
+    results.verdict = verdict::sentences(&results);
+    results
+}
+
+fn row(variant: Variant, setup: &Setup) -> Row {
+    let seconds = match variant.to_string().as_str() {
+        "dist_sync_mpi" => [1.86, 1.87, 1.88, 1.86, 1.89, 1.87],
+        "dist_sync:1shared" => [7.45, 7.41, 7.52, 7.44, 7.43, 7.46],
+        "dist_sync:2shared" => [4.24, 4.31, 4.27, 4.22, 4.25, 4.26],
+        "dist_sync:8shared" => [1.88, 1.86, 1.91, 1.87, 1.95, 1.86],
+        "dist_sync:8" => [1.08, 1.07, 1.09, 1.08, 1.07, 1.08],
+        "mpi" => [3.41, 3.05, 3.11, 3.08, 3.06, 3.09],
+        "mxnet:dist_sync:1shared" => [14.7, 14.9, 14.6, 14.8, 14.7, 14.7],
+        "mxnet:dist_sync:8shared" => [2.31, 2.28, 2.35, 2.30, 2.33, 3.90],
+        "mxnet:dist_sync:8" => [2.11, 2.18, 2.15, 2.10, 2.13, 2.14],
+        _ => [0.0; 6],
+    };
+    let outcome = match variant.to_string().as_str() {
+        "gloo" => Outcome::Absent { install: "scripts/peers/setup --gloo".to_owned() },
+        "mxnet:dist_sync:2shared" => {
+            Outcome::Failed { error: "server 1 ended with signal 9\n  hint: see that host's log".to_owned() }
+        }
+        _ => Outcome::Measured { record: record(variant, setup, &seconds), rounds: rounds(&seconds) },
+    };
+    Row {
+        variant: variant.to_string(),
+        method: variant.words(),
+        family: variant.family(),
+        servers: variant.mode.servers(),
+        machines: setup.workers + variant.mode.extra_hosts(),
+        computed_host_bytes: cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64),
+        outcome,
+    }
+}
+
+fn record(variant: Variant, setup: &Setup, seconds: &[f64]) -> Record {
+    let bytes = cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64);
+    Record::of_verified(Measured {
+        op: "pushpull",
+        mode: variant.to_string(),
+        algorithm: "auto".to_owned(),
+        ranks: setup.workers,
+        hosts: setup.workers,
+        servers: variant.mode.servers(),
+        bytes: setup.bytes,
+        dtype: DType::F32,
+        seconds: seconds.to_vec(),
+        host_bytes: Some((bytes * 1.05) as u64),
+    })
+    .unwrap()
+    .with_link(setup.link.bytes_per_s().unwrap(), Some(variant.mode))
+}
+
+fn rounds(seconds: &[f64]) -> Vec<Round> {
+    let round =
+        |(index, seconds): (usize, &[f64])| Round { round: index + 1, place: index + 1, seconds: seconds.to_vec() };
+    seconds.chunks(2).enumerate().map(round).collect()
+}
+
+#[test]
+fn the_terminal_shows_the_committed_text() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/expected/compare.txt");
+    let shown = table::render(&results());
+    if std::env::var_os("UPDATE_EXPECTED").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, &shown).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(shown, expected, "if this is right, set UPDATE_EXPECTED=1 and commit {}", path.display());
+}
+
+#[test]
+fn results_read_themselves_back_with_every_sample() {
+    let results = results();
+    let json = serde_json::to_string(&results).unwrap();
+    assert_eq!(serde_json::from_str::<Results>(&json).unwrap(), results);
+    assert!(results.any_failed());
+}
+
+#[test]
+fn the_page_needs_nothing_from_outside() {
+    // The template engine writes a slash in text as `&#x2f;`.
+    let page = report::render(&results()).unwrap().replace("&#x2f;", "/");
+    for forbidden in ["<script", "http://", "https://", "src=", "@import", "url("] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    assert!(page.contains("server 1 ended with signal 9") && page.contains("scripts/peers/setup --gloo"));
+    assert!(page.contains("apache/mxnet #10696") && page.contains("--link 200mbit"));
+}
+
+#[test]
+fn a_browser_draws_every_chart_without_a_word_on_the_console_and_without_scrolling_sideways() {
+    let Some(chromium) = ["chromium", "chromium-browser", "google-chrome"].into_iter().find(|name| runs(name)) else {
+        eprintln!("skipped: no Chromium is installed");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    std::fs::write(&page, report::render(&results()).unwrap()).unwrap();
+    for width in [390, 1280] {
+        let probe = folder.path().join(format!("probe-{width}.html"));
+        std::fs::write(&probe, PROBE.replace("WIDTH", &width.to_string())).unwrap();
+        let output = browser(chromium, folder.path(), &probe);
+        let dom = String::from_utf8_lossy(&output.stdout).into_owned();
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        let found = dom.split("<title>").nth(1).and_then(|rest| rest.split("</title>").next()).unwrap_or("");
+        assert_eq!(found, "charts 4, drawn 4, sideways 0", "at {width} px: {log}");
+        let console: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+        assert!(console.is_empty(), "at {width} px: {console:?}");
+    }
+}
+
+/// Shows the page in a frame of the width in question, and writes what it finds into its own title.
+const PROBE: &str = r#"<!doctype html><title>nothing</title>
+<iframe id="page" src="report.html" style="width:WIDTHpx;height:3000px;border:0"></iframe>
+<script>
+window.onload = () => {
+  const page = document.getElementById("page").contentDocument;
+  const charts = [...page.querySelectorAll("svg.chart")];
+  const fits = (text, chart) => text.right <= chart.right + 0.5 && text.left >= chart.left - 0.5;
+  const drawn = charts.filter(chart => {
+    const box = chart.getBoundingClientRect();
+    const bars = [...chart.querySelectorAll("rect.bar")];
+    const texts = [...chart.querySelectorAll("text")];
+    return box.width > 250 && bars.length === 9 && bars.every(bar => bar.getBoundingClientRect().width > 1)
+      && texts.every(text => fits(text.getBoundingClientRect(), box));
+  });
+  const root = page.documentElement;
+  const sideways = Math.max(0, root.scrollWidth - root.clientWidth);
+  document.title = `charts ${charts.length}, drawn ${drawn.length}, sideways ${sideways}`;
+};
+</script>"#;
+
+fn runs(program: &str) -> bool {
+    let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    version.is_ok_and(|status| status.success())
+}
+
+fn browser(chromium: &str, folder: &Path, page: &Path) -> std::process::Output {
+    let profile: PathBuf = folder.join("profile");
+    // `timeout` ends the browser and what it started, should it hang.
+    Command::new("timeout")
+        .args(["60", chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-quic"])
+        .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
+        .args(["--allow-file-access-from-files", "--enable-logging=stderr", "--v=0", "--virtual-time-budget=2000"])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg("--dump-dom")
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap()
+}
