@@ -8,9 +8,9 @@
 //!    rp-h1 ---- ringpull0 ---- rp-h2 ...
 //! ```
 //!
-//! One process at a time may change the lab or measure on it: it holds a lock ([`lock`]) which the kernel takes back when
+//! One process at a time may change the lab or measure on it: it holds a lock (`lock`) which the kernel takes back when
 //! that process ends, however it ends. What was made is marked under `/run/ringpull/lab` before it is made, so that
-//! [`Lab::remove`] finds all of it, also after a kill half way. [`network`] is the commands that make and remove one host.
+//! [`Lab::remove`] finds all of it, also after a kill half way. `network` is the commands that make and remove one host.
 
 mod lock;
 mod network;

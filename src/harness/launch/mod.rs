@@ -2,7 +2,7 @@
 //!
 //! - [`place`]: where a process runs and the command that runs it there, with the little supervisor that ends its whole
 //!   process group when the launcher says so or is gone;
-//! - [`supervise`]: waits for all of them and decides when the rest must end; [`output`]: what becomes of their output;
+//! - `supervise`: waits for all of them and decides when the rest must end; `output`: what becomes of their output;
 //! - [`hostfile`]: hosts by name; [`remote`]: what is done on them over ssh before the job;
 //! - [`by_mpi`]: the same job as one `mpirun`.
 //!

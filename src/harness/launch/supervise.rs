@@ -1,7 +1,7 @@
 //! Waits for the processes of a job and ends them together.
 //!
 //! When one fails, the others get the job's grace, so that they can say themselves whom they lost; then SIGTERM, and
-//! after [`PATIENCE`] SIGKILL. An interrupt skips the grace, a second one the patience. Servers and scheduler get the
+//! after `PATIENCE` SIGKILL. An interrupt skips the grace, a second one the patience. Servers and scheduler get the
 //! same grace after the last worker's success.
 
 use std::process::{Child, ChildStdin, Stdio};
