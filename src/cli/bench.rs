@@ -167,14 +167,14 @@ fn table(records: &[Record]) -> String {
         "algbw",
         "busbw",
     ]);
-    let mut doubts = String::new();
+    let mut doubts = Vec::new();
     for record in records {
         let Some(summary) = Summary::of(&record.seconds) else { continue };
         let ms = |seconds: f64| format!("{:.3} ms", seconds * 1e3);
         let rate = |bytes_per_s: f64| format!("{}/s", format_size(bytes_per_s));
         let payload = format_size(record.bytes as f64);
         for doubt in statistics::warnings(&record.seconds) {
-            doubts.push_str(&format!("warning: {payload}: {doubt}\n"));
+            doubts.push(format!("warning: {payload}: {doubt}\n"));
         }
         table.add_row([
             record.op.clone(),
@@ -192,5 +192,5 @@ fn table(records: &[Record]) -> String {
             rate(record.busbw_bytes_per_s),
         ]);
     }
-    format!("{}\nevery sum was checked; times are the slowest rank's\n{doubts}", table.trim_fmt())
+    format!("{}\nevery sum was checked; times are the slowest rank's\n{}", table.trim_fmt(), doubts.concat())
 }

@@ -70,11 +70,11 @@ pub struct CompareArgs {
 }
 
 /// Runs the comparison, prints it and writes the report.
-pub fn run(args: CompareArgs) -> Result<ExitCode> {
+pub fn run(args: &CompareArgs) -> Result<ExitCode> {
     if args.rounds == 0 || args.iters == 0 {
         return Err(Error::argument("no sample was asked for", "give --rounds and --iters of at least 1"));
     }
-    let workload = workload(&args)?;
+    let workload = workload(args)?;
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     let variants = Variant::list(&args.modes, &args.peers);
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
@@ -105,7 +105,7 @@ pub fn run(args: CompareArgs) -> Result<ExitCode> {
     drop(runner);
     let mut results = Results { environment, setup, rows, verdict: Vec::new(), command: command() };
     results.verdict = verdict::sentences(&results);
-    finish(&results, &args)
+    finish(&results, args)
 }
 
 fn finish(results: &Results, args: &CompareArgs) -> Result<ExitCode> {
@@ -123,25 +123,22 @@ fn finish(results: &Results, args: &CompareArgs) -> Result<ExitCode> {
 }
 
 fn workload(args: &CompareArgs) -> Result<Workload> {
-    let (keys, bench_args) = match &args.model {
-        Some(model) => {
-            let file = std::path::absolute(model).map_err(|cause| Error::io("find", model, &cause))?;
-            let named = models::NAMES.contains(&model.as_str());
-            let model_arg = if named { model.clone() } else { file.display().to_string() };
-            let bench_args = ["--model", &model_arg, "--scale", &args.scale.to_string()].map(str::to_owned);
-            (models::load(model, args.scale)?, bench_args.to_vec())
+    let (keys, bench_args) = if let Some(model) = &args.model {
+        let file = std::path::absolute(model).map_err(|cause| Error::io("find", model, &cause))?;
+        let named = models::NAMES.contains(&model.as_str());
+        let model_arg = if named { model.clone() } else { file.display().to_string() };
+        let bench_args = ["--model", &model_arg, "--scale", &args.scale.to_string()].map(str::to_owned);
+        (models::load(model, args.scale)?, bench_args.to_vec())
+    } else {
+        let bytes = parse_size(&args.bytes)?;
+        if bytes == 0 || !bytes.is_multiple_of(4) {
+            return Err(Error::argument(
+                format!("--bytes {} is no whole number of f32 elements", args.bytes),
+                "give a multiple of 4 bytes, at least 4",
+            ));
         }
-        None => {
-            let bytes = parse_size(&args.bytes)?;
-            if bytes == 0 || !bytes.is_multiple_of(4) {
-                return Err(Error::argument(
-                    format!("--bytes {} is no whole number of f32 elements", args.bytes),
-                    "give a multiple of 4 bytes, at least 4",
-                ));
-            }
-            let key = ModelKey { name: "payload".to_owned(), shape: vec![bytes / 4] };
-            (vec![key], vec!["--sizes".to_owned(), bytes.to_string()])
-        }
+        let key = ModelKey { name: "payload".to_owned(), shape: vec![bytes / 4] };
+        (vec![key], vec!["--sizes".to_owned(), bytes.to_string()])
     };
     let mut workload = Workload { words: String::new(), bench_args, keys, iters: args.iters, warmup: args.warmup };
     let size = format_size(workload.bytes() as f64);

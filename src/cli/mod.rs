@@ -67,7 +67,7 @@ impl Command {
     fn run(self) -> Result<ExitCode> {
         match self {
             Command::Bench(args) => bench::run(args),
-            Command::Compare(args) => compare::run(args),
+            Command::Compare(args) => compare::run(&args),
             Command::Launch(args) => launch::run(args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),

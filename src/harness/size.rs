@@ -58,13 +58,7 @@ pub fn format_size(bytes: f64) -> String {
 
 /// A positive number with three significant digits and no trailing zeros after the point.
 fn three_digits(value: f64) -> String {
-    let decimals = if value < 10.0 {
-        2
-    } else if value < 100.0 {
-        1
-    } else {
-        0
-    };
+    let decimals = usize::from(value < 10.0) + usize::from(value < 100.0);
     let text = format!("{value:.decimals$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }

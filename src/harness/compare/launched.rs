@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::config::Role;
 use crate::error::{Error, Result};
 use crate::harness::compare::{Runner, Workload, peers};
+use crate::harness::interrupt::Interrupt;
 use crate::harness::lab::Lab;
 use crate::harness::launch::hostfile::{self, Host};
 use crate::harness::launch::{self, Launch, Sink};
@@ -54,13 +55,16 @@ pub struct Launched {
     hosts: Option<Vec<Host>>,
     lab: Option<Lab>,
     program: PathBuf,
+    /// After Ctrl-C no further job starts, and the hosts are taken down in order.
+    interrupt: Interrupt,
 }
 
 impl Launched {
     /// Makes or checks the hosts: the workers' ones and `extra` for dedicated servers.
     pub fn start(place: Place, extra: usize) -> Result<Self> {
         let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
-        let ready = |workers, hosts, lab| Launched { workers, hosts, lab, program };
+        let interrupt = Interrupt::watch()?;
+        let ready = |workers, hosts, lab| Launched { workers, hosts, lab, program, interrupt };
         let launched = match place {
             Place::Lab { workers, link } => ready(workers, None, Some(Lab::up(workers + extra, link)?)),
             Place::Local { workers } => ready(workers, None, None),
@@ -174,7 +178,7 @@ impl Launched {
         let status = loop {
             match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
                 Some(status) => break Some(status),
-                None if Instant::now() > deadline => {
+                None if Instant::now() > deadline || self.interrupt.count() > 0 => {
                     child.kill().map_err(|cause| Error::io("end", "mpirun", &cause))?;
                     child.wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))?;
                     break None;
@@ -186,6 +190,7 @@ impl Launched {
         match status {
             Some(status) if status.success() => Ok(out),
             Some(status) => Err(failed(&format!("mpirun ended with {status}"), &err)),
+            None if self.interrupt.count() > 0 => Err(failed("interrupted", "")),
             None => Err(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
         }
     }
@@ -197,6 +202,9 @@ impl Runner for Launched {
     }
 
     fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {
+        if self.interrupt.count() > 0 {
+            return Err(failed("interrupted", ""));
+        }
         let kind = variant.mode.kind();
         let command = match variant.peer {
             None => {

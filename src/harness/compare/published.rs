@@ -1,4 +1,4 @@
-//! The published figures that the comparison answers: the proposal "Extend MXNet Distributed Training by MPI AllReduce"
+//! The published figures that the comparison answers: the proposal "Extend MXNet Distributed Training by MPI `AllReduce`"
 //! (apache/mxnet #10696), 8 hosts joined by 10 Gbit/s Ethernet.
 
 use serde::Serialize;

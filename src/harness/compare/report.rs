@@ -77,13 +77,16 @@ fn class(family: Family) -> &'static str {
     }
 }
 
+/// Length, label and samples of a row's bar, if it has one.
+type BarOf<'a> = &'a dyn Fn(&Row, &Summary) -> Option<(f64, String, Vec<f64>)>;
+
 /// The charts in the order of the page. Bars stand in the order of time, fastest first, in all of them.
 fn charts(results: &Results) -> Vec<Chart> {
     let ranking = results.ranking();
     if ranking.is_empty() {
         return Vec::new();
     }
-    let bars = |of: &dyn Fn(&Row, &Summary) -> Option<(f64, String, Vec<f64>)>| -> Vec<Bar> {
+    let bars = |of: BarOf<'_>| -> Vec<Bar> {
         ranking
             .iter()
             .filter_map(|(row, summary)| {

@@ -46,6 +46,7 @@ pub fn run(
     variants.iter().zip(progresses).map(|(variant, progress)| row(*variant, progress, setup)).collect()
 }
 
+#[allow(clippy::large_enum_variant, reason = "there are a dozen of them")]
 enum Progress {
     Running(Vec<(usize, Record)>),
     Ended(Outcome),

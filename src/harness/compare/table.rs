@@ -12,28 +12,29 @@ const HEADER: [&str; 9] =
 /// The table, the doubts about its samples, the errors of what failed, and the verdict.
 pub fn render(results: &Results) -> String {
     let setup = &results.setup;
-    let mut text = format!("push + pull of {} by {} workers, {}", setup.payload, setup.workers, setup.place);
-    if setup.link.bytes_per_s().is_some() {
-        text.push_str(&format!(", links of {}", setup.link));
-    }
-    text.push_str(&format!("\n\n{}\n", grid(results)));
-    text.push_str(&format!(
-        "\nEvery sum was checked. time: median of {}; spread: half the middle half.\n",
-        counted(results)
-    ));
+    let links = if setup.link.bytes_per_s().is_some() { format!(", links of {}", setup.link) } else { String::new() };
+    let mut lines = vec![
+        format!("push + pull of {} by {} workers, {}{links}", setup.payload, setup.workers, setup.place),
+        String::new(),
+        grid(results),
+        String::new(),
+        format!("Every sum was checked. time: median of {}; spread: half the middle half.", counted(results)),
+    ];
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
-        text.push_str(&format!("bound: {} for an allreduce, 2(n-1)/n x payload / link.\n", format_seconds(bound)));
+        lines.push(format!("bound: {} for an allreduce, 2(n-1)/n x payload / link.", format_seconds(bound)));
     }
-    text.push_str("per machine: time x machines / workers. busiest host: bytes in its busier direction");
-    text.push_str(if measured_traffic(results) { ", * by its interface.\n" } else { ", computed.\n" });
+    let source = if measured_traffic(results) { "* by its interface" } else { "computed" };
+    lines.push(format!(
+        "per machine: time x machines / workers. busiest host: bytes in its busier direction, {source}."
+    ));
     let notes = notes(results);
     if !notes.is_empty() {
-        text.push('\n');
-        notes.iter().for_each(|note| text.push_str(&format!("{note}\n")));
+        lines.push(String::new());
+        lines.extend(notes);
     }
-    text.push('\n');
-    results.verdict.iter().for_each(|sentence| text.push_str(&format!("{sentence}\n")));
-    text
+    lines.push(String::new());
+    lines.extend(results.verdict.iter().cloned());
+    lines.join("\n") + "\n"
 }
 
 /// Warnings and errors, each with the row it is about.
@@ -61,13 +62,7 @@ pub fn format_seconds(seconds: f64) -> String {
         s if s >= 1e-3 => (s * 1e3, "ms"),
         s => (s * 1e6, "us"),
     };
-    let decimals = if value < 10.0 {
-        2
-    } else if value < 100.0 {
-        1
-    } else {
-        0
-    };
+    let decimals = usize::from(value < 10.0) + usize::from(value < 100.0);
     format!("{value:.decimals$} {unit}")
 }
 
@@ -79,7 +74,7 @@ fn grid(results: &Results) -> String {
         table.add_row(cells(row, results, best));
     }
     for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((if index == 0 { 0 } else { 1 }, 1));
+        column.set_padding((u16::from(index > 0), 1));
         if index > 0 {
             column.set_cell_alignment(CellAlignment::Right);
         }
