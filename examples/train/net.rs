@@ -40,7 +40,10 @@ impl Net {
     }
 
     /// Takes over the weights that the store has written; blocks until they are there.
-    pub(crate) fn import(&self, weights: &[(&str, ringpull::Tensor)]) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    pub(crate) fn import(
+        &self,
+        weights: &[(&str, ringpull::Tensor)],
+    ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         for (weight, (_, tensor)) in self.weights.iter().zip(weights) {
             weight.set(&Tensor::from_slice(tensor.read()?.as_slice::<f32>(), weight.shape(), &Device::Cpu)?)?;
         }

@@ -15,6 +15,7 @@ use crate::optim::{Optimizer, State};
 use crate::ps::message::Want;
 use crate::ps::shard::Layout;
 use crate::ps::worker::{Answer, Bytes, Command, Task, Worker};
+use crate::store::update::no_optimizer;
 use crate::store::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut};
 
@@ -180,6 +181,7 @@ impl Backend for Servers {
                 calls.keys.iter().map(|(key, k)| (key.clone(), Arc::clone(&k.layout), k.pushes)).collect();
             (keys, calls.optimizer.clone())
         };
+        let optimizer = Some(optimizer.ok_or_else(|| no_optimizer("save_optimizer_states"))?);
         let mut saved = SavedStates { optimizer, states: BTreeMap::new() };
         for (key, layout, rounds) in keys {
             let mut parts = vec![State::default(); layout.segments.len()];

@@ -228,7 +228,7 @@ fn of_key(entry: &Entry, cause: Error) -> Error {
     }
 }
 
-fn no_optimizer(operation: &str) -> Error {
+pub(super) fn no_optimizer(operation: &str) -> Error {
     Error::argument(
         format!("{operation} in a store without an optimizer"),
         "call set_optimizer first; an updater keeps its states itself",

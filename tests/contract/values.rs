@@ -309,7 +309,7 @@ fn stats_count_pushes_and_pulls(world: &World) {
     let before = world.store.stats();
     let value = Tensor::full(DType::F32, &[1000], world.mine());
     world.store.push("stats", &[value.clone(), value.clone()], 0).unwrap();
-    world.store.push_pull("stats", from_ref(&value), &[value], 0).unwrap();
+    world.store.push_pull("stats", from_ref(&value), from_ref(&value), 0).unwrap();
     assert_eq!(world.pull_f32("stats", 1000), [world.total() as f32; 1000]);
     let after = world.store.stats();
     assert_eq!((after.pushes - before.pushes, after.pulls - before.pulls), (2, 2));
