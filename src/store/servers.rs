@@ -15,7 +15,7 @@ use crate::optim::{Optimizer, State};
 use crate::ps::message::Want;
 use crate::ps::shard::Layout;
 use crate::ps::worker::{Answer, Bytes, Command, Task, Worker};
-use crate::store::update::no_optimizer;
+use crate::store::update::{Update, no_optimizer};
 use crate::store::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut};
 
@@ -73,6 +73,9 @@ impl Servers {
                 format!("push of key {} on rank {}: {} has no optimizer", entry.key, self.rank(), self.kind),
                 "call set_optimizer before the first push, on every rank: servers that merge nothing need one",
             ));
+        }
+        if let Some(optimizer) = &calls.optimizer {
+            Update::Optimize(Arc::new(optimizer.clone())).check(entry)?;
         }
         let version = calls.version;
         let found = calls.keys.get_mut(&entry.key).ok_or_else(|| not_initialized(&entry.key, self.rank()))?;
