@@ -66,6 +66,8 @@ fn main() -> std::process::ExitCode {
 }
 
 fn train(options: &Options) -> Outcome<()> {
+    // First: in a server's or the scheduler's process this call is all there is.
+    let store = create(&options.kv_store)?;
     let [train, test] = [Dataset::read(&options.data, "train")?, Dataset::read(&options.data, "t10k")?];
     let samples = options.limit_train.map_or(train.len(), |limit| limit.min(train.len()));
     let batches = Batches { samples, batch: options.batch as usize, seed: options.seed };
@@ -76,7 +78,6 @@ fn train(options: &Options) -> Outcome<()> {
         )
         .into());
     }
-    let store = create(&options.kv_store)?;
     let (rank, workers) = (store.rank(), store.num_workers());
     let cores = std::thread::available_parallelism()?.get();
     rayon::ThreadPoolBuilder::new()

@@ -10,7 +10,8 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::store::{KvStore, replace_file};
+use crate::key::Key;
+use crate::store::{KvStore, SavedStates, replace_file};
 use crate::tensor::Tensor;
 
 /// The tensor that holds the file of optimizer states; weights cannot be named so.
@@ -30,11 +31,15 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Takes the optimizer's states from `store`. Blocks until every push is applied.
+    /// Takes the optimizer's states of these weights from `store`. Blocks until every push is applied.
     pub fn take(store: &KvStore, step: u64, seed: u64, weights: BTreeMap<String, Tensor>) -> Result<Self> {
         let folder = states_folder()?;
         let path = folder.path().join("states");
         store.save_optimizer_states(&path, true)?;
+        // Other keys of the store need not exist when the run goes on.
+        let mut saved = SavedStates::read(&path)?;
+        saved.states.retain(|key, _| matches!(key, Key::Str(name) if weights.contains_key(&**name)));
+        saved.write(&path)?;
         let states = std::fs::read(&path).map_err(|cause| Error::io("read", path.display(), &cause))?;
         Ok(Checkpoint { step, seed, weights, states })
     }

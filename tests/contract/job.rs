@@ -14,7 +14,7 @@ use crate::world::{Promise, World};
 /// The variable that tells a process of a job what it is: kind, group of promises, folder.
 const CHILD: &str = "RINGPULL_CONTRACT_CHILD";
 /// How long a job may take. It takes a second or two on an idle machine.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Promises of `group` on `workers` workers of `kind`.
 pub(crate) struct Job {

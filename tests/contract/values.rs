@@ -236,7 +236,7 @@ fn priorities_change_no_result(world: &World) {
     for (number, out) in outs.iter().enumerate() {
         let value = Tensor::full(DType::F32, out.shape(), world.mine() * number as f64);
         let priority = [i32::MAX, -1, 0, i32::MIN, 5, -3][number];
-        world.store.push_pull(format!("priority {number}"), &[value], from_ref(&out), priority).unwrap();
+        world.store.push_pull(format!("priority {number}"), &[value], from_ref(out), priority).unwrap();
     }
     for (number, out) in outs.iter().enumerate() {
         assert_eq!(world.see::<f32>(out), vec![(number as f64 * world.total()) as f32; number + 1]);
@@ -283,7 +283,7 @@ fn many_keys_of_many_sizes_in_one_step(world: &World) {
         let tensors: Vec<Tensor> =
             lengths.iter().map(|len| Tensor::full(DType::F32, &[*len], world.mine() * f64::from(round))).collect();
         for (number, tensor) in tensors.iter().enumerate().rev() {
-            world.store.push_pull(key(number), from_ref(&tensor), from_ref(&tensor), -(number as i32)).unwrap();
+            world.store.push_pull(key(number), from_ref(tensor), from_ref(tensor), -(number as i32)).unwrap();
         }
         for (number, tensor) in tensors.iter().enumerate() {
             let sum = (world.total() * f64::from(round)) as f32;
