@@ -193,7 +193,12 @@ impl WorkerLoop {
                 if self.waiting.is_empty() {
                     self.progress = Instant::now();
                 }
-                for (segment, server) in operation.unsent() {
+                let unsent = operation.unsent();
+                if unsent.is_empty() {
+                    // A pull of no rows asks nobody, and its caller waits for no answer.
+                    return Ok(());
+                }
+                for (segment, server) in unsent {
                     let priority = operation.priority(priority);
                     self.servers[server].queue.push(Queued { priority, operation: id, segment });
                 }
