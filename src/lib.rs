@@ -8,6 +8,11 @@
 //! - `store`: the KVStore that users call;
 //! - `harness` and `cli`: the comparison, the benches and the commands.
 
+/// The README's example is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub mod buffer;
 pub mod config;
 pub mod dtype;

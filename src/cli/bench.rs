@@ -55,9 +55,6 @@ pub struct AllreduceArgs {
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-    /// Say which plan `auto` takes for each size, and why, before measuring.
-    #[arg(long)]
-    pub explain: bool,
 }
 
 /// The arguments of `ringpull bench pushpull`.

@@ -23,7 +23,7 @@ pub fn render(results: &Results) -> String {
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
         lines.push(format!("bound: {} for an allreduce, 2(n-1)/n x payload / link.", format_seconds(bound)));
     }
-    let source = if measured_traffic(results) { "* by its interface" } else { "computed" };
+    let source = if measured_traffic(results) { "by its interface, * computed" } else { "* computed" };
     lines.push(format!(
         "per machine: time x machines / workers. busiest host: bytes in its busier direction, {source}."
     ));
@@ -37,14 +37,20 @@ pub fn render(results: &Results) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Warnings and errors, each with the row it is about.
+/// Warnings and errors, each with the rows it is about.
 pub fn notes(results: &Results) -> Vec<String> {
     let mut notes = Vec::new();
+    let mut doubts: Vec<(String, Vec<String>)> = Vec::new();
     for row in &results.rows {
         match &row.outcome {
             Outcome::Measured { record, .. } => {
-                let doubts = statistics::warnings(&record.seconds);
-                notes.extend(doubts.into_iter().map(|doubt| format!("warning: {}: {doubt}", row.variant)));
+                for doubt in statistics::warnings(&record.seconds) {
+                    let name = row.variant.to_string();
+                    match doubts.iter_mut().find(|(known, _)| *known == doubt) {
+                        Some((_, rows)) => rows.push(name),
+                        None => doubts.push((doubt, vec![name])),
+                    }
+                }
             }
             Outcome::Failed { error } => notes.push(format!("failed: {}: {error}", row.variant)),
             Outcome::Absent { install } => {
@@ -52,7 +58,8 @@ pub fn notes(results: &Results) -> Vec<String> {
             }
         }
     }
-    notes
+    let warnings = doubts.into_iter().map(|(doubt, rows)| format!("warning: {}: {doubt}", rows.join(", ")));
+    warnings.chain(notes).collect()
 }
 
 /// A time in three digits: `1.83 s`, `25.1 ms`, `340 us`.
@@ -98,7 +105,7 @@ fn cells(row: &Row, results: &Results, best: Option<f64>) -> Vec<String> {
         record.ratio_to_bound.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
         row.per_machine_s(results.setup.workers).map_or("-".to_owned(), format_seconds),
         best.map_or("-".to_owned(), |best| format!("{:.2}x", summary.median / best)),
-        format!("{}{}", format_size(bytes), if measured { "*" } else { "" }),
+        format!("{}{}", format_size(bytes), if measured { "" } else { " *" }),
     ]);
     cells
 }
