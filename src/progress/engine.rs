@@ -159,9 +159,14 @@ impl Engine {
         fault
     }
 
-    /// The first fault, if no caller has been given it yet.
-    pub fn unreported_fault(&self) -> Option<Error> {
-        if self.is_reported() { None } else { self.shared.fault.get().cloned() }
+    /// The first fault, without taking note that a caller has been given it.
+    pub fn first_fault(&self) -> Option<Error> {
+        self.shared.fault.get().cloned()
+    }
+
+    /// Whether the engine ends, as it does when the process exits.
+    pub fn is_leaving(&self) -> bool {
+        self.shared.leaving.load(Ordering::Acquire)
     }
 
     /// Whether a caller has been given the first fault.
