@@ -163,6 +163,9 @@ fn what_cannot_be_launched_is_one_clear_error() {
     for words in [&["-n", "0", "--", "true"][..], &["-n", "1"], &["-n", "1", "--env", "=x", "--", "true"]] {
         assert_eq!(run(words).0.status.code(), Some(2));
     }
+    let (output, _) = run(&["-n", "0", "--", "true"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("invalid value '0'") && text.contains("-n"), "{text}");
 }
 
 #[test]

@@ -317,7 +317,8 @@ impl Cells {
 #[derive(Default)]
 struct Idle {
     rounds: u32,
-    since: Option<Instant>,
+    looked: Option<Instant>,
+    waited: Duration,
 }
 
 impl Idle {
@@ -325,16 +326,22 @@ impl Idle {
     fn wait(&mut self, limit: Duration) -> Result<(), Duration> {
         const YIELDS: u32 = 30;
         const LONGEST_US: u64 = 250;
-        let since = *self.since.get_or_insert_with(Instant::now);
+        /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.
+        const LONGEST_ROUND: Duration = Duration::from_millis(200);
+        let now = Instant::now();
+        self.waited += now.duration_since(self.looked.unwrap_or(now)).min(LONGEST_ROUND);
+        self.looked = Some(now);
+        if self.waited > limit {
+            return Err(self.waited);
+        }
         self.rounds += 1;
         if self.rounds <= YIELDS {
             std::thread::yield_now();
-            return Ok(());
+        } else {
+            let doublings = (self.rounds - YIELDS).min(8);
+            std::thread::sleep(Duration::from_micros((10 << doublings).min(LONGEST_US)));
         }
-        let doublings = (self.rounds - YIELDS).min(8);
-        std::thread::sleep(Duration::from_micros((10 << doublings).min(LONGEST_US)));
-        let waited = since.elapsed();
-        if waited > limit { Err(waited) } else { Ok(()) }
+        Ok(())
     }
 }
 

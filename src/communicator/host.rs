@@ -58,7 +58,8 @@ pub struct Host {
 impl Host {
     /// Collectives over `transport`. When `stop` is set, an operation under way ends in an error.
     pub fn new(transport: Box<dyn Transport>, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
-        let runner = Runner::new(config.segment_bytes, config.timeout);
+        // Longer than the control star waits for a silent rank: it names the one that is lost, a runner only its neighbours.
+        let runner = Runner::new(config.segment_bytes, config.timeout * 3 / 2);
         let choice = config.algorithm.parse()?;
         Ok(Host { transport, runner, choice, stop, native_sum: Buffer::zeroed(0) })
     }

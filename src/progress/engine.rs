@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::progress::agreement::{Call, Launch, Topic};
 use crate::progress::shared::{Command, Note, Shared};
 use crate::progress::watcher::Watcher;
+use crate::topology::Peer;
 use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
 
@@ -99,6 +100,7 @@ impl Engine {
             waiting: Mutex::default(),
             ordinals: Mutex::default(),
             running: Mutex::default(),
+            last: Mutex::default(),
             commands,
             own_notes,
             sent_bytes: AtomicU64::new(0),
@@ -157,9 +159,14 @@ impl Engine {
         fault
     }
 
-    /// The first fault, if no caller has been given it yet.
-    pub fn unreported_fault(&self) -> Option<Error> {
-        if self.is_reported() { None } else { self.shared.fault.get().cloned() }
+    /// The first fault, without taking note that a caller has been given it.
+    pub fn first_fault(&self) -> Option<Error> {
+        self.shared.fault.get().cloned()
+    }
+
+    /// Whether the engine ends, as it does when the process exits.
+    pub fn is_leaving(&self) -> bool {
+        self.shared.leaving.load(Ordering::Acquire)
     }
 
     /// Whether a caller has been given the first fault.
@@ -216,6 +223,15 @@ impl Engine {
         let job = Direct { work: Some(Box::new(|_: &mut Host, _| Ok(()))), value: None, result };
         self.submit(Topic::Barrier, "barrier", String::new(), 0, Box::new(job))?;
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// This rank unwinds and will call no more: says so to every rank, so that none waits for it.
+    pub fn give_up(&self) {
+        let shared = &self.shared;
+        let operation = shared.doing_or_done();
+        let peer = Peer::this(shared.rank).to_string();
+        let fault = Error::PeerLost { peer, cause: "it panicked".to_owned(), operation, rank: shared.rank };
+        shared.poison(&fault, true);
     }
 
     /// Ends the engine: waits for what was called, tells the peers, ends the library. After a fault it ends at once.
@@ -275,7 +291,8 @@ fn communicate(shared: &Shared, mut host: Host, inbox: &Receiver<Command>, finis
         shared.received_bytes.store(received, Ordering::Relaxed);
         match outcome {
             Ok(()) => {
-                *shared.running.lock() = None;
+                let done = shared.running.lock().take();
+                *shared.last.lock() = done;
                 drop(finishing.send(job));
             }
             Err(cause) => {

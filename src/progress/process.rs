@@ -4,6 +4,7 @@
 //! that has lost a rank sends SIGTERM to the others; they get a moment to say why before they end.
 #![allow(unsafe_code)]
 
+use std::io::Write;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -75,14 +76,17 @@ fn explain_termination(engine: &Arc<Engine>) -> Result<()> {
         }
         let Some(engine) = engine.upgrade() else { return };
         let told = Instant::now();
-        while engine.unreported_fault().is_none() && !engine.is_reported() && told.elapsed() < REASON {
+        while engine.first_fault().is_none() && told.elapsed() < REASON {
             std::thread::sleep(Duration::from_millis(5));
         }
-        if engine.is_reported() {
-            // The caller has the error in its hands; give it time to say so and to end by itself.
+        if let Some(fault) = engine.first_fault() {
+            // The caller has the error in its hands, or gets it with the output it reads: time to say so and to end by itself.
             std::thread::sleep(REPORT);
-        } else if let Some(fault) = engine.unreported_fault() {
-            eprintln!("ringpull: rank {}: {fault}", engine.rank());
+            if !engine.is_reported() && !engine.is_leaving() {
+                let line = format!("ringpull: rank {}: {fault}\n", engine.rank());
+                // In one piece, which a launcher does not mix with another rank's. If stderr is gone, nobody can be told.
+                drop(std::io::stderr().write_all(line.as_bytes()));
+            }
         } else {
             // Nobody is lost as far as this rank knows: end as any process does. It only returns if that is impossible.
             drop(signal_hook::low_level::emulate_default_handler(SIGTERM));

@@ -45,6 +45,8 @@ pub(super) struct Shared {
     pub(super) ordinals: Mutex<BTreeMap<Topic, u64>>,
     /// What the comm thread is at.
     pub(super) running: Mutex<Option<Topic>>,
+    /// What it was at before.
+    pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
     /// Notes of rank 0 to itself.
     pub(super) own_notes: Sender<Call>,
@@ -101,10 +103,20 @@ impl Shared {
     pub(super) fn doing(&self) -> Option<String> {
         let running = self.running.lock().clone();
         let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))?;
-        Some(match topic {
-            Topic::Key { key, .. } => format!("an operation on key {key}"),
-            Topic::Barrier => "barrier".to_owned(),
-            Topic::Direct => "a collective".to_owned(),
-        })
+        Some(in_words(&topic))
+    }
+
+    /// As `doing`; between two operations, the one before.
+    pub(super) fn doing_or_done(&self) -> String {
+        let done = || self.last.lock().as_ref().map(|topic| format!("the pause after {}", in_words(topic)));
+        self.doing().or_else(done).unwrap_or_else(|| "no operation".to_owned())
+    }
+}
+
+fn in_words(topic: &Topic) -> String {
+    match topic {
+        Topic::Key { key, .. } => format!("an operation on key {key}"),
+        Topic::Barrier => "barrier".to_owned(),
+        Topic::Direct => "a collective".to_owned(),
     }
 }

@@ -15,30 +15,43 @@ use crate::progress::shared::{Note, Shared};
 use crate::topology::Peer;
 use crate::transport::control::Event;
 
+/// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer gap is its own
+/// absence (a stopped process, a machine that slept) and no silence of the others.
+struct Clock {
+    looked: Instant,
+    now: Duration,
+    longest: Duration,
+}
+
+impl Clock {
+    fn now_s(&mut self) -> f64 {
+        self.now += self.looked.elapsed().min(self.longest);
+        self.looked = Instant::now();
+        self.now.as_secs_f64()
+    }
+}
+
 /// The control thread's state.
 pub(super) struct Watcher {
     agreement: Agreement,
     peers: BTreeMap<usize, Peer>,
     heard_s: Vec<f64>,
-    started: Instant,
+    clock: Clock,
     interval: Duration,
     silence_s: f64,
 }
 
 impl Watcher {
     pub(super) fn new(config: &Config, size: usize) -> Self {
+        let interval = config.heartbeat_interval.min(config.timeout / 4);
         Watcher {
             agreement: Agreement::new(size, config.timeout.as_secs_f64()),
             peers: BTreeMap::new(),
             heard_s: vec![0.0; size],
-            started: Instant::now(),
-            interval: config.heartbeat_interval.min(config.timeout / 4),
-            silence_s: config.timeout.as_secs_f64().max(config.heartbeat_timeout.as_secs_f64()),
+            clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
+            interval,
+            silence_s: config.timeout.as_secs_f64(),
         }
-    }
-
-    fn now_s(&self) -> f64 {
-        self.started.elapsed().as_secs_f64()
     }
 
     pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Call>) {
@@ -66,7 +79,7 @@ impl Watcher {
             let Some(shared) = weak.upgrade() else { return };
             match arrived {
                 Ok((from, note)) => {
-                    self.heard_s[from] = self.now_s();
+                    self.heard_s[from] = self.clock.now_s();
                     self.take(&shared, from, note);
                 }
                 Err(RecvTimeoutError::Timeout) => {
@@ -89,7 +102,7 @@ impl Watcher {
                 Ok(())
             }
             Note::Called(call) => {
-                let now_s = self.now_s();
+                let now_s = self.clock.now_s();
                 self.agreement.call(from, call, now_s).map(|launch| {
                     if let Some(launch) = launch {
                         (1..shared.size).for_each(|peer| shared.tell(peer, &Note::Launched(launch.clone())));
@@ -116,15 +129,16 @@ impl Watcher {
     fn tick(&mut self, shared: &Shared) {
         if shared.size > 1 && shared.fault.get().is_none() {
             shared.tell_everyone(&Note::Alive);
-            let now_s = self.now_s();
-            if let Err(fault) = self.agreement.check_time(now_s) {
-                shared.poison(&fault, true);
-            }
+            let now_s = self.clock.now_s();
             let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
             for peer in watched {
                 if now_s - self.heard_s[peer] > self.silence_s && !self.agreement.has_left(peer) {
                     self.gone(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
                 }
+            }
+            // After the silent ones: that a rank is silent explains why it has not called.
+            if let Err(fault) = self.agreement.check_time(now_s) {
+                shared.poison(&fault, true);
             }
         }
     }
@@ -134,7 +148,7 @@ impl Watcher {
             return;
         }
         let peer = self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string);
-        let operation = shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| "no operation".to_owned());
+        let operation = shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| shared.doing_or_done());
         let fault = Error::PeerLost { peer, cause: cause.to_owned(), operation, rank: shared.rank };
         shared.poison(&fault, true);
     }

@@ -211,6 +211,14 @@ impl Backend for Allreduce {
     }
 }
 
+impl Drop for Allreduce {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.engine.give_up();
+        }
+    }
+}
+
 /// Rank 0's value becomes everybody's.
 struct Init {
     slot: Arc<Slot>,

@@ -1,14 +1,14 @@
 //! Jobs: real processes of this test's own binary, killed at a deadline, with output tagged by rank.
 
-use std::io::Read;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ringpull::store::create;
 use ringpull::{Error, config};
 
+use crate::processes::{Process, mpirun, own_path};
 use crate::world::{Promise, World};
 
 /// The variable that tells a process of a job what it is: kind, group of promises, folder.
@@ -51,7 +51,7 @@ impl Job {
     fn start(&self, folder: &Path) -> Vec<Process> {
         match self.kind {
             "local" => vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))],
-            "dist_sync_mpi" => vec![Process::start("mpirun", &mut self.this_binary(self.mpirun(), folder))],
+            "dist_sync_mpi" => vec![Process::start("mpirun", &mut self.this_binary(mpirun(self.workers), folder))],
             _ => self.with_servers(folder),
         }
     }
@@ -63,22 +63,6 @@ impl Job {
             .args(["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env(CHILD, format!("{}\n{}\n{}", self.kind, self.group, folder.display()))
             .env("RINGPULL_CHECK_NAN", check_nan);
-        command
-    }
-
-    fn mpirun(&self) -> Command {
-        let program = config::text("RINGPULL_MPIRUN").unwrap_or_else(|| "mpirun".to_owned());
-        let version = Command::new(&program).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
-        let mut command = Command::new(&program);
-        command.args(["-n", &self.workers.to_string()]);
-        if String::from_utf8_lossy(&version).contains("Open MPI") {
-            command
-                .args(["--oversubscribe", "--bind-to", "none", "--tag-output", "--mca", "mpi_yield_when_idle", "1"])
-                .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        } else {
-            command.arg("-prepend-rank");
-        }
-        command.arg(own_path());
         command
     }
 
@@ -97,64 +81,6 @@ impl Job {
             })
             .collect()
     }
-}
-
-fn own_path() -> std::path::PathBuf {
-    std::env::current_exe().unwrap()
-}
-
-/// A started process whose output is being gathered.
-struct Process {
-    name: String,
-    child: Child,
-    readers: Vec<std::thread::JoinHandle<String>>,
-}
-
-impl Process {
-    fn start(name: &str, command: &mut Command) -> Self {
-        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap_or_else(|cause| panic!("cannot start {name}: {cause}"));
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let readers = vec![std::thread::spawn(move || text(stdout)), std::thread::spawn(move || text(stderr))];
-        Process { name: name.to_owned(), child, readers }
-    }
-
-    /// Whether the process ended in time; if not, it is killed.
-    fn ends_by(&mut self, deadline: Instant) -> bool {
-        while self.child.try_wait().unwrap().is_none() {
-            if Instant::now() > deadline {
-                self.child.kill().unwrap();
-                return false;
-            }
-            // The process's end is the event; the standard library has no wait with a deadline.
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
-        true
-    }
-
-    fn succeeded(&mut self) -> bool {
-        self.child.wait().unwrap().success()
-    }
-
-    fn output(&mut self) -> String {
-        let texts = self.readers.drain(..).map(|reader| reader.join().unwrap());
-        let lines: Vec<String> = texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
-        lines.iter().fold(String::new(), |text, line| text + &self.name + ": " + line + "\n")
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) && self.child.kill().is_ok() {
-            self.child.wait().unwrap();
-        }
-    }
-}
-
-fn text(stream: Option<impl Read>) -> String {
-    let mut bytes = Vec::new();
-    stream.map(|mut stream| stream.read_to_end(&mut bytes)).transpose().unwrap();
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// What a process of a job does: all promises of its group in one store, then its hash.

@@ -7,6 +7,8 @@
 mod errors;
 mod job;
 mod optimizers;
+#[path = "../processes/mod.rs"]
+mod processes;
 mod rows;
 mod values;
 mod world;

@@ -19,6 +19,10 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "order" => order(&store),
         "twice" => twice(&store),
         "shapes" => shapes(&store),
+        "dtypes" => dtypes(&store),
+        "optimizers" => optimizers(&store),
+        "uneven" => uneven(&store),
+        "ends_early" => ends_early(&store),
         "async_optimizer" => async_optimizer(&store),
         "async_bare" => async_bare(&store),
         "lazy" => lazy(&store),
@@ -191,6 +195,44 @@ fn twice(store: &KvStore) -> Result<()> {
 fn shapes(store: &KvStore) -> Result<()> {
     store.init("odd_one", &full(DType::F32, if store.rank() == 1 { 8 } else { 6 }, 0))?;
     until_fault(store)
+}
+
+/// Rank 1 has another dtype.
+fn dtypes(store: &KvStore) -> Result<()> {
+    store.init("odd_one", &full(if store.rank() == 1 { DType::F64 } else { DType::F32 }, 6, 0))?;
+    until_fault(store)
+}
+
+/// Rank 1 has another learning rate.
+fn optimizers(store: &KvStore) -> Result<()> {
+    store.init("weight", &full(DType::F32, 6, 0))?;
+    store.set_optimizer(&Optimizer::sgd(if store.rank() == 1 { 0.5 } else { 0.25 }))?;
+    store.push("weight", &[full(DType::F32, 6, 1)], 0)?;
+    until_told(store)
+}
+
+/// Rank 0 pushes twice and pulls, the others push once.
+fn uneven(store: &KvStore) -> Result<()> {
+    store.init("uneven_key", &full(DType::F32, 6, 0))?;
+    store.push("uneven_key", &[full(DType::F32, 6, 1)], 0)?;
+    if store.rank() != 0 {
+        return until_told(store);
+    }
+    let out = full(DType::F32, 6, 1);
+    store.push_pull("uneven_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0)?;
+    out.read().map(drop)
+}
+
+/// Rank 1 ends with success while the others go on.
+fn ends_early(store: &KvStore) -> Result<()> {
+    store.init("next_key", &full(DType::F32, 6, 0))?;
+    store.barrier()?;
+    if store.rank() == 1 {
+        return Ok(());
+    }
+    let out = full(DType::F32, 6, 1);
+    store.push_pull("next_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0)?;
+    out.read().map(drop)
 }
 
 fn until_fault(store: &KvStore) -> Result<()> {

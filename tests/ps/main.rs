@@ -91,28 +91,70 @@ fn a_worker_that_panics_is_an_error_for_every_other() {
     Job::start("panics", 3, 1).fails(&["worker 1"], &["rank 1", "panicked"]);
 }
 
+/// Kills `name` in a job that moves data all the time.
+fn kill(name: &str, words: &[&str]) {
+    let mut job = Job::start("forever", 3, 2);
+    job.wait_for("worker 0", "moving");
+    job.kill(name);
+    job.fails(&[name], words);
+}
+
+fn kill_a_worker() {
+    kill("worker 2", &["worker rank 2 (pid", "is lost"]);
+}
+
+fn kill_a_server() {
+    kill("server 1", &["server 1 (pid", "is lost"]);
+}
+
+fn kill_the_scheduler() {
+    kill("scheduler", &["the scheduler (127.0.0.1:", "is lost"]);
+}
+
 #[test]
 fn a_killed_worker_is_an_error_for_every_other() {
-    let mut job = Job::start("forever", 3, 2);
-    job.wait_for("worker 2", "moving");
-    job.kill("worker 2");
-    job.fails(&["worker 2"], &["worker rank 2 (pid", "is lost"]);
+    kill_a_worker();
 }
 
 #[test]
 fn a_killed_server_is_an_error_for_every_worker() {
-    let mut job = Job::start("forever", 2, 2);
-    job.wait_for("worker 0", "moving");
-    job.kill("server 1");
-    job.fails(&["server 1"], &["server 1 (pid", "is lost"]);
+    kill_a_server();
 }
 
 #[test]
 fn a_killed_scheduler_is_an_error_for_every_worker() {
-    let mut job = Job::start("forever", 2, 2);
-    job.wait_for("worker 0", "moving");
-    job.kill("scheduler");
-    job.fails(&["scheduler"], &["the scheduler (127.0.0.1:", "is lost"]);
+    kill_the_scheduler();
+}
+
+/// `cargo test --test ps -- --ignored twenty`.
+#[test]
+#[ignore = "takes minutes; the tests above do the same once"]
+fn twenty_kills_of_each_role_in_a_row_leave_nothing() {
+    for _ in 0..20 {
+        kill_a_worker();
+        kill_a_server();
+        kill_the_scheduler();
+    }
+}
+
+#[test]
+fn ranks_that_disagree_on_a_dtype_all_hear_of_it() {
+    Job::start("dtypes", 3, 2).fails(&[], &["\"odd_one\"", "disagree", "rank 1", "f64", "f32"]);
+}
+
+#[test]
+fn ranks_that_disagree_on_the_optimizer_all_hear_of_it() {
+    Job::start("optimizers", 3, 2).fails(&[], &["disagree", "set_optimizer", "rank 1", "0.5", "0.25"]);
+}
+
+#[test]
+fn a_rank_that_pushes_twice_waits_for_those_that_pushed_once() {
+    Job::start("uneven", 3, 2).fails(&[], &["uneven_key", "[1, 2]"]);
+}
+
+#[test]
+fn a_rank_that_ends_early_with_success_is_named_to_every_other() {
+    Job::start("ends_early", 3, 2).fails(&["worker 1"], &["next_key", "1"]);
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! What the ranks of the tests do.
+
+use std::time::{Duration, Instant};
+
+use ringpull::optim::Optimizer;
+use ringpull::store::{KvStore, create};
+use ringpull::{DType, Result, Tensor};
+
+/// Runs `case` as one rank. `begun` is called with the rank once it is known.
+pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
+    let store = create("dist_sync_mpi")?;
+    let rank = store.rank();
+    begun(rank);
+    let odd = rank == 1;
+    match case {
+        "orders" => orders(&store),
+        "shapes" => store.init("odd_one", &full(if odd { 8 } else { 6 })).and_then(|()| until_told(&store)),
+        "dtypes" => {
+            let dtype = if odd { DType::F64 } else { DType::F32 };
+            store.init("odd_one", &Tensor::zeros(dtype, &[6]))?;
+            until_told(&store)
+        }
+        "optimizers" => {
+            store.init("weight", &full(6))?;
+            store.set_optimizer(&Optimizer::sgd(if odd { 0.2 } else { 0.1 }))?;
+            store.push("weight", &[full(6)], 0)?;
+            until_told(&store)
+        }
+        "never_pushes" => {
+            store.init("late", &full(1000))?;
+            if !odd {
+                store.push("late", &[full(1000)], 0)?;
+            }
+            until_told(&store)
+        }
+        "pushes_twice" => {
+            store.init("twice", &full(1000))?;
+            let times = if rank == 0 { 2 } else { 1 };
+            (0..times).try_for_each(|_| store.push("twice", &[full(1000)], 0))?;
+            until_told(&store)
+        }
+        "barrier" => {
+            if !odd {
+                store.barrier()?;
+            }
+            until_told(&store)
+        }
+        "ends_early" => {
+            store.init("next", &full(6))?;
+            store.barrier()?;
+            if odd {
+                std::process::exit(0);
+            }
+            push_and_pull(&store, "next", &full(6))
+        }
+        "panics" => {
+            store.barrier()?;
+            assert!(!odd, "this rank panics on purpose");
+            until_told(&store)
+        }
+        "transfers" => transfers(&store),
+        other => panic!("no case is called {other}"),
+    }
+}
+
+fn full(len: usize) -> Tensor {
+    Tensor::full(DType::F32, &[len], 1.0)
+}
+
+fn push_and_pull(store: &KvStore, key: &str, value: &Tensor) -> Result<()> {
+    let out = Tensor::zeros(DType::F32, value.shape());
+    store.push_pull(key, std::slice::from_ref(value), std::slice::from_ref(&out), 0)?;
+    let sums = out.to_vec::<f32>()?;
+    assert!(sums.iter().all(|sum| *sum == store.num_workers() as f32), "a sum over all ranks is wrong");
+    Ok(())
+}
+
+/// Does nothing of its own until the store reports a fault.
+fn until_told(store: &KvStore) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(20) {
+        store.wait_all()?;
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Every rank begins at another key.
+fn orders(store: &KvStore) -> Result<()> {
+    let mut mine: Vec<usize> = (0..20).collect();
+    mine.rotate_left(store.rank() * 7);
+    let key = |i: usize| format!("layer{i}_weight");
+    for i in &mine {
+        store.init(key(*i), &Tensor::full(DType::F32, &[10 + i * 100], *i as f64))?;
+    }
+    mine.rotate_left(3);
+    for i in &mine {
+        let out = Tensor::zeros(DType::F32, &[10 + i * 100]);
+        store.pull(key(*i), std::slice::from_ref(&out), 0)?;
+        assert!(out.to_vec::<f32>()?.iter().all(|value| *value == *i as f32), "key {i} has another key's value");
+    }
+    mine.rotate_left(store.rank() * 3);
+    let outs: Vec<Tensor> = (0..20).map(|i| Tensor::full(DType::F32, &[10 + i * 100], i as f64)).collect();
+    for i in &mine {
+        let out = std::slice::from_ref(&outs[*i]);
+        store.push_pull(key(*i), out, out, *i as i32)?;
+    }
+    for (i, out) in outs.iter().enumerate() {
+        let wanted = (i * store.num_workers()) as f32;
+        assert!(out.to_vec::<f32>()?.iter().all(|sum| *sum == wanted), "key {i} has another key's sum");
+    }
+    Ok(())
+}
+
+/// 4 MB again and again, until somebody is lost.
+fn transfers(store: &KvStore) -> Result<()> {
+    let value = full(1 << 20);
+    store.init("big", &value)?;
+    let start = Instant::now();
+    for round in 0.. {
+        push_and_pull(store, "big", &value)?;
+        if round % 8 == 3 {
+            println!("moving");
+        }
+        if start.elapsed() > Duration::from_secs(60) {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! What goes wrong in a job of `dist_sync_mpi`, under the real `mpirun`: one clear error on every surviving rank, in time,
+//! and no process left. Wrong arguments that one rank alone can notice are promises of the contract suite.
+#![cfg(feature = "mpi")]
+
+mod cases;
+mod job;
+#[path = "../processes/mod.rs"]
+mod processes;
+
+use std::time::Duration;
+
+use job::Job;
+use rustix::process::Signal;
+
+/// What the loss of a rank may take until every other has said so.
+const LOSS: Duration = Duration::from_secs(10);
+/// `RINGPULL_TIMEOUT` where a rank lives but does nothing.
+const PATIENCE_S: u64 = 2;
+
+#[test]
+#[ignore = "one process of a job, which the other tests start"]
+fn one_process_of_a_job() {
+    job::be_one_process(cases::run);
+}
+
+#[test]
+fn ranks_may_init_and_push_in_different_orders() {
+    Job::start("orders", 3, None).succeeds();
+}
+
+#[test]
+fn a_shape_that_differs_is_an_error_that_names_each_ranks_shape() {
+    Job::start("shapes", 3, None).fails(&[], &["\"odd_one\"", "init", "rank 1 has", "[8]", "rank 2 has", "[6]"]);
+}
+
+#[test]
+fn a_dtype_that_differs_is_an_error_that_names_each_ranks_dtype() {
+    Job::start("dtypes", 3, None).fails(&[], &["\"odd_one\"", "init", "rank 1 has", "f64", "rank 2 has", "f32"]);
+}
+
+#[test]
+fn optimizers_that_differ_are_an_error_that_names_the_key() {
+    Job::start("optimizers", 3, None).fails(&[], &["\"weight\"", "push", "rank 1 has", "optimizer"]);
+}
+
+#[test]
+fn a_rank_that_never_pushes_is_named_to_every_rank() {
+    let words = ["\"late\"", "push", "rank(s) [1] have not called it"];
+    Job::start("never_pushes", 3, Some(PATIENCE_S)).fails(&[], &words);
+}
+
+#[test]
+fn a_rank_that_pushes_twice_waits_for_those_that_pushed_once() {
+    let words = ["\"twice\"", "push", "rank(s) [1, 2] have not called it"];
+    Job::start("pushes_twice", 3, Some(PATIENCE_S)).fails(&[], &words);
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_a_barrier_is_named() {
+    let words = ["barrier", "rank(s) [1] have not called it"];
+    Job::start("barrier", 3, Some(PATIENCE_S)).fails(&[], &words);
+}
+
+#[test]
+fn a_rank_that_ends_early_with_success_is_an_error_for_the_others_at_once() {
+    Job::start("ends_early", 3, Some(60)).fails(&[1], &["rank 1", "is lost", "without calling", "\"next\""]);
+}
+
+#[test]
+fn a_rank_that_panics_is_an_error_for_the_others_at_once() {
+    Job::start("panics", 3, Some(60)).fails(&[1], &["rank 1 (pid", "is lost", "panicked"]);
+}
+
+/// Sends `signal` to `rank` of 4 that move data all the time.
+fn strike(rank: usize, signal: Signal, patience_s: Option<u64>, limit: Duration) {
+    let job = Job::start("transfers", 4, patience_s);
+    job.wait_for("moving", 4);
+    job.signal(rank, signal);
+    let survivors: Vec<usize> = (0..4).filter(|other| *other != rank).collect();
+    job.wait_for_errors(&survivors, limit);
+    let silent = format!("rank(s) [{rank}] have not called it");
+    let lost = format!("rank {rank} (pid");
+    for error in job.errors(&[rank]) {
+        let named = error.contains(&lost) && error.contains("is lost");
+        // A rank that was stopped before it called is as well described by that.
+        let named = named || (signal == Signal::STOP && error.contains(&silent));
+        assert!(named && error.contains("\"big\""), "rank {rank} or the key is not named in: {error}");
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_by_every_survivor() {
+    (0..3).for_each(|_| strike(1, Signal::KILL, None, LOSS));
+}
+
+#[test]
+fn a_killed_rank_0_is_named_by_every_survivor() {
+    (0..3).for_each(|_| strike(0, Signal::KILL, None, LOSS));
+}
+
+#[test]
+fn a_stopped_rank_is_named_by_every_other_in_time() {
+    let limit = Duration::from_secs(PATIENCE_S + 2);
+    strike(1, Signal::STOP, Some(PATIENCE_S), limit);
+    strike(0, Signal::STOP, Some(PATIENCE_S), limit);
+}
+
+#[test]
+fn a_job_that_was_suspended_goes_on() {
+    let job = Job::start("transfers", 4, Some(PATIENCE_S));
+    job.wait_for("moving", 4);
+    (0..4).for_each(|rank| job.signal(rank, Signal::STOP));
+    let moved = job.count("moving");
+    std::thread::sleep(Duration::from_secs(PATIENCE_S * 2));
+    (0..4).for_each(|rank| job.signal(rank, Signal::CONT));
+    job.wait_for("moving", moved + 8);
+    job.signal(1, Signal::KILL);
+    for error in job.errors(&[1]) {
+        assert!(error.contains("rank 1 (pid") && !error.contains("nothing was heard"), "{error}");
+    }
+}
+
+/// `cargo test --test faults -- --ignored twenty`.
+#[test]
+#[ignore = "takes a minute; the tests above do the same 3 times"]
+fn twenty_kills_of_each_rank_in_a_row_leave_nothing() {
+    for _ in 0..20 {
+        strike(1, Signal::KILL, None, LOSS);
+        strike(0, Signal::KILL, None, LOSS);
+    }
+}
