@@ -163,6 +163,12 @@ pub fn launcher_local_size() -> Option<usize> {
     ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
 }
 
+/// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull launch` says it.
+pub fn local_workers() -> usize {
+    let told = text("RINGPULL_LOCAL_WORKERS").and_then(|count| count.parse().ok());
+    told.or_else(launcher_local_size).unwrap_or(1).max(1)
+}
+
 /// `RINGPULL_LOG` (warn): the filter of the log on stderr, in `tracing`'s syntax.
 pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())

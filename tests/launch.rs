@@ -70,7 +70,8 @@ fn start_stayers(words: &[&str], count: usize, mark: &str) -> Child {
 #[test]
 fn every_process_is_told_its_role_and_its_number() {
     let words = "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER $DMLC_NUM_SERVER at $DMLC_PS_ROOT_URI \
-                 a=$A b=$B c=$C; test $DMLC_PS_ROOT_PORT -gt 1023";
+                 a=$A b=$B c=$C; \
+                 test $DMLC_PS_ROOT_PORT -gt 1023 -a $RINGPULL_LOCAL_WORKERS = 2";
     let (output, lines) = run(&[
         "-n",
         "2",

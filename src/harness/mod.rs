@@ -7,7 +7,7 @@
 //! - [`mode`]: what can be compared; [`cost`]: what each must move, in closed form;
 //! - [`pushpull`], [`allreduce`]: the measuring ranks; [`pattern`]: inputs whose sums are known;
 //! - [`record`], [`statistics`]: a measurement and what it says;
-//! - [`dataset`], [`shard`], [`total`], [`checkpoint`]: what a training example needs;
+//! - [`training`], [`dataset`], [`shard`], [`total`], [`checkpoint`]: what a training program needs;
 //! - [`compare`]: rounds of jobs, the table, the verdict, the report.
 
 pub mod allreduce;
@@ -30,3 +30,4 @@ pub mod shard;
 pub mod size;
 pub mod statistics;
 pub mod total;
+pub mod training;

@@ -49,7 +49,7 @@ impl Process {
     /// All of its output, each line with its name. Waits until nobody can write any more.
     pub(crate) fn output(&mut self) -> String {
         self.readers.drain(..).for_each(|reader| reader.join().unwrap());
-        self.text().lines().map(|line| format!("{}: {line}\n", self.name)).collect()
+        self.text().lines().fold(String::new(), |text, line| text + &self.name + ": " + line + "\n")
     }
 }
 

@@ -154,7 +154,7 @@ fn a_rank_that_pushes_twice_waits_for_those_that_pushed_once() {
 
 #[test]
 fn a_rank_that_ends_early_with_success_is_named_to_every_other() {
-    Job::start("ends_early", 3, 2).fails(&["worker 1"], &["next_key", "1"]);
+    Job::start("ends_early", 3, 2).fails(&["worker 1"], &["next_key", "[1]"]);
 }
 
 #[test]

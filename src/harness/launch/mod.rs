@@ -116,7 +116,9 @@ impl Launch {
     fn processes(&self, port: u16) -> Vec<Process> {
         let process = |role, index: usize, place: &Place| {
             let own = if role == Role::Worker { &self.env_worker } else { &self.env_server };
-            let env = [role_env(role, index), self.env.clone(), own.clone(), self.common_env(port)].concat();
+            let near = self.workers.iter().filter(|other| other.shares_cores_with(place)).count().max(1);
+            let near = vec![("RINGPULL_LOCAL_WORKERS".to_owned(), near.to_string())];
+            let env = [role_env(role, index), near, self.env.clone(), own.clone(), self.common_env(port)].concat();
             let node = place.address().map(|address| ("DMLC_NODE_HOST".to_owned(), address.to_string()));
             Process { role, index, place: place.clone(), env: env.into_iter().chain(node).collect() }
         };

@@ -65,6 +65,15 @@ impl Place {
         Ok(command)
     }
 
+    /// Whether processes at both places run on the same cores: emulated hosts are all this machine.
+    pub(crate) fn shares_cores_with(&self, other: &Place) -> bool {
+        match (self, other) {
+            (Place::Ssh(one), Place::Ssh(other)) => one == other,
+            (Place::Ssh(_), _) | (_, Place::Ssh(_)) => false,
+            _ => true,
+        }
+    }
+
     /// The address that other places of the same job reach this one by, where it follows from the place.
     pub fn address(&self) -> Option<IpAddr> {
         match self {

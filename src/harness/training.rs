@@ -1,0 +1,130 @@
+//! What every training program asks for and does: its options, the first weights, and the hash that shows equal weights.
+
+use std::path::PathBuf;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::config;
+use crate::error::{Error, Result};
+use crate::harness::checkpoint::Checkpoint;
+use crate::harness::dataset::FASHION_MNIST;
+use crate::harness::shard::Batches;
+use crate::optim::Optimizer;
+use crate::store::KvStore;
+use crate::tensor::Tensor;
+
+/// The options of a training program.
+#[derive(Debug, Clone, clap::Parser)]
+pub struct Options {
+    /// The kind of store
+    #[arg(long, default_value = "local")]
+    pub kv_store: String,
+    /// Passes over the training images
+    #[arg(long, default_value_t = 2)]
+    pub epochs: usize,
+    /// Stop after this many steps [default: all of the epochs]
+    #[arg(long)]
+    pub steps: Option<u64>,
+    /// Images in a batch, over all workers
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
+    pub batch: u64,
+    /// Learning rate
+    #[arg(long, default_value_t = 0.05)]
+    pub lr: f64,
+    /// What first weights and the order of images follow from
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The folder of the IDX files
+    #[arg(long, default_value = FASHION_MNIST)]
+    pub data: PathBuf,
+    /// Save to FILE at every epoch's end and at the last step
+    #[arg(long, value_name = "FILE")]
+    pub checkpoint: Option<PathBuf>,
+    /// Go on from the checkpoint
+    #[arg(long, requires = "checkpoint")]
+    pub resume: bool,
+    /// Train on the first N images only
+    #[arg(long, value_name = "N")]
+    pub limit_train: Option<usize>,
+}
+
+/// Where a run begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Start {
+    /// The steps that were done before.
+    pub step: u64,
+    /// The batches, by the seed that the run began with.
+    pub batches: Batches,
+}
+
+impl Options {
+    /// The batches of `samples` images, of which there must be one.
+    pub fn batches(&self, samples: usize) -> Result<Batches> {
+        let samples = self.limit_train.map_or(samples, |limit| limit.min(samples));
+        let batches = Batches { samples, batch: self.batch as usize, seed: self.seed };
+        if batches.per_epoch() == 0 {
+            let what = format!("{samples} images make no batch of {}", self.batch);
+            return Err(Error::argument(what, "give a smaller --batch"));
+        }
+        Ok(batches)
+    }
+
+    /// The step after the last.
+    pub fn last_step(&self, batches: &Batches) -> u64 {
+        self.steps.unwrap_or((self.epochs * batches.per_epoch()) as u64)
+    }
+
+    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store its optimizer.
+    pub fn begin(
+        &self,
+        store: &KvStore,
+        optimizer: &Optimizer,
+        weights: &[(&str, Tensor)],
+        batches: Batches,
+    ) -> Result<Start> {
+        let resumed = self.checkpoint.as_ref().filter(|_| self.resume).map(|path| Checkpoint::read(path));
+        let resumed = resumed.transpose()?;
+        for (name, weight) in weights {
+            let first = resumed.as_ref().map_or(Some(weight), |saved| saved.weights.get(*name));
+            let other = || Error::argument("the checkpoint is of another network", "give --checkpoint the right file");
+            store.broadcast(*name, first.ok_or_else(other)?, std::slice::from_ref(weight), 0)?;
+        }
+        if let Some(saved) = &resumed {
+            saved.restore_states(store)?;
+        }
+        store.set_optimizer(optimizer)?;
+        let begun = |saved: &Checkpoint| Start { step: saved.step, batches: Batches { seed: saved.seed, ..batches } };
+        Ok(resumed.as_ref().map_or(Start { step: 0, batches }, begun))
+    }
+
+    /// Rank 0 saves `weights` after `step` if a checkpoint was asked for.
+    pub fn save(&self, store: &KvStore, step: u64, seed: u64, weights: &[(&str, Tensor)]) -> Result<()> {
+        let Some(path) = self.checkpoint.as_ref().filter(|_| store.rank() == 0) else { return Ok(()) };
+        let weights = weights.iter().map(|(name, weight)| ((*name).to_owned(), weight.clone())).collect();
+        Checkpoint::take(store, step, seed, weights)?.write(path)
+    }
+}
+
+/// Waits for every worker, then hashes the store's `weights`: equal bits, equal hashes.
+pub fn hash(store: &KvStore, weights: &[(&str, Tensor)]) -> Result<u64> {
+    store.wait_all()?;
+    store.barrier()?;
+    let mut hash = Xxh3::new();
+    for (name, weight) in weights {
+        store.pull(*name, std::slice::from_ref(weight), 0)?;
+        hash.update(weight.read()?.bytes());
+    }
+    Ok(hash.digest())
+}
+
+/// Lets this process compute on its share of the cores: the workers of one host would otherwise each use all of them.
+/// `RAYON_NUM_THREADS` decides if it is set.
+pub fn share_cores() -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads =
+        if config::text("RAYON_NUM_THREADS").is_some() { 0 } else { (cores / config::local_workers()).max(1) };
+    let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    built.map_err(|cause| {
+        Error::argument(format!("threads cannot be shared out: {cause}"), "call share_cores before anything computes")
+    })
+}
