@@ -89,8 +89,8 @@ impl Config {
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
             heartbeat_timeout: seconds("PS_HEARTBEAT_TIMEOUT", default.heartbeat_timeout)?,
         };
-        if config.segment_bytes < 1024 {
-            return Err(bad("RINGPULL_SEGMENT", "a number of bytes, at least 1024"));
+        if !(1024..=1 << 30).contains(&config.segment_bytes) {
+            return Err(bad("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824"));
         }
         Ok(config)
     }

@@ -76,7 +76,7 @@ pub struct PushpullArgs {
     /// Scale every tensor of the model to this part of its elements.
     #[arg(long, default_value_t = 1.0, requires = "model")]
     scale: f64,
-    /// Gradient compression.
+    /// Gradient compression; this version has only `none`.
     #[arg(long, default_value = "none")]
     compression: String,
     /// Measured iterations of each payload.

@@ -34,7 +34,7 @@ pub struct CompareArgs {
     /// Run on the hosts of this file, one a line.
     #[arg(short = 'H', long, conflicts_with = "local")]
     hostfile: Option<PathBuf>,
-    /// Run so many workers as processes of this machine.
+    /// Run so many workers as processes of this machine; 4 where neither hosts nor this are given.
     #[arg(long)]
     local: Option<usize>,
     /// The payload as one key, such as 25MB.
@@ -73,6 +73,12 @@ pub struct CompareArgs {
 pub fn run(args: &CompareArgs) -> Result<ExitCode> {
     if args.rounds == 0 || args.iters == 0 {
         return Err(Error::argument("no sample was asked for", "give --rounds and --iters of at least 1"));
+    }
+    if args.hosts.is_none() && args.hostfile.is_none() && args.link.bytes_per_s().is_some() {
+        return Err(Error::argument(
+            "--link without hosts: processes of one machine have no link between them",
+            "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or leave --link out",
+        ));
     }
     let workload = workload(args)?;
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;

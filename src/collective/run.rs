@@ -93,10 +93,26 @@ impl Runner {
         let element = dtype.size_bytes();
         assert_eq!(plan.parts.len() * element, data.len(), "a plan runs on a buffer of its own length");
         let mut progress = Progress::of(plan, element, self.segment_bytes, transport.size());
-        let base = data.as_mut_ptr();
+        let outcome = self.drive(&mut progress, dtype, data.as_mut_ptr(), transport, stamp, stop);
+        if outcome.is_err() {
+            // The transport may still write into its scratch memory.
+            std::mem::forget(progress);
+        }
+        outcome
+    }
+
+    fn drive(
+        &mut self,
+        progress: &mut Progress,
+        dtype: DType,
+        base: *mut u8,
+        transport: &mut dyn Transport,
+        stamp: Stamp,
+        stop: &AtomicBool,
+    ) -> Result<()> {
         let mut idle = Idle::default();
         while progress.unfinished > 0 {
-            self.post(&mut progress, base, transport, stamp)?;
+            self.post(progress, base, transport, stamp)?;
             self.done.clear();
             transport.poll(&mut self.done)?;
             if self.done.is_empty() {
@@ -108,7 +124,7 @@ impl Runner {
             }
             idle = Idle::default();
             for at in 0..self.done.len() {
-                self.complete(&mut progress, self.done[at], dtype, base);
+                self.complete(progress, self.done[at], dtype, base);
             }
         }
         Ok(())

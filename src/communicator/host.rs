@@ -30,7 +30,12 @@ impl FromStr for Choice {
         match name {
             "auto" => Ok(Choice::Auto),
             "native" => Ok(Choice::Native),
-            other => other.parse().map(Choice::Plan),
+            other => other.parse().map(Choice::Plan).map_err(|_| {
+                Error::argument(
+                    format!("unknown algorithm {other:?}"),
+                    format!("the algorithms are auto, {}, and native, the MPI library's own", Algorithm::names()),
+                )
+            }),
         }
     }
 }

@@ -13,6 +13,12 @@ use crate::error::{Error, Result};
 /// Where the package puts the files.
 pub const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 
+/// Where the files are: the package's folder, or the one that `scripts/setup` fills where it is not root.
+pub fn fashion_mnist() -> &'static str {
+    let unprivileged = concat!(env!("CARGO_MANIFEST_DIR"), "/.deps/usr/share/datasets/fashion-mnist");
+    if !Path::new(FASHION_MNIST).is_dir() && Path::new(unprivileged).is_dir() { unprivileged } else { FASHION_MNIST }
+}
+
 /// Elements that are unsigned bytes, the only type these files have.
 const UNSIGNED_BYTE: u8 = 8;
 

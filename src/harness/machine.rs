@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde::Serialize;
 
+use crate::harness::dataset::fashion_mnist;
 use crate::kind::Kind;
 use crate::topology::host_name;
 
@@ -43,7 +44,7 @@ impl Machine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kinds: Kind::names(),
             mpi_library: mpi_library(),
-            mpirun: first_line("mpirun", "--version"),
+            mpirun: first_line(&crate::config::mpirun_program(), "--version"),
             host: host_name(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             processor: field("/proc/cpuinfo", "model name"),
@@ -52,9 +53,7 @@ impl Machine {
                 .map(|kib| kib * 1024),
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             lab_lacks: lab_lacks(),
-            dataset: Some("/usr/share/datasets/fashion-mnist")
-                .filter(|folder| Path::new(folder).is_dir())
-                .map(str::to_owned),
+            dataset: Some(fashion_mnist()).filter(|folder| Path::new(folder).is_dir()).map(str::to_owned),
         }
     }
 

@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::config;
 use crate::error::{Error, Result};
 use crate::harness::checkpoint::Checkpoint;
-use crate::harness::dataset::FASHION_MNIST;
+use crate::harness::dataset::fashion_mnist;
 use crate::harness::shard::Batches;
 use crate::optim::Optimizer;
 use crate::store::KvStore;
@@ -35,7 +35,7 @@ pub struct Options {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// The folder of the IDX files
-    #[arg(long, default_value = FASHION_MNIST)]
+    #[arg(long, default_value = fashion_mnist())]
     pub data: PathBuf,
     /// Save to FILE at every epoch's end and at the last step
     #[arg(long, value_name = "FILE")]

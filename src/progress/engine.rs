@@ -39,6 +39,7 @@ pub struct Engine {
     threads: Mutex<Vec<JoinHandle<()>>>,
     limit: Duration,
     library: String,
+    settings: String,
     stores: AtomicU64,
 }
 
@@ -97,6 +98,7 @@ impl Engine {
             fault: OnceLock::new(),
             reported: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            peers_gone: AtomicBool::new(false),
             waiting: Mutex::default(),
             ordinals: Mutex::default(),
             running: Mutex::default(),
@@ -115,8 +117,9 @@ impl Engine {
         // Ends by itself when the last owner of `shared` is gone; it is not joined.
         spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
         let limit = config.timeout;
+        let settings = format!("by {} in segments of {} bytes", config.algorithm, config.segment_bytes);
         let stores = AtomicU64::new(0);
-        Ok(Arc::new(Engine { shared, threads: Mutex::new(threads), limit, library, stores }))
+        Ok(Arc::new(Engine { shared, threads: Mutex::new(threads), limit, library, settings, stores }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -138,6 +141,11 @@ impl Engine {
     /// The number of ranks.
     pub fn size(&self) -> usize {
         self.shared.size
+    }
+
+    /// What every rank must have set alike, in words: plans of one kind and segments of one size fit together.
+    pub fn settings(&self) -> &str {
+        &self.settings
     }
 
     /// The library under the transport, for people.
@@ -198,7 +206,7 @@ impl Engine {
         } else if shared.size == 1 {
             shared.launch(Launch { topic: call.topic, ordinal, number: ordinal as u32, rows: vec![rows] });
         } else if shared.rank == 0 {
-            drop(shared.own_notes.send(call));
+            drop(shared.own_notes.send(Note::Called(call)));
         } else {
             shared.tell(0, &Note::Called(call));
         }
@@ -245,11 +253,20 @@ impl Engine {
         }
         if shared.fault.get().is_none() && shared.size > 1 {
             shared.tell_everyone(&Note::Leaving);
+            if shared.rank == 0 {
+                drop(shared.own_notes.send(Note::Leaving));
+            }
         }
         drop(shared.commands.send(Command::Stop));
-        let deadline = Instant::now() + self.limit;
+        // Finalising waits for the slowest rank, however long that takes; only once peers have gone is there a limit.
+        let mut deadline = None;
         for thread in self.threads.lock().drain(..) {
-            while !thread.is_finished() && shared.fault.get().is_none() && Instant::now() < deadline {
+            while !thread.is_finished() && shared.fault.get().is_none() {
+                if shared.peers_gone.load(Ordering::Acquire)
+                    && Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + self.limit)
+                {
+                    break;
+                }
                 std::thread::sleep(Duration::from_millis(1));
             }
             if thread.is_finished() {

@@ -41,6 +41,8 @@ pub(super) struct Shared {
     pub(super) fault: OnceLock<Error>,
     pub(super) reported: AtomicBool,
     pub(super) leaving: AtomicBool,
+    /// A peer has left and its process has ended.
+    pub(super) peers_gone: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
     pub(super) ordinals: Mutex<BTreeMap<Topic, u64>>,
     /// What the comm thread is at.
@@ -49,7 +51,7 @@ pub(super) struct Shared {
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
     /// Notes of rank 0 to itself.
-    pub(super) own_notes: Sender<Call>,
+    pub(super) own_notes: Sender<Note>,
     pub(super) sent_bytes: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) control_messages: AtomicU64,
@@ -72,8 +74,9 @@ impl Shared {
     }
 
     pub(super) fn launch(&self, launch: Launch) {
-        let job = self.waiting.lock().remove(&(launch.topic.clone(), launch.ordinal));
-        if let Some(job) = job {
+        // Held until the job is on its way: who finds nothing waiting may tell the comm thread to stop.
+        let mut waiting = self.waiting.lock();
+        if let Some(job) = waiting.remove(&(launch.topic.clone(), launch.ordinal)) {
             drop(self.commands.send(Command::Run(job, launch)));
         }
     }

@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::progress::agreement::{Agreement, Call};
+use crate::progress::agreement::Agreement;
 use crate::progress::shared::{Note, Shared};
 use crate::topology::Peer;
 use crate::transport::control::Event;
@@ -54,7 +54,7 @@ impl Watcher {
         }
     }
 
-    pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Call>) {
+    pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Note>) {
         let Some(events) = weak.upgrade().map(|shared| {
             shared.tell_everyone(&Note::Here(Peer::this(shared.rank)));
             shared.control.events().clone()
@@ -64,7 +64,7 @@ impl Watcher {
         let mut next_tick = Instant::now() + self.interval;
         loop {
             let arrived = crossbeam_channel::select! {
-                recv(notes) -> call => call.map(|call| (0, Note::Called(call))).map_err(|_| RecvTimeoutError::Disconnected),
+                recv(notes) -> note => note.map(|note| (0, note)).map_err(|_| RecvTimeoutError::Disconnected),
                 recv(events) -> event => match event {
                     Ok(Event::Frame { from, bytes }) => Ok((from, decode(from, &bytes))),
                     Ok(Event::Gone { rank, cause }) => {
@@ -132,7 +132,8 @@ impl Watcher {
             let now_s = self.clock.now_s();
             let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
             for peer in watched {
-                if now_s - self.heard_s[peer] > self.silence_s && !self.agreement.has_left(peer) {
+                let awaited = !self.agreement.has_left(peer) || shared.doing().is_some();
+                if awaited && now_s - self.heard_s[peer] > self.silence_s {
                     self.gone(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
                 }
             }
@@ -144,7 +145,8 @@ impl Watcher {
     }
 
     fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
-        if self.agreement.has_left(rank) || shared.leaving.load(Ordering::Acquire) {
+        if self.agreement.has_left(rank) && shared.doing().is_none() {
+            shared.peers_gone.store(true, Ordering::Release);
             return;
         }
         let peer = self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string);

@@ -18,7 +18,7 @@ use crate::optim::{Optimizer, State};
 pub const MAGIC: &[u8; 5] = b"RPPS\x01";
 
 /// The longest header that is looked at.
-pub const MAX_HEADER_BYTES: usize = 4 << 20;
+pub const MAX_HEADER_BYTES: usize = 64 << 20;
 
 /// A segment of a key, as workers and servers name it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -129,13 +129,8 @@ impl Backend for Allreduce {
         let value = value.read()?.snapshot();
         let slot = Arc::new(Slot { entry: entry.clone(), state: Mutex::default(), changed: Condvar::new() });
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        self.submit(
-            &slot,
-            "init",
-            terms(entry, &Update::Overwrite),
-            0,
-            Box::new(Init { slot: Arc::clone(&slot), value }),
-        )
+        let terms = format!("{} {}", terms(entry, &Update::Overwrite), self.engine.settings());
+        self.submit(&slot, "init", terms, 0, Box::new(Init { slot: Arc::clone(&slot), value }))
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
@@ -239,7 +234,11 @@ impl Job for Init {
                 received = Buffer::copy_of(self.value.bytes());
                 &mut received
             };
-            host.broadcast(0, data.bytes_mut(), launch.number)?;
+            if let Err(cause) = host.broadcast(0, data.bytes_mut(), launch.number) {
+                // The transport may still read it.
+                std::mem::forget(received);
+                return Err(cause);
+            }
             if !received.bytes().is_empty() {
                 self.value = Arc::new(received);
             }
@@ -362,7 +361,11 @@ impl Job for PushRows {
             let mut all = Buffer::zeroed(bounds[bounds.len() - 1]);
             let (start, end) = (bounds[host.rank()], bounds[host.rank() + 1]);
             all.bytes_mut()[start..end].copy_from_slice(own);
-            host.allgather(Parts::of(bounds), all.bytes_mut(), launch.number)?;
+            if let Err(cause) = host.allgather(Parts::of(bounds), all.bytes_mut(), launch.number) {
+                // The transport may still write into it.
+                std::mem::forget(all);
+                return Err(cause);
+            }
             Ok(all)
         };
         let ids = gather(host, bytemuck::cast_slice(&self.gradient.ids), size_of::<i64>())?;

@@ -16,6 +16,9 @@ use crate::store::{Backend, KvStore};
 pub fn create(kind: &str) -> Result<KvStore> {
     let kind: Kind = kind.parse()?;
     let config = Config::from_env()?;
+    if !kind.has_servers() {
+        check_role(kind)?;
+    }
     let backend: Box<dyn Backend> = match kind {
         Kind::Local => Box::new(Local::default()),
         Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice => return Err(needs_gpu(kind)),
@@ -23,6 +26,19 @@ pub fn create(kind: &str) -> Result<KvStore> {
         Kind::DistSync | Kind::DistAsync => over_servers(kind, &config)?,
     };
     Ok(KvStore::over(kind, backend, &config))
+}
+
+/// A process of a job with servers that asks for another kind would do each worker's work on its own, and call it done.
+fn check_role(kind: Kind) -> Result<()> {
+    match Dmlc::from_env()? {
+        Some(job) if job.role != Role::Worker || kind == Kind::DistSyncMpi => Err(Error::KindUnavailable {
+            kind: kind.to_string(),
+            reason: format!("this process is a {} of a job with parameter servers (DMLC_ROLE and others are set)", job.role),
+            remedy: "ask for dist_sync or dist_async; for dist_sync_mpi start it with mpirun, or `ringpull launch -s 0 --launcher mpi`"
+                .to_owned(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn over_servers(kind: Kind, config: &Config) -> Result<Box<dyn Backend>> {

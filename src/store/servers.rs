@@ -199,6 +199,9 @@ impl Backend for Servers {
     }
 
     fn set_states(&self, states: SavedStates) -> Result<()> {
+        // Gradients pushed before the load must not meet the states that it brings.
+        self.wait_all()?;
+        self.barrier()?;
         if let Some(optimizer) = &states.optimizer {
             self.set_optimizer(optimizer)?;
         }

@@ -28,7 +28,12 @@ fn fastest(best: &Ranked, next: Option<&Ranked>) -> String {
     let head = format!("{} is fastest with {}{bound}", best.0.variant, format_seconds(best.1.median));
     let Some(next) = next else { return format!("{head}; nothing else was measured.") };
     let factor = next.1.median / best.1.median;
-    if next.1.differs_from(&best.1) {
+    if best.1.count.min(next.1.count) < 3 {
+        format!(
+            "{head}; next is {} with {factor:.2}x of that time: too few samples to tell noise from more.",
+            next.0.variant
+        )
+    } else if next.1.differs_from(&best.1) {
         format!("{head}; next is {} with {factor:.2}x of that time, which is beyond noise.", next.0.variant)
     } else {
         format!("{head}; {} takes {factor:.2}x of that time, which is within noise: call it a tie.", next.0.variant)

@@ -218,6 +218,6 @@ fn need_root() -> Result<()> {
     }
     Err(Error::argument(
         "emulated hosts need root",
-        "run it as root, or use `--local N`, which runs N processes on this host without shaped links",
+        "run it as root, or use `ringpull compare --local N`, which runs N processes on this host without shaped links",
     ))
 }

@@ -40,7 +40,8 @@ w=$!
 exec 3<&- 2>/dev/null
 wait $p
 c=$?
-kill -s KILL -- $w -$p
+kill -s KILL $w
+kill -s KILL -- -$p
 exit $c"#;
 
 /// Variables that go to other hosts with a process.
