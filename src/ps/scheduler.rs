@@ -1,4 +1,4 @@
-//! The scheduler as a function from (state, message, time) to replies. No I/O: [`super::scheduler_loop`] moves the bytes.
+//! The scheduler as a function from (state, message, time) to replies. No I/O: `scheduler_loop` moves the bytes.
 //!
 //! Until every node has registered it collects them; then it assigns ranks and tells everybody who is who. From then on it
 //! runs barriers, notices nodes that have fallen silent, and ends the job: well after the last worker's goodbye, or with

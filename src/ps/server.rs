@@ -1,4 +1,4 @@
-//! A parameter server as a function from (state, message) to replies. No I/O: [`super::server_loop`] moves the bytes.
+//! A parameter server as a function from (state, message) to replies. No I/O: `server_loop` moves the bytes.
 //!
 //! A segment comes into being with the first worker's `Init` and has a value from rank 0's on. What cannot be answered yet
 //! (a pull of a round still open, a push before the value) is kept until it can.

@@ -45,7 +45,7 @@ pub fn notes(results: &Results) -> Vec<String> {
         match &row.outcome {
             Outcome::Measured { record, .. } => {
                 for doubt in statistics::warnings(&record.seconds) {
-                    let name = row.variant.to_string();
+                    let name = row.variant.clone();
                     match doubts.iter_mut().find(|(known, _)| *known == doubt) {
                         Some((_, rows)) => rows.push(name),
                         None => doubts.push((doubt, vec![name])),
