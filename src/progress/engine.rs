@@ -33,6 +33,9 @@ pub trait Job: Send {
     fn fail(self: Box<Self>, fault: &Error);
 }
 
+/// How long a process that has met a fault stays, so that its peers can report the fault before a launcher ends them.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+
 /// One rank's engine. Ends in order when dropped.
 pub struct Engine {
     shared: Arc<Shared>,
@@ -272,6 +275,10 @@ impl Engine {
             if thread.is_finished() {
                 drop(thread.join());
             }
+        }
+        if shared.fault.get().is_some() && shared.size > 1 {
+            // A launcher that sees this process end may kill the others; they, too, have to say why first.
+            std::thread::sleep(LAST_WORDS);
         }
     }
 }
