@@ -152,3 +152,15 @@ fn a_poisoned_store_returns_the_first_cause_and_frees_its_outputs() {
     });
     assert_eq!(errors[0], errors[1]);
 }
+
+#[test]
+fn a_call_after_rank_0_has_ended_its_run_is_an_error_that_names_it() {
+    let config = Config { timeout: Duration::from_secs(2), ..Config::default() };
+    let mut engines = Engine::in_process(2, &config).unwrap();
+    let (last, first) = (engines.pop().unwrap(), engines.pop().unwrap());
+    drop(first);
+    let store = KvStore::over(Kind::DistSyncMpi, Box::new(Allreduce::new(last)), &config);
+    store.init("w", &ones(4)).unwrap();
+    let error = store.wait_all().unwrap_err();
+    assert!(error.to_string().contains("rank 0"), "{error}");
+}

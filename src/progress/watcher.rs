@@ -36,6 +36,8 @@ pub(super) struct Watcher {
     agreement: Agreement,
     peers: BTreeMap<usize, Peer>,
     heard_s: Vec<f64>,
+    /// Peers that left in order and whose processes have ended since.
+    departed: Vec<bool>,
     clock: Clock,
     interval: Duration,
     silence_s: f64,
@@ -48,6 +50,7 @@ impl Watcher {
             agreement: Agreement::new(size, config.timeout.as_secs_f64()),
             peers: BTreeMap::new(),
             heard_s: vec![0.0; size],
+            departed: vec![false; size],
             clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
             interval,
             silence_s: config.timeout.as_secs_f64(),
@@ -133,7 +136,10 @@ impl Watcher {
             let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
             for peer in watched {
                 let awaited = !self.agreement.has_left(peer) || shared.doing().is_some();
-                if awaited && now_s - self.heard_s[peer] > self.silence_s {
+                if awaited && self.departed[peer] {
+                    // This rank has called an operation since, for which that peer will not come.
+                    self.gone(shared, peer, "it ended its run without calling this");
+                } else if awaited && now_s - self.heard_s[peer] > self.silence_s {
                     self.gone(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
                 }
             }
@@ -146,6 +152,7 @@ impl Watcher {
 
     fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
         if self.agreement.has_left(rank) && shared.doing().is_none() {
+            self.departed[rank] = true;
             shared.peers_gone.store(true, Ordering::Release);
             return;
         }
