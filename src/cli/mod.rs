@@ -8,6 +8,7 @@ pub mod compare;
 pub mod info;
 pub mod lab;
 pub mod launch;
+pub mod sweep;
 
 use std::error::Error as _;
 use std::process::ExitCode;
@@ -32,6 +33,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Compare modes and peers in rotating rounds, and write a report.
     Compare(compare::CompareArgs),
+    /// Measure our allreduce against others' over all sizes and numbers of ranks, and write a page.
+    Sweep(sweep::SweepArgs),
     /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
     Launch(launch::LaunchArgs),
     /// What this build and this machine can do.
@@ -68,6 +71,7 @@ impl Command {
         match self {
             Command::Bench(args) => bench::run(args),
             Command::Compare(args) => compare::run(&args),
+            Command::Sweep(args) => sweep::run(&args),
             Command::Launch(args) => launch::run(args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),

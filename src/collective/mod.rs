@@ -4,9 +4,10 @@
 //! list of its sends and receives, without a message and without a buffer. The map:
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
-//! - `ring`, `direct`, `circulant`, `doubling`, `tree`: one family of plans each, opened by the prose that explains it;
-//! - `choose`: which of them `auto` is; `check`: the proof, by symbols, that the plans of all ranks do what they
-//!   promise.
+//! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`: one family of plans each, opened by the prose that
+//!   explains it;
+//! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by symbols,
+//!   that the plans of all ranks do what they promise.
 //!
 //! Promises of every plan here:
 //!
@@ -23,6 +24,7 @@
 //! | allreduce `direct` | 2 | `2 (n-1)` | `2 (n-1)/n S` |
 //! | allreduce `circulant` | at most `2 q` | `2 q`, up to `6 q` where ranges wrap or are split | `2 (n-1)/n S` |
 //! | allreduce `doubling` | `floor(log2 n)`, and 2 if `n` is no power of two | the same | `S` each |
+//! | allreduce `star` | 2 | `n - 1` from rank 0, else 1 | `(n-1) S` from rank 0, else `S` |
 //! | allreduce `tree` | `2 floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, tree | `floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, chain of `k` pieces | `n - 1`, the pieces behind one another | `k` | `S` |
@@ -31,6 +33,7 @@
 
 pub mod check;
 pub mod choose;
+pub mod model;
 pub mod parts;
 pub mod plan;
 pub mod run;
@@ -43,9 +46,11 @@ mod doubling;
 #[cfg(test)]
 mod proofs;
 mod ring;
+mod star;
 mod tree;
 
-pub use choose::choose;
+pub use choose::{Prediction, Segments, choose, predict};
+pub use model::Model;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
 pub use run::Runner;
 
@@ -61,7 +66,7 @@ pub fn allreduce(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> 
     assert!(rank < size, "rank {rank} of {size}");
     let count = match algorithm {
         Algorithm::Ring | Algorithm::Direct | Algorithm::Circulant => size,
-        Algorithm::Doubling | Algorithm::Tree => 1,
+        Algorithm::Doubling | Algorithm::Star | Algorithm::Tree => 1,
     };
     let mut plan = Plan::new(Parts::even(len, count));
     match algorithm {
@@ -78,6 +83,7 @@ pub fn allreduce(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> 
             circulant::allgather(&mut plan, rank, size);
         }
         Algorithm::Doubling => doubling::allreduce(&mut plan, rank, size),
+        Algorithm::Star => star::allreduce(&mut plan, rank, size),
         Algorithm::Tree => {
             tree::reduce(&mut plan, 0, rank, size);
             tree::broadcast(&mut plan, 0, rank, size);

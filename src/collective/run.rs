@@ -119,7 +119,7 @@ impl Runner {
                 if stop.load(Ordering::Acquire) {
                     return Err(stopped(transport.rank()));
                 }
-                idle.wait(self.limit).map_err(|waited| progress.stuck(transport.rank(), waited))?;
+                idle.wait(self.limit, transport).map_err(|waited| progress.stuck(transport.rank(), waited))?;
                 continue;
             }
             idle = Idle::default();
@@ -329,7 +329,7 @@ impl Cells {
     }
 }
 
-/// Waiting that leaves the cores to those who compute: a few yields, then sleeps that grow.
+/// Waiting that leaves the cores to those who compute: a few yields, then waits that grow with the time waited.
 #[derive(Default)]
 struct Idle {
     rounds: u32,
@@ -339,9 +339,12 @@ struct Idle {
 
 impl Idle {
     /// Waits a little; an error with the time waited if `limit` is over.
-    fn wait(&mut self, limit: Duration) -> Result<(), Duration> {
+    fn wait(&mut self, limit: Duration, transport: &mut dyn Transport) -> Result<(), Duration> {
         const YIELDS: u32 = 30;
-        const LONGEST_US: u64 = 250;
+        const SHORTEST: Duration = Duration::from_micros(20);
+        const LONGEST: Duration = Duration::from_millis(2);
+        /// The longer nothing has come, the less it matters to be quick.
+        const PART: u32 = 8;
         /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.
         const LONGEST_ROUND: Duration = Duration::from_millis(200);
         let now = Instant::now();
@@ -354,8 +357,7 @@ impl Idle {
         if self.rounds <= YIELDS {
             std::thread::yield_now();
         } else {
-            let doublings = (self.rounds - YIELDS).min(8);
-            std::thread::sleep(Duration::from_micros((10 << doublings).min(LONGEST_US)));
+            transport.wait((self.waited / PART).clamp(SHORTEST, LONGEST));
         }
         Ok(())
     }

@@ -5,9 +5,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::learn::{self, Learned};
 use crate::buffer::Buffer;
-use crate::collective::{self, Algorithm, Parts, Runner};
-use crate::config::Config;
+use crate::collective::{self, Algorithm, Parts, Runner, Segments};
+use crate::config::{Config, ModelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::transport::{Stamp, Transport};
@@ -56,6 +57,8 @@ pub struct Host {
     transport: Box<dyn Transport>,
     runner: Runner,
     choice: Choice,
+    learned: Learned,
+    segments: Segments,
     stop: Arc<AtomicBool>,
     native_sum: Buffer,
 }
@@ -66,7 +69,50 @@ impl Host {
         // Longer than the control star waits for a silent rank: it names the one that is lost, a runner only its neighbours.
         let runner = Runner::new(config.segment_bytes, config.timeout * 3 / 2);
         let choice = config.algorithm.parse()?;
-        Ok(Host { transport, runner, choice, stop, native_sum: Buffer::zeroed(0) })
+        let learned = Learned::default();
+        let segments = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
+        Ok(Host { transport, runner, choice, learned, segments, stop, native_sum: Buffer::zeroed(0) })
+    }
+
+    /// Finds out what `auto` must know of the cluster, as rank 0's `config` says. Collective; until then `auto` goes by the
+    /// default model.
+    pub fn learn(&mut self, config: &Config) -> Result<()> {
+        let source = if self.choice == Choice::Auto { &config.model } else { &ModelSource::Default };
+        self.learned = learn::learn(&mut self.runner, &mut *self.transport, source, &self.stop)?;
+        if self.rank() == 0 && self.choice == Choice::Auto {
+            self.explain();
+        }
+        Ok(())
+    }
+
+    /// What `auto` knows of the cluster.
+    pub fn learned(&self) -> &Learned {
+        &self.learned
+    }
+
+    /// How messages are cut.
+    pub fn segments(&self) -> Segments {
+        self.segments
+    }
+
+    /// Says in the log what was learned and what follows from it.
+    fn explain(&self) {
+        let Learned { model, source } = &self.learned;
+        tracing::debug!("auto goes by {source}: {model:?}");
+        for len_bytes in [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 100_000_000] {
+            let times: Vec<String> = Algorithm::ALL
+                .map(|algorithm| collective::predict(model, algorithm, len_bytes, self.size(), self.segments))
+                .iter()
+                .map(|of| format!("{} {:.0} us", of.algorithm, of.time_us))
+                .collect();
+            let chosen = collective::choose(model, len_bytes, self.size(), self.segments);
+            tracing::debug!(
+                "{len_bytes} bytes: {} in segments of {}, the least of {}",
+                chosen.algorithm,
+                chosen.segment_bytes,
+                times.join(", ")
+            );
+        }
     }
 
     /// This rank.
@@ -96,13 +142,20 @@ impl Host {
 
     /// As [`allreduce`](Self::allreduce), by the given way.
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        let algorithm = match choice {
-            Choice::Auto => collective::choose(data.len(), self.size()),
-            Choice::Plan(algorithm) => algorithm,
+        let most_bytes = self.segments.most_bytes;
+        let (algorithm, segment_bytes) = match choice {
+            Choice::Auto => {
+                let chosen = collective::choose(&self.learned.model, data.len(), self.size(), self.segments);
+                (chosen.algorithm, chosen.segment_bytes)
+            }
+            Choice::Plan(algorithm) => (algorithm, most_bytes),
             Choice::Native => return self.allreduce_natively(dtype, data),
         };
         let plan = collective::allreduce(algorithm, self.rank(), self.size(), data.len() / dtype.size_bytes());
-        self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop)
+        self.runner.segment_bytes = segment_bytes;
+        let outcome = self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
+        self.runner.segment_bytes = most_bytes;
+        outcome
     }
 
     /// `data` becomes rank `root`'s.

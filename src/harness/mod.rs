@@ -6,15 +6,16 @@
 //! - [`size`], [`models`]: payloads, as sizes or as the key lists of models;
 //! - [`mode`]: what can be compared; [`cost`]: what each must move, in closed form;
 //! - [`pushpull`], [`allreduce`]: the measuring ranks; [`pattern`]: inputs whose sums are known;
-//! - [`record`], [`statistics`]: a measurement and what it says;
+//! - [`record`], [`statistics`], [`usage`]: a measurement, what it says and what it costs; [`explain`]: what `auto` does;
 //! - [`training`], [`dataset`], [`shard`], [`total`], [`checkpoint`]: what a training program needs;
-//! - [`compare`]: rounds of jobs, the table, the verdict, the report.
+//! - [`compare`]: rounds of jobs, the table, the verdict, the report; [`sweep`]: allreduce over all sizes, against others.
 
 pub mod allreduce;
 pub mod checkpoint;
 pub mod compare;
 pub mod cost;
 pub mod dataset;
+pub mod explain;
 pub mod interrupt;
 pub mod lab;
 pub mod launch;
@@ -29,5 +30,7 @@ pub mod record;
 pub mod shard;
 pub mod size;
 pub mod statistics;
+pub mod sweep;
 pub mod total;
 pub mod training;
+pub mod usage;

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::harness::models::ModelKey;
 use crate::harness::pattern::Pattern;
 use crate::harness::record::{Measured, Record};
+use crate::harness::usage::{Memory, Usage, cpu_s};
 use crate::kind::Kind;
 use crate::optim::{Optimizer, Rule};
 use crate::store::KvStore;
@@ -37,11 +38,12 @@ struct Sample {
     seconds: f64,
     sent: f64,
     received: f64,
+    cpu_s: f64,
 }
 
 /// The values that one rank contributes besides its samples, and the numbers of one sample.
-const ROW_HEAD: usize = 1;
-const SAMPLE_LEN: usize = 3;
+const ROW_HEAD: usize = 2;
+const SAMPLE_LEN: usize = 4;
 
 /// Measures each list of `payloads` on its own and gives rank 0 one record for each. Collective.
 pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &Plan) -> Result<Option<Vec<Record>>> {
@@ -55,8 +57,8 @@ pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &
     }
     let mut records = Vec::with_capacity(payloads.len());
     for (index, keys) in payloads.iter().enumerate() {
-        let samples = measure(store, keys, index, plan, accumulates)?;
-        let rows = gather(store, &format!("ringpull.samples.{index}"), &samples)?;
+        let (samples, extra_rss) = measure(store, keys, index, plan, accumulates)?;
+        let rows = gather(store, &format!("ringpull.samples.{index}"), &samples, extra_rss)?;
         records.push(record(store, algorithm, keys, plan.dtype, &rows)?);
     }
     Ok((store.rank() == 0).then_some(records))
@@ -73,19 +75,27 @@ fn adding() -> Optimizer {
     }
 }
 
-fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumulates: bool) -> Result<Vec<Sample>> {
+fn measure(
+    store: &KvStore,
+    keys: &[ModelKey],
+    index: usize,
+    plan: &Plan,
+    accumulates: bool,
+) -> Result<(Vec<Sample>, Option<u64>)> {
     let pattern = Pattern::new(store.num_workers(), plan.dtype)?;
     let tensors: Vec<(String, Tensor)> =
         keys.iter().map(|key| (format!("{index}.{}", key.name), Tensor::zeros(plan.dtype, &key.shape))).collect();
     for (key, tensor) in &tensors {
         store.init(key.as_str(), tensor)?;
     }
+    tensors.iter().for_each(|(_, tensor)| pattern.fill(tensor, store.rank(), 0));
+    let memory = Memory::watch();
     let mut samples = Vec::with_capacity(plan.iters);
     for iteration in 0..plan.warmup + plan.iters {
         tensors.iter().for_each(|(_, tensor)| pattern.fill(tensor, store.rank(), iteration));
         store.barrier()?;
         let before = traffic();
-        let start = Instant::now();
+        let (start, cpu) = (Instant::now(), cpu_s());
         // The backward pass gives the last layer's gradient first, and the next forward pass needs the first layer's first.
         for (layer, (key, tensor)) in tensors.iter().enumerate().rev() {
             let pair = std::slice::from_ref(tensor);
@@ -94,7 +104,7 @@ fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumu
         for (_, tensor) in &tensors {
             drop(tensor.read()?);
         }
-        let seconds = start.elapsed().as_secs_f64();
+        let (seconds, cpu_s) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
         let after = traffic();
         if accumulates {
             store.barrier()?;
@@ -107,14 +117,14 @@ fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumu
             pattern.check(tensor, key, store.rank(), first..=iteration)?;
         }
         if iteration >= plan.warmup {
-            samples.push(Sample { seconds, sent: after.0 - before.0, received: after.1 - before.1 });
+            samples.push(Sample { seconds, sent: after.0 - before.0, received: after.1 - before.1, cpu_s });
         }
     }
-    Ok(samples)
+    Ok((samples, memory.grown_bytes()))
 }
 
-/// Every rank's row: a hash of its host's name, then its samples.
-fn gather(store: &KvStore, key: &str, samples: &[Sample]) -> Result<Vec<Vec<f64>>> {
+/// Every rank's row: a hash of its host's name, how its memory grew, then its samples.
+fn gather(store: &KvStore, key: &str, samples: &[Sample], extra_rss: Option<u64>) -> Result<Vec<Vec<f64>>> {
     let (ranks, width) = (store.num_workers(), ROW_HEAD + SAMPLE_LEN * samples.len());
     let matrix = Tensor::zeros(DType::F64, &[ranks, width]);
     store.init(key, &matrix)?;
@@ -123,8 +133,9 @@ fn gather(store: &KvStore, key: &str, samples: &[Sample]) -> Result<Vec<Vec<f64>
         let row = &mut guard.as_mut_slice::<f64>()[store.rank() * width..][..width];
         // 32 bits of the hash: an f64 holds them exactly.
         row[0] = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
+        row[1] = extra_rss.map_or(-1.0, |bytes| bytes as f64);
         for (to, sample) in row[ROW_HEAD..].chunks_exact_mut(SAMPLE_LEN).zip(samples) {
-            to.copy_from_slice(&[sample.seconds, sample.sent, sample.received]);
+            to.copy_from_slice(&[sample.seconds, sample.sent, sample.received, sample.cpu_s]);
         }
     }
     let row = std::slice::from_ref(&matrix);
@@ -146,11 +157,26 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], dtype: DType, row
     hosts.dedup();
     let traffic: f64 = (0..iters).map(|iteration| largest(iteration, 1).max(largest(iteration, 2))).sum();
     let elements: usize = keys.iter().map(ModelKey::len).sum();
+    let samples =
+        |field: usize| rows.iter().flat_map(move |row| row[ROW_HEAD..].iter().skip(field).step_by(SAMPLE_LEN).copied());
+    let payload_gb = (elements * dtype.size_bytes()) as f64 / 1e9;
+    let usage = Usage {
+        cpu_s_per_gb: Some(samples(3).sum::<f64>() / (rows.len() * iters) as f64 / payload_gb),
+        waiting_cpu: None,
+        extra_rss_bytes: rows
+            .iter()
+            .all(|row| row[1] >= 0.0)
+            .then(|| rows.iter().map(|row| row[1]).fold(0.0, f64::max) as u64),
+    };
     let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
     Record::of_verified(Measured {
         op: "pushpull",
         mode: store.kind().to_string(),
-        algorithm: if store.kind() == Kind::DistSyncMpi { algorithm.to_owned() } else { "servers".to_owned() },
+        algorithm: match store.kind() {
+            Kind::DistSyncMpi => algorithm.to_owned(),
+            Kind::Local | Kind::Device => "local".to_owned(),
+            _ => "servers".to_owned(),
+        },
         ranks: rows.len(),
         hosts: hosts.len(),
         servers,
@@ -158,6 +184,7 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], dtype: DType, row
         dtype,
         seconds: (0..iters).map(|iteration| largest(iteration, 0)).collect(),
         host_bytes: Some((traffic / iters as f64).round() as u64).filter(|bytes| *bytes > 0),
+        usage,
     })
 }
 
