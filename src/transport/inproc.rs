@@ -29,10 +29,17 @@ pub struct Inproc {
     from: Vec<Receiver<Message>>,
     posted: Vec<VecDeque<Posted>>,
     sent: Vec<u32>,
+    hosts: Vec<usize>,
 }
 
-/// The ends of `size` ranks, all connected.
+/// The ends of `size` ranks, all connected, each as if on a host of its own.
 pub fn world(size: usize) -> Vec<Inproc> {
+    world_on(&(0..size).collect::<Vec<_>>())
+}
+
+/// The ends of as many ranks, all connected; ranks with the same number are on the same host.
+pub fn world_on(hosts: &[usize]) -> Vec<Inproc> {
+    let size = hosts.len();
     let mut to: Vec<Vec<Sender<Message>>> = (0..size).map(|_| Vec::new()).collect();
     let mut from: Vec<Vec<Receiver<Message>>> = (0..size).map(|_| Vec::new()).collect();
     for sender in &mut to {
@@ -49,6 +56,7 @@ pub fn world(size: usize) -> Vec<Inproc> {
         from,
         posted: (0..size).map(|_| VecDeque::new()).collect(),
         sent: Vec::new(),
+        hosts: hosts.to_vec(),
     })
     .collect()
 }
@@ -116,6 +124,11 @@ impl Transport for Inproc {
             }
         }
         Ok(())
+    }
+
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        let first = |host: &usize| self.hosts.iter().position(|other| other == host);
+        Ok(self.hosts.iter().filter_map(first).collect())
     }
 
     fn name(&self) -> String {
