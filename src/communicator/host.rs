@@ -8,6 +8,9 @@ use std::sync::atomic::AtomicBool;
 
 use crate::buffer::Buffer;
 use crate::collective::{self, Algorithm, Parts, Runner, Ticket};
+use crate::communicator::hierarchy;
+use crate::communicator::node::{Node, Patience};
+use crate::communicator::placement::Placement;
 use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -60,15 +63,17 @@ pub struct Host {
     choice: Choice,
     stop: Arc<AtomicBool>,
     native_sum: Buffer,
+    placement: Placement,
 }
 
 impl Host {
-    /// Collectives over `transport`. When `stop` is set, an operation under way ends in an error.
-    pub fn new(transport: Box<dyn Transport>, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
+    /// Collectives over `transport`. When `stop` is set, an operation under way ends in an error. Collective.
+    pub fn new(mut transport: Box<dyn Transport>, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
         // Longer than the control star waits for a silent rank: it names the one that is lost, a runner only its neighbours.
-        let runner = Runner::new(config.segment_bytes, config.timeout * 3 / 2);
+        let mut runner = Runner::new(config.segment_bytes, config.timeout * 3 / 2);
         let choice = config.algorithm.parse()?;
-        Ok(Host { transport, runner, choice, stop, native_sum: Buffer::zeroed(0) })
+        let placement = Placement::find(&mut *transport, &mut runner, &stop)?;
+        Ok(Host { transport, runner, choice, stop, native_sum: Buffer::zeroed(0), placement })
     }
 
     /// This rank.
@@ -86,9 +91,10 @@ impl Host {
         self.transport.name()
     }
 
-    /// Payload bytes sent and received.
+    /// Payload bytes sent and received; a buffer that is summed in shared memory counts once in each direction.
     pub fn traffic_bytes(&self) -> (u64, u64) {
-        (self.runner.sent_bytes, self.runner.received_bytes)
+        let moved = self.placement.node.as_ref().map_or(0, Node::moved_bytes);
+        (self.runner.sent_bytes + moved, self.runner.received_bytes + moved)
     }
 
     /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what is under way is then
@@ -105,12 +111,12 @@ impl Host {
         priority: i32,
     ) -> Result<Option<Ticket>> {
         let algorithm = match self.choice {
-            Choice::Auto => collective::choose(data.len(), self.size()),
+            Choice::Auto if !self.placement.has_neighbours() => collective::choose(data.len(), self.size()),
             Choice::Plan(algorithm) => algorithm,
-            Choice::Native => {
+            Choice::Auto | Choice::Native => {
                 self.drain()?;
                 // SAFETY: the caller gives the memory away until this is done.
-                return self.allreduce_natively(dtype, unsafe { &mut *data }).map(|()| None);
+                return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
             }
         };
         let plan = collective::allreduce(algorithm, self.rank(), self.size(), data.len() / dtype.size_bytes());
@@ -151,6 +157,7 @@ impl Host {
     /// As [`allreduce`](Self::allreduce), by the given way.
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let algorithm = match choice {
+            Choice::Auto if self.placement.has_neighbours() => return self.allreduce_by_host(dtype, data, stamp),
             Choice::Auto => collective::choose(data.len(), self.size()),
             Choice::Plan(algorithm) => algorithm,
             Choice::Native => return self.allreduce_natively(dtype, data),
@@ -175,6 +182,18 @@ impl Host {
     pub fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::allgather(self.rank(), self.size(), parts);
         self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
+    }
+
+    /// By shared memory within hosts, and by a plan between them.
+    fn allreduce_by_host(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        let patience = Patience { stop: &self.stop, limit: self.runner.limit };
+        if self.placement.is_one_host()
+            && let Some(node) = &mut self.placement.node
+        {
+            return node.allreduce(dtype, data, patience);
+        }
+        let places = (self.placement.hosts.as_slice(), self.placement.node.as_mut());
+        hierarchy::allreduce(places, (&mut *self.transport, &mut self.runner), dtype, data, stamp, patience)
     }
 
     fn allreduce_natively(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {
