@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::probe::{self, Prober};
-use crate::collective::{Algorithm, Model, Runner};
+use crate::collective::{Algorithm, Model, Runner, Segments, choose, predict};
 use crate::config::ModelSource;
 use crate::error::{Error, Result};
 use crate::topology::host_name;
@@ -39,6 +39,27 @@ pub struct Learned {
 impl Default for Learned {
     fn default() -> Self {
         Learned { model: Model::default(), source: "the default".to_owned() }
+    }
+}
+
+impl Learned {
+    /// Says in the log what was learned and what follows from it on `size` ranks.
+    pub(super) fn explain(&self, size: usize, segments: Segments) {
+        tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
+        for len_bytes in [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 100_000_000] {
+            let times: Vec<String> = Algorithm::ALL
+                .map(|algorithm| predict(&self.model, algorithm, len_bytes, size, segments))
+                .iter()
+                .map(|of| format!("{} {:.0} us", of.algorithm, of.time_us))
+                .collect();
+            let chosen = choose(&self.model, len_bytes, size, segments);
+            tracing::debug!(
+                "{len_bytes} bytes: {} in segments of {}, the least of {}",
+                chosen.algorithm,
+                chosen.segment_bytes,
+                times.join(", ")
+            );
+        }
     }
 }
 

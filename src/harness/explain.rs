@@ -17,6 +17,8 @@ use crate::harness::size::format_size;
 pub struct Explanation {
     /// Ranks.
     pub ranks: usize,
+    /// Whether all ranks share one host's memory: then `auto` sums there, and what is predicted is for ranks that do not.
+    pub shared_memory: bool,
     /// Where the model is from.
     pub source: String,
     /// Its numbers.
@@ -54,9 +56,11 @@ pub fn run(sizes: &[usize]) -> Result<Option<Explanation>> {
     let engine = connect(&Config::from_env()?)?;
     let (learned, segments) =
         engine.collective("bench --explain", |host: &mut Host, _| Ok((host.learned().clone(), host.segments())))?;
+    let one_host = engine.collective("bench --explain", |host: &mut Host, _| Ok(host.is_one_host()))?;
     Ok((engine.rank() == 0).then(|| Explanation {
         ranks: engine.size(),
         source: learned.source,
+        shared_memory: one_host,
         model: learned.model,
         sizes: sizes.iter().map(|bytes| choice(&learned.model, *bytes, engine.size(), segments)).collect(),
     }))
@@ -112,6 +116,11 @@ impl Explanation {
         ] {
             writeln!(text, "  {name:24}{value}").expect("a string takes every text");
         }
+        if self.shared_memory && self.ranks > 1 {
+            text.push_str(
+                "all ranks share one host's memory: auto sums there and sends no message, whatever is predicted\n",
+            );
+        }
         text
     }
 }
@@ -136,6 +145,7 @@ mod tests {
         let model = Model::default();
         let explanation = Explanation {
             ranks: 8,
+            shared_memory: false,
             source: "the default".to_owned(),
             model,
             sizes: vec![choice(&model, 4, 8, segments), choice(&model, 25_000_000, 8, segments)],
