@@ -47,6 +47,7 @@ mod tree;
 
 pub use choose::choose;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
+pub(crate) use run::Idle;
 pub use run::Runner;
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a row.

@@ -331,7 +331,7 @@ impl Cells {
 
 /// Waiting that leaves the cores to those who compute: a few yields, then sleeps that grow.
 #[derive(Default)]
-struct Idle {
+pub(crate) struct Idle {
     rounds: u32,
     looked: Option<Instant>,
     waited: Duration,
@@ -339,7 +339,7 @@ struct Idle {
 
 impl Idle {
     /// Waits a little; an error with the time waited if `limit` is over.
-    fn wait(&mut self, limit: Duration) -> Result<(), Duration> {
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<(), Duration> {
         const YIELDS: u32 = 30;
         const LONGEST_US: u64 = 250;
         /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.

@@ -8,10 +8,12 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::buffer::Buffer;
 use crate::collective::Parts;
 use crate::communicator::Host;
+use crate::compress::Compression;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::optim::Optimizer;
 use crate::progress::{Engine, Job, Launch, Topic};
+use crate::store::compressed::{CompressedPush, Compressor};
 use crate::store::update::{Update, Updates};
 use crate::store::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut};
@@ -22,11 +24,12 @@ pub struct Allreduce {
     store: u32,
     slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
     updates: Arc<Updates>,
+    compressor: Compressor,
 }
 
 /// A key's value on this rank.
-struct Slot {
-    entry: Entry,
+pub(super) struct Slot {
+    pub(super) entry: Entry,
     state: Mutex<SlotState>,
     changed: Condvar,
 }
@@ -45,7 +48,7 @@ impl Allreduce {
     /// A new store over the engine's ranks. Ranks must create their stores in one order.
     pub fn new(engine: Arc<Engine>) -> Self {
         let store = engine.next_store();
-        Allreduce { engine, store, slots: RwLock::default(), updates: Arc::default() }
+        Allreduce { engine, store, slots: RwLock::default(), updates: Arc::default(), compressor: Compressor::default() }
     }
 
     fn slot(&self, entry: &Entry) -> Result<Arc<Slot>> {
@@ -84,7 +87,7 @@ impl Slot {
         }
     }
 
-    fn settle(&self, value: Arc<Buffer>) {
+    pub(super) fn settle(&self, value: Arc<Buffer>) {
         let mut state = self.state.lock();
         state.value = Some(value);
         state.done += 1;
@@ -92,12 +95,12 @@ impl Slot {
         self.changed.notify_all();
     }
 
-    fn fail(&self, fault: &Error) {
+    pub(super) fn fail(&self, fault: &Error) {
         self.state.lock().fault.get_or_insert_with(|| fault.clone());
         self.changed.notify_all();
     }
 
-    fn take_value(&self) -> Option<Arc<Buffer>> {
+    pub(super) fn take_value(&self) -> Option<Arc<Buffer>> {
         self.state.lock().value.take()
     }
 }
@@ -138,6 +141,11 @@ impl Backend for Allreduce {
         let update = self.updates.present();
         update.check(entry)?;
         let terms = terms(entry, &update);
+        if let Some(coding) = self.compressor.coding(entry, self.rank())? {
+            let terms = format!("{terms} compressed by {}", coding.compression);
+            let job = CompressedPush::new(&slot, gradient, outs, update, &self.updates, coding);
+            return self.submit(&slot, "push", terms, 0, Box::new(job));
+        }
         let job = Push {
             slot: Arc::clone(&slot),
             gradient: Some(gradient),
@@ -181,6 +189,11 @@ impl Backend for Allreduce {
         Ok(())
     }
 
+    fn set_compression(&self, compression: &Compression) -> Result<()> {
+        self.compressor.set(compression);
+        Ok(())
+    }
+
     fn states(&self) -> Result<SavedStates> {
         self.wait_all()?;
         self.updates.states()
@@ -188,6 +201,7 @@ impl Backend for Allreduce {
 
     fn set_states(&self, states: SavedStates) -> Result<()> {
         self.wait_all()?;
+        self.compressor.forget();
         self.updates.set_states(states)
     }
 

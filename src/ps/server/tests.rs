@@ -21,7 +21,7 @@ fn init(rank: usize, values: &[f32]) -> (Request, Message) {
 }
 
 fn push(round: u64, value: f32, reply: u64) -> (Request, Message) {
-    (Request::Push { place: place(), round, optimizer: 0, reply: Some(reply) }, message(&[value, 0.1 * value]))
+    (Request::Push { place: place(), round, optimizer: 0, compression: None, reply: Some(reply) }, message(&[value, 0.1 * value]))
 }
 
 /// What a server answers, by rank and reply, and nothing else.
@@ -83,7 +83,7 @@ proptest! {
         answers(&mut server, vec![(0, init(0, &[1.0, 2.0])), (1, init(1, &[1.0, 2.0]))]);
         let place = place();
         let request = match which {
-            0 => Request::Push { place, round, optimizer, reply: None },
+            0 => Request::Push { place, round, optimizer, compression: None, reply: None },
             1 => Request::PushRows { place, round, optimizer, count },
             2 => Request::Pull { place, rounds: round, want: Want::Rows, reply: 1 },
             3 => Request::WhoIsMissing { place, rounds: round, reply: 1 },
@@ -109,9 +109,9 @@ fn a_rank_that_pushes_twice_does_not_stand_in_for_another() {
 fn what_does_not_fit_is_dropped_and_changes_nothing() {
     let mut server = Server::new(1, true);
     answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);
-    let wrong = Request::Push { place: place(), round: 1, optimizer: 0, reply: None };
+    let wrong = Request::Push { place: place(), round: 1, optimizer: 0, compression: None, reply: None };
     assert!(matches!(&server.handle(0, wrong, message(&[1.0]))[..], [Output::Dropped(_)]));
-    let unknown = Request::Push { place: place(), round: 1, optimizer: 3, reply: None };
+    let unknown = Request::Push { place: place(), round: 1, optimizer: 3, compression: None, reply: None };
     assert!(matches!(&server.handle(0, unknown, message(&[1.0, 1.0]))[..], [Output::Dropped(_)]));
     let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
     assert_eq!(answers(&mut server, vec![(0, (pull, Message::new()))])[&(0, 1)], message(&[4.0, 2.0]).to_vec());
@@ -123,7 +123,7 @@ fn ranks_that_push_with_different_optimizers_are_told_apart() {
     answers(&mut server, vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1))]);
     let set = Request::SetOptimizer { version: 1, oldest: 1, optimizer: Optimizer::sgd(0.5) };
     assert!(server.handle(1, set, Message::new()).is_empty());
-    let push = Request::Push { place: place(), round: 1, optimizer: 1, reply: None };
+    let push = Request::Push { place: place(), round: 1, optimizer: 1, compression: None, reply: None };
     let outputs = server.handle(1, push, message(&[1.0, 1.0]));
     assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
 }
