@@ -10,13 +10,14 @@ const BASE: &[&str] = &["error", "key", "kind", "dtype", "buffer", "tensor", "sp
 const LAYERS: &[(&str, &[&str])] = &[
     ("transport", &[]),
     ("collective", &["transport"]),
-    ("communicator", &["transport", "collective"]),
+    ("compress", &[]),
+    ("communicator", &["transport", "collective", "compress"]),
     ("progress", &["transport", "collective", "communicator"]),
     ("optim", &[]),
-    ("ps", &["transport", "optim"]),
-    ("store", &["transport", "collective", "communicator", "progress", "optim", "ps"]),
-    ("harness", &["transport", "collective", "communicator", "progress", "optim", "ps", "store"]),
-    ("cli", &["transport", "collective", "communicator", "progress", "optim", "ps", "store", "harness"]),
+    ("ps", &["transport", "compress", "optim"]),
+    ("store", &["transport", "collective", "compress", "communicator", "progress", "optim", "ps"]),
+    ("harness", &["transport", "collective", "compress", "communicator", "progress", "optim", "ps", "store"]),
+    ("cli", &["transport", "collective", "compress", "communicator", "progress", "optim", "ps", "store", "harness"]),
 ];
 
 /// The files that may hold `unsafe`.
@@ -25,6 +26,9 @@ const UNSAFE: &[&str] = &[
     "src/buffer/mod.rs",
     "src/buffer/region.rs",
     "src/collective/run.rs",
+    "src/communicator/compressed.rs",
+    "src/compress/avx2.rs",
+    "src/compress/avx512.rs",
     "src/collective/run_tests.rs",
     "src/communicator/host.rs",
     "src/progress/comm.rs",
