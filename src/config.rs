@@ -163,6 +163,12 @@ pub fn launcher_local_size() -> Option<usize> {
     ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
 }
 
+/// This process's place among those of this host, as far as its launcher says.
+pub fn launcher_local_rank() -> Option<usize> {
+    let names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"];
+    names.into_iter().find_map(|name| text(name)?.parse().ok())
+}
+
 /// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull launch` says it.
 pub fn local_workers() -> usize {
     let told = text("RINGPULL_LOCAL_WORKERS").and_then(|count| count.parse().ok());
