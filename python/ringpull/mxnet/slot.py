@@ -10,6 +10,7 @@ import ctypes
 from typing import Any
 
 import mxnet
+import numpy
 from mxnet.base import _LIB, check_call
 
 from .. import _native
@@ -29,7 +30,7 @@ _DTYPES = {
 
 def dtype_name(array: Any) -> str:
     """The store's name of an array's element type, or MXNet's where no store has it."""
-    name = mxnet.base.py_str(mxnet.nd.ndarray.np.dtype(array.dtype).name)
+    name = numpy.dtype(array.dtype).name
     return _DTYPES.get(name, name)
 
 
