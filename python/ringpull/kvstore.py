@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, Union
+from typing import Any, Protocol, Union, cast
 
 from . import _native
 from .errors import ArgumentError
@@ -179,7 +179,7 @@ class KVStore:
             return
         single = not isinstance(out, (list, tuple))
         for one_out, ids in [(out, row_ids)] if single else zip(out, row_ids, strict=True):
-            self._native.pull_rows(key, [int(row) for row in ids], one_out, priority)
+            self._native.pull_rows(cast(Key, key), [int(row) for row in ids], one_out, priority)
 
     # What a gradient does to a value.
 

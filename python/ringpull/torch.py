@@ -58,7 +58,8 @@ def ddp_hook(store: KVStore) -> Callable[[Any, Any], torch.futures.Future[torch.
     waiter = _Waiter()
     known: set[str] = set()
 
-    def hook(_state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    # DistributedDataParallel compares annotations, if there are any, with its own classes.
+    def hook(_state, bucket):  # type: ignore[no-untyped-def]
         buffer = bucket.buffer()
         # DistributedDataParallel divides its buckets anew after the first step.
         key = f"bucket.{bucket.index()}.{buffer.numel()}"

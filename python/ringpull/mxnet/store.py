@@ -31,16 +31,18 @@ from .slot import Slot, dtype_name
 __all__ = ["MXNetKVStore", "as_mxnet_error"]
 
 
-@functools.cache
-def _mxnet_class(kind: type[KVStoreError]) -> type[KVStoreError]:
-    return type(kind.__name__, (kind, MXNetError), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+_mxnet_classes: dict[str, type[KVStoreError]] = {}
 
 
 def as_mxnet_error(error: KVStoreError) -> KVStoreError:
     """The same error, which ``except MXNetError`` catches too."""
     if isinstance(error, MXNetError):
         return error
-    raised = _mxnet_class(type(error))(*error.args)
+    kind = type(error)
+    if kind.__name__ not in _mxnet_classes:
+        names = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+        _mxnet_classes[kind.__name__] = type(kind.__name__, (kind, MXNetError), names)
+    raised: KVStoreError = _mxnet_classes[kind.__name__](*error.args)
     raised.__dict__.update(error.__dict__)
     return raised
 
@@ -59,7 +61,7 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class MXNetKVStore(mxnet.kvstore.KVStore):
+class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no types
     """A store of ringpull with the methods of ``mxnet.kvstore.KVStore``. Made by ``mx.kv.create``."""
 
     kind = "local"
