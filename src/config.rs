@@ -169,6 +169,11 @@ pub fn launcher_local_rank() -> Option<usize> {
     names.into_iter().find_map(|name| text(name)?.parse().ok())
 }
 
+/// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different ones.
+pub fn shared_memory() -> bool {
+    text("RINGPULL_SHARED_MEMORY").is_none_or(|value| value != "0")
+}
+
 /// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull launch` says it.
 pub fn local_workers() -> usize {
     let told = text("RINGPULL_LOCAL_WORKERS").and_then(|count| count.parse().ok());

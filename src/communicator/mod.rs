@@ -1,6 +1,14 @@
 //! What a store asks of a set of ranks: allreduce, broadcast, allgather. [`Host`] does them on host memory, by plans
 //! over a transport or by the MPI library's own allreduce.
+//!
+//! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
+//! hosts.
 
+mod hierarchy;
 mod host;
+mod node;
+mod placement;
+#[cfg(test)]
+mod sharing_tests;
 
 pub use host::{Choice, Host};

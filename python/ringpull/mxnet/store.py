@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import mxnet
 import numpy
@@ -36,12 +36,12 @@ _mxnet_classes: dict[str, type[KVStoreError]] = {}
 
 def as_mxnet_error(error: KVStoreError) -> KVStoreError:
     """The same error, which ``except MXNetError`` catches too."""
-    if isinstance(error, MXNetError):
+    if issubclass(type(error), MXNetError):
         return error
     kind = type(error)
     if kind.__name__ not in _mxnet_classes:
         names = {"__doc__": kind.__doc__, "__module__": kind.__module__}
-        _mxnet_classes[kind.__name__] = type(kind.__name__, (kind, MXNetError), names)
+        _mxnet_classes[kind.__name__] = cast("type[KVStoreError]", type(kind.__name__, (kind, MXNetError), names))
     raised: KVStoreError = _mxnet_classes[kind.__name__](*error.args)
     raised.__dict__.update(error.__dict__)
     return raised

@@ -1,15 +1,23 @@
 //! Memory of a tensor: owned and aligned, or somebody else's with its owner kept alive.
+//!
+//! Where a host has several ranks, large owned buffers come from the process's `arena`, which the other ranks map.
 #![allow(unsafe_code)]
+
+pub mod arena;
+pub mod region;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::ptr::NonNull;
+
+use self::arena::Arena;
 
 /// Alignment of owned memory: a cache line, enough for every element type and SIMD load.
 const ALIGNMENT: usize = 64;
 
 enum Owner {
     Heap(Layout),
+    Shared(&'static Arena),
     Foreign(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
     Nobody,
 }
@@ -31,6 +39,10 @@ impl Buffer {
     pub fn zeroed(len_bytes: usize) -> Self {
         if len_bytes == 0 {
             return Buffer { start: NonNull::<u64>::dangling().cast(), len_bytes, owner: Owner::Nobody };
+        }
+        let arena = if len_bytes >= arena::LEAST_BYTES { arena::for_buffers() } else { None };
+        if let Some((arena, start)) = arena.and_then(|arena| Some((arena, arena.allocate(len_bytes)?))) {
+            return Buffer { start, len_bytes, owner: Owner::Shared(arena) };
         }
         let layout = Layout::from_size_align(len_bytes, ALIGNMENT).expect("a tensor is smaller than the address space");
         // SAFETY: the layout has a size other than zero.
@@ -74,9 +86,11 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Owner::Heap(layout) = self.owner {
+        match self.owner {
             // SAFETY: `start` came from `alloc_zeroed` with this layout, and is freed once.
-            unsafe { dealloc(self.start.as_ptr(), layout) }
+            Owner::Heap(layout) => unsafe { dealloc(self.start.as_ptr(), layout) },
+            Owner::Shared(arena) => arena.free(self.start, self.len_bytes),
+            Owner::Foreign(_) | Owner::Nobody => {}
         }
     }
 }
