@@ -50,7 +50,7 @@ names = {
 for (dtype, shape, stype), name in names.items():
     first = mx.nd.ones(shape, dtype=dtype)
     store.init(name, first.tostype("row_sparse") if stype == "r" else first)
-store.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE))
+store.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE, multi_precision=True))
 random = np.random.RandomState(rank)
 for (dtype, shape, stype), name in names.items():
     for repeat in range(1, 4):
@@ -101,5 +101,33 @@ if kind == "dist_sync_mpi":
             raise SystemExit("a distributed store was reset")
         except RuntimeError as error:
             assert "reset" in str(error)
+    # What a trainer asks for and may not have with a distributed store; row-sparse weights; unnormalised sums.
+    for stype, grad_stype, on_store, expected in (
+        ("default", "default", None, True),
+        ("default", "default", False, False),
+        ("default", "row_sparse", None, True),
+        ("default", "row_sparse", False, ValueError),
+        ("row_sparse", "row_sparse", None, True),
+        ("row_sparse", "row_sparse", False, ValueError),
+    ):
+        parameters = mx.gluon.ParameterDict()
+        parameters.get("x", shape=(10, 1), stype=stype, grad_stype=grad_stype)
+        parameters.initialize(ctx=[mx.cpu(0), mx.cpu(1)], init="zeros")
+        trainer = mx.gluon.Trainer(parameters, "sgd", {}, kvstore=mx.kv.create(kind), update_on_kvstore=on_store)
+        try:
+            trainer._init_kvstore()
+            assert trainer._update_on_kvstore is expected
+        except ValueError:
+            assert expected is ValueError
+    for stype in ("default", "row_sparse"):
+        x = mx.gluon.Parameter("x", shape=(2, 10), stype=stype, grad_stype=stype)
+        x.initialize(init="ones")
+        trainer = mx.gluon.Trainer([x], "sgd", {"learning_rate": 1.0}, kvstore=mx.kv.create(kind))
+        rows = mx.nd.arange(0, 2)
+        with mx.autograd.record():
+            y = (rank + 1) * (x.row_sparse_data(rows) if stype == "row_sparse" else x.data())
+            y.backward()
+        trainer.step(1)
+        holds(x.row_sparse_data(rows) if stype == "row_sparse" else x.data(), 1 - total)
 store._barrier()
 print(f"rank {rank} of {ranks} is done", flush=True)
