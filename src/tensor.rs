@@ -272,6 +272,11 @@ impl TensorMut {
         snapshot(&self.content.data)
     }
 
+    /// Whether the memory is somebody else's, so that a snapshot is a copy.
+    pub fn is_foreign(&self) -> bool {
+        self.content.data.is_foreign()
+    }
+
     /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
     pub fn abandon(self, fault: Error) {
         std::mem::forget(Arc::clone(&self.content.data));
@@ -336,7 +341,8 @@ mod tests {
     #[test]
     fn a_watched_tensor_tells_its_fault_when_nobody_holds_it_any_more() {
         let (told, heard) = std::sync::mpsc::channel();
-        let tensor = Tensor::watched(DType::F32, &[1], Buffer::zeroed(4), Box::new(move |fault| told.send(fault).unwrap()));
+        let tensor =
+            Tensor::watched(DType::F32, &[1], Buffer::zeroed(4), Box::new(move |fault| told.send(fault).unwrap()));
         let (handle, guard, fault) = (tensor.clone(), tensor.write(), Error::argument("x", "y"));
         drop(tensor);
         assert_eq!(handle.read_within(Duration::ZERO).unwrap().map(drop), None);

@@ -239,6 +239,7 @@ class KVStore:
     def close(self) -> None:
         """Leaves the job; done at the end of the program for every store. Later calls raise."""
         self._native.close()
+        _open_stores.discard(self)
 
     def __enter__(self) -> KVStore:
         return self

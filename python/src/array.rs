@@ -84,7 +84,8 @@ impl Array {
             (*view).readonly = c_int::from(!this.writable);
             (*view).itemsize = size;
             (*view).ndim = layout.shape.len() as c_int;
-            (*view).format = if flags & ffi::PyBUF_FORMAT == 0 { std::ptr::null_mut() } else { layout.format.as_ptr().cast_mut() };
+            (*view).format =
+                if flags & ffi::PyBUF_FORMAT == 0 { std::ptr::null_mut() } else { layout.format.as_ptr().cast_mut() };
             (*view).shape = layout.shape.as_mut_ptr();
             (*view).strides = layout.strides.as_mut_ptr();
             (*view).suboffsets = std::ptr::null_mut();

@@ -133,16 +133,19 @@ impl Foreign {
     fn by_buffer(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Self> {
         let py = object.py();
         let mut view = Box::new(ffi::Py_buffer::new());
-        let flags = ffi::PyBUF_FORMAT
-            | ffi::PyBUF_STRIDES
-            | if access == Access::Write { ffi::PyBUF_WRITABLE } else { 0 };
+        let flags =
+            ffi::PyBUF_FORMAT | ffi::PyBUF_STRIDES | if access == Access::Write { ffi::PyBUF_WRITABLE } else { 0 };
         // SAFETY: the view is a valid place for the answer.
         if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } != 0 {
             let cause = PyErr::fetch(py);
             let error = argument(
                 py,
                 format!("the memory of a {} cannot be used: {}", object.get_type().name()?, cause.value(py)),
-                if access == Access::Write { "give a writable array for an output" } else { "give an array of numbers" },
+                if access == Access::Write {
+                    "give a writable array for an output"
+                } else {
+                    "give an array of numbers"
+                },
             );
             error.set_cause(py, Some(cause));
             return Err(error);

@@ -103,7 +103,13 @@ impl Store {
     }
 
     /// Copies the values: they may be changed as soon as it returns.
-    fn push(&self, py: Python<'_>, key: &Bound<'_, PyAny>, values: Vec<Bound<'_, PyAny>>, priority: i32) -> PyResult<()> {
+    fn push(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        values: Vec<Bound<'_, PyAny>>,
+        priority: i32,
+    ) -> PyResult<()> {
         let key = key_of(key)?;
         let tensors = values
             .iter()
@@ -233,7 +239,14 @@ impl Store {
     }
 
     /// Raises what `operation` on `key` would raise for a value of that shape and dtype, and does nothing.
-    fn check(&self, py: Python<'_>, key: &Bound<'_, PyAny>, operation: &str, shape: Vec<usize>, dtype: &str) -> PyResult<()> {
+    fn check(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        operation: &str,
+        shape: Vec<usize>,
+        dtype: &str,
+    ) -> PyResult<()> {
         let key = key_of(key)?;
         let dtype: DType = dtype.parse().map_err(|error| raise(py, &error))?;
         self.open(py)?.check(key, operation, &shape, dtype).map_err(|error| raise(py, &error))
@@ -269,8 +282,12 @@ fn calling(function: Py<PyAny>) -> Updater {
             let stored = Py::new(py, Array::writing(stored)?).map_err(raised)?;
             let received = Array::reading(received)?;
             let name = match key {
-                Key::Int(number) => number.into_pyobject(py).map(|key| key.into_any().unbind()).map_err(|e| raised(e.into()))?,
-                Key::Str(name) => name.as_ref().into_pyobject(py).map(|key| key.into_any().unbind()).map_err(|e| raised(e.into()))?,
+                Key::Int(number) => {
+                    number.into_pyobject(py).map(|key| key.into_any().unbind()).map_err(|e| raised(e.into()))?
+                }
+                Key::Str(name) => {
+                    name.as_ref().into_pyobject(py).map(|key| key.into_any().unbind()).map_err(|e| raised(e.into()))?
+                }
             };
             function.call1(py, (name, received, stored.clone_ref(py))).map_err(raised)?;
             Ok(stored)
