@@ -1,5 +1,6 @@
 """The plain API in jobs of several ranks, and what goes wrong in them."""
 
+import json
 import re
 
 import pytest
@@ -51,3 +52,9 @@ def test_servers_that_merge_nothing_need_an_optimizer():
     assert len(re.findall(r"got ArgumentError", output)) == 2, output
 
 
+
+
+def test_the_bench_prints_what_it_has_checked():
+    status, output = mpi(2, "-m", "ringpull.bench", "--lens", "1000,7", "--iters", 3)
+    (record,) = json.loads(output[output.index("[") : output.rindex("]") + 1])
+    assert status == 0 and record["verified"] and len(record["seconds"]) == 3, output
