@@ -84,7 +84,7 @@ fn unsafe_code_stays_in_the_files_that_are_named_here() {
 #[test]
 fn every_source_file_is_ascii_and_short() {
     let mut wrong = Vec::new();
-    for file in ["src", "tests", "examples", "benches"].iter().flat_map(|folder| sources(folder)) {
+    for file in ["src", "tests", "examples", "benches", "python"].iter().flat_map(|folder| sources(folder)) {
         let text = fs::read_to_string(&file).unwrap();
         if !text.is_ascii() {
             wrong.push(format!("{} is not ASCII", file.display()));
