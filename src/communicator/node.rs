@@ -2,9 +2,9 @@
 //!
 //! Where every rank's buffer lies in its arena (`buffer::arena`), nothing is copied: each rank takes an equal share of
 //! the elements, reads them from all buffers, sums them in the order of the seats and stores the sum to all buffers. Every byte
-//! is read once and written once, and ranks meet twice.
+//! is read once and written once, and ranks meet twice. Who is done helps those who wait for a core.
 //!
-//! A buffer elsewhere, such as an array of NumPy's, goes through the window in pieces. While piece `t` is copied in,
+//! A buffer elsewhere, such as an array of `NumPy`'s, goes through the window in pieces. While piece `t` is copied in,
 //! piece `t-1` is summed, each rank its share, and the sums of piece `t-2` are copied out:
 //!
 //! ```text
@@ -34,6 +34,8 @@ use crate::transport::window::{Absence, SHORT_BYTES, SLOT_BYTES, Window};
 /// Shares of a piece begin on a line of the cache, those of a whole buffer on a page.
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
+/// A share is taken in pieces of so many bytes.
+const TAKEN_BYTES: usize = 512 << 10;
 /// What all ranks of a host together read of a short buffer before it is quicker to share the work.
 const SHORT_TOTAL_BYTES: usize = 64 << 10;
 
@@ -199,6 +201,7 @@ impl Node {
         }
         self.moved_bytes += data.len() as u64;
         let is_shared = self.show(data);
+        self.window.offer();
         if !is_shared {
             self.copy_in(data.as_ptr(), 0..data.len().min(SLOT_BYTES), 0);
         }
@@ -206,8 +209,7 @@ impl Node {
         let buffers = self.buffers(data);
         let (seat, seats) = (self.seat(), self.window.seats());
         if buffers.all_shared() {
-            let share = share_of(0..buffers.len_bytes, PAGE_BYTES, seat, seats);
-            self.sum(dtype, &buffers, share, None, keepers);
+            self.sum_where_they_are(dtype, &buffers, keepers);
             return self.meet(patience);
         }
         let kept = match keepers {
@@ -237,6 +239,19 @@ impl Node {
         Ok(())
     }
 
+    /// Sums this rank's share of buffers that lie in arenas, then what ranks that did not get a core have left of theirs.
+    fn sum_where_they_are(&self, dtype: DType, buffers: &Buffers, keepers: Keepers) {
+        let (seat, seats) = (self.seat(), self.window.seats());
+        for owner in (seat..seats).chain(0..seat) {
+            let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, seats);
+            let pieces = share.len().div_ceil(TAKEN_BYTES);
+            while let Some(piece) = self.window.take(owner, pieces) {
+                let start = share.start + piece * TAKEN_BYTES;
+                self.sum(dtype, buffers, start..(start + TAKEN_BYTES).min(share.end), None, keepers);
+            }
+        }
+    }
+
     /// Sums `range` of all buffers for those who keep it; what is in no arena stands in the slots of piece `turn`.
     fn sum(&self, dtype: DType, buffers: &Buffers, range: Range<usize>, turn: Option<usize>, keepers: Keepers) {
         let seats = self.window.seats();
@@ -258,7 +273,7 @@ impl Node {
             {
                 outputs.push(self.window.sums(turn).wrapping_add(range.start - slot_start));
             }
-            // SAFETY: the range is this seat's share: nobody else touches it between two meetings. It is within every
+            // SAFETY: this seat alone has taken the range: nobody else touches it between two meetings. It is within every
             // buffer, slot and place; outputs are inputs, or the place for sums, which is no input.
             unsafe { reduce::sum_shared(dtype, &inputs, &outputs, range.len()) };
         };

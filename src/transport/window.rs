@@ -32,10 +32,12 @@ const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
 const SLEEPERS: usize = 2 * LINE_BYTES;
 const SEATS: usize = 4 * LINE_BYTES;
-/// Within a seat: how many meetings it came to, how often it got on with something, what it shows.
+/// Within a seat: how many meetings it came to, how often it got on with something, what it shows, and how many pieces of
+/// its work are taken.
 const MET: usize = 0;
 const BEATS: usize = 4;
 const SHOWN: usize = 8;
+const TAKEN: usize = 16;
 
 /// How often a core is given away before its owner sleeps.
 const YIELDS: u32 = 64;
@@ -130,6 +132,17 @@ impl Window {
         self.shown(seat).load(Ordering::Relaxed)
     }
 
+    /// Offers this seat's work anew, to be taken after the next meeting by anybody, and all of it before the one after.
+    pub fn offer(&self) {
+        self.taken(self.seat).store(0, Ordering::Relaxed);
+    }
+
+    /// The next piece of a seat's work that nobody has taken, if there are `pieces`.
+    pub fn take(&self, seat: usize, pieces: usize) -> Option<usize> {
+        let piece = self.taken(seat).fetch_add(1, Ordering::Relaxed) as usize;
+        (piece < pieces).then_some(piece)
+    }
+
     /// Lets those who wait know that this rank gets on with what they wait for.
     pub fn beat(&self) {
         self.number(SEATS + self.seat * LINE_BYTES + BEATS).fetch_add(1, Ordering::Relaxed);
@@ -201,6 +214,10 @@ impl Window {
 
     fn met(&self, seat: usize) -> &AtomicU32 {
         self.number(SEATS + seat * LINE_BYTES + MET)
+    }
+
+    fn taken(&self, seat: usize) -> &AtomicU32 {
+        self.number(SEATS + seat * LINE_BYTES + TAKEN)
     }
 
     fn shown(&self, seat: usize) -> &AtomicU64 {
