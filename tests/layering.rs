@@ -29,6 +29,7 @@ const UNSAFE: &[&str] = &[
     "src/communicator/host.rs",
     "src/progress/comm.rs",
     "src/communicator/node.rs",
+    "src/communicator/sharing_tests.rs",
     "src/progress/process.rs",
     "src/reduce/mod.rs",
     "src/reduce/portable.rs",
