@@ -2,12 +2,13 @@
 //! over a transport or by the MPI library's own allreduce.
 //!
 //! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
-//! hosts.
+//! hosts; `racks` knows where hosts stand.
 
 mod hierarchy;
 mod host;
 mod node;
 mod placement;
+mod racks;
 #[cfg(test)]
 mod sharing_tests;
 

@@ -80,11 +80,7 @@ impl Inproc {
             return Err(Error::Protocol {
                 rank: self.rank,
                 peer: format!("rank {peer}"),
-                what: format!(
-                    "{} bytes of operation {stamp} where {} bytes were due",
-                    data.len(),
-                    posted.into.len()
-                ),
+                what: format!("{} bytes of operation {stamp} where {} bytes were due", data.len(), posted.into.len()),
                 remedy: "every rank must run the same operations with the same settings".to_owned(),
             });
         }
