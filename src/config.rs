@@ -174,6 +174,12 @@ pub fn shared_memory() -> bool {
     text("RINGPULL_SHARED_MEMORY").is_none_or(|value| value != "0")
 }
 
+/// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above it.
+pub fn rack() -> Option<String> {
+    let switches = || Some(text("SLURM_TOPOLOGY_ADDR")?.rsplit_once('.')?.0.to_owned());
+    text("RINGPULL_RACK").or_else(switches)
+}
+
 /// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull launch` says it.
 pub fn local_workers() -> usize {
     let told = text("RINGPULL_LOCAL_WORKERS").and_then(|count| count.parse().ok());

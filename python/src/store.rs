@@ -6,6 +6,7 @@ use std::sync::{Arc, RwLock};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString};
+use ringpull::compress::Compression;
 use ringpull::optim::Optimizer;
 use ringpull::sparse::RowSparse;
 use ringpull::store::{self, Capability, KvStore, Updater};
@@ -218,8 +219,10 @@ impl Store {
 
     /// MXNet's parameters as pairs of words, the `type` first.
     fn set_gradient_compression(&self, py: Python<'_>, params: Vec<(String, String)>) -> PyResult<()> {
-        let words: Vec<String> = params.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
-        self.with(py, |store| store.set_gradient_compression(&words.join(",")))
+        self.with(py, |store| {
+            let pairs = params.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+            store.set_gradient_compression(&Compression::from_params(pairs)?)
+        })
     }
 
     fn save_optimizer_states(&self, py: Python<'_>, path: PathBuf, dump_optimizer: bool) -> PyResult<()> {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::buffer::Buffer;
-use crate::collective::{self, Algorithm, Parts, Runner, Ticket};
+use crate::collective::{self, Algorithm, Parts, Plan, Runner, Ticket};
 use crate::communicator::compressed;
-use crate::communicator::hierarchy;
+use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
 use crate::compress::{Compression, Feedback};
@@ -114,6 +114,10 @@ impl Host {
         stamp: Stamp,
         priority: i32,
     ) -> Result<Option<Ticket>> {
+        if let Some(plan) = self.plan_in_racks(self.choice, dtype, data.len()) {
+            // SAFETY: as the caller promises.
+            return Ok(Some(unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) }));
+        }
         let algorithm = match self.choice {
             Choice::Auto if !self.placement.has_neighbours() => collective::choose(data.len(), self.size()),
             Choice::Plan(algorithm) => algorithm,
@@ -160,6 +164,9 @@ impl Host {
 
     /// As [`allreduce`](Self::allreduce), by the given way.
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        if let Some(plan) = self.plan_in_racks(choice, dtype, data.len()) {
+            return self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
+        }
         let algorithm = match choice {
             Choice::Auto if self.placement.has_neighbours() => return self.allreduce_by_host(dtype, data, stamp),
             Choice::Auto => collective::choose(data.len(), self.size()),
@@ -250,14 +257,21 @@ impl Host {
 
     /// By shared memory within hosts, and by a plan between them.
     fn allreduce_by_host(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        let patience = Patience { stop: &self.stop, limit: self.runner.limit };
+        let patience = Patience { stamp, stop: &self.stop, limit: self.runner.limit };
         if self.placement.is_one_host()
             && let Some(node) = &mut self.placement.node
         {
             return node.allreduce(dtype, data, patience);
         }
-        let places = (self.placement.hosts.as_slice(), self.placement.node.as_mut());
-        hierarchy::allreduce(places, (&mut *self.transport, &mut self.runner), dtype, data, stamp, patience)
+        let hosts = Hosts { ranks: &self.placement.hosts, racks: self.placement.racks.as_ref() };
+        let node = self.placement.node.as_mut();
+        hierarchy::allreduce((hosts, node), (&mut *self.transport, &mut self.runner), dtype, data, patience)
+    }
+
+    /// The plan of `auto` where hosts of one rank stand in two racks.
+    fn plan_in_racks(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<Plan> {
+        let is_asked = choice == Choice::Auto && !self.placement.has_neighbours();
+        if is_asked { self.placement.plan_in_racks(self.rank(), len_bytes, dtype.size_bytes()) } else { None }
     }
 
     fn allreduce_natively(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {

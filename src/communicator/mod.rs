@@ -2,13 +2,14 @@
 //! over a transport or by the MPI library's own allreduce.
 //!
 //! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
-//! hosts; gradients with a codec go by `compressed`.
+//! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`.
 
 mod compressed;
 mod hierarchy;
 mod host;
 mod node;
 mod placement;
+mod racks;
 #[cfg(test)]
 mod sharing_tests;
 

@@ -62,10 +62,9 @@ impl Job {
     fn start(&self, folder: &Path, env: &[(&str, &str)]) -> Vec<Process> {
         match self.kind {
             "local" => vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))],
-            "dist_sync_mpi" => vec![Process::start(
-                "mpirun",
-                &mut self.this_binary(mpirun(self.workers), folder).envs(env.iter().copied()),
-            )],
+            "dist_sync_mpi" => {
+                vec![Process::start("mpirun", self.this_binary(mpirun(self.workers), folder).envs(env.iter().copied()))]
+            }
             _ => self.with_servers(folder),
         }
     }
