@@ -2,7 +2,8 @@
 //! ranks can read and write each other's tensors without a copy between.
 //!
 //! One region per process, as long as the machine's memory is large and almost all of it untouched. A buffer is a range
-//! of it; what is freed goes back to the system at once.
+//! of it. Of what is freed, as much is kept as is in use, for buffers of the same length: its pages, which every neighbour
+//! has mapped by then, serve the next step of a training loop. The rest goes back to the system at once.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -25,10 +26,28 @@ const MOST_BYTES: usize = 256 << 30;
 /// The range allocator over one region.
 pub struct Arena {
     region: Region,
-    /// Free ranges by their start; neighbours are merged.
-    free: Mutex<BTreeMap<usize, usize>>,
+    ranges: Mutex<Ranges>,
     /// A forked child has the same memory, but no right to free it.
     pid: u32,
+}
+
+/// What is where in the region.
+#[derive(Default)]
+struct Ranges {
+    /// Untouched ranges, which are zeros, by their start; neighbours are merged.
+    free: BTreeMap<usize, usize>,
+    /// Freed ranges with their old content, the latest last.
+    kept: Vec<Range<usize>>,
+    kept_bytes: usize,
+    used_bytes: usize,
+}
+
+/// A range given out.
+pub(super) struct Room {
+    /// Where it begins.
+    pub(super) start: NonNull<u8>,
+    /// Whether it is zeros.
+    pub(super) is_zero: bool,
 }
 
 static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
@@ -64,8 +83,8 @@ fn make() -> Option<Arena> {
 
 impl Arena {
     fn over(region: Region) -> Self {
-        let free = Mutex::new(BTreeMap::from([(0, region.len_bytes())]));
-        Arena { region, free, pid: std::process::id() }
+        let ranges = Ranges { free: BTreeMap::from([(0, region.len_bytes())]), ..Ranges::default() };
+        Arena { region, ranges: Mutex::new(ranges), pid: std::process::id() }
     }
 
     /// Where peers find it.
@@ -79,20 +98,29 @@ impl Arena {
         (offset + bytes.len() <= self.region.len_bytes()).then_some(offset)
     }
 
-    /// Zero bytes of the region, `None` if there is no room.
-    pub(super) fn allocate(&self, len_bytes: usize) -> Option<NonNull<u8>> {
+    /// A range of the region for so many bytes, `None` if there is no room.
+    pub(super) fn allocate(&self, len_bytes: usize) -> Option<Room> {
         if self.pid != std::process::id() {
             return None;
         }
         let len = len_bytes.checked_next_multiple_of(UNIT_BYTES)?;
-        let mut free = self.free.lock();
-        let (start, room) = free.iter().map(|(start, room)| (*start, *room)).find(|(_, room)| *room >= len)?;
-        free.remove(&start);
-        if room > len {
-            free.insert(start + len, room - len);
-        }
+        let mut ranges = self.ranges.lock();
+        let kept = ranges.kept.iter().rposition(|range| range.len() == len).map(|at| ranges.kept.remove(at));
+        let (start, is_zero) = if let Some(range) = kept {
+            ranges.kept_bytes -= len;
+            (range.start, false)
+        } else {
+            let untouched = ranges.take_free(len).or_else(|| {
+                let kept = std::mem::take(&mut ranges.kept);
+                ranges.kept_bytes = 0;
+                kept.into_iter().for_each(|range| self.discard(&mut ranges, range));
+                ranges.take_free(len)
+            });
+            (untouched?, true)
+        };
+        ranges.used_bytes += len;
         // SAFETY: the range is within the region.
-        Some(unsafe { self.region.start().add(start) })
+        Some(Room { start: unsafe { self.region.start().add(start) }, is_zero })
     }
 
     /// Takes back what `allocate` gave for this length.
@@ -100,14 +128,38 @@ impl Arena {
         if self.pid != std::process::id() {
             return;
         }
-        let mut range = start.as_ptr() as usize - self.region.start().as_ptr() as usize..0;
-        range.end = range.start + len_bytes.next_multiple_of(UNIT_BYTES);
+        let start = start.as_ptr() as usize - self.region.start().as_ptr() as usize;
+        let range = start..start + len_bytes.next_multiple_of(UNIT_BYTES);
+        let mut ranges = self.ranges.lock();
+        ranges.used_bytes -= range.len();
+        ranges.kept_bytes += range.len();
+        ranges.kept.push(range);
+        while ranges.kept_bytes > ranges.used_bytes {
+            let oldest = ranges.kept.remove(0);
+            ranges.kept_bytes -= oldest.len();
+            self.discard(&mut ranges, oldest);
+        }
+    }
+
+    fn discard(&self, ranges: &mut Ranges, range: Range<usize>) {
         if let Err(cause) = self.region.discard(range.start, range.len()) {
-            // Not given out again: a new buffer is zeros.
+            // Not given out again: what is free is zeros.
             tracing::debug!(%cause, "freed shared memory stays in use");
             return;
         }
-        insert(&mut self.free.lock(), range);
+        insert(&mut ranges.free, range);
+    }
+}
+
+impl Ranges {
+    /// The start of a range of `len` untouched bytes: the first that is long enough.
+    fn take_free(&mut self, len: usize) -> Option<usize> {
+        let (start, room) = self.free.iter().map(|(start, room)| (*start, *room)).find(|(_, room)| *room >= len)?;
+        self.free.remove(&start);
+        if room > len {
+            self.free.insert(start + len, room - len);
+        }
+        Some(start)
     }
 }
 
@@ -127,21 +179,43 @@ fn insert(free: &mut BTreeMap<usize, usize>, mut range: Range<usize>) {
 mod tests {
     use super::*;
 
+    fn is_zero(room: &Room, len_bytes: usize) -> bool {
+        // SAFETY: the test's own range of its own arena.
+        unsafe { std::slice::from_raw_parts(room.start.as_ptr(), len_bytes) }.iter().all(|byte| *byte == 0)
+    }
+
     #[test]
-    fn freed_ranges_merge_and_are_zeros_when_they_are_given_out_again() {
+    fn what_is_freed_while_as_much_is_in_use_serves_the_next_buffer_of_its_length() {
         let arena = Arena::over(Region::create(8 * UNIT_BYTES).unwrap());
-        let all: Vec<NonNull<u8>> = (0..4).map(|_| arena.allocate(UNIT_BYTES + 1).unwrap()).collect();
-        assert_eq!(arena.allocate(1), None);
+        let (one, other) = (arena.allocate(UNIT_BYTES).unwrap(), arena.allocate(UNIT_BYTES).unwrap());
+        assert!(one.is_zero && other.is_zero && is_zero(&one, UNIT_BYTES));
+        arena.free(one.start, UNIT_BYTES);
+        assert!(arena.allocate(2 * UNIT_BYTES).unwrap().is_zero);
+        let again = arena.allocate(UNIT_BYTES).unwrap();
+        assert!(again.start == one.start && !again.is_zero);
+    }
+
+    #[test]
+    fn the_last_buffers_ranges_merge_and_are_zeros_when_they_are_given_out_again() {
+        let arena = Arena::over(Region::create(8 * UNIT_BYTES).unwrap());
+        let all: Vec<Room> = (0..4).map(|_| arena.allocate(UNIT_BYTES + 1).unwrap()).collect();
+        assert!(arena.allocate(1).is_none());
         // SAFETY: each is a range of this arena that nobody else has.
-        all.iter().for_each(|start| unsafe { start.as_ptr().write_bytes(1, UNIT_BYTES + 1) });
+        all.iter().for_each(|room| unsafe { room.start.as_ptr().write_bytes(1, UNIT_BYTES + 1) });
         for index in [2, 0, 1, 3] {
-            arena.free(all[index], UNIT_BYTES + 1);
+            arena.free(all[index].start, UNIT_BYTES + 1);
         }
-        assert_eq!(*arena.free.lock(), BTreeMap::from([(0, 8 * UNIT_BYTES)]));
+        assert_eq!(arena.ranges.lock().free, BTreeMap::from([(0, 8 * UNIT_BYTES)]));
         let whole = arena.allocate(8 * UNIT_BYTES).unwrap();
-        // SAFETY: as above, the whole region.
-        let bytes = unsafe { std::slice::from_raw_parts(whole.as_ptr(), 8 * UNIT_BYTES) };
-        assert!(bytes.iter().all(|byte| *byte == 0));
+        assert!(whole.is_zero && is_zero(&whole, 8 * UNIT_BYTES));
+    }
+
+    #[test]
+    fn bytes_elsewhere_have_no_offset() {
+        let arena = Arena::over(Region::create(UNIT_BYTES).unwrap());
+        let room = arena.allocate(UNIT_BYTES).unwrap();
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(room.start.as_ptr(), UNIT_BYTES) };
         assert_eq!(arena.offset_of(&bytes[5..9]), Some(5));
         assert_eq!(arena.offset_of(&[0u8; 4]), None);
     }

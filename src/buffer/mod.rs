@@ -10,7 +10,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::ptr::NonNull;
 
-use self::arena::Arena;
+use self::arena::{Arena, Room};
 
 /// Alignment of owned memory: a cache line, enough for every element type and SIMD load.
 const ALIGNMENT: usize = 64;
@@ -40,9 +40,12 @@ impl Buffer {
         if len_bytes == 0 {
             return Buffer { start: NonNull::<u64>::dangling().cast(), len_bytes, owner: Owner::Nobody };
         }
-        let arena = if len_bytes >= arena::LEAST_BYTES { arena::for_buffers() } else { None };
-        if let Some((arena, start)) = arena.and_then(|arena| Some((arena, arena.allocate(len_bytes)?))) {
-            return Buffer { start, len_bytes, owner: Owner::Shared(arena) };
+        if let Some((arena, room)) = shared(len_bytes) {
+            if !room.is_zero {
+                // SAFETY: the range just given out.
+                unsafe { room.start.write_bytes(0, len_bytes) };
+            }
+            return Buffer { start: room.start, len_bytes, owner: Owner::Shared(arena) };
         }
         let layout = Layout::from_size_align(len_bytes, ALIGNMENT).expect("a tensor is smaller than the address space");
         // SAFETY: the layout has a size other than zero.
@@ -52,7 +55,10 @@ impl Buffer {
 
     /// A copy of `bytes` in memory of our own.
     pub fn copy_of(bytes: &[u8]) -> Self {
-        let mut buffer = Buffer::zeroed(bytes.len());
+        let mut buffer = match shared(bytes.len()) {
+            Some((arena, room)) => Buffer { start: room.start, len_bytes: bytes.len(), owner: Owner::Shared(arena) },
+            None => Buffer::zeroed(bytes.len()),
+        };
         buffer.bytes_mut().copy_from_slice(bytes);
         buffer
     }
@@ -82,6 +88,12 @@ impl Buffer {
         // SAFETY: `start` is valid for `len_bytes` by construction, and `&mut self` is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }
     }
+}
+
+/// A range of the arena, if there is one for a buffer of this length.
+fn shared(len_bytes: usize) -> Option<(&'static Arena, Room)> {
+    let arena = if len_bytes >= arena::LEAST_BYTES { arena::for_buffers() } else { None }?;
+    Some((arena, arena.allocate(len_bytes)?))
 }
 
 impl Drop for Buffer {

@@ -55,6 +55,7 @@ mod star;
 mod tree;
 
 pub use choose::{Prediction, Segments, choose, predict};
+pub(crate) use idle::Idle;
 pub use model::Model;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
 pub use run::{Runner, Ticket};

@@ -9,40 +9,52 @@
 //! within a host and in the plan's order between hosts: all ranks hold the same bits, which depend on the placement.
 
 use super::node::{Node, Patience};
+use super::racks::Racks;
 use crate::collective::{self, Model, Parts, Runner, Segments};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::transport::Transport;
 use crate::transport::group::Group;
-use crate::transport::{Stamp, Transport};
 
 /// A leader more is worth its messages from this share on.
 const LEAST_SHARE_BYTES: usize = 256 << 10;
 /// More flows at once out of one host only get into each other's way.
 const MOST_LEADERS: usize = 4;
 
+/// The hosts of a job.
+#[derive(Clone, Copy)]
+pub(super) struct Hosts<'a> {
+    /// The ranks of each.
+    pub(super) ranks: &'a [Vec<usize>],
+    /// The racks they stand in, if there are two.
+    pub(super) racks: Option<&'a Racks>,
+    /// What is known of the network between them.
+    pub(super) model: &'a Model,
+    /// How messages are cut.
+    pub(super) segments: Segments,
+}
+
 /// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this rank's own, if it has neighbours.
 pub(super) fn allreduce(
-    (hosts, node): (&[Vec<usize>], Option<&mut Node>),
+    (hosts, node): (Hosts, Option<&mut Node>),
     (transport, runner): (&mut dyn Transport, &mut Runner),
-    auto: (&Model, Segments),
     dtype: DType,
     data: &mut [u8],
-    stamp: Stamp,
     patience: Patience,
 ) -> Result<()> {
     let element = dtype.size_bytes();
-    let leaders = leaders(hosts, data.len());
+    let leaders = leaders(hosts.ranks, data.len());
     let shares = Parts::even(data.len() / element, leaders);
     let bounds = Parts::of((0..=leaders).map(|leader| shares.range(0..leader).end * element).collect());
     let Some(node) = node else {
         // Alone on its host: then every host has one leader, and the share is the buffer.
-        return between_hosts(hosts, 0, (transport, runner), auto, dtype, data, stamp, patience, &|| ());
+        return between_hosts(hosts, 0, (transport, runner), dtype, data, patience, &|| ());
     };
     node.reduce_scatter(dtype, data, &bounds, patience)?;
     if node.seat() < leaders {
         let share = bounds.range(node.seat()..node.seat() + 1);
         let beat = || node.beat();
-        between_hosts(hosts, node.seat(), (transport, runner), auto, dtype, &mut data[share], stamp, patience, &beat)?;
+        between_hosts(hosts, node.seat(), (transport, runner), dtype, &mut data[share], patience, &beat)?;
     }
     node.allgather(data, &bounds, patience)
 }
@@ -53,26 +65,26 @@ fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
     fewest.min(MOST_LEADERS).min(len_bytes / LEAST_SHARE_BYTES).max(1)
 }
 
-#[allow(clippy::too_many_arguments)]
 fn between_hosts(
-    hosts: &[Vec<usize>],
+    hosts: Hosts,
     leader: usize,
     (transport, runner): (&mut dyn Transport, &mut Runner),
-    (model, segments): (&Model, Segments),
     dtype: DType,
     share: &mut [u8],
-    stamp: Stamp,
     patience: Patience,
     beat: &dyn Fn(),
 ) -> Result<()> {
-    let members: Vec<usize> = hosts.iter().map(|ranks| ranks[leader]).collect();
+    let members: Vec<usize> = hosts.ranks.iter().map(|ranks| ranks[leader]).collect();
     let mut group = Group::of(transport, &members, beat);
-    let (place, size) = (group.rank(), group.size());
-    let chosen = collective::choose(model, share.len(), size, segments);
-    let plan = collective::allreduce(chosen.algorithm, place, size, share.len() / dtype.size_bytes());
-    runner.segment_bytes = chosen.segment_bytes;
-    let outcome = runner.run(&plan, dtype, share, &mut group, stamp, patience.stop);
-    runner.segment_bytes = segments.most_bytes;
+    let (place, size, len) = (group.rank(), group.size(), share.len() / dtype.size_bytes());
+    let chosen = collective::choose(hosts.model, share.len(), size, hosts.segments);
+    let in_racks = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes()));
+    if in_racks.is_none() {
+        runner.segment_bytes = chosen.segment_bytes;
+    }
+    let plan = in_racks.unwrap_or_else(|| collective::allreduce(chosen.algorithm, place, size, len));
+    let outcome = runner.run(&plan, dtype, share, &mut group, patience.stamp, patience.stop);
+    runner.segment_bytes = hosts.segments.most_bytes;
     outcome
 }
 

@@ -8,10 +8,12 @@ use std::sync::atomic::AtomicBool;
 
 use crate::buffer::Buffer;
 use crate::collective::{self, Algorithm, Parts, Plan, Runner, Segments, Ticket};
-use crate::communicator::hierarchy;
+use crate::communicator::compressed;
+use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
+use crate::compress::{Compression, Feedback};
 use crate::config::{Config, ModelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -63,10 +65,13 @@ pub struct Host {
     runner: Runner,
     choice: Choice,
     learned: Learned,
-    segments: Segments,
+    /// How messages are cut.
+    cuts: Segments,
     stop: Arc<AtomicBool>,
     native_sum: Buffer,
     placement: Placement,
+    /// Segments of compressed gradients, between two of them.
+    segments: Vec<Buffer>,
 }
 
 impl Host {
@@ -77,8 +82,18 @@ impl Host {
         let choice = config.algorithm.parse()?;
         let placement = Placement::find(&mut *transport, &mut runner, &stop)?;
         let learned = Learned::default();
-        let segments = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
-        Ok(Host { transport, runner, choice, learned, segments, stop, native_sum: Buffer::zeroed(0), placement })
+        let cuts = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
+        Ok(Host {
+            transport,
+            runner,
+            choice,
+            learned,
+            cuts,
+            stop,
+            native_sum: Buffer::zeroed(0),
+            placement,
+            segments: Vec::new(),
+        })
     }
 
     /// Finds out what `auto` must know of the cluster, as rank 0's `config` says. Collective; until then `auto` goes by the
@@ -90,7 +105,7 @@ impl Host {
         let source = if self.choice == Choice::Auto { &config.model } else { &ModelSource::Default };
         self.learned = learn::learn(&mut self.runner, &mut *self.transport, source, &self.stop)?;
         if self.rank() == 0 && self.choice == Choice::Auto {
-            self.learned.explain(self.transport.size(), self.segments);
+            self.learned.explain(self.transport.size(), self.cuts);
         }
         Ok(())
     }
@@ -102,7 +117,7 @@ impl Host {
 
     /// How messages are cut.
     pub fn segments(&self) -> Segments {
-        self.segments
+        self.cuts
     }
 
     /// Whether all ranks share one host's memory: then `auto` sums there, and sends no message.
@@ -113,12 +128,11 @@ impl Host {
     /// The plan of a sum by messages; the runner is set to the segments that suit it.
     fn plan(&mut self, algorithm: Option<Algorithm>, len_bytes: usize, dtype: DType) -> Plan {
         let size = self.size();
-        let (algorithm, segment_bytes) = match algorithm {
-            Some(algorithm) => (algorithm, self.segments.most_bytes),
-            None => {
-                let chosen = collective::choose(&self.learned.model, len_bytes, size, self.segments);
-                (chosen.algorithm, chosen.segment_bytes)
-            }
+        let (algorithm, segment_bytes) = if let Some(algorithm) = algorithm {
+            (algorithm, self.cuts.most_bytes)
+        } else {
+            let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
+            (chosen.algorithm, chosen.segment_bytes)
         };
         self.runner.segment_bytes = segment_bytes;
         collective::allreduce(algorithm, self.rank(), size, len_bytes / dtype.size_bytes())
@@ -158,6 +172,10 @@ impl Host {
         stamp: Stamp,
         priority: i32,
     ) -> Result<Option<Ticket>> {
+        if let Some(plan) = self.plan_in_racks(self.choice, dtype, data.len()) {
+            // SAFETY: as the caller promises.
+            return Ok(Some(unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) }));
+        }
         let algorithm = match self.choice {
             Choice::Auto if !self.placement.has_neighbours() => None,
             Choice::Plan(algorithm) => Some(algorithm),
@@ -170,7 +188,7 @@ impl Host {
         let plan = self.plan(algorithm, data.len(), dtype);
         // SAFETY: as the caller promises.
         let ticket = unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) };
-        self.runner.segment_bytes = self.segments.most_bytes;
+        self.runner.segment_bytes = self.cuts.most_bytes;
         Ok(Some(ticket))
     }
 
@@ -206,6 +224,9 @@ impl Host {
 
     /// As [`allreduce`](Self::allreduce), by the given way.
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        if let Some(plan) = self.plan_in_racks(choice, dtype, data.len()) {
+            return self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
+        }
         let algorithm = match choice {
             Choice::Auto if self.placement.has_neighbours() => return self.allreduce_by_host(dtype, data, stamp),
             Choice::Auto => None,
@@ -214,8 +235,68 @@ impl Host {
         };
         let plan = self.plan(algorithm, data.len(), dtype);
         let outcome = self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
-        self.runner.segment_bytes = self.segments.most_bytes;
+        self.runner.segment_bytes = self.cuts.most_bytes;
         outcome
+    }
+
+    /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each. The gradient stands in `out`
+    /// itself if none is given.
+    pub fn allreduce_compressed(
+        &mut self,
+        compression: &Compression,
+        feedback: &mut Feedback,
+        gradient: Option<&[f32]>,
+        out: &mut [f32],
+        stamp: Stamp,
+    ) -> Result<()> {
+        match compression {
+            Compression::Codec(codec) => {
+                let work =
+                    compressed::Work { codec: *codec, gradient, residual: feedback.residual_mut(out.len()), out };
+                let mut wire = compressed::Wire {
+                    transport: &mut *self.transport,
+                    stamp,
+                    stop: &self.stop,
+                    limit: self.runner.limit,
+                };
+                let (sent, received) = compressed::allreduce(work, &mut wire, &mut self.segments)?;
+                self.runner.sent_bytes += sent;
+                self.runner.received_bytes += received;
+                Ok(())
+            }
+            Compression::TopK(_) => self.gather_compressed(compression, feedback, gradient, out, stamp),
+        }
+    }
+
+    /// Every rank gets every rank's code and adds them up in the order of the ranks.
+    fn gather_compressed(
+        &mut self,
+        compression: &Compression,
+        feedback: &mut Feedback,
+        gradient: Option<&[f32]>,
+        out: &mut [f32],
+        stamp: Stamp,
+    ) -> Result<()> {
+        let (rank, size, each) = (self.rank(), self.size(), compression.code_bytes(out.len()));
+        let mut codes = Buffer::zeroed(size * each);
+        compression.encode(gradient.unwrap_or(out), feedback, &mut codes.bytes_mut()[rank * each..(rank + 1) * each]);
+        let parts = Parts::of((0..=size).map(|rank| rank * each).collect());
+        if let Err(cause) = self.allgather(parts, codes.bytes_mut(), stamp) {
+            // The transport may still write into it.
+            std::mem::forget(codes);
+            return Err(cause);
+        }
+        out.fill(0.0);
+        for (peer, code) in codes.bytes().chunks_exact(each.max(1)).enumerate() {
+            compression.check_code(code, out.len()).map_err(|what| Error::Protocol {
+                rank,
+                peer: format!("rank {peer}"),
+                what,
+                remedy: "run the same version of ringpull on every rank".to_owned(),
+            })?;
+            compression.decode_add(code, out);
+        }
+        Ok(())
     }
 
     /// `data` becomes rank `root`'s.
@@ -238,15 +319,26 @@ impl Host {
 
     /// By shared memory within hosts, and by a plan between them.
     fn allreduce_by_host(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        let patience = Patience { stop: &self.stop, limit: self.runner.limit };
+        let patience = Patience { stamp, stop: &self.stop, limit: self.runner.limit };
         if self.placement.is_one_host()
             && let Some(node) = &mut self.placement.node
         {
             return node.allreduce(dtype, data, patience);
         }
-        let places = (self.placement.hosts.as_slice(), self.placement.node.as_mut());
-        let auto = (&self.learned.model, self.segments);
-        hierarchy::allreduce(places, (&mut *self.transport, &mut self.runner), auto, dtype, data, stamp, patience)
+        let hosts = Hosts {
+            ranks: &self.placement.hosts,
+            racks: self.placement.racks.as_ref(),
+            model: &self.learned.model,
+            segments: self.cuts,
+        };
+        let node = self.placement.node.as_mut();
+        hierarchy::allreduce((hosts, node), (&mut *self.transport, &mut self.runner), dtype, data, patience)
+    }
+
+    /// The plan of `auto` where hosts of one rank stand in two racks.
+    fn plan_in_racks(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<Plan> {
+        let is_asked = choice == Choice::Auto && !self.placement.has_neighbours();
+        if is_asked { self.placement.plan_in_racks(self.rank(), len_bytes, dtype.size_bytes()) } else { None }
     }
 
     fn allreduce_natively(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {

@@ -4,14 +4,16 @@
 //! What `auto` knows of the cluster comes from `learn`, which reads it or has `probe` measure it.
 //!
 //! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
-//! hosts.
+//! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`.
 
+mod compressed;
 mod hierarchy;
 mod host;
 mod learn;
 mod node;
 mod placement;
 mod probe;
+mod racks;
 #[cfg(test)]
 mod sharing_tests;
 

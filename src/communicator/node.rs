@@ -2,9 +2,9 @@
 //!
 //! Where every rank's buffer lies in its arena (`buffer::arena`), nothing is copied: each rank takes an equal share of
 //! the elements, reads them from all buffers, sums them in the order of the seats and stores the sum to all buffers. Every byte
-//! is read once and written once, and ranks meet twice.
+//! is read once and written once, and ranks meet twice. Who is done helps those who wait for a core.
 //!
-//! A buffer elsewhere, such as an array of NumPy's, goes through the window in pieces. While piece `t` is copied in,
+//! A buffer elsewhere, such as an array of `NumPy`'s, goes through the window in pieces. While piece `t` is copied in,
 //! piece `t-1` is summed, each rank its share, and the sums of piece `t-2` are copied out:
 //!
 //! ```text
@@ -29,17 +29,22 @@ use crate::collective::Parts;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::reduce;
+use crate::transport::Stamp;
 use crate::transport::window::{Absence, SHORT_BYTES, SLOT_BYTES, Window};
 
 /// Shares of a piece begin on a line of the cache, those of a whole buffer on a page.
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
+/// A share is taken in pieces of so many bytes.
+const TAKEN_BYTES: usize = 512 << 10;
 /// What all ranks of a host together read of a short buffer before it is quicker to share the work.
 const SHORT_TOTAL_BYTES: usize = 64 << 10;
 
-/// What ends a wait.
+/// An operation's stamp, and what ends its waits.
 #[derive(Clone, Copy)]
 pub(super) struct Patience<'a> {
+    /// Names the operation, as in messages.
+    pub(super) stamp: Stamp,
     /// Set when the job has failed.
     pub(super) stop: &'a AtomicBool,
     /// How long nothing may happen.
@@ -136,9 +141,9 @@ impl Node {
         if data.is_empty() {
             return Ok(());
         }
-        self.moved_bytes += data.len() as u64;
+        self.begin(data.len(), patience.stamp);
         self.show(data);
-        self.meet(patience)?;
+        self.meet_first(data.len(), patience)?;
         let buffers = self.buffers(data);
         let owners = 0..parts.count();
         if owners.clone().all(|seat| buffers.is_shared(seat)) {
@@ -180,12 +185,11 @@ impl Node {
     }
 
     fn allreduce_short(&mut self, dtype: DType, data: &mut [u8], patience: Patience) -> Result<()> {
-        self.moved_bytes += data.len() as u64;
-        self.turn += 1;
+        self.begin(data.len(), patience.stamp);
         let turn = self.turn;
         // SAFETY: the slot is this seat's, long enough, and nobody has read it since the meeting before the last.
         unsafe { copy(data.as_ptr(), self.window.short_slot(turn, self.seat()), data.len()) };
-        self.meet(patience)?;
+        self.meet_first(data.len(), patience)?;
         let inputs: Vec<*const u8> =
             (0..self.window.seats()).map(|seat| self.window.short_slot(turn, seat).cast_const()).collect();
         // SAFETY: every seat has filled its slot before the meeting; `data` is none of them.
@@ -197,17 +201,17 @@ impl Node {
         if data.is_empty() {
             return Ok(());
         }
-        self.moved_bytes += data.len() as u64;
+        self.begin(data.len(), patience.stamp);
         let is_shared = self.show(data);
+        self.window.offer();
         if !is_shared {
             self.copy_in(data.as_ptr(), 0..data.len().min(SLOT_BYTES), 0);
         }
-        self.meet(patience)?;
+        self.meet_first(data.len(), patience)?;
         let buffers = self.buffers(data);
         let (seat, seats) = (self.seat(), self.window.seats());
         if buffers.all_shared() {
-            let share = share_of(0..buffers.len_bytes, PAGE_BYTES, seat, seats);
-            self.sum(dtype, &buffers, share, None, keepers);
+            self.sum_where_they_are(dtype, &buffers, keepers);
             return self.meet(patience);
         }
         let kept = match keepers {
@@ -237,6 +241,19 @@ impl Node {
         Ok(())
     }
 
+    /// Sums this rank's share of buffers that lie in arenas, then what ranks that did not get a core have left of theirs.
+    fn sum_where_they_are(&self, dtype: DType, buffers: &Buffers, keepers: Keepers) {
+        let (seat, seats) = (self.seat(), self.window.seats());
+        for owner in (seat..seats).chain(0..seat) {
+            let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, seats);
+            let pieces = share.len().div_ceil(TAKEN_BYTES);
+            while let Some(piece) = self.window.take(owner, pieces) {
+                let start = share.start + piece * TAKEN_BYTES;
+                self.sum(dtype, buffers, start..(start + TAKEN_BYTES).min(share.end), None, keepers);
+            }
+        }
+    }
+
     /// Sums `range` of all buffers for those who keep it; what is in no arena stands in the slots of piece `turn`.
     fn sum(&self, dtype: DType, buffers: &Buffers, range: Range<usize>, turn: Option<usize>, keepers: Keepers) {
         let seats = self.window.seats();
@@ -258,7 +275,7 @@ impl Node {
             {
                 outputs.push(self.window.sums(turn).wrapping_add(range.start - slot_start));
             }
-            // SAFETY: the range is this seat's share: nobody else touches it between two meetings. It is within every
+            // SAFETY: this seat alone has taken the range: nobody else touches it between two meetings. It is within every
             // buffer, slot and place; outputs are inputs, or the place for sums, which is no input.
             unsafe { reduce::sum_shared(dtype, &inputs, &outputs, range.len()) };
         };
@@ -298,6 +315,27 @@ impl Node {
         Buffers { own, len_bytes: data.len(), places: (0..self.window.seats()).map(place).collect() }
     }
 
+    /// Names the next operation.
+    fn begin(&mut self, len_bytes: usize, stamp: Stamp) {
+        self.moved_bytes += len_bytes as u64;
+        self.turn += 1;
+        self.window.name(self.turn, name(len_bytes, stamp));
+    }
+
+    /// The first meeting of an operation: all must have come to the same one.
+    fn meet_first(&self, len_bytes: usize, patience: Patience) -> Result<()> {
+        self.meet(patience)?;
+        match self.window.differs(self.turn, name(len_bytes, patience.stamp)) {
+            None => Ok(()),
+            Some(seat) => Err(Error::Protocol {
+                rank: self.rank,
+                peer: format!("seat {seat} of this host"),
+                what: format!("another operation where {len_bytes} bytes of operation {} were due", patience.stamp),
+                remedy: "every rank must run the same operations with the same settings".to_owned(),
+            }),
+        }
+    }
+
     fn meet(&self, patience: Patience) -> Result<()> {
         self.window.meet(patience.stop, patience.limit).map_err(|absence| {
             let (peer, cause) = match absence {
@@ -309,6 +347,11 @@ impl Node {
             Error::PeerLost { peer, cause, operation: "a collective in shared memory".to_owned(), rank: self.rank }
         })
     }
+}
+
+/// What an operation is called in the window.
+fn name(len_bytes: usize, stamp: Stamp) -> u64 {
+    (len_bytes as u64) << 32 ^ u64::from(stamp)
 }
 
 /// An equal share of `range` that begins and ends at multiples of `grain` from its start.

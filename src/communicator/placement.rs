@@ -5,25 +5,30 @@
 //! neighbours, and tells all others whether it could: all ranks draw the same conclusion, and a host on which one
 //! attempt failed (a container that hides its processes, say) goes on with messages.
 
+use std::sync::atomic::AtomicBool;
+
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::node::Node;
+use super::racks::{self, Racks};
 use crate::buffer::arena;
 use crate::buffer::region::{Address, Region};
-use crate::collective::{self, Parts, Runner};
+use crate::collective::{self, Parts, Plan, Runner};
 use crate::config;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::topology::host_name;
 use crate::transport::window::Window;
 use crate::transport::{Stamp, Transport};
-use std::sync::atomic::AtomicBool;
 
 /// The stamp of the first messages of all.
 const FIRST: Stamp = 0;
 
+/// With fewer hosts, racks make no difference worth asking for.
+const RACKED: usize = 4;
+
 /// What a rank tells all others.
-const CARD_WORDS: usize = 11;
+const CARD_WORDS: usize = 12;
 type Card = [u64; CARD_WORDS];
 
 /// The ranks by host, and this rank's way to its neighbours.
@@ -31,6 +36,8 @@ pub(super) struct Placement {
     /// The ranks of each host in ascending order, hosts in the order of their lowest ranks. A rank that shares no memory
     /// is on a host of its own.
     pub(super) hosts: Vec<Vec<usize>>,
+    /// The racks the hosts stand in, if there are two.
+    pub(super) racks: Option<Racks>,
     /// This rank's neighbours, if it has any.
     pub(super) node: Option<Node>,
 }
@@ -46,16 +53,22 @@ impl Placement {
         self.hosts.iter().any(|ranks| ranks.len() > 1)
     }
 
+    /// The plan of `rank` between racks, where every rank is on a host of its own and the buffer is long enough.
+    pub(super) fn plan_in_racks(&self, rank: usize, len_bytes: usize, element_bytes: usize) -> Option<Plan> {
+        self.racks.as_ref()?.plan(rank, len_bytes / element_bytes, element_bytes)
+    }
+
     /// Every rank on a host of its own.
     fn apart(size: usize) -> Self {
-        Placement { hosts: (0..size).map(|rank| vec![rank]).collect(), node: None }
+        Placement { hosts: (0..size).map(|rank| vec![rank]).collect(), racks: None, node: None }
     }
 
     /// Finds out. Collective.
     pub(super) fn find(transport: &mut dyn Transport, runner: &mut Runner, stop: &AtomicBool) -> Result<Self> {
         let (rank, size) = (transport.rank(), transport.size());
         let lowest = transport.hosts()?;
-        if lowest.iter().enumerate().all(|(rank, lowest)| rank == *lowest) {
+        let all_apart = lowest.iter().enumerate().all(|(rank, lowest)| rank == *lowest);
+        if all_apart && size < RACKED {
             return Ok(Placement::apart(size));
         }
         let window = (lowest[rank] == rank)
@@ -64,6 +77,11 @@ impl Placement {
         let card = card(lowest[rank], window.as_ref());
         let cards: Vec<Card> = gather(&card, transport, runner, stop)?;
         let hosts = by_host(&cards);
+        let racks =
+            |hosts: &[Vec<usize>]| Racks::of(&hosts.iter().map(|ranks| cards[ranks[0]][11]).collect::<Vec<_>>());
+        if all_apart {
+            return Ok(Placement { racks: racks(&hosts), ..Placement::apart(size) });
+        }
         let own = hosts.iter().find(|ranks| ranks.contains(&rank)).expect("every rank is on a host").clone();
         let node = if own.len() > 1 { join(rank, &own, &cards, window) } else { None };
         let outcome =
@@ -81,7 +99,7 @@ impl Placement {
             Node::new(window, arenas, rank)
         });
         tracing::debug!(rank, hosts = ?shared, arenas = succeeded(&own, 1), "ranks that share memory");
-        Ok(Placement { hosts: shared, node })
+        Ok(Placement { racks: racks(&shared), hosts: shared, node })
     }
 }
 
@@ -99,7 +117,20 @@ fn card(lowest: usize, window: Option<&Region>) -> Card {
     // The rank where MPI says that memory is shared, in its upper half whether this rank wants to.
     let place = lowest as u64 | u64::from(is_willing) << 63;
     let pid = u64::from(std::process::id());
-    [place, name, pid, window[0], window[1], window[2], window[3], arena[0], arena[1], arena[2], arena[3]]
+    [
+        place,
+        name,
+        pid,
+        window[0],
+        window[1],
+        window[2],
+        window[3],
+        arena[0],
+        arena[1],
+        arena[2],
+        arena[3],
+        racks::own_name(),
+    ]
 }
 
 fn address(card: &Card, first: usize) -> Option<Address> {

@@ -8,15 +8,17 @@ use std::time::Instant;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::compress::Compression;
 use crate::config::Dmlc;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::harness::expected::Expected;
 use crate::harness::models::ModelKey;
-use crate::harness::pattern::Pattern;
 use crate::harness::record::{Measured, Record};
 use crate::harness::usage::{Memory, Usage, cpu_s};
 use crate::kind::Kind;
 use crate::optim::{Optimizer, Rule};
+use crate::sparse::RowSparse;
 use crate::store::KvStore;
 use crate::tensor::Tensor;
 use crate::topology::host_name;
@@ -30,6 +32,8 @@ pub struct Plan {
     pub iters: usize,
     /// Iterations before them, verified but not timed.
     pub warmup: usize,
+    /// How gradients are compressed, if they are.
+    pub compression: Option<Compression>,
 }
 
 /// One iteration on one rank.
@@ -50,6 +54,9 @@ pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &
     if plan.iters == 0 {
         return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));
     }
+    if let Some(compression) = &plan.compression {
+        store.set_gradient_compression(compression)?;
+    }
     let accumulates = store.kind() == Kind::DistAsync;
     if accumulates {
         // Without an optimizer an asynchronous server keeps whichever push came last; with this one it adds them up.
@@ -59,7 +66,7 @@ pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &
     for (index, keys) in payloads.iter().enumerate() {
         let (samples, extra_rss) = measure(store, keys, index, plan, accumulates)?;
         let rows = gather(store, &format!("ringpull.samples.{index}"), &samples, extra_rss)?;
-        records.push(record(store, algorithm, keys, plan.dtype, &rows)?);
+        records.push(record(store, algorithm, keys, plan, &rows)?);
     }
     Ok((store.rank() == 0).then_some(records))
 }
@@ -82,17 +89,17 @@ fn measure(
     plan: &Plan,
     accumulates: bool,
 ) -> Result<(Vec<Sample>, Option<u64>)> {
-    let pattern = Pattern::new(store.num_workers(), plan.dtype)?;
+    let mut expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
     let tensors: Vec<(String, Tensor)> =
         keys.iter().map(|key| (format!("{index}.{}", key.name), Tensor::zeros(plan.dtype, &key.shape))).collect();
     for (key, tensor) in &tensors {
         store.init(key.as_str(), tensor)?;
     }
-    tensors.iter().for_each(|(_, tensor)| pattern.fill(tensor, store.rank(), 0));
+    tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), 0));
     let memory = Memory::watch();
     let mut samples = Vec::with_capacity(plan.iters);
     for iteration in 0..plan.warmup + plan.iters {
-        tensors.iter().for_each(|(_, tensor)| pattern.fill(tensor, store.rank(), iteration));
+        tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), iteration));
         store.barrier()?;
         let before = traffic();
         let (start, cpu) = (Instant::now(), cpu_s());
@@ -113,8 +120,9 @@ fn measure(
             }
         }
         let first = if accumulates { 0 } else { iteration };
+        expected.advance(iteration);
         for (key, tensor) in &tensors {
-            pattern.check(tensor, key, store.rank(), first..=iteration)?;
+            expected.check(tensor, key, store.rank(), first..=iteration)?;
         }
         if iteration >= plan.warmup {
             samples.push(Sample { seconds, sent: after.0 - before.0, received: after.1 - before.1, cpu_s });
@@ -128,26 +136,28 @@ fn gather(store: &KvStore, key: &str, samples: &[Sample], extra_rss: Option<u64>
     let (ranks, width) = (store.num_workers(), ROW_HEAD + SAMPLE_LEN * samples.len());
     let matrix = Tensor::zeros(DType::F64, &[ranks, width]);
     store.init(key, &matrix)?;
-    {
-        let mut guard = matrix.write();
-        let row = &mut guard.as_mut_slice::<f64>()[store.rank() * width..][..width];
-        // 32 bits of the hash: an f64 holds them exactly.
-        row[0] = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
-        row[1] = extra_rss.map_or(-1.0, |bytes| bytes as f64);
-        for (to, sample) in row[ROW_HEAD..].chunks_exact_mut(SAMPLE_LEN).zip(samples) {
-            to.copy_from_slice(&[sample.seconds, sample.sent, sample.received, sample.cpu_s]);
-        }
-    }
-    let row = std::slice::from_ref(&matrix);
-    store.push(key, row, 0)?;
+    // 32 bits of the hash: an f64 holds them exactly.
+    let mut row = vec![(xxh3_64(host_name().as_bytes()) >> 32) as f64, extra_rss.map_or(-1.0, |bytes| bytes as f64)];
+    row.extend(samples.iter().flat_map(|sample| [sample.seconds, sample.sent, sample.received, sample.cpu_s]));
+    // Rows are never compressed.
+    let row = RowSparse::new(&[ranks, width], &[store.rank() as i64], Tensor::from_slice(&[1, width], &row))?;
+    store.push_rows(key, &[row], 0)?;
     store.barrier()?;
-    store.pull(key, row, 0)?;
+    store.pull(key, std::slice::from_ref(&matrix), 0)?;
     let rows = matrix.to_vec::<f64>()?.chunks_exact(width).map(<[f64]>::to_vec).collect();
     store.barrier()?;
     Ok(rows)
 }
 
-fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], dtype: DType, rows: &[Vec<f64>]) -> Result<Record> {
+fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows: &[Vec<f64>]) -> Result<Record> {
+    let dtype = plan.dtype;
+    let way = match (&plan.compression, store.kind()) {
+        (None, Kind::DistSyncMpi) => algorithm.to_owned(),
+        (Some(compression), Kind::DistSyncMpi) => compression.to_string(),
+        (None, Kind::Local | Kind::Device) => "local".to_owned(),
+        (None, _) => "servers".to_owned(),
+        (Some(compression), _) => format!("servers {compression}"),
+    };
     let iters = (rows[0].len() - ROW_HEAD) / SAMPLE_LEN;
     let largest = |iteration: usize, field: usize| {
         rows.iter().map(|row| row[ROW_HEAD + SAMPLE_LEN * iteration + field]).fold(0.0, f64::max)
@@ -172,11 +182,7 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], dtype: DType, row
     Record::of_verified(Measured {
         op: "pushpull",
         mode: store.kind().to_string(),
-        algorithm: match store.kind() {
-            Kind::DistSyncMpi => algorithm.to_owned(),
-            Kind::Local | Kind::Device => "local".to_owned(),
-            _ => "servers".to_owned(),
-        },
+        algorithm: way,
         ranks: rows.len(),
         hosts: hosts.len(),
         servers,

@@ -3,6 +3,8 @@
 //! A register holds the sums of some consecutive elements. Halves are summed as f32 and rounded after each addition; for
 //! bf16 the register keeps the f32 whose lower 16 bits are zero, so that rounding is integer arithmetic on it.
 #![allow(unsafe_code)]
+// All loads and stores here are the unaligned ones, whose arguments are pointers to registers.
+#![allow(clippy::cast_ptr_alignment)]
 
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, __m512, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128,

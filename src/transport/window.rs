@@ -1,7 +1,7 @@
 //! A shared window of the ranks of one host: a place to meet, and room for what they show each other.
 //!
 //! Every rank has a *seat*. Ranks meet: nobody passes a meeting before all have come, and what was written before it is
-//! seen after it. Who waits gives its core away a few times and then sleeps in the kernel until the last one comes, so
+//! seen after it. Who waits gives its core away for a moment and then sleeps in the kernel until the last one comes, so
 //! that ranks may outnumber cores; it wakes now and then to see whether the job was stopped.
 //!
 //! ```text
@@ -32,13 +32,16 @@ const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
 const SLEEPERS: usize = 2 * LINE_BYTES;
 const SEATS: usize = 4 * LINE_BYTES;
-/// Within a seat: how many meetings it came to, how often it got on with something, what it shows.
+/// Within a seat: how many meetings it came to, how often it got on with something, what it shows, how many pieces of its
+/// work are taken, and the names of its present operation and of the one before.
 const MET: usize = 0;
 const BEATS: usize = 4;
 const SHOWN: usize = 8;
+const TAKEN: usize = 16;
+const NAMES: usize = 24;
 
-/// How often a core is given away before its owner sleeps.
-const YIELDS: u32 = 64;
+/// How long a rank that waits gives its core away again and again before it sleeps: waking up takes a good part of that.
+const AWAKE: Duration = Duration::from_micros(100);
 /// How long one sleep lasts at most.
 const NAP: Duration = Duration::from_millis(20);
 /// A nap is shorter by far; what is beyond is the absence of this process, not of its peers.
@@ -130,6 +133,32 @@ impl Window {
         self.shown(seat).load(Ordering::Relaxed)
     }
 
+    /// Names this rank's operation number `turn`, before its first meeting.
+    pub fn name(&self, turn: usize, name: u64) {
+        self.name_of(turn, self.seat).store(name, Ordering::Relaxed);
+    }
+
+    /// A seat that has given its operation number `turn` another name, to be asked between the operation's first meeting
+    /// and the next operation.
+    pub fn differs(&self, turn: usize, name: u64) -> Option<usize> {
+        (0..self.seats).find(|seat| self.name_of(turn, *seat).load(Ordering::Relaxed) != name)
+    }
+
+    fn name_of(&self, turn: usize, seat: usize) -> &AtomicU64 {
+        self.long(SEATS + seat * LINE_BYTES + NAMES + turn % 2 * 8)
+    }
+
+    /// Offers this seat's work anew, to be taken after the next meeting by anybody, and all of it before the one after.
+    pub fn offer(&self) {
+        self.taken(self.seat).store(0, Ordering::Relaxed);
+    }
+
+    /// The next piece of a seat's work that nobody has taken, if there are `pieces`.
+    pub fn take(&self, seat: usize, pieces: usize) -> Option<usize> {
+        let piece = self.taken(seat).fetch_add(1, Ordering::Relaxed) as usize;
+        (piece < pieces).then_some(piece)
+    }
+
     /// Lets those who wait know that this rank gets on with what they wait for.
     pub fn beat(&self) {
         self.number(SEATS + self.seat * LINE_BYTES + BEATS).fetch_add(1, Ordering::Relaxed);
@@ -151,7 +180,8 @@ impl Window {
             }
             return Ok(());
         }
-        for _ in 0..YIELDS {
+        let start = Instant::now();
+        while start.elapsed() < AWAKE {
             if self.number(GENERATION).load(Ordering::Acquire) != generation {
                 return Ok(());
             }
@@ -203,10 +233,17 @@ impl Window {
         self.number(SEATS + seat * LINE_BYTES + MET)
     }
 
+    fn taken(&self, seat: usize) -> &AtomicU32 {
+        self.number(SEATS + seat * LINE_BYTES + TAKEN)
+    }
+
     fn shown(&self, seat: usize) -> &AtomicU64 {
-        let start = self.at(SEATS + seat * LINE_BYTES + SHOWN);
+        self.long(SEATS + seat * LINE_BYTES + SHOWN)
+    }
+
+    fn long(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: aligned, within the region, and never touched but as this atomic number.
-        unsafe { AtomicU64::from_ptr(start.cast()) }
+        unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }
     }
 
     fn number(&self, offset: usize) -> &AtomicU32 {
