@@ -15,7 +15,9 @@ fn printed(ranks: usize, words: &[&str], cache: &Path, model: &str) -> String {
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     }
     command.args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_ringpull")]).args(words);
-    finished(command.env("XDG_CACHE_HOME", cache).env("RINGPULL_MODEL", model))
+    // Ranks of one host would share its memory, and learn nothing.
+    let messages = command.env("RINGPULL_SHARED_MEMORY", "0");
+    finished(messages.env("XDG_CACHE_HOME", cache).env("RINGPULL_MODEL", model))
 }
 
 fn finished(command: &mut Command) -> String {
