@@ -125,13 +125,18 @@ impl Engine {
     /// The engines of `size` ranks in this process, over threads and channels.
     pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
-        ends.map(|(transport, control)| {
+        let start = |transport: inproc::Inproc, control| {
             let connected = move || {
                 Ok(Connected { transport: Box::new(transport), control, is_cluster: false, finalise: Box::new(|| ()) })
             };
             Engine::start(config, Box::new(connected))
+        };
+        // All at once: what a rank does first is collective.
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> =
+                ends.map(|(transport, control)| scope.spawn(move || start(transport, control))).collect();
+            ranks.into_iter().map(|rank| rank.join().expect("an engine starts or says why not")).collect()
         })
-        .collect()
     }
 
     /// This rank.
