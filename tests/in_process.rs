@@ -200,7 +200,11 @@ fn codes_travel_instead_of_floats() {
         // What an allreduce of floats sends.
         let plain = 2.0 * 3.0 / 4.0 * (LEN * 4) as f64;
         for (sent, sum) in &results {
-            assert!((*sent as f64) < most * plain, "{text}: {sent} bytes, {:.3} of an allreduce's", *sent as f64 / plain);
+            assert!(
+                (*sent as f64) < most * plain,
+                "{text}: {sent} bytes, {:.3} of an allreduce's",
+                *sent as f64 / plain
+            );
             assert_eq!(*sum, results[0].1, "{text}: the same bits on every rank");
         }
     }

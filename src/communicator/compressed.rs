@@ -101,7 +101,8 @@ impl Geometry {
     fn new(len: usize, size: usize) -> Self {
         let parts = Parts::even(len.div_ceil(Codec::BLOCK), size);
         let longest = parts.range(0..1).len() * Codec::BLOCK;
-        let segment_len = (longest / SEGMENTS_PER_PART).clamp(SEGMENT_LEN.0, SEGMENT_LEN.1) / Codec::BLOCK * Codec::BLOCK;
+        let segment_len =
+            (longest / SEGMENTS_PER_PART).clamp(SEGMENT_LEN.0, SEGMENT_LEN.1) / Codec::BLOCK * Codec::BLOCK;
         Geometry { len, parts, segment_len }
     }
 
@@ -290,7 +291,8 @@ impl Exchange<'_> {
     fn add_up(&mut self) {
         let (rank, size) = (self.rank, self.size());
         while self.summed < self.geometry.segments(rank) {
-            let is_whole = |codes: &Vec<Option<Buffer>>| codes.iter().filter(|codes| codes.is_some()).count() == size - 1;
+            let is_whole =
+                |codes: &Vec<Option<Buffer>>| codes.iter().filter(|codes| codes.is_some()).count() == size - 1;
             let mut gathered = match self.gathered.front() {
                 Some(codes) if is_whole(codes) => self.gathered.pop_front().unwrap_or_default(),
                 None if size == 1 => vec![None],

@@ -59,7 +59,8 @@ mod loops {
     pub(super) fn encode_2bit(gradient: &[f32], residual: &mut [f32], threshold: f32, code: &mut [u8]) -> usize {
         let (limit, three, ones) = (_mm256_set1_ps(threshold), _mm256_set1_epi32(3), _mm256_set1_epi16(1));
         let weights = _mm256_set1_epi32(i32::from_le_bytes([64, 16, 4, 1]));
-        let first_bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+        let first_bytes =
+            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
         let (gradients, residuals) = (gradient.as_chunks::<32>().0, residual.as_chunks_mut::<32>().0);
         for ((gradient, residual), code) in gradients.iter().zip(residuals).zip(code.as_chunks_mut::<8>().0) {
             let mut codes = [_mm256_setzero_si256(); 4];
@@ -304,7 +305,8 @@ mod loops {
                 stored = _mm256_or_si256(stored, _mm256_and_si256(is_set, _mm256_set1_epi8((1u8 << bit) as i8)));
             }
             let (low, high) = (_mm256_castsi256_si128(stored), _mm256_extracti128_si256::<1>(stored));
-            for (at, eight) in [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)].into_iter().enumerate() {
+            for (at, eight) in [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)].into_iter().enumerate()
+            {
                 let stored = _mm256_cvtepu8_epi32(eight);
                 let sum = _mm256_sub_epi32(_mm256_add_epi32(stored, _mm256_and_si256(stored, again)), count);
                 store(values, 8 * at, _mm256_mul_ps(_mm256_cvtepi32_ps(sum), unit));

@@ -8,7 +8,8 @@ fn codecs() -> impl Strategy<Value = Codec> {
     prop_oneof![
         Just(Codec::Fp16),
         Just(Codec::Bf16),
-        prop_oneof![Just(0.5f32), Just(0.1), Just(1e-20), 1e-3f32..10.0].prop_map(|threshold| Codec::TwoBit { threshold }),
+        prop_oneof![Just(0.5f32), Just(0.1), Just(1e-20), 1e-3f32..10.0]
+            .prop_map(|threshold| Codec::TwoBit { threshold }),
         prop_oneof![Just(0.5f32), Just(0.0), 0f32..10.0].prop_map(|threshold| Codec::OneBit { threshold }),
     ]
 }
@@ -19,7 +20,19 @@ fn floats() -> impl Strategy<Value = f32> {
         any::<u32>().prop_map(f32::from_bits),
         -3f32..3.0,
         (-8i32..8).prop_map(|quarters| quarters as f32 * 0.25),
-        prop::sample::select(vec![0.0, -0.0, 0.1, -0.1, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-40, -1e-45, 65_520.0, f32::MAX]),
+        prop::sample::select(vec![
+            0.0,
+            -0.0,
+            0.1,
+            -0.1,
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            1e-40,
+            -1e-45,
+            65_520.0,
+            f32::MAX
+        ]),
     ]
 }
 

@@ -73,7 +73,10 @@ impl Compression {
                 if (1.0 / LARGEST_THRESHOLD..=LARGEST_THRESHOLD).contains(threshold) {
                     return Ok(());
                 }
-                wrong("threshold must be greater than 0".to_owned(), "give a threshold such as 0.5, between 1e-30 and 1e30")
+                wrong(
+                    "threshold must be greater than 0".to_owned(),
+                    "give a threshold such as 0.5, between 1e-30 and 1e30",
+                )
             }
             Compression::Codec(Codec::OneBit { threshold }) => {
                 if (0.0..=LARGEST_THRESHOLD).contains(threshold) {

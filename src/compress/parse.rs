@@ -124,7 +124,10 @@ mod tests {
     #[test]
     fn words_of_the_command_line_and_of_mxnet_name_the_same() {
         for (texts, name) in [
-            (&["2bit", "2bit:0.5", "{'type': '2bit', 'threshold': 0.5}", r#"{"threshold":"0.5","type":"2bit"}"#][..], "2bit:0.5"),
+            (
+                &["2bit", "2bit:0.5", "{'type': '2bit', 'threshold': 0.5}", r#"{"threshold":"0.5","type":"2bit"}"#][..],
+                "2bit:0.5",
+            ),
             (&["1bit:0", "{'type':'1bit','threshold':0}"], "1bit:0"),
             (&["topk", "topk:0.01", "{'type': 'topk'}"], "topk:0.01"),
             (&["topk:0.02:0.9", "{'type': 'topk', 'ratio': 0.02, 'momentum': 0.9,}"], "topk:0.02:0.9"),

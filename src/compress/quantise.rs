@@ -34,7 +34,9 @@ pub(super) fn encode_2bit(level: Level, gradient: &[f32], residual: &mut [f32], 
     };
     let code = &mut code[done / 4..];
     code.fill(0);
-    for (byte, (gradient, residual)) in code.iter_mut().zip(gradient[done..].chunks(4).zip(residual[done..].chunks_mut(4))) {
+    for (byte, (gradient, residual)) in
+        code.iter_mut().zip(gradient[done..].chunks(4).zip(residual[done..].chunks_mut(4)))
+    {
         for (at, (gradient, residual)) in gradient.iter().zip(residual).enumerate() {
             let sum = *residual + gradient;
             let (up, down) = (sum >= threshold, sum <= -threshold);
@@ -74,7 +76,9 @@ pub(super) fn encode_1bit(level: Level, gradient: &[f32], residual: &mut [f32], 
     };
     let code = &mut code[done / 8..];
     code.fill(0);
-    for (byte, (gradient, residual)) in code.iter_mut().zip(gradient[done..].chunks(8).zip(residual[done..].chunks_mut(8))) {
+    for (byte, (gradient, residual)) in
+        code.iter_mut().zip(gradient[done..].chunks(8).zip(residual[done..].chunks_mut(8)))
+    {
         for (at, (gradient, residual)) in gradient.iter().zip(residual).enumerate() {
             let sum = *residual + gradient;
             let up = sum > threshold;

@@ -101,7 +101,8 @@ pub(super) fn part(code: &[u8], range: std::ops::Range<usize>) -> Vec<u8> {
     let indices = code[..code.len() / 2].as_chunks::<4>().0;
     let at = |index: usize| indices.partition_point(|bytes| (u32::from_le_bytes(*bytes) as usize) < index);
     let (start, end) = (at(range.start), at(range.end));
-    let local = indices[start..end].iter().flat_map(|bytes| (u32::from_le_bytes(*bytes) - range.start as u32).to_le_bytes());
+    let local =
+        indices[start..end].iter().flat_map(|bytes| (u32::from_le_bytes(*bytes) - range.start as u32).to_le_bytes());
     let mut part: Vec<u8> = local.collect();
     part.extend_from_slice(&code[code.len() / 2..][4 * start..4 * end]);
     part

@@ -76,7 +76,8 @@ impl Expected {
         let len = self.values.len();
         let codes: Vec<Vec<u8>> = (0..self.ranks)
             .map(|rank| {
-                let gradient: Vec<f32> = (0..len).map(|phase| self.pattern.value(phase, rank, iteration) as f32).collect();
+                let gradient: Vec<f32> =
+                    (0..len).map(|phase| self.pattern.value(phase, rank, iteration) as f32).collect();
                 let mut code = vec![0; codec.code_bytes(len)];
                 codec.encode_at(Level::Scalar, &gradient, &mut self.residuals[rank], &mut code);
                 code

@@ -123,7 +123,9 @@ fn plus(sum: Partial, gradient: Gradient, geometry: Geometry) -> Partial {
             Partial::Dense(sum)
         }
         (Partial::Dense(sum), Gradient::Coded(compression, code)) => decode_onto(sum, compression, &code),
-        (Partial::Codes(codec, mut codes, geometry), Gradient::Coded(Compression::Codec(other), code)) if other == codec => {
+        (Partial::Codes(codec, mut codes, geometry), Gradient::Coded(Compression::Codec(other), code))
+            if other == codec =>
+        {
             codes.push(code);
             Partial::Codes(codec, codes, geometry)
         }

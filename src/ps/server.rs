@@ -253,7 +253,8 @@ impl Server {
                     key: place.key.clone(),
                     operation: "push".to_owned(),
                     views: vec![(other_rank, in_words(other)), (rank, in_words(compression))],
-                    remedy: "call set_gradient_compression with the same setting at the same step on every rank".to_owned(),
+                    remedy: "call set_gradient_compression with the same setting at the same step on every rank"
+                        .to_owned(),
                 }));
                 return Ok(());
             }
@@ -409,7 +410,8 @@ fn broken_code(rank: usize, place: &Place, what: String) -> Error {
 }
 
 fn in_words(compression: Option<Compression>) -> String {
-    compression.map_or("a gradient as it is".to_owned(), |compression| format!("a gradient compressed by {compression}"))
+    compression
+        .map_or("a gradient as it is".to_owned(), |compression| format!("a gradient compressed by {compression}"))
 }
 
 fn ids_of(bytes: &[u8]) -> Vec<i64> {

@@ -15,7 +15,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::progress::{Job, Launch};
-use crate::store::allreduce::Slot;
+use crate::store::slot::Slot;
 use crate::store::update::{Update, Updates};
 use crate::store::{Contribution, Entry};
 use crate::tensor::TensorMut;

@@ -112,7 +112,8 @@ impl Backend for Local {
         Err(Error::Unsupported {
             kind: "local".to_owned(),
             operation: format!("set_gradient_compression({compression})"),
-            reason: "gradient compression is not supported for this type of kvstore: its gradients do not travel".to_owned(),
+            reason: "gradient compression is not supported for this type of kvstore: its gradients do not travel"
+                .to_owned(),
         })
     }
 

@@ -9,8 +9,10 @@ pub mod allreduce;
 mod compressed;
 mod contribution;
 mod create;
+mod jobs;
 mod local;
 pub mod servers;
+mod slot;
 mod states;
 mod table;
 mod update;
@@ -28,6 +30,7 @@ pub use table::Entry;
 pub use update::{Update, Updates};
 
 use crate::compress::Compression;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::kind::Kind;
@@ -150,6 +153,12 @@ impl KvStore {
         let key = key.into();
         let entry = self.table.add(&key, value, self.rank())?;
         self.backend.init(&entry, value).inspect_err(|_| self.table.remove(&key))
+    }
+
+    /// An error if `operation` on `key` would refuse a value of that shape and dtype, without doing it.
+    pub fn check(&self, key: impl Into<Key>, operation: &str, shape: &[usize], dtype: DType) -> Result<()> {
+        self.healthy()?;
+        self.table.checked(&key.into(), operation, self.rank(), &[])?.check(operation, self.rank(), shape, dtype)
     }
 
     /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked for writers

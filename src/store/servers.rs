@@ -51,7 +51,12 @@ struct KeyCalls {
 impl Servers {
     /// Joins the job that `dmlc` describes, as a worker; returns when every node has joined.
     pub fn connect(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
-        Ok(Servers { kind, worker: Worker::join(kind, config, dmlc)?, calls: Mutex::default(), compressor: Compressor::default() })
+        Ok(Servers {
+            kind,
+            worker: Worker::join(kind, config, dmlc)?,
+            calls: Mutex::default(),
+            compressor: Compressor::default(),
+        })
     }
 
     fn is_async(&self) -> bool {

@@ -27,8 +27,17 @@ impl Job {
     /// Runs the job and gives the hash of what its workers saw, unless it cannot run here; panics with every process's own output if a promise
     /// was broken on any of them.
     pub(crate) fn run(&self) -> Option<String> {
+        self.run_with(&[])
+    }
+
+    /// As [`run`](Self::run), with the ranks as if each were on a host of its own.
+    pub(crate) fn run_without_shared_memory(&self) -> Option<String> {
+        self.run_with(&[("RINGPULL_SHARED_MEMORY", "0")])
+    }
+
+    fn run_with(&self, env: &[(&str, &str)]) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
-        let mut processes = self.start(folder.path());
+        let mut processes = self.start(folder.path(), env);
         let deadline = Instant::now() + DEADLINE;
         let late = processes.iter_mut().any(|process| !process.ends_by(deadline));
         let failed = processes.iter_mut().any(|process| !process.succeeded());
@@ -50,10 +59,12 @@ impl Job {
         format!("{} of {} on {} workers", self.group, self.kind, self.workers)
     }
 
-    fn start(&self, folder: &Path) -> Vec<Process> {
+    fn start(&self, folder: &Path, env: &[(&str, &str)]) -> Vec<Process> {
         match self.kind {
             "local" => vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))],
-            "dist_sync_mpi" => vec![Process::start("mpirun", &mut self.this_binary(mpirun(self.workers), folder))],
+            "dist_sync_mpi" => {
+                vec![Process::start("mpirun", self.this_binary(mpirun(self.workers), folder).envs(env.iter().copied()))]
+            }
             _ => self.with_servers(folder),
         }
     }

@@ -56,6 +56,13 @@ fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
 }
 
 #[test]
+fn dist_sync_mpi_keeps_every_promise_by_messages_too() {
+    for group in ["strings", "integers"] {
+        Job { kind: "dist_sync_mpi", workers: 3, group }.run_without_shared_memory();
+    }
+}
+
+#[test]
 fn dist_sync_keeps_every_promise_on_1_to_4_workers() {
     for workers in [1, 2, 4] {
         for group in ["strings-servers", "integers"] {

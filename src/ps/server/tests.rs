@@ -22,7 +22,10 @@ fn init(rank: usize, values: &[f32]) -> (Request, Message) {
 }
 
 fn push(round: u64, value: f32, reply: u64) -> (Request, Message) {
-    (Request::Push { place: place(), round, optimizer: 0, compression: None, reply: Some(reply) }, message(&[value, 0.1 * value]))
+    (
+        Request::Push { place: place(), round, optimizer: 0, compression: None, reply: Some(reply) },
+        message(&[value, 0.1 * value]),
+    )
 }
 
 /// What a server answers, by rank and reply, and nothing else.
