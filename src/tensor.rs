@@ -17,11 +17,15 @@ use parking_lot::{RawRwLock, RwLock};
 use crate::buffer::Buffer;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::timeline::{self, Phase};
 
 struct Content {
     data: Arc<Buffer>,
     /// Why the last write of this tensor did not happen; reading it raises that.
     fault: Option<Error>,
+    /// The key that was written last, kept for the timeline only.
+    written: Option<Key>,
 }
 
 /// A dense tensor in host memory, C-contiguous. Cloning clones the handle, not the elements.
@@ -61,13 +65,17 @@ impl Tensor {
     pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Self {
         let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
         assert_eq!(buffer.bytes().len(), len_bytes, "the buffer holds the shape's elements");
-        let content = Content { data: Arc::new(buffer), fault: None };
+        let content = Content { data: Arc::new(buffer), fault: None, written: None };
         Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)) }
     }
 
     /// A tensor over a snapshot: it is copied when either side writes.
     pub(crate) fn from_snapshot(dtype: DType, shape: &[usize], data: Arc<Buffer>) -> Self {
-        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(Content { data, fault: None })) }
+        Tensor {
+            dtype,
+            shape: shape.into(),
+            content: Arc::new(RwLock::new(Content { data, fault: None, written: None })),
+        }
     }
 
     /// The element type.
@@ -102,11 +110,21 @@ impl Tensor {
 
     /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
     pub fn read(&self) -> Result<TensorRef> {
-        let content = RwLock::read_arc(&self.content);
+        let content = if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) };
         match &content.fault {
             Some(fault) => Err(fault.clone()),
             None => Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content }),
         }
+    }
+
+    fn read_timed(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
+        RwLock::try_read_arc(&self.content).unwrap_or_else(|| {
+            let since_ns = timeline::now_ns();
+            let content = RwLock::read_arc(&self.content);
+            let name = || content.written.as_ref().map_or("an output".into(), timeline::Name::from);
+            timeline::record(Phase::Wait, name, since_ns, self.len_bytes() as u64);
+            content
+        })
     }
 
     /// The elements, for writing. Blocks while a store still reads or writes them. Clears an earlier fault.
@@ -228,6 +246,11 @@ impl TensorMut {
             assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
             self.content.data = Arc::new(Buffer::copy_of(bytes));
         }
+    }
+
+    /// Says whose value is being written, for the timeline of whoever waits for it.
+    pub(crate) fn write_of(&mut self, key: &Key) {
+        self.content.written = Some(key.clone());
     }
 
     /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.

@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::progress::agreement::{Call, Launch, Topic};
 use crate::progress::shared::{Command, Note, Shared};
 use crate::progress::watcher::Watcher;
+use crate::timeline::{self, Phase};
 use crate::topology::Peer;
 use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
@@ -309,7 +310,9 @@ fn communicate(shared: &Shared, mut host: Host, inbox: &Receiver<Command>, finis
             continue;
         }
         *shared.running.lock() = Some(launch.topic.clone());
+        let span = timeline::span(Phase::Collective, || launch.topic.name());
         let outcome = job.run(&mut host, &launch);
+        drop(span);
         let (sent, received) = host.traffic_bytes();
         shared.sent_bytes.store(sent, Ordering::Relaxed);
         shared.received_bytes.store(received, Ordering::Relaxed);

@@ -15,6 +15,7 @@ use crate::progress::{Engine, Job, Launch, Topic};
 use crate::store::update::{Update, Updates};
 use crate::store::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut};
+use crate::timeline::{self, Phase};
 
 /// The backend of `dist_sync_mpi`, over the ranks of an [`Engine`].
 pub struct Allreduce {
@@ -299,7 +300,9 @@ impl Push {
 
 impl Job for Push {
     fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+        let span = timeline::span(Phase::Pack, || &self.slot.entry.key);
         let place = self.place();
+        drop(span);
         let dtype = self.slot.entry.dtype;
         if let Some(index) = place {
             host.allreduce(dtype, self.outs[index].bytes_mut(), launch.number)?;
@@ -315,6 +318,7 @@ impl Job for Push {
         let value = if matches!(self.update, Update::Overwrite) {
             sum
         } else {
+            let _span = timeline::span(Phase::Update, || &self.slot.entry.key);
             let mut value = self.slot.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(sum.bytes().len())));
             let outcome = self.updates.apply(&self.update, &self.slot.entry, sum.bytes(), &mut value);
             drop(sum);
@@ -324,11 +328,13 @@ impl Job for Push {
             }
             value
         };
+        let span = timeline::span(Phase::Unpack, || &self.slot.entry.key);
         for mut out in self.outs.drain(..) {
             if out.bytes().as_ptr() != value.bytes().as_ptr() {
                 out.copy_from(value.bytes());
             }
         }
+        drop(span);
         self.slot.settle(value);
         Ok(())
     }
