@@ -5,6 +5,7 @@
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
 //! - `ring`, `direct`, `circulant`, `doubling`, `tree`: one family of plans each, opened by the prose that explains it;
+//! - `messages`: a plan cut into segments; `run`: the interpreter; `idle`: how it waits;
 //! - `choose`: which of them `auto` is; `check`: the proof, by symbols, that the plans of all ranks do what they
 //!   promise.
 //!
@@ -40,6 +41,8 @@ mod run_tests;
 mod circulant;
 mod direct;
 mod doubling;
+mod idle;
+mod messages;
 #[cfg(test)]
 mod proofs;
 mod ring;
@@ -47,7 +50,7 @@ mod tree;
 
 pub use choose::choose;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
-pub use run::Runner;
+pub use run::{Runner, Ticket};
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a row.
 /// Longer ones are rings: a part much longer than the others passes each link once, and all links at the same time.

@@ -1,4 +1,5 @@
-//! Collectives on host memory.
+//! Collectives on host memory: one at a time to its end, or several sums begun and advanced together.
+#![allow(unsafe_code)]
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::buffer::Buffer;
-use crate::collective::{self, Algorithm, Parts, Runner};
+use crate::collective::{self, Algorithm, Parts, Runner, Ticket};
 use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -50,8 +51,9 @@ impl fmt::Display for Choice {
     }
 }
 
-/// All ranks of a job, seen from one of them. Every operation blocks and is collective: all ranks call the same ones in the
-/// same order with the same lengths, dtypes and stamps.
+/// All ranks of a job, seen from one of them. Every operation is collective, with the same length, dtype and stamp on all ranks, and
+/// blocks, but for those begun with [`begin_allreduce`](Self::begin_allreduce). Those that block are called by all ranks in one
+/// order, when nothing is under way.
 pub struct Host {
     transport: Box<dyn Transport>,
     runner: Runner,
@@ -89,6 +91,58 @@ impl Host {
         (self.runner.sent_bytes, self.runner.received_bytes)
     }
 
+    /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what is under way is then
+    /// finished first. Sums of higher `priority` go first. Operations under way together have stamps of their own.
+    ///
+    /// # Safety
+    /// `data` stays valid, and nobody else touches it, until the ticket is reported by [`take_finished`](Self::take_finished); after
+    /// an error, of this or of any later call, for ever.
+    pub unsafe fn begin_allreduce(
+        &mut self,
+        dtype: DType,
+        data: *mut [u8],
+        stamp: Stamp,
+        priority: i32,
+    ) -> Result<Option<Ticket>> {
+        let algorithm = match self.choice {
+            Choice::Auto => collective::choose(data.len(), self.size()),
+            Choice::Plan(algorithm) => algorithm,
+            Choice::Native => {
+                self.drain()?;
+                // SAFETY: the caller gives the memory away until this is done.
+                return self.allreduce_natively(dtype, unsafe { &mut *data }).map(|()| None);
+            }
+        };
+        let plan = collective::allreduce(algorithm, self.rank(), self.size(), data.len() / dtype.size_bytes());
+        // SAFETY: as the caller promises.
+        Ok(Some(unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) }))
+    }
+
+    /// Moves what can be moved now; whether anything did. Does not block.
+    pub fn advance(&mut self) -> Result<bool> {
+        self.runner.advance(&mut *self.transport, &self.stop)
+    }
+
+    /// To be called when nothing has moved: waits a little. An error if nothing has moved for too long.
+    pub fn pause(&mut self) -> Result<()> {
+        self.runner.pause(self.transport.rank())
+    }
+
+    /// The sums that have finished since this was asked last.
+    pub fn take_finished(&mut self) -> impl Iterator<Item = Ticket> {
+        self.runner.take_finished()
+    }
+
+    /// Returns when everything begun is finished.
+    pub fn drain(&mut self) -> Result<()> {
+        while self.runner.is_busy() {
+            if !self.advance()? {
+                self.pause()?;
+            }
+        }
+        Ok(())
+    }
+
     /// `data` becomes the sum over all ranks, the same bits on each.
     pub fn allreduce(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
         self.allreduce_by(self.choice, dtype, data, stamp)
@@ -109,6 +163,12 @@ impl Host {
     pub fn broadcast(&mut self, root: usize, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::broadcast(root, self.rank(), self.size(), data.len());
         self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
+    }
+
+    /// `data` becomes every other rank's, which call [`broadcast`](Self::broadcast) with this rank as the root.
+    pub fn broadcast_own(&mut self, data: &[u8], stamp: Stamp) -> Result<()> {
+        let plan = collective::broadcast(self.rank(), self.rank(), self.size(), data.len());
+        self.runner.send_out(&plan, data, &mut *self.transport, stamp, &self.stop)
     }
 
     /// Part `r` of `data`, bounded in bytes, becomes rank `r`'s on every rank.

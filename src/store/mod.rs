@@ -8,8 +8,10 @@
 pub mod allreduce;
 mod contribution;
 mod create;
+mod jobs;
 mod local;
 pub mod servers;
+mod slot;
 mod states;
 mod table;
 mod update;

@@ -90,7 +90,7 @@ impl Phase {
 
     /// Whether several of one thread may be open at once without one holding the other.
     fn overlaps(self) -> bool {
-        matches!(self, Phase::Send | Phase::Receive | Phase::Request)
+        matches!(self, Phase::Collective | Phase::Send | Phase::Receive | Phase::Request)
     }
 }
 

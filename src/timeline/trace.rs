@@ -68,7 +68,7 @@ pub struct TraceEvent {
     /// When, in microseconds.
     #[serde(default)]
     pub ts: f64,
-    /// How long, in microseconds.
+    /// How long, in microseconds; viewers take it from an `X`, and a `b` says it for those who read this file alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dur: Option<f64>,
     /// Which process of the job.
@@ -212,14 +212,15 @@ fn put(events: &mut Vec<TraceEvent>, event: &Event, pid: u32, tid: u32, at: usiz
         cat: event.phase.name().to_owned(),
         ph: if overlaps { "b" } else { "X" }.to_owned(),
         ts: micros(event.since_ns),
-        dur: (!overlaps).then(|| micros(event.length_ns)),
+        dur: Some(micros(event.length_ns)),
         pid,
         tid,
         id: overlaps.then(|| format!("{pid}.{tid}.{at}")),
         args: Args { bytes: Some(event.bytes).filter(|bytes| *bytes > 0), name: None },
     };
     let ts = micros(event.since_ns + event.length_ns);
-    let last = overlaps.then(|| TraceEvent { ph: "e".to_owned(), ts, args: Args::default(), ..first.clone() });
+    let last =
+        overlaps.then(|| TraceEvent { ph: "e".to_owned(), ts, dur: None, args: Args::default(), ..first.clone() });
     events.extend([Some(first), last].into_iter().flatten());
 }
 

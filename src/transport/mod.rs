@@ -13,13 +13,14 @@ pub mod star;
 
 use crate::error::Result;
 
-/// Names the operation a message belongs to, so that two ranks that run different operations notice it instead of mixing their bytes.
+/// Names the operation a message belongs to: the messages of operations that are in flight together do not mix, and none waits
+/// behind another's. Operations whose stamps differ by a multiple of 32768 must not be in flight together.
 pub type Stamp = u32;
 
 /// What one rank can do to another: post sends and receives, several in flight, and ask which are done.
 ///
-/// Messages are FIFO per ordered pair: the k-th send of a to b meets the k-th receive of b from a; both name the same
-/// length and stamp, and it is an error, not a mixture, if they do not.
+/// Messages are FIFO per ordered pair and stamp: the k-th send of a to b with a stamp meets the k-th receive of b from a with that
+/// stamp; both name the same length, and it is an error, not a mixture, if they do not.
 pub trait Transport {
     /// This rank.
     fn rank(&self) -> usize;
