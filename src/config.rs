@@ -191,6 +191,11 @@ pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
 }
 
+/// `RINGPULL_TIMELINE` (unset): the file that each process writes what it did to, as a Chrome trace.
+pub fn timeline_file() -> Option<String> {
+    text("RINGPULL_TIMELINE")
+}
+
 /// The variable's value, `None` if unset or empty.
 pub fn text(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())

@@ -17,6 +17,8 @@ use parking_lot::{RawRwLock, RwLock};
 use crate::buffer::Buffer;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::timeline::{self, Phase};
 
 /// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
 pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
@@ -25,12 +27,14 @@ struct Content {
     data: Arc<Buffer>,
     /// Why the last write of this tensor did not happen; reading it raises that.
     fault: Option<Error>,
+    /// The key that was written last, kept for the timeline only.
+    written: Option<Key>,
     released: Option<Released>,
 }
 
 impl Content {
     fn of(data: Arc<Buffer>) -> Self {
-        Content { data, fault: None, released: None }
+        Content { data, fault: None, written: None, released: None }
     }
 }
 
@@ -131,7 +135,8 @@ impl Tensor {
 
     /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
     pub fn read(&self) -> Result<TensorRef> {
-        self.guard(RwLock::read_arc(&self.content))
+        let content = if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) };
+        self.guard(content)
     }
 
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
@@ -144,6 +149,16 @@ impl Tensor {
             Some(fault) => Err(fault.clone()),
             None => Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content }),
         }
+    }
+
+    fn read_timed(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
+        RwLock::try_read_arc(&self.content).unwrap_or_else(|| {
+            let since_ns = timeline::now_ns();
+            let content = RwLock::read_arc(&self.content);
+            let name = || content.written.as_ref().map_or("an output".into(), timeline::Name::from);
+            timeline::record(Phase::Wait, name, since_ns, self.len_bytes() as u64);
+            content
+        })
     }
 
     /// The elements, for writing. Blocks while a store still reads or writes them. Clears an earlier fault.
@@ -265,6 +280,11 @@ impl TensorMut {
             assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
             self.content.data = Arc::new(Buffer::copy_of(bytes));
         }
+    }
+
+    /// Says whose value is being written, for the timeline of whoever waits for it.
+    pub(crate) fn write_of(&mut self, key: &Key) {
+        self.content.written = Some(key.clone());
     }
 
     /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.

@@ -8,6 +8,8 @@ pub mod compare;
 pub mod info;
 pub mod lab;
 pub mod launch;
+pub mod timeline;
+pub mod train;
 
 use std::error::Error as _;
 use std::process::ExitCode;
@@ -34,6 +36,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
     Launch(launch::LaunchArgs),
+    /// Merge the timelines of a run's ranks, and say where a step's time went.
+    Timeline(timeline::TimelineArgs),
     /// What this build and this machine can do.
     Info(info::InfoArgs),
     /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
@@ -66,9 +70,10 @@ impl Cli {
 impl Command {
     fn run(self) -> Result<ExitCode> {
         match self {
-            Command::Bench(args) => bench::run(args),
+            Command::Bench(args) => bench::run(&args),
             Command::Compare(args) => compare::run(&args),
             Command::Launch(args) => launch::run(args),
+            Command::Timeline(args) => timeline::run(&args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),
         }

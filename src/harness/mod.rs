@@ -7,18 +7,22 @@
 //! - [`mode`]: what can be compared; [`cost`]: what each must move, in closed form;
 //! - [`pushpull`], [`allreduce`]: the measuring ranks; [`pattern`]: inputs whose sums are known; [`expected`]: what a store must then hold;
 //! - [`record`], [`statistics`]: a measurement and what it says;
+//! - [`train`]: the ranks that replay a model's steps; [`layers`], [`compute`]: what they replay; [`schedule`]: the least step;
+//! - [`timeline`]: what the ranks' timelines say together;
 //! - [`training`], [`dataset`], [`shard`], [`total`], [`checkpoint`]: what a training program needs;
 //! - [`compare`]: rounds of jobs, the table, the verdict, the report.
 
 pub mod allreduce;
 pub mod checkpoint;
 pub mod compare;
+pub mod compute;
 pub mod cost;
 pub mod dataset;
 pub mod expected;
 pub mod interrupt;
 pub mod lab;
 pub mod launch;
+pub mod layers;
 pub mod link;
 pub mod machine;
 pub mod mode;
@@ -27,8 +31,11 @@ pub mod mpirun;
 pub mod pattern;
 pub mod pushpull;
 pub mod record;
+pub mod schedule;
 pub mod shard;
 pub mod size;
 pub mod statistics;
+pub mod timeline;
 pub mod total;
+pub mod train;
 pub mod training;
