@@ -5,9 +5,11 @@
 
 pub mod bench;
 pub mod compare;
+pub mod doctor;
 pub mod info;
 pub mod lab;
 pub mod launch;
+pub mod manifest;
 
 use std::error::Error as _;
 use std::process::ExitCode;
@@ -34,6 +36,10 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
     Launch(launch::LaunchArgs),
+    /// Write Kubernetes manifests of jobs, or check MPIJobs.
+    Manifest(manifest::ManifestArgs),
+    /// Find what would keep a job from running, and say the fix.
+    Doctor(doctor::DoctorArgs),
     /// What this build and this machine can do.
     Info(info::InfoArgs),
     /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
@@ -69,6 +75,8 @@ impl Command {
             Command::Bench(args) => bench::run(args),
             Command::Compare(args) => compare::run(&args),
             Command::Launch(args) => launch::run(args),
+            Command::Manifest(args) => manifest::run(args),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),
         }

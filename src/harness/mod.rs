@@ -8,6 +8,8 @@
 //! - [`pushpull`], [`allreduce`]: the measuring ranks; [`pattern`]: inputs whose sums are known;
 //! - [`record`], [`statistics`]: a measurement and what it says;
 //! - [`training`], [`dataset`], [`shard`], [`total`], [`checkpoint`]: what a training program needs;
+//! - [`doctor`]: what would keep a job from running;
+//! - [`manifest`]: Kubernetes manifests of jobs, and a check of them;
 //! - [`compare`]: rounds of jobs, the table, the verdict, the report.
 
 pub mod allreduce;
@@ -15,11 +17,13 @@ pub mod checkpoint;
 pub mod compare;
 pub mod cost;
 pub mod dataset;
+pub mod doctor;
 pub mod interrupt;
 pub mod lab;
 pub mod launch;
 pub mod link;
 pub mod machine;
+pub mod manifest;
 pub mod mode;
 pub mod models;
 pub mod mpirun;
