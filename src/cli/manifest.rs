@@ -31,11 +31,11 @@ pub struct ManifestArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// An MPIJob that trains by allreduce (dist_sync_mpi).
+    /// An MPIJob that trains by allreduce (`dist_sync_mpi`).
     Train(JobArgs),
     /// An MPIJob that compares allreduce and parameter servers on its pods; what follows -- goes to `ringpull compare`.
     Compare(JobArgs),
-    /// An MPIJob of scheduler, servers and workers (dist_sync, dist_async).
+    /// An MPIJob of scheduler, servers and workers (`dist_sync`, `dist_async`).
     Ps(JobArgs),
     /// A Job of one process.
     Job(JobArgs),
@@ -101,7 +101,7 @@ struct JobArgs {
     /// Elastic: start with the workers that answer if they are so many; again after each loss, from the checkpoint.
     #[arg(long, value_name = "N")]
     min_workers: Option<u32>,
-    /// The RDMA resource of a worker, such as rdma/ib, rdma/hca_shared_devices_a or vpc.amazonaws.com/efa.
+    /// The RDMA resource of a worker, such as rdma/ib, `rdma/hca_shared_devices_a` or vpc.amazonaws.com/efa.
     #[arg(long, value_name = "RESOURCE")]
     rdma: Option<String>,
     /// The Multus network of the RDMA device.

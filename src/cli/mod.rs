@@ -37,7 +37,7 @@ enum Command {
     /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
     Launch(launch::LaunchArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
-    Manifest(manifest::ManifestArgs),
+    Manifest(Box<manifest::ManifestArgs>),
     /// Find what would keep a job from running, and say the fix.
     Doctor(doctor::DoctorArgs),
     /// What this build and this machine can do.
@@ -75,7 +75,7 @@ impl Command {
             Command::Bench(args) => bench::run(args),
             Command::Compare(args) => compare::run(&args),
             Command::Launch(args) => launch::run(args),
-            Command::Manifest(args) => manifest::run(args),
+            Command::Manifest(args) => manifest::run(*args),
             Command::Doctor(args) => doctor::run(&args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),

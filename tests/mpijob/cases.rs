@@ -61,7 +61,8 @@ pub(crate) fn plain(ranks: usize) -> String {
 pub(crate) fn trains_alike(test: &str, image: &Image, options: &[&str], hosts: usize, ranks: usize, trouble: Trouble) {
     let script = format!("echo host=$(hostname) probe=$PROBE; exec {}", train().join(" "));
     let words = [options, &["--env", "PROBE=passed on"]].concat();
-    let mut job = Job::new(test, image, &manifest(&[&["train", "--name", "sim"], &words[..]].concat(), &["sh", "-c", &script]));
+    let mut job =
+        Job::new(test, image, &manifest(&[&["train", "--name", "sim"], &words[..]].concat(), &["sh", "-c", &script]));
     let mut launcher = job.launch(trouble);
     let code = launcher.ends_within(LIMIT);
     let text = launcher.text();
@@ -150,7 +151,10 @@ pub(crate) fn refuses_ranks_elsewhere(test: &str, image: &Image) {
     let mut launcher = job.launch(Trouble::default());
     assert_eq!(launcher.ends_within(LIMIT), Some(1), "{}", launcher.text());
     let text = launcher.text();
-    assert!(text.contains("the ranks would run on [sim-launcher], but the hostfile names [sim-worker-0 sim-worker-1]"), "{text}");
+    assert!(
+        text.contains("the ranks would run on [sim-launcher], but the hostfile names [sim-worker-0 sim-worker-1]"),
+        "{text}"
+    );
     assert!(!text.lines().any(|line| line == "ran"), "{text}");
 }
 
@@ -162,7 +166,18 @@ pub(crate) fn serves_and_compares(test: &str, image: &Image) {
     let mut launcher = job.launch(Trouble::default());
     assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", launcher.text());
     assert_eq!(hashes(&launcher.text()).len(), 2, "{}", launcher.text());
-    let words = ["--modes", "dist_sync_mpi,dist_sync:1shared", "--bytes", "1MB", "--rounds", "1", "--iters", "1", "--out", "/train/out"];
+    let words = [
+        "--modes",
+        "dist_sync_mpi,dist_sync:1shared",
+        "--bytes",
+        "1MB",
+        "--rounds",
+        "1",
+        "--iters",
+        "1",
+        "--out",
+        "/train/out",
+    ];
     let options = ["compare", "--name", "sim", "--workers", "2"];
     let mut job = Job::new(&format!("{test}c"), image, &manifest(&options, &words));
     let mut launcher = job.launch(Trouble::default());

@@ -1,5 +1,6 @@
 //! The part of mpi-operator's contract that a job sees: names, hostfile, key, variables, order of starting, retries.
 
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -40,7 +41,13 @@ fn words(value: &Value) -> Vec<String> {
 impl Job {
     pub(crate) fn new(test: &str, image: &Image, manifest: &Value) -> Job {
         let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
-        Job { network: Network::up(test), image: image.clone(), spec: manifest["spec"].clone(), name, workers: Vec::new() }
+        Job {
+            network: Network::up(test),
+            image: image.clone(),
+            spec: manifest["spec"].clone(),
+            name,
+            workers: Vec::new(),
+        }
     }
 
     fn role(&self, role: &str) -> &Value {
@@ -70,7 +77,7 @@ impl Job {
         let mut text = "127.0.0.1 localhost\n".to_owned();
         for (pod, number) in self.pod_names() {
             let short = if of_worker { pod.as_str() } else { "" };
-            text += &format!("{} {} {short}\n", address(number), self.full_name(&pod));
+            writeln!(text, "{} {} {short}", address(number), self.full_name(&pod)).unwrap();
         }
         text
     }
@@ -79,7 +86,8 @@ impl Job {
         let slots = number(&self.spec["slotsPerWorker"], 1);
         let first = usize::from(!self.launcher_works());
         let names = self.pod_names();
-        names[first..].iter().map(|(pod, _)| format!("{} slots={slots}\n", self.full_name(pod))).collect()
+        let lines = names[first..].iter().map(|(pod, _)| format!("{} slots={slots}", self.full_name(pod)));
+        lines.collect::<Vec<_>>().join("\n") + "\n"
     }
 
     fn plan(&self, role: &str, name: &str, number: u8) -> Plan {

@@ -27,22 +27,24 @@ pub(crate) fn lacks() -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let script = "mount -t tmpfs tmpfs $0 && cd $0 && mkdir u w m && mount -t overlay -o lowerdir=/,upperdir=u,workdir=w overlay m && ip netns list";
     let output = Command::new("unshare").args(["--mount", "sh", "-c", script]).arg(folder.path()).output().unwrap();
-    (!output.status.success()).then(|| format!("no overlay or namespace can be made: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    (!output.status.success())
+        .then(|| format!("no overlay or namespace can be made: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// The layers of the image's root file system, the uppermost first.
+/// The image's root file system: a folder, and what is laid over it.
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
-    pub(crate) layers: String,
-    _folder: Arc<tempfile::TempDir>,
+    base: String,
+    layer: Option<Arc<tempfile::TempDir>>,
 }
 
 impl Image {
     /// What the Dockerfile lays over its base, over this machine's own root file system, which has the packages.
     pub(crate) fn over_this_machine() -> Image {
         let folder = tempfile::tempdir().unwrap();
-        let layer = folder.path().join("layer");
+        let [layer, programs] = ["files", "programs"].map(|name| folder.path().join(name));
         std::fs::create_dir(&layer).unwrap();
+        std::fs::create_dir(&programs).unwrap();
         let own = Path::new(env!("CARGO_MANIFEST_DIR"));
         let binaries = [PathBuf::from(env!("CARGO_BIN_EXE_ringpull")), super::example()];
         let steps = r#"set -e
@@ -51,7 +53,6 @@ mount -t tmpfs tmpfs "$work"
 mkdir "$work/u" "$work/w" "$work/m"
 mount -t overlay -o "lowerdir=/,upperdir=$work/u,workdir=$work/w" overlay "$work/m"
 "$source/install" "$work/m"
-install "$4" "$5" "$work/m/usr/local/bin/"
 umount "$work/m"
 cp -a "$work/u/." "$out/""#;
         let work = folder.path().join("work");
@@ -59,16 +60,18 @@ cp -a "$work/u/." "$out/""#;
         let output = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "sh", "-c", steps, "sh"])
             .args([&work, &layer, &own.join("mpijob/image")])
-            .args(&binaries)
             .output()
             .unwrap();
         assert!(output.status.success(), "the image: {}", String::from_utf8_lossy(&output.stderr));
-        Image { layers: format!("{}:/", layer.display()), _folder: Arc::new(folder) }
+        for binary in binaries {
+            std::fs::copy(&binary, programs.join(binary.file_name().unwrap())).unwrap();
+        }
+        Image { base: "/".to_owned(), layer: Some(Arc::new(folder)) }
     }
 
     /// A root file system that lies in a folder, such as one that buildah has mounted.
     pub(crate) fn of_folder(root: &str) -> Image {
-        Image { layers: root.to_owned(), _folder: Arc::new(tempfile::tempdir().unwrap()) }
+        Image { base: root.to_owned(), layer: None }
     }
 }
 
@@ -113,7 +116,10 @@ impl Network {
         run("ip", &["-n", &switch, "address", "add", "10.244.0.254/24", "dev", "br0"]);
         run("ip", &["-n", &switch, "link", "set", "br0", "up"]);
         let folder = network.folder.path();
-        run("ssh-keygen", &["-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", &folder.join("key").display().to_string()]);
+        run(
+            "ssh-keygen",
+            &["-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", &folder.join("key").display().to_string()],
+        );
         std::fs::create_dir(folder.join("volume")).unwrap();
         run("chmod", &["0777", &folder.join("volume").display().to_string()]);
         network
@@ -151,8 +157,8 @@ impl Network {
             std::fs::write(folder.join("config/hostfile"), hostfile).unwrap();
             std::fs::write(folder.join("config/discover_hosts.sh"), "#!/bin/sh\n").unwrap();
         }
-        let env: String = plan.env.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
-        std::fs::write(folder.join("env"), env).unwrap();
+        let env: Vec<String> = plan.env.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+        std::fs::write(folder.join("env"), env.concat()).unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpijob/pod.sh");
         let mut command = Command::new("nsenter");
         command
@@ -160,7 +166,9 @@ impl Network {
             .args(["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "sh"])
             .arg(script)
             .arg(&folder)
-            .args([&image.layers, &plan.name, &plan.uid.to_string()])
+            .arg(&image.base)
+            .arg(image.layer.as_ref().map_or(Path::new("-"), |layer| layer.path()))
+            .args([&plan.name, &plan.uid.to_string()])
             .arg(plan.group.map_or("-".to_owned(), |group| group.to_string()))
             .arg(if plan.drop_all { "-all" } else { CAPABILITIES })
             .args([if plan.no_new_privs { "yes" } else { "no" }, &plan.ssh_folder])

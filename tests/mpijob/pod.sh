@@ -1,11 +1,12 @@
 #!/bin/sh
 # The inside of a pod, as the kubelet and the container runtime would make it. Runs in mount, uts, ipc and pid
 # namespaces of its own and in the pod's network namespace; everything it mounts goes with them.
-#   pod.sh FOLDER LOWER NAME UID FSGROUP CAPABILITIES NO_NEW_PRIVS SSH_FOLDER WORDS...
+#   pod.sh FOLDER BASE LAYER NAME UID FSGROUP CAPABILITIES NO_NEW_PRIVS SSH_FOLDER WORDS...
+# The root file system is BASE, with the files of LAYER/files and the programs of LAYER/programs over it if LAYER is not -.
 # FOLDER holds: hosts, key, key.pub, volume/; in a launcher also config/. Variables come from FOLDER/env, one a line.
 set -eu
-folder=$1 lower=$2 name=$3 uid=$4 group=$5 capabilities=$6 no_new_privs=$7 ssh=$8
-shift 8
+folder=$1 base=$2 layer=$3 name=$4 uid=$5 group=$6 capabilities=$7 no_new_privs=$8 ssh=$9
+shift 9
 mount --make-rprivate /
 hostname "$name"
 volume=$(readlink -f "$folder/volume")
@@ -14,8 +15,15 @@ top=$folder/top
 mkdir -p "$top"
 mount -t tmpfs -o mode=0755 tmpfs "$top"
 mkdir "$top/upper" "$top/work" "$top/root"
-mount -t overlay -o "lowerdir=$lower,upperdir=$top/upper,workdir=$top/work" overlay "$top/root"
+mount -t overlay -o "lowerdir=$base,upperdir=$top/upper,workdir=$top/work" overlay "$top/root"
 root=$top/root
+if [ "$layer" != - ]; then
+  cp -a "$layer/files/." "$root/"
+  for program in "$layer"/programs/*; do
+    : >"$root/usr/local/bin/${program##*/}"
+    mount --bind "$program" "$root/usr/local/bin/${program##*/}"
+  done
+fi
 mkdir -p "$root/proc" "$root/sys" "$root/dev" "$root/tmp" "$root/train" "$root/etc/mpi" "$root$ssh"
 mount -t proc proc "$root/proc"
 mount -t sysfs -o ro sysfs "$root/sys"

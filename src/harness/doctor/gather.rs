@@ -22,11 +22,12 @@ const SYS_PTRACE: u32 = 19;
 pub fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], with_probe: bool) -> Facts {
     let machine = Machine::survey();
     let host = host_name();
-    let (probe, probe_failure) = match (with_probe && machine.mpi_library.is_some() && machine.mpirun.is_some()).then(probe::run) {
-        None => (Vec::new(), None),
-        Some(Ok(ranks)) => (ranks, None),
-        Some(Err(error)) => (Vec::new(), Some(error.to_string().lines().next().unwrap_or("").to_owned())),
-    };
+    let (probe, probe_failure) =
+        match (with_probe && machine.mpi_library.is_some() && machine.mpirun.is_some()).then(probe::run) {
+            None => (Vec::new(), None),
+            Some(Ok(ranks)) => (ranks, None),
+            Some(Err(error)) => (Vec::new(), Some(error.to_string().lines().next().unwrap_or("").to_owned())),
+        };
     Facts {
         called: called.unwrap_or_else(|| host.clone()),
         own_address: address_of(&host).map(|address| address.to_string()),
@@ -43,12 +44,19 @@ pub fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], wi
         in_container: ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
             || config::text("KUBERNETES_SERVICE_HOST").is_some()
             || config::text("K_MPI_JOB_ROLE").is_some(),
-        shared_memory: rustix::fs::statvfs("/dev/shm").ok().map(|it| (it.f_blocks * it.f_frsize, it.f_bavail * it.f_frsize)),
+        shared_memory: rustix::fs::statvfs("/dev/shm")
+            .ok()
+            .map(|it| (it.f_blocks * it.f_frsize, it.f_bavail * it.f_frsize)),
         ptrace_scope: number("/proc/sys/kernel/yama/ptrace_scope").unwrap_or(0),
-        may_trace: status("CapEff").and_then(|set| u64::from_str_radix(&set, 16).ok()).is_some_and(|set| set >> SYS_PTRACE & 1 == 1),
+        may_trace: status("CapEff")
+            .and_then(|set| u64::from_str_radix(&set, 16).ok())
+            .is_some_and(|set| set >> SYS_PTRACE & 1 == 1),
         locked_memory: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
         rdma: names("/sys/class/infiniband"),
-        gpus: names("/dev").iter().filter(|name| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u8>().is_ok())).count(),
+        gpus: names("/dev")
+            .iter()
+            .filter(|name| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u8>().is_ok()))
+            .count(),
         driver: driver(),
         nccl: nccl(),
         ssh: ssh_files(),
@@ -104,7 +112,8 @@ fn nccl() -> Option<String> {
 fn ssh_files() -> Vec<SshFile> {
     let Some(home) = config::text("HOME") else { return Vec::new() };
     let folder = Path::new(&home).join(".ssh");
-    let keys = names(&folder.to_string_lossy()).into_iter().filter(|name| name.starts_with("id_") && !name.ends_with(".pub"));
+    let keys =
+        names(&folder.to_string_lossy()).into_iter().filter(|name| name.starts_with("id_") && !name.contains('.'));
     let paths = [folder.clone(), folder.join("authorized_keys")].into_iter().map(|path| (path, false));
     let all = paths.chain(keys.map(|name| (folder.join(name), true)));
     all.filter_map(|(path, is_key)| {
@@ -121,7 +130,8 @@ fn address_of(name: &str) -> Option<IpAddr> {
 fn look_at(peer: &str) -> Seen {
     let (name, port) = peer.rsplit_once(':').unwrap_or((peer, "22"));
     let mut seen = Seen { host: name.to_owned(), ..Seen::default() };
-    let Some(address) = (name, port.parse().unwrap_or(22)).to_socket_addrs().ok().and_then(|mut found| found.next()) else {
+    let Some(address) = (name, port.parse().unwrap_or(22)).to_socket_addrs().ok().and_then(|mut found| found.next())
+    else {
         seen.failure = Some("its name does not resolve".to_owned());
         return seen;
     };

@@ -18,8 +18,11 @@ const ANSWER: Duration = Duration::from_secs(60);
 /// The port of ssh where the hostfile names none: ssh's own configuration may.
 const SSH_PORT: u16 = 22;
 
-/// What each host of a hostfile says of itself, all asked at once; and those that say nothing, with the reason.
-pub fn ask(hosts: &[Host]) -> Result<(Vec<Facts>, Vec<(String, String)>)> {
+/// The facts that came, and the hosts that none came from, with the reason.
+pub type Asked = (Vec<Facts>, Vec<(String, String)>);
+
+/// What each host of a hostfile says of itself, all asked at once.
+pub fn ask(hosts: &[Host]) -> Result<Asked> {
     let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let addresses: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, port_of(host))).collect();
     let (sender, answers) = channel();

@@ -110,7 +110,8 @@ fn locked_memory(facts: &Facts) -> Vec<Finding> {
     }
     let what = format!("{limit} of locked memory for {}", facts.rdma.join(", "));
     if facts.locked_memory.is_some_and(|bytes| bytes < 1 << 30) {
-        let fix = "ulimit -l unlimited on the node (LimitMEMLOCK=infinity of its container runtime), and IPC_LOCK in the pod";
+        let fix =
+            "ulimit -l unlimited on the node (LimitMEMLOCK=infinity of its container runtime), and IPC_LOCK in the pod";
         return vec![Finding::failure("locked memory", at, what, fix)];
     }
     vec![Finding::good("locked memory", at, what)]
@@ -127,13 +128,12 @@ fn gpu(facts: &Facts) -> Vec<Finding> {
         return vec![Finding::failure("gpu", at, what, fix)];
     };
     let what = format!("{} GPUs, driver {driver}", facts.gpus);
-    match &facts.nccl {
-        Some(nccl) => vec![Finding::good("gpu", at, format!("{what}, NCCL {nccl}"))],
-        None => {
-            let fix = "install libnccl2 (or Python's nvidia-nccl-cu12 on LD_LIBRARY_PATH): without it GPUs of a host sum by copies";
-            vec![Finding::warning("gpu", at, format!("{what}, no NCCL"), fix)]
-        }
+    if let Some(nccl) = &facts.nccl {
+        return vec![Finding::good("gpu", at, format!("{what}, NCCL {nccl}"))];
     }
+    let fix =
+        "install libnccl2, or put the folder of Python's nvidia-nccl on LD_LIBRARY_PATH: without it GPUs sum by copies";
+    vec![Finding::warning("gpu", at, format!("{what}, no NCCL"), fix)]
 }
 
 fn keys(facts: &Facts) -> Vec<Finding> {

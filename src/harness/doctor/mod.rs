@@ -15,8 +15,8 @@ mod together;
 
 use serde::Serialize;
 
-pub use self::gather::gather;
 use self::facts::Facts;
+pub use self::gather::gather;
 
 /// What a check came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -61,8 +61,8 @@ pub fn rank() -> Result<()> {
     let library = crate::harness::machine::Machine::survey().mpi_library.unwrap_or_default();
     let size = universe.world().size() as usize;
     let rank = ProbedRank { size, level: level.to_owned(), library };
-    let line = serde_json::to_string(&rank)
-        .map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))?;
+    let line =
+        serde_json::to_string(&rank).map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))?;
     println!("{line}");
     Ok(())
 }

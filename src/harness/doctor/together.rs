@@ -7,8 +7,18 @@ use super::facts::Facts;
 pub(super) fn hosts(all: &[Facts]) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(same(all, "mpi", |facts| facts.mpirun.clone(), "install the same MPI on every host"));
-    found.extend(same(all, "mpi library", |facts| facts.library.clone(), "copy one build of this program to every host"));
-    found.extend(same(all, "version", |facts| Some(facts.version.clone()), "copy one build of this program to every host"));
+    found.extend(same(
+        all,
+        "mpi library",
+        |facts| facts.library.clone(),
+        "copy one build of this program to every host",
+    ));
+    found.extend(same(
+        all,
+        "version",
+        |facts| Some(facts.version.clone()),
+        "copy one build of this program to every host",
+    ));
     found.extend(same(all, "driver", |facts| facts.driver.clone(), "install the same NVIDIA driver on every host"));
     found.extend(same(all, "nccl", |facts| facts.nccl.clone(), "install the same NCCL on every host"));
     found.extend(names(all));
@@ -30,7 +40,10 @@ fn names(all: &[Facts]) -> Option<Finding> {
         all[..at].iter().find(|other| other.host == one.host && other.called != one.called).map(|other| (other, one))
     });
     let (first, second) = twice?;
-    let what = format!("{} and {} both call themselves {}: ranks take them for one host", first.called, second.called, first.host);
+    let what = format!(
+        "{} and {} both call themselves {}: ranks take them for one host",
+        first.called, second.called, first.host
+    );
     Some(Finding::failure("name", &second.called, what, "give each host a name of its own (hostnamectl set-hostname)"))
 }
 
@@ -41,7 +54,10 @@ fn reach(all: &[Facts]) -> Vec<Finding> {
         for peer in &facts.peers {
             let fix = match &peer.address {
                 None => format!("add {} to DNS or to /etc/hosts of {}", peer.host, facts.called),
-                Some(_) => format!("open the way from {} to {} (firewall, security group, NetworkPolicy): MPI uses any port", facts.called, peer.host),
+                Some(_) => format!(
+                    "open the way from {} to {} (firewall, security group, NetworkPolicy): MPI uses any port",
+                    facts.called, peer.host
+                ),
             };
             let address = peer.address.as_deref().unwrap_or("");
             if let Some(failure) = &peer.failure {
@@ -52,13 +68,19 @@ fn reach(all: &[Facts]) -> Vec<Finding> {
                 let what = format!("cannot reach {} {address}: {failure}{half}", peer.host);
                 found.push(Finding::failure("reach", &facts.called, what, fix));
             } else if address.starts_with("127.") || address == "::1" {
-                let what = format!("{} is {address} from here: its ranks would offer an address that nobody else reaches", peer.host);
-                let fix = format!("take {} off the line of 127.0.0.1 or 127.0.1.1 in /etc/hosts of {}", peer.host, facts.called);
+                let what = format!(
+                    "{} is {address} from here: its ranks would offer an address that nobody else reaches",
+                    peer.host
+                );
+                let fix = format!(
+                    "take {} off the line of 127.0.0.1 or 127.0.1.1 in /etc/hosts of {}",
+                    peer.host, facts.called
+                );
                 found.push(Finding::failure("reach", &facts.called, what, fix));
-            } else if let Some(interface) = &peer.interface {
-                if !ways.contains(&interface.as_str()) {
-                    ways.push(interface);
-                }
+            } else if let Some(interface) = &peer.interface
+                && !ways.contains(&interface.as_str())
+            {
+                ways.push(interface);
             }
         }
         if ways.len() > 1 {
@@ -68,7 +90,11 @@ fn reach(all: &[Facts]) -> Vec<Finding> {
         } else if let Some(way) = ways.first()
             && facts.peers.iter().all(|peer| peer.failure.is_none())
         {
-            found.push(Finding::good("reach", &facts.called, format!("reaches {} hosts over {way}", facts.peers.len())));
+            found.push(Finding::good(
+                "reach",
+                &facts.called,
+                format!("reaches {} hosts over {way}", facts.peers.len()),
+            ));
         }
     }
     found

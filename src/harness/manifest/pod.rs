@@ -124,7 +124,8 @@ pub(crate) struct Capabilities {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Mount {
     pub(crate) name: String,
-    pub(crate) mount_path: String,
+    #[serde(rename = "mountPath")]
+    pub(crate) path: String,
     pub(crate) read_only: Option<bool>,
 }
 

@@ -255,10 +255,11 @@ impl Request {
 
     fn check_names(&self) -> Result<()> {
         let longest = match self.kind {
-            Kind::Train | Kind::Compare | Kind::Ps => format!("{}-worker-{}", self.name, self.workers.max(1) - 1),
+            Kind::Train | Kind::Compare | Kind::Ps | Kind::Tfjob => {
+                format!("{}-worker-{}", self.name, self.workers.max(1) - 1)
+            }
             Kind::Mxjob => format!("{}-scheduler-0", self.name),
             Kind::Trainjob => format!("{}-launcher-0-0", self.name),
-            Kind::Tfjob => format!("{}-worker-{}", self.name, self.workers.max(1) - 1),
             Kind::Job => self.name.clone(),
         };
         label("the job's name", &self.name)?;

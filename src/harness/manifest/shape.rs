@@ -144,12 +144,12 @@ fn volumes(request: &Request) -> (Vec<Volume>, Vec<Mount>) {
     if let Some(claim) = &request.claim {
         let source = ClaimSource { claim_name: claim.name.clone() };
         volumes.push(Volume { name: "training".to_owned(), persistent_volume_claim: Some(source), empty_dir: None });
-        mounts.push(Mount { name: "training".to_owned(), mount_path: claim.path.clone(), read_only: None });
+        mounts.push(Mount { name: "training".to_owned(), path: claim.path.clone(), read_only: None });
     }
     if let Some(size) = &request.shm {
         let memory = EmptyDir { medium: Some("Memory".to_owned()), size_limit: Some(size.clone()) };
         volumes.push(Volume { name: "shm".to_owned(), persistent_volume_claim: None, empty_dir: Some(memory) });
-        mounts.push(Mount { name: "shm".to_owned(), mount_path: "/dev/shm".to_owned(), read_only: None });
+        mounts.push(Mount { name: "shm".to_owned(), path: "/dev/shm".to_owned(), read_only: None });
     }
     (volumes, mounts)
 }

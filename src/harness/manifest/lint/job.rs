@@ -85,7 +85,7 @@ impl<'a> Role<'a> {
     pub(super) fn words(&self) -> Vec<String> {
         let all = [self.container.get("command").words(), self.container.get("args").words()].concat();
         let apart = |word: &str| {
-            let is_script = word.split_whitespace().any(|part| is_mpirun(part)) && word.contains(char::is_whitespace);
+            let is_script = word.split_whitespace().any(is_mpirun) && word.contains(char::is_whitespace);
             if is_script { word.split_whitespace().map(str::to_owned).collect() } else { vec![word.to_owned()] }
         };
         all.iter().flat_map(|word| apart(word)).collect()
