@@ -10,6 +10,8 @@
 //! - [`train`]: the ranks that replay a model's steps; [`layers`], [`compute`]: what they replay; [`schedule`]: the least step;
 //! - [`timeline`]: what the ranks' timelines say together;
 //! - [`training`], [`dataset`], [`shard`], [`total`], [`checkpoint`]: what a training program needs;
+//! - [`doctor`]: what would keep a job from running;
+//! - [`manifest`]: Kubernetes manifests of jobs, and a check of them;
 //! - [`compare`]: rounds of jobs, the table, the verdict, the report.
 
 pub mod allreduce;
@@ -18,6 +20,7 @@ pub mod compare;
 pub mod compute;
 pub mod cost;
 pub mod dataset;
+pub mod doctor;
 pub mod expected;
 pub mod interrupt;
 pub mod lab;
@@ -25,6 +28,7 @@ pub mod launch;
 pub mod layers;
 pub mod link;
 pub mod machine;
+pub mod manifest;
 pub mod mode;
 pub mod models;
 pub mod mpirun;
