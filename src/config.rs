@@ -163,6 +163,12 @@ pub fn launcher_local_size() -> Option<usize> {
     ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
 }
 
+/// This process's place among those of this host, as far as its launcher says.
+pub fn launcher_local_rank() -> Option<usize> {
+    let names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"];
+    names.into_iter().find_map(|name| text(name)?.parse().ok())
+}
+
 /// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different ones.
 pub fn shared_memory() -> bool {
     text("RINGPULL_SHARED_MEMORY").is_none_or(|value| value != "0")

@@ -52,6 +52,7 @@ mod ring;
 mod tree;
 
 pub use choose::choose;
+pub(crate) use idle::Idle;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
 pub use run::{Runner, Ticket};
 

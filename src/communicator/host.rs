@@ -8,9 +8,11 @@ use std::sync::atomic::AtomicBool;
 
 use crate::buffer::Buffer;
 use crate::collective::{self, Algorithm, Parts, Plan, Runner, Ticket};
+use crate::communicator::compressed;
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
+use crate::compress::{Compression, Feedback};
 use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -64,6 +66,8 @@ pub struct Host {
     stop: Arc<AtomicBool>,
     native_sum: Buffer,
     placement: Placement,
+    /// Segments of compressed gradients, between two of them.
+    segments: Vec<Buffer>,
 }
 
 impl Host {
@@ -73,7 +77,7 @@ impl Host {
         let mut runner = Runner::new(config.segment_bytes, config.timeout * 3 / 2);
         let choice = config.algorithm.parse()?;
         let placement = Placement::find(&mut *transport, &mut runner, &stop)?;
-        Ok(Host { transport, runner, choice, stop, native_sum: Buffer::zeroed(0), placement })
+        Ok(Host { transport, runner, choice, stop, native_sum: Buffer::zeroed(0), placement, segments: Vec::new() })
     }
 
     /// This rank.
@@ -171,6 +175,66 @@ impl Host {
         };
         let plan = collective::allreduce(algorithm, self.rank(), self.size(), data.len() / dtype.size_bytes());
         self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop)
+    }
+
+    /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each. The gradient stands in `out`
+    /// itself if none is given.
+    pub fn allreduce_compressed(
+        &mut self,
+        compression: &Compression,
+        feedback: &mut Feedback,
+        gradient: Option<&[f32]>,
+        out: &mut [f32],
+        stamp: Stamp,
+    ) -> Result<()> {
+        match compression {
+            Compression::Codec(codec) => {
+                let work =
+                    compressed::Work { codec: *codec, gradient, residual: feedback.residual_mut(out.len()), out };
+                let mut wire = compressed::Wire {
+                    transport: &mut *self.transport,
+                    stamp,
+                    stop: &self.stop,
+                    limit: self.runner.limit,
+                };
+                let (sent, received) = compressed::allreduce(work, &mut wire, &mut self.segments)?;
+                self.runner.sent_bytes += sent;
+                self.runner.received_bytes += received;
+                Ok(())
+            }
+            Compression::TopK(_) => self.gather_compressed(compression, feedback, gradient, out, stamp),
+        }
+    }
+
+    /// Every rank gets every rank's code and adds them up in the order of the ranks.
+    fn gather_compressed(
+        &mut self,
+        compression: &Compression,
+        feedback: &mut Feedback,
+        gradient: Option<&[f32]>,
+        out: &mut [f32],
+        stamp: Stamp,
+    ) -> Result<()> {
+        let (rank, size, each) = (self.rank(), self.size(), compression.code_bytes(out.len()));
+        let mut codes = Buffer::zeroed(size * each);
+        compression.encode(gradient.unwrap_or(out), feedback, &mut codes.bytes_mut()[rank * each..(rank + 1) * each]);
+        let parts = Parts::of((0..=size).map(|rank| rank * each).collect());
+        if let Err(cause) = self.allgather(parts, codes.bytes_mut(), stamp) {
+            // The transport may still write into it.
+            std::mem::forget(codes);
+            return Err(cause);
+        }
+        out.fill(0.0);
+        for (peer, code) in codes.bytes().chunks_exact(each.max(1)).enumerate() {
+            compression.check_code(code, out.len()).map_err(|what| Error::Protocol {
+                rank,
+                peer: format!("rank {peer}"),
+                what,
+                remedy: "run the same version of ringpull on every rank".to_owned(),
+            })?;
+            compression.decode_add(code, out);
+        }
+        Ok(())
     }
 
     /// `data` becomes rank `root`'s.

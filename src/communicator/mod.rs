@@ -2,8 +2,9 @@
 //! over a transport or by the MPI library's own allreduce.
 //!
 //! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
-//! hosts; `racks` knows where hosts stand.
+//! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`.
 
+mod compressed;
 mod hierarchy;
 mod host;
 mod node;
