@@ -20,12 +20,30 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::timeline::{self, Phase};
 
+/// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
+pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
+
 struct Content {
     data: Arc<Buffer>,
     /// Why the last write of this tensor did not happen; reading it raises that.
     fault: Option<Error>,
     /// The key that was written last, kept for the timeline only.
     written: Option<Key>,
+    released: Option<Released>,
+}
+
+impl Content {
+    fn of(data: Arc<Buffer>) -> Self {
+        Content { data, fault: None, written: None, released: None }
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        if let Some(released) = self.released.take() {
+            released(self.fault.take());
+        }
+    }
 }
 
 /// A dense tensor in host memory, C-contiguous. Cloning clones the handle, not the elements.
@@ -65,17 +83,24 @@ impl Tensor {
     pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Self {
         let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
         assert_eq!(buffer.bytes().len(), len_bytes, "the buffer holds the shape's elements");
-        let content = Content { data: Arc::new(buffer), fault: None, written: None };
+        Self::over(dtype, shape, Content::of(Arc::new(buffer)))
+    }
+
+    /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard are gone, and so no
+    /// store uses the memory any more. That may be on a store's thread, which must not be kept.
+    pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
+        let tensor = Self::from_buffer(dtype, shape, buffer);
+        tensor.content.write().released = Some(released);
+        tensor
+    }
+
+    fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
         Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)) }
     }
 
     /// A tensor over a snapshot: it is copied when either side writes.
     pub(crate) fn from_snapshot(dtype: DType, shape: &[usize], data: Arc<Buffer>) -> Self {
-        Tensor {
-            dtype,
-            shape: shape.into(),
-            content: Arc::new(RwLock::new(Content { data, fault: None, written: None })),
-        }
+        Self::over(dtype, shape, Content::of(data))
     }
 
     /// The element type.
@@ -110,7 +135,15 @@ impl Tensor {
 
     /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
     pub fn read(&self) -> Result<TensorRef> {
-        let content = if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) };
+        self.guard(if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) })
+    }
+
+    /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
+    pub fn read_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
+        RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
+    }
+
+    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>) -> Result<TensorRef> {
         match &content.fault {
             Some(fault) => Err(fault.clone()),
             None => Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content }),
@@ -258,6 +291,11 @@ impl TensorMut {
         snapshot(&self.content.data)
     }
 
+    /// Whether the memory is somebody else's, so that a snapshot is a copy.
+    pub fn is_foreign(&self) -> bool {
+        self.content.data.is_foreign()
+    }
+
     /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
     pub fn abandon(self, fault: Error) {
         std::mem::forget(Arc::clone(&self.content.data));
@@ -317,6 +355,20 @@ mod tests {
         assert_eq!(tensor.read().err(), Some(fault));
         drop(tensor.write());
         assert!(tensor.read().is_ok());
+    }
+
+    #[test]
+    fn a_watched_tensor_tells_its_fault_when_nobody_holds_it_any_more() {
+        let (told, heard) = std::sync::mpsc::channel();
+        let tensor =
+            Tensor::watched(DType::F32, &[1], Buffer::zeroed(4), Box::new(move |fault| told.send(fault).unwrap()));
+        let (handle, guard, fault) = (tensor.clone(), tensor.write(), Error::argument("x", "y"));
+        drop(tensor);
+        assert_eq!(handle.read_within(Duration::ZERO).unwrap().map(drop), None);
+        guard.abandon(fault.clone());
+        assert!(heard.try_recv().is_err());
+        drop(handle);
+        assert_eq!(heard.try_recv(), Ok(Some(fault)));
     }
 
     #[test]
