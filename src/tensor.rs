@@ -135,8 +135,7 @@ impl Tensor {
 
     /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
     pub fn read(&self) -> Result<TensorRef> {
-        let content = if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) };
-        self.guard(content)
+        self.guard(if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) })
     }
 
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.

@@ -222,9 +222,14 @@ impl Sshd {
         let hostfile = self.folder.path().join("hosts");
         std::fs::write(&hostfile, format!("# one host\n127.0.0.1:{} slots=2\n", self.port)).unwrap();
         let mut command = launch(&[&["-H", hostfile.to_str().unwrap()], words].concat());
-        let at = |name: &str| self.folder.path().join(name).display().to_string();
-        command.env("RINGPULL_SSH", format!("ssh -F none -i {} -o UserKnownHostsFile={}", at("user"), at("known")));
+        command.env("RINGPULL_SSH", self.ssh());
         command
+    }
+
+    /// How this server is reached.
+    fn ssh(&self) -> String {
+        let at = |name: &str| self.folder.path().join(name).display().to_string();
+        format!("ssh -F none -i {} -o UserKnownHostsFile={}", at("user"), at("known"))
     }
 }
 
@@ -244,6 +249,20 @@ fn ssh_carries_roles_environment_and_exit_codes() {
     let text = String::from_utf8_lossy(&output.stdout);
     let folder = std::env::current_dir().unwrap();
     assert!(text.contains(&format!("[worker 0] worker it's 1 {} by ssh", folder.display())), "{text}");
+}
+
+#[test]
+fn modes_are_compared_on_the_hosts_of_a_file() {
+    let Some(sshd) = Sshd::start() else { return };
+    let (hosts, out) = (sshd.folder.path().join("two"), sshd.folder.path().join("out"));
+    std::fs::write(&hosts, format!("127.0.0.1:{0}\nlocalhost:{0}\n", sshd.port)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    command.args(["compare", "--bytes", "4kB", "--rounds", "1", "--iters", "1", "--link", "10gbit", "-H"]).arg(&hosts);
+    command.args(["--modes", "dist_sync_mpi,dist_sync:1shared,dist_async:1shared", "--out"]).arg(&out);
+    let output = command.env("RINGPULL_SSH", sshd.ssh()).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("by 2 workers, 2 hosts, links of 10gbit") && said.contains("PS shared, async"), "{said}");
 }
 
 #[test]

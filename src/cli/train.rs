@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use super::Format;
+use crate::compress::Compression;
 use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -44,6 +45,9 @@ pub struct TrainArgs {
     /// Which gradients may leave first: by-layer, what the forward pass needs first, or none, as they come.
     #[arg(long, value_enum, default_value_t)]
     priorities: Priorities,
+    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.
+    #[arg(long, default_value = "none")]
+    compression: String,
     /// Measured steps.
     #[arg(long, default_value_t = 5)]
     iters: usize,
@@ -68,8 +72,12 @@ enum Priorities {
 /// Replays the model; rank 0 gets the record.
 pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let network = layers::load(&args.model, args.scale)?;
+    let compression = Compression::choice(&args.compression)?;
     let algorithm = Config::from_env()?.algorithm;
     let store = store::create(args.kv_store.name())?;
+    if let Some(compression) = &compression {
+        store.set_gradient_compression(compression)?;
+    }
     let plan = train::Plan {
         dtype: args.dtype,
         iters: args.iters,
@@ -77,6 +85,7 @@ pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
         compute_s: args.compute,
         burn: args.burn,
         batch: args.batch,
+        compression,
         priorities: args.priorities == Priorities::ByLayer,
     };
     Ok(train::run(&store, &algorithm, &network, &plan)?.map(|record| vec![record]))

@@ -134,15 +134,15 @@ pub(super) fn host_number() -> f64 {
 
 /// Every rank's `own`, in the order of the ranks: the sum of matrices that are zero but for one row. `key` must be new. Collective.
 pub(super) fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f64>>> {
-    let matrix = Tensor::zeros(DType::F64, &[store.num_workers(), own.len()]);
+    let (ranks, width) = (store.num_workers(), own.len());
+    let matrix = Tensor::zeros(DType::F64, &[ranks, width]);
     store.init(key, &matrix)?;
     // Rows are never compressed.
-    let row = Tensor::from_slice(&[1, own.len()], own);
-    let row = RowSparse::new(&[store.num_workers(), own.len()], &[store.rank() as i64], row)?;
+    let row = RowSparse::new(&[ranks, width], &[store.rank() as i64], Tensor::from_slice(&[1, width], own))?;
     store.push_rows(key, &[row], 0)?;
     store.barrier()?;
     store.pull(key, std::slice::from_ref(&matrix), 0)?;
-    let rows = matrix.to_vec::<f64>()?.chunks_exact(own.len()).map(<[f64]>::to_vec).collect();
+    let rows = matrix.to_vec::<f64>()?.chunks_exact(width).map(<[f64]>::to_vec).collect();
     store.barrier()?;
     Ok(rows)
 }

@@ -11,6 +11,7 @@
 use std::slice::from_ref;
 use std::time::Instant;
 
+use crate::compress::Compression;
 use crate::config::Dmlc;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -42,6 +43,8 @@ pub struct Plan {
     pub burn: Option<f64>,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
+    /// How gradients are compressed, if they are.
+    pub compression: Option<Compression>,
     /// Whether a layer's priority is the higher the sooner the forward pass needs it.
     pub priorities: bool,
 }
@@ -58,7 +61,7 @@ pub fn run(store: &KvStore, algorithm: &str, network: &Network, plan: &Plan) -> 
     if accumulates {
         store.set_optimizer(&adding())?;
     }
-    let replay = Replay::start(store, network, plan, accumulates)?;
+    let mut replay = Replay::start(store, network, plan, accumulates)?;
     let mut row = vec![host_number(), 0.0, 0.0, plan.compute_s];
     store.barrier()?;
     if plan.burn.is_some() {
@@ -109,7 +112,7 @@ struct Replay<'a> {
     network: &'a Network,
     plan: &'a Plan,
     tensors: Vec<Tensor>,
-    pattern: Pattern,
+    expected: Expected,
     /// What a rank without peers would sum.
     own_pattern: Pattern,
     /// Whether the store adds pushes up, so that only the total of all steps is known.
@@ -122,18 +125,18 @@ impl<'a> Replay<'a> {
         for (key, tensor) in network.keys.iter().zip(&tensors) {
             store.init(key.name.as_str(), tensor)?;
         }
-        let pattern = Pattern::new(store.num_workers(), plan.dtype)?;
+        let expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
         let own_pattern = Pattern::new(1, plan.dtype)?;
-        Ok(Replay { store, network, plan, tensors, pattern, own_pattern, accumulates })
+        Ok(Replay { store, network, plan, tensors, expected, own_pattern, accumulates })
     }
 
     /// One step, in seconds.
-    fn step(&self, number: usize) -> Result<f64> {
+    fn step(&mut self, number: usize) -> Result<f64> {
         let start = Instant::now();
         let mut device = Compute::start(self.plan.burn);
         for (index, layer) in self.network.layers.iter().enumerate().rev() {
             self.compute(&mut device, layer, BACKWARD, |tensor, _| {
-                self.pattern.fill(tensor, self.store.rank(), number);
+                self.expected.fill(tensor, self.store.rank(), number);
                 Ok(())
             })?;
             let priority = if self.plan.priorities { -(index as i32) } else { 0 };
@@ -142,6 +145,7 @@ impl<'a> Replay<'a> {
                 self.store.push_pull(self.network.keys[key].name.as_str(), tensor, tensor, priority)?;
             }
         }
+        self.expected.advance(number);
         for layer in &self.network.layers {
             let asked = Instant::now();
             for key in layer.keys.clone() {
@@ -152,7 +156,7 @@ impl<'a> Replay<'a> {
                 if self.accumulates {
                     return Ok(());
                 }
-                self.pattern.check(tensor, key, self.store.rank(), number..=number)
+                self.expected.check(tensor, key, self.store.rank(), number..=number)
             })?;
         }
         Ok(start.elapsed().as_secs_f64())
@@ -201,7 +205,7 @@ impl<'a> Replay<'a> {
         self.store.barrier()?;
         for (key, tensor) in self.network.keys.iter().zip(&self.tensors) {
             self.store.pull(key.name.as_str(), from_ref(tensor), 0)?;
-            self.pattern.check(tensor, &key.name, self.store.rank(), 0..=last)?;
+            self.expected.check(tensor, &key.name, self.store.rank(), 0..=last)?;
         }
         Ok(())
     }
@@ -211,15 +215,17 @@ fn record(store: &KvStore, algorithm: &str, network: &Network, plan: &Plan, rows
     let slowest = |at: usize| rows.iter().map(|row| row[at]).fold(0.0, f64::max);
     let elements: usize = network.keys.iter().map(crate::harness::models::ModelKey::len).sum();
     let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
-    let algorithm = match store.kind() {
-        Kind::DistSyncMpi => algorithm,
-        Kind::Local => "none",
-        _ => "servers",
+    let way = match (&plan.compression, store.kind()) {
+        (_, Kind::Local) => "none".to_owned(),
+        (None, Kind::DistSyncMpi) => algorithm.to_owned(),
+        (Some(compression), Kind::DistSyncMpi) => compression.to_string(),
+        (None, _) => "servers".to_owned(),
+        (Some(compression), _) => format!("servers {compression}"),
     };
     let record = Record::of_verified(Measured {
         op: "train",
         mode: store.kind().to_string(),
-        algorithm: algorithm.to_owned(),
+        algorithm: way,
         ranks: rows.len(),
         hosts: count_hosts(rows),
         servers,

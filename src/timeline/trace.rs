@@ -1,4 +1,4 @@
-//! The file: Chrome's trace events as one JSON object, which chrome://tracing and Perfetto open.
+//! The file: Chrome's trace events as one JSON object, which `chrome://tracing` and Perfetto open.
 //!
 //! Times are microseconds since the process's recorder was switched on. `otherData` says which process of which job it
 //! is, when its zero was by its own clock, and how far that clock is ahead of rank 0's.

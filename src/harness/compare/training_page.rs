@@ -7,8 +7,11 @@ use crate::harness::compare::published;
 use crate::harness::compare::report::{class, plain};
 use crate::harness::compare::results::Results;
 use crate::harness::compare::table::format_seconds;
-use crate::harness::compare::training::{Figures, TrainSetup, how, ranking};
+use crate::harness::compare::training::{Figures, TrainSetup, Trained, how, ranking};
 use crate::harness::mode::Family;
+
+/// Length, label and samples of a row's bar, if it has one.
+type BarOf<'a> = &'a dyn Fn(&Trained<'_>) -> Option<(f64, String, Vec<f64>)>;
 
 /// The charts, most efficient variant first in all of them.
 pub(super) fn charts(results: &Results) -> Vec<Chart> {
@@ -40,7 +43,7 @@ pub(super) fn charts(results: &Results) -> Vec<Chart> {
         bars: beside,
         tick: |value| format!("{} %", plain(value)),
     };
-    let bars = |of: &dyn Fn(&super::training::Trained<'_>) -> Option<(f64, String, Vec<f64>)>| -> Vec<Bar> {
+    let bars = |of: BarOf<'_>| -> Vec<Bar> {
         let bar = |trained| {
             let (value, label, samples) = of(trained)?;
             Some(Bar { name: trained.row.variant.clone(), class: class(trained.row.family), value, label, samples })

@@ -88,7 +88,7 @@ struct Timed {
 }
 
 struct Rank {
-    rank: usize,
+    number: usize,
     host: String,
     spans: Vec<Timed>,
     caller: u32,
@@ -106,7 +106,7 @@ pub fn account(merged: &Merged) -> Account {
             let caller = caller(&spans);
             let (steps, by_mark) = steps(&spans, caller);
             marked &= by_mark;
-            Rank { rank: about.rank.unwrap_or_default(), host: about.host.clone(), spans, caller, steps }
+            Rank { number: about.rank.unwrap_or_default(), host: about.host.clone(), spans, caller, steps }
         })
         .collect();
     let last_calls = last_calls(&ranks);
@@ -159,9 +159,9 @@ fn last_calls(ranks: &[Rank]) -> LastCalls {
     let mut last = LastCalls::new();
     for rank in ranks {
         for (call, start) in calls(rank) {
-            let entry = last.entry(call).or_insert((start, rank.rank));
+            let entry = last.entry(call).or_insert((start, rank.number));
             if start > entry.0 {
-                *entry = (start, rank.rank);
+                *entry = (start, rank.number);
             }
         }
     }
@@ -218,7 +218,7 @@ fn of_rank(rank: &Rank, last_calls: &LastCalls, awaited: &mut BTreeMap<usize, f6
         packing_s: packing.total() / count,
         update_s: update.total() / count,
     };
-    RankAccount { rank: rank.rank, host: rank.host.clone(), steps: rank.steps.len(), share, awaited_s: 0.0 }
+    RankAccount { rank: rank.number, host: rank.host.clone(), steps: rank.steps.len(), share, awaited_s: 0.0 }
 }
 
 /// The parts of this rank's waits in which another rank had not called yet what is awaited, and which rank that was.
@@ -234,7 +234,7 @@ fn waits_for_others(rank: &Rank, last_calls: &LastCalls) -> Vec<((f64, f64), usi
             let made = of_name.get(wait.name.as_str())?;
             let (_, ordinal) = made.iter().rev().find(|(start, _)| *start <= wait.start)?;
             let (last, culprit) = last_calls.get(&(wait.name.clone(), *ordinal))?;
-            (*culprit != rank.rank && *last > wait.start).then(|| ((wait.start, wait.end.min(*last)), *culprit))
+            (*culprit != rank.number && *last > wait.start).then(|| ((wait.start, wait.end.min(*last)), *culprit))
         })
         .collect()
 }
