@@ -148,10 +148,9 @@ impl Calls {
 
     /// Stops the frozen cycle of `epoch`; how far this rank has come in it.
     pub fn stop(&mut self, epoch: u32) -> Option<Stopped> {
-        let frozen = self.frozen.as_ref().filter(|frozen| frozen.epoch() == epoch)?;
+        let stopped = self.begun().filter(|stopped| stopped.epoch == epoch)?;
         self.mode = Mode::Stopped;
-        let missing = frozen.missing().map(|step| (step.topic.key(), step.operation.clone()));
-        Some(Stopped { epoch, begun: frozen.begun(), missing })
+        Some(stopped)
     }
 
     /// All ranks have stopped, and this is how far they go. What lies beyond is announced, in the order in which it was called.
@@ -159,6 +158,7 @@ impl Calls {
         if self.frozen.as_ref().is_none_or(|frozen| frozen.epoch() != end.epoch) {
             return Vec::new();
         }
+        self.frozen.iter_mut().for_each(|frozen| frozen.owe(end.until));
         self.mode = Mode::Owing(end);
         let open: Vec<u64> = self.open.keys().copied().collect();
         let mut acts: Vec<Act> = open.into_iter().flat_map(|index| self.place(index)).collect();
@@ -187,9 +187,11 @@ impl Calls {
         (unit < frozen.begun()).then_some(unit)
     }
 
-    /// Units that this rank has begun in the last frozen cycle, and its epoch.
-    pub fn begun(&self) -> Option<(u32, u64)> {
-        self.frozen.as_ref().map(|frozen| (frozen.epoch(), frozen.begun()))
+    /// How far this rank has come in the last frozen cycle.
+    pub fn begun(&self) -> Option<Stopped> {
+        let frozen = self.frozen.as_ref()?;
+        let missing = frozen.missing().map(|step| (step.topic.key(), step.operation.clone()));
+        Some(Stopped { epoch: frozen.epoch(), begun: frozen.begun(), missing })
     }
 
     /// Finds the way of a call that is open.
@@ -225,18 +227,16 @@ impl Calls {
     /// Begins what may begin.
     fn begin(&mut self) -> Vec<Act> {
         let mut acts = Vec::new();
-        loop {
-            let (Mode::Frozen | Mode::Owing(_), Some(frozen)) = (&self.mode, &mut self.frozen) else { return acts };
-            if let Mode::Owing(end) = &self.mode
-                && frozen.begun() >= end.until
-            {
-                self.mode = Mode::Agreeing;
-                return acts;
-            }
-            let Some((unit, indices)) = frozen.begin() else { return acts };
+        let Some(frozen) = &mut self.frozen else { return acts };
+        let is_owing = matches!(self.mode, Mode::Owing(_));
+        while let Some((unit, indices)) = if is_owing { frozen.begin_owed() } else { frozen.begin() } {
             indices.iter().for_each(|index| drop(self.open.remove(index)));
             acts.push(Act::Begin(unit));
         }
+        if is_owing && frozen.is_even() {
+            self.mode = Mode::Agreeing;
+        }
+        acts
     }
 
     fn deviate(&mut self) -> Vec<Act> {

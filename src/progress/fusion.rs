@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn short_sums_share_a_bucket_across_long_ones_until_it_is_full() {
         let steps = sums(&[10, 900, 20, 30, 900, 45, 5, 60]);
-        assert_eq!(units(&steps, &[0; 8], 100), [vec![1], vec![4], vec![0, 2, 3], vec![5, 6], vec![7]]);
+        assert_eq!(units(&steps, &[0; 8], 100), [vec![1], vec![0, 2, 3], vec![4], vec![5, 6], vec![7]]);
     }
 
     #[test]
