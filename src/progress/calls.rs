@@ -227,13 +227,17 @@ impl Calls {
     /// Begins what may begin.
     fn begin(&mut self) -> Vec<Act> {
         let mut acts = Vec::new();
-        let Some(frozen) = &mut self.frozen else { return acts };
-        let is_owing = matches!(self.mode, Mode::Owing(_));
-        while let Some((unit, indices)) = if is_owing { frozen.begin_owed() } else { frozen.begin() } {
+        while let Some(frozen) = &mut self.frozen {
+            let complete = match self.mode {
+                Mode::Frozen => frozen.begin(),
+                Mode::Owing(_) => frozen.begin_owed(),
+                Mode::Agreeing | Mode::Stopped => None,
+            };
+            let Some((unit, indices)) = complete else { break };
             indices.iter().for_each(|index| drop(self.open.remove(index)));
             acts.push(Act::Begin(unit));
         }
-        if is_owing && frozen.is_even() {
+        if matches!(self.mode, Mode::Owing(_)) && self.frozen.as_ref().is_some_and(Frozen::is_even) {
             self.mode = Mode::Agreeing;
         }
         acts
