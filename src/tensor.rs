@@ -21,10 +21,28 @@ use crate::buffer::Buffer;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 
+/// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
+pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
+
 struct Content {
     data: Arc<Buffer>,
     /// Why the last write of this tensor did not happen; reading it raises that.
     fault: Option<Error>,
+    released: Option<Released>,
+}
+
+impl Content {
+    fn of(data: Arc<Buffer>) -> Self {
+        Content { data, fault: None, released: None }
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        if let Some(released) = self.released.take() {
+            released(self.fault.take());
+        }
+    }
 }
 
 /// Told that a caller comes for a tensor which it has given to a store.
@@ -84,13 +102,24 @@ impl Tensor {
     pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Self {
         let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
         assert_eq!(buffer.bytes().len(), len_bytes, "the buffer holds the shape's elements");
-        Self::from_snapshot(dtype, shape, Arc::new(buffer))
+        Self::over(dtype, shape, Content::of(Arc::new(buffer)))
+    }
+
+    /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard are gone, and so no
+    /// store uses the memory any more. That may be on a store's thread, which must not be kept.
+    pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
+        let tensor = Self::from_buffer(dtype, shape, buffer);
+        tensor.content.write().released = Some(released);
+        tensor
+    }
+
+    fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
+        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), lent: Arc::default() }
     }
 
     /// A tensor over a snapshot: it is copied when either side writes.
     pub(crate) fn from_snapshot(dtype: DType, shape: &[usize], data: Arc<Buffer>) -> Self {
-        let content = Arc::new(RwLock::new(Content { data, fault: None }));
-        Tensor { dtype, shape: shape.into(), content, lent: Arc::default() }
+        Self::over(dtype, shape, Content::of(data))
     }
 
     /// The element type.
@@ -126,7 +155,16 @@ impl Tensor {
     /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
     pub fn read(&self) -> Result<TensorRef> {
         self.come_for(WRITTEN);
-        let content = RwLock::read_arc(&self.content);
+        self.guard(RwLock::read_arc(&self.content))
+    }
+
+    /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
+    pub fn read_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
+        self.come_for(WRITTEN);
+        RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
+    }
+
+    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>) -> Result<TensorRef> {
         match &content.fault {
             Some(fault) => Err(fault.clone()),
             None => Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content }),
@@ -275,6 +313,11 @@ impl TensorMut {
         snapshot(&self.content.data)
     }
 
+    /// Whether the memory is somebody else's, so that a snapshot is a copy.
+    pub fn is_foreign(&self) -> bool {
+        self.content.data.is_foreign()
+    }
+
     /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
     pub fn abandon(self, fault: Error) {
         std::mem::forget(Arc::clone(&self.content.data));
@@ -359,6 +402,20 @@ mod tests {
         assert_eq!(counted(), 2);
         drop((output.read(), output.clone().read()));
         assert_eq!(counted(), 2);
+    }
+
+    #[test]
+    fn a_watched_tensor_tells_its_fault_when_nobody_holds_it_any_more() {
+        let (told, heard) = std::sync::mpsc::channel();
+        let tensor =
+            Tensor::watched(DType::F32, &[1], Buffer::zeroed(4), Box::new(move |fault| told.send(fault).unwrap()));
+        let (handle, guard, fault) = (tensor.clone(), tensor.write(), Error::argument("x", "y"));
+        drop(tensor);
+        assert_eq!(handle.read_within(Duration::ZERO).unwrap().map(drop), None);
+        guard.abandon(fault.clone());
+        assert!(heard.try_recv().is_err());
+        drop(handle);
+        assert_eq!(heard.try_recv(), Ok(Some(fault)));
     }
 
     #[test]

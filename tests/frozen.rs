@@ -266,9 +266,11 @@ fn a_key_added_in_step_100_is_named_with_the_ranks_that_lack_it() {
 
 #[test]
 fn a_rank_that_stops_calling_in_a_frozen_loop_is_named_with_what_it_has_not_called() {
-    let errors = odd_step(|store| loop {
-        store.wait_all()?;
-        std::thread::yield_now();
+    let errors = odd_step(|store| {
+        loop {
+            store.wait_all()?;
+            std::thread::yield_now();
+        }
     });
     for error in errors {
         let text = error.to_string();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// One wait for something to move: a few yields, then sleeps that grow with the time waited.
 #[derive(Default)]
-pub(super) struct Idle {
+pub(crate) struct Idle {
     rounds: u32,
     looked: Option<Instant>,
     waited: Duration,
@@ -12,7 +12,7 @@ pub(super) struct Idle {
 
 impl Idle {
     /// Waits a little; an error with the time waited if `limit` is over.
-    pub(super) fn wait(&mut self, limit: Duration) -> Result<(), Duration> {
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<(), Duration> {
         const YIELDS: u32 = 30;
         const SHORTEST: Duration = Duration::from_micros(20);
         const LONGEST: Duration = Duration::from_millis(1);

@@ -93,14 +93,7 @@ impl Runner {
     /// # Safety
     /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an error it stays so
     /// until the transport is gone.
-    pub unsafe fn begin(
-        &mut self,
-        plan: &Plan,
-        dtype: DType,
-        data: *mut [u8],
-        stamp: Stamp,
-        priority: i32,
-    ) -> Ticket {
+    pub unsafe fn begin(&mut self, plan: &Plan, dtype: DType, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
         let element = dtype.size_bytes();
         assert_eq!(plan.parts.len() * element, data.len(), "a plan runs on a buffer of its own length");
         let messages = Messages::of(plan, element, self.segment_bytes);

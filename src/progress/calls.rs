@@ -217,8 +217,9 @@ impl Calls {
                     key: call.topic.key(),
                     operation: step.map_or(&call.operation, |step| &step.operation).clone(),
                     views: vec![(self.rank, ours), (by, theirs)],
-                    remedy: "every rank must use the same operations, shapes, dtypes and optimizer for a key in every step"
-                        .to_owned(),
+                    remedy:
+                        "every rank must use the same operations, shapes, dtypes and optimizer for a key in every step"
+                            .to_owned(),
                 })]
             }
         }

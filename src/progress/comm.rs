@@ -94,6 +94,8 @@ impl Comm<'_> {
             let filled = bucket.insert(self.fill(&mut jobs, sums.iter().map(|sum| sum.1).sum()));
             filled.bytes_mut()
         };
+        // A way of summing that blocks is at it from here on.
+        self.shared.running.lock().push((launch.number, launch.topic.clone()));
         // SAFETY: the flight owns the bucket, or the job that owns the memory or its lock, and is kept until its ticket is reported;
         // after a fault buckets are kept for ever, and jobs are told to fail and then keep what the transport may still use.
         let begun = unsafe { self.host.begin_allreduce(dtype, addend, launch.number, priority) };
@@ -192,7 +194,8 @@ impl Comm<'_> {
 
     fn may_go(&self, at: usize) -> bool {
         let flight = &self.flights[at];
-        let shares = |earlier: &Flight| earlier.jobs.iter().any(|(topic, _)| flight.jobs.iter().any(|(own, _)| own == topic));
+        let shares =
+            |earlier: &Flight| earlier.jobs.iter().any(|(topic, _)| flight.jobs.iter().any(|(own, _)| own == topic));
         let gives_way = |earlier: &Flight| earlier.priority < flight.priority && !shares(earlier);
         flight.ticket.is_none() && self.flights[..at].iter().all(gives_way)
     }
@@ -215,7 +218,8 @@ impl Comm<'_> {
     }
 
     fn note(&self) {
-        *self.shared.running.lock() = self.flights.iter().map(|flight| (flight.number, flight.jobs[0].0.clone())).collect();
+        *self.shared.running.lock() =
+            self.flights.iter().map(|flight| (flight.number, flight.jobs[0].0.clone())).collect();
     }
 }
 

@@ -63,7 +63,9 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
                 units.extend(std::mem::take(&mut open).into_values().map(|bucket| bucket.members));
                 units.push(vec![index]);
             }
-            Wire::Sum { dtype, len_bytes, .. } if step.topic != Topic::Barrier && len_bytes <= bucket_bytes / SHORT_PART => {
+            Wire::Sum { dtype, len_bytes, .. }
+                if step.topic != Topic::Barrier && len_bytes <= bucket_bytes / SHORT_PART =>
+            {
                 let bucket = open.entry(dtype).or_default();
                 let again = bucket.members.iter().any(|member| steps[*member as usize].topic == step.topic);
                 if again || bucket.bytes + len_bytes > bucket_bytes {

@@ -105,7 +105,7 @@ impl World {
     }
 
     fn step(&mut self, rank: usize) {
-        let acts = match self.programs[rank].front().cloned() {
+        let acts = match self.programs[rank].front().copied() {
             Some(Do::Push(store, key, terms)) => {
                 self.programs[rank].pop_front();
                 let topic = Topic::Key { store, key: key.into() };
@@ -139,12 +139,12 @@ impl World {
     }
 
     fn begin(&mut self, rank: usize, unit: Unit) {
-        self.begun[rank].push(unit.clone());
         let times = self.times.entry(unit.clone()).or_default();
         *times += 1;
         if *times == self.ranks.len() {
             self.open.iter_mut().for_each(|open| open.retain(|called| !unit.contains(called)));
         }
+        self.begun[rank].push(unit);
     }
 
     fn deliver(&mut self, rank: usize) {

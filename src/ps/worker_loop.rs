@@ -40,6 +40,8 @@ struct Waiting {
     segment: usize,
     server: usize,
     since: Instant,
+    /// The server has said once that nobody is missing.
+    vouched: bool,
 }
 
 /// The thread's state.
@@ -253,9 +255,8 @@ impl WorkerLoop {
             socket::send(&server.socket, vec![Message::from(encode(&request)), payload])?;
             self.progress = Instant::now();
             if operation.is_answered() {
-                let waiting =
-                    Waiting { operation: item.operation, segment: item.segment, server: index, since: self.progress };
-                self.waiting.insert(reply, waiting);
+                let (operation, segment, since) = (item.operation, item.segment, self.progress);
+                self.waiting.insert(reply, Waiting { operation, segment, server: index, since, vouched: false });
             }
             if operation.sent_one() {
                 self.operations.remove(&item.operation);
@@ -269,8 +270,7 @@ impl WorkerLoop {
             let Some(frames) = socket::receive(&self.servers[index].socket)? else { return Ok(()) };
             let mut frames = frames.into_iter();
             let Some(reply) = frames.next().and_then(|header| decode::<Reply>(&header)) else {
-                tracing::warn!("rank {}: dropped a message from server {index} that cannot be decoded", self.job.rank);
-                continue;
+                return Err(self.broken_protocol(index, "a message that cannot be decoded".to_owned()));
             };
             let payload = frames.next().unwrap_or_else(Message::new);
             self.asked = None;
@@ -290,12 +290,8 @@ impl WorkerLoop {
         let Some(operation) = self.operations.get_mut(&waiting.operation) else { return Ok(()) };
         let fits = operation.receive(waiting.segment, payload, state);
         if !fits {
-            return Err(Error::Protocol {
-                rank: self.job.rank,
-                peer: format!("server {}", waiting.server),
-                what: format!("a value of key {} that has another length", operation.key()),
-                remedy: "run the same version of ringpull on every node".to_owned(),
-            });
+            let what = format!("a value of key {} that has another length", operation.key());
+            return Err(self.broken_protocol(waiting.server, what));
         }
         if operation.is_done() {
             self.operations.remove(&waiting.operation);
@@ -335,12 +331,18 @@ impl WorkerLoop {
     }
 
     fn claim(&mut self, reply: u64, operation: String, missing: Vec<usize>) -> Result<()> {
-        let Some(waiting) = self.waiting.get(&reply) else { return Ok(()) };
+        let Some(waiting) = self.waiting.get_mut(&reply) else { return Ok(()) };
         let key = self.operations.get(&waiting.operation).map_or(Key::Int(0), |operation| operation.key().clone());
         let waited_s = waiting.since.elapsed().as_secs();
         // Asked again after the next turn of the clock, if the scheduler finds that the missing ranks make progress.
         self.progress = Instant::now().checked_sub(self.timeout * 3 / 4).unwrap_or_else(Instant::now);
         if missing.is_empty() {
+            // An answer and a claim keep their order on the way: the second time there is no answer to wait for.
+            if std::mem::replace(&mut waiting.vouched, true) {
+                let server = waiting.server;
+                let what = format!("no answer for {waited_s} s to {operation} of key {key}, which waits for no rank");
+                return Err(self.broken_protocol(server, what));
+            }
             return Ok(());
         }
         let stalled = Error::Stalled { operation, key, rank: self.job.rank, missing, waited_s };
@@ -366,6 +368,11 @@ impl WorkerLoop {
         let info = &self.job.servers[index];
         let peer = format!("server {index} (pid {} on {}, {}:{})", info.pid, info.host, info.address, info.port);
         self.seen(lost_node(peer, cause.to_owned()))
+    }
+
+    fn broken_protocol(&self, server: usize, what: String) -> Error {
+        let remedy = "run the same version of ringpull on every node".to_owned();
+        Error::Protocol { rank: self.job.rank, peer: format!("server {server}"), what, remedy }
     }
 
     /// The error as this worker meets it.

@@ -5,10 +5,12 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
+use crate::compress::Compression;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::optim::Optimizer;
 use crate::progress::{Engine, Job, Topic};
+use crate::store::compressed::{CompressedPush, Compressor};
 use crate::store::jobs::{Init, Push, PushRows};
 use crate::store::slot::Slot;
 use crate::store::update::{Update, Updates};
@@ -21,13 +23,20 @@ pub struct Allreduce {
     store: u32,
     slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
     updates: Arc<Updates>,
+    compressor: Compressor,
 }
 
 impl Allreduce {
     /// A new store over the engine's ranks. Ranks must create their stores in one order.
     pub fn new(engine: Arc<Engine>) -> Self {
         let store = engine.next_store();
-        Allreduce { engine, store, slots: RwLock::default(), updates: Arc::default() }
+        Allreduce {
+            engine,
+            store,
+            slots: RwLock::default(),
+            updates: Arc::default(),
+            compressor: Compressor::default(),
+        }
     }
 
     fn slot(&self, entry: &Entry) -> Result<Arc<Slot>> {
@@ -86,6 +95,11 @@ impl Backend for Allreduce {
         let update = self.updates.present();
         update.check(entry)?;
         let terms = terms(entry, &update);
+        if let Some(coding) = self.compressor.coding(entry, self.rank())? {
+            let terms = format!("{terms} compressed by {}", coding.compression);
+            let job = CompressedPush::new(&slot, gradient, outs, update, &self.updates, coding);
+            return self.submit(&slot, "push", terms, Box::new(job));
+        }
         let job = Push::new(&slot, gradient, outs, update, &self.updates, priority);
         self.submit(&slot, "push", terms, Box::new(job))
     }
@@ -124,6 +138,11 @@ impl Backend for Allreduce {
         Ok(())
     }
 
+    fn set_compression(&self, compression: &Compression) -> Result<()> {
+        self.compressor.set(compression);
+        Ok(())
+    }
+
     fn states(&self) -> Result<SavedStates> {
         self.wait_all()?;
         self.updates.states()
@@ -131,6 +150,7 @@ impl Backend for Allreduce {
 
     fn set_states(&self, states: SavedStates) -> Result<()> {
         self.wait_all()?;
+        self.compressor.forget();
         self.updates.set_states(states)
     }
 
@@ -161,4 +181,3 @@ impl Drop for Allreduce {
         }
     }
 }
-

@@ -84,7 +84,10 @@ impl Push {
         // An overwritten value is not needed any more: with it gone, memory that it shares with an output is written in place.
         let old = if matches!(self.update, Update::Overwrite) { self.slot.take_value() } else { None };
         match self.gradient.take() {
-            Some(Contribution::InPlace(index)) => Place::Output(index),
+            Some(Contribution::InPlace(index)) => {
+                self.recycle(old, index);
+                Place::Output(index)
+            }
             Some(Contribution::Summed(sum)) => Place::Own(sum),
             Some(Contribution::Held(value)) if self.outs.is_empty() => {
                 let free = old.and_then(Arc::into_inner).filter(|old| !old.is_foreign());
@@ -98,11 +101,34 @@ impl Push {
                 Place::Own(own)
             }
             Some(Contribution::Held(value)) => {
-                drop(old);
+                self.recycle(old, 0);
                 self.outs[0].copy_from(value.bytes());
                 Place::Output(0)
             }
             None => unreachable!("a gradient is put into its place once"),
+        }
+    }
+}
+
+impl Push {
+    /// Keeps the memory of an overwritten value for the copy that a sum in foreign memory will need; any other may share it.
+    fn recycle(&self, old: Option<Arc<Buffer>>, index: usize) {
+        if self.outs[index].is_foreign()
+            && let Some(own) = old.and_then(Arc::into_inner)
+        {
+            self.slot.keep_scratch(own);
+        }
+    }
+
+    /// The sum in that output as the key's value: shared with it, or a copy of foreign memory.
+    fn kept(&self, index: usize) -> Arc<Buffer> {
+        let out = &self.outs[index];
+        match if out.is_foreign() { self.slot.take_scratch() } else { None } {
+            Some(mut own) => {
+                own.bytes_mut().copy_from_slice(out.bytes());
+                Arc::new(own)
+            }
+            None => out.snapshot(),
         }
     }
 }
@@ -133,7 +159,7 @@ impl Job for Push {
         let overwrites = matches!(self.update, Update::Overwrite);
         let value = match std::mem::replace(&mut self.place, Place::Open) {
             Place::Open => return Ok(()),
-            Place::Output(index) if overwrites => self.outs[index].snapshot(),
+            Place::Output(index) if overwrites => self.kept(index),
             Place::Own(sum) if overwrites => Arc::new(sum),
             place => {
                 let len_bytes = self.slot.entry.len_bytes();

@@ -31,10 +31,17 @@ pub struct Inproc {
     early: Vec<BTreeMap<Stamp, VecDeque<Vec<u8>>>>,
     sent: Vec<u32>,
     received: Vec<u32>,
+    hosts: Vec<usize>,
 }
 
-/// The ends of `size` ranks, all connected.
+/// The ends of `size` ranks, all connected, each as if on a host of its own.
 pub fn world(size: usize) -> Vec<Inproc> {
+    world_on(&(0..size).collect::<Vec<_>>())
+}
+
+/// The ends of as many ranks, all connected; ranks with the same number are on the same host.
+pub fn world_on(hosts: &[usize]) -> Vec<Inproc> {
+    let size = hosts.len();
     let mut to: Vec<Vec<Sender<Message>>> = (0..size).map(|_| Vec::new()).collect();
     let mut from: Vec<Vec<Receiver<Message>>> = (0..size).map(|_| Vec::new()).collect();
     for sender in &mut to {
@@ -53,6 +60,7 @@ pub fn world(size: usize) -> Vec<Inproc> {
         early: (0..size).map(|_| BTreeMap::new()).collect(),
         sent: Vec::new(),
         received: Vec::new(),
+        hosts: hosts.to_vec(),
     })
     .collect()
 }
@@ -72,11 +80,7 @@ impl Inproc {
             return Err(Error::Protocol {
                 rank: self.rank,
                 peer: format!("rank {peer}"),
-                what: format!(
-                    "{} bytes of operation {stamp} where {} bytes were due",
-                    data.len(),
-                    posted.into.len()
-                ),
+                what: format!("{} bytes of operation {stamp} where {} bytes were due", data.len(), posted.into.len()),
                 remedy: "every rank must run the same operations with the same settings".to_owned(),
             });
         }
@@ -139,6 +143,11 @@ impl Transport for Inproc {
         }
         done.append(&mut self.received);
         Ok(())
+    }
+
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        let first = |host: &usize| self.hosts.iter().position(|other| other == host);
+        Ok(self.hosts.iter().filter_map(first).collect())
     }
 
     fn name(&self) -> String {

@@ -3,13 +3,17 @@
 //! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests and builds without MPI)
 //! and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on what is launched, carry
 //! errors, and notice at once when a process is gone. It carries no gradient.
+//!
+//! Ranks of one host also have a [`window`] of shared memory; some ranks of a transport are a [`group`].
 #![allow(unsafe_code)]
 
 pub mod control;
+pub mod group;
 pub mod inproc;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod star;
+pub mod window;
 
 use crate::error::Result;
 
@@ -50,6 +54,12 @@ pub trait Transport {
             operation: "native allreduce".to_owned(),
             reason: "this transport has no allreduce of its own; choose another algorithm".to_owned(),
         })
+    }
+
+    /// For each rank, a number that it has in common with the ranks of its host: the lowest rank there. The same on
+    /// every rank. Collective.
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        Ok((0..self.size()).collect())
     }
 
     /// The library behind it, for people.

@@ -240,6 +240,26 @@ impl Transport for Mpi {
         check("MPI_Allreduce", self.rank, code)
     }
 
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        let mut local = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        let mut lowest = self.rank as c_int;
+        let mut hosts = vec![0 as c_int; self.size];
+        // SAFETY: `local` is written by a successful split and freed here; each buffer holds what the call reads or writes.
+        unsafe {
+            let (kind, key) = (ffi::RSMPI_COMM_TYPE_SHARED, self.rank as c_int);
+            let code = ffi::MPI_Comm_split_type(self.comm, kind, key, ffi::RSMPI_INFO_NULL, local.as_mut_ptr());
+            check("MPI_Comm_split_type", self.rank, code)?;
+            // Ordered by their ranks here: the first is the lowest.
+            let code = ffi::MPI_Bcast((&raw mut lowest).cast(), 1, ffi::RSMPI_INT32_T, 0, local.assume_init());
+            check("MPI_Bcast", self.rank, code)?;
+            check("MPI_Comm_free", self.rank, ffi::MPI_Comm_free(local.as_mut_ptr()))?;
+            let (from, to) = ((&raw const lowest).cast(), hosts.as_mut_ptr().cast());
+            let code = ffi::MPI_Allgather(from, 1, ffi::RSMPI_INT32_T, to, 1, ffi::RSMPI_INT32_T, self.comm);
+            check("MPI_Allgather", self.rank, code)?;
+        }
+        Ok(hosts.into_iter().map(|rank| rank as usize).collect())
+    }
+
     fn name(&self) -> String {
         self.name.clone()
     }

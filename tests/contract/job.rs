@@ -24,10 +24,20 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Runs the job; panics with every process's own output if a promise was broken on any of them.
-    pub(crate) fn run(&self) {
+    /// Runs the job and gives the hash of what its workers saw, unless it cannot run here; panics with every process's own output if a promise
+    /// was broken on any of them.
+    pub(crate) fn run(&self) -> Option<String> {
+        self.run_with(&[])
+    }
+
+    /// As [`run`](Self::run), with the ranks as if each were on a host of its own.
+    pub(crate) fn run_without_shared_memory(&self) -> Option<String> {
+        self.run_with(&[("RINGPULL_SHARED_MEMORY", "0")])
+    }
+
+    fn run_with(&self, env: &[(&str, &str)]) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
-        let mut processes = self.start(folder.path());
+        let mut processes = self.start(folder.path(), env);
         let deadline = Instant::now() + DEADLINE;
         let late = processes.iter_mut().any(|process| !process.ends_by(deadline));
         let failed = processes.iter_mut().any(|process| !process.succeeded());
@@ -37,21 +47,24 @@ impl Job {
         if let Some(reason) = output.lines().find_map(|line| line.split("contract skipped: ").nth(1)) {
             assert!(config::text("CI").is_none(), "{} must not be skipped on CI: {reason}", self.name());
             println!("skipped {}: {reason}", self.name());
-            return;
+            return None;
         }
         let hashes: Vec<&str> = output.lines().filter_map(|line| line.split("contract hash ").nth(1)).collect();
         assert_eq!(hashes.len(), self.workers, "every worker prints its hash:\n{output}");
         assert!(hashes.iter().all(|hash| *hash == hashes[0]), "the workers hold different bits:\n{output}");
+        Some(hashes[0].to_owned())
     }
 
     fn name(&self) -> String {
         format!("{} of {} on {} workers", self.group, self.kind, self.workers)
     }
 
-    fn start(&self, folder: &Path) -> Vec<Process> {
+    fn start(&self, folder: &Path, env: &[(&str, &str)]) -> Vec<Process> {
         match self.kind {
             "local" => vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))],
-            "dist_sync_mpi" => vec![Process::start("mpirun", &mut self.this_binary(mpirun(self.workers), folder))],
+            "dist_sync_mpi" => {
+                vec![Process::start("mpirun", self.this_binary(mpirun(self.workers), folder).envs(env.iter().copied()))]
+            }
             _ => self.with_servers(folder),
         }
     }

@@ -4,6 +4,7 @@
 //! no more: sums have closed forms, inputs are small integers, so `==` is right. What a worker pulls goes into a hash that
 //! must be the same on all workers. The promises of one job share one store; each uses keys of its own.
 
+mod compressed;
 mod errors;
 mod job;
 mod optimizers;
@@ -24,6 +25,8 @@ fn promises_of(group: &str) -> Vec<Promise> {
             &[values::SYNC, values::ANY, rows::SYNC, errors::ANY, optimizers::SYNC, optimizers::ON_SERVERS]
         }
         "strings-async" => &[optimizers::ASYNC_FIRST, values::ANY, errors::ANY, optimizers::ASYNC],
+        "compressed" => &[compressed::SYNC],
+        "compressed-async" => &[compressed::ASYNC],
         "integers" => &[errors::INTEGERS],
         _ => panic!("no group of promises is named {group:?}"),
     };
@@ -53,6 +56,13 @@ fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
 }
 
 #[test]
+fn dist_sync_mpi_keeps_every_promise_by_messages_too() {
+    for group in ["strings", "integers"] {
+        Job { kind: "dist_sync_mpi", workers: 3, group }.run_without_shared_memory();
+    }
+}
+
+#[test]
 fn dist_sync_keeps_every_promise_on_1_to_4_workers() {
     for workers in [1, 2, 4] {
         for group in ["strings-servers", "integers"] {
@@ -66,4 +76,20 @@ fn dist_async_keeps_every_promise_on_1_to_4_workers() {
     for workers in [1, 2, 4] {
         Job { kind: "dist_async", workers, group: "strings-async" }.run();
     }
+}
+
+#[test]
+fn compressed_gradients_sum_to_the_same_bits_by_allreduce_and_on_servers() {
+    for workers in 1..6 {
+        let by_allreduce = Job { kind: "dist_sync_mpi", workers, group: "compressed" }.run();
+        if [1, 2, 4].contains(&workers) {
+            let on_servers = Job { kind: "dist_sync", workers, group: "compressed" }.run();
+            assert!(by_allreduce.is_none() || by_allreduce == on_servers, "{workers} workers");
+        }
+    }
+}
+
+#[test]
+fn dist_async_applies_compressed_pushes_one_by_one() {
+    Job { kind: "dist_async", workers: 2, group: "compressed-async" }.run();
 }
