@@ -50,6 +50,9 @@ pub struct Config {
     pub timeout: Duration,
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
+    /// `RINGPULL_FUSION_BYTES`, bytes (1048576): how much is summed as one, of short gradients that follow each other in every step;
+    /// 0 sums each by itself. Rank 0's counts.
+    pub fusion_bytes: usize,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
     pub algorithm: String,
     /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
@@ -67,6 +70,7 @@ impl Default for Config {
         Config {
             timeout: Duration::from_secs(10),
             segment_bytes: 256 << 10,
+            fusion_bytes: 1 << 20,
             algorithm: "auto".to_owned(),
             check_nan: false,
             bigarray_bound: 1_000_000,
@@ -83,6 +87,7 @@ impl Config {
         let config = Config {
             timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
             segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, at least 1024", default.segment_bytes)?,
+            fusion_bytes: parsed("RINGPULL_FUSION_BYTES", "a number of bytes", default.fusion_bytes)?,
             algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
             check_nan: parsed("RINGPULL_CHECK_NAN", "0 or 1", 0u8)? != 0,
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
@@ -155,7 +160,20 @@ pub fn open_mpi_settings(segment_bytes: usize) -> Vec<(&'static str, String)> {
 
 /// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`.
 pub fn launcher_world_size() -> Option<(&'static str, usize)> {
-    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(|name| Some((name, text(name)?.parse().ok()?)))
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+        .into_iter()
+        .find_map(|name| Some((name, text(name)?.parse().ok()?)))
+}
+
+/// Whether a launcher calls this process its first rank, or nobody calls it any.
+pub fn is_first_rank() -> bool {
+    let told = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(text);
+    told.is_none_or(|rank| rank == "0")
+}
+
+/// Whether Open MPI's `mpirun` runs for root.
+pub fn root_may_run_mpi() -> bool {
+    text("OMPI_ALLOW_RUN_AS_ROOT").is_some() && text("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM").is_some()
 }
 
 /// How many ranks a launcher has put on this host, as far as it says.
@@ -189,6 +207,11 @@ pub fn local_workers() -> usize {
 /// `RINGPULL_LOG` (warn): the filter of the log on stderr, in `tracing`'s syntax.
 pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
+}
+
+/// `RINGPULL_TIMELINE` (unset): the file that each process writes what it did to, as a Chrome trace.
+pub fn timeline_file() -> Option<String> {
+    text("RINGPULL_TIMELINE")
 }
 
 /// The variable's value, `None` if unset or empty.

@@ -53,6 +53,9 @@ pub struct Options {
     /// Go on from the checkpoint
     #[arg(long, requires = "checkpoint")]
     pub resume: bool,
+    /// Go on from the checkpoint if it is there, else begin
+    #[arg(long, requires = "checkpoint", conflicts_with = "resume")]
+    pub resume_if_any: bool,
     /// Train on the first N images only
     #[arg(long, value_name = "N")]
     pub limit_train: Option<usize>,
@@ -92,7 +95,8 @@ impl Options {
         weights: &[(&str, Tensor)],
         batches: Batches,
     ) -> Result<Start> {
-        let resumed = self.checkpoint.as_ref().filter(|_| self.resume).map(|path| Checkpoint::read(path));
+        let goes_on = |path: &&PathBuf| self.resume || self.resume_if_any && path.exists();
+        let resumed = self.checkpoint.as_ref().filter(goes_on).map(|path| Checkpoint::read(path));
         let resumed = resumed.transpose()?;
         for (name, weight) in weights {
             let first = resumed.as_ref().map_or(Some(weight), |saved| saved.weights.get(*name));
