@@ -50,6 +50,9 @@ pub struct Config {
     pub timeout: Duration,
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
+    /// `RINGPULL_FUSION_BYTES`, bytes (1048576): how much is summed as one, of short gradients that follow each other in every step;
+    /// 0 sums each by itself. Rank 0's counts.
+    pub fusion_bytes: usize,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
     pub algorithm: String,
     /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
@@ -67,6 +70,7 @@ impl Default for Config {
         Config {
             timeout: Duration::from_secs(10),
             segment_bytes: 256 << 10,
+            fusion_bytes: 1 << 20,
             algorithm: "auto".to_owned(),
             check_nan: false,
             bigarray_bound: 1_000_000,
@@ -83,6 +87,7 @@ impl Config {
         let config = Config {
             timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
             segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, at least 1024", default.segment_bytes)?,
+            fusion_bytes: parsed("RINGPULL_FUSION_BYTES", "a number of bytes", default.fusion_bytes)?,
             algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
             check_nan: parsed("RINGPULL_CHECK_NAN", "0 or 1", 0u8)? != 0,
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
