@@ -16,6 +16,7 @@ use crate::config::Dmlc;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::harness::compute::Compute;
+use crate::harness::expected::Expected;
 use crate::harness::layers::{Layer, Network};
 use crate::harness::pattern::Pattern;
 use crate::harness::pushpull::{adding, count_hosts, host_number, rows, traffic};
@@ -57,6 +58,9 @@ const ROW_HEAD: usize = 4;
 /// Replays `network` and gives rank 0 the record. Collective; `store` must be new.
 pub fn run(store: &KvStore, algorithm: &str, network: &Network, plan: &Plan) -> Result<Option<Record>> {
     check(plan)?;
+    if let Some(compression) = &plan.compression {
+        store.set_gradient_compression(compression)?;
+    }
     let accumulates = store.kind() == Kind::DistAsync;
     if accumulates {
         store.set_optimizer(&adding())?;
@@ -243,7 +247,16 @@ mod tests {
     use crate::harness::layers;
 
     fn plan() -> Plan {
-        Plan { dtype: DType::F32, iters: 2, warmup: 1, compute_s: 0.002, burn: None, batch: Some(64), priorities: true }
+        Plan {
+            dtype: DType::F32,
+            iters: 2,
+            warmup: 1,
+            compute_s: 0.002,
+            burn: None,
+            batch: Some(64),
+            compression: None,
+            priorities: true,
+        }
     }
 
     #[test]
