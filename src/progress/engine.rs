@@ -49,6 +49,8 @@ pub struct Connected {
     pub transport: Box<dyn Transport>,
     /// The control star over the same ranks.
     pub control: Control,
+    /// Whether ranks are processes, whose cluster `auto` has to know. Threads of one process are not.
+    pub is_cluster: bool,
     /// What ends the library, after the transport was dropped without a fault.
     pub finalise: Box<dyn FnOnce()>,
 }
@@ -66,7 +68,10 @@ impl Engine {
             spawn("ringpull-comm", move || {
                 let mut end = None;
                 let connected = connect().and_then(|connected| {
-                    let host = Host::new(connected.transport, &config, stop)?;
+                    let mut host = Host::new(connected.transport, &config, stop)?;
+                    if connected.is_cluster {
+                        host.learn(&config)?;
+                    }
                     end = Some(connected.finalise);
                     Ok((host, connected.control))
                 });
@@ -123,8 +128,9 @@ impl Engine {
     pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
         ends.map(|(transport, control)| {
-            let connected =
-                move || Ok(Connected { transport: Box::new(transport), control, finalise: Box::new(|| ()) });
+            let connected = move || {
+                Ok(Connected { transport: Box::new(transport), control, is_cluster: false, finalise: Box::new(|| ()) })
+            };
             Engine::start(config, Box::new(connected))
         })
         .collect()
