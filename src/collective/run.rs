@@ -124,6 +124,11 @@ impl Runner {
 
     /// To be called when nothing has moved: waits a little. An error if nothing has moved for the limit.
     pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        if self.flights.is_empty() {
+            // What is finished without a message has nothing to wait for.
+            self.idle = Idle::default();
+            return Ok(());
+        }
         self.idle.wait(self.limit, transport).map_err(|waited| {
             let error = self.stuck(transport.rank(), waited);
             self.abandon();
