@@ -64,6 +64,9 @@ pub struct Config {
     pub timeout: Duration,
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
+    /// `RINGPULL_FUSION_BYTES`, bytes (1048576): how much is summed as one, of short gradients that follow each other in every step;
+    /// 0 sums each by itself. Rank 0's counts.
+    pub fusion_bytes: usize,
     /// Whether `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose shorter ones.
     pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
@@ -85,6 +88,7 @@ impl Default for Config {
         Config {
             timeout: Duration::from_secs(10),
             segment_bytes: 256 << 10,
+            fusion_bytes: 1 << 20,
             segment_is_fixed: false,
             model: ModelSource::Default,
             algorithm: "auto".to_owned(),
@@ -103,6 +107,7 @@ impl Config {
         let config = Config {
             timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
             segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, at least 1024", default.segment_bytes)?,
+            fusion_bytes: parsed("RINGPULL_FUSION_BYTES", "a number of bytes", default.fusion_bytes)?,
             segment_is_fixed: text("RINGPULL_SEGMENT").is_some(),
             algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
             model: ModelSource::from_env(),
@@ -199,7 +204,20 @@ pub fn open_mpi_settings(segment_bytes: usize) -> Vec<(&'static str, String)> {
 
 /// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`.
 pub fn launcher_world_size() -> Option<(&'static str, usize)> {
-    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(|name| Some((name, text(name)?.parse().ok()?)))
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+        .into_iter()
+        .find_map(|name| Some((name, text(name)?.parse().ok()?)))
+}
+
+/// Whether a launcher calls this process its first rank, or nobody calls it any.
+pub fn is_first_rank() -> bool {
+    let told = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(text);
+    told.is_none_or(|rank| rank == "0")
+}
+
+/// Whether Open MPI's `mpirun` runs for root.
+pub fn root_may_run_mpi() -> bool {
+    text("OMPI_ALLOW_RUN_AS_ROOT").is_some() && text("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM").is_some()
 }
 
 /// How many ranks a launcher has put on this host, as far as it says.
@@ -239,6 +257,11 @@ pub fn cache_folder() -> Option<PathBuf> {
 /// `RINGPULL_LOG` (warn): the filter of the log on stderr, in `tracing`'s syntax.
 pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
+}
+
+/// `RINGPULL_TIMELINE` (unset): the file that each process writes what it did to, as a Chrome trace.
+pub fn timeline_file() -> Option<String> {
+    text("RINGPULL_TIMELINE")
 }
 
 /// The variable's value, `None` if unset or empty.

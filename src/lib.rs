@@ -2,7 +2,7 @@
 //!
 //! The layers, each importing only what stands before it (`tests/layering.rs` holds them to it):
 //!
-//! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`];
+//! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`], [`timeline`];
 //! - `transport`, `collective`, `communicator`, `progress`: the path of a gradient by allreduce;
 //! - `compress`: gradient codecs; `optim`: optimizers; `ps`: parameter servers;
 //! - `store`: the KVStore that users call;
@@ -22,6 +22,7 @@ pub mod kind;
 pub mod reduce;
 pub mod sparse;
 pub mod tensor;
+pub mod timeline;
 pub mod topology;
 
 pub mod cli;

@@ -6,7 +6,7 @@
 //! collectives stop, every job that waits fails with it, and so does every later call.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,13 @@ use parking_lot::Mutex;
 use crate::communicator::Host;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::progress::agreement::{Call, Launch, Topic};
+use crate::progress::agreement::Topic;
+use crate::progress::calls::Calls;
 use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::job::{Barrier, Direct, Job};
 use crate::progress::shared::{Command, Note, Shared};
 use crate::progress::watcher::Watcher;
+use crate::tensor::Waiter;
 use crate::topology::Peer;
 use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
@@ -93,6 +95,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             rank: control.rank(),
             size: control.size(),
+            calls: Mutex::new(Calls::new(control.rank())),
             control,
             stop,
             fault: OnceLock::new(),
@@ -100,7 +103,6 @@ impl Engine {
             leaving: AtomicBool::new(false),
             peers_gone: AtomicBool::new(false),
             waiting: Mutex::default(),
-            ordinals: Mutex::default(),
             running: Mutex::default(),
             last: Mutex::default(),
             commands,
@@ -198,25 +200,30 @@ impl Engine {
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and `terms`. Returns at once.
     pub fn submit(&self, topic: Topic, operation: &str, terms: String, job: Box<dyn Job>) -> Result<()> {
         let shared = &self.shared;
-        let ordinal = {
-            let mut ordinals = shared.ordinals.lock();
-            let next = ordinals.entry(topic.clone()).or_default();
-            *next += 1;
-            *next - 1
-        };
-        let call = Call { topic, ordinal, operation: operation.to_owned(), terms };
-        shared.waiting.lock().insert((call.topic.clone(), ordinal), job);
+        let wire = job.wire();
+        {
+            let mut calls = shared.calls.lock();
+            shared.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
+            shared.act(calls.call(topic, operation, terms, wire));
+        }
         if shared.fault.get().is_some() {
             // The fault may have come before the job was there to be failed by it.
             shared.fail_waiting();
-        } else if shared.size == 1 {
-            shared.launch(Launch { topic: call.topic, ordinal, number: ordinal as u32 });
-        } else if shared.rank == 0 {
-            drop(shared.own_notes.send(Note::Called(call)));
-        } else {
-            shared.tell(0, &Note::Called(call));
         }
         Ok(())
+    }
+
+    /// To be told when a caller waits for what it has called, or looks at what that has given. What is fused with what never
+    /// reaches across such a point.
+    pub fn wait(&self) {
+        self.shared.wait();
+    }
+
+    /// Tells the engine the same on behalf of a tensor.
+    pub fn waiter(&self) -> Weak<dyn Waiter> {
+        // The annotation makes the trait object out of a `Weak` of a sized type.
+        let shared: Weak<Shared> = Arc::downgrade(&self.shared);
+        shared
     }
 
     /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
@@ -228,6 +235,7 @@ impl Engine {
         let (result, answer) = crossbeam_channel::bounded(1);
         let job = Box::new(Direct::new(Box::new(work), result));
         self.submit(Topic::Direct, name, String::new(), job)?;
+        self.wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
@@ -235,6 +243,7 @@ impl Engine {
     pub fn barrier(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
         self.submit(Topic::Barrier, "barrier", String::new(), Box::new(Barrier::new(result)))?;
+        self.wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
@@ -253,13 +262,15 @@ impl Engine {
         if shared.leaving.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.wait();
         while shared.fault.get().is_none() && !shared.waiting.lock().is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
         if shared.fault.get().is_none() && shared.size > 1 {
-            shared.tell_everyone(&Note::Leaving);
+            let begun = shared.calls.lock().begun();
+            shared.tell_everyone(&Note::Leaving(begun.clone()));
             if shared.rank == 0 {
-                drop(shared.own_notes.send(Note::Leaving));
+                drop(shared.own_notes.send(Note::Leaving(begun)));
             }
         }
         drop(shared.commands.send(Command::Stop));

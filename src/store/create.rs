@@ -1,12 +1,13 @@
 //! From a kind's name to a store.
 
-use crate::config::{Config, Dmlc, Role};
+use crate::config::{self, Config, Dmlc, Role};
 use crate::error::{Error, Result};
 use crate::kind::Kind;
 use crate::ps;
 use crate::store::local::Local;
 use crate::store::servers::Servers;
 use crate::store::{Backend, KvStore};
+use crate::timeline;
 
 /// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
 ///
@@ -16,11 +17,15 @@ use crate::store::{Backend, KvStore};
 pub fn create(kind: &str) -> Result<KvStore> {
     let kind: Kind = kind.parse()?;
     let config = Config::from_env()?;
+    timeline::start(config::timeline_file());
     if !kind.has_servers() {
         check_role(kind)?;
     }
     let backend: Box<dyn Backend> = match kind {
-        Kind::Local => Box::new(Local::default()),
+        Kind::Local => {
+            timeline::introduce(Role::Worker, 0, 1);
+            Box::new(Local::default())
+        }
         Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice => return Err(needs_gpu(kind)),
         Kind::DistSyncMpi => over_mpi(&config)?,
         Kind::DistSync | Kind::DistAsync => over_servers(kind, &config)?,
@@ -48,7 +53,9 @@ fn over_servers(kind: Kind, config: &Config) -> Result<Box<dyn Backend>> {
         remedy: "start it with `ringpull launch -n 2 -s 2 -- CMD`: two workers, two servers and a scheduler".to_owned(),
     })?;
     if dmlc.role == Role::Worker {
-        return Ok(Box::new(Servers::connect(kind, config, &dmlc)?));
+        let servers = Servers::connect(kind, config, &dmlc)?;
+        timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
+        return Ok(Box::new(servers));
     }
     if let Err(error) = ps::run_node(dmlc.role, config, &dmlc) {
         eprintln!("ringpull {}: {error}", dmlc.role);

@@ -18,6 +18,7 @@ mod table;
 mod update;
 
 use std::path::Path;
+use std::sync::Weak;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -36,7 +37,8 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::optim::Optimizer;
 use crate::sparse::{RowSparse, check_row_ids};
-use crate::tensor::{Tensor, TensorMut};
+use crate::tensor::{Tensor, TensorMut, Waiter};
+use crate::timeline::{self, Phase};
 use table::Table;
 
 /// What a store can be asked for with [`KvStore::is_capable`].
@@ -100,6 +102,10 @@ pub trait Backend: Send + Sync {
     fn wait_all(&self) -> Result<()>;
     /// Counters; `pushes` and `pulls` are counted by the caller.
     fn stats(&self) -> Stats;
+    /// Who is to be told when the caller comes for a tensor that it has pushed, or that a push is going to write.
+    fn waiter(&self) -> Option<Weak<dyn Waiter>> {
+        None
+    }
 }
 
 /// A key-value store of tensors, shared by the workers of a job.
@@ -174,7 +180,8 @@ impl KvStore {
         if outs.is_empty() {
             return Ok(());
         }
-        let mut guards = self.lock_outputs(outs)?;
+        let _span = timeline::span(Phase::Wait, || &entry.key);
+        let mut guards = self.lock_outputs(&entry.key, outs)?;
         self.table.count_pull();
         self.backend.pull(&entry, &mut guards, priority)
     }
@@ -200,6 +207,7 @@ impl KvStore {
         if values.is_empty() {
             return Ok(());
         }
+        let _span = timeline::span(Phase::Push, || &entry.key);
         let merged = MergedRows::sum(&entry, values)?;
         if self.check_nan {
             contribution::check_finite(&entry, self.rank(), merged.rows.bytes())?;
@@ -217,6 +225,7 @@ impl KvStore {
         ids.sort_unstable();
         ids.dedup();
         self.table.count_pull();
+        let _span = timeline::span(Phase::Wait, || &entry.key);
         let bytes = self.backend.pull_rows(&entry, &ids, priority)?;
         let mut shape = entry.shape.to_vec();
         shape[0] = ids.len();
@@ -270,12 +279,14 @@ impl KvStore {
     /// Returns when every worker has called it. Collective.
     pub fn barrier(&self) -> Result<()> {
         self.healthy()?;
+        let _span = timeline::span(Phase::Wait, || "barrier");
         self.backend.barrier()
     }
 
     /// Returns when everything this worker has called is done, or with the first error that any of it met.
     pub fn wait_all(&self) -> Result<()> {
         self.healthy()?;
+        let _span = timeline::span(Phase::Wait, || "wait_all");
         self.backend.wait_all()
     }
 
@@ -292,15 +303,16 @@ impl KvStore {
         if values.is_empty() {
             return Ok(());
         }
+        let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
         let in_place = match values {
             [value] => outs.iter().position(|out| out.is_same(value)),
             _ => None,
         };
         let (gradient, guards) = if let Some(index) = in_place {
-            (Contribution::InPlace(index), self.lock_outputs(outs)?)
+            (Contribution::InPlace(index), self.lock_outputs(key, outs)?)
         } else {
             // The values are read before the outputs are locked: the outputs may be these values.
-            (Contribution::sum(&entry, values)?, self.lock_outputs(outs)?)
+            (Contribution::sum(&entry, values)?, self.lock_outputs(key, outs)?)
         };
         if self.check_nan {
             contribution::check_finite(&entry, self.rank(), gradient.bytes(&guards))?;
@@ -309,11 +321,19 @@ impl KvStore {
         if !outs.is_empty() {
             self.table.count_pull();
         }
+        if let Some(waiter) = self.backend.waiter() {
+            values.iter().for_each(|value| value.lend(&waiter, false));
+            outs.iter().for_each(|out| out.lend(&waiter, true));
+        }
         self.backend.push(&entry, gradient, guards, priority)
     }
 
-    fn lock_outputs(&self, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
-        outs.iter().map(|out| out.write_within(self.output_limit)).collect()
+    fn lock_outputs(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
+        let mut guards = outs.iter().map(|out| out.write_within(self.output_limit)).collect::<Result<Vec<_>>>()?;
+        if timeline::is_on() {
+            guards.iter_mut().for_each(|guard| guard.write_of(key));
+        }
+        Ok(guards)
     }
 
     fn healthy(&self) -> Result<()> {
