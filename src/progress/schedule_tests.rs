@@ -311,7 +311,7 @@ fn a_key_that_one_rank_adds_stays_alone() {
     for seed in 0..60 {
         let mut world = World::new(vec![steps(10, &[1, 2, 3]), odd.clone(), steps(10, &[1, 2, 3])], seed);
         assert!(!world.run(), "it waits for key 7");
-        let text = world.agreement.check_time(11.0).unwrap_err().to_string();
+        let text = world.agreement.check_time(16.0).unwrap_err().to_string();
         assert!(text.contains("key 7") && text.contains("[0, 2]"), "{text}");
     }
 }
