@@ -157,6 +157,8 @@ impl Mpirun {
 
     fn add_options(&self, command: &mut Command, hosts: &Hosts, agent: Option<&Path>) {
         let network = matches!(hosts, Hosts::Lab(_)).then_some(lab::NETWORK);
+        // Open MPI's daemons on other hosts look for the agent too, and crash where there is none: they take the second.
+        let agents = agent.map(|agent| OsString::from(format!("{} : ssh", agent.display())));
         let mut option = |words: &[&OsStr]| {
             command.args(words);
         };
@@ -167,7 +169,7 @@ impl Mpirun {
                 }
                 let mut mca = |name: &str, value: &OsStr| option(&["--mca".as_ref(), name.as_ref(), value]);
                 mca("mpi_yield_when_idle", "1".as_ref());
-                if let Some(agent) = agent {
+                if let Some(agent) = &agents {
                     mca("plm_rsh_agent", agent.as_os_str());
                     mca("plm_rsh_no_tree_spawn", "1".as_ref());
                 }
@@ -181,7 +183,7 @@ impl Mpirun {
                 for word in ["--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"] {
                     option(&[word.as_ref()]);
                 }
-                if let Some(agent) = agent {
+                if let Some(agent) = &agents {
                     option(&["--prtemca".as_ref(), "plm_ssh_agent".as_ref(), agent.as_os_str()]);
                     option(&["--prtemca".as_ref(), "plm_ssh_no_tree_spawn".as_ref(), "1".as_ref()]);
                 }
