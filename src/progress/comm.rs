@@ -77,6 +77,9 @@ impl Comm<'_> {
                 // told to fail, and then keeps for ever what the transport may still use.
                 match unsafe { self.host.begin_allreduce(dtype, addend, launch.number, priority) } {
                     Ok(ticket) => {
+                        if ticket.is_none() {
+                            timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
+                        }
                         let topic = launch.topic.clone();
                         self.flights.push(Flight { job, topic, priority, ticket, since_ns });
                         self.note();
