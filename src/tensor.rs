@@ -6,13 +6,16 @@
 //! exactly as long as communication still needs the memory, and nothing is copied to make that so.
 //!
 //! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
+//!
+//! A store that has been given a tensor is told when its owner comes for it again (`Waiter`), once, and before that may block.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
-use parking_lot::{RawRwLock, RwLock};
+use parking_lot::{Mutex, RawRwLock, RwLock};
 
 use crate::buffer::Buffer;
 use crate::dtype::{DType, Element};
@@ -46,12 +49,32 @@ impl Drop for Content {
     }
 }
 
+/// Told that a caller comes for a tensor which it has given to a store.
+pub trait Waiter: Send + Sync {
+    /// The caller may be about to block until the store is done with the tensor.
+    fn wait(&self);
+}
+
+/// Which store has been given a tensor that its owner has not come for since.
+#[derive(Default)]
+struct Lent {
+    /// 0, `READ` or `WRITTEN`.
+    how: AtomicU8,
+    to: Mutex<Option<Weak<dyn Waiter>>>,
+}
+
+/// The store reads it: writers block.
+const READ: u8 = 1;
+/// The store writes it: readers block, too.
+const WRITTEN: u8 = 2;
+
 /// A dense tensor in host memory, C-contiguous. Cloning clones the handle, not the elements.
 #[derive(Clone)]
 pub struct Tensor {
     dtype: DType,
     shape: Arc<[usize]>,
     content: Arc<RwLock<Content>>,
+    lent: Arc<Lent>,
 }
 
 impl Tensor {
@@ -95,7 +118,7 @@ impl Tensor {
     }
 
     fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
-        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)) }
+        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), lent: Arc::default() }
     }
 
     /// A tensor over a snapshot: it is copied when either side writes.
@@ -135,11 +158,13 @@ impl Tensor {
 
     /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
     pub fn read(&self) -> Result<TensorRef> {
+        self.come_for(WRITTEN);
         self.guard(if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) })
     }
 
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
     pub fn read_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
+        self.come_for(WRITTEN);
         RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
     }
 
@@ -162,11 +187,13 @@ impl Tensor {
 
     /// The elements, for writing. Blocks while a store still reads or writes them. Clears an earlier fault.
     pub fn write(&self) -> TensorMut {
+        self.come_for(READ);
         self.guard_mut(RwLock::write_arc(&self.content))
     }
 
     /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`: its owner holds a guard.
     pub fn write_within(&self, limit: Duration) -> Result<TensorMut> {
+        self.come_for(READ);
         let content = RwLock::try_write_arc_for(&self.content, limit).ok_or_else(|| {
             Error::argument(
                 format!("an output tensor of shape {:?} stayed in use for {} s", self.shape, limit.as_secs_f64()),
@@ -174,6 +201,20 @@ impl Tensor {
             )
         })?;
         Ok(self.guard_mut(content))
+    }
+
+    /// A store has been given the tensor, to write or only to read it.
+    pub(crate) fn lend(&self, to: &Weak<dyn Waiter>, is_written: bool) {
+        *self.lent.to.lock() = Some(Weak::clone(to));
+        self.lent.how.store(if is_written { WRITTEN } else { READ }, Ordering::Release);
+    }
+
+    /// Tells the store, if it was given the tensor in a way that may make this access block.
+    fn come_for(&self, blocks_from: u8) {
+        if self.lent.how.load(Ordering::Acquire) >= blocks_from && self.lent.how.swap(0, Ordering::AcqRel) > 0 {
+            let waiter = self.lent.to.lock().take().and_then(|to| to.upgrade());
+            waiter.into_iter().for_each(|waiter| waiter.wait());
+        }
     }
 
     fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>) -> TensorMut {
@@ -355,6 +396,31 @@ mod tests {
         assert_eq!(tensor.read().err(), Some(fault));
         drop(tensor.write());
         assert!(tensor.read().is_ok());
+    }
+
+    #[test]
+    fn a_store_is_told_once_when_the_owner_comes_for_what_it_was_given() {
+        #[derive(Default)]
+        struct Count(AtomicU8);
+        impl Waiter for Count {
+            fn wait(&self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let count = Arc::new(Count::default());
+        let waiter: Arc<dyn Waiter> = count.clone();
+        let (input, output) = (Tensor::zeros(DType::F32, &[1]), Tensor::zeros(DType::F32, &[1]));
+        input.lend(&Arc::downgrade(&waiter), false);
+        output.lend(&Arc::downgrade(&waiter), true);
+        let counted = || count.0.load(Ordering::Relaxed);
+        drop(input.read());
+        assert_eq!(counted(), 0, "a store that only reads keeps no reader waiting");
+        drop(input.write());
+        assert_eq!(counted(), 1);
+        drop((output.read(), input.write()));
+        assert_eq!(counted(), 2);
+        drop((output.read(), output.clone().read()));
+        assert_eq!(counted(), 2);
     }
 
     #[test]

@@ -291,3 +291,58 @@ fn an_unreachable_host_is_named_within_ten_seconds() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("127.0.0.1 cannot be reached by ssh") && text.contains("hint: "), "{text}");
 }
+
+#[test]
+fn a_launch_of_separate_models_and_words_without_effect_are_warned_about() {
+    let program = ["--", "sh", "-c", "true", "--kv-store", "local"];
+    let (output, _) = run(&[&["-n", "2", "-s", "1", "--sync-dst-dir", "/tmp/x"], &program[..]].concat());
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("each of the 2 workers trains a model of its own"), "{text}");
+    assert!(text.contains("--sync-dst-dir has no effect"), "{text}");
+    let (output, _) = run(&["-n", "2", "-s", "1", "--", "sh", "-c", "true", "--kv-store", "dist_sync"]);
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn a_batch_system_that_is_not_there_is_one_clear_error() {
+    let empty = tempfile::tempdir().unwrap();
+    let absent = |words: &[&str]| {
+        let output = launch(words).env("PATH", empty.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        text
+    };
+    let text = absent(&["-n", "2", "-s", "0", "--launcher", "slurm", "--", "true"]);
+    assert!(text.contains("srun cannot be run") && text.contains("hint: "), "{text}");
+    let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--", "true"]);
+    assert!(text.contains("--sge-pe NAME"), "{text}");
+    let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--sge-pe", "orte", "--", "true"]);
+    assert!(text.contains("qsub cannot be run"), "{text}");
+}
+
+#[test]
+#[ignore = "needs a Slurm that runs: scripts/test --all"]
+fn slurm_starts_every_role_and_answers_with_the_exit_code() {
+    if !Command::new("sinfo")
+        .arg("-h")
+        .output()
+        .is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
+    {
+        println!("skipped: no Slurm answers here");
+        return;
+    }
+    let program = ["--", "sh", "-c", "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER"];
+    let (output, lines) = run(&[&["-n", "2", "-s", "1", "--launcher", "slurm"], &program[..]].concat());
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(lines, ["0: scheduler of 2", "1: server 0 of 2", "2: worker 0 of 2", "3: worker 1 of 2"]);
+    let (output, _) = run(&["-n", "2", "-s", "0", "--launcher", "slurm", "--", "sh", "-c", "exit 5"]);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--sizes", "4KB", "--iters", "2"];
+    let output = launch(&[&["-n", "2", "-s", "0", "--launcher", "slurm", "--"], &bench[..]].concat())
+        .env("RINGPULL_TIMEOUT", "10")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("dist_sync_mpi") && text.contains("every sum was checked"), "{output:?}");
+}

@@ -45,6 +45,7 @@ const UNSAFE: &[&str] = &[
     "src/transport/inproc.rs",
     "src/transport/mod.rs",
     "src/transport/mpi.rs",
+    "src/transport/sockets.rs",
     "src/transport/window.rs",
 ];
 

@@ -116,6 +116,7 @@ fn record(variant: Variant, setup: &Setup, seconds: &[f64]) -> Record {
         bytes: setup.bytes,
         dtype: DType::F32,
         seconds: seconds.to_vec(),
+        usage: ringpull::harness::usage::Usage::default(),
         host_bytes: Some((bytes * 1.05) as u64),
     })
     .unwrap()

@@ -43,6 +43,26 @@ fn error(arguments: &[&str]) -> String {
     text
 }
 
+/// The accuracy in per cent that two ranks reach; `None` where there is no `mpirun`.
+fn accuracy_of_two(arguments: &[&str]) -> Option<f64> {
+    let program = ringpull::config::mpirun_program();
+    let version = Command::new(&program).arg("--version").output().ok()?.stdout;
+    let mut command = Command::new(&program);
+    command.args(["-n", "2"]);
+    if String::from_utf8_lossy(&version).contains("Open MPI") {
+        command
+            .args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"])
+            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    }
+    // Codes travel as messages, on one host too; so do the floats they are compared with.
+    command.env("RINGPULL_SHARED_MEMORY", "0").env("RAYON_NUM_THREADS", "1");
+    let output = command.arg(example()).args(["--kv-store", "dist_sync_mpi"]).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    let figure = text.lines().filter_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok()).last();
+    Some(figure.expect("a run prints its accuracy"))
+}
+
 fn has_data() -> bool {
     let present = Path::new(FASHION_MNIST).exists();
     if !present {
@@ -109,4 +129,30 @@ fn a_full_disk_at_a_checkpoint_is_one_error_and_the_earlier_one_stays() {
     let text = outcome.unwrap();
     assert!(text.contains("No space left on device") && text.contains("run.safetensors"), "{text}");
     assert_eq!((earlier.as_str(), left), ("earlier", 1));
+}
+
+/// Trains without compression and with each codec, and compares what they end with.
+fn codecs_reach_the_accuracy_of_floats(codecs: &[&str], steps: &str) {
+    if !has_data() {
+        return;
+    }
+    let common = ["--steps", steps, "--lr", "0.01", "--compress-from", "50"];
+    let Some(plain) = accuracy_of_two(&common) else { return println!("skipped: there is no mpirun") };
+    for codec in codecs {
+        let arguments = [&common[..], &["--compression", codec]].concat();
+        let coded = accuracy_of_two(&arguments).unwrap_or(0.0);
+        assert!(coded > plain - 1.0, "{codec}: {coded} % where floats reach {plain} %");
+        println!("{codec}: {coded} % where floats reach {plain} %");
+    }
+}
+
+#[test]
+fn halves_reach_the_accuracy_of_floats() {
+    codecs_reach_the_accuracy_of_floats(&["bf16"], "150");
+}
+
+#[test]
+#[ignore = "some minutes of training"]
+fn halves_and_the_largest_elements_reach_the_accuracy_of_floats_after_an_epoch() {
+    codecs_reach_the_accuracy_of_floats(&["fp16", "bf16", "topk:0.1"], "938");
 }

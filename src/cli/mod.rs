@@ -5,9 +5,12 @@
 
 pub mod bench;
 pub mod compare;
+pub mod doctor;
 pub mod info;
 pub mod lab;
 pub mod launch;
+pub mod manifest;
+pub mod sweep;
 pub mod timeline;
 pub mod train;
 
@@ -34,10 +37,16 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Compare modes and peers in rotating rounds, and write a report.
     Compare(compare::CompareArgs),
+    /// Measure our allreduce against others' over all sizes and numbers of ranks, and write a page.
+    Sweep(sweep::SweepArgs),
     /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
     Launch(launch::LaunchArgs),
     /// Merge the timelines of a run's ranks, and say where a step's time went.
     Timeline(timeline::TimelineArgs),
+    /// Write Kubernetes manifests of jobs, or check MPIJobs.
+    Manifest(Box<manifest::ManifestArgs>),
+    /// Find what would keep a job from running, and say the fix.
+    Doctor(doctor::DoctorArgs),
     /// What this build and this machine can do.
     Info(info::InfoArgs),
     /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
@@ -72,8 +81,11 @@ impl Command {
         match self {
             Command::Bench(args) => bench::run(&args),
             Command::Compare(args) => compare::run(&args),
+            Command::Sweep(args) => sweep::run(&args),
             Command::Launch(args) => launch::run(args),
             Command::Timeline(args) => timeline::run(&args),
+            Command::Manifest(args) => manifest::run(*args),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),
         }

@@ -228,7 +228,7 @@ fn names_of(hosts: &Hosts) -> Vec<String> {
 
 /// Called as `agent [options] hI words...` in place of ssh.
 const LAB_AGENT: &str = r#"#!/bin/sh
-while :; do case $1 in -*) shift ;; *) break ;; esac; done
+while :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done
 host=$1
 shift
 exec nsenter --uts=/run/ringpull/lab/$host.uts -- ip netns exec "$host" sh -c "$*"
@@ -241,7 +241,7 @@ fn ssh_agent(hosts: &[Host]) -> String {
         format!("  '{}') to='{}'; port='{port}' ;;\n", host.name, host.login)
     };
     [
-        "#!/bin/sh\nwhile :; do case $1 in -*) shift ;; *) break ;; esac; done\nto=$1\nport=\ncase $1 in\n".to_owned(),
+        "#!/bin/sh\nwhile :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done\nto=$1\nport=\ncase $1 in\n".to_owned(),
         hosts.iter().map(of_host).collect(),
         format!(
             "esac\nshift\nexec {ssh} -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=accept-new $port \"$to\" \"$@\"\n"

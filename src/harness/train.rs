@@ -24,6 +24,7 @@ use crate::harness::record::{Measured, Record};
 use crate::harness::schedule::BACKWARD;
 use crate::harness::statistics::Summary;
 use crate::harness::timeline::account::WARMUP;
+use crate::harness::usage::Usage;
 use crate::kind::Kind;
 use crate::store::KvStore;
 use crate::tensor::Tensor;
@@ -237,6 +238,7 @@ fn record(store: &KvStore, algorithm: &str, network: &Network, plan: &Plan, rows
         dtype: plan.dtype,
         seconds: (ROW_HEAD..ROW_HEAD + plan.iters).map(slowest).collect(),
         host_bytes: Some(slowest(1).max(slowest(2)).round() as u64).filter(|bytes| *bytes > 0),
+        usage: Usage::default(),
     })?;
     Ok(record.with_train(slowest(3), plan.burn, plan.batch))
 }

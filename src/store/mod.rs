@@ -18,6 +18,7 @@ mod table;
 mod update;
 
 use std::path::Path;
+use std::sync::Weak;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -36,7 +37,7 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::optim::Optimizer;
 use crate::sparse::{RowSparse, check_row_ids};
-use crate::tensor::{Tensor, TensorMut};
+use crate::tensor::{Tensor, TensorMut, Waiter};
 use crate::timeline::{self, Phase};
 use table::Table;
 
@@ -101,6 +102,10 @@ pub trait Backend: Send + Sync {
     fn wait_all(&self) -> Result<()>;
     /// Counters; `pushes` and `pulls` are counted by the caller.
     fn stats(&self) -> Stats;
+    /// Who is to be told when the caller comes for a tensor that it has pushed, or that a push is going to write.
+    fn waiter(&self) -> Option<Weak<dyn Waiter>> {
+        None
+    }
 }
 
 /// A key-value store of tensors, shared by the workers of a job.
@@ -315,6 +320,10 @@ impl KvStore {
         self.table.count_push();
         if !outs.is_empty() {
             self.table.count_pull();
+        }
+        if let Some(waiter) = self.backend.waiter() {
+            values.iter().for_each(|value| value.lend(&waiter, false));
+            outs.iter().for_each(|out| out.lend(&waiter, true));
         }
         self.backend.push(&entry, gradient, guards, priority)
     }
