@@ -140,6 +140,8 @@ pub struct Agreement {
     bucket_bytes: usize,
     pending: BTreeMap<(Topic, u64), Pending>,
     left: Vec<bool>,
+    /// Ranks that had to catch up when the last frozen cycle was stopped: what they have not called is said before what others have not.
+    behind: Vec<bool>,
     launched: u32,
     logs: Logs,
     phase: Phase,
@@ -156,6 +158,7 @@ impl Agreement {
             bucket_bytes,
             pending: BTreeMap::new(),
             left: vec![false; size],
+            behind: vec![false; size],
             launched: 0,
             logs: Logs::new(size),
             phase: Phase::Open,
@@ -284,6 +287,7 @@ impl Agreement {
                 return Err(Error::Stalled { operation, key, rank, missing, waited_s });
             }
         }
+        self.behind = answers.iter().map(|answer| answer.begun < end.until).collect();
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
         self.try_less_often(cycles);
@@ -312,7 +316,12 @@ impl Agreement {
 
     /// An error if some call has stayed alone for longer than the limit.
     pub fn check_time(&self, now_s: f64) -> Result<(), Error> {
-        for pending in self.pending.values().filter(|pending| now_s - pending.since_s > self.limit_s) {
+        for pending in self.pending.values() {
+            let of_behind = (0..self.size).any(|rank| self.behind[rank] && pending.calls[rank].is_some());
+            let limit_s = if of_behind { self.limit_s * 1.5 } else { self.limit_s };
+            if now_s - pending.since_s <= limit_s {
+                continue;
+            }
             let ((rank, call), missing) = (pending.first(), pending.missing());
             if !missing.is_empty() {
                 let waited_s = (now_s - pending.since_s) as u64;

@@ -136,7 +136,7 @@ impl Calls {
         let open: Vec<u64> = self.open.keys().copied().collect();
         let mut acts = Vec::new();
         for index in open {
-            if matches!(self.mode, Mode::Frozen) {
+            if matches!(self.mode, Mode::Frozen) && self.open.contains_key(&index) {
                 acts.extend(self.place(index));
             }
         }
@@ -161,7 +161,13 @@ impl Calls {
         self.frozen.iter_mut().for_each(|frozen| frozen.owe(end.until));
         self.mode = Mode::Owing(end);
         let open: Vec<u64> = self.open.keys().copied().collect();
-        let mut acts: Vec<Act> = open.into_iter().flat_map(|index| self.place(index)).collect();
+        let mut acts = Vec::new();
+        for index in open {
+            // One that was placed before has perhaps begun with an earlier one.
+            if self.open.contains_key(&index) {
+                acts.extend(self.place(index));
+            }
+        }
         acts.extend(self.begin());
         acts
     }

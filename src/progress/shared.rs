@@ -159,9 +159,9 @@ impl Shared {
 
     fn begin(&self, unit: Unit) {
         let mut waiting = self.waiting.lock();
-        let jobs: Option<Vec<_>> = unit.members.iter().map(|member| waiting.remove(member)).collect();
-        // After a fault they have been failed and are gone.
-        if let Some(jobs) = jobs {
+        // After a fault some have been failed and are gone; the others stay, to be failed as well.
+        if unit.members.iter().all(|member| waiting.contains_key(member)) {
+            let jobs = unit.members.iter().filter_map(|member| waiting.remove(member)).collect();
             drop(self.commands.send(Command::Unit(jobs, unit)));
         }
     }

@@ -12,6 +12,7 @@ use crate::config::{Config, Role};
 use crate::error::Error;
 use crate::key::Key;
 use crate::progress::agreement::{Agreement, Order, Overdue};
+use crate::progress::comm::AbortOnPanic;
 use crate::progress::shared::{Note, Shared};
 use crate::timeline::{self, clock::Offset};
 use crate::topology::Peer;
@@ -75,6 +76,7 @@ impl Watcher {
     }
 
     pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Note>) {
+        let _guard = AbortOnPanic;
         let Some(events) = weak.upgrade().map(|shared| {
             shared.tell_everyone(&Note::Here(Peer::this(shared.rank)));
             if timeline::is_on() {
