@@ -106,6 +106,9 @@ impl Comm<'_> {
         // after a fault buckets are kept for ever, and jobs are told to fail and then keep what the transport may still use.
         let begun = unsafe { self.host.begin_allreduce(dtype, addend, launch.number, priority) };
         let ticket = *begun.as_ref().unwrap_or(&None);
+        if ticket.is_none() {
+            timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
+        }
         self.flights.push(Flight { jobs, bucket, number: launch.number, priority, ticket, since_ns });
         match begun {
             Ok(_) => self.note(),
