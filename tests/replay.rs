@@ -80,7 +80,9 @@ fn ranks_replay_a_model_and_their_timelines_say_where_its_steps_went() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
     let command = bench(&model(folder.path()), &[]).into_iter().map(Into::into).collect();
-    let env = vec![("RINGPULL_TIMELINE".to_owned(), trace.display().to_string())];
+    // Each sum by itself, so that each has its own span.
+    let env = [("RINGPULL_TIMELINE", trace.display().to_string()), ("RINGPULL_FUSION_BYTES", "0".to_owned())];
+    let env = env.map(|(name, value)| (name.to_owned(), value)).to_vec();
     let mut ready = mpirun.command(&Hosts::Local, Ranks { count: 2, command, env }).unwrap();
     checked(&output(&mut ready.command), "dist_sync_mpi");
 
