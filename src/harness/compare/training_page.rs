@@ -28,7 +28,7 @@ pub(super) fn charts(results: &Results) -> Vec<Chart> {
             samples: steps.iter().map(|step| 100.0 * trained.train.compute_s / step).collect(),
         });
         beside.extend(trained.published.map(|known| Bar {
-            name: format!("published: {}", known.method),
+            name: format!("published: {}", known.method.split(',').next().unwrap_or_default()),
             class: class(Family::Peer),
             value: known.efficiency,
             label: format!("{:.2}", known.efficiency),
