@@ -59,7 +59,7 @@ fn accuracy_of_two(arguments: &[&str]) -> Option<f64> {
     let output = command.arg(example()).args(["--kv-store", "dist_sync_mpi"]).args(arguments).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
-    let figure = text.lines().filter_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok()).last();
+    let figure = text.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
     Some(figure.expect("a run prints its accuracy"))
 }
 

@@ -371,7 +371,7 @@ mod tests {
                 for segment in 0..geometry.segments(part) {
                     let range = geometry.segment(part, segment);
                     prop_assert_eq!(range.start, next);
-                    prop_assert!(range.start % Codec::BLOCK == 0 && !range.is_empty());
+                    prop_assert!(range.start.is_multiple_of(Codec::BLOCK) && !range.is_empty());
                     next = range.end;
                 }
             }
