@@ -1,6 +1,8 @@
 //! What a loop of steps costs once its calls have repeated themselves, and what becomes of it when they do not: over ranks that are
 //! threads, without MPI.
 
+mod ranks;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,31 +12,10 @@ use ringpull::store::KvStore;
 use ringpull::store::allreduce::Allreduce;
 use ringpull::{DType, Error, Kind, Result, Tensor};
 
+use ranks::workers;
+
 const KEYS: i64 = 12;
 const LONG: Duration = Duration::from_secs(20);
-
-/// Runs `work` as each of `size` workers.
-fn workers<T: Send>(size: usize, config: &Config, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {
-    let engines = Engine::in_process(size, config).unwrap();
-    std::thread::scope(|scope| {
-        let work = &work;
-        let threads = engines.into_iter().map(|engine| {
-            scope.spawn(move || {
-                let store = KvStore::over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(&engine))), config);
-                let value = work(&store);
-                drop(store);
-                (value, engine)
-            })
-        });
-        let threads: Vec<_> = threads.collect();
-        let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        let (values, engines): (Vec<T>, Vec<Arc<Engine>>) = ends.into_iter().unzip();
-        for engine in engines {
-            scope.spawn(move || drop(engine));
-        }
-        values
-    })
-}
 
 fn patient(timeout: Duration) -> Config {
     Config { timeout, ..Config::default() }

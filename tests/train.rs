@@ -1,25 +1,14 @@
 //! The training example on a few hundred images: exact resumption, and one clear error for what goes wrong.
 
-use std::path::{Path, PathBuf};
+#[path = "processes/example.rs"]
+mod example;
+
+use std::path::Path;
 use std::process::{Command, Output};
 
 use ringpull::harness::dataset::FASHION_MNIST;
 
-/// The example, which `cargo test` has built, unless it was told to build this test alone.
-fn example() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let profile = own.ancestors().nth(2).unwrap();
-    let path = profile.join("examples").join("train");
-    if !path.exists() {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--example", "train"]);
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().unwrap().success(), "the example does not build");
-    }
-    path
-}
+use example::example;
 
 fn train(arguments: &[&str]) -> Output {
     let few = ["--limit-train", "384", "--batch", "64"];
@@ -54,8 +43,7 @@ fn accuracy_of_two(arguments: &[&str]) -> Option<f64> {
             .args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"])
             .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     }
-    // Codes travel as messages, on one host too; so do the floats they are compared with.
-    command.env("RINGPULL_SHARED_MEMORY", "0").env("RAYON_NUM_THREADS", "1");
+    command.env("RAYON_NUM_THREADS", "1");
     let output = command.arg(example()).args(["--kv-store", "dist_sync_mpi"]).args(arguments).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
