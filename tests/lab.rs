@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ringpull::harness::lab::{self, Lab};
 use ringpull::harness::link::LinkRate;
-use ringpull::harness::mpirun::{Hosts, Mpirun, Ranks};
+use ringpull::harness::mpirun::{Flavour, Hosts, Mpirun, Ranks};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -178,37 +178,38 @@ fn mpirun_puts_ranks_on_the_hosts_in_turn() {
     assert_eq!(lab::hosts_up(), 3);
 }
 
-/// Sums over `count` ranks on the lab's hosts, dealt out in turn; every sum is checked by the command itself.
+/// What `ringpull bench allreduce` with `words` prints over `count` ranks on the lab's hosts, dealt out in turn.
 #[cfg(feature = "mpi")]
-fn sums_on(hosts: &[usize], count: usize) -> String {
-    let mpirun = Mpirun::find().unwrap();
-    let words = ["bench", "allreduce", "--sizes", "4,64KiB,3MB", "--iters", "3", "--warmup", "1", "--format", "json"];
-    let mut command = vec![env!("CARGO_BIN_EXE_ringpull").into()];
-    command.extend(words.map(Into::into));
-    let env = vec![("RINGPULL_LOG".to_owned(), "ringpull=debug".to_owned())];
-    let mut ready = mpirun.command(&Hosts::Lab(hosts.to_vec()), Ranks { count, command, env }).unwrap();
+fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
+    let words = [&["bench", "allreduce", "--sizes", "4,64KiB,3MB", "--format", "json"], words].concat();
+    let command = std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(words).map(Into::into).collect();
+    let ranks = Ranks { count, command, env: Vec::new() };
+    let mut ready = Mpirun::find().unwrap().command(&Hosts::Lab(hosts.to_vec()), ranks).unwrap();
     let output = ready.command.stdin(Stdio::null()).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(
-        output.status.success() && out.matches("median").count() + out.matches("seconds").count() >= 3,
-        "{out}{err}"
-    );
-    err.into_owned()
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().split_whitespace().collect()
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn ranks_that_share_a_host_share_memory_and_hosts_exchange_messages() {
     let Some(_turn) = turn() else { return };
-    if Mpirun::find().is_err() {
-        eprintln!("skipped: mpirun is not installed");
-        return;
+    match Mpirun::find() {
+        Err(_) => return eprintln!("skipped: mpirun is not installed"),
+        // Debian 12's MPICH 4.0.2 over UCX: a plain program of MPI_Init, MPI_Barrier and MPI_Finalize hangs every second time on links of TCP.
+        Ok(mpirun) if mpirun.flavour() == Flavour::Mpich => {
+            return eprintln!("skipped: MPI_Finalize of this MPICH hangs over TCP");
+        }
+        Ok(_) => {}
     }
     let lab = up(2, "none");
-    let log = sums_on(&[1, 2], 4);
-    assert!(log.contains("[[0, 2], [1, 3]]"), "{log}");
-    let log = sums_on(&[1, 2, 1], 3);
-    assert!(log.contains("[[0, 2], [1]]"), "{log}");
+    for (hosts, count, placement) in [(&[1, 2][..], 4, "[[0,2],[1,3]]"), (&[1, 2, 1], 3, "[[0,2],[1]]")] {
+        let told = bench_on(hosts, count, &["--explain"]);
+        assert!(told.contains(placement), "{told}");
+        // Every sum is checked by the command itself.
+        let measured = bench_on(hosts, count, &["--iters", "3", "--warmup", "1"]);
+        assert_eq!(measured.matches("\"seconds\"").count(), 3, "{measured}");
+    }
     lab.down().unwrap();
 }
 

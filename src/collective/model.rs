@@ -1,4 +1,4 @@
-//! What an allreduce costs on a cluster: eight numbers, and the time that each algorithm needs by them.
+//! What an allreduce costs on a cluster: nine numbers, and the time that each algorithm needs by them.
 //!
 //! - `A` is the time from a message's leaving to its arriving, `latency_us`;
 //! - `O` is what it costs a rank to issue and take a message, `message_us`;
@@ -27,15 +27,17 @@
 //! circulant. A message longer than a segment counts once for each segment. The ring's latency hides behind the other
 //! segments of a part: with `j` of them a step waits for `A` less the time that `j - 1` segments take.
 //!
-//! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same eight numbers predict
+//! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers predict
 //! the same.
 
+use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Algorithm;
 
-/// The numbers of one cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// The numbers of one cluster. They travel as they stand in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Pod, Zeroable)]
+#[repr(C)]
 #[allow(missing_docs, reason = "the module's head defines each")]
 pub struct Model {
     pub latency_us: f64,

@@ -120,9 +120,9 @@ impl Host {
         self.cuts
     }
 
-    /// Whether all ranks share one host's memory: then `auto` sums there, and sends no message.
-    pub fn is_one_host(&self) -> bool {
-        self.placement.is_one_host()
+    /// The ranks that share memory, host by host: among those of one host `auto` sums there.
+    pub fn hosts(&self) -> &[Vec<usize>] {
+        &self.placement.hosts
     }
 
     /// The plan of a sum by messages; the runner is set to the segments that suit it.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -82,6 +83,31 @@ enum Found {
     Wrong(Error),
 }
 
+/// What rank 0 tells of it to the others, as it stands in memory.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Told {
+    origin: u64,
+    model: Model,
+}
+
+impl Told {
+    const NOTHING: u64 = 0;
+    const GIVEN: u64 = 1;
+    const CACHED: u64 = 2;
+    const WRONG: u64 = 3;
+
+    fn of(found: &Found) -> Self {
+        let (origin, model) = match found {
+            Found::Given(model) => (Self::GIVEN, *model),
+            Found::Cached(model) => (Self::CACHED, *model),
+            Found::Nothing => (Self::NOTHING, Model::default()),
+            Found::Wrong(_) => (Self::WRONG, Model::default()),
+        };
+        Told { origin, model }
+    }
+}
+
 /// The model of the cluster under `transport`. Collective, in well under a second.
 pub(super) fn learn(
     runner: &mut Runner,
@@ -99,24 +125,18 @@ pub(super) fn learn(
     let rows = prober.gather([(xxh3_64(this_host().as_bytes()) >> 16) as f64])?;
     let cached = (rank == 0).then(|| cache_file(&library, &rows)).flatten();
     let found = if rank == 0 { find(source, cached.as_deref()) } else { Found::Nothing };
-    let (kind, known) = match &found {
-        Found::Given(model) => (1.0, *model),
-        Found::Cached(model) => (2.0, *model),
-        Found::Nothing => (0.0, Model::default()),
-        Found::Wrong(_) => (-1.0, Model::default()),
-    };
-    let [kind, numbers @ ..] = prober.told(row(kind, &known))?;
+    let told = prober.told(Told::of(&found))?;
     if let Found::Wrong(cause) = found {
         return Err(cause);
     }
-    let known = of_numbers(numbers);
-    if kind < 0.0 {
+    let known = told.model;
+    if told.origin == Told::WRONG {
         return Err(Error::argument("rank 0 could not use what its RINGPULL_MODEL names", "see rank 0's own message"));
     }
-    if kind == 1.0 {
+    if told.origin == Told::GIVEN {
         return Ok(Learned { model: known, source: format!("{source}, on rank 0's word") });
     }
-    if kind == 2.0 {
+    if told.origin == Told::CACHED {
         let (now, then) =
             (prober.smallest_ring_us()?, known.predicted_us(Algorithm::Ring, size, size, prober.runner.segment_bytes));
         if (1.0 / CREDIBLE..CREDIBLE).contains(&(now / then)) {
@@ -194,48 +214,6 @@ fn this_host() -> String {
     format!("{} {cores} {}", host_name(), links.join(" "))
 }
 
-const NUMBERS: usize = 9;
-
-fn row(kind: f64, model: &Model) -> [f64; NUMBERS + 1] {
-    [
-        kind,
-        model.latency_us,
-        model.message_us,
-        model.shared_message_us,
-        model.shared_us_per_byte,
-        model.short_bytes_per_us,
-        model.short_bytes,
-        model.long_bytes_per_us,
-        model.fan_factor,
-        model.sum_bytes_per_us,
-    ]
-}
-
-fn of_numbers(numbers: [f64; NUMBERS]) -> Model {
-    let [
-        latency_us,
-        message_us,
-        shared_message_us,
-        shared_us_per_byte,
-        short_bytes_per_us,
-        short_bytes,
-        long_bytes_per_us,
-        fan_factor,
-        sum_bytes_per_us,
-    ] = numbers;
-    Model {
-        latency_us,
-        message_us,
-        shared_message_us,
-        shared_us_per_byte,
-        short_bytes_per_us,
-        short_bytes,
-        long_bytes_per_us,
-        fan_factor,
-        sum_bytes_per_us,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -282,13 +260,6 @@ mod tests {
             learned(2, &ModelSource::File(path)).into_iter().map(|it| it.unwrap_err().to_string()).collect();
         assert!(errors[0].contains("numbers are those of no cluster"), "{errors:?}");
         assert!(errors[1].contains("rank 0"), "{errors:?}");
-    }
-
-    #[test]
-    fn a_model_travels_as_numbers_and_comes_back_as_itself() {
-        let model = Model { latency_us: 0.1, fan_factor: 1.0 / 3.0, ..Model::default() };
-        let [kind, numbers @ ..] = row(2.0, &model);
-        assert_eq!((kind, of_numbers(numbers)), (2.0, model));
     }
 
     #[test]

@@ -21,6 +21,8 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use bytemuck::Pod;
+
 use crate::buffer::Buffer;
 use crate::collective::{self, Algorithm, Model, Parts, Runner};
 use crate::dtype::DType;
@@ -152,13 +154,12 @@ impl Prober<'_> {
         Ok(all)
     }
 
-    /// Rank 0's `row` on every rank.
-    pub(super) fn told<const N: usize>(&mut self, row: [f64; N]) -> Result<[f64; N]> {
-        let mut row = row;
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut row);
+    /// Rank 0's `word` on every rank.
+    pub(super) fn told<T: Pod>(&mut self, mut word: T) -> Result<T> {
+        let bytes = bytemuck::bytes_of_mut(&mut word);
         let plan = collective::broadcast(0, self.transport.rank(), self.transport.size(), bytes.len());
         self.runner.run(&plan, DType::U8, bytes, self.transport, STAMP, self.stop)?;
-        Ok(row)
+        Ok(word)
     }
 
     fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {

@@ -17,8 +17,8 @@ use crate::harness::size::format_size;
 pub struct Explanation {
     /// Ranks.
     pub ranks: usize,
-    /// Whether all ranks share one host's memory: then `auto` sums there, and what is predicted is for ranks that do not.
-    pub shared_memory: bool,
+    /// The ranks that share memory, host by host. `auto` sums there among them; what is predicted is for the messages of ranks that do not.
+    pub hosts: Vec<Vec<usize>>,
     /// Where the model is from.
     pub source: String,
     /// Its numbers.
@@ -56,11 +56,11 @@ pub fn run(sizes: &[usize]) -> Result<Option<Explanation>> {
     let engine = connect(&Config::from_env()?)?;
     let (learned, segments) =
         engine.collective("bench --explain", |host: &mut Host, _| Ok((host.learned().clone(), host.segments())))?;
-    let one_host = engine.collective("bench --explain", |host: &mut Host, _| Ok(host.is_one_host()))?;
+    let hosts = engine.collective("bench --explain", |host: &mut Host, _| Ok(host.hosts().to_vec()))?;
     Ok((engine.rank() == 0).then(|| Explanation {
         ranks: engine.size(),
         source: learned.source,
-        shared_memory: one_host,
+        hosts,
         model: learned.model,
         sizes: sizes.iter().map(|bytes| choice(&learned.model, *bytes, engine.size(), segments)).collect(),
     }))
@@ -116,10 +116,9 @@ impl Explanation {
         ] {
             writeln!(text, "  {name:24}{value}").expect("a string takes every text");
         }
-        if self.shared_memory && self.ranks > 1 {
-            text.push_str(
-                "all ranks share one host's memory: auto sums there and sends no message, whatever is predicted\n",
-            );
+        if self.hosts.len() < self.ranks {
+            writeln!(text, "ranks that share a host's memory sum there, whatever is predicted: {:?}", self.hosts)
+                .expect("a string takes every text");
         }
         text
     }
@@ -145,7 +144,7 @@ mod tests {
         let model = Model::default();
         let explanation = Explanation {
             ranks: 8,
-            shared_memory: false,
+            hosts: vec![vec![0, 2], vec![1]],
             source: "the default".to_owned(),
             model,
             sizes: vec![choice(&model, 4, 8, segments), choice(&model, 25_000_000, 8, segments)],
@@ -161,6 +160,7 @@ mod tests {
             "30.0 us",
             "400 MB/s",
             "1.05x",
+            "[[0, 2], [1]]",
         ] {
             assert!(table.contains(part), "{part} in {table}");
         }

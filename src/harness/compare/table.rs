@@ -31,6 +31,11 @@ pub fn render(results: &Results) -> String {
     lines.push(format!(
         "per machine: time x machines / workers. busiest host: bytes in its busier direction, {source}."
     ));
+    with_verdict(lines, results)
+}
+
+/// The text of `lines`, the notes and the verdict.
+pub(super) fn with_verdict(mut lines: Vec<String>, results: &Results) -> String {
     let notes = notes(results);
     if !notes.is_empty() {
         lines.push(String::new());

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::harness::compare::published::{self, Training};
 use crate::harness::compare::results::{Results, Row};
-use crate::harness::compare::table::{format_seconds, notes};
+use crate::harness::compare::table::{format_seconds, with_verdict};
 use crate::harness::cost;
 use crate::harness::record::Train;
 
@@ -141,7 +141,7 @@ pub fn render(results: &Results, train: &TrainSetup) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let mut lines = vec![
+    let lines = vec![
         format!("training steps of {} by {} workers, {}{links}", setup.payload, setup.workers, setup.place),
         format!("computing: {} a step, {}", format_seconds(train.compute_s), how(train)),
         String::new(),
@@ -154,14 +154,7 @@ pub fn render(results: &Results, train: &TrainSetup) -> String {
         "of possible: efficiency over that of the best schedule on this link; img/s: of one worker; published: efficiency."
             .to_owned(),
     ];
-    let notes = notes(results);
-    if !notes.is_empty() {
-        lines.push(String::new());
-        lines.extend(notes);
-    }
-    lines.push(String::new());
-    lines.extend(results.verdict.iter().cloned());
-    lines.join("\n") + "\n"
+    with_verdict(lines, results)
 }
 
 /// How a step computes, in words.
