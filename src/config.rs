@@ -174,6 +174,17 @@ pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
 }
 
+/// `RINGPULL_DEVICES`: the devices of the device kinds (all GPUs if unset), and of `dist_sync_mpi` (host memory if unset).
+pub fn devices() -> Option<String> {
+    text("RINGPULL_DEVICES")
+}
+
+/// Where compiled kernels are kept: `ringpull` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`.
+pub fn cache_folder() -> Option<std::path::PathBuf> {
+    let home = || Some(std::path::PathBuf::from(text("HOME")?).join(".cache"));
+    Some(text("XDG_CACHE_HOME").map(std::path::PathBuf::from).or_else(home)?.join("ringpull"))
+}
+
 /// The variable's value, `None` if unset or empty.
 pub fn text(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())

@@ -4,7 +4,7 @@
 //!
 //! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`];
 //! - `transport`, `collective`, `communicator`, `progress`: the path of a gradient by allreduce;
-//! - `optim`: optimizers; `ps`: parameter servers;
+//! - `optim`: optimizers; `device`: GPUs, real and simulated; `ps`: parameter servers;
 //! - `store`: the KVStore that users call;
 //! - `harness` and `cli`: the comparison, the benches and the commands.
 
@@ -27,6 +27,7 @@ pub mod topology;
 pub mod cli;
 pub mod collective;
 pub mod communicator;
+pub mod device;
 pub mod harness;
 pub mod optim;
 pub mod progress;

@@ -6,7 +6,11 @@
 //! exactly as long as communication still needs the memory, and nothing is copied to make that so.
 //!
 //! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
+//!
+//! A tensor may also name memory of a device ([`Tensor::from_remote`]). It has the same lock, but no bytes on the host:
+//! what asks for them is an error, so that no copy is made unseen. The layer `device` makes such tensors and copies them.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,12 +28,44 @@ struct Content {
     fault: Option<Error>,
 }
 
-/// A dense tensor in host memory, C-contiguous. Cloning clones the handle, not the elements.
+/// Memory that is not the host's, as its owner knows it.
+#[derive(Clone)]
+pub struct Remote {
+    owner: Arc<dyn Any + Send + Sync>,
+    place: Arc<str>,
+}
+
+impl Remote {
+    /// Memory that belongs to `owner` and lies at `place`, a name for people.
+    pub fn new(owner: Arc<dyn Any + Send + Sync>, place: &str) -> Self {
+        Remote { owner, place: place.into() }
+    }
+
+    /// The owner, if it is a `T`.
+    pub fn owner<T: Any + Send + Sync>(&self) -> Option<&T> {
+        self.owner.downcast_ref()
+    }
+
+    /// Where it lies, for people.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    fn refuse(&self) -> Error {
+        Error::argument(
+            format!("the tensor is in the memory of {}, and its bytes are wanted on the host", self.place),
+            "copy it with `Devices::download`, or use a store that works on devices",
+        )
+    }
+}
+
+/// A dense tensor, C-contiguous, in host memory or on a device. Cloning clones the handle, not the elements.
 #[derive(Clone)]
 pub struct Tensor {
     dtype: DType,
     shape: Arc<[usize]>,
     content: Arc<RwLock<Content>>,
+    remote: Option<Remote>,
 }
 
 impl Tensor {
@@ -62,12 +98,24 @@ impl Tensor {
         let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
         assert_eq!(buffer.bytes().len(), len_bytes, "the buffer holds the shape's elements");
         let content = Content { data: Arc::new(buffer), fault: None };
-        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)) }
+        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), remote: None }
+    }
+
+    /// A tensor over memory that is not the host's.
+    pub fn from_remote(dtype: DType, shape: &[usize], remote: Remote) -> Self {
+        let content = Content { data: Arc::new(Buffer::zeroed(0)), fault: None };
+        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), remote: Some(remote) }
+    }
+
+    /// The memory, if it is not the host's.
+    pub fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
     }
 
     /// A tensor over a snapshot: it is copied when either side writes.
     pub(crate) fn from_snapshot(dtype: DType, shape: &[usize], data: Arc<Buffer>) -> Self {
-        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(Content { data, fault: None })) }
+        let content = Content { data, fault: None };
+        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), remote: None }
     }
 
     /// The element type.
@@ -102,20 +150,37 @@ impl Tensor {
 
     /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
     pub fn read(&self) -> Result<TensorRef> {
+        self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        self.read_anywhere()
+    }
+
+    /// As [`read`](Self::read), also for memory that is not the host's. Of such a tensor it blocks until a store has queued
+    /// its work on the tensor's stream, and what is queued there next comes after it; it does not wait for the device.
+    pub fn read_anywhere(&self) -> Result<TensorRef> {
         let content = RwLock::read_arc(&self.content);
         match &content.fault {
             Some(fault) => Err(fault.clone()),
-            None => Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content }),
+            None => {
+                Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content, remote: self.remote.clone() })
+            }
         }
     }
 
-    /// The elements, for writing. Blocks while a store still reads or writes them. Clears an earlier fault.
+    /// The elements, for writing. Blocks while a store still reads or writes them. Clears an earlier fault. Of a tensor
+    /// that is not on the host it is the lock alone, as [`read_anywhere`](Self::read_anywhere) says.
     pub fn write(&self) -> TensorMut {
         self.guard_mut(RwLock::write_arc(&self.content))
     }
 
-    /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`: its owner holds a guard.
+    /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`: its owner holds a guard. An error
+    /// too if its memory is not the host's.
     pub fn write_within(&self, limit: Duration) -> Result<TensorMut> {
+        self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        self.write_anywhere_within(limit)
+    }
+
+    /// As [`write_within`](Self::write_within), wherever the memory is.
+    pub fn write_anywhere_within(&self, limit: Duration) -> Result<TensorMut> {
         let content = RwLock::try_write_arc_for(&self.content, limit).ok_or_else(|| {
             Error::argument(
                 format!("an output tensor of shape {:?} stayed in use for {} s", self.shape, limit.as_secs_f64()),
@@ -127,7 +192,8 @@ impl Tensor {
 
     fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>) -> TensorMut {
         content.fault = None;
-        TensorMut { dtype: self.dtype, shape: Arc::clone(&self.shape), content }
+        let (shape, remote) = (Arc::clone(&self.shape), self.remote.clone());
+        TensorMut { dtype: self.dtype, shape, content, remote, written: false, then: None }
     }
 
     /// A copy of the elements as a vector.
@@ -150,6 +216,7 @@ pub struct TensorRef {
     dtype: DType,
     shape: Arc<[usize]>,
     content: ArcRwLockReadGuard<RawRwLock, Content>,
+    remote: Option<Remote>,
 }
 
 impl TensorRef {
@@ -163,7 +230,12 @@ impl TensorRef {
         &self.shape
     }
 
-    /// The bytes in C order.
+    /// The memory, if it is not the host's.
+    pub fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
+    }
+
+    /// The bytes in C order; none if the memory is not the host's.
     pub fn bytes(&self) -> &[u8] {
         self.content.data.bytes()
     }
@@ -188,7 +260,13 @@ pub struct TensorMut {
     dtype: DType,
     shape: Arc<[usize]>,
     content: ArcRwLockWriteGuard<RawRwLock, Content>,
+    remote: Option<Remote>,
+    written: bool,
+    then: Option<Then>,
 }
+
+/// What follows the end of a write: given the bytes, or what kept them from being written.
+type Then = Box<dyn FnOnce(Result<&[u8]>) + Send + Sync>;
 
 impl TensorMut {
     /// The element type.
@@ -201,13 +279,27 @@ impl TensorMut {
         &self.shape
     }
 
-    /// The bytes, for reading.
+    /// The memory, if it is not the host's.
+    pub fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
+    }
+
+    /// Lets `then` follow the end of this write, on the thread that ends it: with the bytes that were written or the fault
+    /// that was set. It is not called if neither happened.
+    #[must_use]
+    pub fn then(mut self, then: impl FnOnce(Result<&[u8]>) + Send + Sync + 'static) -> Self {
+        self.then = Some(Box::new(then));
+        self
+    }
+
+    /// The bytes, for reading; none if the memory is not the host's.
     pub fn bytes(&self) -> &[u8] {
         self.content.data.bytes()
     }
 
     /// The bytes, for writing; copied first if a snapshot still needs the old ones.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.written = true;
         unshare(&mut self.content.data).bytes_mut()
     }
 
@@ -222,6 +314,7 @@ impl TensorMut {
 
     /// Overwrites all elements, without first copying what a snapshot shares.
     pub fn copy_from(&mut self, bytes: &[u8]) {
+        self.written = true;
         if let Some(data) = Arc::get_mut(&mut self.content.data) {
             data.bytes_mut().copy_from_slice(bytes);
         } else {
@@ -244,6 +337,17 @@ impl TensorMut {
     /// Gives up writing: whoever reads the tensor next gets `fault`.
     pub fn fail(mut self, fault: Error) {
         self.content.fault = Some(fault);
+    }
+}
+
+impl Drop for TensorMut {
+    fn drop(&mut self) {
+        let Some(then) = self.then.take() else { return };
+        match &self.content.fault {
+            Some(fault) => then(Err(fault.clone())),
+            None if self.written => then(Ok(self.content.data.bytes())),
+            None => {}
+        }
     }
 }
 

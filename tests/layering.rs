@@ -10,13 +10,14 @@ const BASE: &[&str] = &["error", "key", "kind", "dtype", "buffer", "tensor", "sp
 const LAYERS: &[(&str, &[&str])] = &[
     ("transport", &[]),
     ("collective", &["transport"]),
-    ("communicator", &["transport", "collective"]),
-    ("progress", &["transport", "collective", "communicator"]),
     ("optim", &[]),
+    ("device", &["optim"]),
+    ("communicator", &["transport", "collective", "device"]),
+    ("progress", &["transport", "collective", "communicator"]),
     ("ps", &["transport", "optim"]),
-    ("store", &["transport", "collective", "communicator", "progress", "optim", "ps"]),
-    ("harness", &["transport", "collective", "communicator", "progress", "optim", "ps", "store"]),
-    ("cli", &["transport", "collective", "communicator", "progress", "optim", "ps", "store", "harness"]),
+    ("store", &["transport", "collective", "communicator", "progress", "optim", "device", "ps"]),
+    ("harness", &["transport", "collective", "communicator", "progress", "optim", "device", "ps", "store"]),
+    ("cli", &["transport", "collective", "communicator", "progress", "optim", "device", "ps", "store", "harness"]),
 ];
 
 /// The files that may hold `unsafe`.

@@ -6,9 +6,12 @@
 //! call returns that first cause.
 
 pub mod allreduce;
+mod anywhere;
 mod contribution;
 mod create;
+pub mod device_sums;
 mod local;
+pub mod on_devices;
 pub mod servers;
 mod states;
 mod table;
@@ -19,8 +22,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use anywhere::{Anywhere, Gradient, Value};
 pub use contribution::{Contribution, MergedRows};
-pub use create::create;
+pub use create::{create, create_on};
 pub use states::SavedStates;
 pub(crate) use states::replace_file;
 pub use table::Entry;
@@ -93,6 +97,10 @@ pub trait Backend: Send + Sync {
     fn wait_all(&self) -> Result<()>;
     /// Counters; `pushes` and `pulls` are counted by the caller.
     fn stats(&self) -> Stats;
+    /// The backend as one that takes tensors on devices, if it does.
+    fn anywhere(&self) -> Option<&dyn Anywhere> {
+        None
+    }
 }
 
 /// A key-value store of tensors, shared by the workers of a job.
@@ -160,6 +168,11 @@ impl KvStore {
         let entry = self.table.checked(&key.into(), "pull", self.rank(), outs)?;
         if outs.is_empty() {
             return Ok(());
+        }
+        if let Some(backend) = self.backend.anywhere() {
+            let guards = self.lock_anywhere(outs)?;
+            self.table.count_pull();
+            return backend.pull(&entry, guards, priority);
         }
         let mut guards = self.lock_outputs(outs)?;
         self.table.count_pull();
@@ -274,6 +287,9 @@ impl KvStore {
         self.table.checked(key, operation, self.rank(), outs)?;
         if values.is_empty() {
             return Ok(());
+        }
+        if let Some(backend) = self.backend.anywhere() {
+            return self.push_anywhere(backend, &entry, values, outs, priority);
         }
         let in_place = match values {
             [value] => outs.iter().position(|out| out.is_same(value)),

@@ -1,0 +1,93 @@
+//! From a name to devices, and what this machine has.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::devices::Devices;
+use crate::error::{Error, Result};
+
+/// What could be found out about this machine's devices without using them.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Survey {
+    /// Whether this build can use CUDA.
+    pub built: bool,
+    /// The CUDA driver's version, or what is missing.
+    pub driver: String,
+    /// NCCL's version, or what is missing.
+    pub nccl: String,
+    /// NVRTC's version, or what is missing.
+    pub nvrtc: String,
+    /// Each device, for people.
+    pub devices: Vec<String>,
+    /// Pairs of devices that reach each other's memory.
+    pub peers: Vec<(usize, usize)>,
+}
+
+/// Opens the devices that `name` means: `cuda` is all GPUs of this machine, `cuda:0,2` those two, `sim:4` four simulated devices.
+pub fn open(name: &str) -> Result<Arc<Devices>> {
+    let (platform, which) = name.split_once(':').unwrap_or((name, ""));
+    match (platform, which) {
+        ("sim", count) => match count.parse() {
+            Ok(count @ 1..=64) => Devices::simulated(count),
+            _ => Err(misspelt(name)),
+        },
+        ("cuda", "") => open_cuda(None),
+        ("cuda", list) => {
+            let numbers = list.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>();
+            open_cuda(Some(numbers.map_err(|_| misspelt(name))?))
+        }
+        _ => Err(misspelt(name)),
+    }
+}
+
+fn misspelt(name: &str) -> Error {
+    Error::argument(
+        format!("unknown devices {name:?}"),
+        "devices are cuda (all GPUs), cuda:0,2 (those) or sim:4 (four simulated ones, for tests)",
+    )
+}
+
+#[cfg(feature = "cuda")]
+fn open_cuda(which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
+    Devices::over(super::cuda::Cuda::open(which)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(_which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
+    Err(Error::argument(
+        "GPUs take the CUDA driver, NVRTC and, for several, NCCL 2; this build was made without them",
+        "build with `--features cuda`, which needs no CUDA to build",
+    ))
+}
+
+/// What this machine has. Never fails and never panics: what is missing is said in words.
+pub fn survey() -> Survey {
+    #[cfg(feature = "cuda")]
+    return super::cuda::survey();
+    #[cfg(not(feature = "cuda"))]
+    {
+        let absent = || "not in this build (build with --features cuda)".to_owned();
+        Survey { driver: absent(), nccl: absent(), nvrtc: absent(), ..Survey::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_devices_are_strict() {
+        assert_eq!(open("sim:2").map(|devices| devices.count()), Ok(2));
+        for wrong in ["", "sim", "sim:0", "sim:many", "cuda:a", "gpu", "rocm:0"] {
+            let error = open(wrong).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(&format!("{wrong:?}")) && error.contains("hint:"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_survey_says_what_is_missing() {
+        let survey = survey();
+        assert!(!survey.driver.is_empty() && !survey.nccl.is_empty() && !survey.nvrtc.is_empty());
+    }
+}

@@ -1,0 +1,196 @@
+//! The meaning of every operation, on bytes: what the simulated platform runs, and what kernels are compared with.
+
+use half::{bf16, f16};
+
+use super::work::{CollectiveKind as Kind, Operation};
+use crate::buffer::Buffer;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::optim::State;
+use crate::reduce;
+use crate::with_element;
+
+/// What `operation` writes, given what it reads and how long what it writes is.
+pub(super) fn compute(operation: &Operation, mut reads: Vec<Buffer>, lengths: &[usize]) -> Result<Vec<Buffer>> {
+    Ok(match operation {
+        Operation::Copy => reads,
+        Operation::Zero => lengths.iter().map(|len| Buffer::zeroed(*len)).collect(),
+        Operation::Sum(dtype) => vec![sum(*dtype, &reads)],
+        Operation::Quantise2 { threshold } => quantise::<16>(&mut reads, |residual| two_bits(residual, *threshold)),
+        Operation::AddDequantised2 { threshold } => add_codes::<16>(reads, |code| match code {
+            3 => *threshold,
+            2 => -*threshold,
+            _ => 0.0,
+        }),
+        Operation::Quantise1 { threshold } => quantise::<32>(&mut reads, |residual| one_bit(residual, *threshold)),
+        Operation::AddDequantised1 => add_codes::<32>(reads, |code| if code == 1 { 1.0 } else { -1.0 }),
+        Operation::Update { optimizer, dtype, updates } => {
+            let mut parts = reads.into_iter();
+            let (Some(gradient), Some(mut weight)) = (parts.next(), parts.next()) else {
+                return Err(Error::argument("an update without a gradient or a weight", "give both"));
+            };
+            // Slots that no update has written are made by the first, as they are on the host.
+            let slots = if *updates == 0 { Vec::new() } else { parts.map(|slot| slot.bytes().to_vec()).collect() };
+            let mut state = State { updates: *updates, slots };
+            optimizer.apply(&mut state, *dtype, weight.bytes_mut(), gradient.bytes())?;
+            std::iter::once(weight).chain(state.slots.iter().map(|slot| Buffer::copy_of(slot))).collect()
+        }
+    })
+}
+
+/// What each device gets from a collective, given what each gives; `lengths` are those of the results.
+pub(super) fn collect(kind: Kind, dtype: DType, sends: &[Buffer], lengths: &[usize]) -> Vec<Buffer> {
+    match kind {
+        Kind::AllReduce | Kind::Reduce(_) => {
+            let total = sum(dtype, sends);
+            lengths.iter().map(|_| Buffer::copy_of(total.bytes())).collect()
+        }
+        Kind::Broadcast(root) => lengths.iter().map(|_| Buffer::copy_of(sends[root].bytes())).collect(),
+        Kind::AllGather => {
+            let all: Vec<u8> = sends.iter().flat_map(|part| part.bytes().to_vec()).collect();
+            lengths.iter().map(|_| Buffer::copy_of(&all)).collect()
+        }
+        Kind::ReduceScatter => {
+            let total = sum(dtype, sends);
+            let part = |(device, len): (usize, &usize)| Buffer::copy_of(&total.bytes()[device * len..(device + 1) * len]);
+            lengths.iter().enumerate().map(part).collect()
+        }
+    }
+}
+
+/// The sum in the order given; halves are added in f32 and rounded once.
+pub fn sum(dtype: DType, addends: &[Buffer]) -> Buffer {
+    match dtype {
+        DType::F16 => widened::<f16>(addends, f16::to_f32, f16::from_f32),
+        DType::BF16 => widened::<bf16>(addends, bf16::to_f32, bf16::from_f32),
+        _ => {
+            let mut total = Buffer::copy_of(addends.first().map_or(&[], Buffer::bytes));
+            addends.iter().skip(1).for_each(|addend| reduce::add_assign(dtype, total.bytes_mut(), addend.bytes()));
+            total
+        }
+    }
+}
+
+fn widened<T: Element>(addends: &[Buffer], widen: fn(T) -> f32, narrow: fn(f32) -> T) -> Buffer {
+    let slices: Vec<&[T]> = addends.iter().map(|addend| bytemuck::cast_slice(addend.bytes())).collect();
+    let [first, others @ ..] = &slices[..] else { return Buffer::zeroed(0) };
+    let mut total = Buffer::zeroed(size_of_val(*first));
+    for (index, to) in bytemuck::cast_slice_mut::<u8, T>(total.bytes_mut()).iter_mut().enumerate() {
+        *to = narrow(others.iter().fold(widen(first[index]), |sum, addend| sum + widen(addend[index])));
+    }
+    total
+}
+
+/// MXNet's 2-bit rule: the code, and what is left for later.
+fn two_bits(residual: f32, threshold: f32) -> (u32, f32) {
+    if residual >= threshold {
+        (3, residual - threshold)
+    } else if residual <= -threshold {
+        (2, residual + threshold)
+    } else {
+        (0, residual)
+    }
+}
+
+/// MXNet's 1-bit rule.
+fn one_bit(residual: f32, threshold: f32) -> (u32, f32) {
+    if residual > threshold { (1, residual - 1.0) } else { (0, residual + 1.0) }
+}
+
+/// Where the code of the `index`-th value of a word stands: bytes in order, the first value in a byte's highest bits.
+fn shift<const PER_WORD: usize>(index: usize) -> usize {
+    let bits = 32 / PER_WORD;
+    let per_byte = 8 / bits;
+    index / per_byte * 8 + (per_byte - 1 - index % per_byte) * bits
+}
+
+/// Codes of gradient plus residual, `PER_WORD` to a word, and the residual that is left.
+fn quantise<const PER_WORD: usize>(reads: &mut Vec<Buffer>, rule: impl Fn(f32) -> (u32, f32)) -> Vec<Buffer> {
+    let mut residual = reads.pop().unwrap_or_else(|| Buffer::zeroed(0));
+    let gradient: &[f32] = reads.first().map_or(&[], |gradient| bytemuck::cast_slice(gradient.bytes()));
+    let mut codes = Buffer::zeroed(gradient.len().div_ceil(PER_WORD) * 4);
+    let words: &mut [u32] = bytemuck::cast_slice_mut(codes.bytes_mut());
+    let left: &mut [f32] = bytemuck::cast_slice_mut(residual.bytes_mut());
+    for (index, (left, gradient)) in left.iter_mut().zip(gradient).enumerate() {
+        let (code, rest) = rule(*left + gradient);
+        *left = rest;
+        words[index / PER_WORD] |= code << shift::<PER_WORD>(index % PER_WORD);
+    }
+    vec![codes, residual]
+}
+
+fn add_codes<const PER_WORD: usize>(mut reads: Vec<Buffer>, decode: impl Fn(u32) -> f32) -> Vec<Buffer> {
+    let mut sum = reads.pop().unwrap_or_else(|| Buffer::zeroed(0));
+    let words: &[u32] = reads.first().map_or(&[], |codes| bytemuck::cast_slice(codes.bytes()));
+    let mask = (1u32 << (32 / PER_WORD)) - 1;
+    for (index, sum) in bytemuck::cast_slice_mut::<u8, f32>(sum.bytes_mut()).iter_mut().enumerate() {
+        *sum += decode(words[index / PER_WORD] >> shift::<PER_WORD>(index % PER_WORD) & mask);
+    }
+    vec![sum]
+}
+
+/// `len` small integers of `dtype`, another pattern for each `seed`.
+pub fn pattern(dtype: DType, len: usize, seed: usize) -> Buffer {
+    let value = |index: usize| f64::from(((index * 7 + seed * 13) % 11) as u32) - 5.0;
+    with_element!(dtype, T => {
+        let values: Vec<T> = (0..len).map(|index| <T as Element>::from_f64(value(index))).collect();
+        Buffer::copy_of(bytemuck::cast_slice(&values))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floats(buffer: &Buffer) -> Vec<f32> {
+        bytemuck::cast_slice(buffer.bytes()).to_vec()
+    }
+
+    fn of(values: &[f32]) -> Buffer {
+        Buffer::copy_of(bytemuck::cast_slice(values))
+    }
+
+    #[test]
+    fn two_bit_codes_follow_mxnets_reference_check() {
+        let (gradient, mut residual) = (of(&[0.5, 0.49, -0.5, 1.7, -3.0]), of(&[0.0; 5]));
+        for expected in [[0.5, 0.0, -0.5, 0.5, -0.5], [0.5, 0.5, -0.5, 0.5, -0.5]] {
+            let quantise = Operation::Quantise2 { threshold: 0.5 };
+            let mut written = compute(&quantise, vec![Buffer::copy_of(gradient.bytes()), residual], &[]).unwrap();
+            residual = written.pop().unwrap();
+            let add = Operation::AddDequantised2 { threshold: 0.5 };
+            let sum = compute(&add, vec![written.remove(0), of(&[0.0; 5])], &[]).unwrap();
+            assert_eq!(floats(&sum[0]), expected);
+        }
+    }
+
+    #[test]
+    fn codes_lie_in_the_bytes_where_mxnet_puts_them() {
+        let gradient = of(&[1.0, -1.0, 0.0, 1.0, 0.0, 0.0, 0.0, -1.0]);
+        let two = Operation::Quantise2 { threshold: 0.5 };
+        let written = compute(&two, vec![Buffer::copy_of(gradient.bytes()), of(&[0.0; 8])], &[]).unwrap();
+        assert_eq!(written[0].bytes(), [0b1110_0011, 0b0000_0010, 0, 0]);
+        let one = Operation::Quantise1 { threshold: 0.5 };
+        let written = compute(&one, vec![gradient, of(&[0.0; 8])], &[]).unwrap();
+        assert_eq!(written[0].bytes(), [0b1001_0000, 0, 0, 0]);
+        assert_eq!(floats(&written[1]), [0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn halves_are_rounded_once() {
+        // In f16, 2048 + 1 is 2048 again; in f32 it is not.
+        let addends = [2048.0, 1.0, 1.0].map(|value| Buffer::copy_of(&f16::from_f32(value).to_le_bytes()));
+        assert_eq!(sum(DType::F16, &addends).bytes(), f16::from_f32(2050.0).to_le_bytes());
+    }
+
+    #[test]
+    fn collectives_give_every_device_its_share() {
+        let sends = [of(&[1.0, 2.0]), of(&[10.0, 20.0])];
+        let got = |kind, lengths: &[usize]| -> Vec<Vec<f32>> {
+            collect(kind, DType::F32, &sends, lengths).iter().map(floats).collect()
+        };
+        assert_eq!(got(Kind::ReduceScatter, &[4, 4]), [[11.0], [22.0]]);
+        assert_eq!(got(Kind::AllGather, &[16, 16]), [[1.0, 2.0, 10.0, 20.0]; 2]);
+        assert_eq!(got(Kind::Broadcast(1), &[8, 8]), [[10.0, 20.0]; 2]);
+        assert_eq!(got(Kind::AllReduce, &[8, 8]), [[11.0, 22.0]; 2]);
+    }
+}
