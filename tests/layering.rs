@@ -24,6 +24,10 @@ const LAYERS: &[(&str, &[&str])] = &[
 const UNSAFE: &[&str] = &[
     "src/buffer.rs",
     "src/collective/run.rs",
+    "src/device/cuda/compile.rs",
+    "src/device/cuda/launch.rs",
+    "src/device/cuda/mod.rs",
+    "src/device/cuda/nccl.rs",
     "src/progress/process.rs",
     "src/tensor.rs",
     "src/transport/inproc.rs",

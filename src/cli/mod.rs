@@ -5,6 +5,7 @@
 
 pub mod bench;
 pub mod compare;
+pub mod gpu_check;
 pub mod info;
 pub mod lab;
 pub mod launch;
@@ -36,6 +37,8 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// What this build and this machine can do.
     Info(info::InfoArgs),
+    /// Check this machine's GPUs: kernels, collectives, stores, speed.
+    GpuCheck(gpu_check::GpuCheckArgs),
     /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
     Lab(lab::LabArgs),
 }
@@ -69,6 +72,7 @@ impl Command {
             Command::Bench(args) => bench::run(args),
             Command::Compare(args) => compare::run(&args),
             Command::Launch(args) => launch::run(args),
+            Command::GpuCheck(args) => gpu_check::run(&args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),
         }

@@ -8,10 +8,9 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::optim::State;
 use crate::reduce;
-use crate::with_element;
 
 /// What `operation` writes, given what it reads and how long what it writes is.
-pub(super) fn compute(operation: &Operation, mut reads: Vec<Buffer>, lengths: &[usize]) -> Result<Vec<Buffer>> {
+pub fn compute(operation: &Operation, mut reads: Vec<Buffer>, lengths: &[usize]) -> Result<Vec<Buffer>> {
     Ok(match operation {
         Operation::Copy => reads,
         Operation::Zero => lengths.iter().map(|len| Buffer::zeroed(*len)).collect(),
@@ -59,7 +58,7 @@ pub(super) fn collect(kind: Kind, dtype: DType, sends: &[Buffer], lengths: &[usi
 }
 
 /// The sum in the order given; halves are added in f32 and rounded once.
-pub fn sum(dtype: DType, addends: &[Buffer]) -> Buffer {
+pub(super) fn sum(dtype: DType, addends: &[Buffer]) -> Buffer {
     match dtype {
         DType::F16 => widened::<f16>(addends, f16::to_f32, f16::from_f32),
         DType::BF16 => widened::<bf16>(addends, bf16::to_f32, bf16::from_f32),
@@ -127,15 +126,6 @@ fn add_codes<const PER_WORD: usize>(mut reads: Vec<Buffer>, decode: impl Fn(u32)
         *sum += decode(words[index / PER_WORD] >> shift::<PER_WORD>(index % PER_WORD) & mask);
     }
     vec![sum]
-}
-
-/// `len` small integers of `dtype`, another pattern for each `seed`.
-pub fn pattern(dtype: DType, len: usize, seed: usize) -> Buffer {
-    let value = |index: usize| f64::from(((index * 7 + seed * 13) % 11) as u32) - 5.0;
-    with_element!(dtype, T => {
-        let values: Vec<T> = (0..len).map(|index| <T as Element>::from_f64(value(index))).collect();
-        Buffer::copy_of(bytemuck::cast_slice(&values))
-    })
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod checkpoint;
 pub mod compare;
 pub mod cost;
 pub mod dataset;
+pub mod gpu_check;
 pub mod interrupt;
 pub mod lab;
 pub mod launch;

@@ -43,6 +43,9 @@ pub struct Options {
     /// Go on from the checkpoint
     #[arg(long, requires = "checkpoint")]
     pub resume: bool,
+    /// Where the model is computed: cpu, or cuda if the program was built for it
+    #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
+    pub device: String,
     /// Train on the first N images only
     #[arg(long, value_name = "N")]
     pub limit_train: Option<usize>,

@@ -1,13 +1,18 @@
 //! Values and outputs that may be in the memory of devices, for backends that take them.
 
+use std::sync::Arc;
+
 use super::contribution::{self, Contribution};
 use super::{Entry, KvStore};
 use crate::buffer::Buffer;
+use crate::device::Devices;
 use crate::error::{Error, Result};
 use crate::tensor::{Remote, Tensor, TensorMut, TensorRef};
 
 /// A backend that takes tensors wherever they are. Its `push` and `pull` are called in place of [`Backend`](super::Backend)'s.
 pub trait Anywhere {
+    /// The devices that it works on.
+    fn devices(&self) -> &Arc<Devices>;
     /// Adds this worker's gradient, as `Backend::push` does.
     fn push(&self, entry: &Entry, gradient: Gradient, outs: Vec<TensorMut>, priority: i32) -> Result<()>;
     /// Writes the key's value into `outs`, as `Backend::pull` does. Those on devices are ready on their streams.
@@ -62,6 +67,11 @@ impl From<Contribution> for Gradient {
 }
 
 impl KvStore {
+    /// The devices that the store works on, for making tensors on them; none for kinds that work in host memory.
+    pub fn devices(&self) -> Option<&Arc<Devices>> {
+        self.backend.anywhere().map(Anywhere::devices)
+    }
+
     pub(super) fn push_anywhere(
         &self,
         to: &dyn Anywhere,

@@ -104,6 +104,10 @@ fn copy_up(devices: &Devices, out: &TensorMut, bytes: &[u8], limit: Duration) ->
 }
 
 impl Anywhere for DeviceSums {
+    fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
     fn push(&self, entry: &Entry, mut gradient: Gradient, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
         let remotes = gradient.remotes(&outs).chain(outs.iter().filter_map(TensorMut::remote));
         remotes.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;

@@ -21,6 +21,8 @@ pub(crate) struct Job {
     pub(crate) kind: &'static str,
     pub(crate) workers: usize,
     pub(crate) group: &'static str,
+    /// Simulated devices of each worker.
+    pub(crate) devices: Option<usize>,
 }
 
 impl Job {
@@ -45,12 +47,13 @@ impl Job {
     }
 
     fn name(&self) -> String {
-        format!("{} of {} on {} workers", self.group, self.kind, self.workers)
+        let devices = self.devices.map(|count| format!(" with {count} devices each")).unwrap_or_default();
+        format!("{} of {} on {} workers{devices}", self.group, self.kind, self.workers)
     }
 
     fn start(&self, folder: &Path) -> Vec<Process> {
         match self.kind {
-            "local" => vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))],
+            "local" | "device" => vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))],
             "dist_sync_mpi" => vec![Process::start("mpirun", &mut self.this_binary(mpirun(self.workers), folder))],
             _ => self.with_servers(folder),
         }
@@ -62,7 +65,8 @@ impl Job {
         command
             .args(["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env(CHILD, format!("{}\n{}\n{}", self.kind, self.group, folder.display()))
-            .env("RINGPULL_CHECK_NAN", check_nan);
+            .env("RINGPULL_CHECK_NAN", check_nan)
+            .env("RINGPULL_DEVICES", self.devices.map(named).unwrap_or_default());
         command
     }
 
@@ -80,6 +84,14 @@ impl Job {
                 Process::start(&format!("{role} {number}"), &mut command)
             })
             .collect()
+    }
+}
+
+/// `count` devices for a worker: simulated ones, or, with `RINGPULL_CONTRACT_DEVICES=cuda`, the first GPU under `count` numbers.
+fn named(count: usize) -> String {
+    match config::text("RINGPULL_CONTRACT_DEVICES").as_deref() {
+        Some(real) if real.starts_with("cuda") => format!("cuda:{}", vec!["0"; count].join(",")),
+        _ => format!("sim:{count}"),
     }
 }
 

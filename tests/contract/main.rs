@@ -4,6 +4,7 @@
 //! no more: sums have closed forms, inputs are small integers, so `==` is right. What a worker pulls goes into a hash that
 //! must be the same on all workers. The promises of one job share one store; each uses keys of its own.
 
+mod devices;
 mod errors;
 mod job;
 mod optimizers;
@@ -24,6 +25,20 @@ fn promises_of(group: &str) -> Vec<Promise> {
             &[values::SYNC, values::ANY, rows::SYNC, errors::ANY, optimizers::SYNC, optimizers::ON_SERVERS]
         }
         "strings-async" => &[optimizers::ASYNC_FIRST, values::ANY, errors::ANY, optimizers::ASYNC],
+        "strings-devices" => &[
+            values::SYNC,
+            values::ANY,
+            devices::SYNC,
+            rows::SYNC,
+            errors::ANY,
+            optimizers::SYNC,
+            devices::OPTIMIZED,
+            optimizers::IN_PROCESS,
+        ],
+        "strings-device-servers" => {
+            &[values::SYNC, values::ANY, devices::SYNC, errors::ANY, optimizers::SYNC, optimizers::ON_SERVERS]
+        }
+        "strings-device-async" => &[values::ANY, errors::ANY, optimizers::ASYNC, devices::ASYNC],
         "integers" => &[errors::INTEGERS],
         _ => panic!("no group of promises is named {group:?}"),
     };
@@ -39,7 +54,7 @@ fn one_process_of_a_job() {
 #[test]
 fn local_keeps_every_promise() {
     for group in ["strings", "integers"] {
-        Job { kind: "local", workers: 1, group }.run();
+        Job { kind: "local", workers: 1, group, devices: None }.run();
     }
 }
 
@@ -47,7 +62,7 @@ fn local_keeps_every_promise() {
 fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
     for workers in 1..6 {
         for group in ["strings", "integers"] {
-            Job { kind: "dist_sync_mpi", workers, group }.run();
+            Job { kind: "dist_sync_mpi", workers, group, devices: None }.run();
         }
     }
 }
@@ -56,7 +71,7 @@ fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
 fn dist_sync_keeps_every_promise_on_1_to_4_workers() {
     for workers in [1, 2, 4] {
         for group in ["strings-servers", "integers"] {
-            Job { kind: "dist_sync", workers, group }.run();
+            Job { kind: "dist_sync", workers, group, devices: None }.run();
         }
     }
 }
@@ -64,6 +79,31 @@ fn dist_sync_keeps_every_promise_on_1_to_4_workers() {
 #[test]
 fn dist_async_keeps_every_promise_on_1_to_4_workers() {
     for workers in [1, 2, 4] {
-        Job { kind: "dist_async", workers, group: "strings-async" }.run();
+        Job { kind: "dist_async", workers, group: "strings-async", devices: None }.run();
     }
+}
+
+#[test]
+fn device_keeps_every_promise_on_1_2_and_4_devices() {
+    for devices in [1, 2, 4] {
+        for group in ["strings-devices", "integers"] {
+            Job { kind: "device", workers: 1, group, devices: Some(devices) }.run();
+        }
+    }
+}
+
+#[test]
+fn dist_sync_mpi_keeps_every_promise_on_devices() {
+    for (workers, devices) in [(1, 4), (2, 1), (2, 2), (3, 2), (4, 1)] {
+        Job { kind: "dist_sync_mpi", workers, group: "strings-devices", devices: Some(devices) }.run();
+    }
+    Job { kind: "dist_sync_mpi", workers: 2, group: "integers", devices: Some(2) }.run();
+}
+
+#[test]
+fn the_device_kinds_with_servers_keep_every_promise() {
+    for (workers, devices) in [(1, 4), (2, 2), (4, 1)] {
+        Job { kind: "dist_sync_device", workers, group: "strings-device-servers", devices: Some(devices) }.run();
+    }
+    Job { kind: "dist_async_device", workers: 2, group: "strings-device-async", devices: Some(2) }.run();
 }

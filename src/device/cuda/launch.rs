@@ -106,7 +106,7 @@ impl Queue<'_> {
                 }
                 (Some(a), Some(b)) if a != b => {
                     let (source_context, target_context) = (self.gpus[a].context, self.gpus[b].context);
-                    let copied = result::memcpy_peer_async(target, target_context, source, source_context, bytes, self.stream);
+                    let copied = result::memcpy_peer_async(target_context, target, source_context, source, bytes, self.stream);
                     checked("cuMemcpyPeerAsync", copied)
                 }
                 (Some(_), Some(_)) => {

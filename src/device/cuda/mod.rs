@@ -66,7 +66,7 @@ fn start_driver() -> Result<()> {
 }
 
 impl Cuda {
-    /// The GPUs with these ordinals, or all.
+    /// The GPUs with these ordinals, or all. One that is named twice is two devices, which is slower than one and good for tests.
     pub(super) fn open(which: Option<Vec<usize>>) -> Result<Arc<Self>> {
         start_driver()?;
         let count = checked("cuDeviceGetCount", result::device::get_count())? as usize;
@@ -82,7 +82,9 @@ impl Cuda {
         for gpu in &gpus {
             gpu.reach(&gpus)?;
         }
-        let group = if gpus.len() > 1 { nccl::Group::new(&ordinals)? } else { None };
+        // NCCL knows a GPU once; one that is named twice is two devices that copy.
+        let distinct = (1..ordinals.len()).all(|index| !ordinals[..index].contains(&ordinals[index]));
+        let group = if distinct { nccl::Group::new(&ordinals)? } else { None };
         Ok(Arc::new(Cuda { gpus, group }))
     }
 
@@ -344,6 +346,25 @@ pub(super) fn survey() -> Survey {
         survey.peers.extend(reached.map(|other| (ordinal as usize, other as usize)));
     }
     survey
+}
+
+/// Asks the MPI library on this machine, if there is one, whether it takes device memory.
+pub(super) fn cuda_aware_mpi() -> String {
+    const NAMES: [&str; 3] = ["libmpi.so", "libmpi.so.40", "libmpi.so.12"];
+    // SAFETY: the library's initialisers have no conditions; Open MPI's question takes nothing and may be asked at any time.
+    unsafe {
+        let Some(library) = NAMES.into_iter().find_map(|name| libloading::Library::new(name).ok()) else {
+            return format!("no MPI library (looked for {})", NAMES.join(", "));
+        };
+        let asked = library.get::<unsafe extern "C" fn() -> c_int>(b"MPIX_Query_cuda_support\0").map(|ask| ask());
+        // Some libraries must not be unloaded.
+        std::mem::forget(library);
+        match asked {
+            Ok(0) => "the MPI library takes host memory only".to_owned(),
+            Ok(_) => "the MPI library takes device memory (this program stages through the host all the same)".to_owned(),
+            Err(_) => "the MPI library does not say".to_owned(),
+        }
+    }
 }
 
 #[cfg(test)]

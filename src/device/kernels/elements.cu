@@ -6,6 +6,19 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+#ifdef __CUDACC__
+static __device__ __forceinline__ float widen(u16 half) {
+    float real;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(real) : "h"(half));
+    return real;
+}
+static __device__ __forceinline__ u16 narrow(float real) {
+    u16 half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(real));
+    return half;
+}
+#endif
+
 struct F16 { u16 bits; };
 struct BF16 { u16 bits; };
 
@@ -17,16 +30,8 @@ template <typename T> struct Element {
 
 template <> struct Element<F16> {
     typedef float Real;
-    static __device__ __forceinline__ float load(F16 value) {
-        float real;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(real) : "h"(value.bits));
-        return real;
-    }
-    static __device__ __forceinline__ F16 store(float real) {
-        F16 value;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(value.bits) : "f"(real));
-        return value;
-    }
+    static __device__ __forceinline__ float load(F16 value) { return widen(value.bits); }
+    static __device__ __forceinline__ F16 store(float real) { return F16{narrow(real)}; }
 };
 
 template <> struct Element<BF16> {
@@ -57,4 +62,4 @@ template <> struct Plus<long long> {
 
 static __device__ __forceinline__ u64 first_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 static __device__ __forceinline__ u64 stride() { return (u64)gridDim.x * blockDim.x; }
-static __device__ __forceinline__ bool aligned(const void* at) { return ((u64)at & 15u) == 0; }
+[[maybe_unused]] static __device__ __forceinline__ bool aligned(const void* at) { return ((u64)at & 15u) == 0; }

@@ -125,6 +125,10 @@ impl OnDevices {
 }
 
 impl Anywhere for OnDevices {
+    fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
     fn push(&self, entry: &Entry, gradient: Gradient, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
         let slot = self.slot(entry, "push")?;
         let update = self.present(entry)?;

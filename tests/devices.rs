@@ -1,0 +1,163 @@
+//! Stores over simulated devices, in one process: any number of ranks and devices, and a fault at every step.
+
+use std::slice::from_ref;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use ringpull::config::Config;
+use ringpull::device::{Devices, Fault, Manner, Simulated};
+use ringpull::progress::Engine;
+use ringpull::store::KvStore;
+use ringpull::store::on_devices::OnDevices;
+use ringpull::{DType, Kind, Result, Tensor};
+
+/// Short, since work that never ends is waited for this long.
+fn config(timeout: Duration) -> Config {
+    Config { timeout, ..Config::default() }
+}
+
+/// One step of training on `devices`: outputs and values on every device, an optimizer, a pull to the host.
+fn train(store: &KvStore, devices: &Devices, len: usize) -> Result<Vec<f32>> {
+    let mine = (store.rank() + 1) as f64;
+    store.init("w", &Tensor::full(DType::F32, &[len], 1.0))?;
+    store.set_optimizer(&"sgd,lr=0.5,momentum=0.5".parse()?)?;
+    let upload = |device: usize| devices.upload(device, &Tensor::full(DType::F32, &[len], mine));
+    let values = (0..devices.count()).map(upload).collect::<Result<Vec<_>>>()?;
+    store.push("w", &values, 0)?;
+    store.push_pull("w", &values[..1], &values, 0)?;
+    let seen = devices.download(&values[0])?.to_vec::<f32>()?;
+    let host = Tensor::zeros(DType::F32, &[len]);
+    store.pull("w", from_ref(&host), 0)?;
+    assert_eq!(host.to_vec::<f32>()?, seen);
+    store.wait_all()?;
+    Ok(seen)
+}
+
+/// What `train` must see: two steps of momentum with `ranks` ranks of these numbers of devices.
+fn expected(counts: &[usize]) -> f32 {
+    let sum = |each: &dyn Fn(usize) -> usize| -> f32 {
+        counts.iter().enumerate().map(|(rank, count)| (each(*count) * (rank + 1)) as f32).sum()
+    };
+    let first = -0.5 * sum(&|count| count);
+    let second = 0.5 * first - 0.5 * sum(&|_| 1);
+    1.0 + first + second
+}
+
+/// Runs `train` on ranks with these numbers of devices, of which rank 0's may have a fault; every rank's outcome, and rank 0's steps.
+fn job(counts: &[usize], len: usize, fault: Option<Fault>, limit: Duration) -> (Vec<Result<Vec<f32>>>, u64) {
+    let config = config(limit);
+    let engines = Engine::in_process(counts.len(), &config).unwrap();
+    let platforms: Vec<Arc<Simulated>> =
+        counts.iter().enumerate().map(|(rank, count)| Simulated::faulty(*count, fault.filter(|_| rank == 0))).collect();
+    let ranks: Vec<_> = engines
+        .into_iter()
+        .zip(&platforms)
+        .map(|(engine, platform)| {
+            let (platform, config) = (Arc::clone(platform), config.clone());
+            thread::spawn(move || {
+                let outcome = Devices::over(platform).and_then(|devices| {
+                    let backend = OnDevices::over_ranks(Arc::clone(&devices), Arc::clone(&engine), config.timeout);
+                    let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), &config);
+                    train(&store, &devices, len)
+                });
+                if outcome.is_err() {
+                    engine.give_up();
+                }
+                outcome
+            })
+        })
+        .collect();
+    let outcomes = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+    (outcomes, platforms[0].steps())
+}
+
+fn alone(count: usize, fault: Option<Fault>, limit: Duration) -> (Result<Vec<f32>>, u64) {
+    let platform = Simulated::faulty(count, fault);
+    let over: Arc<Simulated> = Arc::clone(&platform);
+    let outcome = Devices::over(over).and_then(|devices| {
+        let backend = OnDevices::alone(Arc::clone(&devices), limit);
+        train(&KvStore::over(Kind::Device, Box::new(backend), &config(limit)), &devices, 9)
+    });
+    (outcome, platform.steps())
+}
+
+#[test]
+fn any_number_of_ranks_with_any_number_of_devices_sums() {
+    for ranks in 1..=4 {
+        for devices in [1, 2, 4] {
+            let counts = vec![devices; ranks];
+            let (outcomes, _) = job(&counts, 11, None, Duration::from_secs(30));
+            for outcome in outcomes {
+                assert_eq!(outcome.unwrap(), [expected(&counts); 11], "{ranks} ranks of {devices} devices");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_may_have_different_numbers_of_devices_and_tensors_several_segments() {
+    let (len, counts) = ((5 << 20) / 4 + 3, [1, 3]);
+    let (outcomes, _) = job(&counts, len, None, Duration::from_secs(30));
+    for outcome in outcomes {
+        assert!(outcome.unwrap().iter().all(|value| *value == expected(&counts)));
+    }
+}
+
+#[test]
+fn one_process_meets_a_fault_at_any_step_with_an_error() {
+    for count in [1, 2] {
+        let (outcome, steps) = alone(count, None, Duration::from_secs(30));
+        assert_eq!(outcome.unwrap(), [expected(&[count]); 9]);
+        assert!(steps > 20, "{steps} steps");
+        for step in 0..steps {
+            for manner in [Manner::Returned, Manner::Later] {
+                let (outcome, _) = alone(count, Some(Fault { step, manner }), Duration::from_secs(30));
+                check(&outcome, step, manner, steps);
+            }
+        }
+        for step in (0..steps).step_by(5) {
+            let fault = Fault { step, manner: Manner::Never };
+            let (outcome, _) = alone(count, Some(fault), Duration::from_millis(50));
+            assert!(outcome.is_err() || step + 5 > steps, "step {step} of {steps}: work that never ends went unnoticed");
+        }
+    }
+}
+
+/// The last steps come after the last result was taken.
+fn check(outcome: &Result<Vec<f32>>, step: u64, manner: Manner, steps: u64) {
+    match outcome {
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.contains(&format!("injected at step {step}")), "step {step}, {manner:?}: {text}");
+        }
+        Ok(_) => assert!(step + 5 > steps, "step {step} of {steps}, {manner:?}: the fault went unnoticed"),
+    }
+}
+
+#[test]
+fn every_rank_meets_the_fault_of_one() {
+    let counts = [2, 1];
+    let (outcomes, steps) = job(&counts, 9, None, Duration::from_secs(30));
+    outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(&counts); 9]));
+    let faults: Vec<Fault> = [Manner::Returned, Manner::Later]
+        .into_iter()
+        .enumerate()
+        .flat_map(|(shift, manner)| (shift as u64 * 2..steps - 10).step_by(4).map(move |step| Fault { step, manner }))
+        .collect();
+    // Each of them spends its time waiting.
+    let outcomes = thread::scope(|scope| {
+        let running: Vec<_> = faults
+            .iter()
+            .map(|fault| scope.spawn(|| (fault, job(&counts, 9, Some(*fault), Duration::from_secs(20)).0)))
+            .collect();
+        running.into_iter().map(|job| job.join().unwrap()).collect::<Vec<_>>()
+    });
+    for (fault, outcomes) in outcomes {
+        for (rank, outcome) in outcomes.iter().enumerate() {
+            let text = outcome.as_ref().expect_err("a fault reaches every rank").to_string();
+            let known = text.contains("injected at step") || text.contains("rank 0") || text.contains("aborted");
+            assert!(known, "rank {rank} after {fault:?}: {text}");
+        }
+    }
+}
