@@ -31,6 +31,10 @@ fn train(store: &KvStore, devices: &Devices, len: usize) -> Result<Vec<f32>> {
     store.pull("w", from_ref(&host), 0)?;
     assert_eq!(host.to_vec::<f32>()?, seen);
     store.wait_all()?;
+    for value in &values {
+        assert_eq!(devices.download(value)?.to_vec::<f32>()?, seen);
+    }
+    store.barrier()?;
     Ok(seen)
 }
 
@@ -146,12 +150,14 @@ fn every_rank_meets_the_fault_of_one() {
         .flat_map(|(shift, manner)| (shift as u64 * 2..steps - 10).step_by(4).map(move |step| Fault { step, manner }))
         .collect();
     // Each of them spends its time waiting.
-    let outcomes = thread::scope(|scope| {
-        let running: Vec<_> = faults
-            .iter()
-            .map(|fault| scope.spawn(|| (fault, job(&counts, 9, Some(*fault), Duration::from_secs(20)).0)))
-            .collect();
-        running.into_iter().map(|job| job.join().unwrap()).collect::<Vec<_>>()
+    let outcomes = faults.chunks(8).flat_map(|faults| {
+        thread::scope(|scope| {
+            let running: Vec<_> = faults
+                .iter()
+                .map(|fault| scope.spawn(move || (fault, job(&counts, 9, Some(*fault), Duration::from_secs(20)).0)))
+                .collect();
+            running.into_iter().map(|job| job.join().unwrap()).collect::<Vec<_>>()
+        })
     });
     for (fault, outcomes) in outcomes {
         for (rank, outcome) in outcomes.iter().enumerate() {

@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// Several segments of staging, and no multiple of anything.
-const LEN: usize = (5 << 20) / 4 + 3;
+const LEN: usize = (2 << 20) / 4 + 3;
 
 pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
     let mut checks = vec![collectives(devices)];

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::slot::{Content, Slot};
-use super::{OnDevices, Step};
+use super::{OnDevices, Step, take_loaded};
 use crate::buffer::Buffer;
 use crate::collective::Parts;
 use crate::communicator::Host;
@@ -64,7 +64,7 @@ impl PushRows {
                 self.updates.apply_rows(&self.update, entry, gradient, value)
             });
         };
-        let loaded = self.loaded.lock().states.remove(&entry.key);
+        let loaded = take_loaded(&self.loaded, &entry.key, optimizer);
         let kept = slot.state(optimizer, &self.devices, self.limit)?;
         let mut state: State = loaded.or(kept).unwrap_or_default();
         let mut content = slot.content();

@@ -24,7 +24,7 @@ use crate::communicator::Host;
 use crate::device::{Devices, array_of};
 use crate::error::{Error, Result};
 use crate::key::Key;
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, State};
 use crate::progress::{Engine, Job, Launch, Topic};
 use crate::store::anywhere::{self, of_rank};
 use crate::store::update::{Update, Updates, no_optimizer};
@@ -221,8 +221,11 @@ impl Backend for OnDevices {
     fn states(&self) -> Result<SavedStates> {
         self.wait_all()?;
         let optimizer = self.optimizer("save_optimizer_states")?;
-        let mut saved = self.loaded.lock().clone();
-        saved.optimizer = Some((*optimizer).clone());
+        let loaded = self.loaded.lock();
+        let carried = loaded.optimizer.as_ref().is_some_and(|earlier| optimizer.keeps_states_of(earlier));
+        let states = if carried { loaded.states.clone() } else { BTreeMap::new() };
+        drop(loaded);
+        let mut saved = SavedStates { optimizer: Some((*optimizer).clone()), states };
         let slots: Vec<Arc<Slot>> = self.slots.read().values().cloned().collect();
         for slot in slots {
             if let Some(state) = slot.state(&optimizer, &self.devices, self.limit)? {
@@ -271,6 +274,13 @@ impl Drop for OnDevices {
         // Memory must not be given back while work on it is queued. After a fault there is nothing to wait for.
         drop(self.devices.drain(self.limit));
     }
+}
+
+/// The key's state as it was loaded, if `optimizer` carries it on; it is the devices' from then on.
+fn take_loaded(loaded: &Mutex<SavedStates>, key: &Key, optimizer: &Optimizer) -> Option<State> {
+    let mut loaded = loaded.lock();
+    let carried = loaded.optimizer.as_ref().is_some_and(|earlier| optimizer.keeps_states_of(earlier));
+    loaded.states.remove(key).filter(|_| carried)
 }
 
 /// What is to be done to one key.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::slot::{Content, Outputs, Slot};
-use super::{OnDevices, Step, detour};
+use super::{OnDevices, Step, detour, take_loaded};
 use crate::communicator::{Host, staged};
 use crate::device::{Devices, Event, Memory, Slice};
 use crate::error::{Error, Result};
@@ -90,7 +90,7 @@ impl Push {
                 Ok(())
             }
             Update::Optimize(optimizer) => {
-                let loaded = self.loaded.lock().states.remove(&self.slot.entry.key);
+                let loaded = take_loaded(&self.loaded, &self.slot.entry.key, optimizer);
                 self.slot.optimize(content, optimizer, loaded, &self.devices, self.limit)
             }
             Update::Call(_) => {
