@@ -60,7 +60,7 @@ fn job(counts: &[usize], len: usize, fault: Option<Fault>, limit: Duration) -> (
         .map(|(engine, platform)| {
             let (platform, config) = (Arc::clone(platform), config.clone());
             thread::spawn(move || {
-                let outcome = Devices::over(platform).and_then(|devices| {
+                let outcome = Devices::over(platform, limit).and_then(|devices| {
                     let backend = OnDevices::over_ranks(Arc::clone(&devices), Arc::clone(&engine), config.timeout);
                     let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), &config);
                     train(&store, &devices, len)
@@ -79,7 +79,7 @@ fn job(counts: &[usize], len: usize, fault: Option<Fault>, limit: Duration) -> (
 fn alone(count: usize, fault: Option<Fault>, limit: Duration) -> (Result<Vec<f32>>, u64) {
     let platform = Simulated::faulty(count, fault);
     let over: Arc<Simulated> = Arc::clone(&platform);
-    let outcome = Devices::over(over).and_then(|devices| {
+    let outcome = Devices::over(over, limit).and_then(|devices| {
         let backend = OnDevices::alone(Arc::clone(&devices), limit);
         train(&KvStore::over(Kind::Device, Box::new(backend), &config(limit)), &devices, 9)
     });

@@ -17,8 +17,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::{Remote, Tensor};
 
-/// How long work on a device may take, unless a store says otherwise.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How long work on a device may take, unless somebody says otherwise.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// The elements of a tensor on a device, and the stream that they are ready on.
 pub struct Array {
@@ -55,19 +55,20 @@ pub struct Devices {
     users: Vec<Arc<Stream>>,
     down: Vec<Arc<Stream>>,
     up: Vec<Arc<Stream>>,
+    limit: Duration,
 }
 
 impl Devices {
-    /// The devices of `platform`.
-    pub fn over(platform: Arc<dyn Platform>) -> Result<Arc<Self>> {
+    /// The devices of `platform`; whoever waits for a copy that [`upload`](Self::upload) and its like make waits for `limit`.
+    pub fn over(platform: Arc<dyn Platform>, limit: Duration) -> Result<Arc<Self>> {
         let streams = || (0..platform.count()).map(|device| Stream::on(&platform, device)).collect::<Result<Vec<_>>>();
         let (lanes, users, down, up) = (streams()?, streams()?, streams()?, streams()?);
-        Ok(Arc::new(Devices { platform, lanes, users, down, up }))
+        Ok(Arc::new(Devices { platform, lanes, users, down, up, limit }))
     }
 
     /// `count` simulated devices.
     pub fn simulated(count: usize) -> Result<Arc<Self>> {
-        Self::over(Simulated::new(count))
+        Self::over(Simulated::new(count), LIMIT)
     }
 
     /// The number of devices.
@@ -122,9 +123,9 @@ impl Devices {
         Ok(copy)
     }
 
-    /// `to`, on a device, becomes `from`, in host memory. Blocks until it has; an error too if a store keeps `to` for longer than a minute.
+    /// `to`, on a device, becomes `from`, in host memory. Blocks until it has; an error too if a store keeps `to` for too long.
     pub fn overwrite(&self, to: &Tensor, from: &Tensor) -> Result<()> {
-        let guard = to.write_anywhere_within(LIMIT)?;
+        let guard = to.write_anywhere_within(self.limit)?;
         let (array, from) = (self.array(guard.remote())?, from.read()?);
         if array.slice.len_bytes() != from.bytes().len() {
             return Err(Error::argument(
@@ -135,7 +136,7 @@ impl Devices {
         let staging = Slice::all(&Memory::pinned(&self.platform, from.bytes().len())?);
         staging.host_bytes_mut()?.copy_from_slice(from.bytes());
         self.platform.enqueue(&array.stream, &Work::copy(staging, array.slice.clone()))?;
-        array.stream.record()?.synchronize(LIMIT)
+        array.stream.record()?.synchronize(self.limit)
     }
 
     /// A copy in host memory of a tensor on a device. Blocks until it is there.
@@ -144,7 +145,7 @@ impl Devices {
         let array = self.array(guard.remote())?;
         let staging = Slice::all(&Memory::pinned(&self.platform, array.slice.len_bytes())?);
         self.platform.enqueue(&array.stream, &Work::copy(array.slice.clone(), staging.clone()))?;
-        array.stream.record()?.synchronize(LIMIT)?;
+        array.stream.record()?.synchronize(self.limit)?;
         let buffer = Buffer::copy_of(&staging.host_bytes()?);
         Ok(Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer))
     }

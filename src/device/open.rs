@@ -50,7 +50,7 @@ fn misspelt(name: &str) -> Error {
 
 #[cfg(feature = "cuda")]
 fn open_cuda(which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
-    Devices::over(super::cuda::Cuda::open(which)?)
+    Devices::over(super::cuda::Cuda::open(which)?, super::devices::LIMIT)
 }
 
 #[cfg(not(feature = "cuda"))]
