@@ -163,6 +163,23 @@ pub fn launcher_local_size() -> Option<usize> {
     ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
 }
 
+/// This process's place among those of this host, as far as its launcher says.
+pub fn launcher_local_rank() -> Option<usize> {
+    let names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"];
+    names.into_iter().find_map(|name| text(name)?.parse().ok())
+}
+
+/// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different ones.
+pub fn shared_memory() -> bool {
+    text("RINGPULL_SHARED_MEMORY").is_none_or(|value| value != "0")
+}
+
+/// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above it.
+pub fn rack() -> Option<String> {
+    let switches = || Some(text("SLURM_TOPOLOGY_ADDR")?.rsplit_once('.')?.0.to_owned());
+    text("RINGPULL_RACK").or_else(switches)
+}
+
 /// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull launch` says it.
 pub fn local_workers() -> usize {
     let told = text("RINGPULL_LOCAL_WORKERS").and_then(|count| count.parse().ok());

@@ -10,7 +10,6 @@
 //! A tensor may also name memory of a device ([`Tensor::from_remote`]). It has the same lock, but no bytes on the host:
 //! what asks for them is an error, so that no copy is made unseen. The layer `device` makes such tensors and copies them.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,41 +20,29 @@ use parking_lot::{RawRwLock, RwLock};
 use crate::buffer::Buffer;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::remote::Remote;
+
+/// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
+pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
 
 struct Content {
     data: Arc<Buffer>,
     /// Why the last write of this tensor did not happen; reading it raises that.
     fault: Option<Error>,
+    released: Option<Released>,
 }
 
-/// Memory that is not the host's, as its owner knows it.
-#[derive(Clone)]
-pub struct Remote {
-    owner: Arc<dyn Any + Send + Sync>,
-    place: Arc<str>,
+impl Content {
+    fn of(data: Arc<Buffer>) -> Self {
+        Content { data, fault: None, released: None }
+    }
 }
 
-impl Remote {
-    /// Memory that belongs to `owner` and lies at `place`, a name for people.
-    pub fn new(owner: Arc<dyn Any + Send + Sync>, place: &str) -> Self {
-        Remote { owner, place: place.into() }
-    }
-
-    /// The owner, if it is a `T`.
-    pub fn owner<T: Any + Send + Sync>(&self) -> Option<&T> {
-        self.owner.downcast_ref()
-    }
-
-    /// Where it lies, for people.
-    pub fn place(&self) -> &str {
-        &self.place
-    }
-
-    fn refuse(&self) -> Error {
-        Error::argument(
-            format!("the tensor is in the memory of {}, and its bytes are wanted on the host", self.place),
-            "copy it with `Devices::download`, or use a store that works on devices",
-        )
+impl Drop for Content {
+    fn drop(&mut self) {
+        if let Some(released) = self.released.take() {
+            released(self.fault.take());
+        }
     }
 }
 
@@ -97,14 +84,24 @@ impl Tensor {
     pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Self {
         let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
         assert_eq!(buffer.bytes().len(), len_bytes, "the buffer holds the shape's elements");
-        let content = Content { data: Arc::new(buffer), fault: None };
+        Self::over(dtype, shape, Content::of(Arc::new(buffer)))
+    }
+
+    /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard are gone, and so no
+    /// store uses the memory any more. That may be on a store's thread, which must not be kept.
+    pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
+        let tensor = Self::from_buffer(dtype, shape, buffer);
+        tensor.content.write().released = Some(released);
+        tensor
+    }
+
+    fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
         Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), remote: None }
     }
 
     /// A tensor over memory that is not the host's.
     pub fn from_remote(dtype: DType, shape: &[usize], remote: Remote) -> Self {
-        let content = Content { data: Arc::new(Buffer::zeroed(0)), fault: None };
-        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), remote: Some(remote) }
+        Tensor { remote: Some(remote), ..Self::over(dtype, shape, Content::of(Arc::new(Buffer::zeroed(0)))) }
     }
 
     /// The memory, if it is not the host's.
@@ -114,8 +111,7 @@ impl Tensor {
 
     /// A tensor over a snapshot: it is copied when either side writes.
     pub(crate) fn from_snapshot(dtype: DType, shape: &[usize], data: Arc<Buffer>) -> Self {
-        let content = Content { data, fault: None };
-        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), remote: None }
+        Self::over(dtype, shape, Content::of(data))
     }
 
     /// The element type.
@@ -157,12 +153,24 @@ impl Tensor {
     /// As [`read`](Self::read), also for memory that is not the host's. Of such a tensor it blocks until a store has queued
     /// its work on the tensor's stream, and what is queued there next comes after it; it does not wait for the device.
     pub fn read_anywhere(&self) -> Result<TensorRef> {
-        let content = RwLock::read_arc(&self.content);
+        self.guard(RwLock::read_arc(&self.content))
+    }
+
+    /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
+    pub fn read_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
+        self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
+    }
+
+    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>) -> Result<TensorRef> {
         match &content.fault {
             Some(fault) => Err(fault.clone()),
-            None => {
-                Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content, remote: self.remote.clone() })
-            }
+            None => Ok(TensorRef {
+                dtype: self.dtype,
+                shape: Arc::clone(&self.shape),
+                content,
+                remote: self.remote.clone(),
+            }),
         }
     }
 
@@ -328,6 +336,11 @@ impl TensorMut {
         snapshot(&self.content.data)
     }
 
+    /// Whether the memory is somebody else's, so that a snapshot is a copy.
+    pub fn is_foreign(&self) -> bool {
+        self.content.data.is_foreign()
+    }
+
     /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
     pub fn abandon(self, fault: Error) {
         std::mem::forget(Arc::clone(&self.content.data));
@@ -398,6 +411,20 @@ mod tests {
         assert_eq!(tensor.read().err(), Some(fault));
         drop(tensor.write());
         assert!(tensor.read().is_ok());
+    }
+
+    #[test]
+    fn a_watched_tensor_tells_its_fault_when_nobody_holds_it_any_more() {
+        let (told, heard) = std::sync::mpsc::channel();
+        let tensor =
+            Tensor::watched(DType::F32, &[1], Buffer::zeroed(4), Box::new(move |fault| told.send(fault).unwrap()));
+        let (handle, guard, fault) = (tensor.clone(), tensor.write(), Error::argument("x", "y"));
+        drop(tensor);
+        assert_eq!(handle.read_within(Duration::ZERO).unwrap().map(drop), None);
+        guard.abandon(fault.clone());
+        assert!(heard.try_recv().is_err());
+        drop(handle);
+        assert_eq!(heard.try_recv(), Ok(Some(fault)));
     }
 
     #[test]

@@ -123,7 +123,10 @@ fn one_process_meets_a_fault_at_any_step_with_an_error() {
         for step in (0..steps).step_by(5) {
             let fault = Fault { step, manner: Manner::Never };
             let (outcome, _) = alone(count, Some(fault), Duration::from_millis(50));
-            assert!(outcome.is_err() || step + 5 > steps, "step {step} of {steps}: work that never ends went unnoticed");
+            assert!(
+                outcome.is_err() || step + 5 > steps,
+                "step {step} of {steps}: work that never ends went unnoticed"
+            );
         }
     }
 }

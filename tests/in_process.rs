@@ -164,3 +164,48 @@ fn a_call_after_rank_0_has_ended_its_run_is_an_error_that_names_it() {
     let error = store.wait_all().unwrap_err();
     assert!(error.to_string().contains("rank 0"), "{error}");
 }
+
+#[test]
+fn ranks_that_compress_differently_all_get_one_error() {
+    let errors = workers(3, LONG, |store| {
+        store.init("w", &ones(4)).unwrap();
+        let text = if store.rank() == 1 { "2bit:0.25" } else { "2bit:0.5" };
+        store.set_gradient_compression(&text.parse().unwrap()).unwrap();
+        store.push("w", &[ones(4)], 0).and_then(|()| store.wait_all()).unwrap_err()
+    });
+    for error in &errors {
+        let text = error.to_string();
+        assert!(text.contains("key \"w\"") && text.contains("compressed by 2bit:0.25"), "{text}");
+        assert_eq!(error, &errors[0], "every rank reports the same");
+    }
+}
+
+/// Every codec's traffic on long keys, and sums that are the same on every rank.
+#[test]
+fn codes_travel_instead_of_floats() {
+    const LEN: usize = 1 << 20;
+    for (text, most) in [("2bit:0.5", 0.15), ("1bit:0.5", 0.1), ("bf16", 0.51), ("fp16", 0.51), ("topk:0.01", 0.04)] {
+        let results = workers(4, LONG, |store| {
+            store.init("w", &Tensor::zeros(DType::F32, &[LEN])).unwrap();
+            store.set_gradient_compression(&text.parse().unwrap()).unwrap();
+            store.barrier().unwrap();
+            let before = store.stats().sent_bytes;
+            let gradient: Vec<f32> = (0..LEN).map(|at| ((at * 7 + store.rank()) % 13) as f32 / 8.0 - 0.75).collect();
+            let tensor = Tensor::from_slice(&[LEN], &gradient);
+            store.push_pull("w", std::slice::from_ref(&tensor), std::slice::from_ref(&tensor), 0).unwrap();
+            let sum = tensor.to_vec::<f32>().unwrap();
+            store.barrier().unwrap();
+            (store.stats().sent_bytes - before, sum)
+        });
+        // What an allreduce of floats sends.
+        let plain = 2.0 * 3.0 / 4.0 * (LEN * 4) as f64;
+        for (sent, sum) in &results {
+            assert!(
+                (*sent as f64) < most * plain,
+                "{text}: {sent} bytes, {:.3} of an allreduce's",
+                *sent as f64 / plain
+            );
+            assert_eq!(*sum, results[0].1, "{text}: the same bits on every rank");
+        }
+    }
+}

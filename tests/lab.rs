@@ -177,3 +177,57 @@ fn mpirun_puts_ranks_on_the_hosts_in_turn() {
     assert_eq!(lines, ["0 h1 passed", "1 h2 passed", "2 h3 passed", "3 h1 passed"]);
     assert_eq!(lab::hosts_up(), 3);
 }
+
+/// Sums over `count` ranks on the lab's hosts, dealt out in turn; every sum is checked by the command itself.
+#[cfg(feature = "mpi")]
+fn sums_on(hosts: &[usize], count: usize) -> String {
+    let mpirun = Mpirun::find().unwrap();
+    let words = ["bench", "allreduce", "--sizes", "4,64KiB,3MB", "--iters", "3", "--warmup", "1", "--format", "json"];
+    let mut command = vec![env!("CARGO_BIN_EXE_ringpull").into()];
+    command.extend(words.map(Into::into));
+    let env = vec![("RINGPULL_LOG".to_owned(), "ringpull=debug".to_owned())];
+    let mut ready = mpirun.command(&Hosts::Lab(hosts.to_vec()), Ranks { count, command, env }).unwrap();
+    let output = ready.command.stdin(Stdio::null()).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && out.matches("median").count() + out.matches("seconds").count() >= 3,
+        "{out}{err}"
+    );
+    err.into_owned()
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn ranks_that_share_a_host_share_memory_and_hosts_exchange_messages() {
+    let Some(_turn) = turn() else { return };
+    if Mpirun::find().is_err() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let lab = up(2, "none");
+    let log = sums_on(&[1, 2], 4);
+    assert!(log.contains("hosts=[[0, 2], [1, 3]]"), "{log}");
+    let log = sums_on(&[1, 2, 1], 3);
+    assert!(log.contains("hosts=[[0, 2], [1]]"), "{log}");
+    lab.down().unwrap();
+}
+
+#[test]
+fn two_racks_are_joined_by_one_link_of_its_own_rate() {
+    let Some(_turn) = turn() else { return };
+    let lab = loop {
+        match Lab::up_in_racks(4, "none".parse().unwrap(), "50mbit".parse().unwrap()) {
+            Err(error) if error.to_string().contains("in use") => {
+                std::thread::park_timeout(Duration::from_millis(200));
+            }
+            result => break result.unwrap(),
+        }
+    };
+    let master = |port: &str| std::fs::read_link(format!("/sys/class/net/{port}/master")).unwrap();
+    assert!(master("rp-h2").ends_with("ringpull0") && master("rp-h3").ends_with("ringpull1"));
+    let shaper = Command::new("tc").args(["qdisc", "show", "dev", "rp-up1"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&shaper.stdout).contains("50Mbit"));
+    assert!(lab.command(1, "getent").args(["hosts", "h4"]).status().unwrap().success());
+    lab.down().unwrap();
+    assert!(!Path::new("/sys/class/net/ringpull1").exists() && !Path::new("/sys/class/net/rp-up0").exists());
+}

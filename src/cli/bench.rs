@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use super::Format;
+use crate::compress::Compression;
 use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -61,6 +62,7 @@ pub struct AllreduceArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     mpirun -n 4 ringpull bench pushpull --sizes 25MB\n  \
+    mpirun -n 4 ringpull bench pushpull --sizes 25MB --compression 2bit:0.5\n  \
     mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
 pub struct PushpullArgs {
@@ -76,7 +78,7 @@ pub struct PushpullArgs {
     /// Scale every tensor of the model to this part of its elements.
     #[arg(long, default_value_t = 1.0, requires = "model")]
     scale: f64,
-    /// Gradient compression; this version has only `none`.
+    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.
     #[arg(long, default_value = "none")]
     compression: String,
     /// Measured iterations of each payload.
@@ -123,11 +125,9 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
             .collect::<Result<_>>()?,
     };
     let algorithm = Config::from_env()?.algorithm;
+    let compression = Compression::choice(&args.compression)?;
     let store = store::create(args.kv_store.name())?;
-    if args.compression != "none" {
-        store.set_gradient_compression(&args.compression)?;
-    }
-    let plan = pushpull::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup };
+    let plan = pushpull::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, compression };
     pushpull::run(&store, &algorithm, &payloads, &plan)
 }
 

@@ -10,7 +10,9 @@ use crate::harness::gpu_check::Findings;
 
 /// The arguments of `ringpull gpu-check`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Examples:\n  ringpull gpu-check\n  ringpull gpu-check --devices cuda:0 --out results\n  ringpull gpu-check --devices sim:2")]
+#[command(
+    after_help = "Examples:\n  ringpull gpu-check\n  ringpull gpu-check --devices cuda:0 --out results\n  ringpull gpu-check --devices sim:2"
+)]
 pub struct GpuCheckArgs {
     /// Which devices: `cuda` (all), `cuda:0,2`, or simulated ones such as `sim:2`.
     #[arg(long, default_value = "cuda")]

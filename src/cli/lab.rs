@@ -14,6 +14,7 @@ use crate::harness::link::LinkRate;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ringpull lab up 8 200mbit
+  ringpull lab up 8 1gbit --uplink 250mbit
   ringpull lab exec h1 ping -c 3 h2
   ringpull lab exec h3 hostname
   ringpull lab down
@@ -33,6 +34,9 @@ enum Action {
         hosts: usize,
         /// The rate of every link, such as 200mbit or 1gbit; none for no limit.
         rate: LinkRate,
+        /// Two racks: each half of the hosts on a bridge of its own, and one link of this rate between them.
+        #[arg(long, value_name = "RATE")]
+        uplink: Option<LinkRate>,
     },
     /// Remove the hosts and everything that runs on them.
     Down,
@@ -49,9 +53,18 @@ enum Action {
 /// Makes, removes or enters emulated hosts.
 pub fn run(args: LabArgs) -> Result<ExitCode> {
     match args.action {
-        Action::Up { hosts, rate } => {
-            Lab::up(hosts, rate)?.leave_up();
-            eprintln!("h1 to h{hosts} are up with links of {rate}; remove them with `ringpull lab down`");
+        Action::Up { hosts, rate, uplink } => {
+            let racks = match uplink {
+                None => {
+                    Lab::up(hosts, rate)?.leave_up();
+                    String::new()
+                }
+                Some(uplink) => {
+                    Lab::up_in_racks(hosts, rate, uplink)?.leave_up();
+                    format!(" in two racks joined by one of {uplink}")
+                }
+            };
+            eprintln!("h1 to h{hosts} are up with links of {rate}{racks}; remove them with `ringpull lab down`");
         }
         Action::Down => Lab::remove()?,
         Action::Exec { host, command } => {

@@ -4,7 +4,9 @@
 //! list of its sends and receives, without a message and without a buffer. The map:
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
-//! - `ring`, `direct`, `circulant`, `doubling`, `tree`: one family of plans each, opened by the prose that explains it;
+//! - `ring`, `direct`, `circulant`, `doubling`, `tree`, `racks`: one family of plans each, opened by the prose that
+//!   explains it;
+//! - `messages`: a plan cut into segments; `run`: the interpreter; `idle`: how it waits;
 //! - `choose`: which of them `auto` is; `check`: the proof, by symbols, that the plans of all ranks do what they
 //!   promise.
 //!
@@ -23,6 +25,7 @@
 //! | allreduce `direct` | 2 | `2 (n-1)` | `2 (n-1)/n S` |
 //! | allreduce `circulant` | at most `2 q` | `2 q`, up to `6 q` where ranges wrap or are split | `2 (n-1)/n S` |
 //! | allreduce `doubling` | `floor(log2 n)`, and 2 if `n` is no power of two | the same | `S` each |
+//! | allreduce in two racks | grows with the pieces | the same | `2 (m-1)/m S` to the `m` ranks of its rack, `S/m` across |
 //! | allreduce `tree` | `2 floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, tree | `floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, chain of `k` pieces | `n - 1`, the pieces behind one another | `k` | `S` |
@@ -40,14 +43,18 @@ mod run_tests;
 mod circulant;
 mod direct;
 mod doubling;
+mod idle;
+mod messages;
 #[cfg(test)]
 mod proofs;
+mod racks;
 mod ring;
 mod tree;
 
 pub use choose::choose;
+pub(crate) use idle::Idle;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
-pub use run::Runner;
+pub use run::{Runner, Ticket};
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a row.
 /// Longer ones are rings: a part much longer than the others passes each link once, and all links at the same time.
@@ -84,6 +91,16 @@ pub fn allreduce(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> 
         }
     }
     plan
+}
+
+/// The plan of `rank` for the same sum where the ranks stand in two racks with a narrow link between them: every byte
+/// crosses it once in each direction. The buffer goes in `pieces`, so that the stages of one overlap those of others.
+///
+/// # Panics
+/// If `rank` is in neither rack, a rack is empty, or `pieces` is 0.
+pub fn allreduce_in_racks(rank: usize, racks: [&[usize]; 2], len: usize, pieces: usize) -> Plan {
+    assert!(racks.iter().all(|ranks| !ranks.is_empty()) && pieces > 0, "two racks with ranks in them, and a piece");
+    racks::allreduce(rank, racks, len, pieces)
 }
 
 /// The plan of `rank` that gives every rank the buffer of `root`, of `len` elements: a tree, and a chain for long

@@ -1,16 +1,23 @@
-//! The one interpreter: executes any [`Plan`] over any [`Transport`], in segments, several in flight.
+//! The one interpreter: executes any [`Plan`] over any [`Transport`], in segments, and several plans at once.
 //!
-//! Parts are cut into segments. Each move becomes messages of whole segments; a message depends on the earlier messages
-//! of the plan that touch the same segments, and on nothing else. So a segment is forwarded as soon as it is reduced, across
-//! step boundaries, and the wire never waits for a whole part. What is added to what, and in which order, is the plan's
-//! program order alone: the bits do not depend on what arrives when.
+//! Messages come from `messages`: a segment is forwarded as soon as it is reduced, across step boundaries, and the wire never
+//! waits for a whole part. What is added to what, and in which order, is each plan's program order alone: the bits do not
+//! depend on what arrives when, nor on what else is in flight.
+//!
+//! Operations are begun, advanced together, and reported when they are finished. Each has lanes of its own, told apart by its stamp,
+//! so none waits for a message of another. They share what a peer is sent at a time: a message of higher priority goes first,
+//! then one of an operation begun earlier. Each operation may always have one message in flight to each peer; so it ends however
+//! full the others' lanes are, and in whichever order the ranks begin what they have in flight.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::collective::plan::{Move, Plan, Then};
+use crate::collective::idle::Idle;
+use crate::collective::messages::{Action, Messages};
+use crate::collective::plan::Plan;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::reduce;
@@ -21,7 +28,10 @@ const SEND_WINDOW: usize = 4;
 /// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
 
-/// What a run needs besides its plan, kept from one run to the next.
+/// An operation that was begun. Tickets ascend.
+pub type Ticket = u64;
+
+/// Executes plans over a transport that each call names anew; always the same one.
 pub struct Runner {
     /// The most bytes one message carries.
     pub segment_bytes: usize,
@@ -31,56 +41,109 @@ pub struct Runner {
     pub sent_bytes: u64,
     /// Payload bytes received so far.
     pub received_bytes: u64,
-    scratch: Vec<Buffer>,
+    /// By preference: higher priority, then begun earlier.
+    flights: Vec<Flight>,
+    begun: Ticket,
+    finished: Vec<Ticket>,
+    /// Messages in flight to and from each peer, of all operations.
+    sending: Vec<usize>,
+    receiving: Vec<usize>,
+    tokens: Tokens,
+    scratch: Scratch,
     done: Vec<u32>,
+    /// Whether something may be posted that could not be before.
+    changed: bool,
+    idle: Idle,
 }
 
-/// What a message does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Action {
-    Send,
-    Reduce,
-    Copy,
-}
-
-struct Message {
-    peer: usize,
-    action: Action,
-    start: usize,
-    end: usize,
-    /// How many earlier messages must finish first.
-    waits: u32,
-    dependents: Vec<u32>,
-    /// For `Reduce`: where the bytes arrive, and whether they have.
-    scratch: Option<Buffer>,
-    arrived: bool,
-}
-
-/// Messages to or from one peer, in program order.
-#[derive(Default)]
-struct Lane {
-    queue: Vec<u32>,
-    next: usize,
-    inflight: usize,
-}
-
-struct Progress {
-    messages: Vec<Message>,
-    out: Vec<Lane>,
-    into: Vec<Lane>,
-    unfinished: usize,
+/// An operation under way.
+struct Flight {
+    ticket: Ticket,
+    priority: i32,
+    stamp: Stamp,
+    dtype: DType,
+    base: *mut u8,
+    messages: Messages,
 }
 
 impl Runner {
     /// A runner that cuts messages of at most `segment_bytes`, and gives up when nothing moves for `limit`.
     pub fn new(segment_bytes: usize, limit: Duration) -> Self {
-        Runner { segment_bytes, limit, sent_bytes: 0, received_bytes: 0, scratch: Vec::new(), done: Vec::new() }
+        Runner {
+            segment_bytes,
+            limit,
+            sent_bytes: 0,
+            received_bytes: 0,
+            flights: Vec::new(),
+            begun: 0,
+            finished: Vec::new(),
+            sending: Vec::new(),
+            receiving: Vec::new(),
+            tokens: Tokens::default(),
+            scratch: Scratch::default(),
+            done: Vec::new(),
+            changed: false,
+            idle: Idle::default(),
+        }
     }
 
-    /// Executes this rank's `plan` on `data`, which holds the plan's elements of `dtype`. Blocks; collective.
+    /// Begins to execute this rank's `plan` on `data`, which holds the plan's elements of `dtype`. Moves nothing yet. Operations in
+    /// flight together have different stamps.
     ///
-    /// Errors if a peer does not move for the limit, if what arrives is not what is due, or soon after `stop` is set. After an
-    /// error the transport may still use `data`: the caller must keep it alive until the transport is gone.
+    /// # Safety
+    /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an error it stays so
+    /// until the transport is gone.
+    pub unsafe fn begin(&mut self, plan: &Plan, dtype: DType, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
+        let element = dtype.size_bytes();
+        assert_eq!(plan.parts.len() * element, data.len(), "a plan runs on a buffer of its own length");
+        let messages = Messages::of(plan, element, self.segment_bytes);
+        self.begun += 1;
+        self.changed = true;
+        self.idle = Idle::default();
+        if messages.unfinished == 0 {
+            self.finished.push(self.begun);
+        } else {
+            let at = self.flights.partition_point(|flight| flight.priority >= priority);
+            let flight = Flight { ticket: self.begun, priority, stamp, dtype, base: data.cast(), messages };
+            self.flights.insert(at, flight);
+        }
+        self.begun
+    }
+
+    /// Posts and takes what can be posted and taken now; whether anything was taken. Does not block.
+    ///
+    /// Errors if what arrives is not what is due, or soon after `stop` is set. After an error every operation under way is lost.
+    pub fn advance(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
+        let outcome = self.step(transport, stop);
+        if outcome.is_err() {
+            self.abandon();
+        }
+        outcome
+    }
+
+    /// To be called when nothing has moved: waits a little. An error if nothing has moved for the limit.
+    pub fn pause(&mut self, rank: usize) -> Result<()> {
+        self.idle.wait(self.limit).map_err(|waited| {
+            let error = self.stuck(rank, waited);
+            self.abandon();
+            error
+        })
+    }
+
+    /// Whether anything is under way.
+    pub fn is_busy(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// The operations that have finished since they were taken last, in the order in which they did.
+    pub fn take_finished(&mut self) -> std::vec::Drain<'_, Ticket> {
+        self.finished.drain(..)
+    }
+
+    /// Executes this rank's `plan` on `data` to its end. Blocks; collective. Others under way move on meanwhile.
+    ///
+    /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do. After an error the transport may still use `data`: the
+    /// caller must keep it alive until the transport is gone.
     pub fn run(
         &mut self,
         plan: &Plan,
@@ -90,274 +153,215 @@ impl Runner {
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        let element = dtype.size_bytes();
-        assert_eq!(plan.parts.len() * element, data.len(), "a plan runs on a buffer of its own length");
-        let mut progress = Progress::of(plan, element, self.segment_bytes, transport.size());
-        let outcome = self.drive(&mut progress, dtype, data.as_mut_ptr(), transport, stamp, stop);
-        if outcome.is_err() {
-            // The transport may still write into its scratch memory.
-            std::mem::forget(progress);
-        }
-        outcome
+        // SAFETY: `data` is borrowed until this returns, which is when it is finished, or else an error that the caller heeds.
+        let ticket = unsafe { self.begin(plan, dtype, data, stamp, i32::MAX) };
+        self.until(ticket, transport, stop)
     }
 
-    fn drive(
+    /// As [`run`](Self::run) of a plan that only sends.
+    ///
+    /// # Panics
+    /// If the plan receives.
+    pub fn send_out(
         &mut self,
-        progress: &mut Progress,
-        dtype: DType,
-        base: *mut u8,
+        plan: &Plan,
+        data: &[u8],
         transport: &mut dyn Transport,
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        let mut idle = Idle::default();
-        while progress.unfinished > 0 {
-            self.post(progress, base, transport, stamp)?;
-            self.done.clear();
-            transport.poll(&mut self.done)?;
-            if self.done.is_empty() {
-                if stop.load(Ordering::Acquire) {
-                    return Err(stopped(transport.rank()));
-                }
-                idle.wait(self.limit).map_err(|waited| progress.stuck(transport.rank(), waited))?;
-                continue;
+        assert_eq!(plan.received_len(), 0, "a plan that receives needs a buffer that it may write");
+        let data = std::ptr::slice_from_raw_parts_mut(data.as_ptr().cast_mut(), data.len());
+        // SAFETY: as in `run`; nothing is written, as no message is received.
+        let ticket = unsafe { self.begin(plan, DType::U8, data, stamp, i32::MAX) };
+        self.until(ticket, transport, stop)
+    }
+
+    fn until(&mut self, ticket: Ticket, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<()> {
+        loop {
+            if let Some(at) = self.finished.iter().position(|finished| *finished == ticket) {
+                self.finished.remove(at);
+                return Ok(());
             }
-            idle = Idle::default();
-            for at in 0..self.done.len() {
-                self.complete(progress, self.done[at], dtype, base);
+            if !self.advance(transport, stop)? {
+                self.pause(transport.rank())?;
             }
         }
-        Ok(())
+    }
+
+    fn step(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
+        if self.changed {
+            self.changed = false;
+            self.post(transport)?;
+        }
+        let mut done = std::mem::take(&mut self.done);
+        done.clear();
+        transport.poll(&mut done)?;
+        if done.is_empty() && stop.load(Ordering::Acquire) {
+            return Err(stopped(transport.rank()));
+        }
+        let moved = !done.is_empty();
+        if moved {
+            self.idle = Idle::default();
+            self.changed = true;
+            done.iter().for_each(|token| self.complete(*token));
+        }
+        self.done = done;
+        Ok(moved)
     }
 
     /// Posts every message whose turn has come.
-    fn post(
-        &mut self,
-        progress: &mut Progress,
-        base: *mut u8,
-        transport: &mut dyn Transport,
-        stamp: Stamp,
-    ) -> Result<()> {
-        for peer in 0..progress.out.len() {
-            while let Some(token) = progress.into[peer].head(RECV_WINDOW) {
-                let message = &mut progress.messages[token as usize];
-                let len = message.end - message.start;
-                let to = match message.action {
-                    Action::Copy if message.waits > 0 => break,
-                    // SAFETY: `start` lies in the buffer that `base` begins.
-                    Action::Copy => unsafe { base.add(message.start) },
-                    _ => {
-                        let mut scratch = self.scratch.pop().unwrap_or_else(|| Buffer::zeroed(0));
-                        if scratch.bytes().len() < len {
-                            scratch = Buffer::zeroed(len.max(self.segment_bytes));
-                        }
-                        message.scratch.insert(scratch).bytes_mut().as_mut_ptr()
+    fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        self.sending.resize(transport.size(), 0);
+        self.receiving.resize(transport.size(), 0);
+        for flight in &mut self.flights {
+            let Flight { ticket, stamp, base, messages, .. } = flight;
+            let Messages { all, out, into, .. } = messages;
+            for lane in into {
+                while let Some(index) = lane.head() {
+                    if self.receiving[lane.peer] >= RECV_WINDOW && lane.inflight > 0 {
+                        break;
                     }
-                };
-                // SAFETY: the range lies in the data or in scratch memory that the message owns until it is complete;
-                // nobody else touches it before: earlier messages on these segments are done, later ones wait.
-                unsafe { transport.recv(peer, stamp, std::ptr::slice_from_raw_parts_mut(to, len), token)? };
-                progress.into[peer].posted();
+                    let message = &mut all[index as usize];
+                    let len = message.end - message.start;
+                    let to = match message.action {
+                        Action::Copy if message.waits > 0 => break,
+                        // SAFETY: `start` lies in the buffer that `base` begins.
+                        Action::Copy => unsafe { base.add(message.start) },
+                        _ => message.scratch.insert(self.scratch.take(len)).bytes_mut().as_mut_ptr(),
+                    };
+                    let token = self.tokens.give(*ticket, index);
+                    // SAFETY: the range lies in the data or in scratch memory that the message owns until it is complete;
+                    // nobody else touches it before: earlier messages on these segments are done, later ones wait.
+                    unsafe {
+                        transport.recv(lane.peer, *stamp, std::ptr::slice_from_raw_parts_mut(to, len), token)?;
+                    }
+                    self.receiving[lane.peer] += 1;
+                    lane.posted();
+                }
             }
-            while let Some(token) = progress.out[peer].head(SEND_WINDOW) {
-                let message = &progress.messages[token as usize];
-                if message.waits > 0 {
-                    break;
+            for lane in out {
+                while let Some(index) = lane.head() {
+                    let message = &all[index as usize];
+                    if message.waits > 0 || (self.sending[lane.peer] >= SEND_WINDOW && lane.inflight > 0) {
+                        break;
+                    }
+                    let token = self.tokens.give(*ticket, index);
+                    // SAFETY: as above; a message that will change these segments waits for this one.
+                    unsafe {
+                        let data = std::ptr::slice_from_raw_parts(base.add(message.start), message.end - message.start);
+                        transport.send(lane.peer, *stamp, data, token)?;
+                    }
+                    self.sending[lane.peer] += 1;
+                    lane.posted();
                 }
-                // SAFETY: as above; a message that will change these segments waits for this one.
-                unsafe {
-                    let data = std::ptr::slice_from_raw_parts(base.add(message.start), message.end - message.start);
-                    transport.send(peer, stamp, data, token)?;
-                }
-                progress.out[peer].posted();
             }
         }
         Ok(())
     }
 
     /// Takes note that the transport is done with a message, and finishes every message that this allows to finish.
-    fn complete(&mut self, progress: &mut Progress, token: u32, dtype: DType, base: *mut u8) {
-        let message = &mut progress.messages[token as usize];
-        let len_bytes = (message.end - message.start) as u64;
-        match message.action {
-            Action::Send => {
-                progress.out[message.peer].inflight -= 1;
-                self.sent_bytes += len_bytes;
-            }
-            Action::Reduce | Action::Copy => {
-                progress.into[message.peer].inflight -= 1;
-                self.received_bytes += len_bytes;
-            }
-        }
+    fn complete(&mut self, token: u32) {
+        let (ticket, index) = self.tokens.redeem(token);
+        let at = self.flights.iter().position(|flight| flight.ticket == ticket);
+        let at = at.expect("an operation stays until all its messages are done");
+        let Flight { dtype, base, messages, .. } = &mut self.flights[at];
+        let message = &mut messages.all[index as usize];
+        let (action, lane, len_bytes) = (message.action, message.lane, (message.end - message.start) as u64);
         message.arrived = true;
-        if message.waits > 0 {
-            return;
+        let is_free = message.waits == 0;
+        let lane = messages.lane(action, lane);
+        lane.inflight -= 1;
+        if action == Action::Send {
+            self.sending[lane.peer] -= 1;
+            self.sent_bytes += len_bytes;
+        } else {
+            self.receiving[lane.peer] -= 1;
+            self.received_bytes += len_bytes;
         }
-        let mut ready = vec![token];
-        while let Some(token) = ready.pop() {
-            let message = &mut progress.messages[token as usize];
+        let mut ready = if is_free { vec![index] } else { Vec::new() };
+        while let Some(index) = ready.pop() {
+            let message = &mut messages.all[index as usize];
             if let Some(scratch) = message.scratch.take() {
                 let len = message.end - message.start;
                 // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
                 let sum = unsafe { std::slice::from_raw_parts_mut(base.add(message.start), len) };
-                reduce::add_assign(dtype, sum, &scratch.bytes()[..len]);
-                self.scratch.push(scratch);
+                reduce::add_assign(*dtype, sum, &scratch.bytes()[..len]);
+                self.scratch.put(scratch);
             }
-            progress.unfinished -= 1;
-            for dependent in std::mem::take(&mut progress.messages[token as usize].dependents) {
-                let other = &mut progress.messages[dependent as usize];
+            messages.unfinished -= 1;
+            for dependent in std::mem::take(&mut messages.all[index as usize].dependents) {
+                let other = &mut messages.all[dependent as usize];
                 other.waits -= 1;
                 if other.waits == 0 && other.arrived {
                     ready.push(dependent);
                 }
             }
         }
-    }
-}
-
-impl Progress {
-    fn of(plan: &Plan, element: usize, segment_bytes: usize, size: usize) -> Self {
-        let cells = Cells::of(plan, (segment_bytes / element).max(1));
-        let mut messages: Vec<Message> = Vec::new();
-        let (mut out, mut into): (Vec<Lane>, Vec<Lane>) = (0..size).map(|_| Default::default()).unzip();
-        let mut writer: Vec<Option<u32>> = vec![None; cells.count()];
-        let mut readers: Vec<Vec<u32>> = vec![Vec::new(); cells.count()];
-        for step in &plan.moves {
-            let (peer, parts, action) = match step {
-                Move::Send { to, parts } => (*to, parts, Action::Send),
-                Move::Recv { from, parts, then: Then::Reduce } => (*from, parts, Action::Reduce),
-                Move::Recv { from, parts, then: Then::Copy } => (*from, parts, Action::Copy),
-            };
-            for group in cells.groups(parts, segment_bytes / element) {
-                let token = messages.len() as u32;
-                let mut before: Vec<u32> = Vec::new();
-                for cell in group.clone() {
-                    before.extend(writer[cell]);
-                    if action == Action::Send {
-                        readers[cell].push(token);
-                    } else {
-                        before.append(&mut readers[cell]);
-                        writer[cell] = Some(token);
-                    }
-                }
-                before.sort_unstable();
-                before.dedup();
-                for earlier in &before {
-                    messages[*earlier as usize].dependents.push(token);
-                }
-                let lane = if action == Action::Send { &mut out[peer] } else { &mut into[peer] };
-                lane.queue.push(token);
-                messages.push(Message {
-                    peer,
-                    action,
-                    start: cells.bounds[group.start] * element,
-                    end: cells.bounds[group.end] * element,
-                    waits: before.len() as u32,
-                    dependents: Vec::new(),
-                    scratch: None,
-                    arrived: false,
-                });
-            }
+        if messages.unfinished == 0 {
+            self.flights.remove(at);
+            self.finished.push(ticket);
         }
-        let unfinished = messages.len();
-        Progress { messages, out, into, unfinished }
     }
 
     /// Whom this rank waits for, when nothing has moved for too long.
     fn stuck(&self, rank: usize, waited: Duration) -> Error {
-        let peers: Vec<usize> =
-            (0..self.into.len()).filter(|peer| self.into[*peer].inflight > 0 || self.out[*peer].inflight > 0).collect();
+        let mut peers: Vec<usize> = self.flights.iter().flat_map(|flight| flight.messages.awaited()).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        let stamps: Vec<Stamp> = self.flights.iter().map(|flight| flight.stamp).collect();
         Error::PeerLost {
             peer: format!("one of rank(s) {peers:?}"),
             cause: format!("nothing moved for {} s", waited.as_secs()),
-            operation: "a collective".to_owned(),
+            operation: format!("collective(s) {stamps:?}"),
             rank,
         }
     }
-}
 
-impl Lane {
-    fn head(&self, window: usize) -> Option<u32> {
-        if self.inflight < window { self.queue.get(self.next).copied() } else { None }
-    }
-
-    fn posted(&mut self) {
-        self.next += 1;
-        self.inflight += 1;
+    /// Keeps for ever what the transport may still touch.
+    fn abandon(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.flights));
     }
 }
 
-/// The segments of a buffer: the same on every rank, since they follow from the parts and the segment's length alone.
-struct Cells {
-    /// Boundaries in elements.
-    bounds: Vec<usize>,
-    /// The first cell of each part, and the number of cells at the end.
-    first: Vec<usize>,
-}
-
-impl Cells {
-    fn of(plan: &Plan, segment: usize) -> Self {
-        let (mut bounds, mut first) = (vec![0], vec![0]);
-        for part in 0..plan.parts.count() {
-            let range = plan.parts.range(part..part + 1);
-            bounds.extend((range.start..range.end).step_by(segment).skip(1));
-            if !range.is_empty() {
-                bounds.push(range.end);
-            }
-            first.push(bounds.len() - 1);
-        }
-        Cells { bounds, first }
-    }
-
-    fn count(&self) -> usize {
-        self.bounds.len() - 1
-    }
-
-    /// Runs of consecutive cells that fit one message of `most` elements, in order.
-    fn groups(&self, parts: &std::ops::Range<usize>, most: usize) -> Vec<std::ops::Range<usize>> {
-        let (mut start, end) = (self.first[parts.start], self.first[parts.end]);
-        let mut groups = Vec::new();
-        while start < end {
-            let mut stop = start + 1;
-            while stop < end && self.bounds[stop + 1] - self.bounds[start] <= most {
-                stop += 1;
-            }
-            groups.push(start..stop);
-            start = stop;
-        }
-        groups
-    }
-}
-
-/// Waiting that leaves the cores to those who compute: a few yields, then sleeps that grow.
+/// What the transport is told a message is.
 #[derive(Default)]
-struct Idle {
-    rounds: u32,
-    looked: Option<Instant>,
-    waited: Duration,
+struct Tokens {
+    given: Vec<(Ticket, u32)>,
+    free: Vec<u32>,
 }
 
-impl Idle {
-    /// Waits a little; an error with the time waited if `limit` is over.
-    fn wait(&mut self, limit: Duration) -> Result<(), Duration> {
-        const YIELDS: u32 = 30;
-        const LONGEST_US: u64 = 250;
-        /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.
-        const LONGEST_ROUND: Duration = Duration::from_millis(200);
-        let now = Instant::now();
-        self.waited += now.duration_since(self.looked.unwrap_or(now)).min(LONGEST_ROUND);
-        self.looked = Some(now);
-        if self.waited > limit {
-            return Err(self.waited);
-        }
-        self.rounds += 1;
-        if self.rounds <= YIELDS {
-            std::thread::yield_now();
+impl Tokens {
+    fn give(&mut self, ticket: Ticket, index: u32) -> u32 {
+        if let Some(token) = self.free.pop() {
+            self.given[token as usize] = (ticket, index);
+            token
         } else {
-            let doublings = (self.rounds - YIELDS).min(8);
-            std::thread::sleep(Duration::from_micros((10 << doublings).min(LONGEST_US)));
+            self.given.push((ticket, index));
+            (self.given.len() - 1) as u32
         }
-        Ok(())
+    }
+
+    fn redeem(&mut self, token: u32) -> (Ticket, u32) {
+        self.free.push(token);
+        self.given[token as usize]
+    }
+}
+
+/// Buffers for what is to be added, kept by size: powers of two.
+#[derive(Default)]
+struct Scratch {
+    free: BTreeMap<usize, Vec<Buffer>>,
+}
+
+impl Scratch {
+    fn take(&mut self, len_bytes: usize) -> Buffer {
+        let size = len_bytes.next_power_of_two().max(4096);
+        self.free.get_mut(&size).and_then(Vec::pop).unwrap_or_else(|| Buffer::zeroed(size))
+    }
+
+    fn put(&mut self, buffer: Buffer) {
+        self.free.entry(buffer.bytes().len()).or_default().push(buffer);
     }
 }
 

@@ -98,11 +98,86 @@ fn broadcast_and_uneven_allgather_deliver_every_byte() {
 fn ranks_in_different_operations_get_an_error_and_not_a_mixture() {
     let stop = AtomicBool::new(false);
     let errors = ranks(2, 64, |rank, runner, end| {
+        runner.limit = Duration::from_millis(50);
         let mut data = [0u8; 16];
         let plan = allreduce(Algorithm::Ring, rank, 2, 4);
         runner.run(&plan, DType::F32, &mut data, end, rank as u32, &stop).unwrap_err().to_string()
     });
-    assert!(errors.iter().any(|error| error.contains("operation 1 where")), "{errors:?}");
+    assert!(errors.iter().any(|error| error.contains("nothing moved")), "{errors:?}");
+}
+
+#[test]
+fn ranks_that_cut_messages_differently_get_an_error_and_not_a_mixture() {
+    let stop = AtomicBool::new(false);
+    let errors = ranks(2, 64, |rank, runner, end| {
+        runner.segment_bytes = 64 >> rank;
+        runner.limit = Duration::from_millis(50);
+        let mut data = [0u8; 256];
+        let plan = allreduce(Algorithm::Ring, rank, 2, 64);
+        runner.run(&plan, DType::F32, &mut data, end, 1, &stop).unwrap_err().to_string()
+    });
+    assert!(errors.iter().any(|error| error.contains("bytes were due")), "{errors:?}");
+}
+
+/// Begins one allreduce for each of `lens` in the order that `order` gives this rank, and drives all to their end.
+fn together(
+    rank: usize,
+    runner: &mut Runner,
+    end: &mut inproc::Inproc,
+    lens: &[usize],
+    order: impl Fn(usize) -> usize,
+) -> (Vec<Vec<u32>>, Vec<Ticket>) {
+    let stop = AtomicBool::new(false);
+    let size = crate::transport::Transport::size(end);
+    let mut buffers: Vec<Vec<f32>> =
+        lens.iter().map(|len| (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect()).collect();
+    for at in 0..lens.len() {
+        let which = order(at);
+        let algorithm = ALGORITHMS[which % ALGORITHMS.len()];
+        let plan = allreduce(algorithm, rank, size, lens[which]);
+        let data: *mut [u8] = bytemuck::cast_slice_mut(&mut buffers[which]);
+        #[allow(unsafe_code)]
+        // SAFETY: the buffers are not touched before all operations are finished; a failure ends the test.
+        unsafe {
+            runner.begin(&plan, DType::F32, data, which as u32, (which % 3) as i32);
+        }
+    }
+    let mut finished = Vec::new();
+    while finished.len() < lens.len() {
+        if !runner.advance(end, &stop).unwrap() {
+            runner.pause(rank).unwrap();
+        }
+        finished.extend(runner.take_finished());
+    }
+    let bits = buffers.iter().map(|buffer| buffer.iter().map(|value| value.to_bits()).collect()).collect();
+    (bits, finished)
+}
+
+#[test]
+fn operations_in_flight_together_have_the_bits_of_operations_one_by_one_in_whatever_order_ranks_begin_them() {
+    let stop = AtomicBool::new(false);
+    let lens = [777, 1, 0, 300, 5000, 12, 64, 999, 2, 4096];
+    for size in [1, 2, 4, 5, 8] {
+        let alone = ranks(size, 64, |rank, runner, end| {
+            let one = |(which, len): (usize, &usize)| {
+                let mut data: Vec<f32> = (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
+                let plan = allreduce(ALGORITHMS[which % ALGORITHMS.len()], rank, size, *len);
+                runner.run(&plan, DType::F32, bytemuck::cast_slice_mut(&mut data), end, which as u32, &stop).unwrap();
+                data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
+            };
+            lens.iter().enumerate().map(one).collect::<Vec<_>>()
+        });
+        let all_at_once = ranks(size, 64, |rank, runner, end| {
+            together(rank, runner, end, &lens, |at| (at * 3 + 7 * rank) % lens.len()).0
+        });
+        assert_eq!(alone, all_at_once, "{size} ranks");
+    }
+}
+
+#[test]
+fn a_short_operation_of_higher_priority_overtakes_a_long_one_that_was_begun_before_it() {
+    let orders = ranks(4, 64, |rank, runner, end| together(rank, runner, end, &[40_000, 100], |at| at).1);
+    assert!(orders.iter().all(|order| *order == [2, 1]), "{orders:?}");
 }
 
 #[test]

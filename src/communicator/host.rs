@@ -1,4 +1,5 @@
-//! Collectives on host memory.
+//! Collectives on host memory: one at a time to its end, or several sums begun and advanced together.
+#![allow(unsafe_code)]
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::buffer::Buffer;
-use crate::collective::{self, Algorithm, Parts, Runner};
+use crate::collective::{self, Algorithm, Parts, Plan, Runner, Ticket};
+use crate::communicator::compressed;
+use crate::communicator::hierarchy::{self, Hosts};
+use crate::communicator::node::{Node, Patience};
+use crate::communicator::placement::Placement;
+use crate::compress::{Compression, Feedback};
 use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -50,23 +56,28 @@ impl fmt::Display for Choice {
     }
 }
 
-/// All ranks of a job, seen from one of them. Every operation blocks and is collective: all ranks call the same ones in the
-/// same order with the same lengths, dtypes and stamps.
+/// All ranks of a job, seen from one of them. Every operation is collective, with the same length, dtype and stamp on all ranks, and
+/// blocks, but for those begun with [`begin_allreduce`](Self::begin_allreduce). Those that block are called by all ranks in one
+/// order, when nothing is under way.
 pub struct Host {
     transport: Box<dyn Transport>,
     runner: Runner,
     choice: Choice,
     stop: Arc<AtomicBool>,
     native_sum: Buffer,
+    placement: Placement,
+    /// Segments of compressed gradients, between two of them.
+    segments: Vec<Buffer>,
 }
 
 impl Host {
-    /// Collectives over `transport`. When `stop` is set, an operation under way ends in an error.
-    pub fn new(transport: Box<dyn Transport>, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
+    /// Collectives over `transport`. When `stop` is set, an operation under way ends in an error. Collective.
+    pub fn new(mut transport: Box<dyn Transport>, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
         // Longer than the control star waits for a silent rank: it names the one that is lost, a runner only its neighbours.
-        let runner = Runner::new(config.segment_bytes, config.timeout * 3 / 2);
+        let mut runner = Runner::new(config.segment_bytes, config.timeout * 3 / 2);
         let choice = config.algorithm.parse()?;
-        Ok(Host { transport, runner, choice, stop, native_sum: Buffer::zeroed(0) })
+        let placement = Placement::find(&mut *transport, &mut runner, &stop)?;
+        Ok(Host { transport, runner, choice, stop, native_sum: Buffer::zeroed(0), placement, segments: Vec::new() })
     }
 
     /// This rank.
@@ -84,9 +95,66 @@ impl Host {
         self.transport.name()
     }
 
-    /// Payload bytes sent and received.
+    /// Payload bytes sent and received; a buffer that is summed in shared memory counts once in each direction.
     pub fn traffic_bytes(&self) -> (u64, u64) {
-        (self.runner.sent_bytes, self.runner.received_bytes)
+        let moved = self.placement.node.as_ref().map_or(0, Node::moved_bytes);
+        (self.runner.sent_bytes + moved, self.runner.received_bytes + moved)
+    }
+
+    /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what is under way is then
+    /// finished first. Sums of higher `priority` go first. Operations under way together have stamps of their own.
+    ///
+    /// # Safety
+    /// `data` stays valid, and nobody else touches it, until the ticket is reported by [`take_finished`](Self::take_finished); after
+    /// an error, of this or of any later call, for ever.
+    pub unsafe fn begin_allreduce(
+        &mut self,
+        dtype: DType,
+        data: *mut [u8],
+        stamp: Stamp,
+        priority: i32,
+    ) -> Result<Option<Ticket>> {
+        if let Some(plan) = self.plan_in_racks(self.choice, dtype, data.len()) {
+            // SAFETY: as the caller promises.
+            return Ok(Some(unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) }));
+        }
+        let algorithm = match self.choice {
+            Choice::Auto if !self.placement.has_neighbours() => collective::choose(data.len(), self.size()),
+            Choice::Plan(algorithm) => algorithm,
+            Choice::Auto | Choice::Native => {
+                self.drain()?;
+                // SAFETY: the caller gives the memory away until this is done.
+                return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
+            }
+        };
+        let plan = collective::allreduce(algorithm, self.rank(), self.size(), data.len() / dtype.size_bytes());
+        // SAFETY: as the caller promises.
+        Ok(Some(unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) }))
+    }
+
+    /// Moves what can be moved now; whether anything did. Does not block.
+    pub fn advance(&mut self) -> Result<bool> {
+        self.runner.advance(&mut *self.transport, &self.stop)
+    }
+
+    /// To be called when nothing has moved: waits a little. An error if nothing has moved for too long.
+    pub fn pause(&mut self) -> Result<()> {
+        self.runner.pause(self.transport.rank())
+    }
+
+    /// The sums that have finished since this was asked last.
+    pub fn take_finished(&mut self) -> impl Iterator<Item = Ticket> {
+        self.runner.take_finished()
+    }
+
+    /// Returns when everything begun is finished.
+    pub fn drain(&mut self) -> Result<()> {
+        while self.runner.is_busy() {
+            if !self.advance()? {
+                self.pause()?;
+            }
+        }
+        Ok(())
     }
 
     /// `data` becomes the sum over all ranks, the same bits on each.
@@ -96,7 +164,11 @@ impl Host {
 
     /// As [`allreduce`](Self::allreduce), by the given way.
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        if let Some(plan) = self.plan_in_racks(choice, dtype, data.len()) {
+            return self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
+        }
         let algorithm = match choice {
+            Choice::Auto if self.placement.has_neighbours() => return self.allreduce_by_host(dtype, data, stamp),
             Choice::Auto => collective::choose(data.len(), self.size()),
             Choice::Plan(algorithm) => algorithm,
             Choice::Native => return self.allreduce_natively(dtype, data),
@@ -105,16 +177,101 @@ impl Host {
         self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop)
     }
 
+    /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each. The gradient stands in `out`
+    /// itself if none is given.
+    pub fn allreduce_compressed(
+        &mut self,
+        compression: &Compression,
+        feedback: &mut Feedback,
+        gradient: Option<&[f32]>,
+        out: &mut [f32],
+        stamp: Stamp,
+    ) -> Result<()> {
+        match compression {
+            Compression::Codec(codec) => {
+                let work =
+                    compressed::Work { codec: *codec, gradient, residual: feedback.residual_mut(out.len()), out };
+                let mut wire = compressed::Wire {
+                    transport: &mut *self.transport,
+                    stamp,
+                    stop: &self.stop,
+                    limit: self.runner.limit,
+                };
+                let (sent, received) = compressed::allreduce(work, &mut wire, &mut self.segments)?;
+                self.runner.sent_bytes += sent;
+                self.runner.received_bytes += received;
+                Ok(())
+            }
+            Compression::TopK(_) => self.gather_compressed(compression, feedback, gradient, out, stamp),
+        }
+    }
+
+    /// Every rank gets every rank's code and adds them up in the order of the ranks.
+    fn gather_compressed(
+        &mut self,
+        compression: &Compression,
+        feedback: &mut Feedback,
+        gradient: Option<&[f32]>,
+        out: &mut [f32],
+        stamp: Stamp,
+    ) -> Result<()> {
+        let (rank, size, each) = (self.rank(), self.size(), compression.code_bytes(out.len()));
+        let mut codes = Buffer::zeroed(size * each);
+        compression.encode(gradient.unwrap_or(out), feedback, &mut codes.bytes_mut()[rank * each..(rank + 1) * each]);
+        let parts = Parts::of((0..=size).map(|rank| rank * each).collect());
+        if let Err(cause) = self.allgather(parts, codes.bytes_mut(), stamp) {
+            // The transport may still write into it.
+            std::mem::forget(codes);
+            return Err(cause);
+        }
+        out.fill(0.0);
+        for (peer, code) in codes.bytes().chunks_exact(each.max(1)).enumerate() {
+            compression.check_code(code, out.len()).map_err(|what| Error::Protocol {
+                rank,
+                peer: format!("rank {peer}"),
+                what,
+                remedy: "run the same version of ringpull on every rank".to_owned(),
+            })?;
+            compression.decode_add(code, out);
+        }
+        Ok(())
+    }
+
     /// `data` becomes rank `root`'s.
     pub fn broadcast(&mut self, root: usize, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::broadcast(root, self.rank(), self.size(), data.len());
         self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
     }
 
+    /// `data` becomes every other rank's, which call [`broadcast`](Self::broadcast) with this rank as the root.
+    pub fn broadcast_own(&mut self, data: &[u8], stamp: Stamp) -> Result<()> {
+        let plan = collective::broadcast(self.rank(), self.rank(), self.size(), data.len());
+        self.runner.send_out(&plan, data, &mut *self.transport, stamp, &self.stop)
+    }
+
     /// Part `r` of `data`, bounded in bytes, becomes rank `r`'s on every rank.
     pub fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::allgather(self.rank(), self.size(), parts);
         self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
+    }
+
+    /// By shared memory within hosts, and by a plan between them.
+    fn allreduce_by_host(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        let patience = Patience { stamp, stop: &self.stop, limit: self.runner.limit };
+        if self.placement.is_one_host()
+            && let Some(node) = &mut self.placement.node
+        {
+            return node.allreduce(dtype, data, patience);
+        }
+        let hosts = Hosts { ranks: &self.placement.hosts, racks: self.placement.racks.as_ref() };
+        let node = self.placement.node.as_mut();
+        hierarchy::allreduce((hosts, node), (&mut *self.transport, &mut self.runner), dtype, data, patience)
+    }
+
+    /// The plan of `auto` where hosts of one rank stand in two racks.
+    fn plan_in_racks(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<Plan> {
+        let is_asked = choice == Choice::Auto && !self.placement.has_neighbours();
+        if is_asked { self.placement.plan_in_racks(self.rank(), len_bytes, dtype.size_bytes()) } else { None }
     }
 
     fn allreduce_natively(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {

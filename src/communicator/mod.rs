@@ -1,7 +1,18 @@
 //! What a store asks of a set of ranks: allreduce, broadcast, allgather. [`Host`] does them on host memory, by plans
-//! over a transport or by the MPI library's own allreduce; [`staged`] on memory of devices, by way of the host's.
+//! over a transport or by the MPI library's own allreduce.
+//!
+//! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
+//! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`;
+//! [`staged`] sums memory of devices, by way of the host's.
 
+mod compressed;
+mod hierarchy;
 mod host;
+mod node;
+mod placement;
+mod racks;
+#[cfg(test)]
+mod sharing_tests;
 pub mod staged;
 
 pub use host::{Choice, Host};

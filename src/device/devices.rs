@@ -15,7 +15,8 @@ use super::{Platform, Simulated};
 use crate::buffer::Buffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::tensor::{Remote, Tensor};
+use crate::remote::Remote;
+use crate::tensor::Tensor;
 
 /// How long work on a device may take, unless somebody says otherwise.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -186,7 +187,8 @@ impl Devices {
     pub fn fetch(&self, layout: &Layout, parts: &[Slice], limit: Duration) -> Result<Buffer> {
         let staging = Slice::all(&Memory::pinned(&self.platform, layout.len_bytes())?);
         for (device, part) in parts.iter().enumerate() {
-            self.platform.enqueue(&self.lanes[device], &Work::copy(part.clone(), staging.part(layout.bytes(device))))?;
+            self.platform
+                .enqueue(&self.lanes[device], &Work::copy(part.clone(), staging.part(layout.bytes(device))))?;
         }
         self.drain(limit)?;
         let buffer = Buffer::copy_of(&staging.host_bytes()?);
@@ -198,7 +200,8 @@ impl Devices {
         let staging = Slice::all(&Memory::pinned(&self.platform, layout.len_bytes())?);
         staging.host_bytes_mut()?.copy_from_slice(bytes);
         for (device, part) in parts.iter().enumerate() {
-            self.platform.enqueue(&self.lanes[device], &Work::copy(staging.part(layout.bytes(device)), part.clone()))?;
+            self.platform
+                .enqueue(&self.lanes[device], &Work::copy(staging.part(layout.bytes(device)), part.clone()))?;
         }
         self.drain(limit)
     }

@@ -43,14 +43,7 @@ pub const UNITS: [Unit; 4] = [
     Unit {
         name: "update.cu",
         source: include_str!("kernels/update.cu"),
-        kernels: &[
-            "update_f32",
-            "update_f64",
-            "update_f16",
-            "update_bf16",
-            "update_f16_master",
-            "update_bf16_master",
-        ],
+        kernels: &["update_f32", "update_f64", "update_f16", "update_bf16", "update_f16_master", "update_bf16_master"],
     },
 ];
 

@@ -83,19 +83,33 @@ impl Races {
         self.memory.remove(&address);
     }
 
-    fn check(&self, clock: &Clock, agent: Agent, address: u64, range: &Range<usize>, writes: bool) -> Result<(), String> {
+    fn check(
+        &self,
+        clock: &Clock,
+        agent: Agent,
+        address: u64,
+        range: &Range<usize>,
+        writes: bool,
+    ) -> Result<(), String> {
         let before = self.memory.get(&address).map_or(&[][..], Vec::as_slice);
         let word = |writes| if writes { "writes" } else { "reads" };
         for access in before.iter().filter(|access| overlap(&access.range, range) && (access.writes || writes)) {
             if clock.get(&access.agent).copied().unwrap_or(0) < access.number {
                 return Err(format!(
                     "{} {} bytes {range:?} of memory {address:#x} without waiting for {}, which {} bytes {:?} of it",
-                    name(agent), word(writes), name(access.agent), word(access.writes), access.range
+                    name(agent),
+                    word(writes),
+                    name(access.agent),
+                    word(access.writes),
+                    access.range
                 ));
             }
         }
         if !writes && !covered(before, range) {
-            return Err(format!("{} reads bytes {range:?} of memory {address:#x} that nobody has written", name(agent)));
+            return Err(format!(
+                "{} reads bytes {range:?} of memory {address:#x} that nobody has written",
+                name(agent)
+            ));
         }
         Ok(())
     }
@@ -128,7 +142,8 @@ fn covered(history: &[Access], range: &Range<usize>) -> bool {
     let mut written: Vec<&Range<usize>> =
         history.iter().filter(|access| access.writes).map(|access| &access.range).collect();
     written.sort_by_key(|range| range.start);
-    let reach = written.iter().fold(range.start, |reach, next| if next.start <= reach { reach.max(next.end) } else { reach });
+    let reach =
+        written.iter().fold(range.start, |reach, next| if next.start <= reach { reach.max(next.end) } else { reach });
     reach >= range.end
 }
 

@@ -51,7 +51,8 @@ pub(super) fn collect(kind: Kind, dtype: DType, sends: &[Buffer], lengths: &[usi
         }
         Kind::ReduceScatter => {
             let total = sum(dtype, sends);
-            let part = |(device, len): (usize, &usize)| Buffer::copy_of(&total.bytes()[device * len..(device + 1) * len]);
+            let part =
+                |(device, len): (usize, &usize)| Buffer::copy_of(&total.bytes()[device * len..(device + 1) * len]);
             lengths.iter().enumerate().map(part).collect()
         }
     }

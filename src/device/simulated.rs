@@ -310,8 +310,7 @@ impl Platform for Simulated {
         let mut state = self.state.lock();
         let (reads, writes) = (spans(&work.reads), spans(&work.writes));
         state.races.step(stream.id(), &reads, &writes).map_err(|text| race(format!("{:?}: {text}", work.operation)))?;
-        let task =
-            || Task::Run(work.operation.clone(), state.bytes_of(&work.reads), state.bytes_of(&work.writes));
+        let task = || Task::Run(work.operation.clone(), state.bytes_of(&work.reads), state.bytes_of(&work.writes));
         let task = later.unwrap_or_else(task);
         state.put(stream, task);
         Ok(())
@@ -323,22 +322,27 @@ impl Platform for Simulated {
         for call in calls {
             for (device, stream) in streams.iter().enumerate() {
                 let (reads, writes) = match call.kind {
-                    CollectiveKind::Broadcast(root) if root != device => (vec![], spans(&call.receive[device..=device])),
+                    CollectiveKind::Broadcast(root) if root != device => {
+                        (vec![], spans(&call.receive[device..=device]))
+                    }
                     CollectiveKind::Reduce(root) if root != device => (spans(&call.send[device..=device]), vec![]),
                     _ => (spans(&call.send[device..=device]), spans(&call.receive[device..=device])),
                 };
-                state.races.step(stream.id(), &reads, &writes).map_err(|text| race(format!("{:?}: {text}", call.kind)))?;
+                state
+                    .races
+                    .step(stream.id(), &reads, &writes)
+                    .map_err(|text| race(format!("{:?}: {text}", call.kind)))?;
             }
             if !matches!(call.kind, CollectiveKind::Broadcast(_) | CollectiveKind::Reduce(_)) {
                 let clocks: Vec<Clock> = streams.iter().map(|stream| state.races.clock(stream.id())).collect();
-                for (stream, clock) in streams.iter().flat_map(|stream| clocks.iter().map(move |clock| (stream, clock))) {
+                for (stream, clock) in streams.iter().flat_map(|stream| clocks.iter().map(move |clock| (stream, clock)))
+                {
                     state.races.learn(stream.id(), clock);
                 }
             }
         }
-        let prepared = calls.iter().map(|call| {
-            (call.kind, call.dtype, state.bytes_of(&call.send), state.bytes_of(&call.receive))
-        });
+        let prepared =
+            calls.iter().map(|call| (call.kind, call.dtype, state.bytes_of(&call.send), state.bytes_of(&call.receive)));
         let meeting = Arc::new(Meeting {
             calls: prepared.collect(),
             size: streams.len(),

@@ -62,7 +62,8 @@ impl Layout {
         let piece = |device: usize| {
             let part = self.bytes(device);
             let (start, end) = (range.start.max(part.start), range.end.min(part.end));
-            (start < end).then(|| (device, start - part.start..end - part.start, start - range.start..end - range.start))
+            (start < end)
+                .then(|| (device, start - part.start..end - part.start, start - range.start..end - range.start))
         };
         (0..self.count).filter_map(piece).collect()
     }
@@ -81,7 +82,8 @@ pub struct Scratch {
 impl Devices {
     /// Memory for one part on each device.
     pub fn parts(&self, layout: &Layout) -> Result<Vec<Slice>> {
-        let part = |device| Memory::on(self.platform(), device, layout.bytes(device).len()).map(|memory| Slice::all(&memory));
+        let part =
+            |device| Memory::on(self.platform(), device, layout.bytes(device).len()).map(|memory| Slice::all(&memory));
         (0..self.count()).map(part).collect()
     }
 

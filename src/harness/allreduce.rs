@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::collective::{Algorithm, Parts};
+use crate::collective::Parts;
 use crate::communicator::{Choice, Host};
 use crate::config::Config;
 use crate::dtype::DType;
@@ -102,7 +102,7 @@ fn measure(
 
 /// Returns when every rank is here, by a sum of one byte.
 fn barrier(host: &mut Host, stamp: u32) -> Result<()> {
-    host.allreduce_by(Choice::Plan(Algorithm::Doubling), DType::U8, &mut [0], stamp)
+    host.allreduce_by(Choice::Auto, DType::U8, &mut [0], stamp)
 }
 
 /// Every rank's `own`, in the order of the ranks.

@@ -5,7 +5,7 @@
 //! - [`interrupt`]: Ctrl-C and its like; [`machine`]: what this machine can do;
 //! - [`size`], [`models`]: payloads, as sizes or as the key lists of models;
 //! - [`mode`]: what can be compared; [`cost`]: what each must move, in closed form;
-//! - [`pushpull`], [`allreduce`]: the measuring ranks; [`pattern`]: inputs whose sums are known;
+//! - [`pushpull`], [`allreduce`]: the measuring ranks; [`pattern`]: inputs whose sums are known; [`expected`]: what a store must then hold;
 //! - [`record`], [`statistics`]: a measurement and what it says;
 //! - [`training`], [`dataset`], [`shard`], [`total`], [`checkpoint`]: what a training program needs;
 //! - [`compare`]: rounds of jobs, the table, the verdict, the report.
@@ -15,6 +15,7 @@ pub mod checkpoint;
 pub mod compare;
 pub mod cost;
 pub mod dataset;
+pub mod expected;
 pub mod gpu_check;
 pub mod interrupt;
 pub mod lab;

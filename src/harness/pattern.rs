@@ -1,7 +1,8 @@
 //! Inputs whose sums are known: small integers that depend on rank, element and iteration, exact in every dtype.
 //!
 //! Element `e` of rank `r` in iteration `i` is `(e + i + r) mod m`. The sum over the ranks therefore has period `m` in
-//! `e`, whatever the number of ranks, and any mix-up of ranks' parts, elements or iterations changes it.
+//! `e`, whatever the number of ranks, and any mix-up of ranks' parts, elements or iterations changes it. In a sparse pattern of stride
+//! `s` it is 0 unless `s` divides `e + i`, and the period is `s m`.
 
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -10,13 +11,14 @@ use crate::with_element;
 
 /// The period of the values: a prime, so that no power-of-two stride falls on it.
 const PERIOD: usize = 17;
-/// Elements are filled and compared in runs of this many periods.
-const PERIODS_A_RUN: usize = 512;
+/// Elements are filled and compared in runs of about this many, and of one period at least.
+const RUN_LEN: usize = 512 * PERIOD;
 
 /// The rule for one job: how large values may be so that every sum is exact.
 #[derive(Debug, Clone)]
 pub struct Pattern {
-    period: usize,
+    modulus: usize,
+    stride: usize,
     ranks: usize,
     dtype: DType,
 }
@@ -24,19 +26,35 @@ pub struct Pattern {
 impl Pattern {
     /// The pattern for `ranks` ranks; an error if so many ranks cannot be summed exactly in `dtype`.
     pub fn new(ranks: usize, dtype: DType) -> Result<Self> {
-        let period = (largest_exact(dtype) as usize / ranks.max(1)).min(PERIOD - 1) + 1;
-        if period < 2 {
+        Pattern::sparse(ranks, dtype, 1)
+    }
+
+    /// As [`new`](Self::new), with zeros but for every `stride`-th element.
+    pub fn sparse(ranks: usize, dtype: DType, stride: usize) -> Result<Self> {
+        let modulus = (largest_exact(dtype) as usize / ranks.max(1)).min(PERIOD - 1) + 1;
+        if modulus < 2 {
             return Err(Error::argument(
                 format!("sums over {ranks} ranks cannot be checked in {dtype}"),
                 "measure with a wider dtype, such as f32",
             ));
         }
-        Ok(Pattern { period, ranks, dtype })
+        Ok(Pattern { modulus, stride, ranks, dtype })
+    }
+
+    /// The number of elements after which values and sums come again.
+    pub fn period(&self) -> usize {
+        self.modulus * self.stride
+    }
+
+    /// The element of `rank` at `phase` (its index modulo the period) in `iteration`.
+    pub fn value(&self, phase: usize, rank: usize, iteration: usize) -> f64 {
+        let is_zero = !(phase + iteration).is_multiple_of(self.stride);
+        if is_zero { 0.0 } else { ((phase + iteration + rank) % self.modulus) as f64 }
     }
 
     /// Writes this rank's input of `iteration`.
     pub fn fill(&self, tensor: &Tensor, rank: usize, iteration: usize) {
-        let run = self.run(|phase| ((phase + iteration + rank) % self.period) as f64);
+        let run = self.run(|phase| self.value(phase, rank, iteration));
         let mut guard = tensor.write();
         for chunk in guard.bytes_mut().chunks_mut(run.len()) {
             chunk.copy_from_slice(&run[..chunk.len()]);
@@ -44,8 +62,8 @@ impl Pattern {
     }
 
     /// The sum over all ranks of the element at `phase` (its index modulo the period) in `iteration`.
-    fn sum(&self, phase: usize, iteration: usize) -> f64 {
-        (0..self.ranks).map(|rank| (phase + iteration + rank) % self.period).sum::<usize>() as f64
+    pub fn sum(&self, phase: usize, iteration: usize) -> f64 {
+        (0..self.ranks).map(|rank| self.value(phase, rank, iteration)).sum()
     }
 
     /// Checks that `tensor` holds the sum of the ranks' inputs, over every iteration of `iterations`.
@@ -57,13 +75,26 @@ impl Pattern {
         iterations: std::ops::RangeInclusive<usize>,
     ) -> Result<()> {
         let expected = |phase: usize| iterations.clone().map(|iteration| self.sum(phase, iteration)).sum::<f64>();
-        if (0..self.period).map(expected).any(|sum| sum > largest_exact(self.dtype)) {
+        let values: Vec<f64> = (0..self.period()).map(expected).collect();
+        self.check_values(tensor, key, rank, iterations.count(), &values)
+    }
+
+    /// Checks that `tensor` holds `values`, one period of sums over so many iterations, again and again.
+    pub fn check_values(
+        &self,
+        tensor: &Tensor,
+        key: &str,
+        rank: usize,
+        iterations: usize,
+        values: &[f64],
+    ) -> Result<()> {
+        if values.iter().any(|sum| *sum > largest_exact(self.dtype)) {
             return Err(Error::argument(
-                format!("sums over {} iterations cannot be checked in {}", iterations.count(), self.dtype),
+                format!("sums over {iterations} iterations cannot be checked in {}", self.dtype),
                 "measure fewer iterations, or with a wider dtype such as f32",
             ));
         }
-        let run = self.run(expected);
+        let run = self.run(|phase| values[phase]);
         let guard = tensor.read()?;
         for (index, chunk) in guard.bytes().chunks(run.len()).enumerate() {
             if *chunk != run[..chunk.len()] {
@@ -93,8 +124,8 @@ impl Pattern {
     /// The bytes of a whole number of periods, aligned as every chunk of a tensor is.
     fn run(&self, value: impl Fn(usize) -> f64) -> Vec<u8> {
         with_element!(self.dtype, T => {
-            let period: Vec<T> = (0..self.period).map(|phase| T::from_f64(value(phase))).collect();
-            let run: Vec<T> = period.iter().copied().cycle().take(self.period * PERIODS_A_RUN).collect();
+            let period: Vec<T> = (0..self.period()).map(|phase| T::from_f64(value(phase))).collect();
+            let run: Vec<T> = period.iter().copied().cycle().take(self.period() * RUN_LEN.div_ceil(self.period())).collect();
             bytemuck::cast_slice(&run).to_vec()
         })
     }

@@ -8,14 +8,16 @@ use std::time::Instant;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::compress::Compression;
 use crate::config::Dmlc;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::harness::expected::Expected;
 use crate::harness::models::ModelKey;
-use crate::harness::pattern::Pattern;
 use crate::harness::record::{Measured, Record};
 use crate::kind::Kind;
 use crate::optim::{Optimizer, Rule};
+use crate::sparse::RowSparse;
 use crate::store::KvStore;
 use crate::tensor::Tensor;
 use crate::topology::host_name;
@@ -29,6 +31,8 @@ pub struct Plan {
     pub iters: usize,
     /// Iterations before them, verified but not timed.
     pub warmup: usize,
+    /// How gradients are compressed, if they are.
+    pub compression: Option<Compression>,
 }
 
 /// One iteration on one rank.
@@ -48,6 +52,9 @@ pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &
     if plan.iters == 0 {
         return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));
     }
+    if let Some(compression) = &plan.compression {
+        store.set_gradient_compression(compression)?;
+    }
     let accumulates = store.kind() == Kind::DistAsync;
     if accumulates {
         // Without an optimizer an asynchronous server keeps whichever push came last; with this one it adds them up.
@@ -57,7 +64,7 @@ pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &
     for (index, keys) in payloads.iter().enumerate() {
         let samples = measure(store, keys, index, plan, accumulates)?;
         let rows = gather(store, &format!("ringpull.samples.{index}"), &samples)?;
-        records.push(record(store, algorithm, keys, plan.dtype, &rows)?);
+        records.push(record(store, algorithm, keys, plan, &rows)?);
     }
     Ok((store.rank() == 0).then_some(records))
 }
@@ -74,7 +81,7 @@ fn adding() -> Optimizer {
 }
 
 fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumulates: bool) -> Result<Vec<Sample>> {
-    let pattern = Pattern::new(store.num_workers(), plan.dtype)?;
+    let mut expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
     let tensors: Vec<(String, Tensor)> =
         keys.iter().map(|key| (format!("{index}.{}", key.name), Tensor::zeros(plan.dtype, &key.shape))).collect();
     for (key, tensor) in &tensors {
@@ -82,7 +89,7 @@ fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumu
     }
     let mut samples = Vec::with_capacity(plan.iters);
     for iteration in 0..plan.warmup + plan.iters {
-        tensors.iter().for_each(|(_, tensor)| pattern.fill(tensor, store.rank(), iteration));
+        tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), iteration));
         store.barrier()?;
         let before = traffic();
         let start = Instant::now();
@@ -103,8 +110,9 @@ fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumu
             }
         }
         let first = if accumulates { 0 } else { iteration };
+        expected.advance(iteration);
         for (key, tensor) in &tensors {
-            pattern.check(tensor, key, store.rank(), first..=iteration)?;
+            expected.check(tensor, key, store.rank(), first..=iteration)?;
         }
         if iteration >= plan.warmup {
             samples.push(Sample { seconds, sent: after.0 - before.0, received: after.1 - before.1 });
@@ -118,25 +126,27 @@ fn gather(store: &KvStore, key: &str, samples: &[Sample]) -> Result<Vec<Vec<f64>
     let (ranks, width) = (store.num_workers(), ROW_HEAD + SAMPLE_LEN * samples.len());
     let matrix = Tensor::zeros(DType::F64, &[ranks, width]);
     store.init(key, &matrix)?;
-    {
-        let mut guard = matrix.write();
-        let row = &mut guard.as_mut_slice::<f64>()[store.rank() * width..][..width];
-        // 32 bits of the hash: an f64 holds them exactly.
-        row[0] = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
-        for (to, sample) in row[ROW_HEAD..].chunks_exact_mut(SAMPLE_LEN).zip(samples) {
-            to.copy_from_slice(&[sample.seconds, sample.sent, sample.received]);
-        }
-    }
-    let row = std::slice::from_ref(&matrix);
-    store.push(key, row, 0)?;
+    // 32 bits of the hash: an f64 holds them exactly.
+    let mut row = vec![(xxh3_64(host_name().as_bytes()) >> 32) as f64];
+    row.extend(samples.iter().flat_map(|sample| [sample.seconds, sample.sent, sample.received]));
+    // Rows are never compressed.
+    let row = RowSparse::new(&[ranks, width], &[store.rank() as i64], Tensor::from_slice(&[1, width], &row))?;
+    store.push_rows(key, &[row], 0)?;
     store.barrier()?;
-    store.pull(key, row, 0)?;
+    store.pull(key, std::slice::from_ref(&matrix), 0)?;
     let rows = matrix.to_vec::<f64>()?.chunks_exact(width).map(<[f64]>::to_vec).collect();
     store.barrier()?;
     Ok(rows)
 }
 
-fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], dtype: DType, rows: &[Vec<f64>]) -> Result<Record> {
+fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows: &[Vec<f64>]) -> Result<Record> {
+    let dtype = plan.dtype;
+    let way = match (&plan.compression, store.kind()) {
+        (None, Kind::DistSyncMpi) => algorithm.to_owned(),
+        (Some(compression), Kind::DistSyncMpi) => compression.to_string(),
+        (None, _) => "servers".to_owned(),
+        (Some(compression), _) => format!("servers {compression}"),
+    };
     let iters = (rows[0].len() - ROW_HEAD) / SAMPLE_LEN;
     let largest = |iteration: usize, field: usize| {
         rows.iter().map(|row| row[ROW_HEAD + SAMPLE_LEN * iteration + field]).fold(0.0, f64::max)
@@ -150,7 +160,7 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], dtype: DType, row
     Record::of_verified(Measured {
         op: "pushpull",
         mode: store.kind().to_string(),
-        algorithm: if store.kind() == Kind::DistSyncMpi { algorithm.to_owned() } else { "servers".to_owned() },
+        algorithm: way,
         ranks: rows.len(),
         hosts: hosts.len(),
         servers,

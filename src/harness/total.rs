@@ -3,6 +3,7 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::optim::{Optimizer, Rule};
+use crate::sparse::RowSparse;
 use crate::store::KvStore;
 use crate::tensor::Tensor;
 
@@ -30,7 +31,9 @@ pub fn total(store: &KvStore, optimizer: &Optimizer, key: &str, figures: &[f64])
         clip_gradient: None,
         ..optimizer.clone()
     })?;
-    store.push(key, &[Tensor::from_slice(&shape, figures)], 0)?;
+    // Rows are never compressed.
+    let ids: Vec<i64> = (0..figures.len() as i64).collect();
+    store.push_rows(key, &[RowSparse::new(&shape, &ids, Tensor::from_slice(&shape, figures))?], 0)?;
     store.set_optimizer(optimizer)?;
     store.wait_all()?;
     store.barrier()?;

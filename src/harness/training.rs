@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::compress::Compression;
 use crate::config;
 use crate::error::{Error, Result};
 use crate::harness::checkpoint::Checkpoint;
@@ -31,6 +32,9 @@ pub struct Options {
     /// Learning rate
     #[arg(long, default_value_t = 0.05)]
     pub lr: f64,
+    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO
+    #[arg(long, default_value = "none")]
+    pub compression: String,
     /// What first weights and the order of images follow from
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -96,6 +100,9 @@ impl Options {
             saved.restore_states(store)?;
         }
         store.set_optimizer(optimizer)?;
+        if let Some(compression) = Compression::choice(&self.compression)? {
+            store.set_gradient_compression(&compression)?;
+        }
         let begun = |saved: &Checkpoint| Start { step: saved.step, batches: Batches { seed: saved.seed, ..batches } };
         Ok(resumed.as_ref().map_or(Start { step: 0, batches }, begun))
     }

@@ -49,8 +49,6 @@ pub struct Call {
     pub operation: String,
     /// What has to be the same on every rank, in words: dtype, shape, optimizer.
     pub terms: String,
-    /// What may differ and every rank must know: the number of rows of a row-sparse push.
-    pub rows: u64,
 }
 
 /// An operation that every rank has called.
@@ -62,8 +60,6 @@ pub struct Launch {
     pub ordinal: u64,
     /// Its place in the order of launches.
     pub number: u32,
-    /// Each rank's `rows`.
-    pub rows: Vec<u64>,
 }
 
 struct Pending {
@@ -101,8 +97,7 @@ impl Agreement {
             return Err(error);
         }
         self.launched += 1;
-        let rows = calls.iter().map(|call| call.rows).collect();
-        Ok(Some(Launch { topic: name.0, ordinal: name.1, number: self.launched, rows }))
+        Ok(Some(Launch { topic: name.0, ordinal: name.1, number: self.launched }))
     }
 
     /// A rank has left in order. An error if others wait for it.
@@ -187,7 +182,7 @@ mod tests {
 
     fn call(key: i64, ordinal: u64, terms: &str) -> Call {
         let topic = Topic::Key { store: 0, key: key.into() };
-        Call { topic, ordinal, operation: "push".to_owned(), terms: terms.to_owned(), rows: 0 }
+        Call { topic, ordinal, operation: "push".to_owned(), terms: terms.to_owned() }
     }
 
     #[test]

@@ -10,28 +10,20 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
 
 use crate::communicator::Host;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::progress::agreement::{Call, Launch, Topic};
+use crate::progress::comm::{AbortOnPanic, communicate};
+use crate::progress::job::{Barrier, Direct, Job};
 use crate::progress::shared::{Command, Note, Shared};
 use crate::progress::watcher::Watcher;
 use crate::topology::Peer;
 use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
-
-/// An operation between its call and its end.
-pub trait Job: Send {
-    /// The collective part, on the comm thread.
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()>;
-    /// What follows on this rank alone, on the finishing thread.
-    fn finish(self: Box<Self>) -> Result<()>;
-    /// Called instead of `finish` when the job will never be done. The transport may still use the job's memory.
-    fn fail(self: Box<Self>, fault: &Error);
-}
 
 /// How long a process that has met a fault stays, so that its peers can report the fault before a launcher ends them.
 const LAST_WORDS: Duration = Duration::from_millis(300);
@@ -193,7 +185,7 @@ impl Engine {
     }
 
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and `terms`. Returns at once.
-    pub fn submit(&self, topic: Topic, operation: &str, terms: String, rows: u64, job: Box<dyn Job>) -> Result<()> {
+    pub fn submit(&self, topic: Topic, operation: &str, terms: String, job: Box<dyn Job>) -> Result<()> {
         let shared = &self.shared;
         let ordinal = {
             let mut ordinals = shared.ordinals.lock();
@@ -201,13 +193,13 @@ impl Engine {
             *next += 1;
             *next - 1
         };
-        let call = Call { topic, ordinal, operation: operation.to_owned(), terms, rows };
+        let call = Call { topic, ordinal, operation: operation.to_owned(), terms };
         shared.waiting.lock().insert((call.topic.clone(), ordinal), job);
         if shared.fault.get().is_some() {
             // The fault may have come before the job was there to be failed by it.
             shared.fail_waiting();
         } else if shared.size == 1 {
-            shared.launch(Launch { topic: call.topic, ordinal, number: ordinal as u32, rows: vec![rows] });
+            shared.launch(Launch { topic: call.topic, ordinal, number: ordinal as u32 });
         } else if shared.rank == 0 {
             drop(shared.own_notes.send(Note::Called(call)));
         } else {
@@ -223,16 +215,15 @@ impl Engine {
         work: impl FnOnce(&mut Host, u32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Direct { work: Some(Box::new(work)), value: None, result };
-        self.submit(Topic::Direct, name, String::new(), 0, Box::new(job))?;
+        let job = Box::new(Direct::new(Box::new(work), result));
+        self.submit(Topic::Direct, name, String::new(), job)?;
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Direct { work: Some(Box::new(|_: &mut Host, _| Ok(()))), value: None, result };
-        self.submit(Topic::Barrier, "barrier", String::new(), 0, Box::new(job))?;
+        self.submit(Topic::Barrier, "barrier", String::new(), Box::new(Barrier::new(result)))?;
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
@@ -289,48 +280,6 @@ impl Drop for Engine {
     }
 }
 
-/// Ends the process if the comm thread unwinds: its peers would wait for ever.
-struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            std::process::abort();
-        }
-    }
-}
-
-/// The comm thread: runs launched jobs one after the other.
-fn communicate(shared: &Shared, mut host: Host, inbox: &Receiver<Command>, finishing: &Sender<Box<dyn Job>>) {
-    let _guard = AbortOnPanic;
-    while let Ok(Command::Run(mut job, launch)) = inbox.recv() {
-        if let Some(fault) = shared.fault.get() {
-            job.fail(fault);
-            continue;
-        }
-        *shared.running.lock() = Some(launch.topic.clone());
-        let outcome = job.run(&mut host, &launch);
-        let (sent, received) = host.traffic_bytes();
-        shared.sent_bytes.store(sent, Ordering::Relaxed);
-        shared.received_bytes.store(received, Ordering::Relaxed);
-        match outcome {
-            Ok(()) => {
-                let done = shared.running.lock().take();
-                *shared.last.lock() = done;
-                drop(finishing.send(job));
-            }
-            Err(cause) => {
-                shared.poison(&cause, true);
-                job.fail(shared.fault.get().unwrap_or(&cause));
-            }
-        }
-    }
-    if shared.fault.get().is_some() {
-        // Requests may be in flight; the library must not be called any more, not even to free it.
-        std::mem::forget(host);
-    }
-}
-
 /// The finishing thread. Ends when the comm thread has.
 fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
@@ -338,34 +287,6 @@ fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
         if let Err(cause) = job.finish() {
             shared.poison(&cause, true);
         }
-    }
-}
-
-type Work<T> = Box<dyn FnOnce(&mut Host, u32) -> Result<T> + Send>;
-
-/// A collective that the caller waits for.
-struct Direct<T> {
-    work: Option<Work<T>>,
-    value: Option<T>,
-    result: Sender<Result<T>>,
-}
-
-impl<T: Send> Job for Direct<T> {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        if let Some(work) = self.work.take() {
-            self.value = Some(work(host, launch.number)?);
-        }
-        Ok(())
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        // A caller that has gone needs no answer.
-        self.value.into_iter().for_each(|value| drop(self.result.send(Ok(value))));
-        Ok(())
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        drop(self.result.send(Err(fault.clone())));
     }
 }
 

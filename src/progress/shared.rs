@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::progress::agreement::{Call, Launch, Topic};
-use crate::progress::engine::Job;
+use crate::progress::job::Job;
 use crate::topology::Peer;
 use crate::transport::control::Control;
 
@@ -28,6 +28,8 @@ pub(super) enum Note {
 /// What the comm thread is told.
 pub(super) enum Command {
     Run(Box<dyn Job>, Launch),
+    /// Go on with what is under way.
+    Go,
     Stop,
 }
 
@@ -45,8 +47,8 @@ pub(super) struct Shared {
     pub(super) peers_gone: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
     pub(super) ordinals: Mutex<BTreeMap<Topic, u64>>,
-    /// What the comm thread is at.
-    pub(super) running: Mutex<Option<Topic>>,
+    /// What the comm thread is at, in the order in which it began.
+    pub(super) running: Mutex<Vec<Topic>>,
     /// What it was at before.
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
@@ -104,7 +106,7 @@ impl Shared {
 impl Shared {
     /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
     pub(super) fn doing(&self) -> Option<String> {
-        let running = self.running.lock().clone();
+        let running = self.running.lock().first().cloned();
         let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))?;
         Some(in_words(&topic))
     }

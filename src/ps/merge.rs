@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use zmq::Message;
 
+use crate::compress::{Codec, Compression};
 use crate::dtype::DType;
 use crate::reduce;
 
@@ -16,6 +17,8 @@ pub(crate) enum Gradient {
     Dense(Message),
     /// Units of the segment by ascending index, each once; the others are zero.
     Rows(Vec<i64>, Message),
+    /// Every element, compressed; the code has been checked.
+    Coded(Compression, Message),
 }
 
 /// What the contributions add up to.
@@ -45,6 +48,8 @@ pub(crate) struct Round {
 enum Partial {
     Dense(Message),
     Rows(BTreeMap<i64, Vec<u8>>),
+    /// Codes whose decoded values cannot be added one by one without rounding: they are kept, and summed as integers at the end.
+    Codes(Codec, Vec<Message>, Geometry),
 }
 
 impl Round {
@@ -73,6 +78,7 @@ impl Round {
     pub(crate) fn into_sum(self) -> Option<Sum> {
         Some(match self.sum? {
             Partial::Dense(sum) => Sum::Dense(sum),
+            Partial::Codes(codec, codes, geometry) => Sum::Dense(sum_of_codes(codec, &codes, geometry)),
             Partial::Rows(rows) => {
                 let ids = rows.keys().copied().collect();
                 Sum::Rows { ids, rows: rows.into_values().flatten().collect() }
@@ -94,6 +100,10 @@ fn first(gradient: Gradient, geometry: Geometry) -> Partial {
     match gradient {
         Gradient::Dense(bytes) => Partial::Dense(aligned(bytes, geometry.dtype)),
         Gradient::Rows(ids, rows) => add_rows(BTreeMap::new(), &ids, &rows, geometry),
+        Gradient::Coded(Compression::Codec(codec), code) if !codec.adds_exactly() => {
+            Partial::Codes(codec, vec![code], geometry)
+        }
+        Gradient::Coded(compression, code) => decode_onto(dense_of(&[], &[], geometry), compression, &code),
     }
 }
 
@@ -112,12 +122,38 @@ fn plus(sum: Partial, gradient: Gradient, geometry: Geometry) -> Partial {
             }
             Partial::Dense(sum)
         }
-        (Partial::Rows(rows), Gradient::Dense(addend)) => {
+        (Partial::Dense(sum), Gradient::Coded(compression, code)) => decode_onto(sum, compression, &code),
+        (Partial::Codes(codec, mut codes, geometry), Gradient::Coded(Compression::Codec(other), code))
+            if other == codec =>
+        {
+            codes.push(code);
+            Partial::Codes(codec, codes, geometry)
+        }
+        (Partial::Codes(codec, codes, _), gradient) => {
+            plus(Partial::Dense(sum_of_codes(codec, &codes, geometry)), gradient, geometry)
+        }
+        (Partial::Rows(rows), gradient) => {
             let ids: Vec<i64> = rows.keys().copied().collect();
             let dense = dense_of(&ids, &rows.into_values().flatten().collect::<Vec<_>>(), geometry);
-            plus(Partial::Dense(dense), Gradient::Dense(addend), geometry)
+            plus(Partial::Dense(dense), gradient, geometry)
         }
     }
+}
+
+fn decode_onto(mut sum: Message, compression: Compression, code: &[u8]) -> Partial {
+    compression.decode_add(code, bytemuck::cast_slice_mut(&mut sum));
+    Partial::Dense(sum)
+}
+
+/// What the codes of as many workers say together.
+fn sum_of_codes(codec: Codec, codes: &[Message], geometry: Geometry) -> Message {
+    let len = geometry.len_bytes / size_of::<f32>();
+    let mut sums = vec![0; codec.sum_bytes(len, codes.len())];
+    let slices: Vec<&[u8]> = codes.iter().map(|code| &code[..]).collect();
+    codec.sum(&slices, len, &mut sums);
+    let mut dense = vec![0f32; len];
+    codec.decode_sum(&sums, codes.len(), &mut dense);
+    message_of(bytemuck::cast_slice(&dense).to_vec())
 }
 
 fn add_rows(mut sum: BTreeMap<i64, Vec<u8>>, ids: &[i64], rows: &[u8], geometry: Geometry) -> Partial {

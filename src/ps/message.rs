@@ -7,6 +7,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::compress::Compression;
 use crate::config::Role;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -15,7 +16,7 @@ use crate::kind::Kind;
 use crate::optim::{Optimizer, State};
 
 /// The first bytes of every header: the protocol's name and version.
-pub const MAGIC: &[u8; 5] = b"RPPS\x01";
+pub const MAGIC: &[u8; 5] = b"RPPS\x02";
 
 /// The longest header that is looked at.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;
@@ -53,6 +54,8 @@ pub enum Request {
         round: u64,
         /// The version of the optimizer when it was pushed, 0 for none.
         optimizer: u64,
+        /// How the payload is compressed, if it is.
+        compression: Option<Compression>,
         /// Where the new value is to go, if it is wanted.
         reply: Option<u64>,
     },
@@ -274,7 +277,7 @@ mod tests {
 
     fn push() -> Request {
         let place = Place { key: Key::from("conv1_weight"), segment: 3 };
-        Request::Push { place, round: 7, optimizer: 1, reply: Some(12) }
+        Request::Push { place, round: 7, optimizer: 1, compression: None, reply: Some(12) }
     }
 
     #[test]
@@ -284,7 +287,7 @@ mod tests {
         header.push(0);
         assert_eq!(decode::<Request>(&header), None, "bytes after the message");
         header.pop();
-        header[4] = 2;
+        header[4] = 1;
         assert_eq!(decode::<Request>(&header), None, "another version");
     }
 

@@ -16,6 +16,7 @@
 //! - Whatever arrives from a peer that is not of the job, or that cannot be decoded, is logged and dropped.
 //! - A lost node, a stall or a disagreement is reported to the scheduler, which tells every node and ends the job.
 
+pub(crate) mod coded;
 pub(crate) mod link;
 pub(crate) mod merge;
 pub mod message;

@@ -116,8 +116,12 @@ impl Operation {
             }
             Task::Push { gradient, outs, round, optimizer } => {
                 let reply = (!outs.is_empty()).then_some(reply);
-                let request = Request::Push { place, round: *round, optimizer: *optimizer, reply };
-                (request, Message::from(&gradient.bytes(outs)[bytes]))
+                let (compression, payload) = match gradient {
+                    Bytes::Coded(coded) => (Some(coded.compression), coded.segment(segment)),
+                    plain => (None, &plain.bytes(outs)[bytes]),
+                };
+                let request = Request::Push { place, round: *round, optimizer: *optimizer, compression, reply };
+                (request, Message::from(payload))
             }
             Task::PushRows { rows, round, optimizer, .. } => {
                 let size = self.layout.unit_bytes;

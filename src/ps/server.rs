@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use zmq::Message;
 
+use crate::compress::Compression;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::optim::{Optimizer, State};
@@ -61,6 +62,8 @@ struct Segment {
 struct Open {
     merge: Round,
     optimizer: Option<(usize, u64, Option<Arc<Optimizer>>)>,
+    /// How dense gradients of this round are compressed, by the rank that came first.
+    compression: Option<(usize, Option<Compression>)>,
     replies: Vec<(usize, u64)>,
 }
 
@@ -100,12 +103,22 @@ impl Server {
                     Geometry { dtype, len_bytes: len_bytes as usize, unit_bytes: (unit_bytes as usize).max(1) };
                 self.init(rank, &place, geometry, shape, payload)
             }
-            Request::Push { place, round, optimizer, reply } => {
-                let segment = self.segments.get(&place).ok_or("a push before init")?;
-                if payload.len() != segment.geometry.len_bytes {
-                    return Err(format!("{} bytes for a segment of {}", payload.len(), segment.geometry.len_bytes));
-                }
-                self.push(rank, &place, round, optimizer, reply, Gradient::Dense(payload))
+            Request::Push { place, round, optimizer, compression, reply } => {
+                let geometry = self.segments.get(&place).ok_or("a push before init")?.geometry;
+                let gradient = match compression {
+                    None if payload.len() != geometry.len_bytes => {
+                        return Err(format!("{} bytes for a segment of {}", payload.len(), geometry.len_bytes));
+                    }
+                    None => Gradient::Dense(payload),
+                    Some(compression) => {
+                        if let Err(what) = check_code(&compression, &payload, geometry) {
+                            self.outputs.push(Output::Fault(broken_code(rank, &place, what)));
+                            return Ok(());
+                        }
+                        Gradient::Coded(compression, payload)
+                    }
+                };
+                self.push(rank, &place, round, optimizer, reply, gradient)
             }
             Request::PushRows { place, round, optimizer, count } => {
                 let segment = self.segments.get(&place).ok_or("a push before init")?;
@@ -224,6 +237,24 @@ impl Server {
                     operation: "push".to_owned(),
                     views: vec![(*other_rank, view(*other)), (rank, view(version))],
                     remedy: "call set_optimizer at the same step on every rank".to_owned(),
+                }));
+                return Ok(());
+            }
+        }
+        let compression = match &gradient {
+            Gradient::Dense(_) => Some(None),
+            Gradient::Coded(compression, _) => Some(Some(*compression)),
+            Gradient::Rows(..) => None,
+        };
+        if let Some(compression) = compression {
+            let (other_rank, other) = *open.compression.get_or_insert((rank, compression));
+            if other != compression {
+                self.outputs.push(Output::Fault(Error::Disagreement {
+                    key: place.key.clone(),
+                    operation: "push".to_owned(),
+                    views: vec![(other_rank, in_words(other)), (rank, in_words(compression))],
+                    remedy: "call set_gradient_compression with the same setting at the same step on every rank"
+                        .to_owned(),
                 }));
                 return Ok(());
             }
@@ -358,6 +389,29 @@ impl Segment {
         let next = self.rounds.get(&(self.completed + 1));
         ("push", (0..workers).filter(|rank| !next.is_some_and(|open| open.merge.has(*rank))).collect())
     }
+}
+
+/// What is wrong with a compressed gradient.
+fn check_code(compression: &Compression, code: &[u8], geometry: Geometry) -> Result<(), String> {
+    if geometry.dtype != DType::F32 {
+        return Err(format!("a compressed gradient of {} elements", geometry.dtype));
+    }
+    compression.check().map_err(|cause| cause.to_string())?;
+    compression.check_code(code, geometry.len_bytes / size_of::<f32>())
+}
+
+fn broken_code(rank: usize, place: &Place, what: String) -> Error {
+    Error::Protocol {
+        rank,
+        peer: format!("its push of key {}", place.key),
+        what,
+        remedy: "nothing of it was added up; run the same version of ringpull on every node".to_owned(),
+    }
+}
+
+fn in_words(compression: Option<Compression>) -> String {
+    compression
+        .map_or("a gradient as it is".to_owned(), |compression| format!("a gradient compressed by {compression}"))
 }
 
 fn ids_of(bytes: &[u8]) -> Vec<i64> {

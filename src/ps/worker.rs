@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::optim::{Optimizer, State};
+use crate::ps::coded::Coded;
 use crate::ps::link::{self, Link};
 use crate::ps::message::{Job, Want};
 use crate::ps::scheduler::lost_node;
@@ -39,6 +40,8 @@ pub(crate) enum Bytes {
     Shared(Arc<Buffer>),
     /// In this output.
     InPlace(usize),
+    /// In memory of our own, compressed.
+    Coded(Coded),
     /// Nowhere.
     Nothing,
 }
@@ -50,7 +53,7 @@ impl Bytes {
             Bytes::Owned(buffer) => buffer.bytes(),
             Bytes::Shared(buffer) => buffer.bytes(),
             Bytes::InPlace(index) => outs[*index].bytes(),
-            Bytes::Nothing => &[],
+            Bytes::Coded(_) | Bytes::Nothing => &[],
         }
     }
 }

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::RwLock;
 
-use crate::buffer::Buffer;
-use crate::collective::Parts;
-use crate::communicator::Host;
+use crate::compress::Compression;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::optim::Optimizer;
-use crate::progress::{Engine, Job, Launch, Topic};
+use crate::progress::{Engine, Job, Topic};
+use crate::store::compressed::{CompressedPush, Compressor};
+use crate::store::jobs::{Init, Push, PushRows};
+use crate::store::slot::Slot;
 use crate::store::update::{Update, Updates};
 use crate::store::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut};
@@ -22,30 +23,20 @@ pub struct Allreduce {
     store: u32,
     slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
     updates: Arc<Updates>,
-}
-
-/// A key's value on this rank.
-struct Slot {
-    entry: Entry,
-    state: Mutex<SlotState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct SlotState {
-    /// `None` while it is being overwritten.
-    value: Option<Arc<Buffer>>,
-    /// Operations called, and those of them that are done.
-    called: u64,
-    done: u64,
-    fault: Option<Error>,
+    compressor: Compressor,
 }
 
 impl Allreduce {
     /// A new store over the engine's ranks. Ranks must create their stores in one order.
     pub fn new(engine: Arc<Engine>) -> Self {
         let store = engine.next_store();
-        Allreduce { engine, store, slots: RwLock::default(), updates: Arc::default() }
+        Allreduce {
+            engine,
+            store,
+            slots: RwLock::default(),
+            updates: Arc::default(),
+            compressor: Compressor::default(),
+        }
     }
 
     fn slot(&self, entry: &Entry) -> Result<Arc<Slot>> {
@@ -56,49 +47,15 @@ impl Allreduce {
         })
     }
 
-    fn submit(&self, slot: &Slot, operation: &str, terms: String, rows: u64, job: Box<dyn Job>) -> Result<()> {
-        slot.state.lock().called += 1;
+    fn submit(&self, slot: &Slot, operation: &str, terms: String, job: Box<dyn Job>) -> Result<()> {
+        slot.call();
         let topic = Topic::Key { store: self.store, key: slot.entry.key.clone() };
-        self.engine.submit(topic, operation, terms, rows, job)
+        self.engine.submit(topic, operation, terms, job)
     }
 
     /// What is wrong with the job, in preference to what was wrong with one key.
     fn blame(&self, fault: Error) -> Error {
         self.engine.fault().unwrap_or(fault)
-    }
-}
-
-impl Slot {
-    /// The value, when everything called so far is done.
-    fn settled(&self) -> Result<Arc<Buffer>> {
-        let mut state = self.state.lock();
-        let called = state.called;
-        loop {
-            if let Some(fault) = &state.fault {
-                return Err(fault.clone());
-            }
-            match &state.value {
-                Some(value) if state.done >= called => return Ok(Arc::clone(value)),
-                _ => self.changed.wait(&mut state),
-            }
-        }
-    }
-
-    fn settle(&self, value: Arc<Buffer>) {
-        let mut state = self.state.lock();
-        state.value = Some(value);
-        state.done += 1;
-        drop(state);
-        self.changed.notify_all();
-    }
-
-    fn fail(&self, fault: &Error) {
-        self.state.lock().fault.get_or_insert_with(|| fault.clone());
-        self.changed.notify_all();
-    }
-
-    fn take_value(&self) -> Option<Arc<Buffer>> {
-        self.state.lock().value.take()
     }
 }
 
@@ -127,35 +84,33 @@ impl Backend for Allreduce {
 
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let value = value.read()?.snapshot();
-        let slot = Arc::new(Slot { entry: entry.clone(), state: Mutex::default(), changed: Condvar::new() });
+        let slot = Arc::new(Slot::new(entry.clone()));
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
         let terms = format!("{} {}", terms(entry, &Update::Overwrite), self.engine.settings());
-        self.submit(&slot, "init", terms, 0, Box::new(Init { slot: Arc::clone(&slot), value }))
+        self.submit(&slot, "init", terms, Box::new(Init::new(&slot, value)))
     }
 
-    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
+    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
         let slot = self.slot(entry)?;
         let update = self.updates.present();
         update.check(entry)?;
         let terms = terms(entry, &update);
-        let job = Push {
-            slot: Arc::clone(&slot),
-            gradient: Some(gradient),
-            sum: None,
-            outs,
-            update,
-            updates: self.updates.clone(),
-        };
-        self.submit(&slot, "push", terms, 0, Box::new(job))
+        if let Some(coding) = self.compressor.coding(entry, self.rank())? {
+            let terms = format!("{terms} compressed by {}", coding.compression);
+            let job = CompressedPush::new(&slot, gradient, outs, update, &self.updates, coding);
+            return self.submit(&slot, "push", terms, Box::new(job));
+        }
+        let job = Push::new(&slot, gradient, outs, update, &self.updates, priority);
+        self.submit(&slot, "push", terms, Box::new(job))
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
         let slot = self.slot(entry)?;
         let update = self.updates.present();
         update.check(entry)?;
-        let (terms, rows) = (terms(entry, &update), gradient.ids.len() as u64);
-        let job = PushRows { slot: Arc::clone(&slot), gradient, update, updates: self.updates.clone() };
-        self.submit(&slot, "push_rows", terms, rows, Box::new(job))
+        let terms = terms(entry, &update);
+        let job = PushRows::new(&slot, gradient, update, &self.updates);
+        self.submit(&slot, "push_rows", terms, Box::new(job))
     }
 
     fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {
@@ -181,6 +136,11 @@ impl Backend for Allreduce {
         Ok(())
     }
 
+    fn set_compression(&self, compression: &Compression) -> Result<()> {
+        self.compressor.set(compression);
+        Ok(())
+    }
+
     fn states(&self) -> Result<SavedStates> {
         self.wait_all()?;
         self.updates.states()
@@ -188,6 +148,7 @@ impl Backend for Allreduce {
 
     fn set_states(&self, states: SavedStates) -> Result<()> {
         self.wait_all()?;
+        self.compressor.forget();
         self.updates.set_states(states)
     }
 
@@ -211,190 +172,5 @@ impl Drop for Allreduce {
         if std::thread::panicking() {
             self.engine.give_up();
         }
-    }
-}
-
-/// Rank 0's value becomes everybody's.
-struct Init {
-    slot: Arc<Slot>,
-    value: Arc<Buffer>,
-}
-
-impl Job for Init {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        if host.rank() != 0 {
-            self.value = Arc::new(Buffer::zeroed(self.slot.entry.len_bytes()));
-        }
-        if host.size() > 1 {
-            let mut received = Buffer::zeroed(0);
-            let data = if let Some(own) = Arc::get_mut(&mut self.value) {
-                own
-            } else {
-                // Rank 0's value may be the caller's tensor; a broadcast only reads it, but runs on a buffer it may write.
-                received = Buffer::copy_of(self.value.bytes());
-                &mut received
-            };
-            if let Err(cause) = host.broadcast(0, data.bytes_mut(), launch.number) {
-                // The transport may still read it.
-                std::mem::forget(received);
-                return Err(cause);
-            }
-            if !received.bytes().is_empty() {
-                self.value = Arc::new(received);
-            }
-        }
-        Ok(())
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        self.slot.settle(self.value);
-        Ok(())
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.slot.fail(fault);
-        std::mem::forget(self.value);
-    }
-}
-
-/// A dense gradient on its way: summed in an output if there is one, so that nothing is copied that need not be.
-struct Push {
-    slot: Arc<Slot>,
-    gradient: Option<Contribution>,
-    /// The sum, unless it stands in an output.
-    sum: Option<Arc<Buffer>>,
-    outs: Vec<TensorMut>,
-    update: Update,
-    updates: Arc<Updates>,
-}
-
-impl Push {
-    /// Where the sum stands among the outputs, after the gradient was put where it will be summed.
-    fn place(&mut self) -> Option<usize> {
-        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is written in place.
-        let old = if matches!(self.update, Update::Overwrite) { self.slot.take_value() } else { None };
-        match self.gradient.take() {
-            Some(Contribution::InPlace(index)) => Some(index),
-            Some(Contribution::Summed(sum)) => {
-                self.sum = Some(Arc::new(sum));
-                None
-            }
-            Some(Contribution::Held(value)) if self.outs.is_empty() => {
-                let recycled = old.and_then(Arc::into_inner).map(|mut buffer| {
-                    buffer.bytes_mut().copy_from_slice(value.bytes());
-                    buffer
-                });
-                self.sum = Some(Arc::new(recycled.unwrap_or_else(|| Buffer::copy_of(value.bytes()))));
-                None
-            }
-            Some(Contribution::Held(value)) => {
-                drop(old);
-                self.outs[0].copy_from(value.bytes());
-                Some(0)
-            }
-            None => None,
-        }
-    }
-}
-
-impl Job for Push {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        let place = self.place();
-        let dtype = self.slot.entry.dtype;
-        if let Some(index) = place {
-            host.allreduce(dtype, self.outs[index].bytes_mut(), launch.number)?;
-            self.sum = Some(self.outs[index].snapshot());
-        } else if let Some(sum) = &mut self.sum {
-            host.allreduce(dtype, crate::tensor::unshare(sum).bytes_mut(), launch.number)?;
-        }
-        Ok(())
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<()> {
-        let Some(sum) = self.sum.take() else { return Ok(()) };
-        let value = if matches!(self.update, Update::Overwrite) {
-            sum
-        } else {
-            let mut value = self.slot.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(sum.bytes().len())));
-            let outcome = self.updates.apply(&self.update, &self.slot.entry, sum.bytes(), &mut value);
-            drop(sum);
-            if let Err(fault) = outcome {
-                self.fail(&fault);
-                return Err(fault);
-            }
-            value
-        };
-        for mut out in self.outs.drain(..) {
-            if out.bytes().as_ptr() != value.bytes().as_ptr() {
-                out.copy_from(value.bytes());
-            }
-        }
-        self.slot.settle(value);
-        Ok(())
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.slot.fail(fault);
-        self.outs.into_iter().for_each(|out| out.abandon(fault.clone()));
-        std::mem::forget(self.sum);
-    }
-}
-
-/// A row-sparse gradient on its way: every rank gets every rank's rows and sums them in the order of the ranks.
-struct PushRows {
-    slot: Arc<Slot>,
-    gradient: MergedRows,
-    update: Update,
-    updates: Arc<Updates>,
-}
-
-impl Job for PushRows {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        let entry = &self.slot.entry;
-        let row_bytes = entry.row_bytes();
-        let gather = |host: &mut Host, own: &[u8], each: usize| -> Result<Buffer> {
-            let mut bounds = vec![0];
-            bounds.extend(launch.rows.iter().scan(0, |end, rows| {
-                *end += *rows as usize * each;
-                Some(*end)
-            }));
-            let mut all = Buffer::zeroed(bounds[bounds.len() - 1]);
-            let (start, end) = (bounds[host.rank()], bounds[host.rank() + 1]);
-            all.bytes_mut()[start..end].copy_from_slice(own);
-            if let Err(cause) = host.allgather(Parts::of(bounds), all.bytes_mut(), launch.number) {
-                // The transport may still write into it.
-                std::mem::forget(all);
-                return Err(cause);
-            }
-            Ok(all)
-        };
-        let ids = gather(host, bytemuck::cast_slice(&self.gradient.ids), size_of::<i64>())?;
-        let rows = gather(host, self.gradient.rows.bytes(), row_bytes)?;
-        let ids: &[i64] = bytemuck::cast_slice(ids.bytes());
-        let mut parts = Vec::new();
-        let mut start = 0;
-        for count in &launch.rows {
-            let end = start + *count as usize;
-            parts.push((&ids[start..end], &rows.bytes()[start * row_bytes..end * row_bytes]));
-            start = end;
-        }
-        self.gradient = MergedRows::sum_of(entry, parts.into_iter());
-        Ok(())
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        let entry = &self.slot.entry;
-        let mut value = self.slot.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(entry.len_bytes())));
-        if let Err(fault) = self.updates.apply_rows(&self.update, entry, &self.gradient, &mut value) {
-            self.slot.fail(&fault);
-            return Err(fault);
-        }
-        self.slot.settle(value);
-        Ok(())
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.slot.fail(fault);
-        std::mem::forget(self.gradient);
     }
 }

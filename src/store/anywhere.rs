@@ -7,7 +7,8 @@ use super::{Entry, KvStore};
 use crate::buffer::Buffer;
 use crate::device::Devices;
 use crate::error::{Error, Result};
-use crate::tensor::{Remote, Tensor, TensorMut, TensorRef};
+use crate::remote::Remote;
+use crate::tensor::{Tensor, TensorMut, TensorRef};
 
 /// A backend that takes tensors wherever they are. Its `push` and `pull` are called in place of [`Backend`](super::Backend)'s.
 pub trait Anywhere {
@@ -88,9 +89,9 @@ impl KvStore {
             None => value.read_anywhere().map(Value::Held),
         };
         // What kept an output from being written before is an error of the push that reads it.
-        outs.iter().filter(|out| values.iter().any(|value| value.is_same(out))).try_for_each(|out| {
-            out.read_anywhere().map(drop)
-        })?;
+        outs.iter()
+            .filter(|out| values.iter().any(|value| value.is_same(out)))
+            .try_for_each(|out| out.read_anywhere().map(drop))?;
         let gradient = Gradient { values: values.iter().map(value).collect::<Result<_>>()? };
         let guards = self.lock_anywhere(outs)?;
         self.table.count_push();

@@ -10,6 +10,7 @@ use super::anywhere::{self, Anywhere, Gradient, Value, of_rank};
 use super::servers::Servers;
 use super::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 use crate::buffer::Buffer;
+use crate::compress::Compression;
 use crate::device::{Devices, Layout, Memory, Scratch, Slice, Work};
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -190,6 +191,10 @@ impl Backend for DeviceSums {
 
     fn set_updater(&self, updater: Updater) -> Result<()> {
         self.servers.set_updater(updater)
+    }
+
+    fn set_compression(&self, compression: &Compression) -> Result<()> {
+        self.servers.set_compression(compression)
     }
 
     fn states(&self) -> Result<SavedStates> {

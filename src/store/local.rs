@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
+use crate::compress::Compression;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::optim::Optimizer;
@@ -105,6 +106,15 @@ impl Backend for Local {
     fn set_updater(&self, updater: Updater) -> Result<()> {
         self.updates.set_updater(updater);
         Ok(())
+    }
+
+    fn set_compression(&self, compression: &Compression) -> Result<()> {
+        Err(Error::Unsupported {
+            kind: "local".to_owned(),
+            operation: format!("set_gradient_compression({compression})"),
+            reason: "gradient compression is not supported for this type of kvstore: its gradients do not travel"
+                .to_owned(),
+        })
     }
 
     fn states(&self) -> Result<SavedStates> {

@@ -7,12 +7,15 @@
 
 pub mod allreduce;
 mod anywhere;
+mod compressed;
 mod contribution;
 mod create;
 pub mod device_sums;
+mod jobs;
 mod local;
 pub mod on_devices;
 pub mod servers;
+mod slot;
 mod states;
 mod table;
 mod update;
@@ -30,6 +33,8 @@ pub(crate) use states::replace_file;
 pub use table::Entry;
 pub use update::{Update, Updates};
 
+use crate::compress::Compression;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::kind::Kind;
@@ -87,6 +92,8 @@ pub trait Backend: Send + Sync {
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()>;
     /// Pushes made from now on are applied by `updater`.
     fn set_updater(&self, updater: Updater) -> Result<()>;
+    /// Dense `f32` gradients pushed from now on are compressed so. `compression` has been checked.
+    fn set_compression(&self, compression: &Compression) -> Result<()>;
     /// The optimizer's states, after every push that this worker has made. Blocks.
     fn states(&self) -> Result<SavedStates>;
     /// Replaces the optimizer's states.
@@ -154,6 +161,12 @@ impl KvStore {
         let key = key.into();
         let entry = self.table.add(&key, value, self.rank())?;
         self.backend.init(&entry, value).inspect_err(|_| self.table.remove(&key))
+    }
+
+    /// An error if `operation` on `key` would refuse a value of that shape and dtype, without doing it.
+    pub fn check(&self, key: impl Into<Key>, operation: &str, shape: &[usize], dtype: DType) -> Result<()> {
+        self.healthy()?;
+        self.table.checked(&key.into(), operation, self.rank(), &[])?.check(operation, self.rank(), shape, dtype)
     }
 
     /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked for writers
@@ -238,13 +251,17 @@ impl KvStore {
         self.backend.set_updater(updater)
     }
 
-    /// Switches gradient compression on. No kind has a codec in this version, so every name is an error.
-    pub fn set_gradient_compression(&self, name: &str) -> Result<()> {
-        Err(Error::Unsupported {
-            kind: self.kind.to_string(),
-            operation: format!("set_gradient_compression({name:?})"),
-            reason: "this version has no codec; gradients travel as they are".to_owned(),
-        })
+    /// Compresses every dense gradient pushed from now on, on its way to the sum; every rank must call it alike. It cannot be switched
+    /// off again. What a push could not say is kept and added to this worker's next gradient of the key.
+    ///
+    /// Only `f32` gradients can be pushed from then on, and row-sparse ones of any dtype, which are not compressed. What is kept of the keys is no
+    /// part of the optimizer's states: a run that goes on from saved states begins with nothing kept, and `load_optimizer_states` drops it.
+    ///
+    /// An error for kind `local`, as in MXNet, and for parameters that cannot be used.
+    pub fn set_gradient_compression(&self, compression: &Compression) -> Result<()> {
+        self.healthy()?;
+        compression.check()?;
+        self.backend.set_compression(compression)
     }
 
     /// Writes the optimizer's states, and the optimizer too if `dump_optimizer`, to `path`, atomically. Blocks until every push is applied.

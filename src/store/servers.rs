@@ -7,14 +7,17 @@ use std::sync::atomic::Ordering;
 use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
+use crate::compress::Compression;
 use crate::config::{Config, Dmlc};
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::optim::{Optimizer, State};
+use crate::ps::coded::Coded;
 use crate::ps::message::Want;
 use crate::ps::shard::Layout;
 use crate::ps::worker::{Answer, Bytes, Command, Task, Worker};
+use crate::store::compressed::{Coding, Compressor};
 use crate::store::update::{Update, no_optimizer};
 use crate::store::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut};
@@ -27,6 +30,7 @@ pub struct Servers {
     kind: Kind,
     worker: Worker,
     calls: Mutex<Calls>,
+    compressor: Compressor,
 }
 
 /// What this worker has called, from which rounds and versions follow.
@@ -47,7 +51,12 @@ struct KeyCalls {
 impl Servers {
     /// Joins the job that `dmlc` describes, as a worker; returns when every node has joined.
     pub fn connect(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
-        Ok(Servers { kind, worker: Worker::join(kind, config, dmlc)?, calls: Mutex::default() })
+        Ok(Servers {
+            kind,
+            worker: Worker::join(kind, config, dmlc)?,
+            calls: Mutex::default(),
+            compressor: Compressor::default(),
+        })
     }
 
     fn is_async(&self) -> bool {
@@ -116,6 +125,14 @@ impl Backend for Servers {
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        if let Some(Coding { compression, feedback }) = self.compressor.coding(entry, self.rank())? {
+            // Encoded in the order in which rounds are counted.
+            return self.push_task(entry, priority, |layout, round, optimizer| {
+                let elements = bytemuck::cast_slice(gradient.bytes(&outs));
+                let gradient = Bytes::Coded(Coded::new(compression, elements, &mut feedback.lock(), layout));
+                Task::Push { gradient, outs, round, optimizer }
+            });
+        }
         let gradient = match gradient {
             Contribution::Held(tensor) => Bytes::Held(tensor),
             Contribution::Summed(buffer) => Bytes::Owned(buffer),
@@ -177,6 +194,11 @@ impl Backend for Servers {
         Err(self.unsupported("set_updater", "code is never sent to a server; use set_optimizer, or dist_sync_mpi"))
     }
 
+    fn set_compression(&self, compression: &Compression) -> Result<()> {
+        self.compressor.set(compression);
+        Ok(())
+    }
+
     fn states(&self) -> Result<SavedStates> {
         let (keys, optimizer) = {
             let calls = self.calls.lock();
@@ -202,6 +224,7 @@ impl Backend for Servers {
         // Gradients pushed before the load must not meet the states that it brings.
         self.wait_all()?;
         self.barrier()?;
+        self.compressor.forget();
         if let Some(optimizer) = &states.optimizer {
             self.set_optimizer(optimizer)?;
         }

@@ -1,7 +1,7 @@
 //! Ranks as threads of one process, joined by channels: the transport of tests and of builds without MPI.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 
@@ -14,7 +14,6 @@ struct Message {
 }
 
 struct Posted {
-    stamp: Stamp,
     into: *mut [u8],
     token: u32,
 }
@@ -27,12 +26,22 @@ pub struct Inproc {
     rank: usize,
     to: Vec<Sender<Message>>,
     from: Vec<Receiver<Message>>,
-    posted: Vec<VecDeque<Posted>>,
+    /// Per peer and stamp: receives without a message, or messages without a receive.
+    posted: Vec<BTreeMap<Stamp, VecDeque<Posted>>>,
+    early: Vec<BTreeMap<Stamp, VecDeque<Vec<u8>>>>,
     sent: Vec<u32>,
+    received: Vec<u32>,
+    hosts: Vec<usize>,
 }
 
-/// The ends of `size` ranks, all connected.
+/// The ends of `size` ranks, all connected, each as if on a host of its own.
 pub fn world(size: usize) -> Vec<Inproc> {
+    world_on(&(0..size).collect::<Vec<_>>())
+}
+
+/// The ends of as many ranks, all connected; ranks with the same number are on the same host.
+pub fn world_on(hosts: &[usize]) -> Vec<Inproc> {
+    let size = hosts.len();
     let mut to: Vec<Vec<Sender<Message>>> = (0..size).map(|_| Vec::new()).collect();
     let mut from: Vec<Vec<Receiver<Message>>> = (0..size).map(|_| Vec::new()).collect();
     for sender in &mut to {
@@ -47,8 +56,11 @@ pub fn world(size: usize) -> Vec<Inproc> {
         rank,
         to,
         from,
-        posted: (0..size).map(|_| VecDeque::new()).collect(),
+        posted: (0..size).map(|_| BTreeMap::new()).collect(),
+        early: (0..size).map(|_| BTreeMap::new()).collect(),
         sent: Vec::new(),
+        received: Vec::new(),
+        hosts: hosts.to_vec(),
     })
     .collect()
 }
@@ -62,6 +74,31 @@ impl Inproc {
             rank: self.rank,
         }
     }
+
+    fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &Posted, data: &[u8]) -> Result<()> {
+        if data.len() != posted.into.len() {
+            return Err(Error::Protocol {
+                rank: self.rank,
+                peer: format!("rank {peer}"),
+                what: format!("{} bytes of operation {stamp} where {} bytes were due", data.len(), posted.into.len()),
+                remedy: "every rank must run the same operations with the same settings".to_owned(),
+            });
+        }
+        // SAFETY: the poster of the receive keeps `into` valid and untouched until its token is returned.
+        unsafe { &mut *posted.into }.copy_from_slice(data);
+        self.received.push(posted.token);
+        Ok(())
+    }
+}
+
+/// Takes the front of the stamp's queue, and the queue with it when it is empty then.
+fn take<T>(queues: &mut BTreeMap<Stamp, VecDeque<T>>, stamp: Stamp) -> Option<T> {
+    let queue = queues.get_mut(&stamp)?;
+    let front = queue.pop_front();
+    if queue.is_empty() {
+        queues.remove(&stamp);
+    }
+    front
 }
 
 impl Transport for Inproc {
@@ -82,40 +119,35 @@ impl Transport for Inproc {
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
-        self.posted[from].push_back(Posted { stamp, into, token });
+        let posted = Posted { into, token };
+        if let Some(data) = take(&mut self.early[from], stamp) {
+            return self.deliver(from, stamp, &posted, &data);
+        }
+        self.posted[from].entry(stamp).or_default().push_back(posted);
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
         done.append(&mut self.sent);
         for peer in 0..self.posted.len() {
-            while let Some(posted) = self.posted[peer].front() {
-                let message = match self.from[peer].try_recv() {
-                    Ok(message) => message,
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return Err(self.lost(peer)),
-                };
-                if message.stamp != posted.stamp || message.data.len() != posted.into.len() {
-                    return Err(Error::Protocol {
-                        rank: self.rank,
-                        peer: format!("rank {peer}"),
-                        what: format!(
-                            "{} bytes of operation {} where {} bytes of operation {} were due",
-                            message.data.len(),
-                            message.stamp,
-                            posted.into.len(),
-                            posted.stamp
-                        ),
-                        remedy: "every rank must run the same operations with the same settings".to_owned(),
-                    });
+            loop {
+                match self.from[peer].try_recv() {
+                    Ok(Message { stamp, data }) => match take(&mut self.posted[peer], stamp) {
+                        Some(posted) => self.deliver(peer, stamp, &posted, &data)?,
+                        None => self.early[peer].entry(stamp).or_default().push_back(data),
+                    },
+                    Err(TryRecvError::Disconnected) if !self.posted[peer].is_empty() => return Err(self.lost(peer)),
+                    Err(_) => break,
                 }
-                // SAFETY: the poster of the receive keeps `into` valid and untouched until its token is returned.
-                unsafe { &mut *posted.into }.copy_from_slice(&message.data);
-                done.push(posted.token);
-                self.posted[peer].pop_front();
             }
         }
+        done.append(&mut self.received);
         Ok(())
+    }
+
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        let first = |host: &usize| self.hosts.iter().position(|other| other == host);
+        Ok(self.hosts.iter().filter_map(first).collect())
     }
 
     fn name(&self) -> String {

@@ -3,23 +3,28 @@
 //! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests and builds without MPI)
 //! and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on what is launched, carry
 //! errors, and notice at once when a process is gone. It carries no gradient.
+//!
+//! Ranks of one host also have a [`window`] of shared memory; some ranks of a transport are a [`group`].
 #![allow(unsafe_code)]
 
 pub mod control;
+pub mod group;
 pub mod inproc;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod star;
+pub mod window;
 
 use crate::error::Result;
 
-/// Names the operation a message belongs to, so that two ranks that run different operations notice it instead of mixing their bytes.
+/// Names the operation a message belongs to: the messages of operations that are in flight together do not mix, and none waits
+/// behind another's. Operations whose stamps differ by a multiple of 32768 must not be in flight together.
 pub type Stamp = u32;
 
 /// What one rank can do to another: post sends and receives, several in flight, and ask which are done.
 ///
-/// Messages are FIFO per ordered pair: the k-th send of a to b meets the k-th receive of b from a; both name the same
-/// length and stamp, and it is an error, not a mixture, if they do not.
+/// Messages are FIFO per ordered pair and stamp: the k-th send of a to b with a stamp meets the k-th receive of b from a with that
+/// stamp; both name the same length, and it is an error, not a mixture, if they do not.
 pub trait Transport {
     /// This rank.
     fn rank(&self) -> usize;
@@ -49,6 +54,12 @@ pub trait Transport {
             operation: "native allreduce".to_owned(),
             reason: "this transport has no allreduce of its own; choose another algorithm".to_owned(),
         })
+    }
+
+    /// For each rank, a number that it has in common with the ranks of its host: the lowest rank there. The same on
+    /// every rank. Collective.
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        Ok((0..self.size()).collect())
     }
 
     /// The library behind it, for people.

@@ -152,7 +152,7 @@ impl Transport for Mpi {
                 into.len() as c_int,
                 ffi::RSMPI_UINT8_T,
                 from as c_int,
-                ffi::RSMPI_ANY_TAG,
+                (stamp & TAG_MASK) as c_int,
                 self.comm,
                 request.as_mut_ptr(),
             )
@@ -240,6 +240,26 @@ impl Transport for Mpi {
         check("MPI_Allreduce", self.rank, code)
     }
 
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        let mut local = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        let mut lowest = self.rank as c_int;
+        let mut hosts = vec![0 as c_int; self.size];
+        // SAFETY: `local` is written by a successful split and freed here; each buffer holds what the call reads or writes.
+        unsafe {
+            let (kind, key) = (ffi::RSMPI_COMM_TYPE_SHARED, self.rank as c_int);
+            let code = ffi::MPI_Comm_split_type(self.comm, kind, key, ffi::RSMPI_INFO_NULL, local.as_mut_ptr());
+            check("MPI_Comm_split_type", self.rank, code)?;
+            // Ordered by their ranks here: the first is the lowest.
+            let code = ffi::MPI_Bcast((&raw mut lowest).cast(), 1, ffi::RSMPI_INT32_T, 0, local.assume_init());
+            check("MPI_Bcast", self.rank, code)?;
+            check("MPI_Comm_free", self.rank, ffi::MPI_Comm_free(local.as_mut_ptr()))?;
+            let (from, to) = ((&raw const lowest).cast(), hosts.as_mut_ptr().cast());
+            let code = ffi::MPI_Allgather(from, 1, ffi::RSMPI_INT32_T, to, 1, ffi::RSMPI_INT32_T, self.comm);
+            check("MPI_Allgather", self.rank, code)?;
+        }
+        Ok(hosts.into_iter().map(|rank| rank as usize).collect())
+    }
+
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -285,23 +305,19 @@ fn error_text(code: c_int) -> String {
     String::from_utf8_lossy(&text[..len as usize]).into_owned()
 }
 
-/// A message that is not the one due is an error: its bytes have been received but are never used.
+/// A message that is not as long as the one due is an error: its bytes have been received but are never used.
 fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi::MPI_Status) -> Result<()> {
     let mut count: c_int = 0;
     // SAFETY: the status is that of a completed receive of bytes.
     let code = unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut count) };
     check("MPI_Get_count", rank, code)?;
-    if status.MPI_TAG as u32 == stamp & TAG_MASK && count as usize == len {
+    if count as usize == len {
         return Ok(());
     }
     Err(Error::Protocol {
         rank,
         peer: format!("rank {from}"),
-        what: format!(
-            "{count} bytes of operation {} where {len} bytes of operation {} were due",
-            status.MPI_TAG,
-            stamp & TAG_MASK
-        ),
+        what: format!("{count} bytes of operation {stamp} where {len} bytes were due"),
         remedy: "every rank must run the same operations with the same settings".to_owned(),
     })
 }

@@ -82,7 +82,10 @@ fn tensors_may_be_anywhere(world: &World) {
     let outs = [full(world, last, 7, 0.0), Tensor::zeros(DType::F32, &[7]), full(world, 0, 7, 0.0)];
     world.store.push_pull("anywhere", &values, &outs, 0).unwrap();
     let sum = vec![111.0 * world.total() as f32; 7];
-    assert_eq!((see(world, &outs[0]), world.see::<f32>(&outs[1]), see(world, &outs[2])), (sum.clone(), sum.clone(), sum));
+    assert_eq!(
+        (see(world, &outs[0]), world.see::<f32>(&outs[1]), see(world, &outs[2])),
+        (sum.clone(), sum.clone(), sum)
+    );
     assert_eq!(see_own(world, &values[0]), [world.mine() as f32; 7]);
 }
 
@@ -118,7 +121,10 @@ fn outputs_on_devices_follow_the_value(world: &World) {
     world.store.push_pull("device outs", &[value], &outs[..1], 0).unwrap();
     assert_eq!(see(world, &outs[0]), [world.total() as f32; 5]);
     let first = full(world, 0, 5, 0.0);
-    world.store.broadcast("device broadcast", &full(world, 0, 5, 9.0 + world.rank() as f64), from_ref(&first), 0).unwrap();
+    world
+        .store
+        .broadcast("device broadcast", &full(world, 0, 5, 9.0 + world.rank() as f64), from_ref(&first), 0)
+        .unwrap();
     assert_eq!(see(world, &first), [9.0; 5]);
 }
 
@@ -178,7 +184,12 @@ fn a_tensor_of_other_devices_is_an_error_and_changes_nothing(world: &World) {
 
 fn updates_on_devices_give_the_hosts_bits(world: &World) {
     let len = 1003;
-    let rules = ["sgd,lr=0.1,wd=0.01", "sgd,lr=0.1,momentum=0.9", "nag,lr=0.1,momentum=0.9,clip_gradient=3", "adam,lr=0.01,wd=0.1"];
+    let rules = [
+        "sgd,lr=0.1,wd=0.01",
+        "sgd,lr=0.1,momentum=0.9",
+        "nag,lr=0.1,momentum=0.9,clip_gradient=3",
+        "adam,lr=0.01,wd=0.1",
+    ];
     for (number, rule) in rules.into_iter().enumerate() {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
             let mastered = !matches!(dtype, DType::F32 | DType::F64);

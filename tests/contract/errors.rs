@@ -2,8 +2,9 @@
 
 use std::slice::from_ref;
 
+use ringpull::compress::{Codec, Compression};
 use ringpull::store::create;
-use ringpull::{DType, Error, Result, RowSparse, Tensor};
+use ringpull::{DType, Error, Kind, Result, RowSparse, Tensor};
 
 use crate::rows::sparse;
 use crate::world::{Promise, World, promises};
@@ -17,7 +18,7 @@ pub(crate) const ANY: &[Promise] = promises![
     a_key_of_the_other_type_is_an_error,
     a_value_that_does_not_fit_is_an_error_and_changes_nothing,
     rows_that_do_not_exist_are_an_error,
-    compression_without_a_codec_is_an_error,
+    compression_with_parameters_that_cannot_be_used_is_an_error,
 ];
 
 /// For a store of integer keys, with `RINGPULL_CHECK_NAN=1`.
@@ -107,10 +108,19 @@ fn rows_that_do_not_exist_are_an_error(world: &World) {
     assert_eq!(world.pull::<f32>("bad rows", &[2, 3]), [6.0; 6]);
 }
 
-fn compression_without_a_codec_is_an_error(world: &World) {
-    for name in ["2bit", "1bit", "nonsense"] {
-        complaint(world.store.set_gradient_compression(name), &[name, world.store.kind().name()]);
+fn compression_with_parameters_that_cannot_be_used_is_an_error(world: &World) {
+    let codec = Codec::TwoBit { threshold: 0.0 };
+    complaint(world.store.set_gradient_compression(&Compression::Codec(codec)), &["greater than 0", "hint:"]);
+    let two_bit = "2bit".parse().unwrap();
+    if world.store.kind() == Kind::Local {
+        complaint(world.store.set_gradient_compression(&two_bit), &["2bit", "not supported", "local"]);
     }
+    // Nothing was changed: no sum of codes is this one.
+    world.vector("not compressed", 1);
+    world.push("not compressed", &[0.375]);
+    world.store.wait_all().unwrap();
+    world.store.barrier().unwrap();
+    assert_eq!(world.pull_f32("not compressed", 1), [0.375 * world.workers() as f32]);
 }
 
 fn integer_keys_work_as_string_keys_do(world: &World) {

@@ -21,15 +21,23 @@ pub(crate) struct Job {
     pub(crate) kind: &'static str,
     pub(crate) workers: usize,
     pub(crate) group: &'static str,
-    /// Simulated devices of each worker.
-    pub(crate) devices: Option<usize>,
 }
 
 impl Job {
-    /// Runs the job; panics with every process's own output if a promise was broken on any of them.
-    pub(crate) fn run(&self) {
+    /// Runs the job and gives the hash of what its workers saw, unless it cannot run here; panics with every process's own output if a promise
+    /// was broken on any of them.
+    pub(crate) fn run(&self) -> Option<String> {
+        self.run_with(&[])
+    }
+
+    /// As [`run`](Self::run), with the ranks as if each were on a host of its own.
+    pub(crate) fn run_without_shared_memory(&self) -> Option<String> {
+        self.run_with(&[("RINGPULL_SHARED_MEMORY", "0")])
+    }
+
+    fn run_with(&self, env: &[(&str, &str)]) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
-        let mut processes = self.start(folder.path());
+        let mut processes = self.start(folder.path(), env);
         let deadline = Instant::now() + DEADLINE;
         let late = processes.iter_mut().any(|process| !process.ends_by(deadline));
         let failed = processes.iter_mut().any(|process| !process.succeeded());
@@ -39,22 +47,34 @@ impl Job {
         if let Some(reason) = output.lines().find_map(|line| line.split("contract skipped: ").nth(1)) {
             assert!(config::text("CI").is_none(), "{} must not be skipped on CI: {reason}", self.name());
             println!("skipped {}: {reason}", self.name());
-            return;
+            return None;
         }
         let hashes: Vec<&str> = output.lines().filter_map(|line| line.split("contract hash ").nth(1)).collect();
         assert_eq!(hashes.len(), self.workers, "every worker prints its hash:\n{output}");
         assert!(hashes.iter().all(|hash| *hash == hashes[0]), "the workers hold different bits:\n{output}");
+        Some(hashes[0].to_owned())
     }
 
     fn name(&self) -> String {
-        let devices = self.devices.map(|count| format!(" with {count} devices each")).unwrap_or_default();
-        format!("{} of {} on {} workers{devices}", self.group, self.kind, self.workers)
+        format!("{} of {} on {} workers", self.group, self.kind, self.workers)
     }
 
-    fn start(&self, folder: &Path) -> Vec<Process> {
-        match self.kind {
-            "local" | "device" => vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))],
-            "dist_sync_mpi" => vec![Process::start("mpirun", &mut self.this_binary(mpirun(self.workers), folder))],
+    /// The kind to create, and how many devices each worker has: `device on 4`.
+    fn kind_and_devices(&self) -> (&'static str, Option<usize>) {
+        match self.kind.split_once(" on ") {
+            Some((kind, count)) => (kind, Some(count.parse().unwrap())),
+            None => (self.kind, None),
+        }
+    }
+
+    fn start(&self, folder: &Path, env: &[(&str, &str)]) -> Vec<Process> {
+        match self.kind_and_devices().0 {
+            "local" | "device" => {
+                vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))]
+            }
+            "dist_sync_mpi" => {
+                vec![Process::start("mpirun", self.this_binary(mpirun(self.workers), folder).envs(env.iter().copied()))]
+            }
             _ => self.with_servers(folder),
         }
     }
@@ -62,11 +82,12 @@ impl Job {
     /// Adds what makes this binary one process of the job.
     fn this_binary(&self, mut command: Command, folder: &Path) -> Command {
         let check_nan = if self.group == "integers" { "1" } else { "0" };
+        let (kind, devices) = self.kind_and_devices();
         command
             .args(["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-            .env(CHILD, format!("{}\n{}\n{}", self.kind, self.group, folder.display()))
+            .env(CHILD, format!("{kind}\n{}\n{}", self.group, folder.display()))
             .env("RINGPULL_CHECK_NAN", check_nan)
-            .env("RINGPULL_DEVICES", self.devices.map(named).unwrap_or_default());
+            .env("RINGPULL_DEVICES", devices.map(named).unwrap_or_default());
         command
     }
 

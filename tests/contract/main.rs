@@ -4,6 +4,7 @@
 //! no more: sums have closed forms, inputs are small integers, so `==` is right. What a worker pulls goes into a hash that
 //! must be the same on all workers. The promises of one job share one store; each uses keys of its own.
 
+mod compressed;
 mod devices;
 mod errors;
 mod job;
@@ -39,6 +40,8 @@ fn promises_of(group: &str) -> Vec<Promise> {
             &[values::SYNC, values::ANY, devices::SYNC, errors::ANY, optimizers::SYNC, optimizers::ON_SERVERS]
         }
         "strings-device-async" => &[values::ANY, errors::ANY, optimizers::ASYNC, devices::ASYNC],
+        "compressed" => &[compressed::SYNC],
+        "compressed-async" => &[compressed::ASYNC],
         "integers" => &[errors::INTEGERS],
         _ => panic!("no group of promises is named {group:?}"),
     };
@@ -54,7 +57,7 @@ fn one_process_of_a_job() {
 #[test]
 fn local_keeps_every_promise() {
     for group in ["strings", "integers"] {
-        Job { kind: "local", workers: 1, group, devices: None }.run();
+        Job { kind: "local", workers: 1, group }.run();
     }
 }
 
@@ -62,8 +65,15 @@ fn local_keeps_every_promise() {
 fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
     for workers in 1..6 {
         for group in ["strings", "integers"] {
-            Job { kind: "dist_sync_mpi", workers, group, devices: None }.run();
+            Job { kind: "dist_sync_mpi", workers, group }.run();
         }
+    }
+}
+
+#[test]
+fn dist_sync_mpi_keeps_every_promise_by_messages_too() {
+    for group in ["strings", "integers"] {
+        Job { kind: "dist_sync_mpi", workers: 3, group }.run_without_shared_memory();
     }
 }
 
@@ -71,7 +81,7 @@ fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
 fn dist_sync_keeps_every_promise_on_1_to_4_workers() {
     for workers in [1, 2, 4] {
         for group in ["strings-servers", "integers"] {
-            Job { kind: "dist_sync", workers, group, devices: None }.run();
+            Job { kind: "dist_sync", workers, group }.run();
         }
     }
 }
@@ -79,31 +89,53 @@ fn dist_sync_keeps_every_promise_on_1_to_4_workers() {
 #[test]
 fn dist_async_keeps_every_promise_on_1_to_4_workers() {
     for workers in [1, 2, 4] {
-        Job { kind: "dist_async", workers, group: "strings-async", devices: None }.run();
+        Job { kind: "dist_async", workers, group: "strings-async" }.run();
     }
 }
 
 #[test]
+fn compressed_gradients_sum_to_the_same_bits_by_allreduce_and_on_servers() {
+    for workers in 1..6 {
+        let by_allreduce = Job { kind: "dist_sync_mpi", workers, group: "compressed" }.run();
+        if [1, 2, 4].contains(&workers) {
+            let on_servers = Job { kind: "dist_sync", workers, group: "compressed" }.run();
+            assert!(by_allreduce.is_none() || by_allreduce == on_servers, "{workers} workers");
+        }
+    }
+}
+
+#[test]
+fn dist_async_applies_compressed_pushes_one_by_one() {
+    Job { kind: "dist_async", workers: 2, group: "compressed-async" }.run();
+}
+
+#[test]
 fn device_keeps_every_promise_on_1_2_and_4_devices() {
-    for devices in [1, 2, 4] {
+    for kind in ["device on 1", "device on 2", "device on 4"] {
         for group in ["strings-devices", "integers"] {
-            Job { kind: "device", workers: 1, group, devices: Some(devices) }.run();
+            Job { kind, workers: 1, group }.run();
         }
     }
 }
 
 #[test]
 fn dist_sync_mpi_keeps_every_promise_on_devices() {
-    for (workers, devices) in [(1, 4), (2, 1), (2, 2), (3, 2), (4, 1)] {
-        Job { kind: "dist_sync_mpi", workers, group: "strings-devices", devices: Some(devices) }.run();
+    for (workers, kind) in [
+        (1, "dist_sync_mpi on 4"),
+        (2, "dist_sync_mpi on 1"),
+        (2, "dist_sync_mpi on 2"),
+        (3, "dist_sync_mpi on 2"),
+        (4, "dist_sync_mpi on 1"),
+    ] {
+        Job { kind, workers, group: "strings-devices" }.run();
     }
-    Job { kind: "dist_sync_mpi", workers: 2, group: "integers", devices: Some(2) }.run();
+    Job { kind: "dist_sync_mpi on 2", workers: 2, group: "integers" }.run();
 }
 
 #[test]
 fn the_device_kinds_with_servers_keep_every_promise() {
-    for (workers, devices) in [(1, 4), (2, 2), (4, 1)] {
-        Job { kind: "dist_sync_device", workers, group: "strings-device-servers", devices: Some(devices) }.run();
+    for (workers, kind) in [(1, "dist_sync_device on 4"), (2, "dist_sync_device on 2"), (4, "dist_sync_device on 1")] {
+        Job { kind, workers, group: "strings-device-servers" }.run();
     }
-    Job { kind: "dist_async_device", workers: 2, group: "strings-device-async", devices: Some(2) }.run();
+    Job { kind: "dist_async_device on 2", workers: 2, group: "strings-device-async" }.run();
 }

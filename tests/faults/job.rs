@@ -28,6 +28,15 @@ pub(crate) struct Job {
 impl Job {
     /// Starts `ranks` ranks of `case`, with `RINGPULL_TIMEOUT` of `patience_s` or its default.
     pub(crate) fn start(case: &str, ranks: usize, patience_s: Option<u64>) -> Self {
+        Self::start_with(case, ranks, patience_s, &[])
+    }
+
+    /// As [`start`](Self::start), with the ranks as if each were on a host of its own.
+    pub(crate) fn start_by_messages(case: &str, ranks: usize) -> Self {
+        Self::start_with(case, ranks, None, &[("RINGPULL_SHARED_MEMORY", "0")])
+    }
+
+    fn start_with(case: &str, ranks: usize, patience_s: Option<u64>, env: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let task = format!("{case}\n{}", folder.path().display());
         let mut command = mpirun(ranks);
@@ -35,6 +44,7 @@ impl Job {
             .args(["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env(CHILD, &task)
             .env("RUST_BACKTRACE", "0")
+            .envs(env.iter().copied())
             .env_remove("RINGPULL_TIMEOUT");
         if let Some(seconds) = patience_s {
             command.env("RINGPULL_TIMEOUT", seconds.to_string());

@@ -71,9 +71,12 @@ fn a_rank_that_panics_is_an_error_for_the_others_at_once() {
     Job::start("panics", 3, Some(60)).fails(&[1], &["rank 1 (pid", "is lost", "panicked"]);
 }
 
-/// Sends `signal` to `rank` of 4 that move data all the time.
+/// Sends `signal` to `rank` of 4 that move data all the time, in shared memory.
 fn strike(rank: usize, signal: Signal, patience_s: Option<u64>, limit: Duration) {
-    let job = Job::start("transfers", 4, patience_s);
+    strike_job(Job::start("transfers", 4, patience_s), rank, signal, limit);
+}
+
+fn strike_job(job: Job, rank: usize, signal: Signal, limit: Duration) {
     job.wait_for("moving", 4);
     job.signal(rank, signal);
     let survivors: Vec<usize> = (0..4).filter(|other| *other != rank).collect();
@@ -96,6 +99,13 @@ fn a_killed_rank_is_named_by_every_survivor() {
 #[test]
 fn a_killed_rank_0_is_named_by_every_survivor() {
     (0..3).for_each(|_| strike(0, Signal::KILL, None, LOSS));
+}
+
+#[test]
+fn a_rank_killed_while_messages_move_is_named_by_every_survivor() {
+    for rank in [1, 0] {
+        strike_job(Job::start_by_messages("transfers", 4), rank, Signal::KILL, LOSS);
+    }
 }
 
 #[test]

@@ -151,7 +151,8 @@ fn codes_and_residuals_have_the_references_bits() {
             launch!(library, kernel, 1, *mut c_void: to(&mut codes), *mut c_void: to(&mut residual), *const c_void: from(&gradient), f32: 0.5, u64: many);
             assert_eq!(codes.bytes(), wanted[0].bytes(), "{name} codes of {len}");
             assert_eq!(residual.bytes(), wanted[1].bytes(), "{name} residual of {len}");
-            let wanted = compute(&add, copies(&[Buffer::copy_of(codes.bytes()), Buffer::copy_of(sum.bytes())]), &[]).unwrap();
+            let wanted =
+                compute(&add, copies(&[Buffer::copy_of(codes.bytes()), Buffer::copy_of(sum.bytes())]), &[]).unwrap();
             let kernel = format!("add_dequantised_{name}");
             if per_word == 16 {
                 launch!(library, kernel, 1, *mut c_void: to(&mut sum), *const c_void: from(&codes), f32: 0.5, u64: many);
@@ -179,7 +180,12 @@ fn updates_have_the_hosts_bits() {
     ];
     for rule in rules {
         for (dtype, mastered) in [
-            (DType::F32, false), (DType::F64, false), (DType::F16, false), (DType::BF16, false), (DType::F16, true), (DType::BF16, true),
+            (DType::F32, false),
+            (DType::F64, false),
+            (DType::F16, false),
+            (DType::BF16, false),
+            (DType::F16, true),
+            (DType::BF16, true),
         ] {
             for updates in [0, 5] {
                 let optimizer: Arc<Optimizer> =
@@ -192,7 +198,8 @@ fn updates_have_the_hosts_bits() {
 
 fn one_update(library: &Library, optimizer: &Arc<Optimizer>, dtype: DType, mastered: bool, updates: u64) {
     let (len, real) = (1003, if dtype == DType::F64 { DType::F64 } else { DType::F32 });
-    let fill = |seed| if updates == 0 { Buffer::zeroed(len * real.size_bytes()) } else { pattern(real, len, seed, f64::abs) };
+    let fill =
+        |seed| if updates == 0 { Buffer::zeroed(len * real.size_bytes()) } else { pattern(real, len, seed, f64::abs) };
     let mut buffers = vec![pattern(dtype, len, 4, |v| v / 8.0), pattern(dtype, len, 5, |v| v / 8.0)];
     buffers.extend((0..optimizer.slots(dtype)).map(fill));
     let operation = Operation::Update { optimizer: Arc::clone(optimizer), dtype, updates };

@@ -350,7 +350,6 @@ fn local_errors(store: &KvStore) -> Result<()> {
     check(store.push("k", &[full(DType::I8, 4, 1)], 0), &["dtype", &at]);
     check(store.push(7, std::slice::from_ref(&ones), 0), &["mixed key types"]);
     check(store.set_updater(Box::new(|_: &Key, _, _| Ok(()))), &["set_updater", "dist_sync"]);
-    check(store.set_gradient_compression("2bit"), &["set_gradient_compression"]);
     store.push("k", &[], 0)?;
     let out = Tensor::zeros(DType::F32, &[4]);
     store.push_pull("k", &[ones], std::slice::from_ref(&out), 0)?;

@@ -61,10 +61,14 @@ impl Queue<'_> {
         let (reads, writes) = (&work.reads[..], &work.writes[..]);
         match (&work.operation, reads, writes) {
             (Operation::Copy, [from], [to]) => self.copy(from, to),
-            (Operation::Copy, _, _) => reads.chunks(PAIRS).zip(writes.chunks(PAIRS)).try_for_each(|(f, t)| self.copy_many(f, t)),
+            (Operation::Copy, _, _) => {
+                reads.chunks(PAIRS).zip(writes.chunks(PAIRS)).try_for_each(|(f, t)| self.copy_many(f, t))
+            }
             (Operation::Zero, _, [to]) => {
                 // SAFETY: the slice lies within memory of this GPU.
-                checked("cuMemsetD8Async", unsafe { result::memset_d8_async(to.address(), 0, to.len_bytes(), self.stream) })
+                checked("cuMemsetD8Async", unsafe {
+                    result::memset_d8_async(to.address(), 0, to.len_bytes(), self.stream)
+                })
             }
             (Operation::Sum(dtype), _, [to]) => self.sum(*dtype, reads, to),
             (Operation::Quantise2 { threshold }, [gradient, _], [codes, residual]) => {
@@ -106,7 +110,8 @@ impl Queue<'_> {
                 }
                 (Some(a), Some(b)) if a != b => {
                     let (source_context, target_context) = (self.gpus[a].context, self.gpus[b].context);
-                    let copied = result::memcpy_peer_async(target_context, target, source_context, source, bytes, self.stream);
+                    let copied =
+                        result::memcpy_peer_async(target_context, target, source_context, source, bytes, self.stream);
                     checked("cuMemcpyPeerAsync", copied)
                 }
                 (Some(_), Some(_)) => {
@@ -201,9 +206,8 @@ impl Queue<'_> {
         };
         let blocks = threads.div_ceil(BLOCK.into()).clamp(1, (self.gpu.processors * BLOCKS_EACH).into()) as u32;
         // SAFETY: the arguments are those of the kernel's definition, read before the call returns; memory is kept by the caller.
-        let launched = unsafe {
-            result::launch_kernel(*function, (blocks, rows, 1), (BLOCK, 1, 1), 0, self.stream, arguments)
-        };
+        let launched =
+            unsafe { result::launch_kernel(*function, (blocks, rows, 1), (BLOCK, 1, 1), 0, self.stream, arguments) };
         checked(kernel, launched)
     }
 }

@@ -130,7 +130,9 @@ impl Gpu {
     fn reach(&self, others: &[Gpu]) -> Result<()> {
         // SAFETY: the contexts are held.
         checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })?;
-        for other in others.iter().filter(|other| other.ordinal != self.ordinal && can_reach(self.ordinal, other.ordinal)) {
+        for other in
+            others.iter().filter(|other| other.ordinal != self.ordinal && can_reach(self.ordinal, other.ordinal))
+        {
             // SAFETY: both contexts are held. That it was allowed before is no error.
             let outcome = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) };
             if outcome != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
@@ -199,7 +201,8 @@ impl Platform for Cuda {
     fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
         self.current(0)?;
         // SAFETY: the memory is made zero below.
-        let start = checked("cuMemHostAlloc", unsafe { result::malloc_host(len_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) })?;
+        let start =
+            checked("cuMemHostAlloc", unsafe { result::malloc_host(len_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) })?;
         let Some(bytes) = NonNull::new(start.cast::<u8>()) else {
             return Err(failed("CUDA driver", "cuMemHostAlloc", -1, "no memory"));
         };
@@ -223,9 +226,9 @@ impl Platform for Cuda {
 
     fn destroy_stream(&self, device: usize, stream: u64) {
         // SAFETY: the stream came from `create_stream` and is destroyed once; what is on it still runs.
-        let ended = self.current(device).and_then(|_| {
-            checked("cuStreamDestroy", unsafe { result::stream::destroy(stream as sys::CUstream) })
-        });
+        let ended = self
+            .current(device)
+            .and_then(|_| checked("cuStreamDestroy", unsafe { result::stream::destroy(stream as sys::CUstream) }));
         if let Err(cause) = ended {
             tracing::debug!(%cause, "stream not destroyed");
         }
@@ -242,9 +245,9 @@ impl Platform for Cuda {
 
     fn destroy_event(&self, device: usize, event: u64) {
         // SAFETY: the event came from `record` and is destroyed once; waits that were queued stay.
-        let ended = self.current(device).and_then(|_| {
-            checked("cuEventDestroy", unsafe { result::event::destroy(event as sys::CUevent) })
-        });
+        let ended = self
+            .current(device)
+            .and_then(|_| checked("cuEventDestroy", unsafe { result::event::destroy(event as sys::CUevent) }));
         if let Err(cause) = ended {
             tracing::debug!(%cause, "event not destroyed");
         }
@@ -361,7 +364,9 @@ pub(super) fn cuda_aware_mpi() -> String {
         std::mem::forget(library);
         match asked {
             Ok(0) => "the MPI library takes host memory only".to_owned(),
-            Ok(_) => "the MPI library takes device memory (this program stages through the host all the same)".to_owned(),
+            Ok(_) => {
+                "the MPI library takes device memory (this program stages through the host all the same)".to_owned()
+            }
             Err(_) => "the MPI library does not say".to_owned(),
         }
     }

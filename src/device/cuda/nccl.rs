@@ -141,7 +141,8 @@ impl Group {
         // SAFETY: the memory holds the elements and is kept until the streams have come past them; a group that was begun is ended.
         unsafe {
             self.api.check("ncclGroupStart", (self.api.group_start)())?;
-            let queued = calls.iter().flatten().zip(comms.iter().cycle()).try_for_each(|(call, comm)| self.queue(call, *comm));
+            let queued =
+                calls.iter().flatten().zip(comms.iter().cycle()).try_for_each(|(call, comm)| self.queue(call, *comm));
             let ended = self.api.check("ncclGroupEnd", (self.api.group_end)());
             queued.and(ended)
         }

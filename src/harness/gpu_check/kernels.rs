@@ -115,7 +115,9 @@ fn compare(devices: &Arc<Devices>, operation: &Operation, reads: Vec<Buffer>, le
             let differs = got.bytes().iter().zip(wanted.bytes()).position(|(a, b)| a != b);
             if let Some(byte) = differs.or((got.bytes().len() != wanted.bytes().len()).then_some(0)) {
                 return Err(Error::argument(
-                    format!("{operation:?} of {lengths:?} bytes at offset {offset}: result {index} differs from byte {byte} on"),
+                    format!(
+                        "{operation:?} of {lengths:?} bytes at offset {offset}: result {index} differs from byte {byte} on"
+                    ),
                     "the kernel and the reference must give the same bits",
                 ));
             }

@@ -47,7 +47,11 @@ pub(super) fn measure(devices: &Arc<Devices>) -> Result<Vec<Speed>> {
         writes: vec![codes.clone(), at(1)],
     };
     speeds.push(bench.kernel("2-bit quantise", &quantise, limit)?);
-    let add = Work { operation: Operation::AddDequantised2 { threshold: 0.5 }, reads: vec![codes, at(1)], writes: vec![at(1)] };
+    let add = Work {
+        operation: Operation::AddDequantised2 { threshold: 0.5 },
+        reads: vec![codes, at(1)],
+        writes: vec![at(1)],
+    };
     speeds.push(bench.kernel("2-bit dequantise and add", &add, limit)?);
     for (name, slots) in [("sgd,lr=0.1,momentum=0.9", 1), ("adam,lr=0.01", 2)] {
         let optimizer: Arc<Optimizer> = Arc::new(name.parse()?);

@@ -25,7 +25,10 @@ pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
     let store = KvStore::over(Kind::Device, Box::new(alone), &Config::default());
     checks.push(check(format!("device on {} device(s)", devices.count()), train(&store, devices, &[devices.count()])));
     for ranks in [2, 4] {
-        checks.push(check(format!("dist_sync_mpi: {ranks} ranks that share the devices, in one process"), share(name, ranks)));
+        checks.push(check(
+            format!("dist_sync_mpi: {ranks} ranks that share the devices, in one process"),
+            share(name, ranks),
+        ));
     }
     checks
 }
@@ -83,7 +86,8 @@ fn share(name: &str, ranks: usize) -> Result<String> {
         })
         .collect();
     let lost = || Err(Error::argument("a rank ended by a panic", "see its words above"));
-    let outcomes: Vec<Result<String>> = running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost())).collect();
+    let outcomes: Vec<Result<String>> =
+        running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost())).collect();
     outcomes.into_iter().next_back().unwrap_or_else(lost)
 }
 

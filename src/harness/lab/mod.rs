@@ -8,6 +8,8 @@
 //!    rp-h1 ---- ringpull0 ---- rp-h2 ...
 //! ```
 //!
+//! A lab in two racks has a bridge for each half of the hosts and one shaped link between the bridges.
+//!
 //! One process at a time may change the lab or measure on it: it holds a lock (`lock`) which the kernel takes back when
 //! that process ends, however it ends. What was made is marked under `/run/ringpull/lab` before it is made, so that
 //! [`Lab::remove`] finds all of it, also after a kill half way. `network` is the commands that make and remove one host.
@@ -47,12 +49,28 @@ pub struct Lab {
 struct Shape {
     hosts: usize,
     rate: LinkRate,
+    /// The rate of the link between two racks, if there are two.
+    #[serde(default)]
+    uplink: Option<LinkRate>,
 }
 
 impl Lab {
     /// Makes `hosts` hosts with links of `rate`. Hosts that are already so are taken as they are, and then left when the
     /// `Lab` is dropped; anything else of an earlier lab is removed first. An error if another process uses the lab.
     pub fn up(hosts: usize, rate: LinkRate) -> Result<Self> {
+        Self::up_as(Shape { hosts, rate, uplink: None })
+    }
+
+    /// As [`up`](Self::up), in two racks: hosts 1 to `hosts / 2`, and the others. One link of rate `uplink` joins them.
+    pub fn up_in_racks(hosts: usize, rate: LinkRate, uplink: LinkRate) -> Result<Self> {
+        if hosts < 2 {
+            return Err(Error::argument("two racks need two hosts", "ask for more hosts, or for one rack"));
+        }
+        Self::up_as(Shape { hosts, rate, uplink: Some(uplink) })
+    }
+
+    fn up_as(shape: Shape) -> Result<Self> {
+        let hosts = shape.hosts;
         if !(1..=MAX_HOSTS).contains(&hosts) {
             return Err(Error::argument(
                 format!("a lab of {hosts} hosts is not possible"),
@@ -61,17 +79,17 @@ impl Lab {
         }
         need_root()?;
         let lock = LabLock::take()?;
-        let shape = Shape { hosts, rate };
         if read_shape() == Some(shape) {
             return Ok(Lab { shape, made_here: false, _lock: lock });
         }
         clear()?;
         // From here on a drop removes what exists, also when a later step fails.
         let lab = Lab { shape, made_here: true, _lock: lock };
-        network::add_bridge()?;
+        network::add_bridges(shape.uplink)?;
         for host in 1..=hosts {
             mark(host)?;
-            network::add_host(host, hosts, rate)?;
+            let rack = usize::from(shape.uplink.is_some() && host > hosts / 2);
+            network::add_host(host, hosts, shape.rate, rack)?;
         }
         write_shape(shape)?;
         Ok(lab)
@@ -195,7 +213,7 @@ fn read_shape() -> Option<Shape> {
 
 fn write_shape(shape: Shape) -> Result<()> {
     let path = shape_path();
-    let text = format!(r#"{{"hosts":{},"rate":"{}"}}"#, shape.hosts, shape.rate);
+    let text = serde_json::to_string(&shape).expect("a shape is plain data");
     fs::write(&path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }
 
@@ -209,7 +227,7 @@ fn clear() -> Result<()> {
         network::remove_host(host)?;
         remove(&name_space(host))?;
     }
-    network::remove_bridge()
+    network::remove_bridges()
 }
 
 fn need_root() -> Result<()> {

@@ -8,19 +8,46 @@ use super::{address, host_name, name_space};
 use crate::error::{Error, Result};
 use crate::harness::link::LinkRate;
 
-const BRIDGE: &str = "ringpull0";
+/// The bridge of each rack, and its end of the link between them.
+const BRIDGES: [&str; 2] = ["ringpull0", "ringpull1"];
+const UPLINK: [&str; 2] = ["rp-up0", "rp-up1"];
 
-pub(super) fn add_bridge() -> Result<()> {
-    call("ip", &["link", "add", BRIDGE, "type", "bridge"])?;
-    call("ip", &["link", "set", BRIDGE, "up"])
+/// Makes the bridge, or two with a link of rate `uplink` between them.
+pub(super) fn add_bridges(uplink: Option<LinkRate>) -> Result<()> {
+    let count = if uplink.is_some() { 2 } else { 1 };
+    for bridge in &BRIDGES[..count] {
+        call("ip", &["link", "add", bridge, "type", "bridge"])?;
+        call("ip", &["link", "set", bridge, "up"])?;
+    }
+    let Some(rate) = uplink else { return Ok(()) };
+    call("ip", &["link", "add", UPLINK[0], "type", "veth", "peer", "name", UPLINK[1]])?;
+    for (end, bridge) in UPLINK.into_iter().zip(BRIDGES) {
+        call("ip", &["link", "set", end, "master", bridge])?;
+        call("ip", &["link", "set", end, "up"])?;
+        if let Some(shape) = shaping(rate) {
+            call("tc", &[&["qdisc", "add", "dev", end], words(&shape).as_slice()].concat())?;
+        }
+    }
+    Ok(())
 }
 
-pub(super) fn remove_bridge() -> Result<()> {
-    if interface_exists(BRIDGE) { call("ip", &["link", "del", BRIDGE]) } else { Ok(()) }
+pub(super) fn remove_bridges() -> Result<()> {
+    let made = [UPLINK[0], BRIDGES[0], BRIDGES[1]].into_iter().filter(|name| interface_exists(name));
+    made.into_iter().try_for_each(|name| call("ip", &["link", "del", name]))
 }
 
-/// Makes host `host` of `hosts`: its name, its network, its link to the bridge, and the files that name its peers.
-pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate) -> Result<()> {
+/// The shaper of one end of a link.
+fn shaping(rate: LinkRate) -> Option<String> {
+    let (bits, burst, queue) = (rate.bits_per_s()?, rate.burst_bytes()?, rate.queue_bytes()?);
+    Some(format!("root tbf rate {bits}bit burst {burst}b limit {}b", burst + queue))
+}
+
+fn words(text: &str) -> Vec<&str> {
+    text.split(' ').collect()
+}
+
+/// Makes host `host` of `hosts`: its name, its network, its link to its rack's bridge, and the files that name its peers.
+pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate, rack: usize) -> Result<()> {
     let name = host_name(host);
     let name = name.as_str();
     if Path::new("/run/netns").join(name).exists() {
@@ -35,16 +62,14 @@ pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate) -> Result<()> 
     let outer = bridge_end(host);
     let outer = outer.as_str();
     call("ip", &["link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name])?;
-    call("ip", &["link", "set", outer, "master", BRIDGE])?;
+    call("ip", &["link", "set", outer, "master", BRIDGES[rack]])?;
     call("ip", &["link", "set", outer, "up"])?;
     call("ip", &["-n", name, "addr", "add", &format!("{}/24", address(host)), "dev", "eth0"])?;
     call("ip", &["-n", name, "link", "set", "eth0", "up"])?;
     call("ip", &["-n", name, "link", "set", "lo", "up"])?;
-    if let (Some(bits), Some(burst), Some(queue)) = (rate.bits_per_s(), rate.burst_bytes(), rate.queue_bytes()) {
-        let shape = format!("root tbf rate {bits}bit burst {burst}b limit {}b", burst + queue);
-        let shape: Vec<&str> = shape.split(' ').collect();
-        call("tc", &[&["qdisc", "add", "dev", outer], shape.as_slice()].concat())?;
-        call("tc", &[&["-n", name, "qdisc", "add", "dev", "eth0"], shape.as_slice()].concat())?;
+    if let Some(shape) = shaping(rate) {
+        call("tc", &[&["qdisc", "add", "dev", outer], words(&shape).as_slice()].concat())?;
+        call("tc", &[&["-n", name, "qdisc", "add", "dev", "eth0"], words(&shape).as_slice()].concat())?;
     }
     Ok(())
 }

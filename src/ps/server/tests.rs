@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::compress::{Codec, Feedback};
 use crate::key::Key;
 
 fn place() -> Place {
@@ -21,7 +22,10 @@ fn init(rank: usize, values: &[f32]) -> (Request, Message) {
 }
 
 fn push(round: u64, value: f32, reply: u64) -> (Request, Message) {
-    (Request::Push { place: place(), round, optimizer: 0, reply: Some(reply) }, message(&[value, 0.1 * value]))
+    (
+        Request::Push { place: place(), round, optimizer: 0, compression: None, reply: Some(reply) },
+        message(&[value, 0.1 * value]),
+    )
 }
 
 /// What a server answers, by rank and reply, and nothing else.
@@ -77,16 +81,21 @@ proptest! {
     #[test]
     fn decoded_requests_of_any_content_never_panic(
         rank in 0usize..2, round in 0u64..4, optimizer in 0u64..3, count in prop_oneof![0u64..4, Just(u64::MAX)],
-        payload in proptest::collection::vec(any::<u8>(), 0..40), which in 0usize..5,
+        payload in proptest::collection::vec(any::<u8>(), 0..40), which in 0usize..6,
+        compression in prop::sample::select(vec!["2bit", "1bit", "fp16", "bf16", "topk:0.5"]),
     ) {
         let mut server = Server::new(2, true);
         answers(&mut server, vec![(0, init(0, &[1.0, 2.0])), (1, init(1, &[1.0, 2.0]))]);
         let place = place();
         let request = match which {
-            0 => Request::Push { place, round, optimizer, reply: None },
+            0 => Request::Push { place, round, optimizer, compression: None, reply: None },
             1 => Request::PushRows { place, round, optimizer, count },
             2 => Request::Pull { place, rounds: round, want: Want::Rows, reply: 1 },
             3 => Request::WhoIsMissing { place, rounds: round, reply: 1 },
+            4 => {
+                let compression = Some(compression.parse().unwrap());
+                Request::Push { place, round, optimizer, compression, reply: None }
+            }
             _ => Request::Init { place, dtype: DType::F64, shape: vec![count], len_bytes: count, unit_bytes: count },
         };
         server.handle(rank, request, Message::from(payload));
@@ -109,9 +118,9 @@ fn a_rank_that_pushes_twice_does_not_stand_in_for_another() {
 fn what_does_not_fit_is_dropped_and_changes_nothing() {
     let mut server = Server::new(1, true);
     answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);
-    let wrong = Request::Push { place: place(), round: 1, optimizer: 0, reply: None };
+    let wrong = Request::Push { place: place(), round: 1, optimizer: 0, compression: None, reply: None };
     assert!(matches!(&server.handle(0, wrong, message(&[1.0]))[..], [Output::Dropped(_)]));
-    let unknown = Request::Push { place: place(), round: 1, optimizer: 3, reply: None };
+    let unknown = Request::Push { place: place(), round: 1, optimizer: 3, compression: None, reply: None };
     assert!(matches!(&server.handle(0, unknown, message(&[1.0, 1.0]))[..], [Output::Dropped(_)]));
     let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
     assert_eq!(answers(&mut server, vec![(0, (pull, Message::new()))])[&(0, 1)], message(&[4.0, 2.0]).to_vec());
@@ -123,7 +132,77 @@ fn ranks_that_push_with_different_optimizers_are_told_apart() {
     answers(&mut server, vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1))]);
     let set = Request::SetOptimizer { version: 1, oldest: 1, optimizer: Optimizer::sgd(0.5) };
     assert!(server.handle(1, set, Message::new()).is_empty());
-    let push = Request::Push { place: place(), round: 1, optimizer: 1, reply: None };
+    let push = Request::Push { place: place(), round: 1, optimizer: 1, compression: None, reply: None };
     let outputs = server.handle(1, push, message(&[1.0, 1.0]));
     assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
+}
+
+fn coded(compression: Compression, round: u64, values: &[f32], feedback: &mut Feedback) -> (Request, Message) {
+    let mut code = vec![0; compression.code_bytes(values.len())];
+    compression.encode(values, feedback, &mut code);
+    let compression = Some(compression);
+    (Request::Push { place: place(), round, optimizer: 0, compression, reply: Some(round) }, Message::from(code))
+}
+
+fn two_bit(threshold: f32) -> Compression {
+    Compression::Codec(Codec::TwoBit { threshold })
+}
+
+#[test]
+fn codes_are_decoded_and_added_up_whatever_the_order_they_come_in() {
+    // With 0.1 three decoded codes added one by one make 0.3 and a bit.
+    for (threshold, sums) in [(0.5, [1.5f32, -0.5]), (0.1, [0.3, -0.1])] {
+        for order in [[0, 1, 2], [2, 0, 1]] {
+            let mut server = Server::new(3, true);
+            let mut messages: Vec<_> = (0..3).map(|rank| (rank, init(rank, &[0.0, 0.0]))).collect();
+            let values = [[9.0, 0.0], [9.0, -9.0], [9.0, 0.0]];
+            let push = |rank: usize| coded(two_bit(threshold), 1, &values[rank], &mut Feedback::default());
+            messages.extend(order.map(|rank| (rank, push(rank))));
+            for answer in answers(&mut server, messages).into_values() {
+                assert_eq!(answer, message(&sums).to_vec());
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_compress_differently_are_told_apart() {
+    for other in [None, Some(two_bit(0.25)), Some("bf16".parse().unwrap())] {
+        let mut server = Server::new(2, true);
+        let first = coded(two_bit(0.5), 1, &[1.0, 0.0], &mut Feedback::default());
+        answers(&mut server, vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, first)]);
+        let (request, payload) = match other {
+            None => push(1, 1.0, 1),
+            Some(other) => coded(other, 1, &[1.0, 0.0], &mut Feedback::default()),
+        };
+        let outputs = server.handle(1, request, payload);
+        let [Output::Fault(error @ Error::Disagreement { .. })] = &outputs[..] else { panic!("no disagreement") };
+        let text = error.to_string();
+        assert!(text.contains("rank 0 has a gradient compressed by 2bit:0.5") && text.contains("rank 1"), "{text}");
+    }
+}
+
+#[test]
+fn codes_that_no_worker_sends_end_the_job_with_a_protocol_error() {
+    let topk: Compression = "topk:0.5".parse().unwrap();
+    let index_2 = [bytemuck::cast_slice(&[2u32]), bytemuck::cast_slice(&[1f32])].concat();
+    for (compression, code, part) in [
+        (two_bit(0.5), vec![0; 8], "8 bytes of codes where 4"),
+        (two_bit(0.5), vec![0x40, 0, 0, 0], "no worker sends"),
+        (two_bit(0.5), vec![0, 0, 0, 3], "no worker sends"),
+        (two_bit(f32::NAN), vec![0; 4], "greater than 0"),
+        (topk, index_2, "ascend below 2"),
+        (topk, vec![1; 3], "no whole entries"),
+    ] {
+        let mut server = Server::new(1, true);
+        answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);
+        let compression = Some(compression);
+        let request = Request::Push { place: place(), round: 1, optimizer: 0, compression, reply: None };
+        let outputs = server.handle(0, request, Message::from(code));
+        let [Output::Fault(error @ Error::Protocol { .. })] = &outputs[..] else { panic!("{part}: no fault") };
+        assert!(error.to_string().contains(part) && error.to_string().contains("key \"w\""), "{error}");
+        let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
+        let value = answers(&mut server, vec![(0, (pull, Message::new()))]).remove(&(0, 1));
+        assert_eq!(value, Some(message(&[4.0, 2.0]).to_vec()), "nothing was added up");
+    }
 }

@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 use super::slot::{Content, Slot};
 use super::{OnDevices, Step, take_loaded};
 use crate::buffer::Buffer;
-use crate::collective::Parts;
 use crate::communicator::Host;
 use crate::device::Devices;
 use crate::error::{Error, Result};
 use crate::optim::State;
 use crate::progress::Launch;
+use crate::store::jobs::sum_rows;
 use crate::store::update::{Update, Updates};
-use crate::store::{Entry, MergedRows, SavedStates};
+use crate::store::{MergedRows, SavedStates};
 
 /// Brings the value to the host, lets `change` change it, and brings it back. Blocks.
 pub(super) fn on_host(
@@ -77,41 +77,10 @@ impl PushRows {
     }
 }
 
-/// Every rank's rows, summed in the order of the ranks.
-fn over_ranks(host: &mut Host, launch: &Launch, entry: &Entry, own: &MergedRows) -> Result<MergedRows> {
-    let ids = gather(host, launch, bytemuck::cast_slice(&own.ids), size_of::<i64>())?;
-    let rows = gather(host, launch, own.rows.bytes(), entry.row_bytes())?;
-    let (ids, size): (&[i64], _) = (bytemuck::cast_slice(ids.bytes()), entry.row_bytes());
-    let mut start = 0;
-    let parts: Vec<(&[i64], &[u8])> = launch.rows.iter().map(|count| {
-        let range = start..start + *count as usize;
-        start = range.end;
-        (&ids[range.clone()], &rows.bytes()[range.start * size..range.end * size])
-    }).collect();
-    Ok(MergedRows::sum_of(entry, parts.into_iter()))
-}
-
-/// The bytes of every rank, each with as many items of `each` bytes as it has rows.
-fn gather(host: &mut Host, launch: &Launch, own: &[u8], each: usize) -> Result<Buffer> {
-    let mut bounds = vec![0];
-    bounds.extend(launch.rows.iter().scan(0, |end, rows| {
-        *end += *rows as usize * each;
-        Some(*end)
-    }));
-    let mut all = Buffer::zeroed(bounds[bounds.len() - 1]);
-    all.bytes_mut()[bounds[host.rank()]..bounds[host.rank() + 1]].copy_from_slice(own);
-    if let Err(cause) = host.allgather(Parts::of(bounds), all.bytes_mut(), launch.number) {
-        // The transport may still write into it.
-        std::mem::forget(all);
-        return Err(cause);
-    }
-    Ok(all)
-}
-
 impl Step for PushRows {
     fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
         if let Some((host, launch)) = ranks {
-            self.gradient = over_ranks(host, launch, &self.slot.entry, &self.gradient)?;
+            self.gradient = sum_rows(host, launch, &self.slot.entry, &self.gradient)?;
         }
         Ok(())
     }

@@ -21,9 +21,11 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::buffer::Buffer;
 use crate::communicator::Host;
+use crate::compress::Compression;
 use crate::device::{Devices, array_of};
 use crate::error::{Error, Result};
 use crate::key::Key;
+use crate::kind::Kind;
 use crate::optim::{Optimizer, State};
 use crate::progress::{Engine, Job, Launch, Topic};
 use crate::store::anywhere::{self, of_rank};
@@ -74,11 +76,11 @@ impl OnDevices {
     }
 
     /// Takes a step: by way of the ranks' agreement, or here and now.
-    fn run(&self, slot: &Slot, operation: &str, terms: String, rows: u64, step: impl Step + 'static) -> Result<()> {
+    fn run(&self, slot: &Slot, operation: &str, terms: String, step: impl Step + 'static) -> Result<()> {
         slot.call();
         if let Some(ranks) = &self.ranks {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
-            return ranks.engine.submit(topic, operation, terms, rows, Box::new(OverRanks { step, rank: self.rank() }));
+            return ranks.engine.submit(topic, operation, terms, Box::new(OverRanks { step, rank: self.rank() }));
         }
         let mut step = step;
         match step.queue(None) {
@@ -137,7 +139,7 @@ impl Anywhere for OnDevices {
         remotes.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
         let terms = self.terms(entry, &update);
         let job = Push::new(self, &slot, gradient, outs, update)?;
-        self.run(&slot, "push", terms, 0, job)
+        self.run(&slot, "push", terms, job)
     }
 
     fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
@@ -181,7 +183,7 @@ impl Backend for OnDevices {
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
         let terms = self.terms(entry, &Update::Overwrite);
         let job = Init { slot: Arc::clone(&slot), devices: Arc::clone(&self.devices), value, limit: self.limit };
-        self.run(&slot, "init", terms, 0, job)
+        self.run(&slot, "init", terms, job)
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
@@ -191,9 +193,9 @@ impl Backend for OnDevices {
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
         let slot = self.slot(entry, "push_rows")?;
         let update = self.present(entry)?;
-        let (terms, rows) = (self.terms(entry, &update), gradient.ids.len() as u64);
+        let terms = self.terms(entry, &update);
         let job = detour::PushRows::new(self, &slot, gradient, update);
-        self.run(&slot, "push_rows", terms, rows, job)
+        self.run(&slot, "push_rows", terms, job)
     }
 
     fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {
@@ -216,6 +218,15 @@ impl Backend for OnDevices {
     fn set_updater(&self, updater: Updater) -> Result<()> {
         self.updates.set_updater(updater);
         Ok(())
+    }
+
+    fn set_compression(&self, compression: &Compression) -> Result<()> {
+        Err(Error::Unsupported {
+            kind: if self.ranks.is_some() { Kind::DistSyncMpi } else { Kind::Device }.to_string(),
+            operation: format!("set_gradient_compression({compression})"),
+            reason: "gradient compression is not supported on devices; dist_sync_mpi in host memory and the kinds with servers have it"
+                .to_owned(),
+        })
     }
 
     fn states(&self) -> Result<SavedStates> {

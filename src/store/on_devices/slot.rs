@@ -218,7 +218,9 @@ impl Outputs {
     /// Takes hold of `outs`: the lanes wait for the streams of those that are on devices.
     pub(super) fn of(devices: &Devices, outs: Vec<TensorMut>, layout: &Layout) -> Result<Self> {
         let target = |out: &TensorMut| match out.remote() {
-            None => Ok(Slice::all(&Memory::pinned(devices.platform(), layout.len_bytes())?).part(0..layout.len_bytes())),
+            None => {
+                Ok(Slice::all(&Memory::pinned(devices.platform(), layout.len_bytes())?).part(0..layout.len_bytes()))
+            }
             remote => {
                 let array = devices.array(remote)?;
                 devices.lane(array.device()).follow(array.stream())?;

@@ -1,15 +1,23 @@
 //! Memory of a tensor: owned and aligned, or somebody else's with its owner kept alive.
+//!
+//! Where a host has several ranks, large owned buffers come from the process's `arena`, which the other ranks map.
 #![allow(unsafe_code)]
+
+pub mod arena;
+pub mod region;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::ptr::NonNull;
+
+use self::arena::{Arena, Room};
 
 /// Alignment of owned memory: a cache line, enough for every element type and SIMD load.
 const ALIGNMENT: usize = 64;
 
 enum Owner {
     Heap(Layout),
+    Shared(&'static Arena),
     Foreign(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
     Nobody,
 }
@@ -32,6 +40,13 @@ impl Buffer {
         if len_bytes == 0 {
             return Buffer { start: NonNull::<u64>::dangling().cast(), len_bytes, owner: Owner::Nobody };
         }
+        if let Some((arena, room)) = shared(len_bytes) {
+            if !room.is_zero {
+                // SAFETY: the range just given out.
+                unsafe { room.start.write_bytes(0, len_bytes) };
+            }
+            return Buffer { start: room.start, len_bytes, owner: Owner::Shared(arena) };
+        }
         let layout = Layout::from_size_align(len_bytes, ALIGNMENT).expect("a tensor is smaller than the address space");
         // SAFETY: the layout has a size other than zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
@@ -40,7 +55,10 @@ impl Buffer {
 
     /// A copy of `bytes` in memory of our own.
     pub fn copy_of(bytes: &[u8]) -> Self {
-        let mut buffer = Buffer::zeroed(bytes.len());
+        let mut buffer = match shared(bytes.len()) {
+            Some((arena, room)) => Buffer { start: room.start, len_bytes: bytes.len(), owner: Owner::Shared(arena) },
+            None => Buffer::zeroed(bytes.len()),
+        };
         buffer.bytes_mut().copy_from_slice(bytes);
         buffer
     }
@@ -72,11 +90,19 @@ impl Buffer {
     }
 }
 
+/// A range of the arena, if there is one for a buffer of this length.
+fn shared(len_bytes: usize) -> Option<(&'static Arena, Room)> {
+    let arena = if len_bytes >= arena::LEAST_BYTES { arena::for_buffers() } else { None }?;
+    Some((arena, arena.allocate(len_bytes)?))
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Owner::Heap(layout) = self.owner {
+        match self.owner {
             // SAFETY: `start` came from `alloc_zeroed` with this layout, and is freed once.
-            unsafe { dealloc(self.start.as_ptr(), layout) }
+            Owner::Heap(layout) => unsafe { dealloc(self.start.as_ptr(), layout) },
+            Owner::Shared(arena) => arena.free(self.start, self.len_bytes),
+            Owner::Foreign(_) | Owner::Nobody => {}
         }
     }
 }

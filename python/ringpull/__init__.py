@@ -1,0 +1,35 @@
+"""MXNet's push/pull KVStore for data-parallel training, on MPI allreduce and on parameter servers.
+
+    import numpy, ringpull
+    store = ringpull.create("dist_sync_mpi")       # under mpirun -n N; "local" for one process
+    store.init("w", numpy.zeros(4, numpy.float32))  # rank 0's value wins
+    gradient = numpy.ones(4, numpy.float32)
+    store.pushpull("w", gradient)                   # summed over all workers, in place
+    print(store.rank, gradient)
+
+Tensors are NumPy arrays, MXNet NDArrays, torch tensors, JAX arrays: anything with the buffer protocol or DLPack in host memory.
+``ringpull.mxnet`` makes MXNet 1.9 itself use these stores, ``ringpull.torch`` PyTorch's DistributedDataParallel.
+"""
+
+from . import errors
+from ._native import __version__
+from .errors import *  # noqa: F403
+from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds
+from .optimizers import NAG, SGD, Adam, Optimizer, Test
+
+__all__ = [
+    "NAG",
+    "SGD",
+    "Adam",
+    "Handle",
+    "KVStore",
+    "Key",
+    "Optimizer",
+    "RowSparse",
+    "Test",
+    "__version__",
+    "create",
+    "errors",
+    "kinds",
+    *errors.__all__,
+]

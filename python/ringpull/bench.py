@@ -1,0 +1,80 @@
+"""Measures pushpull from Python: ``mpirun -n N python -m ringpull.bench --lens 6250000``; rank 0 prints one JSON array of records.
+
+Inputs and checks are those of ``ringpull bench pushpull``: element e of rank r in iteration i is (e + i + r) mod m, so the sum over
+the ranks has a closed form, and a time is printed only beside a check of its sums. A time is the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+import numpy
+
+from .kvstore import create
+
+
+def pattern(period: int, length: int, phase: int) -> Any:
+    """The first `length` values of the period that begins at `phase`."""
+    return numpy.resize((numpy.arange(period) + phase) % period, length).astype(numpy.float32)
+
+
+def main() -> None:
+    """Runs the measurement that the command line describes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kv-store", default="dist_sync_mpi")
+    parser.add_argument("--lens", required=True, help="elements of each key, separated by commas")
+    parser.add_argument("--iters", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2)
+    options = parser.parse_args()
+    store = create(options.kv_store)
+    rank, ranks = store.rank, store.num_workers
+    period = min(16, (1 << 24) // ranks) + 1
+    lens = [int(length) for length in options.lens.split(",")]
+    keys = list(range(len(lens)))
+    values = [numpy.zeros(length, numpy.float32) for length in lens]
+    store.init(keys, values)
+    rows = []
+    for iteration in range(options.warmup + options.iters):
+        for value in values:
+            value[:] = pattern(period, len(value), iteration + rank)
+        store.wait_all()
+        store.barrier()
+        start = time.perf_counter()
+        store.pushpull(keys[::-1], values[::-1])
+        seconds = time.perf_counter() - start
+        whole: Any = sum(pattern(period, period, iteration + other) for other in range(ranks))
+        for key, value in zip(keys, values):
+            if not numpy.array_equal(value, numpy.resize(whole, len(value))):
+                sys.exit(f"wrong sum of key {key} on rank {rank} in iteration {iteration}")
+        if iteration >= options.warmup:
+            rows.append(seconds)
+    # Every rank puts its own row among zeros; the sum holds all of them.
+    matrix = numpy.zeros((ranks, options.iters))
+    matrix[rank] = rows
+    store.init(len(keys), numpy.zeros_like(matrix))
+    store.pushpull(len(keys), matrix)
+    slowest = [float(seconds) for seconds in matrix.max(axis=0)]
+    if rank == 0:
+        payload, median = 4 * sum(lens), statistics.median(slowest)
+        record = {
+            "op": "pushpull",
+            "mode": f"{options.kv_store} (Python)",
+            "ranks": ranks,
+            "bytes": payload,
+            "dtype": "f32",
+            "seconds": slowest,
+            "median_s": median,
+            "algbw_Bps": payload / median,
+            "busbw_Bps": payload / median * 2 * (ranks - 1) / ranks,
+            "verified": True,
+        }
+        print(json.dumps([record]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What a store raises. Every class is a :class:`KVStoreError`; the message names rank, key and operation, and a remedy.
+
+Attributes hold the same as data, where an error has them: ``rank`` (the rank that reports), ``key``, ``operation``,
+``missing`` (ranks that did not call), ``expected`` and ``got``, ``peer``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = [
+    "ArgumentError",
+    "DisagreementError",
+    "DtypeMismatchError",
+    "DuplicateKeyError",
+    "FileError",
+    "KVStoreError",
+    "LibraryError",
+    "MismatchError",
+    "MixedKeyTypesError",
+    "NotFiniteError",
+    "PeerLostError",
+    "ProtocolError",
+    "ShapeMismatchError",
+    "StalledError",
+    "UnavailableError",
+    "UnknownKeyError",
+    "UnknownKindError",
+    "UnsupportedError",
+]
+
+
+class KVStoreError(RuntimeError):
+    """Any error of a store."""
+
+    rank: int | None = None
+    key: int | str | None = None
+    operation: str | None = None
+
+
+class ArgumentError(KVStoreError, ValueError):
+    """An argument or an environment variable cannot be used. Nothing was changed."""
+
+
+class UnknownKindError(ArgumentError):
+    """No kind of store has this name; the message lists those that exist."""
+
+
+class UnavailableError(KVStoreError):
+    """The kind exists, but this build, machine or process cannot have it."""
+
+
+class UnsupportedError(KVStoreError, NotImplementedError):
+    """The operation exists, but not for this kind of store."""
+
+
+class MixedKeyTypesError(ArgumentError):
+    """One store holds integer keys or string keys, as its first call decided."""
+
+
+class UnknownKeyError(KVStoreError):
+    """A key was used before ``init`` or ``broadcast``."""
+
+
+class DuplicateKeyError(KVStoreError):
+    """A key was initialised twice."""
+
+
+class MismatchError(ArgumentError):
+    """A value does not fit what ``init`` fixed for its key."""
+
+    expected: Any = None
+    got: Any = None
+
+
+class ShapeMismatchError(MismatchError):
+    """A value's shape is not its key's."""
+
+
+class DtypeMismatchError(MismatchError):
+    """A value's dtype is not its key's."""
+
+
+class DisagreementError(KVStoreError):
+    """The ranks called one operation with arguments that do not fit together. Raised on every rank."""
+
+
+class StalledError(KVStoreError, TimeoutError):
+    """Other ranks live but have not called what this one waits for; ``missing`` lists them."""
+
+    missing: list[int] = []
+
+
+class PeerLostError(KVStoreError, ConnectionError):
+    """A process of the job is gone; ``peer`` names it."""
+
+    peer: str | None = None
+
+
+class ProtocolError(KVStoreError):
+    """Bytes arrived that do not fit the protocol; they were not applied."""
+
+
+class LibraryError(KVStoreError):
+    """A call of MPI or ZeroMQ failed; its own code and words are in the message."""
+
+
+class FileError(KVStoreError, OSError):
+    """A file or socket could not be used."""
+
+
+class NotFiniteError(KVStoreError, ArithmeticError):
+    """``RINGPULL_CHECK_NAN=1`` found a pushed NaN or Inf."""
+
+
+_CLASSES: dict[str, type[KVStoreError]] = {
+    "UnknownKind": UnknownKindError,
+    "KindUnavailable": UnavailableError,
+    "Unsupported": UnsupportedError,
+    "MixedKeyTypes": MixedKeyTypesError,
+    "NotInitialized": UnknownKeyError,
+    "AlreadyInitialized": DuplicateKeyError,
+    "ShapeMismatch": ShapeMismatchError,
+    "DtypeMismatch": DtypeMismatchError,
+    "Disagreement": DisagreementError,
+    "InvalidArgument": ArgumentError,
+    "Stalled": StalledError,
+    "PeerLost": PeerLostError,
+    "Protocol": ProtocolError,
+    "Library": LibraryError,
+    "Io": FileError,
+    "NotFinite": NotFiniteError,
+    "Environment": ArgumentError,
+}
+
+
+def _exception(text: str, fields: str) -> KVStoreError:
+    """The exception of a native error, which comes as its message and as JSON: ``{variant: {field: value}}``."""
+    ((variant, values),) = json.loads(fields).items()
+    error = _CLASSES.get(variant, KVStoreError)(text)
+    for name, value in values.items():
+        if name in ("key", "first"):
+            (value,) = value.values()
+        setattr(error, name, value)
+    return error

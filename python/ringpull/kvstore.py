@@ -1,0 +1,304 @@
+"""The KVStore: MXNet's methods and argument shapes over the native stores."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, Union, cast
+
+from . import _native
+from .errors import ArgumentError
+from .optimizers import Optimizer
+
+__all__ = ["Handle", "KVStore", "Key", "RowSparse", "create", "kinds"]
+
+Key = Union[int, str]
+
+#: An object with the buffer protocol or ``__dlpack__``: NumPy, MXNet, PyTorch, JAX.
+Tensor = Any
+
+
+class RowSparse:
+    """Rows of a tensor of ``shape``: ``rows[i]`` belongs at row ``row_ids[i]``, the other rows are zero.
+
+    Ids need be neither sorted nor unique; rows that are named twice add up when pushed.
+    """
+
+    def __init__(self, row_ids: Any, rows: Tensor, shape: Sequence[int]) -> None:
+        self.row_ids = [int(row) for row in row_ids]
+        self.rows = rows
+        self.shape = tuple(shape)
+
+
+class Handle:
+    """Operations under way. Their tensors may not be touched until :meth:`wait` has returned."""
+
+    def __init__(self, parts: list[_native.Handle]) -> None:
+        self._parts = parts
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Returns True when every output holds its result, False if that takes longer than ``timeout`` seconds.
+
+        Raises what kept an output from being written. Another thread may run Python meanwhile, and Ctrl-C ends it.
+        """
+        while self._parts:
+            if not self._parts[-1].wait(timeout):
+                return False
+            self._parts.pop()
+        return True
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return all(part.done() for part in self._parts)
+
+
+class KVStore:
+    """A key-value store of tensors, shared by the workers of a job. Made by :func:`create`.
+
+    Values pushed for a key are summed, over the list given and over all workers, never averaged. Without an optimizer or
+    updater the store's value becomes that sum; with one, it is updated by it. Every worker must init every key once and push
+    every key of a step once; the order of keys may differ between workers.
+
+    A method takes one key with its value, or a list of keys with a list of values; in the place of a value may stand a list of
+    values (one for each device), which are summed or all written. Tensors are anything with the buffer protocol or DLPack in
+    host memory, contiguous: NumPy arrays, MXNet NDArrays, torch tensors, and JAX arrays as inputs. None is copied but by
+    ``push``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._native = _native.Store(kind)
+        self._updater: Callable[..., None] | None = None
+        _open_stores.add(self)
+
+    # What the store is.
+
+    @property
+    def type(self) -> str:
+        """The kind it was created as."""
+        return self._native.kind
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, from 0."""
+        return self._native.rank
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers."""
+        return self._native.num_workers
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's place among those of its host, as its launcher says; 0 where none says it."""
+        return self._native.local_rank
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether the store can do that; the only capability known is ``"optimizer"``, and every kind has it."""
+        if capability.lower() == "optimizer":
+            return True
+        raise ValueError(f"Unknown capability: {capability}")
+
+    def stats(self) -> dict[str, int]:
+        """What the store has done: ``pushes``, ``pulls``, ``sent_bytes``, ``received_bytes``, ``control_messages``."""
+        return self._native.stats()
+
+    # Values.
+
+    def init(self, key: Key | Sequence[Key], value: Any) -> None:
+        """Gives ``key`` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once, in any order.
+
+        Copies the value. Ranks that disagree on shape or dtype all get one error from the next call that waits.
+        """
+        for one, values in pairs(key, value):
+            self._native.init(one, values[0])
+
+    def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
+        """Adds the sum of the values to this step's gradient of ``key``. Returns at once.
+
+        Values are copied, so they may be changed as soon as it returns; :meth:`pushpull` copies nothing. A value may be a
+        :class:`RowSparse`. A higher ``priority`` may leave earlier.
+        """
+        for one, values in pairs(key, value):
+            if any(isinstance(v, RowSparse) for v in values):
+                rows = [(v.row_ids, v.rows) for v in values]
+                self._native.push_rows(one, rows, list(values[0].shape), priority)
+            elif values:
+                self._native.push(one, values, priority)
+
+    def pull(self, key: Key | Sequence[Key], out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copies the value of ``key``, with every push that this worker has made, into each output. Waits.
+
+        ``ignore_sparse`` is accepted for MXNet's sake: outputs are dense here, so there is nothing to ignore.
+        """
+        if out is None:
+            raise ArgumentError(f"pull of key {key!r} without an output\n  hint: give out=")
+        for one, outs in pairs(key, out):
+            self._native.pull(one, outs, priority)
+
+    def pushpull(
+        self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0, wait: bool = True
+    ) -> Handle | None:
+        """:meth:`push` of the values and :meth:`pull` into the outputs in one, without a copy; without ``out`` into the values.
+
+        Waits for the result. With ``wait=False`` it returns a :class:`Handle` at once: neither values nor outputs may be
+        touched until its ``wait()`` has returned. Several keys travel together, and one after the other need not wait.
+        """
+        outs_of = [values for _, values in pairs(key, value if out is None else out)]
+        handles = [
+            self._native.push_pull(one, values, outs, priority)
+            for (one, values), outs in zip(pairs(key, value), outs_of, strict=True)
+            if values
+        ]
+        handle = Handle(handles)
+        if not wait:
+            return handle
+        handle.wait()
+        return None
+
+    def broadcast(self, key: Key | Sequence[Key], value: Any, out: Any, priority: int = 0) -> None:
+        """:meth:`init` with the value, then :meth:`pull` into the outputs: each becomes rank 0's value. Waits."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def row_sparse_pull(
+        self, key: Key | Sequence[Key], out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Row i of an output becomes row ``row_ids[i]`` of the key's value. Waits.
+
+        With a list of outputs, ``row_ids`` is a list of as many.
+        """
+        if out is None or row_ids is None:
+            raise ArgumentError(f"row_sparse_pull of key {key!r} needs an output and row ids\n  hint: give out= and row_ids=")
+        if isinstance(key, (list, tuple)):
+            for one, outs, ids in zip(key, out, row_ids, strict=True):
+                self.row_sparse_pull(one, outs, priority, ids)
+            return
+        single = not isinstance(out, (list, tuple))
+        for one_out, ids in [(out, row_ids)] if single else zip(out, row_ids, strict=True):
+            self._native.pull_rows(cast(Key, key), [int(row) for row in ids], one_out, priority)
+
+    # What a gradient does to a value.
+
+    def set_optimizer(self, optimizer: Optimizer | str) -> None:
+        """Lets an optimizer such as ``ringpull.SGD(learning_rate=0.1)`` apply every push made from now on, on every rank alike or on
+        the servers. Called again it changes the hyper-parameters and keeps the states while the rule stays the same.
+        """
+        self._native.set_optimizer(optimizer.spec() if isinstance(optimizer, Optimizer) else optimizer)
+
+    def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+        """Lets ``updater(key, received, stored)`` apply every push made from now on: it changes ``stored`` in place.
+
+        Both are NumPy arrays, valid during the call. It runs on a thread of the store, and must do the same on every rank.
+        Not for kinds with servers: code is never sent to one.
+        """
+        import numpy
+
+        def call(key: Key, received: Any, stored: Any) -> None:
+            updater(key, numpy.asarray(received), numpy.asarray(stored))
+
+        self._native.set_updater(call)
+        self._updater = updater
+
+    _set_updater = set_updater
+
+    def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
+        """Switches gradient compression on, as ``{"type": "2bit", "threshold": 0.5}``."""
+        self._native.set_gradient_compression([(str(name), str(value)) for name, value in compression_params.items()])
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
+        """Writes the optimizer's states, and the optimizer too if ``dump_optimizer``, to a file, whole or not at all. Waits for
+        every push.
+        """
+        self._native.save_optimizer_states(os.fspath(fname), dump_optimizer)
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Reads what :meth:`save_optimizer_states` wrote. Every rank must load the same file."""
+        self._native.load_optimizer_states(os.fspath(fname))
+
+    # The job.
+
+    def barrier(self) -> None:
+        """Returns when every worker has called it."""
+        self._native.barrier()
+
+    _barrier = barrier
+
+    def wait_all(self) -> None:
+        """Returns when everything this worker has called is done; raises the first error that any of it met."""
+        self._native.wait_all()
+
+    def finish(self) -> None:
+        """What must be done before the program ends: waits for pushes that an updater has yet to apply."""
+        if self._updater is not None:
+            self.wait_all()
+
+    def close(self) -> None:
+        """Leaves the job; done at the end of the program for every store. Later calls raise."""
+        self._native.close()
+        _open_stores.discard(self)
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ringpull.KVStore {self.type}>"
+
+
+def create(kind: str = "local") -> KVStore:
+    """Creates a store of a kind that :func:`kinds` lists, spelled exactly.
+
+    The distributed kinds find their peers by what started the process: ``mpirun`` for ``dist_sync_mpi``, ``ringpull launch`` for
+    the kinds with servers. In a server or the scheduler of such a job the process becomes that node, and the call does not
+    return. MPI is initialised unless the program has done so (mpi4py), and finalised at exit by whoever initialised it.
+    """
+    return KVStore(kind)
+
+
+def kinds() -> list[str]:
+    """The kinds of store."""
+    return list(_native.KINDS)
+
+
+def pairs(key: Any, value: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Each key with its list of values. A key named several times in a list has all the values that stand beside it."""
+    if not isinstance(key, (list, tuple)):
+        yield key, list(value) if isinstance(value, (list, tuple)) else [value]
+        return
+    if not isinstance(value, (list, tuple)) or len(key) != len(value):
+        count = len(value) if isinstance(value, (list, tuple)) else 1
+        raise ArgumentError(f"{len(key)} keys with {count} values\n  hint: give one value, or one list of values, for each key")
+    grouped: dict[Any, list[Any]] = {}
+    for one, values in zip(key, value):
+        if isinstance(one, (list, tuple)):
+            raise ArgumentError("a list of keys in a list of keys\n  hint: keys are integers or strings")
+        grouped.setdefault(one, []).extend(values if isinstance(values, (list, tuple)) else [values])
+    yield from grouped.items()
+
+
+class _Closable(Protocol):
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+
+_open_stores: weakref.WeakSet[_Closable] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_stores() -> None:
+    """Servers take a worker that ends without a goodbye for lost; and an updater needs Python to finish what was pushed."""
+    failed = getattr(sys, "last_value", None) is not None
+    for store in list(_open_stores):
+        try:
+            if not failed:
+                store.finish()
+        except RuntimeError as error:
+            print(f"ringpull: at the end of the program: {error}", file=sys.stderr)
+        finally:
+            store.close()

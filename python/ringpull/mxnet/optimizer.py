@@ -1,0 +1,60 @@
+"""MXNet's optimizers as those that servers run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet
+
+from .. import optimizers
+from ..errors import UnsupportedError
+
+
+class ServerOptimizer:
+    """Stands where MXNet keeps an updater, for stores whose servers run the optimizer.
+
+    Learning rates, schedules and rescaling that change here reach the servers before the next push.
+    """
+
+    def __init__(self, optimizer: Any, kind: str) -> None:
+        self.optimizer = optimizer
+        self._kind = kind
+
+    def spec(self, key: int | str) -> str:
+        """The optimizer as it is for the next push of ``key``."""
+        optimizer = self.optimizer
+        optimizer._update_count(key)
+        own_rate, own_decay = optimizer._get_lr(key), optimizer._get_wd(key)
+        if own_rate != optimizer.learning_rate or own_decay != optimizer.wd:
+            raise UnsupportedError(
+                f"set_optimizer is not supported by {self._kind}: key {key!r} has a learning rate or weight decay of its own, and "
+                "servers have one for all keys\n  hint: use dist_sync_mpi, or set no lr_mult and wd_mult and no wd"
+            )
+        return mapped(optimizer, self._kind).spec()
+
+
+def mapped(optimizer: Any, kind: str) -> optimizers.Optimizer:
+    """Ours for one of MXNet's."""
+    if isinstance(optimizer, optimizers.Optimizer):
+        return optimizer
+    common = {
+        "learning_rate": optimizer.learning_rate,
+        "wd": optimizer.wd,
+        "rescale_grad": optimizer.rescale_grad,
+        "clip_gradient": optimizer.clip_gradient,
+        "multi_precision": optimizer.multi_precision,
+    }
+    rule = type(optimizer)
+    if rule is mxnet.optimizer.SGD:
+        return optimizers.SGD(momentum=optimizer.momentum, **common)
+    if rule is mxnet.optimizer.NAG:
+        return optimizers.NAG(momentum=optimizer.momentum, **common)
+    if rule is mxnet.optimizer.Adam:
+        betas = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
+        return optimizers.Adam(**common, **betas)
+    if rule is mxnet.optimizer.Test:
+        return optimizers.Test(**common)
+    raise UnsupportedError(
+        f"set_optimizer is not supported by {kind}: its servers have sgd, nag, adam and test, and code such as "
+        f"{rule.__name__} is never sent to one\n  hint: use dist_sync_mpi, where any optimizer of MXNet runs on every rank"
+    )

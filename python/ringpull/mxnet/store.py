@@ -1,0 +1,392 @@
+"""The KVStore that MXNet sees.
+
+Nothing here waits for communication: a call enqueues copies and operations in MXNet's dependency engine and returns, and reading
+an output waits, as with every operation of MXNet. Only ``init`` and row-sparse values wait, for their inputs.
+
+With an optimizer of MXNet's, or an updater, the store sums gradients and every rank runs the updater on the sum, as ordinary
+operations of MXNet. So learning rates change at once, and states can be saved. With servers, and with an optimizer of
+``ringpull``, the store runs the optimizer and holds the value.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import mxnet
+import numpy
+from mxnet import autograd
+from mxnet.base import MXNetError
+
+from .. import _native, optimizers
+from ..errors import ArgumentError, KVStoreError, UnknownKeyError, UnsupportedError
+from ..kvstore import _open_stores, pairs
+from .optimizer import ServerOptimizer
+from .slot import Slot, dtype_name
+
+__all__ = ["MXNetKVStore", "as_mxnet_error"]
+
+
+_mxnet_classes: dict[str, type[KVStoreError]] = {}
+
+
+def as_mxnet_error(error: KVStoreError) -> KVStoreError:
+    """The same error, which ``except MXNetError`` catches too."""
+    if issubclass(type(error), MXNetError):
+        return error
+    kind = type(error)
+    if kind.__name__ not in _mxnet_classes:
+        names = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+        _mxnet_classes[kind.__name__] = cast("type[KVStoreError]", type(kind.__name__, (kind, MXNetError), names))
+    raised: KVStoreError = _mxnet_classes[kind.__name__](*error.args)
+    raised.__dict__.update(error.__dict__)
+    return raised
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the store: not recorded by autograd, and with errors that are MXNet's too."""
+
+    @functools.wraps(function)
+    def call(self: MXNetKVStore, *args: Any, **keywords: Any) -> Any:
+        try:
+            with autograd.pause(train_mode=autograd.is_training()):
+                return function(self, *args, **keywords)
+        except KVStoreError as error:
+            raise as_mxnet_error(error) from None
+
+    return call
+
+
+class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no types
+    """A store of ringpull with the methods of ``mxnet.kvstore.KVStore``. Made by ``mx.kv.create``."""
+
+    kind = "local"
+
+    def __init__(self) -> None:
+        # MXNet's own constructor wants a handle of its C API, which this store does not have.
+        self.handle = None
+        self._updater: Any = None
+        self._slots: dict[Any, Slot] = {}
+        self._last_spec = ""
+        self._is_p3 = False
+        try:
+            self._native = _native.Store(self.kind)
+        except KVStoreError as error:
+            raise as_mxnet_error(error) from None
+        self._has_servers = self.kind.startswith("dist") and self.kind != "dist_sync_mpi"
+        #: Whether the store itself runs the optimizer and holds the value.
+        self._stored = self._has_servers
+        self._closing = _Closing(self._native)
+        _open_stores.add(self._closing)
+
+    def __del__(self) -> None:
+        native = getattr(self, "_native", None)
+        if native is not None:
+            native.close()
+
+    # What the store is.
+
+    @property
+    def type(self) -> str:
+        """The name it was created by."""
+        return type(self).__name__
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return self._native.rank
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers."""
+        return self._native.num_workers
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's place among those of its host."""
+        return self._native.local_rank
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether the store can run an optimizer: it can."""
+        if capability.lower() == mxnet.kvstore.KVStoreBase.OPTIMIZER:
+            return True
+        raise ValueError(f"Unknown capability: {capability}")
+
+    # Values.
+
+    @_method
+    def init(self, key: Any, value: Any) -> None:
+        """Gives keys their first values; rank 0's win."""
+        for one, values in self._pairs(key, value):
+            dense = _dense(values[0])
+            self._native.init(one, dense.asnumpy())
+            slot = Slot(self._native, one, dense)
+            self._slots[one] = slot
+            slot.submit("pull")
+
+    @_method
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """``init``, then ``pull``."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    @_method
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Adds the sum of each key's values to its gradient."""
+        for one, values in self._pairs(key, value):
+            if values:
+                self._push(self._checked(one, "push", values), values, priority, "push")
+
+    @_method
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copies keys' values into outputs; row-sparse ones are left alone unless ``ignore_sparse`` is false."""
+        if out is None:
+            raise ArgumentError(f"pull of key {key!r} without an output\n  hint: give out=")
+        for one, outs in self._pairs(key, out):
+            slot = self._checked(one, "pull", outs, any_dtype=True)
+            dense = [o for o in outs if o.stype == "default"]
+            if self._stored and (dense or (outs and not ignore_sparse)):
+                slot.submit("pull", priority)
+            self._hand_out(slot, dense)
+            for sparse in (o for o in outs if o.stype != "default"):
+                if ignore_sparse:
+                    logging.info("pull of key %r into a %s array is ignored: use row_sparse_pull", one, sparse.stype)
+                else:
+                    slot.value.astype(sparse.dtype).tostype(sparse.stype).copyto(sparse)
+
+    @_method
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """``push`` and ``pull`` in one; without ``out`` into the values."""
+        outs_of = [outs for _, outs in self._pairs(key, value if out is None else out)]
+        work = []
+        for (one, values), outs in zip(self._pairs(key, value), outs_of, strict=True):
+            self._checked(one, "pushpull", outs)
+            work.append((self._checked(one, "pushpull", values), values, outs))
+        # Every value is read before an output is written: an output of one key may be a value of another.
+        for slot, values, _ in work:
+            if values:
+                self._push(slot, values, priority, "pushpull")
+        for slot, values, outs in work:
+            if values:
+                self._hand_out(slot, outs)
+
+    @_method
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Outputs, which are row-sparse, get the rows of the key's value that ``row_ids`` names, and no others."""
+        if out is None or row_ids is None:
+            raise ArgumentError(f"row_sparse_pull of key {key!r} needs an output and row ids\n  hint: give out= and row_ids=")
+        if isinstance(key, (list, tuple)):
+            ids_of = list(row_ids) if isinstance(row_ids, (list, tuple)) else [row_ids] * len(key)
+            if len(ids_of) == 1:
+                ids_of *= len(key)
+            for one, outs, ids in zip(key, out, ids_of, strict=True):
+                self.row_sparse_pull(one, outs, priority, ids)
+            return
+        outs = list(out) if isinstance(out, (list, tuple)) else [out]
+        ids_of = list(row_ids) if isinstance(row_ids, (list, tuple)) else [row_ids]
+        if len(ids_of) == 1:
+            ids_of *= len(outs)
+        slot = self._checked(key, "row_sparse_pull", outs, any_dtype=True)
+        for sparse, ids in zip(outs, ids_of, strict=True):
+            self._pull_rows(slot, sparse, ids, priority)
+
+    # What a gradient does to a value.
+
+    @_method
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Lets an optimizer of MXNet's, or one of ``ringpull``, apply every push made from now on."""
+        if self._has_servers:
+            self._updater = ServerOptimizer(optimizer, self.kind)
+            if isinstance(optimizer, optimizers.Optimizer):
+                self._send(optimizer.spec())
+            return
+        if isinstance(optimizer, optimizers.Optimizer):
+            self._stored = True
+            self._send(optimizer.spec())
+        elif isinstance(optimizer, mxnet.optimizer.Optimizer):
+            self._set_updater(mxnet.optimizer.get_updater(optimizer))
+        else:
+            raise ArgumentError(
+                f"a {type(optimizer).__name__} as an optimizer\n  hint: give one of mxnet.optimizer, or such as ringpull.SGD()"
+            )
+
+    @_method
+    def _set_updater(self, updater: Callable[[Any, Any, Any], None]) -> None:
+        """Lets ``updater(key, received, stored)`` apply every push made from now on; it changes ``stored``."""
+        if self._stored:
+            raise UnsupportedError(
+                f"set_updater is not supported by {self.kind}: the store runs the optimizer itself\n"
+                "  hint: use dist_sync_mpi without an optimizer of ringpull"
+            )
+        self._updater = updater
+
+    @_method
+    def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
+        """Switches gradient compression on, as ``{'type': '2bit', 'threshold': 0.5}``."""
+        self._settle()
+        self._native.set_gradient_compression([(str(name), str(value)) for name, value in compression_params.items()])
+
+    @_method
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Writes the optimizer's states to a file, whole or not at all."""
+        if self._stored:
+            self._settle()
+            self._native.save_optimizer_states(os.fspath(fname), dump_optimizer)
+            return
+        if not hasattr(self._updater, "get_states"):
+            raise ArgumentError("save_optimizer_states in a store without an optimizer\n  hint: call set_optimizer first")
+        _replace(fname, self._updater.get_states(dump_optimizer))
+
+    @_method
+    def load_optimizer_states(self, fname: str) -> None:
+        """Reads what ``save_optimizer_states`` wrote. Every rank must load the same."""
+        if self._stored:
+            self._settle()
+            self._native.load_optimizer_states(os.fspath(fname))
+            return
+        if not hasattr(self._updater, "set_states"):
+            raise ArgumentError("load_optimizer_states in a store without an optimizer\n  hint: call set_optimizer first")
+        with open(fname, "rb") as file:
+            self._updater.set_states(file.read())
+
+    # The job.
+
+    @_method
+    def _barrier(self) -> None:
+        """Returns when every worker has called it."""
+        self._native.barrier()
+
+    barrier = _barrier
+
+    @_method
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        raise UnsupportedError(
+            f"_send_command_to_servers is not supported by {self.kind}: no code and no commands are sent to servers\n"
+            "  hint: use set_optimizer"
+        )
+
+    def stats(self) -> dict[str, int]:
+        """What the store has done, as ``ringpull.KVStore.stats``."""
+        return self._native.stats()
+
+    # How it is done.
+
+    def _pairs(self, key: Any, value: Any) -> Iterator[tuple[Any, list[Any]]]:
+        for one, values in pairs(key, value):
+            for array in values:
+                if not isinstance(array, mxnet.nd.NDArray):
+                    raise ArgumentError(f"a {type(array).__name__} for key {one!r}\n  hint: values and outputs are NDArrays")
+            yield one, [array if array.stype != "default" else array.as_nd_ndarray() for array in values]
+
+    def _checked(self, key: Any, operation: str, arrays: list[Any], any_dtype: bool = False) -> Slot:
+        """The key's slot, if it has one and the arrays fit it."""
+        slot = self._slots.get(key)
+        for array in arrays:
+            dtype = dtype_name(slot.array if slot is not None and any_dtype else array)
+            self._native.check(key, operation, array.shape, dtype)
+        if slot is None:
+            # Raises, also for an empty list.
+            self._native.check(key, operation, (), "f32")
+            raise UnknownKeyError(f"{operation} of key {key!r}: the key has not been initialised\n  hint: call init first")
+        return slot
+
+    def _push(self, slot: Slot, values: list[Any], priority: int, what: str) -> None:
+        if self._updater is not None and not self._stored:
+            slot.keep_weight()
+        elif self._has_servers and self._updater is not None:
+            self._send(self._updater.spec(slot.key))
+        if any(value.stype != "default" for value in values):
+            self._push_rows(slot, values, priority, what)
+            return
+        slot.gather(values)
+        # Without an updater in the store the sum, which comes back in place, is the value or what the updater is given.
+        slot.submit(what if self._stored else "pushpull", priority)
+        if slot.weight is not None and not self._stored:
+            self._updater(slot.key, slot.array, slot.weight)
+
+    def _push_rows(self, slot: Slot, values: list[Any], priority: int, what: str) -> None:
+        rows = []
+        for value in values:
+            sparse = value if value.stype == "row_sparse" else value.tostype("row_sparse")
+            ids = sparse.indices.asnumpy() if sparse.indices.shape[0] else numpy.zeros(0, numpy.int64)
+            shape = (len(ids), *slot.shape[1:])
+            data = sparse.data.asnumpy() if len(ids) else numpy.zeros(shape, slot.dtype)
+            rows.append((ids.tolist(), data))
+        # What was called before on this key comes before.
+        slot.array.wait_to_read()
+        self._native.push_rows(slot.key, rows, slot.shape, priority)
+        if self._stored and what == "push":
+            return
+        slot.submit("pull", priority)
+        if slot.weight is not None and not self._stored:
+            self._updater(slot.key, slot.array.tostype("row_sparse"), slot.weight)
+
+    def _hand_out(self, slot: Slot, outs: list[Any]) -> None:
+        value = slot.value
+        for out in outs:
+            (value if out.dtype == value.dtype else value.astype(out.dtype)).copyto(out)
+
+    def _pull_rows(self, slot: Slot, out: Any, row_ids: Any, priority: int) -> None:
+        if out.stype != "row_sparse":
+            raise ArgumentError(f"row_sparse_pull of key {slot.key!r} into a dense array\n  hint: give a row_sparse array, or use pull")
+        ids = numpy.unique(row_ids.asnumpy().astype(numpy.int64)) if row_ids.size else numpy.zeros(0, numpy.int64)
+        if len(ids) and not 0 <= ids[0] <= ids[-1] < slot.shape[0]:
+            raise ArgumentError(
+                f"row_sparse_pull of key {slot.key!r}: row ids from {ids[0]} to {ids[-1]} in a tensor of {slot.shape[0]} rows\n"
+                f"  hint: row ids lie between 0 and {slot.shape[0] - 1}"
+            )
+        if not len(ids):
+            mxnet.nd.sparse.zeros("row_sparse", out.shape, ctx=out.context, dtype=out.dtype).copyto(out)
+            return
+        if self._stored:
+            slot.array.wait_to_read()
+            rows = numpy.empty((len(ids), *slot.shape[1:]), slot.dtype)
+            self._native.pull_rows(slot.key, ids.tolist(), rows, priority)
+            data = mxnet.nd.array(rows, dtype=out.dtype)
+        else:
+            data = slot.value.take(mxnet.nd.array(ids, dtype="int64")).astype(out.dtype)
+        indices = mxnet.nd.array(ids, dtype="int64")
+        mxnet.nd.sparse.row_sparse_array((data, indices), shape=out.shape, dtype=out.dtype).copyto(out)
+
+    def _send(self, spec: str) -> None:
+        """Makes the store's optimizer this one, for the pushes after those called so far."""
+        if spec != self._last_spec:
+            self._settle()
+            self._native.set_optimizer(spec)
+            self._last_spec = spec
+
+    def _settle(self) -> None:
+        """Waits until every push called so far has reached the store: those in MXNet's engine have not."""
+        for slot in self._slots.values():
+            slot.array.wait_to_read()
+
+
+class _Closing:
+    """Ends a store at the end of the program, after MXNet has done what was called."""
+
+    def __init__(self, native: _native.Store) -> None:
+        self._native = native
+
+    def finish(self) -> None:
+        """Waits for MXNet's engine, which may hold operations on the store."""
+        mxnet.nd.waitall()
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self._native.close()
+
+
+def _dense(array: Any) -> Any:
+    return array if array.stype == "default" else array.tostype("default")
+
+
+def _replace(path: str, content: bytes) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)

@@ -1,0 +1,61 @@
+"""Optimizers that a store runs itself, in MXNet's words and arithmetic: on every rank alike, or on the servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+__all__ = ["SGD", "NAG", "Adam", "Optimizer", "Test"]
+
+
+@dataclass
+class Optimizer:
+    """What every optimizer has. Give it to ``KVStore.set_optimizer``; give it again, changed, to change a running one."""
+
+    #: Learning rate.
+    learning_rate: float = 0.01
+    #: Weight decay.
+    wd: float = 0.0
+    #: Every gradient is multiplied by this first; gradients are summed over workers, so 1 / (batch * num_workers) is a mean.
+    rescale_grad: float = 1.0
+    #: Rescaled gradients are clipped to [-c, c]; None for no limit.
+    clip_gradient: float | None = None
+    #: Whether float16 weights have a float32 master copy.
+    multi_precision: bool = False
+
+    def spec(self) -> str:
+        """The optimizer as the native part reads it, such as ``sgd,learning_rate=0.1,momentum=0.9``."""
+        words = [type(self).__name__.lower()]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                words.append(f"{field.name}={float(value)!r}")
+        return ",".join(words)
+
+
+@dataclass
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum."""
+
+    momentum: float = 0.0
+
+
+@dataclass
+class NAG(SGD):
+    """Nesterov's accelerated gradient."""
+
+
+@dataclass
+class Adam(Optimizer):
+    """Adam."""
+
+    learning_rate: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+@dataclass
+class Test(Optimizer):
+    """MXNet's ``test`` optimizer: ``weight += rescale_grad * gradient``."""
+
+    __test__ = False

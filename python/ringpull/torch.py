@@ -1,0 +1,142 @@
+"""PyTorch on our stores: a communication hook for DistributedDataParallel, and an optimizer for plain modules.
+
+Gradients are averaged over the workers, as PyTorch's own are; the store sums, and the division is here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from .kvstore import Handle, KVStore
+
+__all__ = ["DistributedOptimizer", "broadcast_parameters", "ddp_hook"]
+
+
+def broadcast_parameters(store: KVStore, parameters: Iterable[torch.Tensor], prefix: str = "parameter") -> None:
+    """Makes every rank's parameters, in their order, those of rank 0. Waits."""
+    with torch.no_grad():
+        for index, parameter in enumerate(parameters):
+            value = parameter.detach().contiguous()
+            store.broadcast(f"{prefix}.{index}", value, value)
+            parameter.copy_(value)
+
+
+class _Waiter:
+    """A thread that waits for operations in the order in which they were called, and passes on their results."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Handle, Callable[[], Any], torch.futures.Future[Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="ringpull-torch", daemon=True).start()
+
+    def add(self, handle: Handle, result: Callable[[], Any]) -> torch.futures.Future[Any]:
+        """A future of `result`, called when the operation is done."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        self._queue.put((handle, result, future))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            handle, result, future = self._queue.get()
+            try:
+                handle.wait()
+                future.set_result(result())
+            except Exception as error:
+                future.set_exception(error)
+
+
+def ddp_hook(store: KVStore) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
+    """A hook that averages DistributedDataParallel's buckets over the ranks of ``store``, while the backward pass goes on.
+
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
+    """
+    waiter = _Waiter()
+    known: set[str] = set()
+
+    # DistributedDataParallel compares annotations, if there are any, with its own classes.
+    def hook(_state, bucket):  # type: ignore[no-untyped-def]
+        buffer = bucket.buffer()
+        # DistributedDataParallel divides its buckets anew after the first step.
+        key = f"bucket.{bucket.index()}.{buffer.numel()}"
+        if key not in known:
+            store.init(key, torch.zeros_like(buffer))
+            known.add(key)
+        handle = store.pushpull(key, buffer, priority=-bucket.index(), wait=False)
+        assert handle is not None
+        return waiter.add(handle, lambda: buffer.div_(store.num_workers))
+
+    return hook
+
+
+class DistributedOptimizer:
+    """An optimizer whose ``step`` first averages the gradients over the ranks of ``store``; all else is the optimizer's own.
+
+        optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store)
+
+    Parameters begin as those of rank 0. A gradient leaves as soon as the backward pass has accumulated it. A parameter without a
+    gradient on some rank counts as zero there.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, store: KVStore, prefix: str = "parameter") -> None:
+        self.optimizer = optimizer
+        self._store = store
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._keys = {parameter: f"{prefix}.{index}" for index, parameter in enumerate(self._parameters)}
+        self._handles: dict[torch.Tensor, Handle | None] = {}
+        broadcast_parameters(store, self._parameters, prefix)
+        #: Set to False while gradients of several backward passes add up; the last pass before `step` needs it True.
+        self.communicates = True
+        for parameter in self._parameters:
+            self._watch(parameter)
+
+    def _watch(self, parameter: torch.Tensor) -> None:
+        def ready(*_: Any) -> None:
+            if self.communicates:
+                self._send(parameter)
+
+        if hasattr(parameter, "register_post_accumulate_grad_hook"):
+            parameter.register_post_accumulate_grad_hook(ready)
+            return
+        # Before PyTorch 2.1: the node that accumulates the gradient, which lives as long as somebody holds it.
+        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
+        node.register_hook(ready)
+        self._nodes = [*getattr(self, "_nodes", []), node]
+
+    def _send(self, parameter: torch.Tensor) -> None:
+        if parameter in self._handles:
+            raise RuntimeError(
+                "a second backward pass before step\n  hint: set communicates = False for all but the last backward pass of a step"
+            )
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif not parameter.grad.is_contiguous():
+            parameter.grad = parameter.grad.contiguous()
+        key = self._keys[parameter]
+        self._handles[parameter] = self._store.pushpull(key, parameter.grad, wait=False)
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is the average over the ranks; ``step`` does so by itself. For clipping, say."""
+        for parameter in self._parameters:
+            if parameter not in self._handles:
+                self._send(parameter)
+        for parameter in self._parameters:
+            handle = self._handles[parameter]
+            if handle is not None:
+                handle.wait()
+                assert parameter.grad is not None
+                parameter.grad.div_(self._store.num_workers)
+                self._handles[parameter] = None
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Averages the gradients, then takes the optimizer's step."""
+        self.synchronize()
+        self._handles.clear()
+        return self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optimizer"], name)

@@ -1,0 +1,114 @@
+//! A tensor of ours as Python sees it: lent to updaters, and read back from them.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_int};
+use std::sync::Arc;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use ringpull::buffer::Buffer;
+use ringpull::{DType, Result, Tensor};
+
+/// Elements in host memory, by the buffer protocol: `numpy.asarray(array)` sees them without a copy.
+#[pyclass(frozen, module = "ringpull._native")]
+pub(crate) struct Array {
+    dtype: DType,
+    shape: Vec<usize>,
+    data: Arc<Buffer>,
+    writable: bool,
+}
+
+impl Array {
+    /// The tensor's present elements, which Python cannot change.
+    pub(crate) fn reading(tensor: &Tensor) -> Result<Self> {
+        let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
+        Ok(Array { dtype, shape, data: tensor.read()?.snapshot(), writable: false })
+    }
+
+    /// A copy of the tensor's elements for Python to change.
+    pub(crate) fn writing(tensor: &Tensor) -> Result<Self> {
+        let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
+        let data = Arc::new(Buffer::copy_of(tensor.read()?.bytes()));
+        Ok(Array { dtype, shape, data, writable: true })
+    }
+
+    /// The elements as Python has left them.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.data.bytes()
+    }
+}
+
+/// What a view of the buffer protocol points to.
+struct Layout {
+    format: CString,
+    shape: Vec<ffi::Py_ssize_t>,
+    strides: Vec<ffi::Py_ssize_t>,
+}
+
+fn format_of(dtype: DType) -> Option<&'static CStr> {
+    Some(match dtype {
+        DType::F32 => c"f",
+        DType::F64 => c"d",
+        DType::F16 => c"e",
+        DType::I8 => c"b",
+        DType::U8 => c"B",
+        DType::I32 => c"i",
+        DType::I64 => c"q",
+        DType::BF16 => return None,
+    })
+}
+
+#[pymethods]
+impl Array {
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        let Some(format) = format_of(this.dtype) else {
+            return Err(PyBufferError::new_err("the buffer protocol has no bf16"));
+        };
+        if flags & ffi::PyBUF_WRITABLE != 0 && !this.writable {
+            return Err(PyBufferError::new_err("the received gradient cannot be written"));
+        }
+        let size = this.dtype.size_bytes() as ffi::Py_ssize_t;
+        let shape: Vec<_> = this.shape.iter().map(|len| *len as ffi::Py_ssize_t).collect();
+        let mut strides = vec![size; shape.len()];
+        for at in (1..shape.len()).rev() {
+            strides[at - 1] = strides[at] * shape[at];
+        }
+        let mut layout = Box::new(Layout { format: format.to_owned(), shape, strides });
+        // SAFETY: the interpreter hands us a view to fill in; `layout` lives until the view is released, the elements as long
+        // as this object, of which the view holds a reference.
+        unsafe {
+            (*view).buf = this.data.bytes().as_ptr().cast_mut().cast();
+            (*view).len = this.data.bytes().len() as ffi::Py_ssize_t;
+            (*view).readonly = c_int::from(!this.writable);
+            (*view).itemsize = size;
+            (*view).ndim = layout.shape.len() as c_int;
+            (*view).format =
+                if flags & ffi::PyBUF_FORMAT == 0 { std::ptr::null_mut() } else { layout.format.as_ptr().cast_mut() };
+            (*view).shape = layout.shape.as_mut_ptr();
+            (*view).strides = layout.strides.as_mut_ptr();
+            (*view).suboffsets = std::ptr::null_mut();
+            (*view).internal = Box::into_raw(layout).cast();
+            (*view).obj = slf.into_any().into_ptr();
+        }
+        Ok(())
+    }
+
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: `internal` is the layout that `__getbuffer__` put there for this view.
+        drop(unsafe { Box::from_raw((*view).internal.cast::<Layout>()) });
+    }
+
+    /// The element type's name.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    /// The lengths of the dimensions.
+    #[getter]
+    fn shape(&self) -> Vec<usize> {
+        self.shape.clone()
+    }
+}

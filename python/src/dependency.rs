@@ -1,0 +1,235 @@
+//! Operations in MXNet's dependency engine: it calls us when an array's earlier uses are done, and we tell it when ours is.
+//!
+//! `MXEnginePushAsyncND` of MXNet's C API takes a function, which is called on one of the engine's threads, and a completion,
+//! which we call from the store's thread when nothing uses the array any more. So an operation occupies no thread while
+//! it waits for its peers, and a later use of the array waits for it as for any operation of MXNet's.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use pyo3::prelude::*;
+use ringpull::buffer::Buffer;
+use ringpull::store::KvStore;
+use ringpull::{DType, Error, Key, Result, Tensor};
+
+use crate::errors::raise;
+use crate::store::{Store, key_of};
+
+type Function = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void);
+type Deleter = unsafe extern "C" fn(*mut c_void);
+
+/// `MXEnginePushAsyncND` of MXNet 1.6 to 1.9.
+type PushAsyncNd = unsafe extern "C" fn(
+    function: Function,
+    parameter: *mut c_void,
+    deleter: Deleter,
+    context: *const Context,
+    read: *const *mut c_void,
+    read_count: c_int,
+    written: *const *mut c_void,
+    written_count: c_int,
+    property: *const c_int,
+    priority: c_int,
+    name: *const c_char,
+    wait: bool,
+) -> c_int;
+
+/// MXNet's `Context`.
+#[repr(C)]
+struct Context {
+    device: i32,
+    id: i32,
+}
+
+static CPU: Context = Context { device: 1, id: 0 };
+
+/// `FnProperty::kCPUPrioritized`: such operations have threads of their own and do not wait behind computation.
+static CPU_PRIORITIZED: c_int = 3;
+
+const NAME: &CStr = c"ringpull";
+
+/// MXNet's `CallbackOnComplete`: to be called once, from any thread.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct OnComplete {
+    callback: unsafe extern "C" fn(engine: *mut c_void, parameter: *mut c_void, error: *const RuntimeError),
+    engine: *mut c_void,
+    parameter: *mut c_void,
+}
+
+// SAFETY: MXNet's engine may be told from any thread.
+unsafe impl Send for OnComplete {}
+// SAFETY: a shared reference can only be copied.
+unsafe impl Sync for OnComplete {}
+
+/// `std::runtime_error`, of which MXNet's error is a subclass with nothing added; MXNet copies what it is given.
+#[repr(C, align(8))]
+struct RuntimeError([usize; 2]);
+
+#[link(name = "stdc++")]
+unsafe extern "C" {
+    #[link_name = "_ZNSt13runtime_errorC1EPKc"]
+    fn runtime_error_new(this: *mut RuntimeError, text: *const c_char);
+    #[link_name = "_ZNSt13runtime_errorD1Ev"]
+    fn runtime_error_delete(this: *mut RuntimeError);
+}
+
+impl OnComplete {
+    fn call(self, fault: Option<&Error>) {
+        // SAFETY: the engine gave us these three, and waits for exactly one call.
+        let finish = |error: *const RuntimeError| unsafe { (self.callback)(self.engine, self.parameter, error) };
+        let Some(fault) = fault else { return finish(std::ptr::null()) };
+        let text = CString::new(fault.to_string().replace('\0', " ")).expect("zeros were taken out");
+        let mut error = RuntimeError([0; 2]);
+        // SAFETY: the place has the size and alignment of the class; it is destroyed after the engine has copied it.
+        unsafe {
+            runtime_error_new(&raw mut error, text.as_ptr());
+            finish(&raw const error);
+            runtime_error_delete(&raw mut error);
+        }
+    }
+}
+
+/// What is to be done with the array when it is ready.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Push,
+    Pull,
+    PushPull,
+}
+
+/// An operation between Python's call and the engine's.
+struct Work {
+    store: Arc<KvStore>,
+    key: Key,
+    what: What,
+    dtype: DType,
+    shape: Vec<usize>,
+    start: usize,
+    priority: i32,
+}
+
+impl Work {
+    /// Starts the operation. The engine is told when the last use of the array's memory has ended.
+    fn start(self, done: OnComplete) {
+        let len_bytes = self.shape.iter().product::<usize>() * self.dtype.size_bytes();
+        let start = NonNull::new(self.start as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
+        // SAFETY: the engine keeps the array, its memory and everybody else's hands off it until `done` is called, which
+        // is when the tensor over it is gone.
+        let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(())) };
+        let tensor = Tensor::watched(self.dtype, &self.shape, buffer, Box::new(move |fault| done.call(fault.as_ref())));
+        if self.what == What::Pull {
+            return pull_later(self, tensor);
+        }
+        let both = std::slice::from_ref(&tensor);
+        let outcome = match self.what {
+            What::Push => self.store.push(self.key, both, self.priority),
+            What::PushPull | What::Pull => self.store.push_pull(self.key, both, both, self.priority),
+        };
+        conclude(outcome, tensor);
+    }
+}
+
+fn conclude(outcome: Result<()>, tensor: Tensor) {
+    if let Err(error) = outcome {
+        tensor.write().fail(error);
+    }
+}
+
+/// Pulls block, and the engine's few threads must not: one thread of ours pulls, in the order in which arrays became ready.
+/// A push never waits for it, so what it waits for comes.
+fn pull_later(work: Work, tensor: Tensor) {
+    static PULLS: OnceLock<Mutex<Sender<(Work, Tensor)>>> = OnceLock::new();
+    let pulls = PULLS.get_or_init(|| {
+        let (sender, inbox) = channel::<(Work, Tensor)>();
+        let pull = move || {
+            for (work, tensor) in inbox {
+                let outcome = work.store.pull(work.key, std::slice::from_ref(&tensor), work.priority);
+                conclude(outcome, tensor);
+            }
+        };
+        let started = std::thread::Builder::new().name("ringpull-pull".to_owned()).spawn(pull);
+        drop(started.expect("a process that trains can start a thread"));
+        Mutex::new(sender)
+    });
+    let sent = pulls.lock().unwrap_or_else(PoisonError::into_inner).send((work, tensor));
+    sent.expect("the thread never ends");
+}
+
+/// The engine's call.
+unsafe extern "C" fn run(_context: *mut c_void, on_complete: *mut c_void, parameter: *mut c_void) {
+    // SAFETY: the engine passes its completion, alive during this call, and the parameter that was pushed with the function.
+    let (done, slot) = unsafe { (*on_complete.cast::<OnComplete>(), &*parameter.cast::<Mutex<Option<Work>>>()) };
+    let work = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+    work.expect("an operation is run once").start(done);
+}
+
+unsafe extern "C" fn delete(parameter: *mut c_void) {
+    // SAFETY: the parameter is the box that was pushed; the engine deletes it once.
+    drop(unsafe { Box::from_raw(parameter.cast::<Mutex<Option<Work>>>()) });
+}
+
+/// MXNet's dependency engine, by the address of `MXEnginePushAsyncND`.
+#[pyclass(frozen, module = "ringpull._native")]
+pub(crate) struct DependencyEngine {
+    push_async: PushAsyncNd,
+}
+
+#[pymethods]
+impl DependencyEngine {
+    #[new]
+    fn new(address: usize) -> Self {
+        // SAFETY: the caller is `ringpull.mxnet`, which gives the address of that function.
+        DependencyEngine { push_async: unsafe { std::mem::transmute::<usize, PushAsyncNd>(address) } }
+    }
+
+    /// Lets the engine do `what` ("push", "pull" or "pushpull") with the array `handle`, whose elements lie at `start`, on `key`
+    /// of `store`. Returns at once, with the C API's return code.
+    #[allow(clippy::too_many_arguments)]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        store: &Store,
+        what: &str,
+        key: &Bound<'_, PyAny>,
+        handle: usize,
+        start: usize,
+        shape: Vec<usize>,
+        dtype: &str,
+        priority: i32,
+    ) -> PyResult<i32> {
+        let what = match what {
+            "push" => What::Push,
+            "pull" => What::Pull,
+            "pushpull" => What::PushPull,
+            _ => return Err(crate::errors::argument(py, format!("no operation {what:?}"), "push, pull or pushpull")),
+        };
+        let dtype: DType = dtype.parse().map_err(|error| raise(py, &error))?;
+        let work = Work { store: store.open(py)?, key: key_of(key)?, what, dtype, shape, start, priority };
+        let parameter = Box::into_raw(Box::new(Mutex::new(Some(work)))) as usize;
+        let push_async = self.push_async;
+        Ok(py.detach(move || {
+            let written = [handle as *mut c_void];
+            // SAFETY: the handle is that of a live array; the engine takes over the parameter and calls the deleter once.
+            unsafe {
+                push_async(
+                    run,
+                    parameter as *mut c_void,
+                    delete,
+                    &raw const CPU,
+                    std::ptr::null(),
+                    0,
+                    written.as_ptr(),
+                    1,
+                    &raw const CPU_PRIORITIZED,
+                    priority,
+                    NAME.as_ptr(),
+                    false,
+                )
+            }
+        }))
+    }
+}

@@ -1,0 +1,109 @@
+//! DLPack's structures, both the unversioned and the versioned, as its header fixes them.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+
+use ringpull::DType;
+
+pub(crate) const NAME: &CStr = c"dltensor";
+pub(crate) const USED_NAME: &CStr = c"used_dltensor";
+pub(crate) const VERSIONED_NAME: &CStr = c"dltensor_versioned";
+pub(crate) const USED_VERSIONED_NAME: &CStr = c"used_dltensor_versioned";
+
+/// The flag of a versioned tensor that must not be written.
+pub(crate) const READ_ONLY: u64 = 1;
+
+/// Memory that the host reaches: `kDLCPU` and `kDLCUDAHost`.
+const HOST_DEVICES: [i32; 2] = [1, 3];
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Device {
+    pub(crate) kind: i32,
+    pub(crate) id: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct DataType {
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
+    pub(crate) lanes: u16,
+}
+
+#[repr(C)]
+pub(crate) struct DlTensor {
+    pub(crate) data: *mut c_void,
+    pub(crate) device: Device,
+    pub(crate) ndim: i32,
+    pub(crate) dtype: DataType,
+    pub(crate) shape: *mut i64,
+    pub(crate) strides: *mut i64,
+    pub(crate) byte_offset: u64,
+}
+
+#[repr(C)]
+pub(crate) struct Managed {
+    pub(crate) tensor: DlTensor,
+    pub(crate) context: *mut c_void,
+    pub(crate) deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+#[repr(C)]
+pub(crate) struct Versioned {
+    pub(crate) version: [u32; 2],
+    pub(crate) context: *mut c_void,
+    pub(crate) deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    pub(crate) flags: u64,
+    pub(crate) tensor: DlTensor,
+}
+
+impl DlTensor {
+    /// Whether the host can read it.
+    pub(crate) fn is_in_host_memory(&self) -> bool {
+        HOST_DEVICES.contains(&self.device.kind)
+    }
+
+    /// The element type, if a store has it.
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        let DataType { code, bits, lanes } = self.dtype;
+        DType::ALL.into_iter().find(|dtype| lanes == 1 && (code, bits) == code_of(*dtype))
+    }
+
+    /// The lengths of the dimensions.
+    ///
+    /// # Safety
+    /// `shape` points to `ndim` numbers, as DLPack promises.
+    pub(crate) unsafe fn shape(&self) -> Vec<usize> {
+        // SAFETY: the caller's promise.
+        unsafe { numbers(self.shape, self.ndim) }.into_iter().map(|len| len as usize).collect()
+    }
+
+    /// The strides in elements; `None` for C order.
+    ///
+    /// # Safety
+    /// `strides` is null or points to `ndim` numbers, as DLPack promises.
+    pub(crate) unsafe fn strides(&self) -> Option<Vec<i64>> {
+        // SAFETY: the caller's promise.
+        (!self.strides.is_null()).then(|| unsafe { numbers(self.strides, self.ndim) })
+    }
+}
+
+unsafe fn numbers(start: *const i64, count: i32) -> Vec<i64> {
+    if count <= 0 || start.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the callers' promise.
+    unsafe { std::slice::from_raw_parts(start, count as usize) }.to_vec()
+}
+
+/// DLPack's code and bits of an element type.
+pub(crate) fn code_of(dtype: DType) -> (u8, u8) {
+    let bits = 8 * dtype.size_bytes() as u8;
+    match dtype {
+        DType::I8 | DType::I32 | DType::I64 => (0, bits),
+        DType::U8 => (1, bits),
+        DType::F16 | DType::F32 | DType::F64 => (2, bits),
+        DType::BF16 => (4, bits),
+    }
+}

@@ -1,0 +1,21 @@
+//! A store's error as the Python exception of its kind; `ringpull/errors.py` has the classes and the table.
+
+use pyo3::prelude::*;
+use ringpull::Error;
+
+/// The exception for `error`, with the error's fields as attributes.
+pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    build(py, error).unwrap_or_else(|failure| failure)
+}
+
+/// What is wrong with an argument and what to do, as an exception.
+pub(crate) fn argument(py: Python<'_>, what: impl Into<String>, remedy: impl Into<String>) -> PyErr {
+    raise(py, &Error::argument(what, remedy))
+}
+
+fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let fields = serde_json::to_string(error)
+        .map_err(|cause| pyo3::exceptions::PyRuntimeError::new_err(format!("{error} ({cause})")))?;
+    let exception = py.import("ringpull.errors")?.call_method1("_exception", (error.to_string(), fields))?;
+    Ok(PyErr::from_value(exception))
+}

@@ -1,0 +1,299 @@
+//! Python objects as tensors, without a copy: by the buffer protocol, by DLPack, or by MXNet's own DLPack methods.
+//!
+//! The object is kept alive until the last tensor over its memory is gone, which may be on a store's thread.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int};
+use std::ptr::NonNull;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+use ringpull::buffer::Buffer;
+use ringpull::{DType, Tensor};
+
+use crate::dlpack::{self, DlTensor, Managed, Versioned};
+use crate::errors::argument;
+
+/// What a store is going to do with the memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// What keeps the memory alive.
+enum Owner {
+    Buffer(Box<ffi::Py_buffer>),
+    Managed(NonNull<Managed>),
+    Versioned(NonNull<Versioned>),
+}
+
+// SAFETY: the owner is only ever dropped, and that happens attached to the interpreter.
+unsafe impl Send for Owner {}
+// SAFETY: nothing can be done with a shared reference to it.
+unsafe impl Sync for Owner {}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // After the interpreter has ended there is nobody to give the memory back to.
+        let _: Option<()> = Python::try_attach(|_| {
+            // SAFETY: each was taken over by us when the owner was made, and is given back once, attached.
+            unsafe {
+                match self {
+                    Owner::Buffer(view) => ffi::PyBuffer_Release(&raw mut **view),
+                    Owner::Managed(managed) => {
+                        if let Some(deleter) = managed.as_ref().deleter {
+                            deleter(managed.as_ptr());
+                        }
+                    }
+                    Owner::Versioned(managed) => {
+                        if let Some(deleter) = managed.as_ref().deleter {
+                            deleter(managed.as_ptr());
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Dense elements in C order in somebody else's memory.
+pub(crate) struct Foreign {
+    dtype: DType,
+    shape: Vec<usize>,
+    start: *mut u8,
+    owner: Owner,
+}
+
+impl Foreign {
+    /// Borrows the memory of `object`.
+    pub(crate) fn of(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Self> {
+        let py = object.py();
+        // SAFETY: asks a live object for its type's slots.
+        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+            return Self::by_buffer(object, access);
+        }
+        let writing = access == Access::Write;
+        let own_method = if writing { "to_dlpack_for_write" } else { "to_dlpack_for_read" };
+        let capsule = if object.hasattr("__dlpack__")? {
+            let keywords = PyDict::new(py);
+            keywords.set_item("max_version", (1, 1))?;
+            let versioned = object.call_method("__dlpack__", (), Some(&keywords));
+            // Producers older than versioned capsules do not know the keyword.
+            match versioned {
+                Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
+                    object.call_method0("__dlpack__")?
+                }
+                other => other?,
+            }
+        } else if object.hasattr(own_method)? {
+            object.call_method0(own_method)?
+        } else {
+            let name = object.get_type().name()?;
+            return Err(argument(
+                py,
+                format!("a {name} is no tensor"),
+                "give an object with __dlpack__ or the buffer protocol: a NumPy array, an MXNet NDArray, a torch tensor, a JAX array",
+            ));
+        };
+        Self::by_dlpack(capsule.cast::<PyCapsule>()?, access)
+    }
+
+    /// A tensor over the memory.
+    pub(crate) fn into_tensor(self) -> Tensor {
+        let len_bytes = self.len_bytes();
+        let start = NonNull::new(self.start).unwrap_or(NonNull::<u64>::dangling().cast());
+        // SAFETY: the owner keeps the memory; it is aligned, as was checked; that nobody else writes it meanwhile is what
+        // the methods of `KVStore` ask of their callers.
+        let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(self.owner)) };
+        Tensor::from_buffer(self.dtype, &self.shape, buffer)
+    }
+
+    /// A tensor over a copy of the memory.
+    pub(crate) fn copied(self) -> Tensor {
+        let len_bytes = self.len_bytes();
+        if len_bytes == 0 {
+            return Tensor::zeros(self.dtype, &self.shape);
+        }
+        // SAFETY: the owner is alive and lends `len_bytes` bytes from `start`.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start, len_bytes) };
+        Tensor::from_buffer(self.dtype, &self.shape, Buffer::copy_of(bytes))
+    }
+
+    /// Where the memory begins and how long it is: the same for the same tensor.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.start as usize, self.len_bytes())
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
+    }
+
+    fn by_buffer(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Self> {
+        let py = object.py();
+        let mut view = Box::new(ffi::Py_buffer::new());
+        let flags =
+            ffi::PyBUF_FORMAT | ffi::PyBUF_STRIDES | if access == Access::Write { ffi::PyBUF_WRITABLE } else { 0 };
+        // SAFETY: the view is a valid place for the answer.
+        if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } != 0 {
+            let cause = PyErr::fetch(py);
+            let error = argument(
+                py,
+                format!("the memory of a {} cannot be used: {}", object.get_type().name()?, cause.value(py)),
+                if access == Access::Write {
+                    "give a writable array for an output"
+                } else {
+                    "give an array of numbers"
+                },
+            );
+            error.set_cause(py, Some(cause));
+            return Err(error);
+        }
+        let owner = Owner::Buffer(view);
+        let Owner::Buffer(view) = &owner else { unreachable!("it was just made") };
+        let ndim = view.ndim as usize;
+        // SAFETY: with these flags `shape` and `strides` hold `ndim` numbers.
+        let (shape, strides) = unsafe { (lengths(view.shape, ndim), lengths(view.strides, ndim)) };
+        let format = if view.format.is_null() {
+            c"B"
+        } else {
+            // SAFETY: the producer's format ends with a zero and lives as long as the view.
+            unsafe { CStr::from_ptr(view.format) }
+        };
+        let size = view.itemsize as usize;
+        let Some(dtype) = dtype_of(format.to_bytes(), size) else {
+            return Err(unknown_dtype(py, &format!("of format {:?}", format.to_string_lossy())));
+        };
+        let shape: Vec<usize> = shape.into_iter().map(|len| len as usize).collect();
+        let strides: Vec<i64> = strides.into_iter().map(|bytes| (bytes / size as isize) as i64).collect();
+        let start = view.buf.cast::<u8>();
+        Self::checked(py, Foreign { dtype, shape, start, owner }, Some(&strides))
+    }
+
+    fn by_dlpack(capsule: &Bound<'_, PyCapsule>, access: Access) -> PyResult<Self> {
+        let py = capsule.py();
+        let rename = |name: &'static CStr| -> PyResult<()> {
+            // SAFETY: the capsule is alive and the name is static; a used capsule leaves the deleting to us.
+            match unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), name.as_ptr()) } {
+                0 => Ok(()),
+                _ => Err(PyErr::fetch(py)),
+            }
+        };
+        let versioned = is_named(capsule, dlpack::VERSIONED_NAME);
+        let name = if versioned { dlpack::VERSIONED_NAME } else { dlpack::NAME };
+        // SAFETY: the name is compared by the call; the pointer of such a capsule is what DLPack says.
+        let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()) };
+        if pointer.is_null() {
+            return Err(PyErr::fetch(py));
+        }
+        let (owner, read_only): (Owner, bool) = if versioned {
+            let managed = NonNull::new(pointer.cast::<Versioned>()).expect("it was checked for null");
+            // SAFETY: a capsule of this name points to a versioned tensor.
+            let (version, flags) = unsafe { (managed.as_ref().version, managed.as_ref().flags) };
+            if version[0] != 1 {
+                return Err(argument(
+                    py,
+                    format!("DLPack of version {}.{}", version[0], version[1]),
+                    "give a tensor of DLPack 1, or a NumPy array of it",
+                ));
+            }
+            rename(dlpack::USED_VERSIONED_NAME)?;
+            (Owner::Versioned(managed), flags & dlpack::READ_ONLY != 0)
+        } else {
+            rename(dlpack::USED_NAME)?;
+            (Owner::Managed(NonNull::new(pointer.cast::<Managed>()).expect("it was checked for null")), false)
+        };
+        // SAFETY: the owner keeps the structure alive.
+        let tensor: &DlTensor = unsafe {
+            match &owner {
+                Owner::Versioned(managed) => &managed.as_ref().tensor,
+                Owner::Managed(managed) => &managed.as_ref().tensor,
+                Owner::Buffer(_) => unreachable!("it came by DLPack"),
+            }
+        };
+        if !tensor.is_in_host_memory() {
+            return Err(argument(
+                py,
+                format!("a tensor on DLPack device {}", tensor.device.kind),
+                "this build reads host memory only: give a copy on the CPU",
+            ));
+        }
+        if read_only && access == Access::Write {
+            return Err(argument(py, "a read-only tensor as an output", "give a writable tensor"));
+        }
+        let Some(dtype) = tensor.dtype() else {
+            let (code, bits) = (tensor.dtype.code, tensor.dtype.bits);
+            return Err(unknown_dtype(py, &format!("of DLPack type code {code} with {bits} bits")));
+        };
+        // SAFETY: DLPack promises `ndim` numbers at each.
+        let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
+        let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
+        Self::checked(py, Foreign { dtype, shape, start, owner }, strides.as_deref())
+    }
+
+    fn checked(py: Python<'_>, foreign: Foreign, strides: Option<&[i64]>) -> PyResult<Self> {
+        if let Some(strides) = strides
+            && !is_c_order(&foreign.shape, strides)
+        {
+            return Err(argument(
+                py,
+                format!("a tensor of shape {:?} with strides {strides:?}", foreign.shape),
+                "give contiguous tensors: numpy.ascontiguousarray(x), x.contiguous()",
+            ));
+        }
+        if foreign.len_bytes() > 0 && (foreign.start as usize) % foreign.dtype.size_bytes() != 0 {
+            return Err(argument(py, "a tensor whose elements are not aligned", "give a copy of it"));
+        }
+        Ok(foreign)
+    }
+}
+
+fn is_named(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> bool {
+    // SAFETY: asks a live capsule.
+    unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 1 as c_int }
+}
+
+unsafe fn lengths(start: *const ffi::Py_ssize_t, count: usize) -> Vec<isize> {
+    if start.is_null() || count == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(start, count) }.to_vec()
+}
+
+fn is_c_order(shape: &[usize], strides: &[i64]) -> bool {
+    if shape.contains(&0) {
+        return true;
+    }
+    let mut expected = 1;
+    shape.iter().zip(strides).rev().all(|(len, stride)| {
+        let fits = *len == 1 || *stride == expected;
+        expected *= *len as i64;
+        fits
+    })
+}
+
+/// The element type of a format of the `struct` module in native byte order.
+fn dtype_of(format: &[u8], size: usize) -> Option<DType> {
+    let format = match format {
+        [b'@' | b'=' | b'<', rest @ ..] => rest,
+        other => other,
+    };
+    let dtype = match format {
+        b"e" => DType::F16,
+        b"f" => DType::F32,
+        b"d" => DType::F64,
+        b"b" => DType::I8,
+        b"B" => DType::U8,
+        b"i" | b"l" | b"q" if size == 4 => DType::I32,
+        b"i" | b"l" | b"q" if size == 8 => DType::I64,
+        _ => return None,
+    };
+    (dtype.size_bytes() == size).then_some(dtype)
+}
+
+fn unknown_dtype(py: Python<'_>, what: &str) -> PyErr {
+    let names = DType::ALL.map(DType::name).join(", ");
+    argument(py, format!("a tensor {what}, which no store sums"), format!("the dtypes are {names}"))
+}

@@ -1,0 +1,28 @@
+//! The native part of the Python package `ringpull`: stores, tensors over other people's memory, errors.
+//!
+//! What users call is in `ringpull/*.py`; this crate knows one key at a time. A call that may wait lets go of the
+//! interpreter first, so that an updater, or another thread, can run Python meanwhile.
+
+mod array;
+mod dependency;
+mod dlpack;
+mod errors;
+mod foreign;
+mod handle;
+mod store;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    if let Ok(filter) = ringpull::config::log_filter().parse::<tracing_subscriber::EnvFilter>() {
+        // Somebody else's subscriber stays.
+        drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
+    }
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("KINDS", ringpull::Kind::ALL.map(ringpull::Kind::name).to_vec())?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<handle::Handle>()?;
+    module.add_class::<array::Array>()?;
+    module.add_class::<dependency::DependencyEngine>()
+}

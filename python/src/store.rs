@@ -1,0 +1,306 @@
+//! A store as `ringpull/kvstore.py` uses it: one key a call.
+
+use std::path::PathBuf;
+use std::sync::{Arc, RwLock};
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyInt, PyString};
+use ringpull::compress::Compression;
+use ringpull::optim::Optimizer;
+use ringpull::sparse::RowSparse;
+use ringpull::store::{self, Capability, KvStore, Updater};
+use ringpull::{DType, Error, Key, Result, Tensor};
+
+use crate::array::Array;
+use crate::errors::{argument, raise};
+use crate::foreign::{Access, Foreign};
+use crate::handle::Handle;
+
+/// A key-value store; `ringpull.KVStore` is what users see of it.
+#[pyclass(frozen, module = "ringpull._native")]
+pub(crate) struct Store {
+    kind: &'static str,
+    inner: RwLock<Option<Arc<KvStore>>>,
+}
+
+impl Store {
+    /// The store, unless it was closed.
+    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Arc<KvStore>> {
+        let inner = self.inner.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        inner.clone().ok_or_else(|| argument(py, "the store has been closed", "create another one"))
+    }
+
+    /// Runs `work` on the store without holding the interpreter.
+    fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> Result<T> + Send) -> PyResult<T> {
+        let store = self.open(py)?;
+        py.detach(move || work(&store)).map_err(|error| raise(py, &error))
+    }
+}
+
+/// A key from Python: an integer or a string.
+pub(crate) fn key_of(object: &Bound<'_, PyAny>) -> PyResult<Key> {
+    let py = object.py();
+    if let Ok(name) = object.cast::<PyString>() {
+        return Ok(Key::from(name.to_str()?));
+    }
+    if object.is_instance_of::<PyInt>() && !object.is_instance_of::<PyBool>() {
+        return Ok(Key::from(object.extract::<i64>()?));
+    }
+    let what = format!("unexpected type for keys: {}", object.get_type().name()?);
+    Err(argument(py, what, "keys are integers or strings"))
+}
+
+/// Tensors over the memory of `objects`, each memory once.
+fn outputs(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<((usize, usize), Tensor)>> {
+    let mut outs: Vec<((usize, usize), Tensor)> = Vec::new();
+    for object in objects {
+        let foreign = Foreign::of(object, Access::Write)?;
+        let place = foreign.place();
+        if !outs.iter().any(|(known, _)| *known == place) {
+            outs.push((place, foreign.into_tensor()));
+        }
+    }
+    Ok(outs)
+}
+
+#[pymethods]
+impl Store {
+    #[new]
+    fn new(py: Python<'_>, kind: &str) -> PyResult<Self> {
+        let created = py.detach(|| store::create(kind)).map_err(|error| raise(py, &error))?;
+        Ok(Store { kind: created.kind().name(), inner: RwLock::new(Some(Arc::new(created))) })
+    }
+
+    #[getter]
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    #[getter]
+    fn rank(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.open(py)?.rank())
+    }
+
+    #[getter]
+    fn num_workers(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.open(py)?.num_workers())
+    }
+
+    /// This process's place among those of its host, as the launcher says; 0 where none says it.
+    #[getter]
+    #[allow(clippy::unused_self)]
+    fn local_rank(&self) -> usize {
+        ringpull::config::launcher_local_rank().unwrap_or(0)
+    }
+
+    fn can_optimize(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.open(py)?.is_capable(Capability::Optimizer))
+    }
+
+    fn init(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (key, value) = (key_of(key)?, Foreign::of(value, Access::Read)?.into_tensor());
+        self.with(py, |store| store.init(key, &value))
+    }
+
+    /// Copies the values: they may be changed as soon as it returns.
+    fn push(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        values: Vec<Bound<'_, PyAny>>,
+        priority: i32,
+    ) -> PyResult<()> {
+        let key = key_of(key)?;
+        let tensors = values
+            .iter()
+            .map(|value| {
+                let foreign = Foreign::of(value, Access::Read)?;
+                // Several values are summed before the call returns, so only a single one has to be copied.
+                Ok(if values.len() == 1 { foreign.copied() } else { foreign.into_tensor() })
+            })
+            .collect::<PyResult<Vec<_>>>()?;
+        self.with(py, |store| store.push(key, &tensors, priority))
+    }
+
+    fn push_pull(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        values: Vec<Bound<'_, PyAny>>,
+        outs: Vec<Bound<'_, PyAny>>,
+        priority: i32,
+    ) -> PyResult<Handle> {
+        let key = key_of(key)?;
+        let outs = outputs(&outs)?;
+        let values = values
+            .iter()
+            .map(|value| {
+                let foreign = Foreign::of(value, Access::Read)?;
+                let place = foreign.place();
+                let same = outs.iter().find(|(known, _)| *known == place && place.1 > 0);
+                Ok(same.map_or_else(|| foreign.into_tensor(), |(_, out)| out.clone()))
+            })
+            .collect::<PyResult<Vec<_>>>()?;
+        let outs: Vec<Tensor> = outs.into_iter().map(|(_, out)| out).collect();
+        self.with(py, |store| store.push_pull(key, &values, &outs, priority))?;
+        Ok(Handle::new(outs, values))
+    }
+
+    fn pull(&self, py: Python<'_>, key: &Bound<'_, PyAny>, outs: Vec<Bound<'_, PyAny>>, priority: i32) -> PyResult<()> {
+        let key = key_of(key)?;
+        let outs: Vec<Tensor> = outputs(&outs)?.into_iter().map(|(_, out)| out).collect();
+        self.with(py, |store| store.pull(key, &outs, priority))
+    }
+
+    /// Pushes row-sparse gradients of a tensor of `shape`: each a pair of row ids and rows.
+    fn push_rows(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        values: Vec<(Vec<i64>, Bound<'_, PyAny>)>,
+        shape: Vec<usize>,
+        priority: i32,
+    ) -> PyResult<()> {
+        let key = key_of(key)?;
+        let rows = values
+            .into_iter()
+            .map(|(ids, rows)| {
+                let rows = Foreign::of(&rows, Access::Read)?.into_tensor();
+                RowSparse::new(&shape, &ids, rows).map_err(|error| raise(py, &error))
+            })
+            .collect::<PyResult<Vec<_>>>()?;
+        self.with(py, |store| store.push_rows(key, &rows, priority))
+    }
+
+    /// Row i of `out` becomes row `ids[i]` of the key's value.
+    fn pull_rows(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        ids: Vec<i64>,
+        out: &Bound<'_, PyAny>,
+        priority: i32,
+    ) -> PyResult<()> {
+        let (key, out) = (key_of(key)?, Foreign::of(out, Access::Write)?.into_tensor());
+        self.with(py, |store| {
+            let found = store.pull_rows(key.clone(), &ids, priority)?;
+            let mut shape = found.shape().to_vec();
+            shape[0] = ids.len();
+            if out.shape() != shape || out.dtype() != found.rows().dtype() {
+                return Err(Error::argument(
+                    format!("row_sparse_pull of key {key} into {out:?}"),
+                    format!("give an output of {} {shape:?}: one row for each row id", found.rows().dtype()),
+                ));
+            }
+            let row_bytes = out.len_bytes().checked_div(ids.len()).unwrap_or(0);
+            let rows = found.rows().read()?;
+            let mut guard = out.write();
+            for (id, row) in ids.iter().zip(guard.bytes_mut().chunks_exact_mut(row_bytes.max(1))) {
+                let at = found.row_ids().binary_search(id).expect("every id that was asked for has its row");
+                row.copy_from_slice(&rows.bytes()[at * row_bytes..][..row_bytes]);
+            }
+            Ok(())
+        })
+    }
+
+    /// Sets an optimizer written as `sgd,lr=0.1,momentum=0.9`.
+    fn set_optimizer(&self, py: Python<'_>, text: &str) -> PyResult<()> {
+        self.with(py, |store| store.set_optimizer(&text.parse::<Optimizer>()?))
+    }
+
+    /// `updater(key, received, stored)` is called with two `Array`s on a thread of the store, and changes the second.
+    fn set_updater(&self, py: Python<'_>, updater: Py<PyAny>) -> PyResult<()> {
+        if !updater.bind(py).is_callable() {
+            return Err(PyTypeError::new_err("an updater is called as updater(key, received, stored)"));
+        }
+        self.with(py, move |store| store.set_updater(calling(updater)))
+    }
+
+    /// MXNet's parameters as pairs of words, the `type` first.
+    fn set_gradient_compression(&self, py: Python<'_>, params: Vec<(String, String)>) -> PyResult<()> {
+        self.with(py, |store| {
+            let pairs = params.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+            store.set_gradient_compression(&Compression::from_params(pairs)?)
+        })
+    }
+
+    fn save_optimizer_states(&self, py: Python<'_>, path: PathBuf, dump_optimizer: bool) -> PyResult<()> {
+        self.with(py, |store| store.save_optimizer_states(&path, dump_optimizer))
+    }
+
+    fn load_optimizer_states(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |store| store.load_optimizer_states(&path))
+    }
+
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, KvStore::barrier)
+    }
+
+    fn wait_all(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, KvStore::wait_all)
+    }
+
+    /// Raises what `operation` on `key` would raise for a value of that shape and dtype, and does nothing.
+    fn check(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        operation: &str,
+        shape: Vec<usize>,
+        dtype: &str,
+    ) -> PyResult<()> {
+        let key = key_of(key)?;
+        let dtype: DType = dtype.parse().map_err(|error| raise(py, &error))?;
+        self.open(py)?.check(key, operation, &shape, dtype).map_err(|error| raise(py, &error))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.open(py)?.stats();
+        let dict = PyDict::new(py);
+        dict.set_item("pushes", stats.pushes)?;
+        dict.set_item("pulls", stats.pulls)?;
+        dict.set_item("sent_bytes", stats.sent_bytes)?;
+        dict.set_item("received_bytes", stats.received_bytes)?;
+        dict.set_item("control_messages", stats.control_messages)?;
+        Ok(dict)
+    }
+
+    /// Leaves the job. Later calls raise.
+    fn close(&self, py: Python<'_>) {
+        let store = self.inner.write().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        py.detach(move || drop(store));
+    }
+}
+
+/// The updater that calls `function`; what it raises becomes an error on every rank.
+fn calling(function: Py<PyAny>) -> Updater {
+    Box::new(move |key, received, stored| {
+        let changed = Python::try_attach(|py| -> Result<Py<Array>> {
+            let raised = |cause: PyErr| {
+                let what = format!("the updater raised {cause} for key {key}");
+                cause.print(py);
+                Error::argument(what, "see the traceback on the rank that raised it")
+            };
+            let stored = Py::new(py, Array::writing(stored)?).map_err(raised)?;
+            let received = Array::reading(received)?;
+            let name = match key {
+                Key::Int(number) => {
+                    number.into_pyobject(py).map(|key| key.into_any().unbind()).map_err(|e| raised(e.into()))?
+                }
+                Key::Str(name) => {
+                    name.as_ref().into_pyobject(py).map(|key| key.into_any().unbind()).map_err(|e| raised(e.into()))?
+                }
+            };
+            function.call1(py, (name, received, stored.clone_ref(py))).map_err(raised)?;
+            Ok(stored)
+        });
+        let changed = changed.unwrap_or_else(|| {
+            Err(Error::argument("an updater was due after Python had ended", "wait for pushes before the program ends"))
+        })?;
+        stored.write().copy_from(changed.get().bytes());
+        // Its reference is given back with the interpreter, or not at all.
+        let _: Option<()> = Python::try_attach(|py| changed.drop_ref(py));
+        Ok(())
+    })
+}

@@ -1,0 +1,133 @@
+"""What MXNet's dist_sync promises, checked by every rank through the plug-in."""
+
+import sys
+import tempfile
+
+import numpy as np
+
+import ringpull.mxnet  # noqa: F401  (before MXNet: a server serves here)
+import mxnet as mx
+
+kind = sys.argv[1]
+store = mx.kv.create(kind)
+rank, ranks = store.rank, store.num_workers
+total = ranks * (ranks + 1) // 2
+RATE = 2
+SMALL, BIG = (2, 3), (300, 300)
+assert store.type == kind
+
+
+def holds(array, value):
+    found = array.asnumpy()
+    assert (found == value).all(), (rank, found, value)
+
+
+# Keys are initialised in different orders; rank 0's values win.
+for number in range(20) if rank % 2 == 0 else reversed(range(20)):
+    dtype = "float32" if number < 10 else "float16"
+    store.init(str(100 + number), [mx.nd.ones(SMALL, dtype=dtype) * (number + rank)])
+for number in range(20):
+    out = mx.nd.zeros(SMALL, dtype="float32" if number < 10 else "float16")
+    store.pull(str(100 + number), out=out)
+    holds(out, number)
+outs = [mx.nd.empty(BIG), mx.nd.empty(BIG)]
+store.broadcast("b", mx.nd.ones(BIG) * (7 + rank), outs)
+[holds(out, 7) for out in outs]
+
+# Without an optimizer the sum over devices and ranks overwrites, in place too.
+for _ in range(3):
+    values = [mx.nd.ones(BIG) * (rank + 1) for _ in range(2)]
+    store.pushpull("b", values)
+    [holds(value, 2 * total) for value in values]
+
+# With one, the value is updated; dense and row-sparse, float16 and float32.
+names = {
+    (dtype, shape, stype): f"{dtype}{shape}{stype}"
+    for dtype in ("float16", "float32")
+    for shape in (SMALL, BIG)
+    for stype in ("d", "r")
+}
+for (dtype, shape, stype), name in names.items():
+    first = mx.nd.ones(shape, dtype=dtype)
+    store.init(name, first.tostype("row_sparse") if stype == "r" else first)
+store.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE, multi_precision=True))
+random = np.random.RandomState(rank)
+for (dtype, shape, stype), name in names.items():
+    for repeat in range(1, 4):
+        if stype == "d":
+            store.push(name, mx.nd.ones(shape, dtype=dtype) * (rank + 1))
+            out = mx.nd.zeros(shape, dtype=dtype)
+            store.pull(name, out=out)
+            holds(out, 1 + total * RATE * repeat)
+            continue
+        gradient = mx.nd.zeros(shape, dtype=dtype)
+        gradient[rank % shape[0]] = rank + 1
+        store.push(name, gradient.tostype("row_sparse"))
+        expected = np.ones(shape, dtype)
+        for other in range(ranks):
+            expected[other % shape[0]] += (other + 1) * RATE * repeat
+        ids = random.randint(shape[0], size=(shape[0],))
+        out = mx.nd.zeros(shape, stype="row_sparse", dtype=dtype)
+        store.row_sparse_pull(name, out=out, row_ids=mx.nd.array(ids, dtype="float32"))
+        holds(out, np.isin(np.arange(shape[0]), ids)[:, None] * expected)
+    if stype == "r":
+        empty = mx.nd.sparse.zeros("row_sparse", shape, dtype=dtype)
+        store.push(name, empty)
+        out = mx.nd.sparse.zeros("row_sparse", shape)
+        store.row_sparse_pull(name, out=out, row_ids=mx.nd.array([]))
+        holds(out, 0)
+
+# A trainer: equal weights from unequal beginnings, and a distributed store is not reset.
+if kind == "dist_sync_mpi":
+    mx.random.seed(rank)
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize(mx.init.Xavier())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=kind)
+    for _ in range(3):
+        with mx.autograd.record():
+            loss = (net(mx.nd.ones((4, 3)) * (rank + 1)) ** 2).sum()
+        loss.backward()
+        trainer.step(4 * ranks)
+    gathered = mx.nd.zeros((ranks, 6))
+    gathered[rank] = net.weight.data().reshape((-1,))
+    other = mx.kv.create(kind)
+    other.init("weights", mx.nd.zeros((ranks, 6)))
+    other.pushpull("weights", gathered)
+    assert (gathered.asnumpy() == gathered.asnumpy()[0]).all()
+    with tempfile.TemporaryDirectory() as folder:
+        net.save_parameters(f"{folder}/weights")
+        try:
+            net.load_parameters(f"{folder}/weights")
+            raise SystemExit("a distributed store was reset")
+        except RuntimeError as error:
+            assert "reset" in str(error)
+    # What a trainer asks for and may not have with a distributed store; row-sparse weights; unnormalised sums.
+    for stype, grad_stype, on_store, expected in (
+        ("default", "default", None, True),
+        ("default", "default", False, False),
+        ("default", "row_sparse", None, True),
+        ("default", "row_sparse", False, ValueError),
+        ("row_sparse", "row_sparse", None, True),
+        ("row_sparse", "row_sparse", False, ValueError),
+    ):
+        parameters = mx.gluon.ParameterDict()
+        parameters.get("x", shape=(10, 1), stype=stype, grad_stype=grad_stype)
+        parameters.initialize(ctx=[mx.cpu(0), mx.cpu(1)], init="zeros")
+        trainer = mx.gluon.Trainer(parameters, "sgd", {}, kvstore=mx.kv.create(kind), update_on_kvstore=on_store)
+        try:
+            trainer._init_kvstore()
+            assert trainer._update_on_kvstore is expected
+        except ValueError:
+            assert expected is ValueError
+    for stype in ("default", "row_sparse"):
+        x = mx.gluon.Parameter("x", shape=(2, 10), stype=stype, grad_stype=stype)
+        x.initialize(init="ones")
+        trainer = mx.gluon.Trainer([x], "sgd", {"learning_rate": 1.0}, kvstore=mx.kv.create(kind))
+        rows = mx.nd.arange(0, 2)
+        with mx.autograd.record():
+            y = (rank + 1) * (x.row_sparse_data(rows) if stype == "row_sparse" else x.data())
+            y.backward()
+        trainer.step(1)
+        holds(x.row_sparse_data(rows) if stype == "row_sparse" else x.data(), 1 - total)
+store._barrier()
+print(f"rank {rank} of {ranks} is done", flush=True)

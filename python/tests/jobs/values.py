@@ -1,0 +1,94 @@
+"""Promises that hold on any number of ranks; every rank checks them."""
+
+import sys
+
+import numpy as np
+
+import ringpull
+
+if "mpi4py" in sys.argv:
+    from mpi4py import MPI
+
+    assert MPI.COMM_WORLD.Get_size() >= 1
+kind = sys.argv[1]
+store = ringpull.create(kind)
+rank, ranks = store.rank, store.num_workers
+total = ranks * (ranks + 1) // 2
+
+# Rank 0's value wins, whatever the order of the keys.
+keys = ["x", "y", "z"]
+for key in keys if rank % 2 == 0 else reversed(keys):
+    store.init(key, np.full((2, 3), 10 * rank + keys.index(key), np.float32))
+out = np.empty((2, 3), np.float32)
+for index, key in enumerate(keys):
+    store.pull(key, out)
+    assert (out == index).all(), (key, out)
+
+# Pushes in different orders, summed over ranks and lists.
+for key in keys if rank % 2 else reversed(keys):
+    store.push(key, [np.full((2, 3), rank + 1, np.float32)] * 2)
+for key in keys:
+    store.pull(key, out)
+    assert (out == 2 * total).all(), (key, out)
+
+# In place, out of place, several keys, handles.
+value = np.full((2, 3), rank + 1, np.float32)
+store.pushpull("x", value)
+assert (value == total).all()
+values = [np.full((2, 3), rank + 1, np.float32) for _ in keys]
+outs = [np.empty((2, 3), np.float32) for _ in keys]
+handle = store.pushpull(keys, values, outs, wait=False)
+handle.wait()
+assert all((o == total).all() for o in outs)
+assert all((v == rank + 1).all() for v in values)
+
+# Integers, halves, a tensor of several segments.
+if kind == "dist_sync_mpi":
+    for dtype in ("int8", "int32", "int64", "float16", "float64"):
+        store.init(dtype, np.zeros(5, dtype))
+        value = np.full(5, rank + 1, dtype)
+        store.pushpull(dtype, value)
+        assert (value == total).all(), (dtype, value)
+large = np.arange(300_000, dtype=np.float32) % 1000
+store.init("large", np.zeros(300_000, np.float32))
+value = large * (rank + 1)
+store.pushpull("large", value)
+assert (value == large * total).all()
+
+# Rows.
+store.init("rows", np.zeros((4, 2), np.float32))
+store.push("rows", ringpull.RowSparse([rank % 4, 3], np.ones((2, 2), np.float32), (4, 2)))
+rows = np.empty((2, 2), np.float32)
+store.row_sparse_pull("rows", rows, row_ids=[3, 0])
+at_three = ranks + sum(1 for r in range(ranks) if r % 4 == 3)
+assert (rows[0] == at_three).all() and (rows[1] >= 1).all(), rows
+
+# An optimizer; a changed learning rate applies to the pushes after it.
+store.init("w", np.zeros(4, np.float32))
+sgd = ringpull.SGD(learning_rate=1.0)
+store.set_optimizer(sgd)
+out = np.empty(4, np.float32)
+store.pushpull("w", np.full(4, rank + 1, np.float32), out)
+assert (out == -total).all(), out
+sgd.learning_rate = 0.5
+store.set_optimizer(sgd)
+store.pushpull("w", np.full(4, rank + 1, np.float32), out)
+assert (out == -1.5 * total).all(), out
+
+if kind == "dist_sync_mpi":
+
+    def update(key, received, stored):
+        assert key == "u"
+        stored += received
+
+    with ringpull.create(kind) as other:
+        other.init("u", np.ones(3))
+        other.set_updater(update)
+        for step in range(1, 3):
+            out = np.empty(3)
+            other.pushpull("u", np.full(3, rank + 1.0), out)
+            assert (out == 1 + step * total).all(), out
+        other.push("u", np.ones(3))
+store.barrier()
+assert store.stats()["pushes"] > 0
+print(f"rank {rank} of {ranks} is done", flush=True)

@@ -1,0 +1,364 @@
+"""MXNet on our stores: what MXNet's own tests of its KVStore promise, and the plug-in's own promises."""
+
+import os
+import re
+import sys
+
+import numpy as np
+import pytest
+from conftest import HERE, ROOT, job, launched, mpi, run
+
+mx = pytest.importorskip("mxnet")
+
+import ringpull  # noqa: E402
+import ringpull.mxnet  # noqa: E402
+from ringpull.mxnet import MXNetKVStore  # noqa: E402
+
+SHAPE = (4, 4)
+KEYS = [5, 7, 11]
+NAMES = ["b", "c", "d"]
+
+
+@pytest.fixture(params=["int", "str"])
+def keyed(request):
+    """A store with a single key and a list of keys."""
+    store = mx.kv.create("ringpull_local")
+    single, keys = (3, KEYS) if request.param == "int" else ("a", NAMES)
+    store.init(single, mx.nd.zeros(SHAPE))
+    store.init(keys, [mx.nd.zeros(SHAPE)] * len(keys))
+    return store, single, keys
+
+
+def devices(value=1.0, count=4):
+    return [mx.nd.ones(SHAPE, mx.cpu(i)) * value for i in range(count)]
+
+
+def holds(array, value):
+    return bool((array.asnumpy() == value).all())
+
+
+def test_a_store_is_found_by_its_name():
+    store = mx.kv.create("ringpull_local")
+    assert isinstance(store, MXNetKVStore) and isinstance(store, mx.kvstore.KVStore)
+    assert store.type == "ringpull_local"
+    assert type(mx.kv.create("local")) is mx.kvstore.KVStore
+
+
+@pytest.mark.parametrize("wrong", ["dist_snyc_mpi", "ringpull_dist"])
+def test_a_misspelt_name_of_ours_is_an_error(wrong):
+    with pytest.raises(ringpull.UnknownKindError, match="dist_sync_mpi"):
+        mx.kv.create(wrong)
+
+
+def test_a_single_pair_is_pushed_and_pulled(keyed):
+    store, single, _ = keyed
+    store.push(single, mx.nd.ones(SHAPE))
+    out = mx.nd.empty(SHAPE)
+    store.pull(single, out=out)
+    assert holds(out, 1)
+
+
+def test_lists_of_pairs_are_pushed_and_pulled(keyed):
+    store, _, keys = keyed
+    store.push(keys, [mx.nd.ones(SHAPE) * 4] * len(keys))
+    outs = [mx.nd.empty(SHAPE)] * len(keys)
+    store.pull(keys, out=outs)
+    assert all(holds(out, 4) for out in outs)
+
+
+def test_values_of_several_devices_are_summed(keyed):
+    store, single, keys = keyed
+    values = devices()
+    store.push(single, values)
+    store.pull(single, out=values)
+    assert all(holds(value, 4) for value in values)
+    lists = [devices(2.0)] * len(keys)
+    store.push(keys, lists)
+    store.pull(keys, out=lists)
+    assert all(holds(value, 8) for some in lists for value in some)
+
+
+def test_pushpull_writes_outputs_or_the_values_themselves(keyed):
+    store, single, keys = keyed
+    values, outs = devices(), devices(0.0)
+    store.pushpull(single, values, out=outs)
+    assert all(holds(out, 4) for out in outs) and holds(values[0], 1)
+    store.pushpull(single, values)
+    assert all(holds(value, 4) for value in values)
+    # The same arrays stand for every key: each sum is of what was there before.
+    lists = [devices(2.0)] * len(keys)
+    store.pushpull(keys, lists)
+    assert all(holds(value, 8) for some in lists for value in some)
+
+
+def test_broadcast_writes_every_output():
+    store = mx.kv.create("ringpull_local")
+    out, outs = mx.nd.empty(SHAPE), [mx.nd.empty(SHAPE)] * 3
+    store.broadcast(3, mx.nd.ones(SHAPE), out)
+    store.broadcast(6, [mx.nd.ones(SHAPE) * 2], outs)
+    store.broadcast([7, 8], [mx.nd.ones(SHAPE)] * 2, [[mx.nd.empty(SHAPE)] * 2, outs])
+    assert holds(out, 1) and holds(outs[0], 1)
+
+
+def test_an_updater_changes_the_stored_value(keyed):
+    store, single, keys = keyed
+    seen = set()
+
+    def update(key, received, stored):
+        seen.add(key)
+        stored += received
+
+    store._set_updater(update)
+    values = devices()
+    store.push(single, values)
+    store.pull(single, out=values)
+    assert all(holds(value, 4) for value in values)
+    lists = [devices() for _ in keys]
+    for _ in range(4):
+        store.push(keys, lists)
+    store.pull(keys, out=lists)
+    assert all(holds(value, 16) for some in lists for value in some)
+    assert seen == {single, *keys}
+
+
+def test_row_sparse_values_are_summed_and_their_rows_pulled():
+    store = mx.kv.create("ringpull_local")
+    store.init("a", mx.nd.zeros(SHAPE).tostype("row_sparse"))
+    random = np.random.RandomState(1)
+    dense = [np.where(random.rand(4, 1) < 0.5, random.randint(1, 9, SHAPE), 0).astype("float32") for _ in range(4)]
+    values = [mx.nd.array(value).tostype("row_sparse") for value in dense]
+    store.push("a", values)
+    every = mx.nd.arange(0, 4, dtype="int64")
+    store.row_sparse_pull("a", out=values, row_ids=[every] * 4)
+    assert all((value.asnumpy() == sum(dense)).all() for value in values)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_only_the_rows_asked_for_are_pulled(count):
+    store = mx.kv.create("ringpull_local")
+    store.init("e", mx.nd.ones(SHAPE).tostype("row_sparse"))
+    outs = [mx.nd.zeros(SHAPE).tostype("row_sparse") for _ in range(count)]
+    ids = [np.random.RandomState(i).randint(4, size=(2, 2)) for i in range(count)]
+    arrays = [mx.nd.array(some, dtype="int64") for some in ids]
+    store.row_sparse_pull("e", out=outs if count > 1 else outs[0], row_ids=arrays if count > 1 else arrays[0])
+    for out, some in zip(outs, ids):
+        expected = np.isin(np.arange(4), some)[:, None] * np.ones(SHAPE)
+        assert (out.asnumpy() == expected).all()
+    store.row_sparse_pull("e", out=outs[0], row_ids=mx.nd.array([]))
+    assert holds(outs[0], 0)
+
+
+def test_a_row_sparse_output_is_ignored_by_pull_unless_told_otherwise():
+    store = mx.kv.create("ringpull_local")
+    store.init("e", mx.nd.ones(SHAPE))
+    out = (mx.nd.ones(SHAPE) * 3).tostype("row_sparse")
+    store.pull("e", out=out)
+    assert holds(out, 3)
+    store.pull("e", out=out, ignore_sparse=False)
+    assert holds(out, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda s: s.pull("none", out=mx.nd.ones(SHAPE)), ringpull.UnknownKeyError),
+        (lambda s: s.push("none", mx.nd.ones(SHAPE)), ringpull.UnknownKeyError),
+        (lambda s: s.push("none", []), None),
+        (lambda s: s.init("a", mx.nd.ones(SHAPE)), ringpull.DuplicateKeyError),
+        (lambda s: s.broadcast("a", mx.nd.ones(SHAPE), mx.nd.ones(SHAPE)), ringpull.DuplicateKeyError),
+        (lambda s: s.init(3, mx.nd.ones(SHAPE)), ringpull.MixedKeyTypesError),
+        (lambda s: s.push(3, mx.nd.ones(SHAPE)), ringpull.MixedKeyTypesError),
+        (lambda s: s.pull(3, out=mx.nd.ones(SHAPE)), ringpull.MixedKeyTypesError),
+        (lambda s: s.push("a", mx.nd.ones((4, 5))), ringpull.ShapeMismatchError),
+        (lambda s: s.pushpull("a", mx.nd.ones(SHAPE), out=mx.nd.ones((16,))), ringpull.ShapeMismatchError),
+        (lambda s: s.push("a", mx.nd.ones(SHAPE, dtype="float16")), ringpull.DtypeMismatchError),
+        (lambda s: s.push(["a"], [mx.nd.ones(SHAPE)] * 2), ringpull.ArgumentError),
+        (lambda s: s.push("a", np.ones(SHAPE)), ringpull.ArgumentError),
+        (lambda s: s.push(1.5, mx.nd.ones(SHAPE)), ringpull.ArgumentError),
+        (lambda s: s.row_sparse_pull("a", out=mx.nd.ones(SHAPE), row_ids=mx.nd.array([1])), ringpull.ArgumentError),
+        (
+            lambda s: s.row_sparse_pull("a", out=mx.nd.ones(SHAPE).tostype("row_sparse"), row_ids=mx.nd.array([4])),
+            ringpull.ArgumentError,
+        ),
+        (lambda s: s.set_optimizer("sgd"), ringpull.ArgumentError),
+        (lambda s: s.save_optimizer_states("/absent/file"), ringpull.ArgumentError),
+    ],
+)
+def test_what_is_wrong_is_an_error_of_ours_and_of_mxnets(call, error):
+    store = mx.kv.create("ringpull_local")
+    store.init("a", mx.nd.ones(SHAPE) * 5)
+    if error is None:
+        call(store)
+    else:
+        with pytest.raises(error) as caught:
+            call(store)
+        assert isinstance(caught.value, mx.MXNetError)
+    out = mx.nd.empty(SHAPE)
+    store.pull("a", out=out)
+    assert holds(out, 5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"])
+def test_every_dtype_of_local_stores_is_summed(dtype):
+    store = mx.kv.create("ringpull_local")
+    store.init(1, mx.nd.zeros(SHAPE, dtype=dtype))
+    value = mx.nd.ones(SHAPE, dtype=dtype)
+    store.pushpull(1, [value, value])
+    assert holds(value, 2)
+    other = mx.nd.empty(SHAPE, dtype="float32")
+    store.pull(1, out=other)
+    assert holds(other, 2)
+
+
+def test_an_array_in_a_layout_of_its_own_is_pushed_right():
+    # The output of a convolution may be blocked by channels.
+    store = mx.kv.create("ringpull_local")
+    image, weight = mx.nd.random.uniform(shape=(2, 16, 8, 8)), mx.nd.random.uniform(shape=(32, 16, 3, 3))
+    made = [mx.nd.Convolution(image, weight, no_bias=True, kernel=(3, 3), num_filter=32) for _ in range(3)]
+    expected = made[0].asnumpy()
+    store.init("c", made[0])
+    store.pushpull("c", made[1:], out=made[1:])
+    assert np.allclose(made[1].asnumpy(), 2 * expected)
+
+
+def test_writes_after_a_push_come_after_it():
+    store = mx.kv.create("ringpull_local")
+    store.init(1, mx.nd.zeros((100_000,)))
+    value, out = mx.nd.ones((100_000,)), mx.nd.empty((100_000,))
+    for step in range(20):
+        value[:] = step
+        store.push(1, value)
+        value[:] = -1
+        store.pull(1, out=out)
+        assert holds(out, step)
+
+
+def linear():
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize(mx.init.Constant(0.5))
+    return net
+
+
+def step(net, trainer, size=4):
+    with mx.autograd.record():
+        loss = (net(mx.nd.ones((size, 3))) ** 2).sum()
+    loss.backward()
+    trainer.step(size)
+    return net.weight.data().asnumpy()
+
+
+@pytest.mark.parametrize("on_store", [True, False])
+@pytest.mark.parametrize("rule", ["sgd", "nag", "adam", "rmsprop", "ftrl"])
+def test_a_trainer_ends_where_mxnets_own_store_ends(rule, on_store):
+    results = []
+    for kind in ("local", "ringpull_local"):
+        net = linear()
+        trainer = mx.gluon.Trainer(
+            net.collect_params(), rule, {"learning_rate": 0.1}, kvstore=mx.kv.create(kind), update_on_kvstore=on_store
+        )
+        for _ in range(3):
+            step(net, trainer)
+        trainer.set_learning_rate(0.01)
+        results.append(step(net, trainer))
+    assert (results[0] == results[1]).all()
+
+
+def test_states_are_saved_and_go_on(tmp_path):
+    def trainer_of(net):
+        return mx.gluon.Trainer(net.collect_params(), "adam", {}, kvstore=mx.kv.create("ringpull_local"))
+
+    net = linear()
+    trainer = trainer_of(net)
+    step(net, trainer)
+    trainer.save_states(str(tmp_path / "states"))
+    net.save_parameters(str(tmp_path / "weights"))
+    expected = step(net, trainer)
+    net = linear()
+    net.load_parameters(str(tmp_path / "weights"))
+    trainer = trainer_of(net)
+    trainer._init_kvstore()
+    trainer._init_params()
+    trainer.load_states(str(tmp_path / "states"))
+    assert (step(net, trainer) == expected).all()
+
+
+@pytest.mark.parametrize("on_store", [True, False])
+def test_a_module_ends_where_mxnets_own_store_ends(on_store, monkeypatch):
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", str(int(on_store)))
+    results = []
+    for kind in ("local", "ringpull_local"):
+        data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+        module = mx.mod.Module(mx.sym.SoftmaxOutput(data, name="softmax"), context=[mx.cpu(0), mx.cpu(1)])
+        batches = mx.io.NDArrayIter(np.arange(24.0).reshape(8, 3) / 24, np.arange(8) % 2, 4)
+        module.fit(
+            batches,
+            num_epoch=2,
+            kvstore=mx.kv.create(kind),
+            optimizer_params={"learning_rate": 0.5, "momentum": 0.9, "wd": 0.01},
+            initializer=mx.init.Constant(0.1),
+        )
+        results.append(module.get_params()[0])
+    for name in results[0]:
+        assert np.allclose(results[0][name].asnumpy(), results[1][name].asnumpy(), atol=1e-6), name
+
+
+def test_a_sparse_embedding_is_trained():
+    store = mx.kv.create("ringpull_local")
+    net = mx.gluon.nn.Embedding(6, 2, sparse_grad=True)
+    net.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore=store)
+    with mx.autograd.record():
+        loss = net(mx.nd.array([1, 3])).sum()
+    loss.backward()
+    trainer.step(1)
+    assert net.weight.data().asnumpy()[:, 0].tolist() == [1, 0, 1, 0, 1, 1]
+
+
+def test_a_sparse_weight_is_trained():
+    store = mx.kv.create("ringpull_local")
+    parameters = mx.gluon.ParameterDict()
+    weight = parameters.get("x", shape=(4, 2), stype="row_sparse", grad_stype="row_sparse")
+    parameters.initialize(init="ones")
+    trainer = mx.gluon.Trainer(parameters, "sgd", {"learning_rate": 1.0}, kvstore=store)
+    rows = mx.nd.array([0, 2])
+    with mx.autograd.record():
+        loss = mx.nd.sparse.dot(mx.nd.array([[1.0, 0, 2, 0]]).tostype("csr"), weight.row_sparse_data(rows)).sum()
+    loss.backward()
+    trainer.step(1)
+    assert weight.row_sparse_data(mx.nd.arange(0, 4)).asnumpy()[:, 0].tolist() == [0, 1, -1, 1]
+
+
+def test_the_naive_engine_works_too():
+    status, output = run([sys.executable, HERE / "jobs/mxnet_values.py", "ringpull_local"], MXNET_ENGINE_TYPE="NaiveEngine")
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_promises_of_dist_sync_hold(ranks):
+    assert job(ranks, "mxnet_values", "dist_sync_mpi").count("is done") == ranks
+
+
+def test_the_promises_of_dist_sync_hold_with_our_servers():
+    assert launched(2, 2, HERE / "jobs/mxnet_values.py", "ringpull_dist_sync").count("is done") == 2
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [("sizes", "MXNetError .*disagree"), ("stalled", "MXNetError .*have not called"), ("gone", "MXNetError .*is lost")],
+)
+def test_a_fault_reaches_who_reads_the_output(case, expected):
+    _, output = mpi(2, HERE / "jobs/mxnet_faults.py", case, RINGPULL_TIMEOUT=2)
+    count = 1 if case == "gone" else 2
+    assert len(re.findall(expected, output)) >= count and output.count("and then KVStoreError") == count, output
+
+
+EXAMPLE = ROOT / "examples/mxnet/train.py"
+SHORT = ["--steps", 4, "--epochs", 1, "--limit-train", 512, "--limit-test", 200]
+
+
+@pytest.mark.skipif(not os.path.isdir("/usr/share/datasets/fashion-mnist"), reason="Fashion-MNIST is not installed")
+@pytest.mark.parametrize("more", [[], ["--update-on-worker", "--optimizer", "adam", "--lr", 0.001]])
+def test_the_example_that_never_heard_of_us_ends_with_equal_weights(more):
+    status, output = mpi(2, "-m", "ringpull.mxnet", EXAMPLE, "--kv-store", "dist_sync_mpi", *SHORT, *more)
+    hashes = re.findall(r"rank \d of 2 weights (\w+)", output)
+    assert status == 0 and len(hashes) == 2 and len(set(hashes)) == 1, output

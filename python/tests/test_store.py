@@ -1,0 +1,276 @@
+"""The plain API in one process."""
+
+import array
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import ringpull
+
+
+@pytest.fixture
+def store():
+    with ringpull.create("local") as made:
+        yield made
+
+
+def test_the_documented_example_runs(store):
+    store.init("w", np.zeros(4, np.float32))
+    gradient = np.ones(4, np.float32)
+    store.pushpull("w", gradient)
+    assert gradient.tolist() == [1, 1, 1, 1]
+    assert (store.rank, store.num_workers, store.local_rank, store.type) == (0, 1, 0, "local")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64"])
+def test_lists_are_summed_in_every_dtype(store, dtype):
+    store.init(3, np.zeros((2, 3), dtype))
+    outs = [np.empty((2, 3), dtype) for _ in range(2)]
+    store.push(3, [np.full((2, 3), value, dtype) for value in (1, 2, 3)])
+    store.pull(3, outs)
+    for out in outs:
+        assert (out == 6).all()
+
+
+def test_lists_of_keys_travel_together(store):
+    keys = ["b", "c", "d"]
+    store.init(keys, [np.zeros(2)] * 3)
+    values = [[np.full(2, 2.0) for _ in range(4)] for _ in keys]
+    store.pushpull(keys, values)
+    assert all((value == 8).all() for some in values for value in some)
+
+
+def test_a_repeated_key_has_all_its_values(store):
+    store.init("k", np.zeros(1))
+    store.push(["k", "k"], [np.ones(1), np.ones(1)])
+    out = np.empty(1)
+    store.pull("k", out)
+    assert out[0] == 2
+
+
+def test_outputs_may_be_the_values_or_the_same_array_twice(store):
+    store.init("k", np.zeros(3))
+    value = np.ones(3)
+    store.pushpull("k", [value, value], [value, value])
+    assert value.tolist() == [2, 2, 2]
+
+
+def test_a_pushed_array_may_be_changed_at_once(store):
+    store.init("k", np.zeros(3))
+    value = np.ones(3)
+    store.push("k", value)
+    value[:] = 7
+    out = np.empty(3)
+    store.pull("k", out)
+    assert out.tolist() == [1, 1, 1]
+
+
+def test_without_an_updater_the_sum_overwrites(store):
+    store.init("k", np.full(2, 5.0))
+    for value in (1.0, 2.0):
+        store.push("k", np.full(2, value))
+    out = np.empty(2)
+    store.pull("k", out)
+    assert out.tolist() == [2, 2]
+
+
+def test_broadcast_is_init_and_pull(store):
+    outs = [np.empty(2), np.empty(2)]
+    store.broadcast("k", np.full(2, 3.0), outs)
+    assert outs[0].tolist() == outs[1].tolist() == [3, 3]
+
+
+def test_an_empty_list_does_nothing(store):
+    store.init("k", np.ones(1))
+    store.push("k", [])
+    store.pushpull("k", [])
+    out = np.empty(1)
+    store.pull("k", out)
+    assert out[0] == 1
+
+
+def test_a_handle_is_waited_for(store):
+    store.init("k", np.zeros(2))
+    out = np.empty(2)
+    handle = store.pushpull("k", np.ones(2), out, wait=False)
+    assert handle.wait(10) and handle.done()
+    assert out.tolist() == [1, 1]
+
+
+def test_scalars_and_empty_tensors_are_tensors(store):
+    store.init("scalar", np.zeros(()))
+    value = np.ones(())
+    store.pushpull("scalar", value)
+    store.init("empty", np.zeros((0, 3)))
+    store.pushpull("empty", np.zeros((0, 3)))
+    assert value == 1
+
+
+def test_what_has_the_buffer_protocol_is_a_tensor(store):
+    value = array.array("f", [1, 2, 3])
+    store.init("k", value)
+    out = array.array("f", [0, 0, 0])
+    store.pull("k", out)
+    assert out == value
+
+
+def test_what_has_only_dlpack_is_a_tensor(store):
+    class Unversioned:
+        """A producer older than versioned capsules."""
+
+        def __init__(self, content):
+            self.content = content
+
+        def __dlpack__(self, stream=None):
+            return self.content.__dlpack__()
+
+    value = np.arange(3.0)
+    store.init("k", Unversioned(value))
+    out = np.empty(3)
+    store.pushpull("k", Unversioned(value), Unversioned(out))
+    assert out.tolist() == [0, 1, 2]
+
+
+def test_rows_are_pulled_in_the_order_asked_for_and_pushed_rows_add_up(store):
+    store.init("e", np.zeros((4, 2), np.float32))
+    rows = np.array([[1, 1], [2, 2], [3, 3]], np.float32)
+    store.push("e", ringpull.RowSparse([2, 0, 2], rows, (4, 2)))
+    out = np.empty((3, 2), np.float32)
+    store.row_sparse_pull("e", out, row_ids=np.array([2, 1, 0]))
+    assert out.tolist() == [[4, 4], [0, 0], [2, 2]]
+
+
+def test_an_optimizer_runs_in_the_store_and_its_states_go_on(store, tmp_path):
+    def steps(made, count):
+        out = np.empty(2, np.float32)
+        for _ in range(count):
+            made.pushpull("w", np.ones(2, np.float32), out)
+        return out.tolist()
+
+    sgd = ringpull.SGD(learning_rate=0.5, momentum=0.5)
+    store.init("w", np.zeros(2, np.float32))
+    store.set_optimizer(sgd)
+    value = steps(store, 2)
+    assert value == [-1.25, -1.25]
+    store.save_optimizer_states(tmp_path / "states")
+    with ringpull.create("local") as other:
+        other.init("w", np.array(value, np.float32))
+        other.set_optimizer(sgd)
+        other.load_optimizer_states(tmp_path / "states")
+        assert steps(other, 1) == steps(store, 1)
+    sgd.learning_rate = 0.0
+    store.set_optimizer(sgd)
+    before = steps(store, 0), np.empty(2, np.float32)
+    store.pull("w", before[1])
+    assert store.is_capable("optimizer")
+
+
+def test_an_updater_changes_the_stored_value(store):
+    seen = []
+
+    def update(key, received, stored):
+        seen.append((key, received.tolist()))
+        with pytest.raises(ValueError):
+            received[0] = 1
+        stored += 2 * received
+
+    store.init("k", np.ones(2))
+    store.set_updater(update)
+    out = np.empty(2)
+    store.pushpull("k", np.ones(2), out)
+    assert out.tolist() == [3, 3]
+    assert seen == [("k", [1, 1])]
+
+
+def test_what_an_updater_raises_is_an_error_that_names_the_key(store, capfd):
+    store.init("k", np.ones(2))
+    store.set_updater(lambda key, received, stored: stored["no such index"])
+    with pytest.raises(ringpull.ArgumentError, match="updater raised .*\"k\""):
+        store.pushpull("k", np.ones(2))
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda s: s.pull("b", np.empty(2)), ringpull.UnknownKeyError, "has not been initialised"),
+        (lambda s: s.push("b", np.empty(2)), ringpull.UnknownKeyError, "has not been initialised"),
+        (lambda s: s.init("a", np.empty(2)), ringpull.DuplicateKeyError, "duplicate init"),
+        (lambda s: s.push(3, np.empty(2)), ringpull.MixedKeyTypesError, "mixed key types"),
+        (lambda s: s.push("a", np.empty(3)), ringpull.ShapeMismatchError, r"\[3\] where init gave \[2\]"),
+        (lambda s: s.push("a", np.empty((2, 1))), ringpull.ShapeMismatchError, r"\[2, 1\]"),
+        (lambda s: s.push("a", np.empty(2, np.float32)), ringpull.DtypeMismatchError, "f32 where init gave f64"),
+        (lambda s: s.push(["a"], [np.empty(2), np.empty(2)]), ringpull.ArgumentError, "1 keys with 2 values"),
+        (lambda s: s.push("a", "text"), ringpull.ArgumentError, "a str is no tensor"),
+        (lambda s: s.push(1.5, np.empty(2)), ringpull.ArgumentError, "unexpected type for keys"),
+        (lambda s: s.push("a", np.zeros(2, bool)), ringpull.ArgumentError, "no store sums"),
+        (lambda s: s.push("a", np.zeros(4)[::2]), ringpull.ArgumentError, "ascontiguousarray"),
+        (lambda s: s.pull("a", b"12345678"), ringpull.ArgumentError, "writable"),
+        (lambda s: s.pull("a"), ringpull.ArgumentError, "without an output"),
+        (lambda s: s.set_optimizer("sdg"), ringpull.ArgumentError, "sdg"),
+        (lambda s: s.row_sparse_pull("a", np.empty(1), row_ids=[7]), ringpull.ArgumentError, "row id 7"),
+        (lambda s: s.load_optimizer_states("/absent/states"), ringpull.FileError, "/absent/states"),
+        (lambda s: ringpull.create("dist_snyc"), ringpull.UnknownKindError, "dist_sync_mpi"),
+        (lambda s: ringpull.create("dist_sync"), ringpull.UnavailableError, "ringpull launch"),
+        (lambda s: ringpull.create("device"), ringpull.UnavailableError, "CUDA"),
+        (lambda s: type(s).is_capable("flying"), ValueError, "flying"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_changes(store, call, error, words):
+    store.init("a", np.full(2, 5.0))
+    with pytest.raises(error, match=words) as caught:
+        call(store)
+    if error is not ValueError:
+        assert isinstance(caught.value, ringpull.KVStoreError)
+    out = np.empty(2)
+    store.pull("a", out)
+    assert out.tolist() == [5, 5]
+
+
+def test_errors_carry_rank_and_key(store):
+    with pytest.raises(ringpull.UnknownKeyError) as caught:
+        store.pull("b", np.empty(2))
+    assert (caught.value.rank, caught.value.key, caught.value.operation) == (0, "b", "pull")
+
+
+def test_a_closed_store_says_so(store):
+    store.close()
+    with pytest.raises(ringpull.ArgumentError, match="closed"):
+        store.rank  # noqa: B018
+
+
+def test_memory_is_given_back_when_the_operation_is_done(store):
+    import weakref
+
+    store.init("k", np.zeros(3))
+    value = np.ones(3)
+    gone = weakref.ref(value)
+    store.pushpull("k", value)
+    del value
+    assert gone() is None
+
+
+def test_other_threads_run_while_one_waits():
+    from conftest import job
+
+    assert "ran while waiting" in job(2, "threads")
+
+
+def test_help_is_complete():
+    for name in ringpull.__all__:
+        member = getattr(ringpull, name)
+        assert isinstance(member, str) or name == "Key" or member.__doc__, name
+    for name, method in vars(ringpull.KVStore).items():
+        assert name.startswith("_") or method.__doc__, name
+
+
+def test_the_kinds_are_those_of_the_library():
+    assert "dist_sync_mpi" in ringpull.kinds() and "local" in ringpull.kinds()
+
+
+def test_optimizers_are_values():
+    adam = ringpull.Adam(learning_rate=0.1, clip_gradient=5)
+    assert pickle.loads(pickle.dumps(adam)) == adam
+    assert "clip_gradient=5.0" in adam.spec() and threading.current_thread() is threading.main_thread()

@@ -1,0 +1,37 @@
+//! Waiting that leaves the cores to those who compute.
+
+use std::time::{Duration, Instant};
+
+/// One wait for something to move: a few yields, then sleeps that grow with the time waited.
+#[derive(Default)]
+pub(crate) struct Idle {
+    rounds: u32,
+    looked: Option<Instant>,
+    waited: Duration,
+}
+
+impl Idle {
+    /// Waits a little; an error with the time waited if `limit` is over.
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<(), Duration> {
+        const YIELDS: u32 = 30;
+        const SHORTEST: Duration = Duration::from_micros(20);
+        const LONGEST: Duration = Duration::from_millis(1);
+        /// A sleep is this part of the time waited so far: the longer nothing comes, the less it matters to be quick.
+        const PART: u32 = 40;
+        /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.
+        const LONGEST_ROUND: Duration = Duration::from_millis(200);
+        let now = Instant::now();
+        self.waited += now.duration_since(self.looked.unwrap_or(now)).min(LONGEST_ROUND);
+        self.looked = Some(now);
+        if self.waited > limit {
+            return Err(self.waited);
+        }
+        self.rounds += 1;
+        if self.rounds <= YIELDS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep((self.waited / PART).clamp(SHORTEST, LONGEST));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! The element-wise codecs: a code for each element, codes that can be added up, sums that can be decoded.
+
+use serde::{Deserialize, Serialize};
+
+use super::halves::{self, Half};
+use super::planes::{self, Width};
+use super::{Level, quantise};
+
+/// A codec that treats each element by itself, so that any part of a gradient can be encoded apart from the others.
+///
+/// The sum of `n` workers' codes is the same wherever it is made. Of `2bit` it is `(p - m) * threshold`, rounded once, where `p` workers
+/// sent `threshold` and `m` sent `-threshold`; where no multiple needs rounding, as with MXNet's 0.5, that is also what adding one after
+/// the other gives. Of `1bit` it is `p - m`, exactly. Of halves it is the sum in f32 in the order of the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Codec {
+    /// IEEE half precision.
+    Fp16,
+    /// The upper half of an f32.
+    Bf16,
+    /// MXNet's `2bit`.
+    TwoBit {
+        /// What a code stands for; greater than 0.
+        threshold: f32,
+    },
+    /// MXNet's `1bit`.
+    OneBit {
+        /// Above it the code is 1, otherwise -1.
+        threshold: f32,
+    },
+}
+
+/// What a sum of codes travels as.
+enum SumKind {
+    Half(Half),
+    /// An integer, and the value of one.
+    Integer(Width, f32),
+}
+
+/// Halves are added up so many elements at a time, on the stack.
+const RUN: usize = 1024;
+
+impl Codec {
+    /// Parts of a gradient that begin at a multiple of this have codes and sums of whole words.
+    pub const BLOCK: usize = planes::BLOCK;
+
+    fn sum_kind(self) -> SumKind {
+        match self {
+            Codec::Fp16 => SumKind::Half(Half::Fp16),
+            Codec::Bf16 => SumKind::Half(Half::Bf16),
+            Codec::TwoBit { threshold } => SumKind::Integer(Width::TwoBit, threshold),
+            Codec::OneBit { .. } => SumKind::Integer(Width::OneBit, 1.0),
+        }
+    }
+
+    /// The bytes of one worker's codes of `len` elements.
+    pub fn code_bytes(self, len: usize) -> usize {
+        match self {
+            Codec::Fp16 | Codec::Bf16 => 2 * len,
+            Codec::TwoBit { .. } => quantise::two_bit_bytes(len),
+            Codec::OneBit { .. } => quantise::one_bit_bytes(len),
+        }
+    }
+
+    /// Encodes `gradient` and `residual` together; what the codes do not say is the new residual.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together.
+    pub fn encode(self, gradient: &[f32], residual: &mut [f32], code: &mut [u8]) {
+        self.encode_at(Level::best(), gradient, residual, code);
+    }
+
+    /// As [`encode`](Self::encode), with the instructions of `level`, which the processor must have.
+    pub fn encode_at(self, level: Level, gradient: &[f32], residual: &mut [f32], code: &mut [u8]) {
+        let level = level.min(Level::best());
+        match self {
+            Codec::Fp16 => halves::encode(level, Half::Fp16, gradient, residual, code),
+            Codec::Bf16 => halves::encode(level, Half::Bf16, gradient, residual, code),
+            Codec::TwoBit { threshold } => quantise::encode_2bit(level, gradient, residual, threshold, code),
+            Codec::OneBit { threshold } => quantise::encode_1bit(level, gradient, residual, threshold, code),
+        }
+    }
+
+    /// Adds what `code` says to `sum`.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together.
+    pub fn decode_add(self, code: &[u8], sum: &mut [f32]) {
+        self.decode_add_at(Level::best(), code, sum);
+    }
+
+    /// As [`decode_add`](Self::decode_add), with the instructions of `level`, which the processor must have.
+    pub fn decode_add_at(self, level: Level, code: &[u8], sum: &mut [f32]) {
+        let level = level.min(Level::best());
+        match self {
+            Codec::Fp16 => halves::add(level, Half::Fp16, code, sum),
+            Codec::Bf16 => halves::add(level, Half::Bf16, code, sum),
+            Codec::TwoBit { threshold } => quantise::add_2bit(level, code, threshold, sum),
+            Codec::OneBit { .. } => quantise::add_1bit(level, code, sum),
+        }
+    }
+
+    /// Whether adding decoded codes one after the other gives the sum that [`sum`](Self::sum) and [`decode_sum`](Self::decode_sum) give, of up to
+    /// 4096 workers: no multiple of the threshold needs rounding.
+    pub fn adds_exactly(self) -> bool {
+        match self {
+            Codec::TwoBit { threshold } => threshold.to_bits().trailing_zeros() >= 12,
+            Codec::Fp16 | Codec::Bf16 | Codec::OneBit { .. } => true,
+        }
+    }
+
+    /// Whether `code` is the code of `len` elements that some worker can have sent; if not, why.
+    pub fn check_code(self, code: &[u8], len: usize) -> Result<(), String> {
+        if code.len() != self.code_bytes(len) {
+            return Err(format!("{} bytes of codes where {} are due", code.len(), self.code_bytes(len)));
+        }
+        let known = match self {
+            Codec::Fp16 | Codec::Bf16 => true,
+            Codec::TwoBit { .. } => quantise::is_2bit(code, len),
+            Codec::OneBit { .. } => quantise::is_1bit(code, len),
+        };
+        if known { Ok(()) } else { Err("codes that no worker sends".to_owned()) }
+    }
+
+    /// The bytes of the sum of `count` workers' codes of `len` elements.
+    pub fn sum_bytes(self, len: usize, count: usize) -> usize {
+        match self.sum_kind() {
+            SumKind::Half(_) => 2 * len,
+            SumKind::Integer(width, _) => planes::bytes(len, width.bits(count)),
+        }
+    }
+
+    /// Adds up `codes` of `len` elements, one slice for each worker in the order of the ranks.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together.
+    pub fn sum(self, codes: &[&[u8]], len: usize, sums: &mut [u8]) {
+        self.sum_at(Level::best(), codes, len, sums);
+    }
+
+    /// As [`sum`](Self::sum), with the instructions of `level`, which the processor must have.
+    pub fn sum_at(self, level: Level, codes: &[&[u8]], len: usize, sums: &mut [u8]) {
+        let level = level.min(Level::best());
+        assert!(codes.iter().all(|code| code.len() == self.code_bytes(len)), "each worker has a code for each element");
+        let half = match self.sum_kind() {
+            SumKind::Integer(width, _) => return planes::sum(level, width, codes, len, sums),
+            SumKind::Half(half) => half,
+        };
+        for (run, sums) in sums.chunks_mut(2 * RUN).enumerate() {
+            let mut total = [0f32; RUN];
+            let total = &mut total[..sums.len() / 2];
+            for code in codes {
+                halves::add(level, half, &code[run * 2 * RUN..][..sums.len()], total);
+            }
+            halves::round(level, half, total, sums);
+        }
+    }
+
+    /// Writes what the sum of `count` workers' codes says.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together.
+    pub fn decode_sum(self, sums: &[u8], count: usize, values: &mut [f32]) {
+        self.decode_sum_at(Level::best(), sums, count, values);
+    }
+
+    /// As [`decode_sum`](Self::decode_sum), with the instructions of `level`, which the processor must have.
+    pub fn decode_sum_at(self, level: Level, sums: &[u8], count: usize, values: &mut [f32]) {
+        let level = level.min(Level::best());
+        match self.sum_kind() {
+            SumKind::Half(half) => halves::widen(level, half, sums, values),
+            SumKind::Integer(width, unit) => planes::decode(level, width, count, sums, unit, values),
+        }
+    }
+}

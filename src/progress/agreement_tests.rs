@@ -1,0 +1,57 @@
+//! The table of calls, one by one. What is frozen is tested where ranks call together, in `schedule_tests`.
+
+use super::*;
+
+
+fn call(key: i64, ordinal: u64, terms: &str) -> Call {
+    let topic = Topic::Key { store: 0, key: key.into() };
+    let wire = Wire::Sum { dtype: crate::DType::F32, len_bytes: 100, priority: 0 };
+    Call { topic, ordinal, operation: "push".to_owned(), terms: terms.to_owned(), wire, waited: false }
+}
+
+fn launched(orders: Result<Vec<Order>, Error>) -> Launch {
+    match &orders.unwrap()[..] {
+        [Order::Launch(launch)] => launch.clone(),
+        other => panic!("one launch and not {other:?}"),
+    }
+}
+
+#[test]
+fn an_operation_launches_when_every_rank_has_called_it_whatever_the_order() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.call(0, call(1, 0, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(2, 0, "f32"), 0.0), Ok(vec![]));
+    let second = launched(table.call(1, call(2, 0, "f32"), 0.0));
+    let first = launched(table.call(1, call(1, 0, "f32"), 0.0));
+    assert_eq!((second.number, first.number), (1, 2));
+    assert_eq!(table.check_time(1e9), Ok(()));
+}
+
+#[test]
+fn pushing_twice_is_not_two_ranks_pushing_once() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.call(0, call(1, 0, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(1, 1, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.check_time(9.0), Ok(()));
+    let error = table.check_time(11.0).unwrap_err();
+    assert!(matches!(error, Error::Stalled { ref missing, .. } if missing == &[1]), "{error}");
+}
+
+#[test]
+fn terms_that_differ_are_an_error_that_names_each_ranks_view() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.call(1, call(7, 0, "f32 [3]"), 0.0), Ok(vec![]));
+    let text = table.call(0, call(7, 0, "f16 [3]"), 0.0).unwrap_err().to_string();
+    assert!(
+        text.contains("key 7") && text.contains("rank 0 has push of f16 [3], rank 1 has push of f32 [3]"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_rank_that_left_fails_those_who_wait_for_it_at_once() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.leave(1, None), Ok(vec![]));
+    let text = table.call(0, call(7, 0, "f32"), 0.0).unwrap_err().to_string();
+    assert!(text.contains("rank 1 is lost") && text.contains("push of key 7"), "{text}");
+}

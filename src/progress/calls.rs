@@ -1,0 +1,246 @@
+//! One rank's calls: announced one by one, or begun in a frozen order without a message.
+//!
+//! A rank begins by announcing each call to rank 0 (`agreement`). When rank 0 has frozen the sequence, calls are only taken note
+//! of, and units begin as soon as this rank has called their members. A call that does not fit, or a caller that waits for what
+//! cannot begin, ends that: the rank asks rank 0 to stop all ranks. Each then says how many units it has begun; all run to the
+//! furthest of them, and what lies beyond is announced again.
+//!
+//! Pure: nothing here sends, waits or knows the time.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::key::Key;
+use crate::progress::agreement::{Call, Launch, Topic};
+use crate::progress::frozen::{Freeze, Frozen, Unit};
+use crate::progress::job::Wire;
+
+/// What has to be done about a call or a message.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Act {
+    /// Tell rank 0 of it.
+    Announce(Call),
+    /// All members have been called.
+    Begin(Unit),
+    /// Ask rank 0 to stop the frozen cycle of this epoch.
+    Thaw(u32),
+    /// The ranks do not agree.
+    Fault(Error),
+}
+
+/// How far a rank has come in a frozen cycle that was stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// Which cycle.
+    pub epoch: u32,
+    /// Units begun.
+    pub begun: u64,
+    /// What this rank has not called of the next unit: the key and the operation.
+    pub missing: Option<(Key, String)>,
+}
+
+/// How far every rank has to go in a frozen cycle that was stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunTo {
+    /// Which cycle.
+    pub epoch: u32,
+    /// Units to begin.
+    pub until: u64,
+    /// A rank that has begun them all.
+    pub by: usize,
+}
+
+/// In this many cycles a rank may be with calls while it has not made those of an earlier one.
+const CYCLES: u64 = 2;
+
+enum Mode {
+    /// Each call is announced.
+    Agreeing,
+    /// Units begin as they are complete.
+    Frozen,
+    /// No unit begins; rank 0 is going to say how far to go.
+    Stopped,
+    /// Units up to some number are still to begin; what is beyond is announced.
+    Owing(RunTo),
+}
+
+/// One rank's calls that have not begun, and how they will.
+pub struct Calls {
+    rank: usize,
+    ordinals: BTreeMap<Topic, u64>,
+    /// Calls made, and those of them that have not begun.
+    made: u64,
+    open: BTreeMap<u64, Call>,
+    /// Whether a caller has waited since the last call.
+    waited: bool,
+    mode: Mode,
+    frozen: Option<Frozen>,
+}
+
+impl Calls {
+    /// No calls, of `rank`.
+    pub fn new(rank: usize) -> Self {
+        Calls {
+            rank,
+            ordinals: BTreeMap::new(),
+            made: 0,
+            open: BTreeMap::new(),
+            waited: false,
+            mode: Mode::Agreeing,
+            frozen: None,
+        }
+    }
+
+    /// How many calls on `topic` have been made.
+    pub fn ordinal(&self, topic: &Topic) -> u64 {
+        self.ordinals.get(topic).copied().unwrap_or(0)
+    }
+
+    /// A call is made; returns what has to be done.
+    pub fn call(&mut self, topic: Topic, operation: &str, terms: String, wire: Wire) -> Vec<Act> {
+        let next = self.ordinals.entry(topic.clone()).or_default();
+        let ordinal = *next;
+        *next += 1;
+        let waited = std::mem::take(&mut self.waited);
+        let call = Call { topic, ordinal, operation: operation.to_owned(), terms, wire, waited };
+        let index = self.made;
+        self.made += 1;
+        self.open.insert(index, call);
+        self.place(index)
+    }
+
+    /// A caller waits, or looks at what a call has given: whatever was called before must be able to begin without another call.
+    pub fn wait(&mut self) -> Vec<Act> {
+        self.waited = true;
+        match self.mode {
+            Mode::Frozen if !self.open.is_empty() => self.deviate(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// An operation was launched by itself.
+    pub fn launched(&mut self, launch: &Launch) {
+        let found = self.open.iter().find(|(_, call)| call.ordinal == launch.ordinal && call.topic == launch.topic);
+        if let Some(index) = found.map(|(index, _)| *index) {
+            self.open.remove(&index);
+        }
+    }
+
+    /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.
+    pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
+        self.launched(&freeze.last);
+        self.frozen = Some(Frozen::new(freeze));
+        self.mode = Mode::Frozen;
+        let open: Vec<u64> = self.open.keys().copied().collect();
+        let mut acts = Vec::new();
+        for index in open {
+            if matches!(self.mode, Mode::Frozen) {
+                acts.extend(self.place(index));
+            }
+        }
+        if self.waited && matches!(self.mode, Mode::Frozen) && !self.open.is_empty() {
+            acts.extend(self.deviate());
+        }
+        acts
+    }
+
+    /// Stops the frozen cycle of `epoch`; how far this rank has come in it.
+    pub fn stop(&mut self, epoch: u32) -> Option<Stopped> {
+        let frozen = self.frozen.as_ref().filter(|frozen| frozen.epoch() == epoch)?;
+        self.mode = Mode::Stopped;
+        let missing = frozen.missing().map(|step| (step.topic.key(), step.operation.clone()));
+        Some(Stopped { epoch, begun: frozen.begun(), missing })
+    }
+
+    /// All ranks have stopped, and this is how far they go. What lies beyond is announced, in the order in which it was called.
+    pub fn run_to(&mut self, end: RunTo) -> Vec<Act> {
+        if self.frozen.as_ref().is_none_or(|frozen| frozen.epoch() != end.epoch) {
+            return Vec::new();
+        }
+        self.mode = Mode::Owing(end);
+        let open: Vec<u64> = self.open.keys().copied().collect();
+        let mut acts: Vec<Act> = open.into_iter().flat_map(|index| self.place(index)).collect();
+        acts.extend(self.begin());
+        acts
+    }
+
+    /// What this rank has to call because others have begun it: a rank that waits for it, the key and the operation.
+    pub fn owed(&self) -> Option<(usize, Key, String)> {
+        let (Mode::Owing(end), Some(frozen)) = (&self.mode, &self.frozen) else { return None };
+        let step = frozen.missing()?;
+        Some((end.by, step.topic.key(), step.operation.clone()))
+    }
+
+    /// The epoch of the frozen cycle that runs, and the unit that the first call which has not begun belongs to.
+    pub fn frozen(&self) -> Option<(u32, Option<u64>)> {
+        let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Frozen))?;
+        let first = self.open.values().filter_map(|call| frozen.unit(call)).min();
+        Some((frozen.epoch(), first))
+    }
+
+    /// The unit of the frozen cycle that has this number, counted from the freeze.
+    pub fn unit(&self, number: u32) -> Option<u64> {
+        let frozen = self.frozen.as_ref()?;
+        let unit = u64::from(number.wrapping_sub(frozen.number()));
+        (unit < frozen.begun()).then_some(unit)
+    }
+
+    /// Units that this rank has begun in the last frozen cycle, and its epoch.
+    pub fn begun(&self) -> Option<(u32, u64)> {
+        self.frozen.as_ref().map(|frozen| (frozen.epoch(), frozen.begun()))
+    }
+
+    /// Finds the way of a call that is open.
+    fn place(&mut self, index: u64) -> Vec<Act> {
+        let call = &self.open[&index];
+        let Some(frozen) = &mut self.frozen else { return vec![Act::Announce(call.clone())] };
+        match &self.mode {
+            Mode::Agreeing => vec![Act::Announce(call.clone())],
+            Mode::Stopped => Vec::new(),
+            Mode::Frozen if frozen.call(call, index, CYCLES) => self.begin(),
+            Mode::Frozen => self.deviate(),
+            Mode::Owing(end) => {
+                if frozen.unit(call).is_none_or(|unit| unit >= end.until) {
+                    return vec![Act::Announce(call.clone())];
+                }
+                if frozen.call(call, index, u64::MAX) {
+                    return self.begin();
+                }
+                let (step, by) = (frozen.expected(call).map(|(step, _)| step), end.by);
+                let theirs = step.map_or_else(String::new, |step| format!("{} of {}", step.operation, step.terms));
+                let ours = format!("{} of {}", call.operation, call.terms);
+                vec![Act::Fault(Error::Disagreement {
+                    key: call.topic.key(),
+                    operation: step.map_or(&call.operation, |step| &step.operation).clone(),
+                    views: vec![(self.rank, ours), (by, theirs)],
+                    remedy: "every rank must use the same operations, shapes, dtypes and optimizer for a key in every step"
+                        .to_owned(),
+                })]
+            }
+        }
+    }
+
+    /// Begins what may begin.
+    fn begin(&mut self) -> Vec<Act> {
+        let mut acts = Vec::new();
+        loop {
+            let (Mode::Frozen | Mode::Owing(_), Some(frozen)) = (&self.mode, &mut self.frozen) else { return acts };
+            if let Mode::Owing(end) = &self.mode
+                && frozen.begun() >= end.until
+            {
+                self.mode = Mode::Agreeing;
+                return acts;
+            }
+            let Some((unit, indices)) = frozen.begin() else { return acts };
+            indices.iter().for_each(|index| drop(self.open.remove(index)));
+            acts.push(Act::Begin(unit));
+        }
+    }
+
+    fn deviate(&mut self) -> Vec<Act> {
+        self.mode = Mode::Stopped;
+        self.frozen.as_ref().map(|frozen| Act::Thaw(frozen.epoch())).into_iter().collect()
+    }
+}

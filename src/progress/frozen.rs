@@ -1,0 +1,156 @@
+//! A frozen cycle on one rank: what has been called of it, and which units may begin.
+//!
+//! Pure. Units are begun in one order, which is the same on every rank; a unit may begin when this rank has called all its members.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::progress::agreement::{Call, Launch, Topic};
+use crate::progress::fusion::Step;
+
+/// What rank 0 tells every rank when it freezes the sequence of calls.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Freeze {
+    /// Counts the freezes.
+    pub epoch: u32,
+    /// The last operation that was agreed on by itself.
+    pub last: Launch,
+    /// The number of the first unit.
+    pub number: u32,
+    /// The operations of a cycle, in the order in which rank 0 calls them.
+    pub steps: Vec<Step>,
+    /// The units of a cycle, as indices of `steps`.
+    pub units: Vec<Vec<u32>>,
+}
+
+/// Operations that travel together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit {
+    /// Its place in the order of all launches.
+    pub number: u32,
+    /// Topic and ordinal of each, in the order in which they lie in a bucket.
+    pub members: Vec<(Topic, u64)>,
+}
+
+/// The operations of one topic in a cycle.
+struct Place {
+    /// The ordinal of the first of them in the first cycle.
+    first: u64,
+    /// Their steps.
+    steps: Vec<u32>,
+}
+
+/// A step of a cycle, counted from the freeze.
+#[derive(Clone, Copy)]
+struct Spot {
+    cycle: u64,
+    step: u32,
+}
+
+/// A frozen cycle, and where this rank is in it.
+pub(super) struct Frozen {
+    freeze: Freeze,
+    places: BTreeMap<Topic, Place>,
+    /// The unit of each step.
+    unit_of: Vec<u32>,
+    /// Units begun, since the freeze.
+    begun: u64,
+    /// For each cycle from that of the next unit on: what has been called, by the rank's own count of calls.
+    called: VecDeque<Vec<Option<u64>>>,
+}
+
+impl Frozen {
+    pub(super) fn new(freeze: Freeze) -> Self {
+        let mut places: BTreeMap<Topic, Place> = BTreeMap::new();
+        for (index, step) in freeze.steps.iter().enumerate() {
+            let place = places.entry(step.topic.clone());
+            place.or_insert_with(|| Place { first: step.ordinal, steps: Vec::new() }).steps.push(index as u32);
+        }
+        let mut unit_of = vec![0; freeze.steps.len()];
+        for (unit, members) in freeze.units.iter().enumerate() {
+            members.iter().for_each(|step| unit_of[*step as usize] = unit as u32);
+        }
+        Frozen { freeze, places, unit_of, begun: 0, called: VecDeque::new() }
+    }
+
+    pub(super) fn epoch(&self) -> u32 {
+        self.freeze.epoch
+    }
+
+    /// Units begun, since the freeze.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// The number of the unit that was the first after the freeze.
+    pub(super) fn number(&self) -> u32 {
+        self.freeze.number
+    }
+
+    fn spot(&self, call: &Call) -> Option<Spot> {
+        let place = self.places.get(&call.topic)?;
+        let at = call.ordinal.checked_sub(place.first)?;
+        let times = place.steps.len() as u64;
+        Some(Spot { cycle: at / times, step: place.steps[(at % times) as usize] })
+    }
+
+    /// The step that the call should be, and whether it is.
+    pub(super) fn expected(&self, call: &Call) -> Option<(&Step, bool)> {
+        let step = &self.freeze.steps[self.spot(call)?.step as usize];
+        Some((step, step.operation == call.operation && step.terms == call.terms))
+    }
+
+    /// The unit that the call belongs to, counted from the freeze.
+    pub(super) fn unit(&self, call: &Call) -> Option<u64> {
+        let spot = self.spot(call)?;
+        Some(spot.cycle * self.freeze.units.len() as u64 + u64::from(self.unit_of[spot.step as usize]))
+    }
+
+    /// Takes note of the rank's `index`-th call. Whether it fits: a call that is not part of the cycle, differs from what was called
+    /// before, or is `most` cycles ahead of one that was left out, does not.
+    pub(super) fn call(&mut self, call: &Call, index: u64, most: u64) -> bool {
+        let Some(spot) = self.spot(call) else { return false };
+        let fits = self.expected(call).is_some_and(|(_, fits)| fits);
+        let Some(ahead) = spot.cycle.checked_sub(self.begun / self.freeze.units.len() as u64) else { return false };
+        if !fits || ahead >= most {
+            return false;
+        }
+        while self.called.len() <= ahead as usize {
+            self.called.push_back(vec![None; self.freeze.steps.len()]);
+        }
+        self.called[ahead as usize][spot.step as usize] = Some(index);
+        true
+    }
+
+    /// The next unit, if all its members have been called, with the indices of their calls.
+    pub(super) fn begin(&mut self) -> Option<(Unit, Vec<u64>)> {
+        let each = self.freeze.units.len() as u64;
+        let (cycle, at) = (self.begun / each, self.begun % each);
+        let called = self.called.front()?;
+        let members = &self.freeze.units[at as usize];
+        let indices: Option<Vec<u64>> = members.iter().map(|step| called[*step as usize]).collect();
+        let indices = indices?;
+        let named = members.iter().map(|step| {
+            let topic = &self.freeze.steps[*step as usize].topic;
+            let place = &self.places[topic];
+            let within = place.steps.iter().position(|other| other == step).expect("a step stands at its own place");
+            (topic.clone(), place.first + cycle * place.steps.len() as u64 + within as u64)
+        });
+        let unit = Unit { number: self.freeze.number.wrapping_add(self.begun as u32), members: named.collect() };
+        self.begun += 1;
+        if at + 1 == each {
+            self.called.pop_front();
+        }
+        Some((unit, indices))
+    }
+
+    /// The first operation of the next unit that this rank has not called.
+    pub(super) fn missing(&self) -> Option<&Step> {
+        let at = self.begun % self.freeze.units.len() as u64;
+        let called = self.called.front();
+        let is_missing = |step: &&u32| called.is_none_or(|called| called[**step as usize].is_none());
+        let step = self.freeze.units[at as usize].iter().find(is_missing)?;
+        Some(&self.freeze.steps[*step as usize])
+    }
+}

@@ -1,0 +1,118 @@
+//! Jobs: operations between their call and their end.
+
+use crossbeam_channel::Sender;
+
+use crate::communicator::Host;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::progress::agreement::Launch;
+
+/// What a job asks of the wire. The same on every rank, but for the priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wire {
+    /// [`Job::run`], when nothing else is under way.
+    Alone,
+    /// The sum over all ranks of what [`Job::addend`] gives, beside others.
+    Sum {
+        /// Its element type.
+        dtype: DType,
+        /// Its length.
+        len_bytes: usize,
+        /// A higher one goes first.
+        priority: i32,
+    },
+}
+
+/// An operation between its call and its end.
+pub trait Job: Send {
+    /// What the job asks of the wire.
+    fn wire(&self) -> Wire {
+        Wire::Alone
+    }
+
+    /// For [`Wire::Sum`]: what is to be summed, and where the sum is to stand; the same memory each time. On the comm thread.
+    fn addend(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    /// The collective part as a whole, on the comm thread.
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()>;
+
+    /// What follows on this rank alone, on the finishing thread.
+    fn finish(self: Box<Self>) -> Result<()>;
+
+    /// Called instead of `finish` when the job will never be done. The transport may still use the job's memory.
+    fn fail(self: Box<Self>, fault: &Error);
+}
+
+type Work<T> = Box<dyn FnOnce(&mut Host, u32) -> Result<T> + Send>;
+
+/// A collective that the caller waits for.
+pub(super) struct Direct<T> {
+    work: Option<Work<T>>,
+    value: Option<T>,
+    result: Sender<Result<T>>,
+}
+
+impl<T> Direct<T> {
+    pub(super) fn new(work: Work<T>, result: Sender<Result<T>>) -> Self {
+        Direct { work: Some(work), value: None, result }
+    }
+}
+
+impl<T: Send> Job for Direct<T> {
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+        if let Some(work) = self.work.take() {
+            self.value = Some(work(host, launch.number)?);
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        // A caller that has gone needs no answer.
+        self.value.into_iter().for_each(|value| drop(self.result.send(Ok(value))));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        drop(self.result.send(Err(fault.clone())));
+    }
+}
+
+/// A barrier that the caller waits for: a sum of one byte, which is there when every rank has come.
+pub(super) struct Barrier {
+    byte: Box<[u8; 1]>,
+    result: Sender<Result<()>>,
+}
+
+impl Barrier {
+    pub(super) fn new(result: Sender<Result<()>>) -> Self {
+        Barrier { byte: Box::new([0]), result }
+    }
+}
+
+impl Job for Barrier {
+    fn wire(&self) -> Wire {
+        Wire::Sum { dtype: DType::U8, len_bytes: 1, priority: i32::MAX }
+    }
+
+    fn addend(&mut self) -> &mut [u8] {
+        &mut *self.byte
+    }
+
+    /// It launches when every rank has called it: there is nothing left to be done.
+    fn run(&mut self, _host: &mut Host, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        drop(self.result.send(Ok(())));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        drop(self.result.send(Err(fault.clone())));
+        // The transport may still write it.
+        std::mem::forget(self.byte);
+    }
+}

@@ -1,0 +1,95 @@
+//! Finds that a sequence of calls repeats itself.
+
+use std::collections::BTreeMap;
+
+use crate::progress::agreement::{Call, Topic};
+
+/// The most calls that are remembered; a cycle of more than a fraction of it is never found.
+const MEMORY: usize = 1 << 16;
+
+/// What a call has in common with the same call in the next step.
+type Identity = (Topic, String, String);
+
+/// One rank's calls, as numbers that stand for their identities.
+#[derive(Default)]
+pub(super) struct Sequence {
+    known: BTreeMap<Identity, u32>,
+    calls: Vec<u32>,
+}
+
+impl Sequence {
+    /// Takes note of a call, unless it is one that never repeats; whether it did.
+    pub(super) fn push(&mut self, call: &Call) -> bool {
+        if call.operation == "init" {
+            return false;
+        }
+        if self.calls.len() >= MEMORY {
+            self.calls.drain(..MEMORY / 2);
+        }
+        let next = self.known.len() as u32;
+        let identity = (call.topic.clone(), call.operation.clone(), call.terms.clone());
+        self.calls.push(*self.known.entry(identity).or_insert(next));
+        true
+    }
+
+    /// The length of the shortest period of which the last `times` make up the end of the sequence. What was called more than once
+    /// lately must be part of it: three pushes of one key in a row are no cycle of a program that pushes others, too.
+    pub(super) fn period(&self, times: usize) -> Option<usize> {
+        let calls = &self.calls;
+        (1..=calls.len() / times).find(|period| {
+            let repeats = calls.len() - period * times;
+            let lately = &calls[calls.len().saturating_sub(8 * period + 16)..];
+            let one = &calls[calls.len() - period..];
+            let once = |call: &u32| lately.iter().filter(|other| *other == call).count() == 1;
+            (repeats..calls.len() - period).rev().all(|at| calls[at] == calls[at + period])
+                && lately.iter().all(|call| one.contains(call) || once(call))
+        })
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        *self = Sequence::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::job::Wire;
+
+    fn periods(keys: &[i64], times: usize) -> Vec<Option<usize>> {
+        let mut sequence = Sequence::default();
+        let found = keys.iter().map(|key| {
+            let topic = Topic::Key { store: 0, key: (*key).into() };
+            let (operation, terms) = ("push".to_owned(), String::new());
+            sequence.push(&Call { topic, ordinal: 0, operation, terms, wire: Wire::Alone, waited: false });
+            sequence.period(times)
+        });
+        found.collect()
+    }
+
+    #[test]
+    fn a_period_is_found_at_the_end_of_its_second_time() {
+        assert_eq!(periods(&[1, 2, 3, 1, 2, 3], 2), [None, None, None, None, None, Some(3)]);
+        assert_eq!(periods(&[9, 1, 2, 1, 2], 2)[4], Some(2));
+        assert_eq!(periods(&[1, 2, 1, 2, 1, 2], 3)[5], Some(2));
+    }
+
+    #[test]
+    fn a_key_that_repeats_within_a_cycle_is_not_taken_for_one_once_the_others_have_come_twice() {
+        let found = periods(&[1, 1, 2, 1, 1, 2, 1, 1], 2);
+        assert_eq!(found, [None, Some(1), None, None, Some(1), Some(3), Some(3), Some(3)]);
+    }
+
+    #[test]
+    fn what_came_once_before_the_cycle_does_not_matter() {
+        assert_eq!(periods(&[7, 8, 1, 2, 1, 2], 2)[5], Some(2));
+    }
+
+    #[test]
+    fn what_was_called_long_ago_does_not_matter() {
+        let mut keys = vec![7, 8, 7];
+        keys.extend([1, 2].repeat(40));
+        assert_eq!(periods(&keys, 2).pop().unwrap(), Some(2));
+    }
+}

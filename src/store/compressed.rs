@@ -1,0 +1,155 @@
+//! Gradient compression in a store: the setting, what is kept of each key, and a compressed push by allreduce.
+//!
+//! Dense `f32` gradients are compressed, after the values of one process have been summed; the first value of a key, row-sparse
+//! gradients and, with servers, pulled values travel as they are, as in MXNet. A dense push of another dtype is an error, as there.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::buffer::Buffer;
+use crate::communicator::Host;
+use crate::compress::{Compression, Feedback};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::progress::{Job, Launch};
+use crate::store::slot::Slot;
+use crate::store::update::{Update, Updates};
+use crate::store::{Contribution, Entry};
+use crate::tensor::TensorMut;
+
+/// The present setting, and each key's feedback.
+#[derive(Default)]
+pub(super) struct Compressor {
+    present: Mutex<Option<Compression>>,
+    kept: Mutex<BTreeMap<Key, Arc<Mutex<Feedback>>>>,
+}
+
+/// How one push is compressed; fixed when it is made. Pushes of one key use its feedback in the order in which they were made.
+pub(super) struct Coding {
+    pub(super) compression: Compression,
+    pub(super) feedback: Arc<Mutex<Feedback>>,
+}
+
+impl Compressor {
+    /// Gradients pushed from now on are compressed so. What earlier codecs kept is sent by this one.
+    pub(super) fn set(&self, compression: &Compression) {
+        *self.present.lock() = Some(*compression);
+    }
+
+    /// How a dense gradient pushed now is compressed, if it is.
+    pub(super) fn coding(&self, entry: &Entry, rank: usize) -> Result<Option<Coding>> {
+        let Some(compression) = *self.present.lock() else { return Ok(None) };
+        if entry.dtype != DType::F32 {
+            return Err(Error::argument(
+                format!(
+                    "push of key {} on rank {rank}: gradient compression ({compression}) is only supported for float32, not {}",
+                    entry.key, entry.dtype
+                ),
+                "init the key as f32, push it as rows, or train without compression",
+            ));
+        }
+        let feedback = Arc::clone(self.kept.lock().entry(entry.key.clone()).or_default());
+        Ok(Some(Coding { compression, feedback }))
+    }
+
+    /// Drops what is kept of every key: it belongs to a run that is not gone on with.
+    pub(super) fn forget(&self) {
+        self.kept.lock().clear();
+    }
+}
+
+/// A dense gradient that travels compressed. The sum is decoded into an output if there is one.
+pub(super) struct CompressedPush {
+    slot: Arc<Slot>,
+    gradient: Option<Contribution>,
+    /// The sum.
+    sum: Option<Arc<Buffer>>,
+    outs: Vec<TensorMut>,
+    update: Update,
+    updates: Arc<Updates>,
+    coding: Coding,
+}
+
+impl CompressedPush {
+    pub(super) fn new(
+        slot: &Arc<Slot>,
+        gradient: Contribution,
+        outs: Vec<TensorMut>,
+        update: Update,
+        updates: &Arc<Updates>,
+        coding: Coding,
+    ) -> Self {
+        let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
+        CompressedPush { slot, gradient, sum: None, outs, update, updates, coding }
+    }
+}
+
+impl Job for CompressedPush {
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is written in place.
+        let old = if matches!(self.update, Update::Overwrite) { self.slot.take_value() } else { None };
+        let Coding { compression, feedback } = &self.coding;
+        let mut feedback = feedback.lock();
+        let mut reduce = |gradient: Option<&[u8]>, out: &mut [u8]| {
+            let (gradient, out) = (gradient.map(bytemuck::cast_slice), bytemuck::cast_slice_mut(out));
+            host.allreduce_compressed(compression, &mut feedback, gradient, out, launch.number)
+        };
+        let sum = match self.gradient.take() {
+            Some(Contribution::InPlace(index)) => {
+                drop(old);
+                reduce(None, self.outs[index].bytes_mut())?;
+                self.outs[index].snapshot()
+            }
+            Some(Contribution::Held(value)) if !self.outs.is_empty() => {
+                drop(old);
+                reduce(Some(value.bytes()), self.outs[0].bytes_mut())?;
+                self.outs[0].snapshot()
+            }
+            Some(Contribution::Held(value)) => {
+                let recycled = old.and_then(Arc::into_inner).filter(|buffer| !buffer.is_foreign());
+                let mut sum = recycled.unwrap_or_else(|| Buffer::zeroed(value.bytes().len()));
+                reduce(Some(value.bytes()), sum.bytes_mut())?;
+                Arc::new(sum)
+            }
+            Some(Contribution::Summed(mut sum)) => {
+                reduce(None, sum.bytes_mut())?;
+                Arc::new(sum)
+            }
+            None => return Ok(()),
+        };
+        self.sum = Some(sum);
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        let Some(sum) = self.sum.take() else { return Ok(()) };
+        let value = if matches!(self.update, Update::Overwrite) {
+            sum
+        } else {
+            let mut value = self.slot.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(sum.bytes().len())));
+            let outcome = self.updates.apply(&self.update, &self.slot.entry, sum.bytes(), &mut value);
+            drop(sum);
+            if let Err(fault) = outcome {
+                self.fail(&fault);
+                return Err(fault);
+            }
+            value
+        };
+        for mut out in self.outs.drain(..) {
+            if out.bytes().as_ptr() != value.bytes().as_ptr() {
+                out.copy_from(value.bytes());
+            }
+        }
+        self.slot.settle(value);
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        // The transport has only ever seen codes: the outputs may be freed.
+        self.slot.fail(fault);
+        self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
+    }
+}

@@ -1,0 +1,80 @@
+//! A key's value on one rank of `dist_sync_mpi`, and how far the operations on it have come.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::buffer::Buffer;
+use crate::error::{Error, Result};
+use crate::store::Entry;
+
+/// A key's value on this rank.
+pub(super) struct Slot {
+    pub(super) entry: Entry,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// `None` while it is being overwritten.
+    value: Option<Arc<Buffer>>,
+    /// Memory of the key's length for the next sum that has no output to stand in.
+    scratch: Option<Buffer>,
+    /// Operations called, and those of them that are done.
+    called: u64,
+    done: u64,
+    fault: Option<Error>,
+}
+
+impl Slot {
+    pub(super) fn new(entry: Entry) -> Self {
+        Slot { entry, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// An operation has been called.
+    pub(super) fn call(&self) {
+        self.state.lock().called += 1;
+    }
+
+    /// The value, when everything called so far is done.
+    pub(super) fn settled(&self) -> Result<Arc<Buffer>> {
+        let mut state = self.state.lock();
+        let called = state.called;
+        loop {
+            if let Some(fault) = &state.fault {
+                return Err(fault.clone());
+            }
+            match &state.value {
+                Some(value) if state.done >= called => return Ok(Arc::clone(value)),
+                _ => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// An operation is done, and this is the value now.
+    pub(super) fn settle(&self, value: Arc<Buffer>) {
+        let mut state = self.state.lock();
+        state.value = Some(value);
+        state.done += 1;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn fail(&self, fault: &Error) {
+        self.state.lock().fault.get_or_insert_with(|| fault.clone());
+        self.changed.notify_all();
+    }
+
+    pub(super) fn take_value(&self) -> Option<Arc<Buffer>> {
+        self.state.lock().value.take()
+    }
+
+    pub(super) fn take_scratch(&self) -> Option<Buffer> {
+        self.state.lock().scratch.take()
+    }
+
+    pub(super) fn keep_scratch(&self, scratch: Buffer) {
+        self.state.lock().scratch = Some(scratch);
+    }
+}

@@ -1,0 +1,91 @@
+//! What a sum takes of memory beyond the caller's buffer: a few segments, however long the buffer, in shared memory and by
+//! messages.
+#![cfg(feature = "mpi")]
+
+#[path = "processes/mod.rs"]
+mod processes;
+
+use std::time::{Duration, Instant};
+
+use processes::{Process, mpirun};
+use ringpull::communicator::Host;
+use ringpull::config::{self, Config};
+use ringpull::progress::process::mpi_engine;
+use ringpull::{DType, Result, Tensor};
+
+/// The variable that makes a process of this binary a rank.
+const CHILD: &str = "RINGPULL_MEMORY_CHILD";
+const LEN_BYTES: usize = 64 << 20;
+/// A tenth of the buffer, and a multiple of all segments in flight.
+const FEW_BYTES: u64 = 6 << 20;
+
+#[test]
+#[ignore = "one process of a job, which the other tests start"]
+fn one_process_of_a_job() {
+    if config::text(CHILD).is_none() {
+        println!("skipped: the other tests start this one as a process of a job");
+        return;
+    }
+    let engine = mpi_engine(&Config::from_env().unwrap()).unwrap();
+    let work = |host: &mut Host, stamp: u32| -> Result<u64> {
+        let short = Tensor::zeros(DType::F32, &[16]);
+        host.allreduce(DType::F32, short.write().bytes_mut(), stamp)?;
+        let tensor = Tensor::zeros(DType::F32, &[LEN_BYTES / 4]);
+        let mut data = tensor.write();
+        data.as_mut_slice::<f32>().fill(1.0);
+        let before = Usage::now();
+        for _ in 0..3 {
+            host.allreduce(DType::F32, data.bytes_mut(), stamp)?;
+        }
+        let after = Usage::now();
+        let sum = (host.size() as f32).powi(3);
+        assert!(data.bytes().chunks_exact(4).all(|bytes| bytes == sum.to_le_bytes()));
+        // The neighbours' buffers are mapped here as well, but are no memory of this rank's.
+        Ok((after.peak - before.present).saturating_sub(after.shared - before.shared))
+    };
+    let extra = engine.collective("measure memory", work).unwrap();
+    println!("rank {} took {extra} bytes", engine.rank());
+    assert!(extra <= FEW_BYTES, "rank {} took {extra} bytes beyond its buffer", engine.rank());
+}
+
+/// Bytes of this process in memory.
+struct Usage {
+    peak: u64,
+    present: u64,
+    shared: u64,
+}
+
+impl Usage {
+    fn now() -> Self {
+        let text = std::fs::read_to_string("/proc/self/status").unwrap();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim_start_matches(':').split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024
+        };
+        Usage { peak: field("VmHWM"), present: field("VmRSS"), shared: field("RssShmem") }
+    }
+}
+
+fn run(shared_memory: &str) {
+    let mut command = mpirun(3);
+    command
+        .args(["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .env("RINGPULL_SHARED_MEMORY", shared_memory);
+    let mut job = Process::start("mpirun", &mut command);
+    let in_time = job.ends_by(Instant::now() + Duration::from_secs(60));
+    let succeeded = job.succeeded();
+    let output = job.output();
+    assert!(in_time && succeeded, "{output}");
+    assert_eq!(output.matches("took").count(), 3, "{output}");
+}
+
+#[test]
+fn a_sum_in_shared_memory_takes_a_few_segments() {
+    run("1");
+}
+
+#[test]
+fn a_sum_by_messages_takes_a_few_segments() {
+    run("0");
+}
