@@ -120,12 +120,15 @@ impl Engine {
     /// The engines of `size` ranks in this process, over threads and channels.
     pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
-        ends.map(|(transport, control)| {
+        // At once: a rank is ready when it has met the others.
+        let starting = ends.map(|(transport, control)| {
             let connected =
                 move || Ok(Connected { transport: Box::new(transport), control, finalise: Box::new(|| ()) });
-            Engine::start(config, Box::new(connected))
-        })
-        .collect()
+            let config = config.clone();
+            std::thread::spawn(move || Engine::start(&config, Box::new(connected)))
+        });
+        let starting: Vec<_> = starting.collect();
+        starting.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(lost_thread()))).collect()
     }
 
     /// This rank.

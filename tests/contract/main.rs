@@ -39,7 +39,7 @@ fn promises_of(group: &str) -> Vec<Promise> {
         "strings-device-servers" => {
             &[values::SYNC, values::ANY, devices::SYNC, errors::ANY, optimizers::SYNC, optimizers::ON_SERVERS]
         }
-        "strings-device-async" => &[values::ANY, errors::ANY, optimizers::ASYNC, devices::ASYNC],
+        "strings-device-async" => &[values::ANY, optimizers::ASYNC, devices::ASYNC],
         "compressed" => &[compressed::SYNC],
         "compressed-async" => &[compressed::ASYNC],
         "integers" => &[errors::INTEGERS],
