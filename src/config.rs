@@ -155,7 +155,20 @@ pub fn open_mpi_settings(segment_bytes: usize) -> Vec<(&'static str, String)> {
 
 /// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`.
 pub fn launcher_world_size() -> Option<(&'static str, usize)> {
-    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(|name| Some((name, text(name)?.parse().ok()?)))
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+        .into_iter()
+        .find_map(|name| Some((name, text(name)?.parse().ok()?)))
+}
+
+/// Whether a launcher calls this process its first rank, or nobody calls it any.
+pub fn is_first_rank() -> bool {
+    let told = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(text);
+    told.is_none_or(|rank| rank == "0")
+}
+
+/// Whether Open MPI's `mpirun` runs for root.
+pub fn root_may_run_mpi() -> bool {
+    text("OMPI_ALLOW_RUN_AS_ROOT").is_some() && text("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM").is_some()
 }
 
 /// How many ranks a launcher has put on this host, as far as it says.
@@ -200,6 +213,11 @@ pub fn devices() -> Option<String> {
 pub fn cache_folder() -> Option<std::path::PathBuf> {
     let home = || Some(std::path::PathBuf::from(text("HOME")?).join(".cache"));
     Some(text("XDG_CACHE_HOME").map(std::path::PathBuf::from).or_else(home)?.join("ringpull"))
+}
+
+/// `RINGPULL_TIMELINE` (unset): the file that each process writes what it did to, as a Chrome trace.
+pub fn timeline_file() -> Option<String> {
+    text("RINGPULL_TIMELINE")
 }
 
 /// The variable's value, `None` if unset or empty.

@@ -2,7 +2,8 @@
 //!
 //! The layers, each importing only what stands before it (`tests/layering.rs` holds them to it):
 //!
-//! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`remote`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`];
+//! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`remote`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`],
+//!   [`timeline`];
 //! - `transport`, `collective`, `communicator`, `progress`: the path of a gradient by allreduce;
 //! - `compress`: gradient codecs; `optim`: optimizers; `device`: GPUs, real and simulated; `ps`: parameter servers;
 //! - `store`: the KVStore that users call;
@@ -23,6 +24,7 @@ pub mod reduce;
 pub mod remote;
 pub mod sparse;
 pub mod tensor;
+pub mod timeline;
 pub mod topology;
 
 pub mod cli;

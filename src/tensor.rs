@@ -7,8 +7,7 @@
 //!
 //! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
 //!
-//! A tensor may also name memory of a device ([`Tensor::from_remote`]). It has the same lock, but no bytes on the host:
-//! what asks for them is an error, so that no copy is made unseen. The layer `device` makes such tensors and copies them.
+//! A tensor may also name memory of a device (see `device`): it has the same lock, and asking for its bytes is an error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +19,9 @@ use parking_lot::{RawRwLock, RwLock};
 use crate::buffer::Buffer;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::remote::Remote;
+use crate::timeline::{self, Phase};
 
 /// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
 pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
@@ -29,12 +30,14 @@ struct Content {
     data: Arc<Buffer>,
     /// Why the last write of this tensor did not happen; reading it raises that.
     fault: Option<Error>,
+    /// The key that was written last, kept for the timeline only.
+    written: Option<Key>,
     released: Option<Released>,
 }
 
 impl Content {
     fn of(data: Arc<Buffer>) -> Self {
-        Content { data, fault: None, released: None }
+        Content { data, fault: None, written: None, released: None }
     }
 }
 
@@ -150,10 +153,9 @@ impl Tensor {
         self.read_anywhere()
     }
 
-    /// As [`read`](Self::read), also for memory that is not the host's. Of such a tensor it blocks until a store has queued
-    /// its work on the tensor's stream, and what is queued there next comes after it; it does not wait for the device.
+    /// As [`read`](Self::read), wherever the memory is. On a device it blocks until a store has queued its work on the tensor's stream.
     pub fn read_anywhere(&self) -> Result<TensorRef> {
-        self.guard(RwLock::read_arc(&self.content))
+        self.guard(if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) })
     }
 
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
@@ -174,14 +176,22 @@ impl Tensor {
         }
     }
 
-    /// The elements, for writing. Blocks while a store still reads or writes them. Clears an earlier fault. Of a tensor
-    /// that is not on the host it is the lock alone, as [`read_anywhere`](Self::read_anywhere) says.
+    fn read_timed(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
+        RwLock::try_read_arc(&self.content).unwrap_or_else(|| {
+            let since_ns = timeline::now_ns();
+            let content = RwLock::read_arc(&self.content);
+            let name = || content.written.as_ref().map_or("an output".into(), timeline::Name::from);
+            timeline::record(Phase::Wait, name, since_ns, self.len_bytes() as u64);
+            content
+        })
+    }
+
+    /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses them. Clears an earlier fault.
     pub fn write(&self) -> TensorMut {
         self.guard_mut(RwLock::write_arc(&self.content))
     }
 
-    /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`: its owner holds a guard. An error
-    /// too if its memory is not the host's.
+    /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`, or is not on the host.
     pub fn write_within(&self, limit: Duration) -> Result<TensorMut> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
         self.write_anywhere_within(limit)
@@ -201,7 +211,7 @@ impl Tensor {
     fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>) -> TensorMut {
         content.fault = None;
         let (shape, remote) = (Arc::clone(&self.shape), self.remote.clone());
-        TensorMut { dtype: self.dtype, shape, content, remote, written: false, then: None }
+        TensorMut { dtype: self.dtype, shape, content, remote, touched: false, then: None }
     }
 
     /// A copy of the elements as a vector.
@@ -269,7 +279,7 @@ pub struct TensorMut {
     shape: Arc<[usize]>,
     content: ArcRwLockWriteGuard<RawRwLock, Content>,
     remote: Option<Remote>,
-    written: bool,
+    touched: bool,
     then: Option<Then>,
 }
 
@@ -292,8 +302,7 @@ impl TensorMut {
         self.remote.as_ref()
     }
 
-    /// Lets `then` follow the end of this write, on the thread that ends it: with the bytes that were written or the fault
-    /// that was set. It is not called if neither happened.
+    /// Lets `then` follow this write, on the thread that ends it: with the bytes written or the fault set; with neither, not at all.
     #[must_use]
     pub fn then(mut self, then: impl FnOnce(Result<&[u8]>) + Send + Sync + 'static) -> Self {
         self.then = Some(Box::new(then));
@@ -307,7 +316,7 @@ impl TensorMut {
 
     /// The bytes, for writing; copied first if a snapshot still needs the old ones.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.written = true;
+        self.touched = true;
         unshare(&mut self.content.data).bytes_mut()
     }
 
@@ -322,13 +331,18 @@ impl TensorMut {
 
     /// Overwrites all elements, without first copying what a snapshot shares.
     pub fn copy_from(&mut self, bytes: &[u8]) {
-        self.written = true;
+        self.touched = true;
         if let Some(data) = Arc::get_mut(&mut self.content.data) {
             data.bytes_mut().copy_from_slice(bytes);
         } else {
             assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
             self.content.data = Arc::new(Buffer::copy_of(bytes));
         }
+    }
+
+    /// Says whose value is being written, for the timeline of whoever waits for it.
+    pub(crate) fn write_of(&mut self, key: &Key) {
+        self.content.written = Some(key.clone());
     }
 
     /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
@@ -358,7 +372,7 @@ impl Drop for TensorMut {
         let Some(then) = self.then.take() else { return };
         match &self.content.fault {
             Some(fault) => then(Err(fault.clone())),
-            None if self.written => then(Ok(self.content.data.bytes())),
+            None if self.touched => then(Ok(self.content.data.bytes())),
             None => {}
         }
     }

@@ -222,9 +222,14 @@ impl Sshd {
         let hostfile = self.folder.path().join("hosts");
         std::fs::write(&hostfile, format!("# one host\n127.0.0.1:{} slots=2\n", self.port)).unwrap();
         let mut command = launch(&[&["-H", hostfile.to_str().unwrap()], words].concat());
-        let at = |name: &str| self.folder.path().join(name).display().to_string();
-        command.env("RINGPULL_SSH", format!("ssh -F none -i {} -o UserKnownHostsFile={}", at("user"), at("known")));
+        command.env("RINGPULL_SSH", self.ssh());
         command
+    }
+
+    /// How this server is reached.
+    fn ssh(&self) -> String {
+        let at = |name: &str| self.folder.path().join(name).display().to_string();
+        format!("ssh -F none -i {} -o UserKnownHostsFile={}", at("user"), at("known"))
     }
 }
 
@@ -244,6 +249,20 @@ fn ssh_carries_roles_environment_and_exit_codes() {
     let text = String::from_utf8_lossy(&output.stdout);
     let folder = std::env::current_dir().unwrap();
     assert!(text.contains(&format!("[worker 0] worker it's 1 {} by ssh", folder.display())), "{text}");
+}
+
+#[test]
+fn modes_are_compared_on_the_hosts_of_a_file() {
+    let Some(sshd) = Sshd::start() else { return };
+    let (hosts, out) = (sshd.folder.path().join("two"), sshd.folder.path().join("out"));
+    std::fs::write(&hosts, format!("127.0.0.1:{0}\nlocalhost:{0}\n", sshd.port)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    command.args(["compare", "--bytes", "4kB", "--rounds", "1", "--iters", "1", "--link", "10gbit", "-H"]).arg(&hosts);
+    command.args(["--modes", "dist_sync_mpi,dist_sync:1shared,dist_async:1shared", "--out"]).arg(&out);
+    let output = command.env("RINGPULL_SSH", sshd.ssh()).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("by 2 workers, 2 hosts, links of 10gbit") && said.contains("PS shared, async"), "{said}");
 }
 
 #[test]
@@ -271,4 +290,59 @@ fn an_unreachable_host_is_named_within_ten_seconds() {
     assert!(start.elapsed() < Duration::from_secs(10));
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("127.0.0.1 cannot be reached by ssh") && text.contains("hint: "), "{text}");
+}
+
+#[test]
+fn a_launch_of_separate_models_and_words_without_effect_are_warned_about() {
+    let program = ["--", "sh", "-c", "true", "--kv-store", "local"];
+    let (output, _) = run(&[&["-n", "2", "-s", "1", "--sync-dst-dir", "/tmp/x"], &program[..]].concat());
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("each of the 2 workers trains a model of its own"), "{text}");
+    assert!(text.contains("--sync-dst-dir has no effect"), "{text}");
+    let (output, _) = run(&["-n", "2", "-s", "1", "--", "sh", "-c", "true", "--kv-store", "dist_sync"]);
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn a_batch_system_that_is_not_there_is_one_clear_error() {
+    let empty = tempfile::tempdir().unwrap();
+    let absent = |words: &[&str]| {
+        let output = launch(words).env("PATH", empty.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        text
+    };
+    let text = absent(&["-n", "2", "-s", "0", "--launcher", "slurm", "--", "true"]);
+    assert!(text.contains("srun cannot be run") && text.contains("hint: "), "{text}");
+    let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--", "true"]);
+    assert!(text.contains("--sge-pe NAME"), "{text}");
+    let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--sge-pe", "orte", "--", "true"]);
+    assert!(text.contains("qsub cannot be run"), "{text}");
+}
+
+#[test]
+#[ignore = "needs a Slurm that runs: scripts/test --all"]
+fn slurm_starts_every_role_and_answers_with_the_exit_code() {
+    if !Command::new("sinfo")
+        .arg("-h")
+        .output()
+        .is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
+    {
+        println!("skipped: no Slurm answers here");
+        return;
+    }
+    let program = ["--", "sh", "-c", "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER"];
+    let (output, lines) = run(&[&["-n", "2", "-s", "1", "--launcher", "slurm"], &program[..]].concat());
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(lines, ["0: scheduler of 2", "1: server 0 of 2", "2: worker 0 of 2", "3: worker 1 of 2"]);
+    let (output, _) = run(&["-n", "2", "-s", "0", "--launcher", "slurm", "--", "sh", "-c", "exit 5"]);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--sizes", "4KB", "--iters", "2"];
+    let output = launch(&[&["-n", "2", "-s", "0", "--launcher", "slurm", "--"], &bench[..]].concat())
+        .env("RINGPULL_TIMEOUT", "10")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("dist_sync_mpi") && text.contains("every sum was checked"), "{output:?}");
 }

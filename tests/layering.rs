@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const BASE: &[&str] =
-    &["error", "key", "kind", "dtype", "buffer", "remote", "tensor", "sparse", "reduce", "topology", "config"];
+const BASE: &[&str] = &[
+    "error", "key", "kind", "dtype", "buffer", "remote", "tensor", "sparse", "reduce", "topology", "config", "timeline",
+];
 
 /// Each layer beside the base and what it may import beside the base.
 const LAYERS: &[(&str, &[&str])] = &[
@@ -59,6 +60,7 @@ const UNSAFE: &[&str] = &[
     "src/reduce/portable.rs",
     "src/reduce/x86.rs",
     "src/tensor.rs",
+    "src/timeline/recorder.rs",
     "src/transport/group.rs",
     "src/transport/inproc.rs",
     "src/transport/mod.rs",

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ringpull::DType;
+use ringpull::harness::compare::training::TrainSetup;
 use ringpull::harness::compare::{Environment, Outcome, Results, Round, Row, Setup, report, table, verdict};
 use ringpull::harness::cost;
 use ringpull::harness::mode::Variant;
@@ -21,6 +22,7 @@ fn results() -> Results {
         rounds: 3,
         iters: 2,
         warmup: 1,
+        train: None,
     };
     let modes = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2shared", "dist_sync:8shared", "dist_sync:8"];
     let modes = modes.map(|mode| mode.parse().unwrap());
@@ -37,6 +39,38 @@ fn results() -> Results {
     let mut results = Results { environment, setup, rows, verdict: Vec::new(), command };
     results.verdict = verdict::sentences(&results);
     results
+}
+
+/// The same hosts on links of 1 Gbit/s, training: seconds of steps that compute for 2.184 s.
+fn training() -> Results {
+    let mut results = results();
+    let setup = &mut results.setup;
+    setup.link = "1gbit".parse().unwrap();
+    (setup.payload, setup.bytes) = ("vgg16, 32 tensors, 55.3 MB".to_owned(), 55_343_024);
+    setup.train = Some(TrainSetup { model: "vgg16".to_owned(), compute_s: 2.184, burn: None, batch: Some(64) });
+    let modes = ["dist_sync_mpi", "dist_sync:8shared", "dist_sync:8", "dist_sync:4", "dist_sync:2"];
+    let variants = Variant::list(&modes.map(|mode| mode.parse().unwrap()), &[]);
+    results.rows = variants.into_iter().map(|variant| trained_row(variant, &results.setup)).collect();
+    "ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1".clone_into(&mut results.command);
+    results.verdict = verdict::sentences(&results);
+    results
+}
+
+fn trained_row(variant: Variant, setup: &Setup) -> Row {
+    let seconds = match variant.to_string().as_str() {
+        "dist_sync_mpi" => [2.19, 2.20, 2.19, 2.191, 2.19, 2.192],
+        "dist_sync:8shared" => [2.60, 2.61, 2.59, 2.62, 2.60, 2.61],
+        "dist_sync:8" => [2.25, 2.26, 2.25, 2.27, 2.25, 2.26],
+        "dist_sync:4" => [2.52, 2.51, 2.53, 2.52, 2.50, 2.52],
+        _ => [4.10, 4.12, 4.08, 4.11, 4.10, 4.09],
+    };
+    let mut row = row(variant, setup);
+    if let Outcome::Measured { record, rounds: kept } = &mut row.outcome {
+        *record = self::record(variant, setup, &seconds).with_train(2.184, None, Some(64));
+        record.train.as_mut().unwrap().shortest_s = Some(2.185);
+        *kept = rounds(&seconds);
+    }
+    row
 }
 
 fn row(variant: Variant, setup: &Setup) -> Row {
@@ -96,8 +130,13 @@ fn rounds(seconds: &[f64]) -> Vec<Round> {
 
 #[test]
 fn the_terminal_shows_the_committed_text() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/expected/compare.txt");
-    let shown = table::render(&results());
+    is_as_committed("compare.txt", &results());
+    is_as_committed("compare_train.txt", &training());
+}
+
+fn is_as_committed(file: &str, results: &Results) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/expected").join(file);
+    let shown = table::render(results);
     if std::env::var_os("UPDATE_EXPECTED").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, &shown).unwrap();
@@ -123,6 +162,20 @@ fn the_page_needs_nothing_from_outside() {
     }
     assert!(page.contains("server 1 ended with signal 9") && page.contains("scripts/peers/setup --gloo"));
     assert!(page.contains("apache/mxnet #10696") && page.contains("--link 200mbit"));
+    let page = report::render(&training()).unwrap();
+    for words in ["94.74 %", "99.7", "published: MPI allreduce", "2.18 s of computing", "27.76"] {
+        assert!(page.contains(words), "{words}");
+    }
+}
+
+#[test]
+fn training_without_the_published_ratio_says_so() {
+    let mut results = training();
+    assert!(results.verdict.iter().any(|sentence| sentence.contains("the order that was published")));
+    assert!(results.verdict.iter().any(|sentence| sentence.ends_with("the published ratio.")), "{:?}", results.verdict);
+    results.setup.train.as_mut().unwrap().compute_s = 1.0;
+    let said = verdict::sentences(&results);
+    assert!(said.iter().any(|sentence| sentence.contains("another ratio")), "{said:?}");
 }
 
 #[test]
@@ -132,16 +185,20 @@ fn a_browser_draws_every_chart_without_a_word_on_the_console_and_without_scrolli
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let page = folder.path().join("report.html");
-    std::fs::write(&page, report::render(&results()).unwrap()).unwrap();
-    for width in [390, 1280] {
-        let probe = folder.path().join(format!("probe-{width}.html"));
-        std::fs::write(&probe, PROBE.replace("WIDTH", &width.to_string())).unwrap();
+    let pages = [("pushpull", results(), "9,9,9,9"), ("training", training(), "10,5,5")];
+    for (name, results, _) in &pages {
+        std::fs::write(folder.path().join(format!("{name}.html")), report::render(results).unwrap()).unwrap();
+    }
+    for (width, (name, _, bars)) in
+        [390, 1280].into_iter().flat_map(|width| pages.iter().map(move |page| (width, page)))
+    {
+        let probe = folder.path().join(format!("probe-{name}-{width}.html"));
+        std::fs::write(&probe, PROBE.replace("WIDTH", &width.to_string()).replace("PAGE", name)).unwrap();
         let output = browser(chromium, folder.path(), &probe);
         let dom = String::from_utf8_lossy(&output.stdout).into_owned();
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         let found = dom.split("<title>").nth(1).and_then(|rest| rest.split("</title>").next()).unwrap_or("");
-        assert_eq!(found, "charts 4, drawn 4, sideways 0", "at {width} px: {log}");
+        assert_eq!(found, format!("bars {bars}, sideways 0"), "{name} at {width} px: {log}");
         let console: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
         assert!(console.is_empty(), "at {width} px: {console:?}");
     }
@@ -149,22 +206,23 @@ fn a_browser_draws_every_chart_without_a_word_on_the_console_and_without_scrolli
 
 /// Shows the page in a frame of the width in question, and writes what it finds into its own title.
 const PROBE: &str = r#"<!doctype html><title>nothing</title>
-<iframe id="page" src="report.html" style="width:WIDTHpx;height:3000px;border:0"></iframe>
+<iframe id="page" src="PAGE.html" style="width:WIDTHpx;height:3000px;border:0"></iframe>
 <script>
 window.onload = () => {
   const page = document.getElementById("page").contentDocument;
   const charts = [...page.querySelectorAll("svg.chart")];
   const fits = (text, chart) => text.right <= chart.right + 0.5 && text.left >= chart.left - 0.5;
-  const drawn = charts.filter(chart => {
+  const drawn = charts.map(chart => {
     const box = chart.getBoundingClientRect();
     const bars = [...chart.querySelectorAll("rect.bar")];
     const texts = [...chart.querySelectorAll("text")];
-    return box.width > 250 && bars.length === 9 && bars.every(bar => bar.getBoundingClientRect().width > 1)
+    const whole = box.width > 250 && bars.every(bar => bar.getBoundingClientRect().width > 1)
       && texts.every(text => fits(text.getBoundingClientRect(), box));
+    return whole ? bars.length : "broken";
   });
   const root = page.documentElement;
   const sideways = Math.max(0, root.scrollWidth - root.clientWidth);
-  document.title = `charts ${charts.length}, drawn ${drawn.length}, sideways ${sideways}`;
+  document.title = `bars ${drawn.join()}, sideways ${sideways}`;
 };
 </script>"#;
 

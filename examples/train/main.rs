@@ -41,7 +41,7 @@ fn train(options: &Options) -> Outcome<()> {
     let weights = net.export()?;
     let optimizer = Optimizer {
         rule: Rule::Sgd { momentum: 0.9, nesterov: false },
-        rescale_grad: 1.0 / options.batch as f64,
+        rescale_grad: 1.0 / (options.batch as f64 * options.gradient_scale),
         ..Optimizer::sgd(options.lr)
     };
     let training::Start { step: first_step, batches } = options.begin(&store, &optimizer, &weights, batches)?;
@@ -54,7 +54,14 @@ fn train(options: &Options) -> Outcome<()> {
         if number == 0 || order.is_empty() {
             order = batches.order(epoch);
         }
+        options.before(&store, step, first_step)?;
         let (_, gradients) = net.gradients(&train, batches.of(&order, number, rank, workers))?;
+        if options.gradient_scale != 1.0 {
+            for gradient in &gradients {
+                let mut gradient = gradient.write();
+                gradient.as_mut_slice::<f32>().iter_mut().for_each(|value| *value *= options.gradient_scale as f32);
+            }
+        }
         for (index, ((name, weight), gradient)) in weights.iter().zip(&gradients).enumerate().rev() {
             store.push_pull(*name, std::slice::from_ref(gradient), std::slice::from_ref(weight), -(index as i32))?;
         }

@@ -95,6 +95,7 @@ impl Array {
         Ok(())
     }
 
+    #[allow(clippy::unused_self)]
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: `internal` is the layout that `__getbuffer__` put there for this view.
         drop(unsafe { Box::from_raw((*view).internal.cast::<Layout>()) });

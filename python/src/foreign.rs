@@ -242,7 +242,7 @@ impl Foreign {
                 "give contiguous tensors: numpy.ascontiguousarray(x), x.contiguous()",
             ));
         }
-        if foreign.len_bytes() > 0 && (foreign.start as usize) % foreign.dtype.size_bytes() != 0 {
+        if foreign.len_bytes() > 0 && !(foreign.start as usize).is_multiple_of(foreign.dtype.size_bytes()) {
             return Err(argument(py, "a tensor whose elements are not aligned", "give a copy of it"));
         }
         Ok(foreign)

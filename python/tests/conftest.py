@@ -63,7 +63,7 @@ def job(ranks, name, *arguments, **more):
 
 def ringpull_binary():
     """The command `ringpull`, or the test is skipped."""
-    for found in (os.environ.get("RINGPULL_BINARY"), ROOT / "target/debug/ringpull", shutil.which("ringpull")):
+    for found in (os.environ.get("RINGPULL_BINARY"), ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug/ringpull", shutil.which("ringpull")):
         if found and Path(found).exists():
             return str(found)
     pytest.skip("the command ringpull is not built")

@@ -328,6 +328,12 @@ def test_a_sparse_weight_is_trained():
     assert weight.row_sparse_data(mx.nd.arange(0, 4)).asnumpy()[:, 0].tolist() == [0, 1, -1, 1]
 
 
+@pytest.mark.parametrize("wrong", [{"type": "3bit"}, {"threshold": 0.5}, {"type": "2bit", "threshold": 0}])
+def test_a_wrong_compression_is_an_error(wrong):
+    with pytest.raises(mx.MXNetError):
+        mx.kv.create("ringpull_local").set_gradient_compression(wrong)
+
+
 def test_the_naive_engine_works_too():
     status, output = run([sys.executable, HERE / "jobs/mxnet_values.py", "ringpull_local"], MXNET_ENGINE_TYPE="NaiveEngine")
     assert status == 0, output

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use super::Format;
+use super::{Format, train};
 use crate::compress::Compression;
 use crate::config::Config;
 use crate::dtype::DType;
@@ -30,6 +30,8 @@ enum What {
     Allreduce(AllreduceArgs),
     /// Push and pull keys through the store, of any kind.
     Pushpull(PushpullArgs),
+    /// Replay the training steps of a model: computing by the clock or on the processor, real communication.
+    Train(train::TrainArgs),
 }
 
 /// The arguments of `ringpull bench allreduce`.
@@ -96,14 +98,16 @@ pub struct PushpullArgs {
 }
 
 /// Measures, and prints on rank 0.
-pub fn run(args: BenchArgs) -> Result<ExitCode> {
-    let (records, format) = match args.what {
-        What::Allreduce(args) => (run_allreduce(&args)?, args.format),
-        What::Pushpull(args) => (run_pushpull(&args)?, args.format),
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let (records, format) = match &args.what {
+        What::Allreduce(args) => (run_allreduce(args)?, args.format),
+        What::Pushpull(args) => (run_pushpull(args)?, args.format),
+        What::Train(args) => (train::measure(args)?, args.format),
     };
     if let Some(records) = records {
         match format {
             Format::Json => println!("{}", to_json(&records)?),
+            Format::Table if matches!(args.what, What::Train(_)) => print!("{}", train::words(&records)),
             Format::Table => print!("{}", table(&records)),
         }
     }

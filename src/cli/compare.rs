@@ -10,18 +10,22 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::Format;
 use crate::error::{Error, Result};
 use crate::harness::compare::launched::{Launched, Place};
-use crate::harness::compare::{Environment, Results, Setup, Workload, report, rounds, table, verdict};
+use crate::harness::compare::training::{self, TrainSetup};
+use crate::harness::compare::{Environment, Results, Setup, Workload, published, report, rounds, table, verdict};
+use crate::harness::layers;
 use crate::harness::link::LinkRate;
 use crate::harness::mode::{Mode, Peer, Variant};
 use crate::harness::models::{self, ModelKey};
 use crate::harness::size::{format_size, parse_size};
+use crate::kind::Kind;
 
 /// The arguments of `ringpull compare`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet --out out\n  \
     ringpull compare --local 4 --model resnet50 --scale 0.1 --out out\n  \
-    ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n\n\
+    ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
+    ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
     Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts), dist_async likewise.\n\
     The exit code is 1 if a variant failed; an absent peer is named and is no failure.")]
 pub struct CompareArgs {
@@ -46,6 +50,18 @@ pub struct CompareArgs {
     /// Scale every tensor of the model to this part of its elements.
     #[arg(long, default_value_t = 1.0, requires = "model")]
     scale: f64,
+    /// Compare training steps of the model: replayed computing, real communication.
+    #[arg(long, requires = "model")]
+    train: bool,
+    /// Seconds that a step computes for; where not given, as many as keep the published ratio of computing to traffic.
+    #[arg(long, value_name = "SECONDS", requires = "train")]
+    compute: Option<f64>,
+    /// Compute on the processor instead of waiting by the clock; with =PART only for that part of the time.
+    #[arg(long, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "1", requires = "train")]
+    burn: Option<f64>,
+    /// Images of one host in a step; 64 for vgg16, as published.
+    #[arg(long, requires = "train")]
+    batch: Option<usize>,
     /// Modes of our own store, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
     modes: Vec<Mode>,
@@ -80,7 +96,8 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
             "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or leave --link out",
         ));
     }
-    let workload = workload(args)?;
+    let mut workload = workload(args)?;
+    check_peers(args)?;
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     let variants = Variant::list(&args.modes, &args.peers);
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
@@ -90,6 +107,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
         (None, None) => Place::Local { workers: args.local.unwrap_or(4) },
     };
     let mut runner = Launched::start(place, extra)?;
+    let train = if args.train { Some(replay(args, runner.workers(), &mut workload)?) } else { None };
     let setup = Setup {
         place: runner.words(),
         own_hosts: runner.has_own_hosts(),
@@ -100,6 +118,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
         rounds: args.rounds,
         iters: args.iters,
         warmup: args.warmup,
+        train,
     };
     let environment = Environment::survey();
     let bar = progress_bar(variants.len() * args.rounds);
@@ -146,13 +165,54 @@ fn workload(args: &CompareArgs) -> Result<Workload> {
         let key = ModelKey { name: "payload".to_owned(), shape: vec![bytes / 4] };
         (vec![key], vec!["--sizes".to_owned(), bytes.to_string()])
     };
-    let mut workload = Workload { words: String::new(), bench_args, keys, iters: args.iters, warmup: args.warmup };
+    let (iters, warmup) = (args.iters, args.warmup);
+    let mut workload =
+        Workload { words: String::new(), bench: "pushpull", bench_args, keys, network: None, iters, warmup };
     let size = format_size(workload.bytes() as f64);
     workload.words = match &args.model {
         Some(model) => format!("{model}, {} tensors, {size}", workload.keys.len()),
         None => size,
     };
     Ok(workload)
+}
+
+/// A peer that could not be run at all is an error, not a row that is missing.
+fn check_peers(args: &CompareArgs) -> Result<()> {
+    if args.train && !args.peers.is_empty() {
+        return Err(Error::argument(
+            "--peers with --train: the peers push and pull plain payloads and replay no training",
+            "leave out --peers, or compare pushes and pulls without --train",
+        ));
+    }
+    let has_mode = args.modes.iter().any(|mode| mode.kind() == Kind::DistSync);
+    if args.peers.contains(&Peer::Mxnet) && !has_mode {
+        return Err(Error::argument(
+            "--peers mxnet without a mode of dist_sync: MXNet runs with the servers that such a mode has",
+            "add one to --modes, such as dist_sync:1shared or dist_sync:2",
+        ));
+    }
+    Ok(())
+}
+
+/// Makes the workload one of training steps.
+fn replay(args: &CompareArgs, workers: usize, workload: &mut Workload) -> Result<TrainSetup> {
+    let model = args.model.clone().unwrap_or_default();
+    let scaled =
+        args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, workload.bytes() as f64, rate));
+    let compute_s = args.compute.or(scaled.filter(|seconds| *seconds > 0.0)).ok_or_else(|| {
+        Error::argument(
+            "--train without --compute: there is no link whose traffic it could be in proportion to",
+            "give --compute SECONDS, what one host alone computes for in a step",
+        )
+    })?;
+    let batch = args.batch.or_else(|| (model == "vgg16").then_some(published::BATCH));
+    let train = TrainSetup { model: model.clone(), compute_s, burn: args.burn, batch };
+    workload.network = Some(layers::load(&model, args.scale)?);
+    workload.bench = "train";
+    workload.bench_args.extend(["--compute".to_owned(), compute_s.to_string()]);
+    workload.bench_args.extend(args.burn.map(|part| format!("--burn={part}")));
+    workload.bench_args.extend(batch.into_iter().flat_map(|batch| ["--batch".to_owned(), batch.to_string()]));
+    Ok(train)
 }
 
 /// The command line as a shell would read it.

@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::harness::lab;
+use crate::harness::launch::batch::{Batch, BatchJob};
 use crate::harness::launch::by_mpi::MpiJob;
 use crate::harness::launch::hostfile::{self, Host};
 use crate::harness::launch::{Launch, Place, Sink, remote};
@@ -20,6 +21,8 @@ use crate::harness::mpirun::Hosts;
   ringpull launch -n 4 -s 2 -- ./train --kv-store dist_sync
   ringpull launch -n 8 -s 8 -H hosts --env OMP_NUM_THREADS=1 -- ./train --kv-store dist_async
   ringpull launch -n 4 -s 0 --launcher mpi -- ./train --kv-store dist_sync_mpi
+  ringpull launch -n 8 -s 0 --launcher slurm -- ./train --kv-store dist_sync_mpi
+  ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
 
 A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get RINGPULL_TIMEOUT seconds (10),
@@ -49,6 +52,9 @@ pub struct LaunchArgs {
     /// Copy the working folder to this folder of every host first, with rsync, and start there (ssh only).
     #[arg(long, value_name = "DIR")]
     sync_dst_dir: Option<String>,
+    /// Grid Engine's parallel environment that the job's slots come from, such as mpi or orte (sge only).
+    #[arg(long, value_name = "NAME")]
+    sge_pe: Option<String>,
     /// Print lines as they are, without the name of the process that wrote them.
     #[arg(long)]
     no_tag: bool,
@@ -65,6 +71,10 @@ enum Launcher {
     Ssh,
     /// By one mpirun, here or on the hosts of a hostfile.
     Mpi,
+    /// By srun, inside an allocation of Slurm or with one of its own.
+    Slurm,
+    /// By qsub, as one job of Grid Engine; needs --sge-pe.
+    Sge,
     /// On the emulated hosts of `ringpull lab up`.
     Lab,
 }
@@ -88,7 +98,21 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let hosts = read_hosts(&args, launcher)?;
     let workers = args.num_workers as usize;
     let servers = args.num_servers.map_or(workers, |count| count as usize);
-    let code = if launcher == Launcher::Mpi {
+    say_what_has_no_effect(&args, launcher);
+    let code = if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
+        let batch = match (launcher, &args.sge_pe) {
+            (Launcher::Slurm, _) => Batch::Slurm,
+            (_, Some(environment)) => Batch::Sge { environment: environment.clone() },
+            (_, None) => {
+                return Err(Error::argument(
+                    "Grid Engine gives slots on several hosts from a parallel environment",
+                    "name one that `qconf -spl` lists: --sge-pe NAME",
+                ));
+            }
+        };
+        let LaunchArgs { command, env, env_server, env_worker, .. } = args;
+        BatchJob { batch, workers, servers, command, env, env_server, env_worker }.run()?
+    } else if launcher == Launcher::Mpi {
         let hosts = if hosts.is_empty() { Hosts::Local } else { Hosts::Ssh(one_per_slot(&hosts)) };
         let LaunchArgs { command, env, env_server, env_worker, .. } = args;
         MpiJob { workers, servers, hosts, command, env, env_server, env_worker }.run()?
@@ -109,6 +133,27 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
+/// Words that were understood and change nothing, and a job that is not one.
+fn say_what_has_no_effect(args: &LaunchArgs, launcher: Launcher) {
+    if args.sync_dst_dir.is_some() && args.hostfile.is_none() {
+        eprintln!("warning: --sync-dst-dir has no effect: there are no hosts to copy the folder to");
+    }
+    if args.sge_pe.is_some() && launcher != Launcher::Sge {
+        eprintln!("warning: --sge-pe has no effect without --launcher sge");
+    }
+    let words: Vec<&str> = args.command.iter().filter_map(|word| word.to_str()).collect();
+    let at = words.iter().position(|word| word.starts_with("--kv-store") || word.starts_with("--kvstore"));
+    let store = at.and_then(|at| words[at].split_once('=').map(|(_, store)| store).or(words.get(at + 1).copied()));
+    let alone = store.is_some_and(|store| store.starts_with("local") || store == "device");
+    if alone && args.num_workers > 1 {
+        eprintln!(
+            "warning: with --kv-store {} each of the {} workers trains a model of its own\n  hint: give the program --kv-store dist_sync, or -s 0 --launcher mpi and --kv-store dist_sync_mpi",
+            store.unwrap_or(""),
+            args.num_workers
+        );
+    }
+}
+
 fn lab_hosts() -> Result<usize> {
     lab::find_host("h1")?;
     Ok(lab::hosts_up())
@@ -122,7 +167,7 @@ fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<Host>> {
             Ok(Vec::new())
         };
     };
-    if matches!(launcher, Launcher::Local | Launcher::Lab) {
+    if !matches!(launcher, Launcher::Ssh | Launcher::Mpi) {
         return Err(Error::argument(
             "a hostfile is for the launchers ssh and mpi",
             "leave out -H, or choose --launcher ssh or --launcher mpi",

@@ -5,10 +5,14 @@
 
 pub mod bench;
 pub mod compare;
+pub mod doctor;
 pub mod gpu_check;
 pub mod info;
 pub mod lab;
 pub mod launch;
+pub mod manifest;
+pub mod timeline;
+pub mod train;
 
 use std::error::Error as _;
 use std::process::ExitCode;
@@ -35,6 +39,12 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
     Launch(launch::LaunchArgs),
+    /// Merge the timelines of a run's ranks, and say where a step's time went.
+    Timeline(timeline::TimelineArgs),
+    /// Write Kubernetes manifests of jobs, or check MPIJobs.
+    Manifest(Box<manifest::ManifestArgs>),
+    /// Find what would keep a job from running, and say the fix.
+    Doctor(doctor::DoctorArgs),
     /// What this build and this machine can do.
     Info(info::InfoArgs),
     /// Check this machine's GPUs: kernels, collectives, stores, speed.
@@ -69,10 +79,13 @@ impl Cli {
 impl Command {
     fn run(self) -> Result<ExitCode> {
         match self {
-            Command::Bench(args) => bench::run(args),
+            Command::Bench(args) => bench::run(&args),
             Command::Compare(args) => compare::run(&args),
             Command::Launch(args) => launch::run(args),
             Command::GpuCheck(args) => gpu_check::run(&args),
+            Command::Timeline(args) => timeline::run(&args),
+            Command::Manifest(args) => manifest::run(*args),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),
         }

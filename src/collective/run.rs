@@ -21,6 +21,7 @@ use crate::collective::plan::Plan;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::reduce;
+use crate::timeline::{self, Name, Phase};
 use crate::transport::{Stamp, Transport};
 
 /// Messages in flight to one peer. Two keep a link busy; more hide the polling interval of a sleeping receiver.
@@ -262,7 +263,7 @@ impl Runner {
 
     /// Takes note that the transport is done with a message, and finishes every message that this allows to finish.
     fn complete(&mut self, token: u32) {
-        let (ticket, index) = self.tokens.redeem(token);
+        let (ticket, index, since_ns) = self.tokens.redeem(token);
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
         let at = at.expect("an operation stays until all its messages are done");
         let Flight { dtype, base, messages, .. } = &mut self.flights[at];
@@ -272,6 +273,8 @@ impl Runner {
         let is_free = message.waits == 0;
         let lane = messages.lane(action, lane);
         lane.inflight -= 1;
+        let phase = if action == Action::Send { Phase::Send } else { Phase::Receive };
+        timeline::record(phase, || Name::Peer(lane.peer), since_ns, len_bytes);
         if action == Action::Send {
             self.sending[lane.peer] -= 1;
             self.sent_bytes += len_bytes;
@@ -286,7 +289,9 @@ impl Runner {
                 let len = message.end - message.start;
                 // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
                 let sum = unsafe { std::slice::from_raw_parts_mut(base.add(message.start), len) };
+                let span = timeline::span(Phase::Reduce, || "a segment").bytes(len);
                 reduce::add_assign(*dtype, sum, &scratch.bytes()[..len]);
+                drop(span);
                 self.scratch.put(scratch);
             }
             messages.unfinished -= 1;
@@ -327,22 +332,24 @@ impl Runner {
 /// What the transport is told a message is.
 #[derive(Default)]
 struct Tokens {
-    given: Vec<(Ticket, u32)>,
+    /// With the time by the timeline's clock.
+    given: Vec<(Ticket, u32, u64)>,
     free: Vec<u32>,
 }
 
 impl Tokens {
     fn give(&mut self, ticket: Ticket, index: u32) -> u32 {
+        let given = (ticket, index, timeline::now_ns());
         if let Some(token) = self.free.pop() {
-            self.given[token as usize] = (ticket, index);
+            self.given[token as usize] = given;
             token
         } else {
-            self.given.push((ticket, index));
+            self.given.push(given);
             (self.given.len() - 1) as u32
         }
     }
 
-    fn redeem(&mut self, token: u32) -> (Ticket, u32) {
+    fn redeem(&mut self, token: u32) -> (Ticket, u32, u64) {
         self.free.push(token);
         self.given[token as usize]
     }

@@ -1,6 +1,6 @@
 //! The key lists of models: the name and shape of every trained tensor, in the order of the forward pass.
 //!
-//! The lists are generated from the architectures' own rules; a file of `name shape` lines serves for any other model.
+//! The lists are generated from the architectures' own rules; a file of `name shape` or `name shape FLOPs` lines serves for any other model.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -42,17 +42,12 @@ pub fn load(model: &str, scale: f64) -> Result<Vec<ModelKey>> {
     if !(scale > 0.0 && scale <= 1000.0) {
         return Err(Error::argument(format!("--scale {scale} cannot be used"), "give a factor above 0, such as 0.1"));
     }
-    let keys = match model {
-        "vgg16" => vgg16(),
-        "resnet50" => resnet50(),
-        "bert-large" => bert_large(),
-        file => read(file)?,
-    };
+    let keys = load_whole(model)?.into_iter().map(|(key, _)| key);
     if scale == 1.0 {
-        return Ok(keys);
+        return Ok(keys.collect());
     }
     let scaled = |key: ModelKey| ModelKey { shape: vec![((key.len() as f64 * scale).round() as usize).max(1)], ..key };
-    Ok(keys.into_iter().map(scaled).collect())
+    Ok(keys.map(scaled).collect())
 }
 
 /// VGG-16 (Simonyan and Zisserman 2014, configuration D): 13 convolutions of 3x3 and 3 dense layers, all with bias.
@@ -130,7 +125,18 @@ fn bert_large() -> Vec<ModelKey> {
     keys
 }
 
-fn read(file: &str) -> Result<Vec<ModelKey>> {
+/// The unscaled keys of a model by name, or of a file with the third column of its lines.
+pub(super) fn load_whole(model: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
+    let keys = match model {
+        "vgg16" => vgg16(),
+        "resnet50" => resnet50(),
+        "bert-large" => bert_large(),
+        file => return read(file),
+    };
+    Ok(keys.into_iter().map(|key| (key, None)).collect())
+}
+
+fn read(file: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
     let text = std::fs::read_to_string(Path::new(file)).map_err(|cause| {
         Error::argument(
             format!("model {file:?} is no known name, and cannot be read as a file: {cause}"),
@@ -140,15 +146,16 @@ fn read(file: &str) -> Result<Vec<ModelKey>> {
     parse(file, &text)
 }
 
-/// Parses lines of `name shape`, the shape as `64x3x3x3`. Empty lines and lines that begin with `#` are skipped.
-pub fn parse(file: &str, text: &str) -> Result<Vec<ModelKey>> {
-    let mut keys: Vec<ModelKey> = Vec::new();
+/// Parses lines of `name shape` or `name shape FLOPs`, the shape as `64x3x3x3`. Empty lines and lines that begin with `#` are
+/// skipped. FLOPs are those of the layer's forward pass, in any unit; all lines have them or none.
+pub fn parse(file: &str, text: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
+    let mut keys: Vec<(ModelKey, Option<f64>)> = Vec::new();
     let mut seen = BTreeSet::new();
     for (index, line) in text.lines().enumerate() {
         let wrong = |what: String| {
             Error::argument(
                 format!("{file}:{}: {what}", index + 1),
-                "a line is a name, a space and a shape, such as `conv1_weight 64x3x3x3`",
+                "a line is a name, a shape and perhaps FLOPs, such as `conv1_weight 64x3x3x3` or `conv1_weight 64x3x3x3 8.7e7`",
             )
         };
         let line = line.trim();
@@ -156,9 +163,20 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<ModelKey>> {
             continue;
         }
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let [name, shape] = fields[..] else {
-            return Err(wrong(format!("{} fields where there should be 2", fields.len())));
+        let (name, shape, flops) = match fields[..] {
+            [name, shape] => (name, shape, None),
+            [name, shape, flops] => (name, shape, Some(flops)),
+            _ => return Err(wrong(format!("{} fields where there should be 2 or 3", fields.len()))),
         };
+        let flops = flops
+            .map(|flops| {
+                let number = flops.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+                number.ok_or_else(|| wrong(format!("bad FLOPs {flops:?}")))
+            })
+            .transpose()?;
+        if keys.first().is_some_and(|(_, first)| first.is_some() != flops.is_some()) {
+            return Err(wrong("some lines have FLOPs and some have none".to_owned()));
+        }
         let shape = shape
             .split('x')
             .map(|side| side.parse().ok().filter(|side| *side > 0).ok_or_else(|| wrong(format!("bad shape {shape:?}"))))
@@ -170,10 +188,16 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<ModelKey>> {
         if !seen.insert(name.to_owned()) {
             return Err(wrong(format!("{name:?} is named twice")));
         }
-        keys.push(ModelKey::new(name, &shape));
+        keys.push((ModelKey::new(name, &shape), flops));
     }
     if keys.is_empty() {
         return Err(Error::argument(format!("{file} names no tensor"), "write one line `name shape` for each tensor"));
+    }
+    if keys.iter().all(|(_, flops)| *flops == Some(0.0)) {
+        return Err(Error::argument(
+            format!("{file} gives every tensor 0 FLOPs"),
+            "give some layer more, or leave them out",
+        ));
     }
     Ok(keys)
 }
@@ -209,9 +233,19 @@ mod tests {
     #[test]
     fn a_file_is_read_strictly_and_its_errors_name_the_line() {
         let keys = parse("m", "# two tensors\n\nw 2x3\n b\t4\n").unwrap();
-        assert_eq!(keys, [ModelKey::new("w", &[2, 3]), ModelKey::new("b", &[4])]);
-        for (text, line) in [("w 2x3\nb", 2), ("w 2x", 1), ("w 0", 1), ("a 1\nb 2\na 3", 3), ("w 2 3", 1), ("w -1", 1)]
-        {
+        assert_eq!(keys, [(ModelKey::new("w", &[2, 3]), None), (ModelKey::new("b", &[4]), None)]);
+        assert_eq!(parse("m", "w 2x3 1.5e9").unwrap()[0].1, Some(1.5e9));
+        for (text, line) in [
+            ("w 2x3\nb", 2),
+            ("w 2x", 1),
+            ("w 0", 1),
+            ("a 1\nb 2\na 3", 3),
+            ("w 2 x", 1),
+            ("w 2 -3", 1),
+            ("w 2 3 4", 1),
+            ("w 2 3\nb 2", 2),
+            ("w -1", 1),
+        ] {
             let error = parse("m", text).unwrap_err().to_string();
             assert!(error.contains(&format!("m:{line}: ")), "{error}");
         }

@@ -69,7 +69,7 @@ pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &
     Ok((store.rank() == 0).then_some(records))
 }
 
-fn adding() -> Optimizer {
+pub(super) fn adding() -> Optimizer {
     Optimizer {
         rule: Rule::Test,
         learning_rate: 1.0,
@@ -123,20 +123,36 @@ fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumu
 
 /// Every rank's row: a hash of its host's name, then its samples.
 fn gather(store: &KvStore, key: &str, samples: &[Sample]) -> Result<Vec<Vec<f64>>> {
-    let (ranks, width) = (store.num_workers(), ROW_HEAD + SAMPLE_LEN * samples.len());
+    let numbers = samples.iter().flat_map(|sample| [sample.seconds, sample.sent, sample.received]);
+    rows(store, key, &std::iter::once(host_number()).chain(numbers).collect::<Vec<f64>>())
+}
+
+/// This host's name as a number: 32 bits of its hash, which an f64 holds exactly.
+pub(super) fn host_number() -> f64 {
+    (xxh3_64(host_name().as_bytes()) >> 32) as f64
+}
+
+/// Every rank's `own`, in the order of the ranks: the sum of matrices that are zero but for one row. `key` must be new. Collective.
+pub(super) fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f64>>> {
+    let (ranks, width) = (store.num_workers(), own.len());
     let matrix = Tensor::zeros(DType::F64, &[ranks, width]);
     store.init(key, &matrix)?;
-    // 32 bits of the hash: an f64 holds them exactly.
-    let mut row = vec![(xxh3_64(host_name().as_bytes()) >> 32) as f64];
-    row.extend(samples.iter().flat_map(|sample| [sample.seconds, sample.sent, sample.received]));
     // Rows are never compressed.
-    let row = RowSparse::new(&[ranks, width], &[store.rank() as i64], Tensor::from_slice(&[1, width], &row))?;
+    let row = RowSparse::new(&[ranks, width], &[store.rank() as i64], Tensor::from_slice(&[1, width], own))?;
     store.push_rows(key, &[row], 0)?;
     store.barrier()?;
     store.pull(key, std::slice::from_ref(&matrix), 0)?;
     let rows = matrix.to_vec::<f64>()?.chunks_exact(width).map(<[f64]>::to_vec).collect();
     store.barrier()?;
     Ok(rows)
+}
+
+/// How many different hosts the rows begin with.
+pub(super) fn count_hosts(rows: &[Vec<f64>]) -> usize {
+    let mut hosts: Vec<u64> = rows.iter().map(|row| row[0] as u64).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    hosts.len()
 }
 
 fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows: &[Vec<f64>]) -> Result<Record> {
@@ -151,9 +167,6 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows
     let largest = |iteration: usize, field: usize| {
         rows.iter().map(|row| row[ROW_HEAD + SAMPLE_LEN * iteration + field]).fold(0.0, f64::max)
     };
-    let mut hosts: Vec<u64> = rows.iter().map(|row| row[0] as u64).collect();
-    hosts.sort_unstable();
-    hosts.dedup();
     let traffic: f64 = (0..iters).map(|iteration| largest(iteration, 1).max(largest(iteration, 2))).sum();
     let elements: usize = keys.iter().map(ModelKey::len).sum();
     let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
@@ -162,7 +175,7 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows
         mode: store.kind().to_string(),
         algorithm: way,
         ranks: rows.len(),
-        hosts: hosts.len(),
+        hosts: count_hosts(rows),
         servers,
         bytes: (elements * dtype.size_bytes()) as u64,
         dtype,
@@ -172,7 +185,7 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows
 }
 
 /// Bytes sent and received so far by this host's network interfaces, the loopback apart; zeros where the system does not say.
-fn traffic() -> (f64, f64) {
+pub(super) fn traffic() -> (f64, f64) {
     std::fs::read_to_string("/proc/self/net/dev").map_or((0.0, 0.0), |text| sum_traffic(&text))
 }
 

@@ -11,10 +11,13 @@ use crate::harness::statistics::Summary;
 /// What the figures of a record mean; every record carries it.
 pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface";
 
+/// What the figures of a record of training mean.
+pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the least step of any schedule on this link; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
+
 /// Samples of one operation on one payload, all of them verified.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// `pushpull` or `allreduce`.
+    /// `pushpull`, `allreduce` or `train`.
     pub op: String,
     /// The mode or peer, such as `dist_sync:8shared`; a bench knows only its kind of store.
     pub mode: String,
@@ -52,14 +55,36 @@ pub struct Record {
     /// What one iteration sent or received, whichever is more, by the busiest worker's network interface.
     #[serde(default)]
     pub host_bytes: Option<u64>,
+    /// What a step of training consists of, if this is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train: Option<Train>,
     /// What the figures mean.
     pub unit_notes: String,
+}
+
+/// A replayed step of training: `seconds` and `median_s` of its record are steps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Train {
+    /// Computing in a step: as asked for by the clock, or measured on the processor with every rank at it and no communication.
+    pub compute_s: f64,
+    /// The part of it that is spent on the processor; `None` by the clock.
+    pub burn: Option<f64>,
+    /// `median_s - compute_s`: communication that is not hidden.
+    pub exposed_s: f64,
+    /// `compute_s / median_s`.
+    pub efficiency: f64,
+    /// The least step that any schedule can reach in this mode. `None` where no link rate is known.
+    pub shortest_s: Option<f64>,
+    /// Images or other samples of one rank in a step.
+    pub batch: Option<usize>,
+    /// `batch / median_s`: of one rank.
+    pub images_per_s: Option<f64>,
 }
 
 /// What was measured, before any figure is derived from it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// `pushpull` or `allreduce`.
+    /// `pushpull`, `allreduce` or `train`.
     pub op: &'static str,
     /// The mode or kind of store.
     pub mode: String,
@@ -109,8 +134,25 @@ impl Record {
             busbw_bytes_per_s: algbw * cost::bus_factor(measured.ranks),
             verified: true,
             host_bytes: measured.host_bytes,
+            train: None,
             unit_notes: UNIT_NOTES.to_owned(),
         })
+    }
+
+    /// Makes it the record of a step that computes for `compute_s`.
+    #[must_use]
+    pub fn with_train(mut self, compute_s: f64, burn: Option<f64>, batch: Option<usize>) -> Self {
+        self.train = Some(Train {
+            compute_s,
+            burn,
+            exposed_s: self.median_s - compute_s,
+            efficiency: compute_s / self.median_s,
+            shortest_s: None,
+            batch,
+            images_per_s: batch.map(|batch| batch as f64 / self.median_s),
+        });
+        TRAIN_NOTES.clone_into(&mut self.unit_notes);
+        self
     }
 
     /// Fills the bounds for links of `link_bytes_per_s`; `mode` gives the mode's own.

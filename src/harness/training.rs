@@ -35,6 +35,12 @@ pub struct Options {
     /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO
     #[arg(long, default_value = "none")]
     pub compression: String,
+    /// Compress from this step on: the first gradients are the largest
+    #[arg(long, value_name = "STEP", default_value_t = 0)]
+    pub compress_from: u64,
+    /// Push gradients times this, which the optimizer divides by: codes have a size of their own
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    pub gradient_scale: f64,
     /// What first weights and the order of images follow from
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -47,6 +53,9 @@ pub struct Options {
     /// Go on from the checkpoint
     #[arg(long, requires = "checkpoint")]
     pub resume: bool,
+    /// Go on from the checkpoint if it is there, else begin
+    #[arg(long, requires = "checkpoint", conflicts_with = "resume")]
+    pub resume_if_any: bool,
     /// Where the model is computed: cpu, or cuda if the program was built for it
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
     pub device: String,
@@ -89,7 +98,8 @@ impl Options {
         weights: &[(&str, Tensor)],
         batches: Batches,
     ) -> Result<Start> {
-        let resumed = self.checkpoint.as_ref().filter(|_| self.resume).map(|path| Checkpoint::read(path));
+        let goes_on = |path: &&PathBuf| self.resume || self.resume_if_any && path.exists();
+        let resumed = self.checkpoint.as_ref().filter(goes_on).map(|path| Checkpoint::read(path));
         let resumed = resumed.transpose()?;
         for (name, weight) in weights {
             let first = resumed.as_ref().map_or(Some(weight), |saved| saved.weights.get(*name));
@@ -100,11 +110,16 @@ impl Options {
             saved.restore_states(store)?;
         }
         store.set_optimizer(optimizer)?;
-        if let Some(compression) = Compression::choice(&self.compression)? {
-            store.set_gradient_compression(&compression)?;
-        }
         let begun = |saved: &Checkpoint| Start { step: saved.step, batches: Batches { seed: saved.seed, ..batches } };
         Ok(resumed.as_ref().map_or(Start { step: 0, batches }, begun))
+    }
+
+    /// To be called before each step, of which `first` is the first of this run: switches compression on at the step that was asked for.
+    pub fn before(&self, store: &KvStore, step: u64, first: u64) -> Result<()> {
+        match Compression::choice(&self.compression)? {
+            Some(compression) if step == self.compress_from.max(first) => store.set_gradient_compression(&compression),
+            _ => Ok(()),
+        }
     }
 
     /// Rank 0 saves `weights` after `step` if a checkpoint was asked for.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::key::Key;
+use crate::timeline::Name;
 
 /// What an operation is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -29,6 +30,15 @@ pub enum Topic {
 }
 
 impl Topic {
+    /// The topic in a timeline.
+    pub(super) fn name(&self) -> Name {
+        match self {
+            Topic::Key { key, .. } => key.into(),
+            Topic::Barrier => "barrier".into(),
+            Topic::Direct => "collective".into(),
+        }
+    }
+
     fn key(&self) -> Key {
         match self {
             Topic::Key { key, .. } => key.clone(),

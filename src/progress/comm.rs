@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::progress::agreement::{Launch, Topic};
 use crate::progress::job::{Job, Wire};
 use crate::progress::shared::{Command, Shared};
+use crate::timeline::{self, Phase};
 
 /// Sums under way at once: enough to hide the latency of each, few enough to keep the messages posted for them few.
 const MOST_FLIGHTS: usize = 16;
@@ -26,6 +27,8 @@ struct Flight {
     priority: i32,
     /// `None` when it is finished.
     ticket: Option<Ticket>,
+    /// When it was begun, by the timeline's clock.
+    since_ns: u64,
 }
 
 struct Comm<'a> {
@@ -66,13 +69,16 @@ impl Comm<'_> {
         }
         match job.wire() {
             Wire::Sum { dtype, priority, .. } if launch.topic != Topic::Barrier => {
+                let span = timeline::span(Phase::Pack, || launch.topic.name());
                 let addend: *mut [u8] = job.addend();
+                drop(span);
+                let since_ns = timeline::now_ns();
                 // SAFETY: the job owns the memory, or its lock, and is kept until its ticket is reported; after a fault it is
                 // told to fail, and then keeps for ever what the transport may still use.
                 match unsafe { self.host.begin_allreduce(dtype, addend, launch.number, priority) } {
                     Ok(ticket) => {
                         let topic = launch.topic.clone();
-                        self.flights.push(Flight { job, topic, priority, ticket });
+                        self.flights.push(Flight { job, topic, priority, ticket, since_ns });
                         self.note();
                     }
                     Err(cause) => self.fail(&cause, Some(job)),
@@ -88,7 +94,10 @@ impl Comm<'_> {
             return job.fail(fault);
         }
         *self.shared.running.lock() = vec![launch.topic.clone()];
-        match job.run(&mut self.host, launch) {
+        let span = timeline::span(Phase::Collective, || launch.topic.name());
+        let outcome = job.run(&mut self.host, launch);
+        drop(span);
+        match outcome {
             Ok(()) => {
                 self.shared.running.lock().clear();
                 self.done(job, launch.topic.clone());
@@ -118,7 +127,9 @@ impl Comm<'_> {
         let mut finished = 0;
         for ticket in self.host.take_finished() {
             let flight = self.flights.iter_mut().find(|flight| flight.ticket == Some(ticket));
-            flight.expect("a ticket belongs to a sum under way").ticket = None;
+            let flight = flight.expect("a ticket belongs to a sum under way");
+            timeline::record(Phase::Collective, || flight.topic.name(), flight.since_ns, 0);
+            flight.ticket = None;
             finished += 1;
         }
         if finished == 0 && self.flights.iter().all(|flight| flight.ticket.is_some()) {

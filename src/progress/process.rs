@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
 
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::error::{Error, Result};
 use crate::progress::engine::{Connect, Connected, Engine};
+use crate::timeline;
 use crate::transport::Transport;
 use crate::transport::mpi::Mpi;
 use crate::transport::star::{self, Hub};
@@ -27,6 +28,7 @@ pub fn mpi_engine(config: &Config) -> Result<Arc<Engine>> {
     if let Some(engine) = ENGINE.get() {
         return Ok(Arc::clone(engine));
     }
+    timeline::start(config::timeline_file());
     let engine = Engine::start(config, connect(config))?;
     // SAFETY: `end_engine` is a plain function, and may run on the thread that exits.
     if unsafe { libc::atexit(end_engine) } != 0 {
@@ -91,6 +93,7 @@ fn explain_termination(engine: &Arc<Engine>) -> Result<()> {
             // Nobody is lost as far as this rank knows: end as any process does. It only returns if that is impossible.
             drop(signal_hook::low_level::emulate_default_handler(SIGTERM));
         }
+        timeline::flush();
         // SAFETY: ends the process at once; MPI is not finalised, since peers are lost.
         unsafe { libc::_exit(128 + SIGTERM) }
     };

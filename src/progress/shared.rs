@@ -23,6 +23,10 @@ pub(super) enum Note {
     Failed(Error),
     Leaving,
     Alive,
+    /// What time is it? With the asker's own.
+    Asked(u64),
+    /// The asker's time, and rank 0's.
+    Answered(u64, u64),
 }
 
 /// What the comm thread is told.

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use crate::config::Config;
+use crate::config::{Config, Role};
 use crate::error::Error;
 use crate::progress::agreement::Agreement;
 use crate::progress::shared::{Note, Shared};
+use crate::timeline::{self, clock::Offset};
 use crate::topology::Peer;
 use crate::transport::control::Event;
 
@@ -41,6 +42,8 @@ pub(super) struct Watcher {
     clock: Clock,
     interval: Duration,
     silence_s: f64,
+    /// This process's clock against rank 0's, for the timeline.
+    offset: Offset,
 }
 
 impl Watcher {
@@ -54,12 +57,19 @@ impl Watcher {
             clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
             interval,
             silence_s: config.timeout.as_secs_f64(),
+            offset: Offset::default(),
         }
     }
 
     pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Note>) {
         let Some(events) = weak.upgrade().map(|shared| {
             shared.tell_everyone(&Note::Here(Peer::this(shared.rank)));
+            if timeline::is_on() {
+                timeline::introduce(Role::Worker, shared.rank, shared.size);
+                if shared.rank > 0 {
+                    shared.tell(0, &Note::Asked(timeline::clock_ns()));
+                }
+            }
             shared.control.events().clone()
         }) else {
             return;
@@ -122,6 +132,18 @@ impl Watcher {
                 Ok(())
             }
             Note::Leaving => self.agreement.leave(from),
+            Note::Asked(sent_ns) => {
+                shared.tell(from, &Note::Answered(sent_ns, timeline::clock_ns()));
+                Ok(())
+            }
+            Note::Answered(sent_ns, there_ns) => {
+                if self.offset.answered(sent_ns, there_ns, timeline::clock_ns()) {
+                    shared.tell(0, &Note::Asked(timeline::clock_ns()));
+                } else if let Some((ahead_ns, round_trip_ns)) = self.offset.found() {
+                    timeline::set_clock(ahead_ns, round_trip_ns);
+                }
+                Ok(())
+            }
             Note::Alive => Ok(()),
         };
         if let Err(fault) = outcome {

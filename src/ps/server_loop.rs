@@ -11,6 +11,7 @@ use crate::ps::link::{self, FAREWELL, Link};
 use crate::ps::message::{FromScheduler, Job, Request, ToScheduler, decode, encode};
 use crate::ps::server::{Output, Server};
 use crate::ps::socket::{self, Event, Monitor};
+use crate::timeline::{self, Name, Phase};
 
 /// Messages of one worker that wait in this process; more wait in that worker's.
 const RECEIVE_LIMIT: i32 = 64;
@@ -26,6 +27,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let info = link::describe(Role::Server, dmlc, port)?;
     let (mut link, job) = Link::register(&context, config, dmlc, info, None)?;
     let sync = matches!(job.kind, Kind::DistSync | Kind::DistSyncDevice);
+    timeline::introduce(Role::Server, job.rank, job.workers.len());
     let mut server = Server::new(job.workers.len(), sync);
     let mut moved = 0;
     let ended = loop {
@@ -71,6 +73,7 @@ fn take(server: &mut Server, job: &Job, router: &Socket, link: &Link, frames: Ve
         tracing::warn!("server {}: dropped a message from {who} that is none of this job's", job.rank);
         return Ok(());
     };
+    let _span = timeline::span(Phase::Serve, || Name::Peer(rank)).bytes(payload.len());
     for output in server.handle(rank, request, payload) {
         match output {
             Output::Reply { rank, reply, payload } => {

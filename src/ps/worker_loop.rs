@@ -22,6 +22,7 @@ use crate::ps::operation::{Operation, Queued};
 use crate::ps::scheduler::lost_node;
 use crate::ps::socket::{self, Event, Monitor};
 use crate::ps::worker::{Command, Shared, Worker};
+use crate::timeline::{self, Phase};
 
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;
@@ -40,6 +41,9 @@ struct Waiting {
     segment: usize,
     server: usize,
     since: Instant,
+    /// The same by the timeline's clock.
+    since_ns: u64,
+    sent_bytes: u64,
     /// The server has said once that nobody is missing.
     vouched: bool,
 }
@@ -251,12 +255,15 @@ impl WorkerLoop {
             self.next += 1;
             let reply = self.next;
             let (request, payload) = operation.request(item.segment, self.job.rank, reply);
-            count(&self.shared.sent, payload.len() as u64);
+            let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
+            count(&self.shared.sent, sent_bytes);
             socket::send(&server.socket, vec![Message::from(encode(&request)), payload])?;
             self.progress = Instant::now();
             if operation.is_answered() {
                 let (operation, segment, since) = (item.operation, item.segment, self.progress);
-                self.waiting.insert(reply, Waiting { operation, segment, server: index, since, vouched: false });
+                let waiting =
+                    Waiting { operation, segment, server: index, since, since_ns, sent_bytes, vouched: false };
+                self.waiting.insert(reply, waiting);
             }
             if operation.sent_one() {
                 self.operations.remove(&item.operation);
@@ -288,6 +295,8 @@ impl WorkerLoop {
         self.progress = Instant::now();
         count(&self.shared.received, payload.len() as u64);
         let Some(operation) = self.operations.get_mut(&waiting.operation) else { return Ok(()) };
+        let moved = waiting.sent_bytes + payload.len() as u64;
+        timeline::record(Phase::Request, || operation.key(), waiting.since_ns, moved);
         let fits = operation.receive(waiting.segment, payload, state);
         if !fits {
             let what = format!("a value of key {} that has another length", operation.key());

@@ -7,8 +7,10 @@ use super::{Entry, KvStore};
 use crate::buffer::Buffer;
 use crate::device::Devices;
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::remote::Remote;
 use crate::tensor::{Tensor, TensorMut, TensorRef};
+use crate::timeline;
 
 /// A backend that takes tensors wherever they are. Its `push` and `pull` are called in place of [`Backend`](super::Backend)'s.
 pub trait Anywhere {
@@ -93,7 +95,7 @@ impl KvStore {
             .filter(|out| values.iter().any(|value| value.is_same(out)))
             .try_for_each(|out| out.read_anywhere().map(drop))?;
         let gradient = Gradient { values: values.iter().map(value).collect::<Result<_>>()? };
-        let guards = self.lock_anywhere(outs)?;
+        let guards = self.lock_anywhere(&entry.key, outs)?;
         self.table.count_push();
         if !outs.is_empty() {
             self.table.count_pull();
@@ -101,8 +103,13 @@ impl KvStore {
         to.push(entry, gradient, guards, priority)
     }
 
-    pub(super) fn lock_anywhere(&self, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
-        outs.iter().map(|out| out.write_anywhere_within(self.output_limit)).collect()
+    pub(super) fn lock_anywhere(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
+        let locked = outs.iter().map(|out| out.write_anywhere_within(self.output_limit));
+        let mut guards = locked.collect::<Result<Vec<_>>>()?;
+        if timeline::is_on() {
+            guards.iter_mut().for_each(|guard| guard.write_of(key));
+        }
+        Ok(guards)
     }
 }
 

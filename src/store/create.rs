@@ -12,6 +12,7 @@ use crate::store::local::Local;
 use crate::store::on_devices::OnDevices;
 use crate::store::servers::Servers;
 use crate::store::{Backend, KvStore};
+use crate::timeline;
 
 /// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
 ///
@@ -50,13 +51,20 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
 }
 
 fn build(kind: Kind, config: &Config, devices: Option<Arc<Devices>>) -> Result<KvStore> {
+    timeline::start(config::timeline_file());
     if !kind.has_servers() {
         check_role(kind)?;
     }
     let limit = config.timeout;
     let backend: Box<dyn Backend> = match (kind, devices) {
-        (Kind::Device, Some(devices)) => Box::new(OnDevices::alone(devices, limit)),
-        (Kind::Local | Kind::Device, _) => Box::new(Local::default()),
+        (Kind::Device, Some(devices)) => {
+            timeline::introduce(Role::Worker, 0, 1);
+            Box::new(OnDevices::alone(devices, limit))
+        }
+        (Kind::Local | Kind::Device, _) => {
+            timeline::introduce(Role::Worker, 0, 1);
+            Box::new(Local::default())
+        }
         (Kind::DistSyncMpi, devices) => over_mpi(config, devices)?,
         (_, Some(devices)) => Box::new(DeviceSums::new(over_servers(kind, config)?, devices, limit)),
         (_, None) => Box::new(over_servers(kind, config)?),
@@ -89,7 +97,9 @@ fn over_servers(kind: Kind, config: &Config) -> Result<Servers> {
         remedy: "start it with `ringpull launch -n 2 -s 2 -- CMD`: two workers, two servers and a scheduler".to_owned(),
     })?;
     if dmlc.role == Role::Worker {
-        return Servers::connect(kind, config, &dmlc);
+        let servers = Servers::connect(kind, config, &dmlc)?;
+        timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
+        return Ok(servers);
     }
     if let Err(error) = ps::run_node(dmlc.role, config, &dmlc) {
         eprintln!("ringpull {}: {error}", dmlc.role);

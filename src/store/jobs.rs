@@ -11,6 +11,7 @@ use crate::store::slot::Slot;
 use crate::store::update::{Update, Updates};
 use crate::store::{Contribution, Entry, MergedRows};
 use crate::tensor::{TensorMut, unshare};
+use crate::timeline::{self, Phase};
 
 /// Rank 0's value becomes everybody's.
 pub(super) struct Init {
@@ -169,7 +170,9 @@ impl Job for Push {
                     Place::Own(sum) => sum.bytes(),
                     Place::Open => &[],
                 };
+                let span = timeline::span(Phase::Update, || &self.slot.entry.key);
                 let outcome = self.updates.apply(&self.update, &self.slot.entry, sum, &mut value);
+                drop(span);
                 if let Place::Own(sum) = place {
                     self.slot.keep_scratch(sum);
                 }
@@ -180,11 +183,13 @@ impl Job for Push {
                 value
             }
         };
+        let span = timeline::span(Phase::Unpack, || &self.slot.entry.key);
         for mut out in self.outs.drain(..) {
             if out.bytes().as_ptr() != value.bytes().as_ptr() {
                 out.copy_from(value.bytes());
             }
         }
+        drop(span);
         self.slot.settle(value);
         Ok(())
     }

@@ -41,6 +41,7 @@ use crate::kind::Kind;
 use crate::optim::Optimizer;
 use crate::sparse::{RowSparse, check_row_ids};
 use crate::tensor::{Tensor, TensorMut};
+use crate::timeline::{self, Phase};
 use table::Table;
 
 /// What a store can be asked for with [`KvStore::is_capable`].
@@ -182,12 +183,13 @@ impl KvStore {
         if outs.is_empty() {
             return Ok(());
         }
+        let _span = timeline::span(Phase::Wait, || &entry.key);
         if let Some(backend) = self.backend.anywhere() {
-            let guards = self.lock_anywhere(outs)?;
+            let guards = self.lock_anywhere(&entry.key, outs)?;
             self.table.count_pull();
             return backend.pull(&entry, guards, priority);
         }
-        let mut guards = self.lock_outputs(outs)?;
+        let mut guards = self.lock_outputs(&entry.key, outs)?;
         self.table.count_pull();
         self.backend.pull(&entry, &mut guards, priority)
     }
@@ -213,6 +215,7 @@ impl KvStore {
         if values.is_empty() {
             return Ok(());
         }
+        let _span = timeline::span(Phase::Push, || &entry.key);
         let merged = MergedRows::sum(&entry, values)?;
         if self.check_nan {
             contribution::check_finite(&entry, self.rank(), merged.rows.bytes())?;
@@ -230,6 +233,7 @@ impl KvStore {
         ids.sort_unstable();
         ids.dedup();
         self.table.count_pull();
+        let _span = timeline::span(Phase::Wait, || &entry.key);
         let bytes = self.backend.pull_rows(&entry, &ids, priority)?;
         let mut shape = entry.shape.to_vec();
         shape[0] = ids.len();
@@ -283,12 +287,14 @@ impl KvStore {
     /// Returns when every worker has called it. Collective.
     pub fn barrier(&self) -> Result<()> {
         self.healthy()?;
+        let _span = timeline::span(Phase::Wait, || "barrier");
         self.backend.barrier()
     }
 
     /// Returns when everything this worker has called is done, or with the first error that any of it met.
     pub fn wait_all(&self) -> Result<()> {
         self.healthy()?;
+        let _span = timeline::span(Phase::Wait, || "wait_all");
         self.backend.wait_all()
     }
 
@@ -305,6 +311,7 @@ impl KvStore {
         if values.is_empty() {
             return Ok(());
         }
+        let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
         if let Some(backend) = self.backend.anywhere() {
             return self.push_anywhere(backend, &entry, values, outs, priority);
         }
@@ -313,10 +320,10 @@ impl KvStore {
             _ => None,
         };
         let (gradient, guards) = if let Some(index) = in_place {
-            (Contribution::InPlace(index), self.lock_outputs(outs)?)
+            (Contribution::InPlace(index), self.lock_outputs(key, outs)?)
         } else {
             // The values are read before the outputs are locked: the outputs may be these values.
-            (Contribution::sum(&entry, values)?, self.lock_outputs(outs)?)
+            (Contribution::sum(&entry, values)?, self.lock_outputs(key, outs)?)
         };
         if self.check_nan {
             contribution::check_finite(&entry, self.rank(), gradient.bytes(&guards))?;
@@ -328,8 +335,12 @@ impl KvStore {
         self.backend.push(&entry, gradient, guards, priority)
     }
 
-    fn lock_outputs(&self, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
-        outs.iter().map(|out| out.write_within(self.output_limit)).collect()
+    fn lock_outputs(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
+        let mut guards = outs.iter().map(|out| out.write_within(self.output_limit)).collect::<Result<Vec<_>>>()?;
+        if timeline::is_on() {
+            guards.iter_mut().for_each(|guard| guard.write_of(key));
+        }
+        Ok(guards)
     }
 
     fn healthy(&self) -> Result<()> {

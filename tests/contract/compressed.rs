@@ -177,7 +177,7 @@ fn a_key_of_many_segments_is_compressed_as_a_short_one_is(world: &World) {
 fn several_values_are_summed_before_they_are_compressed(world: &World) {
     compress(world, "2bit:0.5");
     world.vector("several", 2);
-    let value = Tensor::from_slice(&[2], &[0.25, -0.125]);
+    let value = Tensor::from_slice(&[2], &[0.25f32, -0.125]);
     world.store.push("several", &[value.clone(), value], 0).unwrap();
     assert_eq!(world.pull_f32("several", 2), [world.workers() as f32 / 2.0, 0.0]);
 }
@@ -200,7 +200,7 @@ fn an_optimizer_is_given_the_compressed_sum(world: &World) {
     compress(world, "2bit:0.5");
     world.init("weights", DType::F32, &[3], 8.0);
     world.store.set_optimizer(&Optimizer::sgd(1.0)).unwrap();
-    let (value, out) = (Tensor::from_slice(&[3], &[0.75, -0.25, -2.0]), Tensor::zeros(DType::F32, &[3]));
+    let (value, out) = (Tensor::from_slice(&[3], &[0.75f32, -0.25, -2.0]), Tensor::zeros(DType::F32, &[3]));
     let half = world.workers() as f32 / 2.0;
     for expected in [[8.0 - half, 8.0, 8.0 + half], [8.0 - 2.0 * half, 8.0 + half, 8.0 + 2.0 * half]] {
         world.store.push_pull("weights", from_ref(&value), from_ref(&out), 0).unwrap();

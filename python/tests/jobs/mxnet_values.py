@@ -77,6 +77,17 @@ for (dtype, shape, stype), name in names.items():
         store.row_sparse_pull(name, out=out, row_ids=mx.nd.array([]))
         holds(out, 0)
 
+# Gradients of two bits, with what they lose carried on; pushpull and trainers may use them too.
+if kind != "ringpull_local":
+    packed = mx.kv.create(kind) if kind == "dist_sync_mpi" else store
+    packed.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    packed.init("packed", mx.nd.zeros((3,)))
+    for expected in ([0, 0.5, -0.5], [0.5, 0.5, -0.5]):
+        out = mx.nd.empty((3,))
+        packed.pushpull("packed", mx.nd.array([0.3, 0.6, -0.9]), out=out)
+        if kind == "dist_sync_mpi":
+            holds(out, ranks * np.array(expected, "float32"))
+
 # A trainer: equal weights from unequal beginnings, and a distributed store is not reset.
 if kind == "dist_sync_mpi":
     mx.random.seed(rank)

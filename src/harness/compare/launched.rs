@@ -208,7 +208,7 @@ impl Runner for Launched {
         let kind = variant.mode.kind();
         let command = match variant.peer {
             None => {
-                let mut words = vec!["pushpull", "--kv-store", kind.name()];
+                let mut words = vec![workload.bench, "--kv-store", kind.name()];
                 words.extend(workload.bench_args.iter().map(String::as_str));
                 self.bench(&words, workload)
             }

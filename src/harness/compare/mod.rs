@@ -1,7 +1,7 @@
 //! The comparison: every variant is a job of its own, started again in every round, and the order rotates.
 //!
 //! [`rounds`] runs the plan over a [`Runner`] and gives [`Results`]; [`table`] and [`verdict`] put them into words for a
-//! terminal, [`report`] into one HTML file. All but the real runner in [`launched`] is pure.
+//! terminal, [`report`] into one HTML file; [`training`] does so where steps of training are compared. All but the real runner in [`launched`] is pure.
 
 pub mod charts;
 pub mod environment;
@@ -12,9 +12,12 @@ pub mod report;
 pub mod results;
 pub mod rounds;
 pub mod table;
+pub mod training;
+mod training_page;
 pub mod verdict;
 
 use crate::error::Result;
+use crate::harness::layers::Network;
 use crate::harness::mode::Variant;
 use crate::harness::models::ModelKey;
 use crate::harness::record::Record;
@@ -27,10 +30,14 @@ pub use results::{Outcome, Results, Round, Row, Setup};
 pub struct Workload {
     /// The payload in words, such as `25 MB` or `vgg16, 32 tensors, 553 MB`.
     pub words: String,
-    /// The payload's arguments of `ringpull bench`, such as `--sizes 25000000`.
+    /// What `ringpull bench` is asked for: `pushpull` or `train`.
+    pub bench: &'static str,
+    /// The payload's arguments of it, such as `--sizes 25000000`.
     pub bench_args: Vec<String>,
     /// The keys, in forward order.
     pub keys: Vec<ModelKey>,
+    /// The layers, if steps of training are replayed.
+    pub network: Option<Network>,
     /// Measured iterations of a job.
     pub iters: usize,
     /// Iterations before them.

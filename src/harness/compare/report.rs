@@ -10,6 +10,7 @@ use crate::harness::compare::charts::{Bar, Chart, Reference};
 use crate::harness::compare::published;
 use crate::harness::compare::results::{Outcome, Results, Row};
 use crate::harness::compare::table::{format_seconds, notes};
+use crate::harness::compare::training_page;
 use crate::harness::mode::Family;
 use crate::harness::size::format_size;
 use crate::harness::statistics::Summary;
@@ -57,6 +58,7 @@ pub fn render(results: &Results) -> Result<String> {
             lines => lines(results),
             samples => samples(results),
             published => published_lines(results),
+            train => results.setup.train.as_ref().map(|train| training_page::context_of(results, train)),
             training => published::TRAINING.into_iter().map(|row| context! {
                 method => row.method,
                 machines => row.machines,
@@ -68,7 +70,7 @@ pub fn render(results: &Results) -> Result<String> {
         .map_err(failed)
 }
 
-fn class(family: Family) -> &'static str {
+pub(super) fn class(family: Family) -> &'static str {
     match family {
         Family::Allreduce => "allreduce",
         Family::Shared => "shared",
@@ -82,6 +84,9 @@ type BarOf<'a> = &'a dyn Fn(&Row, &Summary) -> Option<(f64, String, Vec<f64>)>;
 
 /// The charts in the order of the page. Bars stand in the order of time, fastest first, in all of them.
 fn charts(results: &Results) -> Vec<Chart> {
+    if results.setup.train.is_some() {
+        return training_page::charts(results);
+    }
     let ranking = results.ranking();
     if ranking.is_empty() {
         return Vec::new();
@@ -144,7 +149,7 @@ fn charts(results: &Results) -> Vec<Chart> {
 }
 
 /// A number of an axis: at most four digits after the point, and no zeros at the end.
-fn plain(value: f64) -> String {
+pub(super) fn plain(value: f64) -> String {
     let text = format!("{value:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
@@ -174,11 +179,7 @@ fn lines(results: &Results) -> Vec<Value> {
             host_bytes => with(&|_, _| {
                 Some(format!("{}{}", format_size(bytes), if from_interface { "" } else { " *" }))
             }),
-            status => match row.outcome {
-                Outcome::Measured { .. } => "measured",
-                Outcome::Failed { .. } => "failed",
-                Outcome::Absent { .. } => "absent",
-            },
+            status => row.status(),
         }
     };
     results.rows.iter().map(line).collect()

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::harness::compare::Environment;
+use crate::harness::compare::training::TrainSetup;
 use crate::harness::link::LinkRate;
 use crate::harness::mode::Family;
 use crate::harness::record::Record;
@@ -44,6 +45,9 @@ pub struct Setup {
     pub iters: usize,
     /// Iterations before them.
     pub warmup: usize,
+    /// What is replayed, if the iterations are steps of training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train: Option<TrainSetup>,
 }
 
 /// One variant's row.
@@ -106,6 +110,15 @@ impl Row {
         match &self.outcome {
             Outcome::Measured { record, .. } => Some(record),
             _ => None,
+        }
+    }
+
+    /// What came of it, in a word.
+    pub fn status(&self) -> &'static str {
+        match self.outcome {
+            Outcome::Measured { .. } => "measured",
+            Outcome::Failed { .. } => "failed",
+            Outcome::Absent { .. } => "absent",
         }
     }
 

@@ -6,7 +6,9 @@ use crate::harness::compare::results::{Outcome, Round, Row, Setup};
 use crate::harness::compare::{Runner, Workload};
 use crate::harness::cost;
 use crate::harness::mode::Variant;
-use crate::harness::record::{Measured, Record};
+use crate::harness::record::{Measured, Record, Train};
+use crate::harness::schedule;
+use crate::harness::statistics::Summary;
 
 /// The order of `count` variants in round `round`, from 0.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
@@ -43,7 +45,7 @@ pub fn run(
             progress(None);
         }
     }
-    variants.iter().zip(progresses).map(|(variant, progress)| row(*variant, progress, setup)).collect()
+    variants.iter().zip(progresses).map(|(variant, progress)| row(*variant, progress, workload, setup)).collect()
 }
 
 #[allow(clippy::large_enum_variant, reason = "there are a dozen of them")]
@@ -72,11 +74,11 @@ fn expected(variant: Variant, mut records: Vec<Record>, setup: &Setup) -> Result
     Ok(record)
 }
 
-fn row(variant: Variant, progress: Progress, setup: &Setup) -> Row {
+fn row(variant: Variant, progress: Progress, workload: &Workload, setup: &Setup) -> Row {
     let outcome = match progress {
         Progress::Ended(outcome) => outcome,
         Progress::Running(done) => {
-            merged(variant, &done, setup).unwrap_or_else(|error| Outcome::Failed { error: error.to_string() })
+            merged(variant, &done, workload, setup).unwrap_or_else(|error| Outcome::Failed { error: error.to_string() })
         }
     };
     Row {
@@ -90,12 +92,16 @@ fn row(variant: Variant, progress: Progress, setup: &Setup) -> Row {
     }
 }
 
-fn merged(variant: Variant, done: &[(usize, Record)], setup: &Setup) -> Result<Outcome> {
+fn merged(variant: Variant, done: &[(usize, Record)], workload: &Workload, setup: &Setup) -> Result<Outcome> {
     let (_, first) =
         done.first().ok_or_else(|| Error::argument("no round was run", "ask for at least one with --rounds"))?;
     let traffic: Vec<u64> = done.iter().filter_map(|(_, record)| record.host_bytes).collect();
     let record = Record::of_verified(Measured {
-        op: if first.op == "allreduce" { "allreduce" } else { "pushpull" },
+        op: match first.op.as_str() {
+            "allreduce" => "allreduce",
+            "train" => "train",
+            _ => "pushpull",
+        },
         mode: variant.to_string(),
         algorithm: first.algorithm.clone(),
         ranks: first.ranks,
@@ -106,6 +112,10 @@ fn merged(variant: Variant, done: &[(usize, Record)], setup: &Setup) -> Result<O
         seconds: done.iter().flat_map(|(_, record)| record.seconds.iter().copied()).collect(),
         host_bytes: Some(traffic.iter().sum::<u64>() / traffic.len().max(1) as u64).filter(|bytes| *bytes > 0),
     })?;
+    let record = match &first.train {
+        Some(train) => trained(record, train, variant, done, workload, setup),
+        None => record,
+    };
     let record = match setup.link.bytes_per_s() {
         Some(rate) => record.with_link(rate, Some(variant.mode)),
         None => record,
@@ -116,6 +126,29 @@ fn merged(variant: Variant, done: &[(usize, Record)], setup: &Setup) -> Result<O
         .map(|(round, (place, record))| Round { round: round + 1, place: *place, seconds: record.seconds.clone() })
         .collect();
     Ok(Outcome::Measured { record, rounds })
+}
+
+/// All rounds' steps in one record: with the median of their computing, which differs between rounds only on the processor.
+fn trained(
+    record: Record,
+    first: &Train,
+    variant: Variant,
+    done: &[(usize, Record)],
+    workload: &Workload,
+    setup: &Setup,
+) -> Record {
+    let computing: Vec<f64> = done.iter().filter_map(|(_, record)| Some(record.train?.compute_s)).collect();
+    let compute_s = Summary::of(&computing).map_or(first.compute_s, |summary| summary.median);
+    let mut record = record.with_train(compute_s, first.burn, first.batch);
+    if let (Some(train), Some(network), Some(rate)) = (&mut record.train, &workload.network, setup.link.bytes_per_s()) {
+        let link_s: Vec<f64> = network
+            .keys
+            .iter()
+            .map(|key| cost::mode_bound_s(variant.mode, setup.workers, 4.0 * key.len() as f64, rate))
+            .collect();
+        train.shortest_s = Some(schedule::shortest_step_s(network, compute_s, &link_s));
+    }
+    record
 }
 
 #[cfg(test)]
@@ -172,10 +205,13 @@ mod tests {
             rounds: 3,
             iters: 2,
             warmup: 1,
+            train: None,
         };
         let workload = Workload {
             words: "4 kB".to_owned(),
+            bench: "pushpull",
             bench_args: vec![],
+            network: None,
             keys: vec![ModelKey { name: "payload".to_owned(), shape: vec![1000] }],
             iters: 2,
             warmup: 1,

@@ -3,6 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::harness::compare::results::{Outcome, Results, Row};
+use crate::harness::compare::training;
 use crate::harness::size::format_size;
 use crate::harness::statistics;
 
@@ -12,6 +13,9 @@ const HEADER: [&str; 9] =
 /// The table, the doubts about its samples, the errors of what failed, and the verdict.
 pub fn render(results: &Results) -> String {
     let setup = &results.setup;
+    if let Some(train) = &setup.train {
+        return training::render(results, train);
+    }
     let links = if setup.link.bytes_per_s().is_some() { format!(", links of {}", setup.link) } else { String::new() };
     let mut lines = vec![
         format!("push + pull of {} by {} workers, {}{links}", setup.payload, setup.workers, setup.place),
@@ -93,8 +97,7 @@ fn cells(row: &Row, results: &Results, best: Option<f64>) -> Vec<String> {
     let count = |count: usize| if count == 0 { "-".to_owned() } else { count.to_string() };
     let mut cells = vec![row.method.clone(), count(row.servers), count(row.machines)];
     let (Some(record), Some(summary)) = (row.record(), row.summary()) else {
-        let word = if matches!(row.outcome, Outcome::Absent { .. }) { "absent" } else { "failed" };
-        cells.push(word.to_owned());
+        cells.push(row.status().to_owned());
         cells.extend(std::iter::repeat_n("-".to_owned(), HEADER.len() - cells.len()));
         return cells;
     };

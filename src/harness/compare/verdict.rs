@@ -2,6 +2,7 @@
 
 use crate::harness::compare::results::{Results, Row};
 use crate::harness::compare::table::format_seconds;
+use crate::harness::compare::training;
 use crate::harness::mode::Family;
 use crate::harness::statistics::Summary;
 
@@ -9,6 +10,9 @@ type Ranked<'a> = (&'a Row, Summary);
 
 /// The sentences, the most important first.
 pub fn sentences(results: &Results) -> Vec<String> {
+    if results.setup.train.is_some() {
+        return training::sentences(results);
+    }
     let ranking = results.ranking();
     let Some(best) = ranking.first() else {
         return vec!["No variant was measured, so there is nothing to compare.".to_owned()];

@@ -4,10 +4,11 @@
 //!   process group when the launcher says so or is gone;
 //! - `supervise`: waits for all of them and decides when the rest must end; `output`: what becomes of their output;
 //! - [`hostfile`]: hosts by name; [`remote`]: what is done on them over ssh before the job;
-//! - [`by_mpi`]: the same job as one `mpirun`.
+//! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine.
 //!
 //! Each process learns its role from the `DMLC_*` variables, with ps-lite's meaning.
 
+pub mod batch;
 pub mod by_mpi;
 pub mod hostfile;
 mod output;

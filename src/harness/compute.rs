@@ -1,0 +1,85 @@
+//! Computing, replayed: by the clock, as a device beside the processor computes, or on the processor itself.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A device that works for given times, one after the other.
+///
+/// By the clock it is never late: what the caller does meanwhile (filling a gradient, checking a sum) is part of the
+/// device's time, and a late wake-up is made up for. On the processor it needs its share of processor time, however long
+/// that takes when others want the same cores.
+#[derive(Debug)]
+pub struct Compute {
+    /// The part of its time that it spends on the processor; `None` by the clock.
+    burn: Option<f64>,
+    due: Instant,
+    due_cpu: Duration,
+}
+
+impl Compute {
+    /// A device that begins now.
+    pub fn start(burn: Option<f64>) -> Self {
+        Compute { burn, due: Instant::now(), due_cpu: thread_cpu() }
+    }
+
+    /// Works for `seconds`, counted from when the work before was due.
+    pub fn work(&mut self, seconds: f64) {
+        match self.burn {
+            None => {
+                self.due += Duration::from_secs_f64(seconds);
+                std::thread::sleep(self.due.saturating_duration_since(Instant::now()));
+            }
+            Some(part) => {
+                self.due_cpu += Duration::from_secs_f64(seconds * part);
+                while thread_cpu() < self.due_cpu {
+                    spin();
+                }
+                std::thread::sleep(Duration::from_secs_f64(seconds * (1.0 - part)));
+            }
+        }
+    }
+
+    /// The device had nothing to do for `waited`: its input was not there.
+    pub fn stand_still(&mut self, waited: Duration) {
+        self.due += waited;
+    }
+}
+
+/// Processor time of this thread so far.
+fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Some microseconds of arithmetic in registers.
+fn spin() {
+    let mut value = black_box(1.0f64);
+    for _ in 0..4000 {
+        value = value.mul_add(0.999, 0.001);
+    }
+    black_box(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_the_clock_work_takes_its_time_and_standing_still_is_added_to_it() {
+        let start = Instant::now();
+        let mut device = Compute::start(None);
+        device.work(0.01);
+        device.stand_still(Duration::from_millis(5));
+        device.work(0.01);
+        assert!(start.elapsed() >= Duration::from_millis(25));
+    }
+
+    #[test]
+    fn on_the_processor_the_work_takes_processor_time() {
+        let due = thread_cpu() + Duration::from_millis(5);
+        Compute::start(Some(0.5)).work(0.01);
+        assert!(thread_cpu() >= due);
+    }
+}

@@ -1,0 +1,76 @@
+//! What would keep a job from running on these hosts, and the fix.
+//!
+//! - [`facts`]: what is known of a host; `gather`: reads them here; [`hosts`]: brings them from other hosts, by ssh or,
+//!   under `mpirun`, from the ranks; `probe`: two ranks that say what MPI gives them;
+//! - `judge`: what the facts of one host mean; `together`: what those of several mean side by side. Both are pure.
+
+pub mod facts;
+mod gather;
+pub mod hosts;
+mod judge;
+#[cfg(test)]
+mod planted;
+pub mod probe;
+mod together;
+
+use serde::Serialize;
+
+use self::facts::Facts;
+pub use self::gather::gather;
+
+/// What a check came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// A job would fail.
+    Failure,
+    /// A job would run, but slower or not in every way of starting it.
+    Warning,
+    /// As it should be.
+    Good,
+}
+
+/// A check on a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it came to.
+    pub verdict: Verdict,
+    /// What was checked.
+    pub check: &'static str,
+    /// The host.
+    pub host: String,
+    /// What was found.
+    pub what: String,
+    /// What to change; nothing where it is good.
+    pub fix: Option<String>,
+}
+
+impl Finding {
+    fn new(verdict: Verdict, check: &'static str, host: &str, what: impl Into<String>, fix: Option<String>) -> Self {
+        Finding { verdict, check, host: host.to_owned(), what: what.into(), fix }
+    }
+
+    /// A host that did not tell its facts.
+    pub fn silent(host: &str, cause: &str) -> Self {
+        let fix = format!("`ssh {host} ringpull info` must work without a password: the same program at the same path");
+        Finding::failure("ssh", host, format!("it cannot be asked: {cause}"), fix)
+    }
+
+    fn good(check: &'static str, host: &str, what: impl Into<String>) -> Self {
+        Finding::new(Verdict::Good, check, host, what, None)
+    }
+
+    fn warning(check: &'static str, host: &str, what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Finding::new(Verdict::Warning, check, host, what, Some(fix.into()))
+    }
+
+    fn failure(check: &'static str, host: &str, what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Finding::new(Verdict::Failure, check, host, what, Some(fix.into()))
+    }
+}
+
+/// What the facts of these hosts mean: each host by itself, then all together.
+pub fn judge(all: &[Facts]) -> Vec<Finding> {
+    let alone = all.iter().flat_map(judge::host);
+    alone.chain(together::hosts(all)).collect()
+}

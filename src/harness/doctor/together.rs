@@ -1,0 +1,101 @@
+//! What the facts of several hosts mean together.
+
+use super::Finding;
+use super::facts::Facts;
+
+/// Everything that can be said of hosts side by side.
+pub(super) fn hosts(all: &[Facts]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    found.extend(same(all, "mpi", |facts| facts.mpirun.clone(), "install the same MPI on every host"));
+    found.extend(same(
+        all,
+        "mpi library",
+        |facts| facts.library.clone(),
+        "copy one build of this program to every host",
+    ));
+    found.extend(same(
+        all,
+        "version",
+        |facts| Some(facts.version.clone()),
+        "copy one build of this program to every host",
+    ));
+    found.extend(same(all, "driver", |facts| facts.driver.clone(), "install the same NVIDIA driver on every host"));
+    found.extend(same(all, "nccl", |facts| facts.nccl.clone(), "install the same NCCL on every host"));
+    found.extend(names(all));
+    found.extend(reach(all));
+    found
+}
+
+/// One finding if a value that hosts have is not the same on all of them.
+fn same(all: &[Facts], check: &'static str, value: fn(&Facts) -> Option<String>, fix: &str) -> Option<Finding> {
+    let known: Vec<(&str, String)> =
+        all.iter().filter_map(|facts| Some((facts.called.as_str(), value(facts)?))).collect();
+    let (first, expected) = known.first()?;
+    let (other, got) = known.iter().find(|(_, got)| got != expected)?;
+    Some(Finding::failure(check, other, format!("has {got} where {first} has {expected}"), fix))
+}
+
+fn names(all: &[Facts]) -> Option<Finding> {
+    let twice = all.iter().enumerate().find_map(|(at, one)| {
+        all[..at].iter().find(|other| other.host == one.host && other.called != one.called).map(|other| (other, one))
+    });
+    let (first, second) = twice?;
+    let what = format!(
+        "{} and {} both call themselves {}: ranks take them for one host",
+        first.called, second.called, first.host
+    );
+    Some(Finding::failure("name", &second.called, what, "give each host a name of its own (hostnamectl set-hostname)"))
+}
+
+fn reach(all: &[Facts]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for facts in all {
+        let mut ways: Vec<&str> = Vec::new();
+        for peer in &facts.peers {
+            let fix = match &peer.address {
+                None => format!("add {} to DNS or to /etc/hosts of {}", peer.host, facts.called),
+                Some(_) => format!(
+                    "open the way from {} to {} (firewall, security group, NetworkPolicy): MPI uses any port",
+                    facts.called, peer.host
+                ),
+            };
+            let address = peer.address.as_deref().unwrap_or("");
+            if let Some(failure) = &peer.failure {
+                let back = all.iter().find(|other| other.called == peer.host).and_then(|other| {
+                    other.peers.iter().find(|seen| seen.host == facts.called && seen.failure.is_none())
+                });
+                let half = if back.is_some() { "; the other way it works" } else { "" };
+                let what = format!("cannot reach {} {address}: {failure}{half}", peer.host);
+                found.push(Finding::failure("reach", &facts.called, what, fix));
+            } else if address.starts_with("127.") || address == "::1" {
+                let what = format!(
+                    "{} is {address} from here: its ranks would offer an address that nobody else reaches",
+                    peer.host
+                );
+                let fix = format!(
+                    "take {} off the line of 127.0.0.1 or 127.0.1.1 in /etc/hosts of {}",
+                    peer.host, facts.called
+                );
+                found.push(Finding::failure("reach", &facts.called, what, fix));
+            } else if let Some(interface) = &peer.interface
+                && !ways.contains(&interface.as_str())
+            {
+                ways.push(interface);
+            }
+        }
+        if ways.len() > 1 {
+            let what = format!("reaches the others over {}", ways.join(" and "));
+            let fix = "name one for all: mpirun --mca btl_tcp_if_include NAME --mca oob_tcp_if_include NAME";
+            found.push(Finding::warning("reach", &facts.called, what, fix));
+        } else if let Some(way) = ways.first()
+            && facts.peers.iter().all(|peer| peer.failure.is_none())
+        {
+            found.push(Finding::good(
+                "reach",
+                &facts.called,
+                format!("reaches {} hosts over {way}", facts.peers.len()),
+            ));
+        }
+    }
+    found
+}

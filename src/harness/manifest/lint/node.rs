@@ -1,0 +1,58 @@
+//! A place in a document: its value and the path that leads there.
+
+use serde_json::Value;
+
+const ABSENT: &Value = &Value::Null;
+
+/// A value, null where there is none, and its path.
+#[derive(Debug, Clone)]
+pub(super) struct Node<'a> {
+    pub(super) value: &'a Value,
+    pub(super) path: String,
+}
+
+impl<'a> Node<'a> {
+    /// A field.
+    pub(super) fn get(&self, name: &str) -> Node<'a> {
+        let dot = if self.path.is_empty() { "" } else { "." };
+        Node { value: self.value.get(name).unwrap_or(ABSENT), path: format!("{}{dot}{name}", self.path) }
+    }
+
+    /// A field of fields: names divided by dots.
+    pub(super) fn down(&self, names: &str) -> Node<'a> {
+        names.split('.').fold(self.clone(), |node, name| node.get(name))
+    }
+
+    /// The elements of a list, none where it is no list.
+    pub(super) fn items(&self) -> Vec<Node<'a>> {
+        let list = self.value.as_array().map_or(&[][..], Vec::as_slice);
+        list.iter().enumerate().map(|(at, value)| Node { value, path: format!("{}[{at}]", self.path) }).collect()
+    }
+
+    /// The fields of an object, none where it is no object.
+    pub(super) fn fields(&self) -> Vec<(&'a str, Node<'a>)> {
+        let fields = self.value.as_object().into_iter().flatten();
+        fields.map(|(name, _)| (name.as_str(), self.get(name))).collect()
+    }
+
+    pub(super) fn is_there(&self) -> bool {
+        !self.value.is_null()
+    }
+
+    pub(super) fn text(&self) -> Option<&'a str> {
+        self.value.as_str()
+    }
+
+    pub(super) fn number(&self) -> Option<i64> {
+        self.value.as_i64()
+    }
+
+    pub(super) fn is_true(&self) -> bool {
+        self.value.as_bool() == Some(true)
+    }
+
+    /// The texts of a list.
+    pub(super) fn words(&self) -> Vec<&'a str> {
+        self.value.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+    }
+}
