@@ -6,7 +6,6 @@
 //! exactly as long as communication still needs the memory, and nothing is copied to make that so.
 //!
 //! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
-//!
 //! A tensor may also name memory of a device (see `device`): it has the same lock, and asking for its bytes is an error.
 
 use std::fmt;
@@ -165,15 +164,10 @@ impl Tensor {
     }
 
     fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>) -> Result<TensorRef> {
-        match &content.fault {
-            Some(fault) => Err(fault.clone()),
-            None => Ok(TensorRef {
-                dtype: self.dtype,
-                shape: Arc::clone(&self.shape),
-                content,
-                remote: self.remote.clone(),
-            }),
+        if let Some(fault) = &content.fault {
+            return Err(fault.clone());
         }
+        Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content, remote: self.remote.clone() })
     }
 
     fn read_timed(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
