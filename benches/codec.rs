@@ -3,6 +3,7 @@
 //!     cargo bench --bench codec               from memory: 128 MB of floats, more than the caches hold
 //!     cargo bench --bench codec -- --test     each once, to see that they run
 
+use std::fmt::Write as _;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -79,7 +80,8 @@ fn table(buffers: &mut Buffers, rounds: usize) {
                     })
                     .collect();
                 seconds.sort_by(f64::total_cmp);
-                line += &format!("  {step} {:6.2}", (4 * LEN) as f64 / 1e9 / seconds[rounds / 2]);
+                let rate = (4 * LEN) as f64 / 1e9 / seconds[rounds / 2];
+                let _ = write!(line, "  {step} {rate:6.2}");
             }
             println!("{line}");
         }

@@ -1,6 +1,7 @@
 //! Every environment variable this crate reads, read here and nowhere else. The README's table lists them.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -43,6 +44,19 @@ pub struct Dmlc {
     pub preferred_rank: Option<usize>,
 }
 
+/// Where the model of the cluster comes from, by which `auto` chooses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// `cached`: the cache, and a probe that fills it where it has nothing or nothing credible.
+    Cached,
+    /// `probe`: a probe at start, whatever the cache has; its result goes there.
+    Probe,
+    /// `default`: the constants of this crate, the same everywhere.
+    Default,
+    /// Anything else: the file of that name.
+    File(PathBuf),
+}
+
 /// What the environment asks of a process.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -50,8 +64,15 @@ pub struct Config {
     pub timeout: Duration,
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
+    /// `RINGPULL_FUSION_BYTES`, bytes (1048576): how much is summed as one, of short gradients that follow each other in every step;
+    /// 0 sums each by itself. Rank 0's counts.
+    pub fusion_bytes: usize,
+    /// Whether `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose shorter ones.
+    pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
     pub algorithm: String,
+    /// `RINGPULL_MODEL` (cached): where `auto` learns about the cluster.
+    pub model: ModelSource,
     /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
     pub check_nan: bool,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all servers.
@@ -67,6 +88,9 @@ impl Default for Config {
         Config {
             timeout: Duration::from_secs(10),
             segment_bytes: 256 << 10,
+            fusion_bytes: 1 << 20,
+            segment_is_fixed: false,
+            model: ModelSource::Default,
             algorithm: "auto".to_owned(),
             check_nan: false,
             bigarray_bound: 1_000_000,
@@ -83,7 +107,10 @@ impl Config {
         let config = Config {
             timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
             segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, at least 1024", default.segment_bytes)?,
+            fusion_bytes: parsed("RINGPULL_FUSION_BYTES", "a number of bytes", default.fusion_bytes)?,
+            segment_is_fixed: text("RINGPULL_SEGMENT").is_some(),
             algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
+            model: ModelSource::from_env(),
             check_nan: parsed("RINGPULL_CHECK_NAN", "0 or 1", 0u8)? != 0,
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
@@ -93,6 +120,28 @@ impl Config {
             return Err(bad("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824"));
         }
         Ok(config)
+    }
+}
+
+impl ModelSource {
+    fn from_env() -> Self {
+        match text("RINGPULL_MODEL").as_deref() {
+            None | Some("cached") => ModelSource::Cached,
+            Some("probe") => ModelSource::Probe,
+            Some("default") => ModelSource::Default,
+            Some(path) => ModelSource::File(path.into()),
+        }
+    }
+}
+
+impl std::fmt::Display for ModelSource {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ModelSource::Cached => out.pad("the cache"),
+            ModelSource::Probe => out.pad("a probe"),
+            ModelSource::Default => out.pad("the default"),
+            ModelSource::File(path) => out.pad(&format!("the file {}", path.display())),
+        }
     }
 }
 
@@ -199,6 +248,12 @@ pub fn local_workers() -> usize {
     told.or_else(launcher_local_size).unwrap_or(1).max(1)
 }
 
+/// `XDG_CACHE_HOME` (`HOME`/.cache): the folder that may be emptied at any time.
+pub fn cache_folder() -> Option<PathBuf> {
+    let named = text("XDG_CACHE_HOME").map(PathBuf::from).filter(|folder| folder.is_absolute());
+    named.or_else(|| Some(PathBuf::from(text("HOME")?).join(".cache")))
+}
+
 /// `RINGPULL_LOG` (warn): the filter of the log on stderr, in `tracing`'s syntax.
 pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
@@ -207,12 +262,6 @@ pub fn log_filter() -> String {
 /// `RINGPULL_DEVICES`: the devices of the device kinds (all GPUs if unset), and of `dist_sync_mpi` (host memory if unset).
 pub fn devices() -> Option<String> {
     text("RINGPULL_DEVICES")
-}
-
-/// Where compiled kernels are kept: `ringpull` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`.
-pub fn cache_folder() -> Option<std::path::PathBuf> {
-    let home = || Some(std::path::PathBuf::from(text("HOME")?).join(".cache"));
-    Some(text("XDG_CACHE_HOME").map(std::path::PathBuf::from).or_else(home)?.join("ringpull"))
 }
 
 /// `RINGPULL_TIMELINE` (unset): the file that each process writes what it did to, as a Chrome trace.

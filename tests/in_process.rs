@@ -1,6 +1,8 @@
 //! `dist_sync_mpi` over ranks that are threads: order, overlap and faults, without MPI.
 
-use std::sync::{Arc, Barrier};
+mod ranks;
+
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use ringpull::config::Config;
@@ -9,28 +11,9 @@ use ringpull::store::KvStore;
 use ringpull::store::allreduce::Allreduce;
 use ringpull::{DType, Error, Kind, Result, Tensor};
 
-/// Runs `work` as each of `size` workers, with faults after `timeout`.
+/// As [`ranks::workers`], with faults after `timeout`.
 fn workers<T: Send>(size: usize, timeout: Duration, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {
-    let config = Config { timeout, ..Config::default() };
-    let engines = Engine::in_process(size, &config).unwrap();
-    std::thread::scope(|scope| {
-        let (work, config) = (&work, &config);
-        let threads = engines.into_iter().map(|engine| {
-            scope.spawn(move || {
-                let store = KvStore::over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(&engine))), config);
-                let value = work(&store);
-                drop(store);
-                (value, engine)
-            })
-        });
-        let threads: Vec<_> = threads.collect();
-        let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        let (values, engines): (Vec<T>, Vec<Arc<Engine>>) = ends.into_iter().unzip();
-        for engine in engines {
-            scope.spawn(move || drop(engine));
-        }
-        values
-    })
+    ranks::workers(size, &Config { timeout, ..Config::default() }, work)
 }
 
 const LONG: Duration = Duration::from_secs(20);

@@ -59,12 +59,13 @@ const UNSAFE: &[&str] = &[
     "src/reduce/mod.rs",
     "src/reduce/portable.rs",
     "src/reduce/x86.rs",
-    "src/tensor.rs",
+    "src/tensor/mod.rs",
     "src/timeline/recorder.rs",
     "src/transport/group.rs",
     "src/transport/inproc.rs",
     "src/transport/mod.rs",
     "src/transport/mpi.rs",
+    "src/transport/sockets.rs",
     "src/transport/window.rs",
 ];
 

@@ -1,25 +1,14 @@
 //! The training example on a few hundred images: exact resumption, and one clear error for what goes wrong.
 
-use std::path::{Path, PathBuf};
+#[path = "processes/example.rs"]
+mod example;
+
+use std::path::Path;
 use std::process::{Command, Output};
 
 use ringpull::harness::dataset::FASHION_MNIST;
 
-/// The example, which `cargo test` has built, unless it was told to build this test alone.
-fn example() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let profile = own.ancestors().nth(2).unwrap();
-    let path = profile.join("examples").join("train");
-    if !path.exists() {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--example", "train"]);
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().unwrap().success(), "the example does not build");
-    }
-    path
-}
+use example::example;
 
 fn train(arguments: &[&str]) -> Output {
     let few = ["--limit-train", "384", "--batch", "64"];
@@ -41,6 +30,25 @@ fn error(arguments: &[&str]) -> String {
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {text}");
     assert_eq!(text.matches("error:").count(), 1, "{text}");
     text
+}
+
+/// The accuracy in per cent that two ranks reach; `None` where there is no `mpirun`.
+fn accuracy_of_two(arguments: &[&str]) -> Option<f64> {
+    let program = ringpull::config::mpirun_program();
+    let version = Command::new(&program).arg("--version").output().ok()?.stdout;
+    let mut command = Command::new(&program);
+    command.args(["-n", "2"]);
+    if String::from_utf8_lossy(&version).contains("Open MPI") {
+        command
+            .args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"])
+            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    }
+    command.env("RAYON_NUM_THREADS", "1");
+    let output = command.arg(example()).args(["--kv-store", "dist_sync_mpi"]).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    let figure = text.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
+    Some(figure.expect("a run prints its accuracy"))
 }
 
 fn has_data() -> bool {
@@ -109,4 +117,30 @@ fn a_full_disk_at_a_checkpoint_is_one_error_and_the_earlier_one_stays() {
     let text = outcome.unwrap();
     assert!(text.contains("No space left on device") && text.contains("run.safetensors"), "{text}");
     assert_eq!((earlier.as_str(), left), ("earlier", 1));
+}
+
+/// Trains without compression and with each codec, and compares what they end with.
+fn codecs_reach_the_accuracy_of_floats(codecs: &[&str], steps: &str) {
+    if !has_data() {
+        return;
+    }
+    let common = ["--steps", steps, "--lr", "0.01", "--compress-from", "50"];
+    let Some(plain) = accuracy_of_two(&common) else { return println!("skipped: there is no mpirun") };
+    for codec in codecs {
+        let arguments = [&common[..], &["--compression", codec]].concat();
+        let coded = accuracy_of_two(&arguments).unwrap_or(0.0);
+        assert!(coded > plain - 1.0, "{codec}: {coded} % where floats reach {plain} %");
+        println!("{codec}: {coded} % where floats reach {plain} %");
+    }
+}
+
+#[test]
+fn halves_reach_the_accuracy_of_floats() {
+    codecs_reach_the_accuracy_of_floats(&["bf16"], "150");
+}
+
+#[test]
+#[ignore = "some minutes of training"]
+fn halves_and_the_largest_elements_reach_the_accuracy_of_floats_after_an_epoch() {
+    codecs_reach_the_accuracy_of_floats(&["fp16", "bf16", "topk:0.1"], "938");
 }

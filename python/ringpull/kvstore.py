@@ -64,8 +64,8 @@ class KVStore:
 
     A method takes one key with its value, or a list of keys with a list of values; in the place of a value may stand a list of
     values (one for each device), which are summed or all written. Tensors are anything with the buffer protocol or DLPack in
-    host memory, contiguous: NumPy arrays, MXNet NDArrays, torch tensors, and JAX arrays as inputs. None is copied but by
-    ``push``.
+    host memory, contiguous: NumPy arrays, MXNet NDArrays, torch tensors, and JAX arrays as inputs. They are borrowed, and
+    written in place; ``push`` copies its values first.
     """
 
     def __init__(self, kind: str) -> None:
@@ -119,7 +119,7 @@ class KVStore:
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         """Adds the sum of the values to this step's gradient of ``key``. Returns at once.
 
-        Values are copied, so they may be changed as soon as it returns; :meth:`pushpull` copies nothing. A value may be a
+        Values are copied, so they may be changed as soon as it returns; :meth:`pushpull` borrows them. A value may be a
         :class:`RowSparse`. A higher ``priority`` may leave earlier.
         """
         for one, values in pairs(key, value):
@@ -142,7 +142,7 @@ class KVStore:
     def pushpull(
         self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0, wait: bool = True
     ) -> Handle | None:
-        """:meth:`push` of the values and :meth:`pull` into the outputs in one, without a copy; without ``out`` into the values.
+        """:meth:`push` of the values and :meth:`pull` into the outputs in one; without ``out`` into the values.
 
         Waits for the result. With ``wait=False`` it returns a :class:`Handle` at once: neither values nor outputs may be
         touched until its ``wait()`` has returned. Several keys travel together, and one after the other need not wait.

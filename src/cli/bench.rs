@@ -1,6 +1,7 @@
 //! `ringpull bench`: the measuring ranks of one job, started by `mpirun` or `ringpull launch`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
@@ -13,7 +14,7 @@ use crate::harness::models::{self, ModelKey};
 use crate::harness::record::Record;
 use crate::harness::size::{format_size, parse_sizes};
 use crate::harness::statistics::{self, Summary};
-use crate::harness::{allreduce, pushpull};
+use crate::harness::{allreduce, explain, pushpull};
 use crate::kind::Kind;
 use crate::store;
 
@@ -38,7 +39,8 @@ enum What {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
-    mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm native --format json")]
+    mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm native --format json\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB --explain")]
 pub struct AllreduceArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, default_value = "4,64KiB,25MB")]
@@ -55,6 +57,12 @@ pub struct AllreduceArgs {
     /// Element type.
     #[arg(long, default_value = "f32")]
     pub dtype: DType,
+    /// Seconds by which rank 0 is late in one more iteration, which shows what waiting costs the others; 0 leaves it out.
+    #[arg(long, default_value_t = 0.25)]
+    pub late: f64,
+    /// Measure nothing: print what auto does for each size, and the model of this cluster by which it chooses.
+    #[arg(long)]
+    pub explain: bool,
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
@@ -100,6 +108,7 @@ pub struct PushpullArgs {
 /// Measures, and prints on rank 0.
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let (records, format) = match &args.what {
+        What::Allreduce(args) if args.explain => return run_explain(args),
         What::Allreduce(args) => (run_allreduce(args)?, args.format),
         What::Pushpull(args) => (run_pushpull(args)?, args.format),
         What::Train(args) => (train::measure(args)?, args.format),
@@ -117,7 +126,20 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
-    allreduce::run(&sizes, &args.algorithm, args.dtype, args.iters, args.warmup)
+    let late = Duration::try_from_secs_f64(args.late)
+        .map_err(|_| Error::argument(format!("--late {} is no time", args.late), "give seconds, such as 0.25"))?;
+    let plan = allreduce::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, late };
+    allreduce::run(&sizes, &args.algorithm, &plan)
+}
+
+fn run_explain(args: &AllreduceArgs) -> Result<ExitCode> {
+    if let Some(explanation) = explain::run(&parse_sizes(&args.sizes)?)? {
+        match args.format {
+            Format::Json => println!("{}", to_json(&explanation)?),
+            Format::Table => print!("{}", explanation.table()),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
@@ -145,8 +167,8 @@ fn elements(bytes: usize, dtype: DType) -> Result<usize> {
     Ok(bytes / dtype.size_bytes())
 }
 
-fn to_json(records: &[Record]) -> Result<String> {
-    serde_json::to_string_pretty(records).map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))
+fn to_json(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
+    serde_json::to_string_pretty(value).map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))
 }
 
 /// One line for each record, then what is doubtful about its samples.
@@ -167,6 +189,9 @@ fn table(records: &[Record]) -> String {
         "max",
         "algbw",
         "busbw",
+        "cpu s/GB",
+        "waiting",
+        "memory",
     ]);
     let mut doubts = Vec::new();
     for record in records {
@@ -190,8 +215,20 @@ fn table(records: &[Record]) -> String {
             ms(summary.min),
             ms(summary.max),
             rate(record.algbw_bytes_per_s),
-            rate(record.busbw_bytes_per_s),
+            // One rank sends nothing over any bus.
+            if record.ranks > 1 { rate(record.busbw_bytes_per_s) } else { "-".to_owned() },
+            or_dash(record.usage.cpu_s_per_gb.map(|cpu| format!("{cpu:.2}"))),
+            or_dash(record.usage.waiting_cpu.map(|part| format!("{:.1} %", 100.0 * part))),
+            or_dash(record.usage.extra_rss_bytes.map(|bytes| format!("+{}", format_size(bytes as f64)))),
         ]);
     }
-    format!("{}\nevery sum was checked; times are the slowest rank's\n{}", table.trim_fmt(), doubts.concat())
+    format!(
+        "{}\nevery sum was checked; times are the slowest rank's; waiting: of a core, for a late rank; memory: beyond the payload\n{}",
+        table.trim_fmt(),
+        doubts.concat()
+    )
+}
+
+fn or_dash(cell: Option<String>) -> String {
+    cell.unwrap_or_else(|| "-".to_owned())
 }

@@ -216,7 +216,7 @@ fn replay(args: &CompareArgs, workers: usize, workload: &mut Workload) -> Result
 }
 
 /// The command line as a shell would read it.
-fn command() -> String {
+pub(super) fn command() -> String {
     let quoted = |word: String| {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:,/=+".contains(c);
         if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', r"'\''")) }

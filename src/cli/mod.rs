@@ -11,6 +11,7 @@ pub mod info;
 pub mod lab;
 pub mod launch;
 pub mod manifest;
+pub mod sweep;
 pub mod timeline;
 pub mod train;
 
@@ -37,6 +38,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Compare modes and peers in rotating rounds, and write a report.
     Compare(compare::CompareArgs),
+    /// Measure our allreduce against others' over all sizes and numbers of ranks, and write a page.
+    Sweep(sweep::SweepArgs),
     /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
     Launch(launch::LaunchArgs),
     /// Merge the timelines of a run's ranks, and say where a step's time went.
@@ -81,6 +84,7 @@ impl Command {
         match self {
             Command::Bench(args) => bench::run(&args),
             Command::Compare(args) => compare::run(&args),
+            Command::Sweep(args) => sweep::run(&args),
             Command::Launch(args) => launch::run(args),
             Command::GpuCheck(args) => gpu_check::run(&args),
             Command::Timeline(args) => timeline::run(&args),

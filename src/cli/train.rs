@@ -75,9 +75,6 @@ pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let compression = Compression::choice(&args.compression)?;
     let algorithm = Config::from_env()?.algorithm;
     let store = store::create(args.kv_store.name())?;
-    if let Some(compression) = &compression {
-        store.set_gradient_compression(compression)?;
-    }
     let plan = train::Plan {
         dtype: args.dtype,
         iters: args.iters,

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// One wait for something to move: a few yields, then sleeps that grow with the time waited.
+use crate::transport::Transport;
+
+/// One wait for something to move: a few yields, then waits for data that grow with the time waited.
 #[derive(Default)]
 pub(crate) struct Idle {
     rounds: u32,
@@ -12,10 +14,10 @@ pub(crate) struct Idle {
 
 impl Idle {
     /// Waits a little; an error with the time waited if `limit` is over.
-    pub(crate) fn wait(&mut self, limit: Duration) -> Result<(), Duration> {
+    pub(crate) fn wait(&mut self, limit: Duration, transport: &mut dyn Transport) -> Result<(), Duration> {
         const YIELDS: u32 = 30;
         const SHORTEST: Duration = Duration::from_micros(20);
-        const LONGEST: Duration = Duration::from_millis(1);
+        const LONGEST: Duration = Duration::from_millis(4);
         /// A sleep is this part of the time waited so far: the longer nothing comes, the less it matters to be quick.
         const PART: u32 = 40;
         /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.
@@ -30,7 +32,7 @@ impl Idle {
         if self.rounds <= YIELDS {
             std::thread::yield_now();
         } else {
-            std::thread::sleep((self.waited / PART).clamp(SHORTEST, LONGEST));
+            transport.wait((self.waited / PART).clamp(SHORTEST, LONGEST));
         }
         Ok(())
     }

@@ -4,11 +4,11 @@
 //! list of its sends and receives, without a message and without a buffer. The map:
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
-//! - `ring`, `direct`, `circulant`, `doubling`, `tree`, `racks`: one family of plans each, opened by the prose that
+//! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`: one family of plans each, opened by the prose that
 //!   explains it;
 //! - `messages`: a plan cut into segments; `run`: the interpreter; `idle`: how it waits;
-//! - `choose`: which of them `auto` is; `check`: the proof, by symbols, that the plans of all ranks do what they
-//!   promise.
+//! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by symbols,
+//!   that the plans of all ranks do what they promise.
 //!
 //! Promises of every plan here:
 //!
@@ -25,6 +25,7 @@
 //! | allreduce `direct` | 2 | `2 (n-1)` | `2 (n-1)/n S` |
 //! | allreduce `circulant` | at most `2 q` | `2 q`, up to `6 q` where ranges wrap or are split | `2 (n-1)/n S` |
 //! | allreduce `doubling` | `floor(log2 n)`, and 2 if `n` is no power of two | the same | `S` each |
+//! | allreduce `star` | 2 | `n - 1` from rank 0, else 1 | `(n-1) S` from rank 0, else `S` |
 //! | allreduce in two racks | grows with the pieces | the same | `2 (m-1)/m S` to the `m` ranks of its rack, `S/m` across |
 //! | allreduce `tree` | `2 floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, tree | `floor(log2 n)` | up to `q` | up to `q S` |
@@ -34,6 +35,7 @@
 
 pub mod check;
 pub mod choose;
+pub mod model;
 pub mod parts;
 pub mod plan;
 pub mod run;
@@ -49,10 +51,12 @@ mod messages;
 mod proofs;
 mod racks;
 mod ring;
+mod star;
 mod tree;
 
-pub use choose::choose;
+pub use choose::{Prediction, Segments, choose, predict};
 pub(crate) use idle::Idle;
+pub use model::Model;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
 pub use run::{Runner, Ticket};
 
@@ -68,7 +72,7 @@ pub fn allreduce(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> 
     assert!(rank < size, "rank {rank} of {size}");
     let count = match algorithm {
         Algorithm::Ring | Algorithm::Direct | Algorithm::Circulant => size,
-        Algorithm::Doubling | Algorithm::Tree => 1,
+        Algorithm::Doubling | Algorithm::Star | Algorithm::Tree => 1,
     };
     let mut plan = Plan::new(Parts::even(len, count));
     match algorithm {
@@ -85,6 +89,7 @@ pub fn allreduce(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> 
             circulant::allgather(&mut plan, rank, size);
         }
         Algorithm::Doubling => doubling::allreduce(&mut plan, rank, size),
+        Algorithm::Star => star::allreduce(&mut plan, rank, size),
         Algorithm::Tree => {
             tree::reduce(&mut plan, 0, rank, size);
             tree::broadcast(&mut plan, 0, rank, size);

@@ -127,14 +127,22 @@ pub enum Algorithm {
     Circulant,
     /// Recursive doubling of the whole buffer (`doubling`).
     Doubling,
+    /// Everything to rank 0 and back (`star`).
+    Star,
     /// A binomial tree up to rank 0 and down again (`tree`).
     Tree,
 }
 
 impl Algorithm {
     /// Every algorithm, in the order of the documentation.
-    pub const ALL: [Algorithm; 5] =
-        [Algorithm::Ring, Algorithm::Direct, Algorithm::Circulant, Algorithm::Doubling, Algorithm::Tree];
+    pub const ALL: [Algorithm; 6] = [
+        Algorithm::Ring,
+        Algorithm::Direct,
+        Algorithm::Circulant,
+        Algorithm::Doubling,
+        Algorithm::Star,
+        Algorithm::Tree,
+    ];
 
     /// The name that `--algorithm` and `RINGPULL_ALGORITHM` take.
     pub fn name(self) -> &'static str {
@@ -143,6 +151,7 @@ impl Algorithm {
             Algorithm::Direct => "direct",
             Algorithm::Circulant => "circulant",
             Algorithm::Doubling => "doubling",
+            Algorithm::Star => "star",
             Algorithm::Tree => "tree",
         }
     }
@@ -192,7 +201,7 @@ mod tests {
         for given in ["rign", "Ring", "", "auto"] {
             let error = given.parse::<Algorithm>().expect_err("not a name").to_string();
             assert!(error.contains(&format!("{given:?}")), "{error}");
-            assert!(error.contains("ring, direct, circulant, doubling, tree"), "{error}");
+            assert!(error.contains("ring, direct, circulant, doubling, star, tree"), "{error}");
         }
     }
 

@@ -105,6 +105,7 @@ fn messages_in_a_row_are_as_documented() {
         assert!((2 * floor_log2(size)..=2 * ceil_log2(size)).contains(&circulant), "circulant, {size}: {circulant}");
         let folding = if size.is_power_of_two() { 0 } else { 2 };
         assert_eq!(rounds(Algorithm::Doubling), floor_log2(size) + folding, "doubling, {size}");
+        assert_eq!(rounds(Algorithm::Star), if size == 1 { 0 } else { 2 }, "star, {size}");
         assert_eq!(rounds(Algorithm::Tree), 2 * floor_log2(size), "tree, {size}");
     }
 }
@@ -141,6 +142,7 @@ fn messages_sent_are_as_documented() {
         assert!(most(Algorithm::Circulant, 1000) <= 4 * ceil_log2(size));
         assert!(most(Algorithm::Circulant, 300_001) <= 6 * ceil_log2(size));
         assert!(most(Algorithm::Doubling, 1000) <= floor_log2(size) + 1);
+        assert_eq!(most(Algorithm::Star, 1000), size - 1);
         assert!(most(Algorithm::Tree, 1000) <= ceil_log2(size));
     }
 }

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! The stages of different pieces use different links, so they run at the same time: in program order stage 1 of piece
-//! `p` is followed by stage 2 of piece `p-1` and stage 3 of piece `p-3`. The link between the racks is idle only during the first
+//! `p` is followed by stage 2 of piece `p-1` and stage 3 of piece `p-2`. The link between the racks is idle only during the first
 //! and the last piece's stages within the racks: with `k` pieces about `S/U + 2 S/(k B)` for a link of rate `U` between the
 //! racks and `B` within them, where a ring takes `2 (n-1)/n S/U`.
 
@@ -57,14 +57,14 @@ pub(super) fn allreduce(rank: usize, racks: [&[usize]; 2], len: usize, pieces: u
     let place = |rack: usize| racks[rack].iter().position(|other| *other == rank).map(|member| (rack, member));
     let (rack, member) = place(0).or_else(|| place(1)).expect("every rank is in one of the racks");
     let stage = Stage { ranks: racks, rack, member, bounds: &bounds };
-    for step in 0..pieces + 3 {
+    for step in 0..pieces + 2 {
         if let Some(blocks) = blocks.get(step) {
             stage.reduce_scatter(&mut plan, blocks);
         }
         if let Some(blocks) = step.checked_sub(1).and_then(|piece| blocks.get(piece)) {
             stage.cross(&mut plan, blocks);
         }
-        if let Some(blocks) = step.checked_sub(3).and_then(|piece| blocks.get(piece)) {
+        if let Some(blocks) = step.checked_sub(2).and_then(|piece| blocks.get(piece)) {
             stage.allgather(&mut plan, blocks);
         }
     }

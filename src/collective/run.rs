@@ -123,9 +123,14 @@ impl Runner {
     }
 
     /// To be called when nothing has moved: waits a little. An error if nothing has moved for the limit.
-    pub fn pause(&mut self, rank: usize) -> Result<()> {
-        self.idle.wait(self.limit).map_err(|waited| {
-            let error = self.stuck(rank, waited);
+    pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        if self.flights.is_empty() {
+            // What is finished without a message has nothing to wait for.
+            self.idle = Idle::default();
+            return Ok(());
+        }
+        self.idle.wait(self.limit, transport).map_err(|waited| {
+            let error = self.stuck(transport.rank(), waited);
             self.abandon();
             error
         })
@@ -185,7 +190,7 @@ impl Runner {
                 return Ok(());
             }
             if !self.advance(transport, stop)? {
-                self.pause(transport.rank())?;
+                self.pause(transport)?;
             }
         }
     }

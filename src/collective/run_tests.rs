@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::transport::inproc;
 
 const LIMIT: Duration = Duration::from_secs(20);
-const ALGORITHMS: [Algorithm; 5] = Algorithm::ALL;
+const ALGORITHMS: [Algorithm; 6] = Algorithm::ALL;
 
 /// Runs `work` as each of `size` ranks, and returns what each returns.
 fn ranks<T: Send>(
@@ -145,7 +145,7 @@ fn together(
     let mut finished = Vec::new();
     while finished.len() < lens.len() {
         if !runner.advance(end, &stop).unwrap() {
-            runner.pause(rank).unwrap();
+            runner.pause(end).unwrap();
         }
         finished.extend(runner.take_finished());
     }

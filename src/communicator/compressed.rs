@@ -179,7 +179,7 @@ impl Exchange<'_> {
                 if wire.stop.load(Ordering::Acquire) {
                     return Err(self.lost("the job".to_owned(), "it was stopped".to_owned()));
                 }
-                idle.wait(wire.limit).map_err(|waited| self.stuck(waited))?;
+                idle.wait(wire.limit, &mut *wire.transport).map_err(|waited| self.stuck(waited))?;
                 continue;
             }
             idle = Idle::default();
@@ -371,7 +371,7 @@ mod tests {
                 for segment in 0..geometry.segments(part) {
                     let range = geometry.segment(part, segment);
                     prop_assert_eq!(range.start, next);
-                    prop_assert!(range.start % Codec::BLOCK == 0 && !range.is_empty());
+                    prop_assert!(range.start.is_multiple_of(Codec::BLOCK) && !range.is_empty());
                     next = range.end;
                 }
             }

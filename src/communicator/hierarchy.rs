@@ -10,7 +10,7 @@
 
 use super::node::{Node, Patience};
 use super::racks::Racks;
-use crate::collective::{self, Parts, Runner};
+use crate::collective::{self, Model, Parts, Runner, Segments};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::transport::Transport;
@@ -28,9 +28,13 @@ pub(super) struct Hosts<'a> {
     pub(super) ranks: &'a [Vec<usize>],
     /// The racks they stand in, if there are two.
     pub(super) racks: Option<&'a Racks>,
+    /// What is known of the network between them.
+    pub(super) model: &'a Model,
+    /// How messages are cut.
+    pub(super) segments: Segments,
 }
 
-/// `data` becomes the sum over all ranks of `hosts`; `node` is this rank's own, if it has neighbours.
+/// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this rank's own, if it has neighbours.
 pub(super) fn allreduce(
     (hosts, node): (Hosts, Option<&mut Node>),
     (transport, runner): (&mut dyn Transport, &mut Runner),
@@ -73,10 +77,15 @@ fn between_hosts(
     let members: Vec<usize> = hosts.ranks.iter().map(|ranks| ranks[leader]).collect();
     let mut group = Group::of(transport, &members, beat);
     let (place, size, len) = (group.rank(), group.size(), share.len() / dtype.size_bytes());
+    let chosen = collective::choose(hosts.model, share.len(), size, hosts.segments);
     let in_racks = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes()));
-    let plan =
-        in_racks.unwrap_or_else(|| collective::allreduce(collective::choose(share.len(), size), place, size, len));
-    runner.run(&plan, dtype, share, &mut group, patience.stamp, patience.stop)
+    if in_racks.is_none() {
+        runner.segment_bytes = chosen.segment_bytes;
+    }
+    let plan = in_racks.unwrap_or_else(|| collective::allreduce(chosen.algorithm, place, size, len));
+    let outcome = runner.run(&plan, dtype, share, &mut group, patience.stamp, patience.stop);
+    runner.segment_bytes = hosts.segments.most_bytes;
+    outcome
 }
 
 #[cfg(test)]

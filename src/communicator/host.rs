@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::buffer::Buffer;
-use crate::collective::{self, Algorithm, Parts, Plan, Runner, Ticket};
+use crate::collective::{self, Algorithm, Parts, Plan, Runner, Segments, Ticket};
 use crate::communicator::compressed;
 use crate::communicator::hierarchy::{self, Hosts};
+use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
 use crate::compress::{Compression, Feedback};
-use crate::config::Config;
+use crate::config::{Config, ModelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::transport::{Stamp, Transport};
@@ -63,6 +64,9 @@ pub struct Host {
     transport: Box<dyn Transport>,
     runner: Runner,
     choice: Choice,
+    learned: Learned,
+    /// How messages are cut.
+    cuts: Segments,
     stop: Arc<AtomicBool>,
     native_sum: Buffer,
     placement: Placement,
@@ -77,7 +81,61 @@ impl Host {
         let mut runner = Runner::new(config.segment_bytes, config.timeout * 3 / 2);
         let choice = config.algorithm.parse()?;
         let placement = Placement::find(&mut *transport, &mut runner, &stop)?;
-        Ok(Host { transport, runner, choice, stop, native_sum: Buffer::zeroed(0), placement, segments: Vec::new() })
+        let learned = Learned::default();
+        let cuts = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
+        Ok(Host {
+            transport,
+            runner,
+            choice,
+            learned,
+            cuts,
+            stop,
+            native_sum: Buffer::zeroed(0),
+            placement,
+            segments: Vec::new(),
+        })
+    }
+
+    /// Finds out what `auto` must know of the cluster, as rank 0's `config` says. Collective; until then `auto` goes by the
+    /// default model. Ranks that all share one host's memory need no network, and learn nothing.
+    pub fn learn(&mut self, config: &Config) -> Result<()> {
+        if self.placement.is_one_host() {
+            return Ok(());
+        }
+        let source = if self.choice == Choice::Auto { &config.model } else { &ModelSource::Default };
+        self.learned = learn::learn(&mut self.runner, &mut *self.transport, source, &self.stop)?;
+        if self.rank() == 0 && self.choice == Choice::Auto {
+            self.learned.explain(self.transport.size(), self.cuts);
+        }
+        Ok(())
+    }
+
+    /// What `auto` knows of the cluster.
+    pub fn learned(&self) -> &Learned {
+        &self.learned
+    }
+
+    /// How messages are cut.
+    pub fn segments(&self) -> Segments {
+        self.cuts
+    }
+
+    /// Whether all ranks share one host's memory: then `auto` sums there, and sends no message.
+    pub fn is_one_host(&self) -> bool {
+        self.placement.is_one_host()
+    }
+
+    /// The plan of a sum by messages; the runner is set to the segments that suit it.
+    fn plan(&mut self, algorithm: Option<Algorithm>, len_bytes: usize, dtype: DType) -> Plan {
+        let size = self.size();
+        let (algorithm, segment_bytes) = if let Some(algorithm) = algorithm {
+            (algorithm, self.cuts.most_bytes)
+        } else {
+            let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
+            (chosen.algorithm, chosen.segment_bytes)
+        };
+        self.runner.segment_bytes = segment_bytes;
+        collective::allreduce(algorithm, self.rank(), size, len_bytes / dtype.size_bytes())
     }
 
     /// This rank.
@@ -119,17 +177,19 @@ impl Host {
             return Ok(Some(unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) }));
         }
         let algorithm = match self.choice {
-            Choice::Auto if !self.placement.has_neighbours() => collective::choose(data.len(), self.size()),
-            Choice::Plan(algorithm) => algorithm,
+            Choice::Auto if !self.placement.has_neighbours() => None,
+            Choice::Plan(algorithm) => Some(algorithm),
             Choice::Auto | Choice::Native => {
                 self.drain()?;
                 // SAFETY: the caller gives the memory away until this is done.
                 return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
             }
         };
-        let plan = collective::allreduce(algorithm, self.rank(), self.size(), data.len() / dtype.size_bytes());
+        let plan = self.plan(algorithm, data.len(), dtype);
         // SAFETY: as the caller promises.
-        Ok(Some(unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) }))
+        let ticket = unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) };
+        self.runner.segment_bytes = self.cuts.most_bytes;
+        Ok(Some(ticket))
     }
 
     /// Moves what can be moved now; whether anything did. Does not block.
@@ -139,7 +199,7 @@ impl Host {
 
     /// To be called when nothing has moved: waits a little. An error if nothing has moved for too long.
     pub fn pause(&mut self) -> Result<()> {
-        self.runner.pause(self.transport.rank())
+        self.runner.pause(&mut *self.transport)
     }
 
     /// The sums that have finished since this was asked last.
@@ -169,12 +229,14 @@ impl Host {
         }
         let algorithm = match choice {
             Choice::Auto if self.placement.has_neighbours() => return self.allreduce_by_host(dtype, data, stamp),
-            Choice::Auto => collective::choose(data.len(), self.size()),
-            Choice::Plan(algorithm) => algorithm,
+            Choice::Auto => None,
+            Choice::Plan(algorithm) => Some(algorithm),
             Choice::Native => return self.allreduce_natively(dtype, data),
         };
-        let plan = collective::allreduce(algorithm, self.rank(), self.size(), data.len() / dtype.size_bytes());
-        self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop)
+        let plan = self.plan(algorithm, data.len(), dtype);
+        let outcome = self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
+        self.runner.segment_bytes = self.cuts.most_bytes;
+        outcome
     }
 
     /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each. The gradient stands in `out`
@@ -263,7 +325,12 @@ impl Host {
         {
             return node.allreduce(dtype, data, patience);
         }
-        let hosts = Hosts { ranks: &self.placement.hosts, racks: self.placement.racks.as_ref() };
+        let hosts = Hosts {
+            ranks: &self.placement.hosts,
+            racks: self.placement.racks.as_ref(),
+            model: &self.learned.model,
+            segments: self.cuts,
+        };
         let node = self.placement.node.as_mut();
         hierarchy::allreduce((hosts, node), (&mut *self.transport, &mut self.runner), dtype, data, patience)
     }

@@ -1,6 +1,8 @@
 //! What a store asks of a set of ranks: allreduce, broadcast, allgather. [`Host`] does them on host memory, by plans
 //! over a transport or by the MPI library's own allreduce.
 //!
+//! What `auto` knows of the cluster comes from `learn`, which reads it or has `probe` measure it.
+//!
 //! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
 //! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`;
 //! [`staged`] sums memory of devices, by way of the host's.
@@ -8,11 +10,14 @@
 mod compressed;
 mod hierarchy;
 mod host;
+mod learn;
 mod node;
 mod placement;
+mod probe;
 mod racks;
 #[cfg(test)]
 mod sharing_tests;
 pub mod staged;
 
 pub use host::{Choice, Host};
+pub use learn::Learned;

@@ -8,10 +8,10 @@ use crate::config;
 
 /// Shorter sums take the plans for one rack, whose messages are fewer.
 const LEAST_BYTES: usize = 1 << 20;
-/// A block of a piece is about so long: a segment.
-const BLOCK_BYTES: usize = 256 << 10;
+/// A block of a piece is about so long: some segments.
+const BLOCK_BYTES: usize = 512 << 10;
 /// More pieces than this save less time than they cost messages.
-const MOST_PIECES: usize = 32;
+const MOST_PIECES: usize = 16;
 
 /// The hosts of each rack, by their number among the hosts.
 #[derive(Debug, PartialEq, Eq)]

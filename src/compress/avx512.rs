@@ -1,6 +1,8 @@
 //! The codecs' loops on vectors of 512 bits, where they are faster than those of 256. Each does whole runs of elements, says how many it
 //! did, and leaves the rest to the scalar loop.
 #![allow(unsafe_code)]
+// Intrinsics are known by their prefix; a list of fifty would say nothing.
+#![allow(clippy::wildcard_imports)]
 
 use std::arch::x86_64::*;
 

@@ -40,7 +40,7 @@ pub(super) fn encode_2bit(level: Level, gradient: &[f32], residual: &mut [f32], 
         for (at, (gradient, residual)) in gradient.iter().zip(residual).enumerate() {
             let sum = *residual + gradient;
             let (up, down) = (sum >= threshold, sum <= -threshold);
-            *byte |= (3 * u8::from(up) | 2 * u8::from(down)) << (6 - 2 * at);
+            *byte |= ((3 * u8::from(up)) | (2 * u8::from(down))) << (6 - 2 * at);
             let step = if up { threshold } else { -threshold };
             *residual = sum - if up | down { step } else { 0.0 };
         }

@@ -1,7 +1,7 @@
 //! Measures an allreduce of plain buffers, without the store: our plans and the MPI library's own.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -12,13 +12,36 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::harness::pattern::Pattern;
 use crate::harness::record::{Measured, Record};
+use crate::harness::usage::{Memory, Usage, cpu_s};
 use crate::progress::Engine;
 use crate::tensor::Tensor;
 use crate::topology::host_name;
 
+/// How buffers are measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// The element type.
+    pub dtype: DType,
+    /// Measured iterations, at least 1.
+    pub iters: usize,
+    /// Iterations before them, verified but not timed.
+    pub warmup: usize,
+    /// How late rank 0 comes to one more iteration, in which the others' processor time is taken. Zero leaves it out.
+    pub late: Duration,
+}
+
+/// What one rank has found.
+struct Own {
+    seconds: Vec<f64>,
+    cpu_s: f64,
+    waiting_cpu: f64,
+    extra_rss_bytes: f64,
+}
+
 /// Sums buffers of `sizes` bytes over all ranks by `algorithm`, verifies every result, and gives rank 0 one record a size. Collective.
-pub fn run(sizes: &[usize], algorithm: &str, dtype: DType, iters: usize, warmup: usize) -> Result<Option<Vec<Record>>> {
-    if iters == 0 {
+pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<Record>>> {
+    let dtype = plan.dtype;
+    if plan.iters == 0 {
         return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));
     }
     if let Some(size) = sizes.iter().find(|size| *size % dtype.size_bytes() != 0) {
@@ -28,12 +51,14 @@ pub fn run(sizes: &[usize], algorithm: &str, dtype: DType, iters: usize, warmup:
         ));
     }
     let choice: Choice = algorithm.parse()?;
-    let engine = connect(&Config::from_env()?)?;
+    // Only `auto` needs to know the cluster.
+    let engine = connect(&Config { algorithm: plan_setting(choice), ..Config::from_env()? })?;
     let mut records = Vec::new();
     for size in sizes {
         let size = *size;
-        let work = move |host: &mut Host, stamp: u32| measure(host, stamp, choice, dtype, size, iters, warmup);
-        let (seconds, hosts) = engine.collective("bench allreduce", work)?;
+        let plan = *plan;
+        let work = move |host: &mut Host, stamp: u32| measure(host, stamp, choice, size, &plan);
+        let (seconds, hosts, usage) = engine.collective("bench allreduce", work)?;
         records.push(Record::of_verified(Measured {
             op: "allreduce",
             mode: if choice == Choice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned(),
@@ -45,18 +70,24 @@ pub fn run(sizes: &[usize], algorithm: &str, dtype: DType, iters: usize, warmup:
             dtype,
             seconds,
             host_bytes: None,
+            usage,
         })?);
     }
     Ok((engine.rank() == 0).then_some(records))
 }
 
+fn plan_setting(choice: Choice) -> String {
+    // What the library does by itself needs to know nothing, as a plan that was asked for does not.
+    if choice == Choice::Native { "ring".to_owned() } else { choice.to_string() }
+}
+
 #[cfg(feature = "mpi")]
-fn connect(config: &Config) -> Result<Arc<Engine>> {
+pub(super) fn connect(config: &Config) -> Result<Arc<Engine>> {
     crate::progress::process::mpi_engine(config)
 }
 
 #[cfg(not(feature = "mpi"))]
-fn connect(_config: &Config) -> Result<Arc<Engine>> {
+pub(super) fn connect(_config: &Config) -> Result<Arc<Engine>> {
     Err(Error::KindUnavailable {
         kind: "bench allreduce".to_owned(),
         reason: "this build has no MPI".to_owned(),
@@ -64,40 +95,58 @@ fn connect(_config: &Config) -> Result<Arc<Engine>> {
     })
 }
 
-/// The slowest rank's seconds in each measured iteration, and the number of hosts.
-fn measure(
-    host: &mut Host,
-    stamp: u32,
-    choice: Choice,
-    dtype: DType,
-    size: usize,
-    iters: usize,
-    warmup: usize,
-) -> Result<(Vec<f64>, usize)> {
-    let pattern = Pattern::new(host.size(), dtype)?;
-    let tensor = Tensor::zeros(dtype, &[size / dtype.size_bytes()]);
-    let mut own = Vec::with_capacity(iters + 1);
-    for iteration in 0..warmup + iters {
-        pattern.fill(&tensor, host.rank(), iteration);
-        let mut data = tensor.write();
-        barrier(host, stamp)?;
-        let start = Instant::now();
-        host.allreduce_by(choice, dtype, data.bytes_mut(), stamp)?;
-        let seconds = start.elapsed().as_secs_f64();
-        drop(data);
-        pattern.check(&tensor, "the buffer", host.rank(), iteration..=iteration)?;
-        if iteration >= warmup {
-            own.push(seconds);
-        }
-    }
+/// The slowest rank's seconds in each measured iteration, the number of hosts, and the costs.
+fn measure(host: &mut Host, stamp: u32, choice: Choice, size: usize, plan: &Plan) -> Result<(Vec<f64>, usize, Usage)> {
+    let own = measure_own(host, stamp, choice, size, plan)?;
     // 32 bits of the hash of the host's name: an f64 holds them exactly.
-    own.push((xxh3_64(host_name().as_bytes()) >> 32) as f64);
-    let rows = gather(host, stamp, &own)?;
+    let name = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
+    let row = [&own.seconds[..], &[name, own.cpu_s, own.waiting_cpu, own.extra_rss_bytes]].concat();
+    let rows = gather(host, stamp, &row)?;
+    let iters = plan.iters;
     let slowest = (0..iters).map(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)).collect();
     let mut hosts: Vec<u64> = rows.iter().map(|row| row[iters] as u64).collect();
     hosts.sort_unstable();
     hosts.dedup();
-    Ok((slowest, hosts.len()))
+    let column = |at: usize| rows.iter().map(move |row| row[iters + at]);
+    let ranks = rows.len() as f64;
+    let usage = Usage {
+        cpu_s_per_gb: Some(column(1).sum::<f64>() / ranks / (iters as f64 * size as f64 / 1e9)),
+        // Rank 0 is the late one.
+        waiting_cpu: (!plan.late.is_zero() && rows.len() > 1).then(|| column(2).skip(1).sum::<f64>() / (ranks - 1.0)),
+        extra_rss_bytes: column(3).all(|bytes| bytes >= 0.0).then(|| column(3).fold(0.0, f64::max) as u64),
+    };
+    Ok((slowest, hosts.len(), usage))
+}
+
+fn measure_own(host: &mut Host, stamp: u32, choice: Choice, size: usize, plan: &Plan) -> Result<Own> {
+    let pattern = Pattern::new(host.size(), plan.dtype)?;
+    let tensor = Tensor::zeros(plan.dtype, &[size / plan.dtype.size_bytes()]);
+    let mut own = Own { seconds: Vec::with_capacity(plan.iters), cpu_s: 0.0, waiting_cpu: 0.0, extra_rss_bytes: 0.0 };
+    pattern.fill(&tensor, host.rank(), 0);
+    let memory = Memory::watch();
+    let last = plan.warmup + plan.iters;
+    for iteration in 0..last + usize::from(!plan.late.is_zero()) {
+        pattern.fill(&tensor, host.rank(), iteration);
+        let mut data = tensor.write();
+        barrier(host, stamp)?;
+        if iteration == last && host.rank() == 0 {
+            std::thread::sleep(plan.late);
+        }
+        let (start, cpu) = (Instant::now(), cpu_s());
+        host.allreduce_by(choice, plan.dtype, data.bytes_mut(), stamp)?;
+        let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
+        drop(data);
+        pattern.check(&tensor, "the buffer", host.rank(), iteration..=iteration)?;
+        if iteration == last {
+            // The sum itself costs what it does in the other iterations.
+            own.waiting_cpu = (cpu - own.cpu_s / plan.iters as f64).max(0.0) / plan.late.as_secs_f64();
+        } else if iteration >= plan.warmup {
+            own.seconds.push(seconds);
+            own.cpu_s += cpu;
+        }
+    }
+    own.extra_rss_bytes = memory.grown_bytes().map_or(-1.0, |bytes| bytes as f64);
+    Ok(own)
 }
 
 /// Returns when every rank is here, by a sum of one byte.

@@ -157,6 +157,8 @@ impl Mpirun {
 
     fn add_options(&self, command: &mut Command, hosts: &Hosts, agent: Option<&Path>) {
         let network = matches!(hosts, Hosts::Lab(_)).then_some(lab::NETWORK);
+        // Open MPI's daemons on other hosts look for the agent too, and crash where there is none: they take the second.
+        let agents = agent.map(|agent| OsString::from(format!("{} : ssh", agent.display())));
         let mut option = |words: &[&OsStr]| {
             command.args(words);
         };
@@ -167,7 +169,7 @@ impl Mpirun {
                 }
                 let mut mca = |name: &str, value: &OsStr| option(&["--mca".as_ref(), name.as_ref(), value]);
                 mca("mpi_yield_when_idle", "1".as_ref());
-                if let Some(agent) = agent {
+                if let Some(agent) = &agents {
                     mca("plm_rsh_agent", agent.as_os_str());
                     mca("plm_rsh_no_tree_spawn", "1".as_ref());
                 }
@@ -181,7 +183,7 @@ impl Mpirun {
                 for word in ["--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"] {
                     option(&[word.as_ref()]);
                 }
-                if let Some(agent) = agent {
+                if let Some(agent) = &agents {
                     option(&["--prtemca".as_ref(), "plm_ssh_agent".as_ref(), agent.as_os_str()]);
                     option(&["--prtemca".as_ref(), "plm_ssh_no_tree_spawn".as_ref(), "1".as_ref()]);
                 }
@@ -228,7 +230,7 @@ fn names_of(hosts: &Hosts) -> Vec<String> {
 
 /// Called as `agent [options] hI words...` in place of ssh.
 const LAB_AGENT: &str = r#"#!/bin/sh
-while :; do case $1 in -*) shift ;; *) break ;; esac; done
+while :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done
 host=$1
 shift
 exec nsenter --uts=/run/ringpull/lab/$host.uts -- ip netns exec "$host" sh -c "$*"
@@ -241,7 +243,7 @@ fn ssh_agent(hosts: &[Host]) -> String {
         format!("  '{}') to='{}'; port='{port}' ;;\n", host.name, host.login)
     };
     [
-        "#!/bin/sh\nwhile :; do case $1 in -*) shift ;; *) break ;; esac; done\nto=$1\nport=\ncase $1 in\n".to_owned(),
+        "#!/bin/sh\nwhile :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done\nto=$1\nport=\ncase $1 in\n".to_owned(),
         hosts.iter().map(of_host).collect(),
         format!(
             "esac\nshift\nexec {ssh} -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=accept-new $port \"$to\" \"$@\"\n"

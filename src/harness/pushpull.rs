@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::harness::expected::Expected;
 use crate::harness::models::ModelKey;
 use crate::harness::record::{Measured, Record};
+use crate::harness::usage::{Memory, Usage, cpu_s};
 use crate::kind::Kind;
 use crate::optim::{Optimizer, Rule};
 use crate::sparse::RowSparse;
@@ -41,11 +42,12 @@ struct Sample {
     seconds: f64,
     sent: f64,
     received: f64,
+    cpu_s: f64,
 }
 
 /// The values that one rank contributes besides its samples, and the numbers of one sample.
-const ROW_HEAD: usize = 1;
-const SAMPLE_LEN: usize = 3;
+const ROW_HEAD: usize = 2;
+const SAMPLE_LEN: usize = 4;
 
 /// Measures each list of `payloads` on its own and gives rank 0 one record for each. Collective.
 pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &Plan) -> Result<Option<Vec<Record>>> {
@@ -62,8 +64,8 @@ pub fn run(store: &KvStore, algorithm: &str, payloads: &[Vec<ModelKey>], plan: &
     }
     let mut records = Vec::with_capacity(payloads.len());
     for (index, keys) in payloads.iter().enumerate() {
-        let samples = measure(store, keys, index, plan, accumulates)?;
-        let rows = gather(store, &format!("ringpull.samples.{index}"), &samples)?;
+        let (samples, extra_rss) = measure(store, keys, index, plan, accumulates)?;
+        let rows = gather(store, &format!("ringpull.samples.{index}"), &samples, extra_rss)?;
         records.push(record(store, algorithm, keys, plan, &rows)?);
     }
     Ok((store.rank() == 0).then_some(records))
@@ -80,19 +82,27 @@ pub(super) fn adding() -> Optimizer {
     }
 }
 
-fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumulates: bool) -> Result<Vec<Sample>> {
+fn measure(
+    store: &KvStore,
+    keys: &[ModelKey],
+    index: usize,
+    plan: &Plan,
+    accumulates: bool,
+) -> Result<(Vec<Sample>, Option<u64>)> {
     let mut expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
     let tensors: Vec<(String, Tensor)> =
         keys.iter().map(|key| (format!("{index}.{}", key.name), Tensor::zeros(plan.dtype, &key.shape))).collect();
     for (key, tensor) in &tensors {
         store.init(key.as_str(), tensor)?;
     }
+    tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), 0));
+    let memory = Memory::watch();
     let mut samples = Vec::with_capacity(plan.iters);
     for iteration in 0..plan.warmup + plan.iters {
         tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), iteration));
         store.barrier()?;
         let before = traffic();
-        let start = Instant::now();
+        let (start, cpu) = (Instant::now(), cpu_s());
         // The backward pass gives the last layer's gradient first, and the next forward pass needs the first layer's first.
         for (layer, (key, tensor)) in tensors.iter().enumerate().rev() {
             let pair = std::slice::from_ref(tensor);
@@ -101,7 +111,7 @@ fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumu
         for (_, tensor) in &tensors {
             drop(tensor.read()?);
         }
-        let seconds = start.elapsed().as_secs_f64();
+        let (seconds, cpu_s) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
         let after = traffic();
         if accumulates {
             store.barrier()?;
@@ -115,16 +125,17 @@ fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan, accumu
             expected.check(tensor, key, store.rank(), first..=iteration)?;
         }
         if iteration >= plan.warmup {
-            samples.push(Sample { seconds, sent: after.0 - before.0, received: after.1 - before.1 });
+            samples.push(Sample { seconds, sent: after.0 - before.0, received: after.1 - before.1, cpu_s });
         }
     }
-    Ok(samples)
+    Ok((samples, memory.grown_bytes()))
 }
 
-/// Every rank's row: a hash of its host's name, then its samples.
-fn gather(store: &KvStore, key: &str, samples: &[Sample]) -> Result<Vec<Vec<f64>>> {
-    let numbers = samples.iter().flat_map(|sample| [sample.seconds, sample.sent, sample.received]);
-    rows(store, key, &std::iter::once(host_number()).chain(numbers).collect::<Vec<f64>>())
+/// Every rank's row: a hash of its host's name, how its memory grew, then its samples.
+fn gather(store: &KvStore, key: &str, samples: &[Sample], extra_rss: Option<u64>) -> Result<Vec<Vec<f64>>> {
+    let mut row = vec![host_number(), extra_rss.map_or(-1.0, |bytes| bytes as f64)];
+    row.extend(samples.iter().flat_map(|sample| [sample.seconds, sample.sent, sample.received, sample.cpu_s]));
+    rows(store, key, &row)
 }
 
 /// This host's name as a number: 32 bits of its hash, which an f64 holds exactly.
@@ -160,6 +171,7 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows
     let way = match (&plan.compression, store.kind()) {
         (None, Kind::DistSyncMpi) => algorithm.to_owned(),
         (Some(compression), Kind::DistSyncMpi) => compression.to_string(),
+        (None, Kind::Local | Kind::Device) => "local".to_owned(),
         (None, _) => "servers".to_owned(),
         (Some(compression), _) => format!("servers {compression}"),
     };
@@ -169,6 +181,17 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows
     };
     let traffic: f64 = (0..iters).map(|iteration| largest(iteration, 1).max(largest(iteration, 2))).sum();
     let elements: usize = keys.iter().map(ModelKey::len).sum();
+    let samples =
+        |field: usize| rows.iter().flat_map(move |row| row[ROW_HEAD..].iter().skip(field).step_by(SAMPLE_LEN).copied());
+    let payload_gb = (elements * dtype.size_bytes()) as f64 / 1e9;
+    let usage = Usage {
+        cpu_s_per_gb: Some(samples(3).sum::<f64>() / (rows.len() * iters) as f64 / payload_gb),
+        waiting_cpu: None,
+        extra_rss_bytes: rows
+            .iter()
+            .all(|row| row[1] >= 0.0)
+            .then(|| rows.iter().map(|row| row[1]).fold(0.0, f64::max) as u64),
+    };
     let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
     Record::of_verified(Measured {
         op: "pushpull",
@@ -181,6 +204,7 @@ fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows
         dtype,
         seconds: (0..iters).map(|iteration| largest(iteration, 0)).collect(),
         host_bytes: Some((traffic / iters as f64).round() as u64).filter(|bytes| *bytes > 0),
+        usage,
     })
 }
 

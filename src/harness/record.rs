@@ -7,9 +7,10 @@ use crate::error::{Error, Result};
 use crate::harness::cost;
 use crate::harness::mode::Mode;
 use crate::harness::statistics::Summary;
+use crate::harness::usage::Usage;
 
 /// What the figures of a record mean; every record carries it.
-pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface";
+pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's resident memory grew beyond its payload and what it held before";
 
 /// What the figures of a record of training mean.
 pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the least step of any schedule on this link; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
@@ -58,6 +59,9 @@ pub struct Record {
     /// What a step of training consists of, if this is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<Train>,
+    /// What it cost beside time.
+    #[serde(flatten)]
+    pub usage: Usage,
     /// What the figures mean.
     pub unit_notes: String,
 }
@@ -104,6 +108,8 @@ pub struct Measured {
     pub seconds: Vec<f64>,
     /// Network traffic of the busiest worker's host in one iteration.
     pub host_bytes: Option<u64>,
+    /// Processor time and memory, where they were taken.
+    pub usage: Usage,
 }
 
 impl Record {
@@ -135,6 +141,7 @@ impl Record {
             verified: true,
             host_bytes: measured.host_bytes,
             train: None,
+            usage: measured.usage,
             unit_notes: UNIT_NOTES.to_owned(),
         })
     }
@@ -201,6 +208,7 @@ mod tests {
             dtype: DType::F32,
             seconds: vec![1.0, 2.0, 0.5],
             host_bytes: None,
+            usage: Usage::default(),
         })
         .unwrap()
     }

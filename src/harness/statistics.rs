@@ -88,8 +88,10 @@ pub fn warnings(samples: &[f64]) -> Vec<String> {
     let far: Vec<f64> =
         samples.iter().skip(usize::from(slow_start)).copied().filter(|sample| is_outlier(*sample, &summary)).collect();
     if let Some(worst) = far.iter().copied().max_by(|a, b| distance(*a, &summary).total_cmp(&distance(*b, &summary))) {
+        // `down to 0.87x` and `up to 2.00x`: a low outlier is as doubtful as a high one.
+        let direction = if worst < summary.median { "down" } else { "up" };
         doubts.push(format!(
-            "{} of {} samples lie{} far from the others (up to {:.2}x of the median): something else used the machine or the link; run again when it is quiet",
+            "{} of {} samples lie{} far from the others ({direction} to {:.2}x of the median): something else used the machine or the link; run again when it is quiet",
             far.len(),
             summary.count,
             if far.len() == 1 { "s" } else { "" },
@@ -151,6 +153,8 @@ mod tests {
     fn an_outlier_asks_for_a_quiet_machine_and_few_samples_for_more() {
         let doubts = warnings(&[1.0, 1.01, 0.99, 2.0, 1.0, 1.0]);
         assert!(doubts[0].starts_with("1 of 6 samples lies far"), "{doubts:?}");
+        let doubts = warnings(&[1.0, 1.01, 0.99, 0.5, 1.0, 1.0]);
+        assert!(doubts[0].contains("down to 0.50x of the median"), "{doubts:?}");
         assert!(warnings(&[1.0])[0].contains("only 1 sample:"));
         assert!(warnings(&[1.0, 1.0, 1.0])[0].contains("only 3 samples:"));
     }

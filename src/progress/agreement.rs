@@ -3,7 +3,14 @@
 //! An operation is named by content: its topic (a key of a store, a barrier) and how many operations this rank has called
 //! on that topic before. Ranks may therefore call in different orders. Rank 0 collects the calls; an operation launches
 //! when every rank has called it alike. Calls that do not fit together, and calls that stay alone, become one error for
-//! all ranks. Pure: time comes in as a number.
+//! all ranks.
+//!
+//! When rank 0's own calls have repeated themselves, the sequence is frozen (`freezing`): from then on every rank begins the same
+//! units in the same order, as soon as it has called what is in them, and no message is sent. When some rank's calls do not fit
+//! any more, all ranks are stopped, run to the furthest of them, and are agreed with one by one again. What is frozen, and when, follows from
+//! the sequences of calls alone, never from the time at which they come.
+//!
+//! Pure: time comes in as a number, and what is to be told to all ranks goes out as [`Order`]s.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +18,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::key::Key;
+use crate::progress::calls::{RunTo, Stopped};
+use crate::progress::freezing::{Freezing, Logs};
+use crate::progress::frozen::Freeze;
+use crate::progress::job::Wire;
 use crate::timeline::Name;
 
 /// What an operation is about.
@@ -39,7 +50,7 @@ impl Topic {
         }
     }
 
-    fn key(&self) -> Key {
+    pub(super) fn key(&self) -> Key {
         match self {
             Topic::Key { key, .. } => key.clone(),
             Topic::Barrier => Key::from("barrier"),
@@ -59,6 +70,10 @@ pub struct Call {
     pub operation: String,
     /// What has to be the same on every rank, in words: dtype, shape, optimizer.
     pub terms: String,
+    /// What it asks of the wire.
+    pub wire: Wire,
+    /// Whether the rank's caller has waited for something since its call before.
+    pub waited: bool,
 }
 
 /// An operation that every rank has called.
@@ -72,48 +87,226 @@ pub struct Launch {
     pub number: u32,
 }
 
+/// What rank 0 tells every rank, itself among them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// An operation may begin.
+    Launch(Launch),
+    /// The sequence of calls is frozen.
+    Freeze(Freeze),
+    /// The frozen cycle of this epoch is stopped: say how far you have come.
+    Stop(u32),
+    /// How far to go in it.
+    RunTo(RunTo),
+}
+
+/// A rank has waited too long for a unit of a frozen cycle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overdue {
+    /// The rank.
+    pub rank: usize,
+    /// The unit, counted from the freeze.
+    pub unit: u64,
+    /// How long.
+    pub waited_s: u64,
+}
+
 struct Pending {
     calls: Vec<Option<Call>>,
     since_s: f64,
 }
 
+enum Phase {
+    /// Operations launch one by one.
+    Open,
+    /// A cycle was found; it is frozen when every rank has called what comes before it.
+    Freezing(Freezing),
+    /// No rank announces anything. The cycle has this many units.
+    Frozen { epoch: u32, units: u64 },
+    /// The ranks say how far they have come.
+    Stopping { epoch: u32, units: u64, answers: Vec<Option<Stopped>>, overdue: Option<Overdue> },
+}
+
+/// A cycle is frozen when it has come this often; twice as often, up to the most, each time that this was too early.
+const TIMES: usize = 2;
+const MOST_TIMES: usize = 64;
+/// A cycle that ran so often before it was stopped was not frozen too early.
+const LONG_CYCLES: u64 = 16;
+
 /// Rank 0's table of calls that wait for the other ranks'.
 pub struct Agreement {
     size: usize,
     limit_s: f64,
+    bucket_bytes: usize,
     pending: BTreeMap<(Topic, u64), Pending>,
     left: Vec<bool>,
+    /// Ranks that had to catch up when the last frozen cycle was stopped: what they have not called is said before what others have not.
+    behind: Vec<bool>,
     launched: u32,
+    logs: Logs,
+    phase: Phase,
+    epochs: u32,
+    times: usize,
 }
 
 impl Agreement {
-    /// A table for `size` ranks in which a call stays alone for at most `limit_s` seconds.
-    pub fn new(size: usize, limit_s: f64) -> Self {
-        Agreement { size, limit_s, pending: BTreeMap::new(), left: vec![false; size], launched: 0 }
+    /// A table for `size` ranks in which a call stays alone for at most `limit_s` seconds, and sums share buckets of `bucket_bytes`.
+    pub fn new(size: usize, limit_s: f64, bucket_bytes: usize) -> Self {
+        Agreement {
+            size,
+            limit_s,
+            bucket_bytes,
+            pending: BTreeMap::new(),
+            left: vec![false; size],
+            behind: vec![false; size],
+            launched: 0,
+            logs: Logs::new(size),
+            phase: Phase::Open,
+            epochs: 0,
+            times: TIMES,
+        }
     }
 
-    /// Takes note of a call; returns the launch that it completes.
-    pub fn call(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Option<Launch>, Error> {
+    /// Takes note of a call; returns what follows from it.
+    pub fn call(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
+        if matches!(self.phase, Phase::Frozen { .. } | Phase::Stopping { .. }) {
+            // It was announced before the rank knew of the freeze; it takes it for part of the cycle, or announces it anew.
+            return Ok(Vec::new());
+        }
+        self.logs.push(rank, &call);
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
         let pending =
             self.pending.entry(name.clone()).or_insert_with(|| Pending { calls: vec![None; size], since_s: now_s });
         pending.calls[rank] = Some(call);
-        if pending.calls.iter().any(Option::is_none) {
-            return self.check_left().map(|()| None);
+        let is_complete = pending.calls.iter().all(Option::is_some);
+        if !is_complete {
+            self.check_left()?;
         }
-        let calls: Vec<Call> = self.pending.remove(&name).into_iter().flat_map(|done| done.calls).flatten().collect();
+        match &mut self.phase {
+            Phase::Freezing(freezing) => freezing.call(rank, &name.0, name.1),
+            _ if rank == 0 => self.find_cycle(),
+            _ => {}
+        }
+        let is_held = matches!(&self.phase, Phase::Freezing(freezing) if freezing.is_beyond(&name.0, name.1));
+        let mut orders = Vec::new();
+        if is_complete && !is_held {
+            orders.push(Order::Launch(self.launch(&name)?));
+            if let Phase::Freezing(freezing) = &mut self.phase {
+                freezing.launched();
+            }
+        }
+        if let Phase::Freezing(freezing) = &self.phase {
+            if freezing.has_crossed() {
+                self.try_less_often(0);
+                orders.extend(self.reopen()?);
+            } else if let (true, Some(Order::Launch(last))) = (freezing.is_ready(), orders.last()) {
+                orders = vec![self.freeze(last.clone())];
+            }
+        }
+        Ok(orders)
+    }
+
+    /// Looks for a cycle after a call of rank 0.
+    fn find_cycle(&mut self) {
+        if self.size > 1
+            && !self.left.contains(&true)
+            && let Some(period) = self.logs.period(self.times)
+        {
+            let open = self.pending.iter().map(|(name, pending)| (name, pending.missing()));
+            self.phase = Phase::Freezing(self.logs.freezing(period, open));
+        }
+    }
+
+    fn launch(&mut self, name: &(Topic, u64)) -> Result<Launch, Error> {
+        let calls: Vec<Call> = self.pending.remove(name).into_iter().flat_map(|done| done.calls).flatten().collect();
         if let Some(error) = disagreement(&calls) {
             return Err(error);
         }
-        self.launched += 1;
-        Ok(Some(Launch { topic: name.0, ordinal: name.1, number: self.launched }))
+        self.launched = self.launched.wrapping_add(1);
+        Ok(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched })
     }
 
-    /// A rank has left in order. An error if others wait for it.
-    pub fn leave(&mut self, rank: usize) -> Result<(), Error> {
+    fn freeze(&mut self, last: Launch) -> Order {
+        let Phase::Freezing(freezing) = &self.phase else { unreachable!("only what is being frozen is frozen") };
+        let (steps, units) = self.logs.cycle(freezing, self.bucket_bytes);
+        self.epochs += 1;
+        self.phase = Phase::Frozen { epoch: self.epochs, units: units.len() as u64 };
+        // What is left was called after the cycle began: each rank finds its own calls in it.
+        self.pending.clear();
+        self.logs.clear();
+        Order::Freeze(Freeze { epoch: self.epochs, last, number: self.launched.wrapping_add(1), steps, units })
+    }
+
+    /// Goes back to launching one by one; what every rank has called launches now.
+    fn reopen(&mut self) -> Result<Vec<Order>, Error> {
+        self.phase = Phase::Open;
+        let complete = self.pending.iter().filter(|(_, pending)| pending.missing().is_empty());
+        let complete: Vec<_> = complete.map(|(name, _)| name.clone()).collect();
+        complete.iter().map(|name| self.launch(name).map(Order::Launch)).collect()
+    }
+
+    /// A cycle that did not last has to come more often before the next is frozen.
+    fn try_less_often(&mut self, cycles: u64) {
+        self.times = if cycles >= LONG_CYCLES { TIMES } else { (self.times * 2).min(MOST_TIMES) };
+    }
+
+    /// A rank asks for the frozen cycle of `epoch` to be stopped.
+    pub fn thaw(&mut self, epoch: u32, overdue: Option<Overdue>) -> Vec<Order> {
+        match self.phase {
+            Phase::Frozen { epoch: frozen, units } if frozen == epoch => {
+                self.phase = Phase::Stopping { epoch, units, answers: vec![None; self.size], overdue };
+                vec![Order::Stop(epoch)]
+            }
+            // Another rank has asked before.
+            _ => Vec::new(),
+        }
+    }
+
+    /// A rank says how far it has come.
+    pub fn stopped(&mut self, rank: usize, stopped: Stopped) -> Result<Vec<Order>, Error> {
+        let Phase::Stopping { epoch, units, answers, overdue } = &mut self.phase else { return Ok(Vec::new()) };
+        if stopped.epoch != *epoch {
+            return Ok(Vec::new());
+        }
+        answers[rank].get_or_insert(stopped);
+        let Some(answers) = answers.iter().cloned().collect::<Option<Vec<Stopped>>>() else { return Ok(Vec::new()) };
+        let by = (0..answers.len()).max_by_key(|rank| (answers[*rank].begun, std::cmp::Reverse(*rank)));
+        let by = by.expect("there is a rank");
+        let end = RunTo { epoch: *epoch, until: answers[by].begun, by };
+        let (cycles, overdue) = (end.until / *units, overdue.take());
+        for (rank, answer) in answers.iter().enumerate().filter(|(_, answer)| answer.begun < end.until) {
+            let (key, operation) = answer.missing.clone().unwrap_or((Topic::Direct.key(), "collective".to_owned()));
+            if self.left[rank] {
+                return Err(gone(rank, &format!("{operation} of key {key}"), by));
+            }
+            if let Some(overdue) = overdue.as_ref().filter(|overdue| answer.begun <= overdue.unit) {
+                let behind = |rank: &usize| answers[*rank].begun <= overdue.unit;
+                let missing = (0..answers.len()).filter(behind).collect();
+                let Overdue { rank, waited_s, .. } = *overdue;
+                return Err(Error::Stalled { operation, key, rank, missing, waited_s });
+            }
+        }
+        self.behind = answers.iter().map(|answer| answer.begun < end.until).collect();
+        self.phase = Phase::Open;
+        self.launched = self.launched.wrapping_add(end.until as u32);
+        self.try_less_often(cycles);
+        Ok(vec![Order::RunTo(end)])
+    }
+
+    /// A rank has left in order, after it had come so far in a frozen cycle. An error if others wait for it.
+    pub fn leave(&mut self, rank: usize, begun: Option<Stopped>) -> Result<Vec<Order>, Error> {
         self.left[rank] = true;
-        self.check_left()
+        let mut orders = match self.phase {
+            Phase::Frozen { epoch, .. } => self.thaw(epoch, None),
+            Phase::Freezing(_) => self.reopen()?,
+            _ => Vec::new(),
+        };
+        if let Some(stopped) = begun {
+            orders.extend(self.stopped(rank, stopped)?);
+        }
+        self.check_left()?;
+        Ok(orders)
     }
 
     /// Whether a rank has left in order.
@@ -123,19 +316,20 @@ impl Agreement {
 
     /// An error if some call has stayed alone for longer than the limit.
     pub fn check_time(&self, now_s: f64) -> Result<(), Error> {
-        match self.pending.values().find(|pending| now_s - pending.since_s > self.limit_s) {
-            None => Ok(()),
-            Some(pending) => {
-                let (rank, call) = pending.first();
-                Err(Error::Stalled {
-                    operation: call.operation.clone(),
-                    key: call.topic.key(),
-                    rank,
-                    missing: pending.missing(),
-                    waited_s: (now_s - pending.since_s) as u64,
-                })
+        for pending in self.pending.values() {
+            let of_behind = (0..self.size).any(|rank| self.behind[rank] && pending.calls[rank].is_some());
+            let limit_s = if of_behind { self.limit_s * 1.5 } else { self.limit_s };
+            if now_s - pending.since_s <= limit_s {
+                continue;
+            }
+            let ((rank, call), missing) = (pending.first(), pending.missing());
+            if !missing.is_empty() {
+                let waited_s = (now_s - pending.since_s) as u64;
+                let (operation, key) = (call.operation.clone(), call.topic.key());
+                return Err(Error::Stalled { operation, key, rank, missing, waited_s });
             }
         }
+        Ok(())
     }
 
     /// A call that this rank is part of or awaited in, to say what a lost peer interrupted.
@@ -147,14 +341,9 @@ impl Agreement {
 
     fn check_left(&self) -> Result<(), Error> {
         for pending in self.pending.values() {
-            if let Some(gone) = pending.missing().into_iter().find(|rank| self.left[*rank]) {
-                let (rank, call) = pending.first();
-                return Err(Error::PeerLost {
-                    peer: format!("rank {gone}"),
-                    cause: "it ended its run without calling this".to_owned(),
-                    operation: format!("{} of key {}", call.operation, call.topic.key()),
-                    rank,
-                });
+            if let Some(rank) = pending.missing().into_iter().find(|rank| self.left[*rank]) {
+                let (by, call) = pending.first();
+                return Err(gone(rank, &format!("{} of key {}", call.operation, call.topic.key()), by));
             }
         }
         Ok(())
@@ -169,6 +358,16 @@ impl Pending {
     fn first(&self) -> (usize, &Call) {
         let mut present = self.calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.as_ref()?)));
         present.next().expect("an operation is pending because some rank has called it")
+    }
+}
+
+/// The rank that left, what another waits for, and that other.
+fn gone(rank: usize, operation: &str, by: usize) -> Error {
+    Error::PeerLost {
+        peer: format!("rank {rank}"),
+        cause: "it ended its run without calling this".to_owned(),
+        operation: operation.to_owned(),
+        rank: by,
     }
 }
 
@@ -187,51 +386,5 @@ fn disagreement(calls: &[Call]) -> Option<Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn call(key: i64, ordinal: u64, terms: &str) -> Call {
-        let topic = Topic::Key { store: 0, key: key.into() };
-        Call { topic, ordinal, operation: "push".to_owned(), terms: terms.to_owned() }
-    }
-
-    #[test]
-    fn an_operation_launches_when_every_rank_has_called_it_whatever_the_order() {
-        let mut table = Agreement::new(2, 10.0);
-        assert_eq!(table.call(0, call(1, 0, "f32"), 0.0), Ok(None));
-        assert_eq!(table.call(0, call(2, 0, "f32"), 0.0), Ok(None));
-        let second = table.call(1, call(2, 0, "f32"), 0.0).unwrap().unwrap();
-        let first = table.call(1, call(1, 0, "f32"), 0.0).unwrap().unwrap();
-        assert_eq!((second.number, first.number), (1, 2));
-        assert_eq!(table.check_time(1e9), Ok(()));
-    }
-
-    #[test]
-    fn pushing_twice_is_not_two_ranks_pushing_once() {
-        let mut table = Agreement::new(2, 10.0);
-        assert_eq!(table.call(0, call(1, 0, "f32"), 0.0), Ok(None));
-        assert_eq!(table.call(0, call(1, 1, "f32"), 0.0), Ok(None));
-        assert_eq!(table.check_time(9.0), Ok(()));
-        let error = table.check_time(11.0).unwrap_err();
-        assert!(matches!(error, Error::Stalled { ref missing, .. } if missing == &[1]), "{error}");
-    }
-
-    #[test]
-    fn terms_that_differ_are_an_error_that_names_each_ranks_view() {
-        let mut table = Agreement::new(2, 10.0);
-        assert_eq!(table.call(1, call(7, 0, "f32 [3]"), 0.0), Ok(None));
-        let text = table.call(0, call(7, 0, "f16 [3]"), 0.0).unwrap_err().to_string();
-        assert!(
-            text.contains("key 7") && text.contains("rank 0 has push of f16 [3], rank 1 has push of f32 [3]"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_rank_that_left_fails_those_who_wait_for_it_at_once() {
-        let mut table = Agreement::new(2, 10.0);
-        assert_eq!(table.leave(1), Ok(()));
-        let text = table.call(0, call(7, 0, "f32"), 0.0).unwrap_err().to_string();
-        assert!(text.contains("rank 1 is lost") && text.contains("push of key 7"), "{text}");
-    }
-}
+#[path = "agreement_tests.rs"]
+mod tests;

@@ -2,7 +2,6 @@
 
 use super::*;
 
-
 fn call(key: i64, ordinal: u64, terms: &str) -> Call {
     let topic = Topic::Key { store: 0, key: key.into() };
     let wire = Wire::Sum { dtype: crate::DType::F32, len_bytes: 100, priority: 0 };

@@ -136,7 +136,7 @@ impl Calls {
         let open: Vec<u64> = self.open.keys().copied().collect();
         let mut acts = Vec::new();
         for index in open {
-            if matches!(self.mode, Mode::Frozen) {
+            if matches!(self.mode, Mode::Frozen) && self.open.contains_key(&index) {
                 acts.extend(self.place(index));
             }
         }
@@ -148,10 +148,9 @@ impl Calls {
 
     /// Stops the frozen cycle of `epoch`; how far this rank has come in it.
     pub fn stop(&mut self, epoch: u32) -> Option<Stopped> {
-        let frozen = self.frozen.as_ref().filter(|frozen| frozen.epoch() == epoch)?;
+        let stopped = self.begun().filter(|stopped| stopped.epoch == epoch)?;
         self.mode = Mode::Stopped;
-        let missing = frozen.missing().map(|step| (step.topic.key(), step.operation.clone()));
-        Some(Stopped { epoch, begun: frozen.begun(), missing })
+        Some(stopped)
     }
 
     /// All ranks have stopped, and this is how far they go. What lies beyond is announced, in the order in which it was called.
@@ -159,9 +158,16 @@ impl Calls {
         if self.frozen.as_ref().is_none_or(|frozen| frozen.epoch() != end.epoch) {
             return Vec::new();
         }
+        self.frozen.iter_mut().for_each(|frozen| frozen.owe(end.until));
         self.mode = Mode::Owing(end);
         let open: Vec<u64> = self.open.keys().copied().collect();
-        let mut acts: Vec<Act> = open.into_iter().flat_map(|index| self.place(index)).collect();
+        let mut acts = Vec::new();
+        for index in open {
+            // One that was placed before has perhaps begun with an earlier one.
+            if self.open.contains_key(&index) {
+                acts.extend(self.place(index));
+            }
+        }
         acts.extend(self.begin());
         acts
     }
@@ -187,9 +193,11 @@ impl Calls {
         (unit < frozen.begun()).then_some(unit)
     }
 
-    /// Units that this rank has begun in the last frozen cycle, and its epoch.
-    pub fn begun(&self) -> Option<(u32, u64)> {
-        self.frozen.as_ref().map(|frozen| (frozen.epoch(), frozen.begun()))
+    /// How far this rank has come in the last frozen cycle.
+    pub fn begun(&self) -> Option<Stopped> {
+        let frozen = self.frozen.as_ref()?;
+        let missing = frozen.missing().map(|step| (step.topic.key(), step.operation.clone()));
+        Some(Stopped { epoch: frozen.epoch(), begun: frozen.begun(), missing })
     }
 
     /// Finds the way of a call that is open.
@@ -215,8 +223,9 @@ impl Calls {
                     key: call.topic.key(),
                     operation: step.map_or(&call.operation, |step| &step.operation).clone(),
                     views: vec![(self.rank, ours), (by, theirs)],
-                    remedy: "every rank must use the same operations, shapes, dtypes and optimizer for a key in every step"
-                        .to_owned(),
+                    remedy:
+                        "every rank must use the same operations, shapes, dtypes and optimizer for a key in every step"
+                            .to_owned(),
                 })]
             }
         }
@@ -225,18 +234,20 @@ impl Calls {
     /// Begins what may begin.
     fn begin(&mut self) -> Vec<Act> {
         let mut acts = Vec::new();
-        loop {
-            let (Mode::Frozen | Mode::Owing(_), Some(frozen)) = (&self.mode, &mut self.frozen) else { return acts };
-            if let Mode::Owing(end) = &self.mode
-                && frozen.begun() >= end.until
-            {
-                self.mode = Mode::Agreeing;
-                return acts;
-            }
-            let Some((unit, indices)) = frozen.begin() else { return acts };
+        while let Some(frozen) = &mut self.frozen {
+            let complete = match self.mode {
+                Mode::Frozen => frozen.begin(),
+                Mode::Owing(_) => frozen.begin_owed(),
+                Mode::Agreeing | Mode::Stopped => None,
+            };
+            let Some((unit, indices)) = complete else { break };
             indices.iter().for_each(|index| drop(self.open.remove(index)));
             acts.push(Act::Begin(unit));
         }
+        if matches!(self.mode, Mode::Owing(_)) && self.frozen.as_ref().is_some_and(Frozen::is_even) {
+            self.mode = Mode::Agreeing;
+        }
+        acts
     }
 
     fn deviate(&mut self) -> Vec<Act> {

@@ -6,7 +6,7 @@
 //! collectives stop, every job that waits fails with it, and so does every later call.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,13 @@ use parking_lot::Mutex;
 use crate::communicator::Host;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::progress::agreement::{Call, Launch, Topic};
+use crate::progress::agreement::Topic;
+use crate::progress::calls::Calls;
 use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::job::{Barrier, Direct, Job};
 use crate::progress::shared::{Command, Note, Shared};
 use crate::progress::watcher::Watcher;
+use crate::tensor::Waiter;
 use crate::topology::Peer;
 use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
@@ -47,6 +49,8 @@ pub struct Connected {
     pub transport: Box<dyn Transport>,
     /// The control star over the same ranks.
     pub control: Control,
+    /// Whether ranks are processes, whose cluster `auto` has to know. Threads of one process are not.
+    pub is_cluster: bool,
     /// What ends the library, after the transport was dropped without a fault.
     pub finalise: Box<dyn FnOnce()>,
 }
@@ -64,7 +68,10 @@ impl Engine {
             spawn("ringpull-comm", move || {
                 let mut end = None;
                 let connected = connect().and_then(|connected| {
-                    let host = Host::new(connected.transport, &config, stop)?;
+                    let mut host = Host::new(connected.transport, &config, stop)?;
+                    if connected.is_cluster {
+                        host.learn(&config)?;
+                    }
                     end = Some(connected.finalise);
                     Ok((host, connected.control))
                 });
@@ -88,6 +95,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             rank: control.rank(),
             size: control.size(),
+            calls: Mutex::new(Calls::new(control.rank())),
             control,
             stop,
             fault: OnceLock::new(),
@@ -95,7 +103,6 @@ impl Engine {
             leaving: AtomicBool::new(false),
             peers_gone: AtomicBool::new(false),
             waiting: Mutex::default(),
-            ordinals: Mutex::default(),
             running: Mutex::default(),
             last: Mutex::default(),
             commands,
@@ -120,15 +127,18 @@ impl Engine {
     /// The engines of `size` ranks in this process, over threads and channels.
     pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
-        // At once: a rank is ready when it has met the others.
-        let starting = ends.map(|(transport, control)| {
-            let connected =
-                move || Ok(Connected { transport: Box::new(transport), control, finalise: Box::new(|| ()) });
-            let config = config.clone();
-            std::thread::spawn(move || Engine::start(&config, Box::new(connected)))
-        });
-        let starting: Vec<_> = starting.collect();
-        starting.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(lost_thread()))).collect()
+        let start = |transport: inproc::Inproc, control| {
+            let connected = move || {
+                Ok(Connected { transport: Box::new(transport), control, is_cluster: false, finalise: Box::new(|| ()) })
+            };
+            Engine::start(config, Box::new(connected))
+        };
+        // All at once: what a rank does first is collective.
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> =
+                ends.map(|(transport, control)| scope.spawn(move || start(transport, control))).collect();
+            ranks.into_iter().map(|rank| rank.join().expect("an engine starts or says why not")).collect()
+        })
     }
 
     /// This rank.
@@ -190,25 +200,30 @@ impl Engine {
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and `terms`. Returns at once.
     pub fn submit(&self, topic: Topic, operation: &str, terms: String, job: Box<dyn Job>) -> Result<()> {
         let shared = &self.shared;
-        let ordinal = {
-            let mut ordinals = shared.ordinals.lock();
-            let next = ordinals.entry(topic.clone()).or_default();
-            *next += 1;
-            *next - 1
-        };
-        let call = Call { topic, ordinal, operation: operation.to_owned(), terms };
-        shared.waiting.lock().insert((call.topic.clone(), ordinal), job);
+        let wire = job.wire();
+        {
+            let mut calls = shared.calls.lock();
+            shared.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
+            shared.act(calls.call(topic, operation, terms, wire));
+        }
         if shared.fault.get().is_some() {
             // The fault may have come before the job was there to be failed by it.
             shared.fail_waiting();
-        } else if shared.size == 1 {
-            shared.launch(Launch { topic: call.topic, ordinal, number: ordinal as u32 });
-        } else if shared.rank == 0 {
-            drop(shared.own_notes.send(Note::Called(call)));
-        } else {
-            shared.tell(0, &Note::Called(call));
         }
         Ok(())
+    }
+
+    /// To be told when a caller waits for what it has called, or looks at what that has given. What is fused with what never
+    /// reaches across such a point.
+    pub fn wait(&self) {
+        self.shared.wait();
+    }
+
+    /// Tells the engine the same on behalf of a tensor.
+    pub fn waiter(&self) -> Weak<dyn Waiter> {
+        // The annotation makes the trait object out of a `Weak` of a sized type.
+        let shared: Weak<Shared> = Arc::downgrade(&self.shared);
+        shared
     }
 
     /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
@@ -220,6 +235,7 @@ impl Engine {
         let (result, answer) = crossbeam_channel::bounded(1);
         let job = Box::new(Direct::new(Box::new(work), result));
         self.submit(Topic::Direct, name, String::new(), job)?;
+        self.wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
@@ -227,6 +243,7 @@ impl Engine {
     pub fn barrier(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
         self.submit(Topic::Barrier, "barrier", String::new(), Box::new(Barrier::new(result)))?;
+        self.wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
@@ -245,13 +262,15 @@ impl Engine {
         if shared.leaving.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.wait();
         while shared.fault.get().is_none() && !shared.waiting.lock().is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
         if shared.fault.get().is_none() && shared.size > 1 {
-            shared.tell_everyone(&Note::Leaving);
+            let begun = shared.calls.lock().begun();
+            shared.tell_everyone(&Note::Leaving(begun.clone()));
             if shared.rank == 0 {
-                drop(shared.own_notes.send(Note::Leaving));
+                drop(shared.own_notes.send(Note::Leaving(begun)));
             }
         }
         drop(shared.commands.send(Command::Stop));

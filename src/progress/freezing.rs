@@ -122,12 +122,15 @@ impl Logs {
             freezing.cycle.iter().enumerate().map(|(index, call)| ((&call.topic, call.ordinal), index)).collect();
         let mut phases = vec![0; steps.len()];
         for seen in &self.seen {
-            let members = seen.iter().filter_map(|seen| Some((*place.get(&(&seen.topic, seen.ordinal))?, seen.waited)));
-            let mut waits = 0;
-            for (nth, (index, waited)) in members.enumerate() {
-                // A wait before the first is one between two cycles.
-                waits += u64::from(waited && nth > 0);
-                phases[index] += waits;
+            let place_of = |seen: &Seen| place.get(&(&seen.topic, seen.ordinal)).copied();
+            let (mut waits, mut has_begun) = (0, false);
+            for seen in seen {
+                // A wait before the first call of the period is one between two cycles.
+                waits += u64::from(has_begun && seen.waited);
+                if let Some(index) = place_of(seen) {
+                    has_begun = true;
+                    phases[index] += waits;
+                }
             }
         }
         let units = units(&steps, &phases, bucket_bytes);

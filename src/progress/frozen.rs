@@ -1,8 +1,9 @@
 //! A frozen cycle on one rank: what has been called of it, and which units may begin.
 //!
 //! Pure. Units are begun in one order, which is the same on every rank; a unit may begin when this rank has called all its members.
+//! When a cycle has been stopped, those that are left to do begin as soon as they may.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -54,10 +55,12 @@ pub(super) struct Frozen {
     places: BTreeMap<Topic, Place>,
     /// The unit of each step.
     unit_of: Vec<u32>,
-    /// Units begun, since the freeze.
+    /// Units begun, since the freeze: all before this one.
     begun: u64,
-    /// For each cycle from that of the next unit on: what has been called, by the rank's own count of calls.
-    called: VecDeque<Vec<Option<u64>>>,
+    /// What is left to do of a cycle that was stopped.
+    owed: BTreeSet<u64>,
+    /// What has been called of each cycle that is not done, by the rank's own count of calls.
+    called: BTreeMap<u64, Vec<Option<u64>>>,
 }
 
 impl Frozen {
@@ -71,14 +74,14 @@ impl Frozen {
         for (unit, members) in freeze.units.iter().enumerate() {
             members.iter().for_each(|step| unit_of[*step as usize] = unit as u32);
         }
-        Frozen { freeze, places, unit_of, begun: 0, called: VecDeque::new() }
+        Frozen { freeze, places, unit_of, begun: 0, owed: BTreeSet::new(), called: BTreeMap::new() }
     }
 
     pub(super) fn epoch(&self) -> u32 {
         self.freeze.epoch
     }
 
-    /// Units begun, since the freeze.
+    /// Units begun until it was stopped, since the freeze.
     pub(super) fn begun(&self) -> u64 {
         self.begun
     }
@@ -112,45 +115,64 @@ impl Frozen {
     pub(super) fn call(&mut self, call: &Call, index: u64, most: u64) -> bool {
         let Some(spot) = self.spot(call) else { return false };
         let fits = self.expected(call).is_some_and(|(_, fits)| fits);
-        let Some(ahead) = spot.cycle.checked_sub(self.begun / self.freeze.units.len() as u64) else { return false };
-        if !fits || ahead >= most {
+        if !fits || spot.cycle >= (self.begun / self.freeze.units.len() as u64).saturating_add(most) {
             return false;
         }
-        while self.called.len() <= ahead as usize {
-            self.called.push_back(vec![None; self.freeze.steps.len()]);
-        }
-        self.called[ahead as usize][spot.step as usize] = Some(index);
+        let called = self.called.entry(spot.cycle).or_insert_with(|| vec![None; self.freeze.steps.len()]);
+        called[spot.step as usize] = Some(index);
         true
     }
 
     /// The next unit, if all its members have been called, with the indices of their calls.
     pub(super) fn begin(&mut self) -> Option<(Unit, Vec<u64>)> {
+        let complete = self.complete(self.begun)?;
+        self.begun += 1;
         let each = self.freeze.units.len() as u64;
-        let (cycle, at) = (self.begun / each, self.begun % each);
-        let called = self.called.front()?;
-        let members = &self.freeze.units[at as usize];
-        let indices: Option<Vec<u64>> = members.iter().map(|step| called[*step as usize]).collect();
-        let indices = indices?;
+        if self.begun.is_multiple_of(each) {
+            self.called.remove(&(self.begun / each - 1));
+        }
+        Some(complete)
+    }
+
+    /// The units before this one are to be done still.
+    pub(super) fn owe(&mut self, until: u64) {
+        self.owed = (self.begun..until).collect();
+    }
+
+    /// A unit that is left to do, if all its members have been called, with the indices of their calls.
+    pub(super) fn begin_owed(&mut self) -> Option<(Unit, Vec<u64>)> {
+        let (number, complete) = self.owed.iter().find_map(|unit| Some((*unit, self.complete(*unit)?)))?;
+        self.owed.remove(&number);
+        Some(complete)
+    }
+
+    /// Whether nothing is left to do.
+    pub(super) fn is_even(&self) -> bool {
+        self.owed.is_empty()
+    }
+
+    fn complete(&self, number: u64) -> Option<(Unit, Vec<u64>)> {
+        let each = self.freeze.units.len() as u64;
+        let cycle = number / each;
+        let called = self.called.get(&cycle)?;
+        let members = &self.freeze.units[(number % each) as usize];
+        let indices = members.iter().map(|step| called[*step as usize]).collect::<Option<Vec<u64>>>()?;
         let named = members.iter().map(|step| {
             let topic = &self.freeze.steps[*step as usize].topic;
             let place = &self.places[topic];
             let within = place.steps.iter().position(|other| other == step).expect("a step stands at its own place");
             (topic.clone(), place.first + cycle * place.steps.len() as u64 + within as u64)
         });
-        let unit = Unit { number: self.freeze.number.wrapping_add(self.begun as u32), members: named.collect() };
-        self.begun += 1;
-        if at + 1 == each {
-            self.called.pop_front();
-        }
-        Some((unit, indices))
+        Some((Unit { number: self.freeze.number.wrapping_add(number as u32), members: named.collect() }, indices))
     }
 
-    /// The first operation of the next unit that this rank has not called.
+    /// The first operation that this rank has not called of the next unit, or of those that are left to do.
     pub(super) fn missing(&self) -> Option<&Step> {
-        let at = self.begun % self.freeze.units.len() as u64;
-        let called = self.called.front();
+        let number = self.owed.first().copied().unwrap_or(self.begun);
+        let each = self.freeze.units.len() as u64;
+        let called = self.called.get(&(number / each));
         let is_missing = |step: &&u32| called.is_none_or(|called| called[**step as usize].is_none());
-        let step = self.freeze.units[at as usize].iter().find(is_missing)?;
+        let step = self.freeze.units[(number % each) as usize].iter().find(is_missing)?;
         Some(&self.freeze.steps[*step as usize])
     }
 }

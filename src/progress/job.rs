@@ -1,6 +1,7 @@
 //! Jobs: operations between their call and their end.
 
 use crossbeam_channel::Sender;
+use serde::{Deserialize, Serialize};
 
 use crate::communicator::Host;
 use crate::dtype::DType;
@@ -8,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::progress::agreement::Launch;
 
 /// What a job asks of the wire. The same on every rank, but for the priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wire {
     /// [`Job::run`], when nothing else is under way.
     Alone,

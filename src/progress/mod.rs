@@ -1,17 +1,26 @@
 //! Communication that goes on while the caller computes.
 //!
-//! - [`agreement`] (pure): which operations every rank has called, and in which order all of them launch;
+//! - [`agreement`] (pure): which operations every rank has called, and in which order all of them launch; `period` and `freezing`:
+//!   when rank 0's calls repeat themselves; [`fusion`]: what travels together then, and in which order;
+//! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`);
 //! - [`job`]: an operation between its call and its end;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
 //!   applies updates; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit.
 
 pub mod agreement;
+pub mod calls;
 mod comm;
 pub mod engine;
+mod freezing;
+pub mod frozen;
+pub mod fusion;
 pub mod job;
+mod period;
 #[cfg(feature = "mpi")]
 pub mod process;
+#[cfg(test)]
+mod schedule_tests;
 mod shared;
 mod watcher;
 

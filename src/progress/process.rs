@@ -55,7 +55,7 @@ fn connect(config: &Config) -> Connect {
             star::join(rank, size, &invitation, limit)?
         };
         let finalise = mpi.finaliser();
-        Ok(Connected { transport: Box::new(mpi), control, finalise })
+        Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise })
     })
 }
 

@@ -9,8 +9,11 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::progress::agreement::{Call, Launch, Topic};
+use crate::progress::agreement::{Call, Launch, Order, Overdue, Topic};
+use crate::progress::calls::{Act, Calls, Stopped};
+use crate::progress::frozen::Unit;
 use crate::progress::job::Job;
+use crate::tensor::Waiter;
 use crate::topology::Peer;
 use crate::transport::control::Control;
 
@@ -18,10 +21,17 @@ use crate::transport::control::Control;
 #[derive(Serialize, Deserialize)]
 pub(super) enum Note {
     Here(Peer),
+    /// To rank 0: an operation was called.
     Called(Call),
-    Launched(Launch),
+    /// To rank 0: the frozen cycle of this epoch cannot go on.
+    Thaw(u32, Option<Overdue>),
+    /// To rank 0: how far this rank has come in a frozen cycle.
+    Stopped(Stopped),
+    /// From rank 0.
+    Order(Order),
     Failed(Error),
-    Leaving,
+    /// This rank calls no more; how far it has come in a frozen cycle.
+    Leaving(Option<Stopped>),
     Alive,
     /// What time is it? With the asker's own.
     Asked(u64),
@@ -29,9 +39,19 @@ pub(super) enum Note {
     Answered(u64, u64),
 }
 
+impl Note {
+    /// Whether it is about an operation, and not about the state of a process.
+    fn is_counted(&self) -> bool {
+        matches!(self, Note::Called(_) | Note::Thaw(..) | Note::Stopped(_) | Note::Order(_))
+    }
+}
+
 /// What the comm thread is told.
 pub(super) enum Command {
+    /// A job that was agreed on by itself.
     Run(Box<dyn Job>, Launch),
+    /// A unit of a frozen cycle.
+    Unit(Vec<Box<dyn Job>>, Unit),
     /// Go on with what is under way.
     Go,
     Stop,
@@ -50,9 +70,10 @@ pub(super) struct Shared {
     /// A peer has left and its process has ended.
     pub(super) peers_gone: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
-    pub(super) ordinals: Mutex<BTreeMap<Topic, u64>>,
-    /// What the comm thread is at, in the order in which it began.
-    pub(super) running: Mutex<Vec<Topic>>,
+    /// Whoever takes this and `waiting` takes this first: what is put on the comm thread's way under it is in order.
+    pub(super) calls: Mutex<Calls>,
+    /// What the comm thread is at, in the order in which it began: the number, and one topic of it.
+    pub(super) running: Mutex<Vec<(u32, Topic)>>,
     /// What it was at before.
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
@@ -66,7 +87,9 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn tell(&self, to: usize, note: &Note) {
         let bytes = postcard::to_stdvec(note).expect("notes are plain data");
-        self.control_messages.fetch_add(1, Ordering::Relaxed);
+        if note.is_counted() {
+            self.control_messages.fetch_add(1, Ordering::Relaxed);
+        }
         if let Err(cause) = self.control.send(to, &bytes) {
             // The reader of the same connection reports the loss, with what rank 0 knows about it.
             tracing::debug!(%cause, to, "control message not sent");
@@ -79,11 +102,67 @@ impl Shared {
         peers.for_each(|peer| self.tell(peer, note));
     }
 
-    pub(super) fn launch(&self, launch: Launch) {
+    /// Tells rank 0, which may be this one.
+    pub(super) fn tell_rank_0(&self, note: Note) {
+        if self.rank == 0 {
+            drop(self.own_notes.send(note));
+        } else {
+            self.tell(0, &note);
+        }
+    }
+
+    /// Does what rank 0 has said.
+    pub(super) fn obey(&self, order: Order) {
+        let mut calls = self.calls.lock();
+        let acts = match order {
+            Order::Launch(launch) => {
+                calls.launched(&launch);
+                self.launch(launch);
+                Vec::new()
+            }
+            Order::Freeze(freeze) => {
+                self.launch(freeze.last.clone());
+                calls.freeze(freeze)
+            }
+            Order::Stop(epoch) => {
+                calls.stop(epoch).into_iter().for_each(|stopped| self.tell_rank_0(Note::Stopped(stopped)));
+                Vec::new()
+            }
+            Order::RunTo(end) => calls.run_to(end),
+        };
+        self.act(acts);
+    }
+
+    /// Does what follows from a call or a message. With `calls` locked, so that things go their way in order.
+    pub(super) fn act(&self, acts: Vec<Act>) {
+        for act in acts {
+            match act {
+                Act::Announce(call) if self.size == 1 => {
+                    let number = call.ordinal as u32;
+                    self.launch(Launch { topic: call.topic, ordinal: call.ordinal, number });
+                }
+                Act::Announce(call) => self.tell_rank_0(Note::Called(call)),
+                Act::Begin(unit) => self.begin(unit),
+                Act::Thaw(epoch) => self.tell_rank_0(Note::Thaw(epoch, None)),
+                Act::Fault(fault) => self.poison(&fault, true),
+            }
+        }
+    }
+
+    fn launch(&self, launch: Launch) {
         // Held until the job is on its way: who finds nothing waiting may tell the comm thread to stop.
         let mut waiting = self.waiting.lock();
         if let Some(job) = waiting.remove(&(launch.topic.clone(), launch.ordinal)) {
             drop(self.commands.send(Command::Run(job, launch)));
+        }
+    }
+
+    fn begin(&self, unit: Unit) {
+        let mut waiting = self.waiting.lock();
+        // After a fault some have been failed and are gone; the others stay, to be failed as well.
+        if unit.members.iter().all(|member| waiting.contains_key(member)) {
+            let jobs = unit.members.iter().filter_map(|member| waiting.remove(member)).collect();
+            drop(self.commands.send(Command::Unit(jobs, unit)));
         }
     }
 
@@ -110,7 +189,7 @@ impl Shared {
 impl Shared {
     /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
     pub(super) fn doing(&self) -> Option<String> {
-        let running = self.running.lock().first().cloned();
+        let running = self.running.lock().first().map(|(_, topic)| topic.clone());
         let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))?;
         Some(in_words(&topic))
     }
@@ -119,6 +198,13 @@ impl Shared {
     pub(super) fn doing_or_done(&self) -> String {
         let done = || self.last.lock().as_ref().map(|topic| format!("the pause after {}", in_words(topic)));
         self.doing().or_else(done).unwrap_or_else(|| "no operation".to_owned())
+    }
+}
+
+impl Waiter for Shared {
+    fn wait(&self) {
+        let mut calls = self.calls.lock();
+        self.act(calls.wait());
     }
 }
 

@@ -10,7 +10,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use crate::config::{Config, Role};
 use crate::error::Error;
-use crate::progress::agreement::Agreement;
+use crate::key::Key;
+use crate::progress::agreement::{Agreement, Order, Overdue};
+use crate::progress::comm::AbortOnPanic;
 use crate::progress::shared::{Note, Shared};
 use crate::timeline::{self, clock::Offset};
 use crate::topology::Peer;
@@ -44,13 +46,24 @@ pub(super) struct Watcher {
     silence_s: f64,
     /// This process's clock against rank 0's, for the timeline.
     offset: Offset,
+    /// What was seen of a frozen cycle that does not come on, or of what is owed to it, and since when.
+    standstill: Option<(Sight, f64)>,
+}
+
+/// What does not change while nothing comes on.
+#[derive(PartialEq, Clone)]
+enum Sight {
+    /// The unit that is waited for, and the payload moved so far.
+    Waiting { epoch: u32, unit: u64, bytes: u64 },
+    /// What this rank has to call.
+    Owing(usize, Key, String),
 }
 
 impl Watcher {
     pub(super) fn new(config: &Config, size: usize) -> Self {
         let interval = config.heartbeat_interval.min(config.timeout / 4);
         Watcher {
-            agreement: Agreement::new(size, config.timeout.as_secs_f64()),
+            agreement: Agreement::new(size, config.timeout.as_secs_f64(), config.fusion_bytes),
             peers: BTreeMap::new(),
             heard_s: vec![0.0; size],
             departed: vec![false; size],
@@ -58,10 +71,12 @@ impl Watcher {
             interval,
             silence_s: config.timeout.as_secs_f64(),
             offset: Offset::default(),
+            standstill: None,
         }
     }
 
     pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Note>) {
+        let _guard = AbortOnPanic;
         let Some(events) = weak.upgrade().map(|shared| {
             shared.tell_everyone(&Note::Here(Peer::this(shared.rank)));
             if timeline::is_on() {
@@ -116,22 +131,22 @@ impl Watcher {
             }
             Note::Called(call) => {
                 let now_s = self.clock.now_s();
-                self.agreement.call(from, call, now_s).map(|launch| {
-                    if let Some(launch) = launch {
-                        (1..shared.size).for_each(|peer| shared.tell(peer, &Note::Launched(launch.clone())));
-                        shared.launch(launch);
-                    }
-                })
+                self.agreement.call(from, call, now_s).map(|orders| spread(shared, orders))
             }
-            Note::Launched(launch) => {
-                shared.launch(launch);
+            Note::Thaw(epoch, overdue) => {
+                spread(shared, self.agreement.thaw(epoch, overdue));
+                Ok(())
+            }
+            Note::Stopped(stopped) => self.agreement.stopped(from, stopped).map(|orders| spread(shared, orders)),
+            Note::Order(order) => {
+                shared.obey(order);
                 Ok(())
             }
             Note::Failed(fault) => {
                 shared.poison(&fault, shared.rank == 0);
                 Ok(())
             }
-            Note::Leaving => self.agreement.leave(from),
+            Note::Leaving(begun) => self.agreement.leave(from, begun).map(|orders| spread(shared, orders)),
             Note::Asked(sent_ns) => {
                 shared.tell(from, &Note::Answered(sent_ns, timeline::clock_ns()));
                 Ok(())
@@ -169,6 +184,35 @@ impl Watcher {
             if let Err(fault) = self.agreement.check_time(now_s) {
                 shared.poison(&fault, true);
             }
+            self.look(shared, now_s);
+        }
+    }
+
+    /// Asks how far the others are when a frozen cycle has stood still for too long; gives up when this rank has.
+    fn look(&mut self, shared: &Shared, now_s: f64) {
+        let Some(sight) = see(shared) else {
+            self.standstill = None;
+            return;
+        };
+        let since_s = match &self.standstill {
+            Some((before, since_s)) if *before == sight => *since_s,
+            _ => now_s,
+        };
+        self.standstill = Some((sight.clone(), since_s));
+        let waited_s = now_s - since_s;
+        if waited_s <= self.silence_s {
+            return;
+        }
+        self.standstill = None;
+        let (rank, waited_s) = (shared.rank, waited_s as u64);
+        match sight {
+            Sight::Waiting { epoch, unit, .. } => {
+                shared.tell_rank_0(Note::Thaw(epoch, Some(Overdue { rank, unit, waited_s })));
+            }
+            Sight::Owing(by, key, operation) => {
+                let fault = Error::Stalled { operation, key, rank: by, missing: vec![rank], waited_s };
+                shared.poison(&fault, true);
+            }
         }
     }
 
@@ -183,6 +227,26 @@ impl Watcher {
         let fault = Error::PeerLost { peer, cause: cause.to_owned(), operation, rank: shared.rank };
         shared.poison(&fault, true);
     }
+}
+
+/// Rank 0 tells every rank, itself last: the others have further to go.
+fn spread(shared: &Shared, orders: Vec<Order>) {
+    for order in orders {
+        (1..shared.size).for_each(|peer| shared.tell(peer, &Note::Order(order.clone())));
+        shared.obey(order);
+    }
+}
+
+fn see(shared: &Shared) -> Option<Sight> {
+    let calls = shared.calls.lock();
+    if let Some((by, key, operation)) = calls.owed() {
+        return Some(Sight::Owing(by, key, operation));
+    }
+    let (epoch, open) = calls.frozen()?;
+    let running = shared.running.lock().iter().filter_map(|(number, _)| calls.unit(*number)).min();
+    let unit = running.into_iter().chain(open).min()?;
+    let moved = [&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+    Some(Sight::Waiting { epoch, unit, bytes: moved[0].wrapping_add(moved[1]) })
 }
 
 fn decode(from: usize, bytes: &[u8]) -> Note {

@@ -1,7 +1,7 @@
 //! `dist_sync_mpi`: every rank holds every key's value; gradients are summed by allreduce; the update runs on every rank alike.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
@@ -15,7 +15,7 @@ use crate::store::jobs::{Init, Push, PushRows};
 use crate::store::slot::Slot;
 use crate::store::update::{Update, Updates};
 use crate::store::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
-use crate::tensor::{Tensor, TensorMut};
+use crate::tensor::{Tensor, TensorMut, Waiter};
 
 /// The backend of `dist_sync_mpi`, over the ranks of an [`Engine`].
 pub struct Allreduce {
@@ -114,12 +114,14 @@ impl Backend for Allreduce {
     }
 
     fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {
+        self.engine.wait();
         let value = self.slot(entry)?.settled().map_err(|fault| self.blame(fault))?;
         outs.iter_mut().for_each(|out| out.copy_from(value.bytes()));
         Ok(())
     }
 
     fn pull_rows(&self, entry: &Entry, ids: &[i64], _priority: i32) -> Result<Vec<u8>> {
+        self.engine.wait();
         let value = self.slot(entry)?.settled().map_err(|fault| self.blame(fault))?;
         let row_bytes = entry.row_bytes();
         let row = |id: &i64| &value.bytes()[*id as usize * row_bytes..][..row_bytes];
@@ -157,8 +159,13 @@ impl Backend for Allreduce {
     }
 
     fn wait_all(&self) -> Result<()> {
+        self.engine.wait();
         let slots: Vec<Arc<Slot>> = self.slots.read().values().cloned().collect();
         slots.iter().try_for_each(|slot| slot.settled().map(drop)).map_err(|fault| self.blame(fault))
+    }
+
+    fn waiter(&self) -> Option<Weak<dyn Waiter>> {
+        Some(self.engine.waiter())
     }
 
     fn stats(&self) -> Stats {

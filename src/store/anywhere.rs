@@ -100,6 +100,7 @@ impl KvStore {
         if !outs.is_empty() {
             self.table.count_pull();
         }
+        self.lend(values, outs);
         to.push(entry, gradient, guards, priority)
     }
 

@@ -126,25 +126,20 @@ impl Job for CompressedPush {
 
     fn finish(mut self: Box<Self>) -> Result<()> {
         let Some(sum) = self.sum.take() else { return Ok(()) };
-        let value = if matches!(self.update, Update::Overwrite) {
-            sum
-        } else {
-            let mut value = self.slot.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(sum.bytes().len())));
-            let outcome = self.updates.apply(&self.update, &self.slot.entry, sum.bytes(), &mut value);
-            drop(sum);
-            if let Err(fault) = outcome {
-                self.fail(&fault);
-                return Err(fault);
+        if matches!(self.update, Update::Overwrite) {
+            self.slot.settle_with(sum, self.outs);
+            return Ok(());
+        }
+        match self.slot.updated(&self.updates, &self.update, sum.bytes()) {
+            Ok(value) => {
+                self.slot.settle_with(value, self.outs);
+                Ok(())
             }
-            value
-        };
-        for mut out in self.outs.drain(..) {
-            if out.bytes().as_ptr() != value.bytes().as_ptr() {
-                out.copy_from(value.bytes());
+            Err(fault) => {
+                self.fail(&fault);
+                Err(fault)
             }
         }
-        self.slot.settle(value);
-        Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {

@@ -11,7 +11,6 @@ use crate::store::slot::Slot;
 use crate::store::update::{Update, Updates};
 use crate::store::{Contribution, Entry, MergedRows};
 use crate::tensor::{TensorMut, unshare};
-use crate::timeline::{self, Phase};
 
 /// Rank 0's value becomes everybody's.
 pub(super) struct Init {
@@ -163,34 +162,25 @@ impl Job for Push {
             Place::Output(index) if overwrites => self.kept(index),
             Place::Own(sum) if overwrites => Arc::new(sum),
             place => {
-                let len_bytes = self.slot.entry.len_bytes();
-                let mut value = self.slot.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(len_bytes)));
                 let sum = match &place {
                     Place::Output(index) => self.outs[*index].bytes(),
                     Place::Own(sum) => sum.bytes(),
                     Place::Open => &[],
                 };
-                let span = timeline::span(Phase::Update, || &self.slot.entry.key);
-                let outcome = self.updates.apply(&self.update, &self.slot.entry, sum, &mut value);
-                drop(span);
+                let updated = self.slot.updated(&self.updates, &self.update, sum);
                 if let Place::Own(sum) = place {
                     self.slot.keep_scratch(sum);
                 }
-                if let Err(fault) = outcome {
-                    self.fail(&fault);
-                    return Err(fault);
+                match updated {
+                    Ok(value) => value,
+                    Err(fault) => {
+                        self.fail(&fault);
+                        return Err(fault);
+                    }
                 }
-                value
             }
         };
-        let span = timeline::span(Phase::Unpack, || &self.slot.entry.key);
-        for mut out in self.outs.drain(..) {
-            if out.bytes().as_ptr() != value.bytes().as_ptr() {
-                out.copy_from(value.bytes());
-            }
-        }
-        drop(span);
-        self.slot.settle(value);
+        self.slot.settle_with(value, self.outs);
         Ok(())
     }
 

@@ -21,6 +21,7 @@ mod table;
 mod update;
 
 use std::path::Path;
+use std::sync::Weak;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -40,7 +41,7 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::optim::Optimizer;
 use crate::sparse::{RowSparse, check_row_ids};
-use crate::tensor::{Tensor, TensorMut};
+use crate::tensor::{Tensor, TensorMut, Waiter};
 use crate::timeline::{self, Phase};
 use table::Table;
 
@@ -107,6 +108,10 @@ pub trait Backend: Send + Sync {
     fn stats(&self) -> Stats;
     /// The backend as one that takes tensors on devices, if it does.
     fn anywhere(&self) -> Option<&dyn Anywhere> {
+        None
+    }
+    /// Who is to be told when the caller comes for a tensor that it has pushed, or that a push is going to write.
+    fn waiter(&self) -> Option<Weak<dyn Waiter>> {
         None
     }
 }
@@ -332,7 +337,16 @@ impl KvStore {
         if !outs.is_empty() {
             self.table.count_pull();
         }
+        self.lend(values, outs);
         self.backend.push(&entry, gradient, guards, priority)
+    }
+
+    /// Tensors of a push tell the backend when the caller comes for them.
+    fn lend(&self, values: &[Tensor], outs: &[Tensor]) {
+        if let Some(waiter) = self.backend.waiter() {
+            values.iter().for_each(|value| value.lend(&waiter, false));
+            outs.iter().for_each(|out| out.lend(&waiter, true));
+        }
     }
 
     fn lock_outputs(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {

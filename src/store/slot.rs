@@ -7,6 +7,9 @@ use parking_lot::{Condvar, Mutex};
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::store::Entry;
+use crate::store::update::{Update, Updates};
+use crate::tensor::TensorMut;
+use crate::timeline::{self, Phase};
 
 /// A key's value on this rank.
 pub(super) struct Slot {
@@ -59,6 +62,26 @@ impl Slot {
         state.done += 1;
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// The value, taken out and updated by a dense sum of its length.
+    pub(super) fn updated(&self, updates: &Updates, update: &Update, sum: &[u8]) -> Result<Arc<Buffer>> {
+        let mut value = self.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(sum.len())));
+        let _span = timeline::span(Phase::Update, || &self.entry.key);
+        updates.apply(update, &self.entry, sum, &mut value)?;
+        Ok(value)
+    }
+
+    /// A dense push is done: this is the value now, and that of the outputs, which are let go.
+    pub(super) fn settle_with(&self, value: Arc<Buffer>, outs: Vec<TensorMut>) {
+        let span = timeline::span(Phase::Unpack, || &self.entry.key);
+        for mut out in outs {
+            if out.bytes().as_ptr() != value.bytes().as_ptr() {
+                out.copy_from(value.bytes());
+            }
+        }
+        drop(span);
+        self.settle(value);
     }
 
     pub(super) fn fail(&self, fault: &Error) {

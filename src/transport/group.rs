@@ -53,6 +53,10 @@ impl Transport for Group<'_> {
         Ok(())
     }
 
+    fn wait(&mut self, longest: std::time::Duration) {
+        self.whole.wait(longest);
+    }
+
     fn name(&self) -> String {
         self.whole.name()
     }

@@ -6,12 +6,14 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 use mpi::ffi;
 
 use crate::config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::transport::sockets::Sockets;
 use crate::transport::{Stamp, Transport};
 
 /// Bits of a tag that carry the stamp: every MPI allows tags up to 32767.
@@ -27,6 +29,7 @@ pub struct Mpi {
     inflight: Vec<InFlight>,
     finished: Vec<c_int>,
     statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
+    sockets: Sockets,
     initialised_here: bool,
 }
 
@@ -75,6 +78,7 @@ impl Mpi {
             inflight: Vec::new(),
             finished: Vec::new(),
             statuses: Vec::new(),
+            sockets: Sockets::default(),
             initialised_here,
         })
     }
@@ -186,6 +190,9 @@ impl Transport for Mpi {
         if code != 0 {
             return Err(self.first_failure(code, finished));
         }
+        if finished > 0 {
+            self.sockets.moved();
+        }
         for at in 0..finished {
             let index = self.finished[at] as usize;
             let flight = self.inflight[index];
@@ -203,6 +210,10 @@ impl Transport for Mpi {
             self.inflight.swap_remove(index as usize);
         }
         Ok(())
+    }
+
+    fn wait(&mut self, longest: Duration) {
+        self.sockets.wait(longest);
     }
 
     fn native_allreduce(&mut self, dtype: DType, data: &[u8], sum: &mut [u8]) -> Result<()> {

@@ -5,33 +5,19 @@
 //! files are laid over this machine's own root file system.
 
 mod cases;
+#[path = "../processes/example.rs"]
+mod example;
 mod operator;
 mod pod;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
 
 use ringpull::harness::dataset::FASHION_MNIST;
 
+use self::example::example;
 use self::operator::Trouble;
 use self::pod::Image;
-
-/// The training example, built if it is not there.
-fn example() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let profile = own.ancestors().nth(2).unwrap();
-    let path = profile.join("examples").join("train");
-    if !path.exists() {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--example", "train"]);
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().unwrap().success(), "the example does not build");
-    }
-    path
-}
 
 /// The image, or nothing where pods cannot be had, which is said.
 fn image() -> Option<Image> {

@@ -5,6 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// What the runtime leaves a container that asks for nothing.
 const CAPABILITIES: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap";
 
@@ -244,6 +246,15 @@ impl Pod {
     /// Ends everything in the pod at once.
     pub(crate) fn kill(&mut self) {
         if self.code().is_none() {
+            // The first process of the pod takes all others with it. The one that waits for it here is no help: a
+            // change of user clears the signal that its end would send.
+            let own = self.child.id();
+            let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+            for first in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+                if let Err(cause) = kill_process(first, Signal::KILL) {
+                    eprintln!("the pod had ended: {cause}");
+                }
+            }
             self.child.kill().unwrap();
             self.child.wait().unwrap();
         }

@@ -76,10 +76,11 @@ if [ -d "$folder/config" ]; then
   mount -o remount,ro "$config"
 fi
 
-set -- "$@"
+# The last line of the file is to win, and each one goes before those that are there.
+tac "$folder/env" >"$folder/env.backwards"
 while IFS= read -r line; do
   set -- "$line" "$@"
-done <"$folder/env"
+done <"$folder/env.backwards"
 home=/root
 [ "$uid" = 0 ] || home=/home/mpiuser
 groups=--clear-groups

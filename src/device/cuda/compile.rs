@@ -89,7 +89,7 @@ fn is_older(older: &str, than: &str) -> bool {
 fn cache_file(unit: &Unit, architecture: &str) -> Option<PathBuf> {
     let content = format!("{} {OPTIONS:?} {}", unit.source(), version().unwrap_or_default());
     let name = format!("{}-{architecture}-{:016x}.ptx", unit.name, xxh3_64(content.as_bytes()));
-    Some(config::cache_folder()?.join(name))
+    Some(config::cache_folder()?.join("ringpull").join(name))
 }
 
 /// A cache that cannot be written costs time and nothing else.

@@ -97,7 +97,11 @@ impl Chart {
         if let Some(reference) = &self.reference {
             let x = at(reference.value);
             line(&mut svg, "reference", x, TOP - 6.0, bottom);
-            let (anchor, x) = if x < 25.0 { ("start", 0.0) } else { ("middle", x) };
+            let (anchor, x) = match x {
+                ..25.0 => ("start", 0.0),
+                60.0.. => ("end", x),
+                _ => ("middle", x),
+            };
             text(&mut svg, "reference-label", anchor, x, TOP - 12.0, &reference.label);
         }
         // Words come last, so that no line runs through them.

@@ -109,6 +109,11 @@ impl Launched {
         self.workers
     }
 
+    /// The program that measures: this one.
+    pub fn program(&self) -> &std::path::Path {
+        &self.program
+    }
+
     fn place(&self, host: usize) -> launch::Place {
         match (&self.lab, &self.hosts) {
             (Some(_), _) => launch::Place::Lab(host + 1),
@@ -161,14 +166,21 @@ impl Launched {
         Ok(vec![("MASTER_ADDR".to_owned(), name), ("MASTER_PORT".to_owned(), port.to_string())])
     }
 
-    fn with_mpi(&self, command: Vec<OsString>) -> Result<String> {
+    /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed.
+    pub fn mpi_job(
+        &self,
+        mpirun: &Mpirun,
+        count: usize,
+        command: Vec<OsString>,
+        env: Vec<(String, String)>,
+    ) -> Result<String> {
         let hosts = match (&self.lab, &self.hosts) {
-            (Some(_), _) => Hosts::Lab((1..=self.workers).collect()),
-            (None, Some(hosts)) => Hosts::Ssh(hosts[..self.workers].to_vec()),
+            (Some(_), _) => Hosts::Lab((1..=count).collect()),
+            (None, Some(hosts)) => Hosts::Ssh(hosts[..count].to_vec()),
             (None, None) => Hosts::Local,
         };
-        let env = self.meeting_point()?;
-        let mut ready = Mpirun::find()?.command(&hosts, Ranks { count: self.workers, command, env })?;
+        let env = [env, self.meeting_point()?].concat();
+        let mut ready = mpirun.command(&hosts, Ranks { count, command, env })?;
         ready.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
         let (out, err) = (child.stdout.take(), child.stderr.take());
@@ -224,7 +236,7 @@ impl Runner for Launched {
             }
         };
         let printed = match variant.mode {
-            Mode::Allreduce => self.with_mpi(command)?,
+            Mode::Allreduce => self.mpi_job(&Mpirun::find()?, self.workers, command, Vec::new())?,
             Mode::Servers { servers, placement, .. } => self.with_servers(command, servers, placement)?,
         };
         Record::parse_list(&variant.to_string(), &printed)

@@ -14,24 +14,19 @@ struct Package {
     module: &'static str,
     install: &'static str,
     script: &'static str,
+    arguments: &'static [&'static str],
 }
 
 fn package(peer: Peer) -> Option<Package> {
-    let package = |module, install, script| Some(Package { module, install, script });
-    match peer {
-        Peer::Mpi => None,
-        Peer::Mxnet => {
-            package("mxnet", "scripts/peers/setup", include_str!("../../../scripts/peers/mxnet_pushpull.py"))
-        }
-        Peer::Gloo => {
-            package("torch", "scripts/peers/setup --gloo", include_str!("../../../scripts/peers/gloo_allreduce.py"))
-        }
-        Peer::Horovod => package(
-            "horovod",
-            "scripts/peers/setup --horovod",
-            include_str!("../../../scripts/peers/horovod_allreduce.py"),
-        ),
-    }
+    let mxnet_pushpull = include_str!("../../../scripts/peers/mxnet_pushpull.py");
+    let allreduce = include_str!("../../../scripts/peers/allreduce.py");
+    let (module, install, script, arguments): (_, _, _, &[&str]) = match peer {
+        Peer::Mpi => return None,
+        Peer::Mxnet => ("mxnet", "scripts/peers/setup", mxnet_pushpull, &[]),
+        Peer::Gloo => ("torch", "scripts/peers/setup --gloo", allreduce, &["--peer", "gloo"]),
+        Peer::Horovod => ("horovod", "scripts/peers/setup --horovod", allreduce, &["--peer", "horovod"]),
+    };
+    Some(Package { module, install, script, arguments })
 }
 
 /// The command that installs the peer, if it is not there.
@@ -47,15 +42,17 @@ pub fn missing(peer: Peer) -> Option<String> {
     (!present).then(|| package.install.to_owned())
 }
 
-/// The words that run the peer's script, up to its arguments: `python -c SCRIPT`.
+/// The words that run the peer's script, up to what it shall measure: `python -c SCRIPT`.
 pub fn command(peer: Peer) -> Result<Vec<String>> {
     let not_there = || {
         let install = package(peer).map_or("", |package| package.install);
         Error::argument(format!("peer {peer} is not installed"), format!("install it with `{install}`"))
     };
-    let script = package(peer).ok_or_else(not_there)?.script;
+    let package = package(peer).ok_or_else(not_there)?;
     let python = python().ok_or_else(not_there)?;
-    Ok(vec![python.display().to_string(), "-c".to_owned(), script.to_owned()])
+    let mut words = vec![python.display().to_string(), "-c".to_owned(), package.script.to_owned()];
+    words.extend(package.arguments.iter().map(|&word| word.to_owned()));
+    Ok(words)
 }
 
 fn python() -> Option<PathBuf> {

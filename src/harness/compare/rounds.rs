@@ -110,6 +110,7 @@ fn merged(variant: Variant, done: &[(usize, Record)], workload: &Workload, setup
         bytes: first.bytes,
         dtype: first.dtype,
         seconds: done.iter().flat_map(|(_, record)| record.seconds.iter().copied()).collect(),
+        usage: first.usage,
         host_bytes: Some(traffic.iter().sum::<u64>() / traffic.len().max(1) as u64).filter(|bytes| *bytes > 0),
     })?;
     let record = match &first.train {
@@ -159,6 +160,7 @@ mod tests {
     use crate::dtype::DType;
     use crate::harness::mode::Peer;
     use crate::harness::models::ModelKey;
+    use crate::harness::usage::Usage;
 
     /// Fails `dist_sync:1shared` in its second job, has no horovod, and takes longer for every job.
     struct Fake {
@@ -189,6 +191,7 @@ mod tests {
                 dtype: DType::F32,
                 seconds: vec![self.jobs.len() as f64; workload.iters],
                 host_bytes: Some(6100),
+                usage: Usage::default(),
             })?;
             Ok(vec![record])
         }

@@ -18,7 +18,7 @@ pub fn render(results: &Results) -> String {
     }
     let links = if setup.link.bytes_per_s().is_some() { format!(", links of {}", setup.link) } else { String::new() };
     let mut lines = vec![
-        format!("push + pull of {} by {} workers, {}{links}", setup.payload, setup.workers, setup.place),
+        format!("push + pull of {} by {}, {}{links}", setup.payload, several(setup.workers, "worker"), setup.place),
         String::new(),
         grid(results),
         String::new(),
@@ -113,8 +113,13 @@ fn cells(row: &Row, results: &Results, best: Option<f64>) -> Vec<String> {
     cells
 }
 
+/// `1 round`, `3 rounds`.
+pub fn several(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 fn counted(results: &Results) -> String {
-    format!("{} rounds x {} iterations", results.setup.rounds, results.setup.iters)
+    format!("{} x {}", several(results.setup.rounds, "round"), several(results.setup.iters, "iteration"))
 }
 
 fn measured_traffic(results: &Results) -> bool {

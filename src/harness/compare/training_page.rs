@@ -24,21 +24,21 @@ pub(super) fn charts(results: &Results) -> Vec<Chart> {
             name: trained.row.variant.clone(),
             class: class(trained.row.family),
             value: 100.0 * trained.train.efficiency,
-            label: format!("{:.2} %", 100.0 * trained.train.efficiency),
+            label: format!("{:.2}", 100.0 * trained.train.efficiency),
             samples: steps.iter().map(|step| 100.0 * trained.train.compute_s / step).collect(),
         });
         beside.extend(trained.published.map(|known| Bar {
-            name: format!("published: {}", known.method),
+            name: format!("published: {}", known.method.split(',').next().unwrap_or_default()),
             class: class(Family::Peer),
             value: known.efficiency,
-            label: format!("{:.2} %", known.efficiency),
+            label: format!("{:.2}", known.efficiency),
             samples: Vec::new(),
         }));
     }
     let efficiency = Chart {
         id: "efficiency",
         title: "Scaling efficiency".to_owned(),
-        axis: "per cent of a step that computes; ticks: single steps".to_owned(),
+        axis: "per cent of a step; ticks: single steps".to_owned(),
         reference: Some(Reference { value: 100.0, label: "all communication hidden".to_owned() }),
         bars: beside,
         tick: |value| format!("{} %", plain(value)),
@@ -65,7 +65,7 @@ pub(super) fn charts(results: &Results) -> Vec<Chart> {
     let machine = Chart {
         id: "images",
         title: "Images per second of each machine used".to_owned(),
-        axis: "images/s, all workers' over all machines, servers' included".to_owned(),
+        axis: "images/s of all workers over all machines".to_owned(),
         reference: None,
         bars: bars(&|trained| {
             let rate = trained.train.images_per_s? * workers as f64 / trained.row.machines as f64;

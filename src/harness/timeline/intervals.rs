@@ -21,7 +21,8 @@ impl Intervals {
 
     /// How long it is in all.
     pub fn total(&self) -> f64 {
-        self.0.iter().map(|(start, end)| end - start).sum()
+        // The sum of no numbers would be a negative zero.
+        self.0.iter().fold(0.0, |total, (start, end)| total + (end - start))
     }
 
     /// What lies in both.

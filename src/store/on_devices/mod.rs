@@ -14,7 +14,7 @@ mod push;
 mod slot;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -31,7 +31,7 @@ use crate::progress::{Engine, Job, Launch, Topic};
 use crate::store::anywhere::{self, of_rank};
 use crate::store::update::{Update, Updates, no_optimizer};
 use crate::store::{Anywhere, Backend, Contribution, Entry, Gradient, MergedRows, SavedStates, Stats, Updater};
-use crate::tensor::{Tensor, TensorMut};
+use crate::tensor::{Tensor, TensorMut, Waiter};
 use push::Push;
 use slot::Slot;
 
@@ -93,13 +93,12 @@ impl OnDevices {
     }
 
     /// What must be the same on every rank.
-    fn terms(&self, entry: &Entry, update: &Update) -> String {
+    fn terms(entry: &Entry, update: &Update) -> String {
         let Entry { dtype, shape, .. } = entry;
-        let settings = self.ranks.as_ref().map(|ranks| ranks.engine.settings().to_owned()).unwrap_or_default();
         match update {
-            Update::Overwrite => format!("{dtype} {shape:?} on devices {settings}"),
-            Update::Optimize(optimizer) => format!("{dtype} {shape:?} on devices {settings} with {optimizer:?}"),
-            Update::Call(_) => format!("{dtype} {shape:?} on devices {settings} with an updater"),
+            Update::Overwrite => format!("{dtype} {shape:?} on devices"),
+            Update::Optimize(optimizer) => format!("{dtype} {shape:?} on devices with {optimizer:?}"),
+            Update::Call(_) => format!("{dtype} {shape:?} on devices with an updater"),
         }
     }
 
@@ -120,8 +119,14 @@ impl OnDevices {
         self.fault().unwrap_or(fault)
     }
 
+    /// Tells the ranks' engine that the caller is about to wait.
+    fn wait(&self) {
+        self.ranks.iter().for_each(|ranks| ranks.engine.wait());
+    }
+
     /// The whole value in host memory, when everything called so far is done. Blocks.
     fn fetch(&self, slot: &Slot) -> Result<Buffer> {
+        self.wait();
         slot.settled().and_then(|()| slot.fetch(&self.devices, self.limit)).map_err(|fault| self.blame(fault))
     }
 }
@@ -137,7 +142,7 @@ impl Anywhere for OnDevices {
         // All that can be wrong with an argument, before anything is queued.
         let remotes = gradient.remotes(&outs).chain(outs.iter().filter_map(TensorMut::remote));
         remotes.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
-        let terms = self.terms(entry, &update);
+        let terms = Self::terms(entry, &update);
         let job = Push::new(self, &slot, gradient, outs, update)?;
         self.run(&slot, "push", terms, job)
     }
@@ -145,6 +150,7 @@ impl Anywhere for OnDevices {
     fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
         let slot = self.slot(entry, "pull")?;
         outs.iter().filter_map(TensorMut::remote).try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
+        self.wait();
         slot.settled().map_err(|fault| self.blame(fault))?;
         let outcome = slot.give(&self.devices, outs, self.limit);
         outcome.map_err(|fault| self.blame(fault))
@@ -181,7 +187,8 @@ impl Backend for OnDevices {
         let value = host.read()?.snapshot();
         let slot = Arc::new(Slot::new(entry, &self.devices)?);
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        let terms = self.terms(entry, &Update::Overwrite);
+        let settings = self.ranks.as_ref().map_or("", |ranks| ranks.engine.settings());
+        let terms = format!("{} {settings}", Self::terms(entry, &Update::Overwrite));
         let job = Init { slot: Arc::clone(&slot), devices: Arc::clone(&self.devices), value, limit: self.limit };
         self.run(&slot, "init", terms, job)
     }
@@ -193,7 +200,7 @@ impl Backend for OnDevices {
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
         let slot = self.slot(entry, "push_rows")?;
         let update = self.present(entry)?;
-        let terms = self.terms(entry, &update);
+        let terms = Self::terms(entry, &update);
         let job = detour::PushRows::new(self, &slot, gradient, update);
         self.run(&slot, "push_rows", terms, job)
     }
@@ -263,9 +270,14 @@ impl Backend for OnDevices {
     }
 
     fn wait_all(&self) -> Result<()> {
+        self.wait();
         let slots: Vec<Arc<Slot>> = self.slots.read().values().cloned().collect();
         let settled = slots.iter().try_for_each(|slot| slot.settled());
         settled.and_then(|()| self.devices.drain(self.limit)).map_err(|fault| self.blame(fault))
+    }
+
+    fn waiter(&self) -> Option<Weak<dyn Waiter>> {
+        self.ranks.as_ref().map(|ranks| ranks.engine.waiter())
     }
 
     fn stats(&self) -> Stats {

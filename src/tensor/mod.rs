@@ -7,13 +7,21 @@
 //!
 //! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
 //! A tensor may also name memory of a device (see `device`): it has the same lock, and asking for its bytes is an error.
+//!
+//! A store that has been given a tensor is told when its owner comes for it again (`Waiter`), once, and before that may block.
+
+mod guard;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
-use parking_lot::{RawRwLock, RwLock};
+use parking_lot::{Mutex, RawRwLock, RwLock};
+
+pub(crate) use guard::unshare;
+pub use guard::{TensorMut, TensorRef};
 
 use crate::buffer::Buffer;
 use crate::dtype::{DType, Element};
@@ -48,6 +56,25 @@ impl Drop for Content {
     }
 }
 
+/// Told that a caller comes for a tensor which it has given to a store.
+pub trait Waiter: Send + Sync {
+    /// The caller may be about to block until the store is done with the tensor.
+    fn wait(&self);
+}
+
+/// Which store has been given a tensor that its owner has not come for since.
+#[derive(Default)]
+struct Lent {
+    /// 0, `READ` or `WRITTEN`.
+    how: AtomicU8,
+    to: Mutex<Option<Weak<dyn Waiter>>>,
+}
+
+/// The store reads it: writers block.
+const READ: u8 = 1;
+/// The store writes it: readers block, too.
+const WRITTEN: u8 = 2;
+
 /// A dense tensor, C-contiguous, in host memory or on a device. Cloning clones the handle, not the elements.
 #[derive(Clone)]
 pub struct Tensor {
@@ -55,6 +82,7 @@ pub struct Tensor {
     shape: Arc<[usize]>,
     content: Arc<RwLock<Content>>,
     remote: Option<Remote>,
+    lent: Arc<Lent>,
 }
 
 impl Tensor {
@@ -98,7 +126,8 @@ impl Tensor {
     }
 
     fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
-        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), remote: None }
+        let content = Arc::new(RwLock::new(content));
+        Tensor { dtype, shape: shape.into(), content, remote: None, lent: Arc::default() }
     }
 
     /// A tensor over memory that is not the host's.
@@ -154,12 +183,14 @@ impl Tensor {
 
     /// As [`read`](Self::read), wherever the memory is. On a device it blocks until a store has queued its work on the tensor's stream.
     pub fn read_anywhere(&self) -> Result<TensorRef> {
+        self.come_for(WRITTEN);
         self.guard(if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) })
     }
 
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
     pub fn read_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        self.come_for(WRITTEN);
         RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
     }
 
@@ -182,6 +213,7 @@ impl Tensor {
 
     /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses them. Clears an earlier fault.
     pub fn write(&self) -> TensorMut {
+        self.come_for(READ);
         self.guard_mut(RwLock::write_arc(&self.content))
     }
 
@@ -193,6 +225,7 @@ impl Tensor {
 
     /// As [`write_within`](Self::write_within), wherever the memory is.
     pub fn write_anywhere_within(&self, limit: Duration) -> Result<TensorMut> {
+        self.come_for(READ);
         let content = RwLock::try_write_arc_for(&self.content, limit).ok_or_else(|| {
             Error::argument(
                 format!("an output tensor of shape {:?} stayed in use for {} s", self.shape, limit.as_secs_f64()),
@@ -200,6 +233,20 @@ impl Tensor {
             )
         })?;
         Ok(self.guard_mut(content))
+    }
+
+    /// A store has been given the tensor, to write or only to read it.
+    pub(crate) fn lend(&self, to: &Weak<dyn Waiter>, is_written: bool) {
+        *self.lent.to.lock() = Some(Weak::clone(to));
+        self.lent.how.store(if is_written { WRITTEN } else { READ }, Ordering::Release);
+    }
+
+    /// Tells the store, if it was given the tensor in a way that may make this access block.
+    fn come_for(&self, blocks_from: u8) {
+        if self.lent.how.load(Ordering::Acquire) >= blocks_from && self.lent.how.swap(0, Ordering::AcqRel) > 0 {
+            let waiter = self.lent.to.lock().take().and_then(|to| to.upgrade());
+            waiter.into_iter().for_each(|waiter| waiter.wait());
+        }
     }
 
     fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>) -> TensorMut {
@@ -221,167 +268,6 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Tensor({} {:?})", self.dtype, self.shape)
     }
-}
-
-/// A tensor locked for reading. May move to another thread.
-pub struct TensorRef {
-    dtype: DType,
-    shape: Arc<[usize]>,
-    content: ArcRwLockReadGuard<RawRwLock, Content>,
-    remote: Option<Remote>,
-}
-
-impl TensorRef {
-    /// The element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// The lengths of the dimensions.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// The memory, if it is not the host's.
-    pub fn remote(&self) -> Option<&Remote> {
-        self.remote.as_ref()
-    }
-
-    /// The bytes in C order; none if the memory is not the host's.
-    pub fn bytes(&self) -> &[u8] {
-        self.content.data.bytes()
-    }
-
-    /// The elements in C order.
-    ///
-    /// # Panics
-    /// If `T` is not the tensor's element type.
-    pub fn as_slice<T: Element>(&self) -> &[T] {
-        assert_eq!(T::DTYPE, self.dtype, "a tensor is read as the element type it has");
-        bytemuck::cast_slice(self.bytes())
-    }
-
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
-    pub fn snapshot(&self) -> Arc<Buffer> {
-        snapshot(&self.content.data)
-    }
-}
-
-/// A tensor locked for writing. May move to another thread.
-pub struct TensorMut {
-    dtype: DType,
-    shape: Arc<[usize]>,
-    content: ArcRwLockWriteGuard<RawRwLock, Content>,
-    remote: Option<Remote>,
-    touched: bool,
-    then: Option<Then>,
-}
-
-/// What follows the end of a write: given the bytes, or what kept them from being written.
-type Then = Box<dyn FnOnce(Result<&[u8]>) + Send + Sync>;
-
-impl TensorMut {
-    /// The element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// The lengths of the dimensions.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// The memory, if it is not the host's.
-    pub fn remote(&self) -> Option<&Remote> {
-        self.remote.as_ref()
-    }
-
-    /// Lets `then` follow this write, on the thread that ends it: with the bytes written or the fault set; with neither, not at all.
-    #[must_use]
-    pub fn then(mut self, then: impl FnOnce(Result<&[u8]>) + Send + Sync + 'static) -> Self {
-        self.then = Some(Box::new(then));
-        self
-    }
-
-    /// The bytes, for reading; none if the memory is not the host's.
-    pub fn bytes(&self) -> &[u8] {
-        self.content.data.bytes()
-    }
-
-    /// The bytes, for writing; copied first if a snapshot still needs the old ones.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.touched = true;
-        unshare(&mut self.content.data).bytes_mut()
-    }
-
-    /// The elements, for writing.
-    ///
-    /// # Panics
-    /// If `T` is not the tensor's element type.
-    pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
-        assert_eq!(T::DTYPE, self.dtype, "a tensor is written as the element type it has");
-        bytemuck::cast_slice_mut(self.bytes_mut())
-    }
-
-    /// Overwrites all elements, without first copying what a snapshot shares.
-    pub fn copy_from(&mut self, bytes: &[u8]) {
-        self.touched = true;
-        if let Some(data) = Arc::get_mut(&mut self.content.data) {
-            data.bytes_mut().copy_from_slice(bytes);
-        } else {
-            assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
-            self.content.data = Arc::new(Buffer::copy_of(bytes));
-        }
-    }
-
-    /// Says whose value is being written, for the timeline of whoever waits for it.
-    pub(crate) fn write_of(&mut self, key: &Key) {
-        self.content.written = Some(key.clone());
-    }
-
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
-    pub fn snapshot(&self) -> Arc<Buffer> {
-        snapshot(&self.content.data)
-    }
-
-    /// Whether the memory is somebody else's, so that a snapshot is a copy.
-    pub fn is_foreign(&self) -> bool {
-        self.content.data.is_foreign()
-    }
-
-    /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
-    pub fn abandon(self, fault: Error) {
-        std::mem::forget(Arc::clone(&self.content.data));
-        self.fail(fault);
-    }
-
-    /// Gives up writing: whoever reads the tensor next gets `fault`.
-    pub fn fail(mut self, fault: Error) {
-        self.content.fault = Some(fault);
-    }
-}
-
-impl Drop for TensorMut {
-    fn drop(&mut self) {
-        let Some(then) = self.then.take() else { return };
-        match &self.content.fault {
-            Some(fault) => then(Err(fault.clone())),
-            None if self.touched => then(Ok(self.content.data.bytes())),
-            None => {}
-        }
-    }
-}
-
-fn snapshot(data: &Arc<Buffer>) -> Arc<Buffer> {
-    if data.is_foreign() { Arc::new(Buffer::copy_of(data.bytes())) } else { Arc::clone(data) }
-}
-
-/// The buffer for writing; a fresh copy takes its place if others still hold it.
-pub(crate) fn unshare(data: &mut Arc<Buffer>) -> &mut Buffer {
-    if Arc::get_mut(data).is_none() {
-        *data = Arc::new(Buffer::copy_of(data.bytes()));
-    }
-    Arc::get_mut(data).expect("nobody else holds a buffer just copied, nor one that had no other holder")
 }
 
 #[cfg(test)]
@@ -419,6 +305,31 @@ mod tests {
         assert_eq!(tensor.read().err(), Some(fault));
         drop(tensor.write());
         assert!(tensor.read().is_ok());
+    }
+
+    #[test]
+    fn a_store_is_told_once_when_the_owner_comes_for_what_it_was_given() {
+        #[derive(Default)]
+        struct Count(AtomicU8);
+        impl Waiter for Count {
+            fn wait(&self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let count = Arc::new(Count::default());
+        let waiter: Arc<dyn Waiter> = count.clone();
+        let (input, output) = (Tensor::zeros(DType::F32, &[1]), Tensor::zeros(DType::F32, &[1]));
+        input.lend(&Arc::downgrade(&waiter), false);
+        output.lend(&Arc::downgrade(&waiter), true);
+        let counted = || count.0.load(Ordering::Relaxed);
+        drop(input.read());
+        assert_eq!(counted(), 0, "a store that only reads keeps no reader waiting");
+        drop(input.write());
+        assert_eq!(counted(), 1);
+        drop((output.read(), input.write()));
+        assert_eq!(counted(), 2);
+        drop((output.read(), output.clone().read()));
+        assert_eq!(counted(), 2);
     }
 
     #[test]

@@ -1,0 +1,143 @@
+"""Measures the allreduce of Gloo, as PyTorch ships it, or of Horovod over MPI; rank 0 prints one JSON array of records.
+
+Run under mpirun. It only starts Gloo's ranks, which find each other through a TCP store on rank 0's host. All keys of
+--lens are one payload that is summed together; with --apart each is measured on its own.
+"""
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+arguments = argparse.ArgumentParser()
+arguments.add_argument("--peer", required=True, choices=["gloo", "horovod"])
+arguments.add_argument("--lens", required=True, help="elements of each key, separated by commas")
+arguments.add_argument("--apart", action="store_true", help="a record for each key instead of one for all")
+arguments.add_argument("--iters", type=int, default=3)
+arguments.add_argument("--warmup", type=int, default=1)
+options = arguments.parse_args()
+
+
+def from_launcher(*names):
+    """What mpirun says, by the first of these variables that is set."""
+    found = [os.environ[name] for name in names if name in os.environ]
+    if not found:
+        sys.exit(f"{options.peer}: none of {', '.join(names)} is set; start this under mpirun")
+    return int(found[0])
+
+
+class Gloo:
+    """torch.distributed with the backend gloo."""
+
+    def __init__(self):
+        self.rank = from_launcher("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+        self.ranks = from_launcher("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+        if "MASTER_ADDR" not in os.environ:
+            sys.exit("gloo: MASTER_ADDR is not set; it is the address of rank 0's host")
+        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        probe.connect((os.environ["MASTER_ADDR"], 9))
+        own = probe.getsockname()[0]
+        addresses = subprocess.run(["ip", "-o", "-4", "addr"], capture_output=True, text=True, check=True).stdout
+        for line in addresses.splitlines():
+            if f" {own}/" in line:
+                os.environ["GLOO_SOCKET_IFNAME"] = line.split()[1]
+        import torch
+        import torch.distributed as dist
+
+        self.dist = dist
+        dist.init_process_group("gloo", rank=self.rank, world_size=self.ranks, timeout=timedelta(seconds=60))
+        self.notes = f"Gloo of PyTorch {torch.__version__}"
+
+    def barrier(self):
+        self.dist.barrier()
+
+    def sum_all(self, tensors):
+        for work in [self.dist.all_reduce(tensor, async_op=True) for tensor in reversed(tensors)]:
+            work.wait()
+
+    def largest(self, value):
+        self.dist.all_reduce(value, op=self.dist.ReduceOp.MAX)
+        return value
+
+
+class Horovod:
+    """horovod.torch over MPI."""
+
+    def __init__(self):
+        import horovod
+        import horovod.torch as hvd
+
+        self.hvd = hvd
+        hvd.init()
+        self.rank, self.ranks = hvd.rank(), hvd.size()
+        self.notes = f"Horovod {horovod.__version__}"
+
+    def barrier(self):
+        self.hvd.barrier()
+
+    def sum_all(self, tensors):
+        pending = [
+            self.hvd.allreduce_async_(tensors[key], op=self.hvd.Sum, name=f"{key}.{tensors[key].numel()}")
+            for key in reversed(range(len(tensors)))
+        ]
+        for handle in pending:
+            self.hvd.synchronize(handle)
+
+    def largest(self, value):
+        return self.hvd.allreduce(value, op=self.hvd.Max, name="slowest")
+
+
+peer = {"gloo": Gloo, "horovod": Horovod}[options.peer]()
+import torch  # noqa: E402
+
+rank, ranks = peer.rank, peer.ranks
+period = min(16, (1 << 24) // ranks) + 1
+
+
+def pattern(length, phase):
+    """The first `length` values of the period that begins at `phase`."""
+    return ((torch.arange(length) + phase) % period).to(torch.float32)
+
+
+def measure(lens):
+    """The slowest rank's time in each iteration; every sum is checked."""
+    tensors = [torch.zeros(length) for length in lens]
+    times = []
+    for iteration in range(options.warmup + options.iters):
+        for tensor, length in zip(tensors, lens):
+            tensor.copy_(pattern(length, iteration + rank))
+        peer.barrier()
+        start = time.perf_counter()
+        peer.sum_all(tensors)
+        seconds = time.perf_counter() - start
+        for key, (tensor, length) in enumerate(zip(tensors, lens)):
+            expected = sum(pattern(period, iteration + other) for other in range(ranks))
+            if not torch.equal(tensor, expected.repeat(length // period + 1)[:length]):
+                sys.exit(f"{options.peer}: wrong sum of key {key} on rank {rank} in iteration {iteration}")
+        slowest = peer.largest(torch.tensor([seconds], dtype=torch.float64))
+        if iteration >= options.warmup:
+            times.append(float(slowest[0]))
+    return times
+
+
+def record(lens):
+    """One record of the comparison, from one payload."""
+    times, payload = measure(lens), 4 * sum(lens)
+    median = statistics.median(times)
+    return {
+        "op": "allreduce", "mode": options.peer, "algorithm": options.peer, "ranks": ranks, "hosts": ranks,
+        "servers": 0, "bytes": payload, "dtype": "f32", "seconds": times, "median_s": median, "bound_s": None,
+        "ratio_to_bound": None, "algbw_Bps": payload / median,
+        "busbw_Bps": payload / median * 2 * (ranks - 1) / ranks, "verified": True, "unit_notes": peer.notes,
+    }
+
+
+lens = [int(length) for length in options.lens.split(",")]
+records = [record(payload) for payload in ([[length] for length in lens] if options.apart else [lens])]
+if rank == 0:
+    print(json.dumps(records))
+peer.barrier()

@@ -1,0 +1,219 @@
+//! What an allreduce costs on a cluster: eight numbers, and the time that each algorithm needs by them.
+//!
+//! - `A` is the time from a message's leaving to its arriving, `latency_us`;
+//! - `O` is what it costs a rank to issue and take a message, `message_us`;
+//! - `W` is what a message anywhere in the job costs every rank, `shared_message_us`: ranks that share cores wait for
+//!   one another's work. It is 0 where each rank has a core of its own;
+//! - `w` is the like for a byte, `shared_us_per_byte`;
+//! - `b` is the rate of a link in each direction, `short_bytes_per_us`, for the first `P` bytes, `short_bytes`; `B` is
+//!   its rate in the long run, `long_bytes_per_us`. Caches, and shapers that let a burst through, make the difference;
+//! - `F` is the factor on the wire's time where flows meet, `fan_factor`: where a rank's partners change or are many,
+//!   flows meet in the switch and wait for one another, which the ring's fixed pairs do not;
+//! - `C` is the rate at which a rank adds while its neighbours do the same, `sum_bytes_per_us`.
+//!
+//! For `S` bytes on `n` ranks, `q = ceil(log2 n)` and `l = floor(log2 n)`, with `wire(x) = x/b` up to `P` and `P/b +
+//! (x-P)/B` beyond:
+//!
+//! | algorithm | rounds | messages of one rank | of all | bytes on one link `x` | on all `X` | added |
+//! | --- | --- | --- | --- | --- | --- | --- |
+//! | ring | `2 (n-1)` | `2 (n-1)` | `2 n (n-1)` | `2 (n-1)/n S` | `2 (n-1) S` | `(n-1)/n S` |
+//! | direct | 2 | `2 (n-1)` | `2 n (n-1)` | `2 (n-1)/n S` | `2 (n-1) S` | `(n-1)/n S` |
+//! | circulant | `2 q` | `2 q` | `2 n q` | `2 (n-1)/n S` | `2 (n-1) S` | `(n-1)/n S` |
+//! | doubling | `l`, and 2 if `n` is no power of two | the same | `l 2^l + 2 (n - 2^l)` | a row `S` | the same times `S` | `l S` |
+//! | star | 2 | `2 (n-1)` | `2 (n-1)` | `2 (n-1) S` | `2 (n-1) S` | `(n-1) S` |
+//! | tree | `2 l` | `2 q` | `2 (n-1)` | `2 q S` | `2 (n-1) S` | `q S` |
+//!
+//! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for direct and
+//! circulant. A message longer than a segment counts once for each segment. The ring's latency hides behind the other
+//! segments of a part: with `j` of them a step waits for `A` less the time that `j - 1` segments take.
+//!
+//! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same eight numbers predict
+//! the same.
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::Algorithm;
+
+/// The numbers of one cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the module's head defines each")]
+pub struct Model {
+    pub latency_us: f64,
+    pub message_us: f64,
+    pub shared_message_us: f64,
+    pub shared_us_per_byte: f64,
+    pub short_bytes_per_us: f64,
+    pub short_bytes: f64,
+    pub long_bytes_per_us: f64,
+    pub fan_factor: f64,
+    pub sum_bytes_per_us: f64,
+}
+
+impl Default for Model {
+    /// A cluster between 1 and 10 Gbit/s Ethernet with TCP, one rank a core.
+    fn default() -> Self {
+        Model {
+            latency_us: 30.0,
+            message_us: 10.0,
+            shared_message_us: 0.0,
+            shared_us_per_byte: 0.0,
+            short_bytes_per_us: 400.0,
+            short_bytes: 0.0,
+            long_bytes_per_us: 400.0,
+            fan_factor: 1.05,
+            sum_bytes_per_us: 10_000.0,
+        }
+    }
+}
+
+/// What an algorithm does, in the units of the table above.
+struct Work {
+    rounds: f64,
+    messages: f64,
+    all_messages: f64,
+    link_bytes: f64,
+    all_bytes: f64,
+    added: f64,
+    fan: f64,
+}
+
+impl Model {
+    /// Whether every number is one that a cluster can have.
+    pub fn is_sound(&self) -> bool {
+        let rates = [self.short_bytes_per_us, self.long_bytes_per_us, self.fan_factor, self.sum_bytes_per_us];
+        let costs =
+            [self.latency_us, self.message_us, self.shared_message_us, self.shared_us_per_byte, self.short_bytes];
+        rates.iter().all(|rate| rate.is_finite() && *rate > 0.0)
+            && costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0)
+    }
+
+    /// The time of an allreduce of `len_bytes` over `size` ranks in messages of at most `segment_bytes`, in microseconds.
+    pub fn predicted_us(&self, algorithm: Algorithm, len_bytes: usize, size: usize, segment_bytes: usize) -> f64 {
+        if size < 2 {
+            return 0.0;
+        }
+        let (bytes, ranks) = (len_bytes as f64, size as f64);
+        let part = (bytes / ranks).ceil();
+        let segments = |len: f64| (len / segment_bytes.max(1) as f64).ceil().max(1.0);
+        let (floor, ceil) = (f64::from(size.ilog2()), f64::from(size.next_power_of_two().ilog2()));
+        let scattered = |messages: f64, rounds: f64, fan: f64| Work {
+            rounds,
+            messages,
+            all_messages: ranks * messages,
+            link_bytes: 2.0 * (ranks - 1.0) * part,
+            all_bytes: 2.0 * (ranks - 1.0) * bytes,
+            added: (ranks - 1.0) * part,
+            fan,
+        };
+        let work = match algorithm {
+            Algorithm::Ring => {
+                return self.ring_us(&scattered(2.0 * (ranks - 1.0) * segments(part), 0.0, 1.0), ranks, segments(part));
+            }
+            Algorithm::Direct => scattered(2.0 * (ranks - 1.0) * segments(part), 2.0, self.fan_factor),
+            Algorithm::Circulant => {
+                // Rounds whose range passes the last part are two messages.
+                let wrapping = if size.is_power_of_two() { 1.25 } else { 1.5 };
+                let messages = (2.0 * ceil * wrapping).max(2.0 * segments((ranks - 1.0) * part));
+                scattered(messages, 2.0 * ceil, self.fan_factor)
+            }
+            Algorithm::Doubling => {
+                let core = f64::from(1u32 << size.ilog2());
+                let folding = if size.is_power_of_two() { 0.0 } else { 2.0 };
+                let everywhere = floor * core + 2.0 * (ranks - core);
+                Work {
+                    rounds: floor + folding,
+                    messages: (floor + folding) * segments(bytes),
+                    all_messages: everywhere * segments(bytes),
+                    link_bytes: (floor + folding) * bytes,
+                    all_bytes: everywhere * bytes,
+                    added: floor * bytes,
+                    fan: 1.0,
+                }
+            }
+            Algorithm::Star | Algorithm::Tree => {
+                let (rounds, degree) =
+                    if algorithm == Algorithm::Star { (2.0, ranks - 1.0) } else { (2.0 * floor, ceil) };
+                Work {
+                    rounds,
+                    messages: 2.0 * degree * segments(bytes),
+                    all_messages: 2.0 * (ranks - 1.0) * segments(bytes),
+                    link_bytes: 2.0 * degree * bytes,
+                    all_bytes: 2.0 * (ranks - 1.0) * bytes,
+                    added: degree * bytes,
+                    fan: 1.0,
+                }
+            }
+        };
+        work.rounds * self.latency_us + self.busy_us(&work)
+    }
+
+    /// All but the latency.
+    fn busy_us(&self, work: &Work) -> f64 {
+        work.messages * self.message_us
+            + work.all_messages * self.shared_message_us
+            + work.fan * self.wire_us(work.link_bytes)
+            + work.all_bytes * self.shared_us_per_byte
+            + work.added / self.sum_bytes_per_us
+    }
+
+    fn ring_us(&self, work: &Work, ranks: f64, segments: f64) -> f64 {
+        let steps = 2.0 * (ranks - 1.0);
+        let busy = self.busy_us(work);
+        let exposed = self.latency_us - (segments - 1.0) / segments * busy / steps;
+        self.latency_us + busy + (steps - 1.0) * exposed.max(0.0)
+    }
+
+    /// The time that a link needs for `bytes` in one direction.
+    pub fn wire_us(&self, bytes: f64) -> f64 {
+        let short = bytes.min(self.short_bytes);
+        short / self.short_bytes_per_us + (bytes - short) / self.long_bytes_per_us
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_rank_needs_no_time_and_more_bytes_never_need_less() {
+        let model = Model::default();
+        assert!(model.is_sound());
+        for algorithm in Algorithm::ALL {
+            assert_eq!(model.predicted_us(algorithm, 1 << 20, 1, 1 << 18), 0.0);
+            for size in 2..40 {
+                let times: Vec<f64> =
+                    (0..30).map(|bits| model.predicted_us(algorithm, 1 << bits, size, 1 << 18)).collect();
+                assert!(times.is_sorted(), "{algorithm} on {size} ranks: {times:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_link_has_its_short_rate_first_and_its_long_rate_after() {
+        let model =
+            Model { short_bytes_per_us: 1000.0, short_bytes: 100_000.0, long_bytes_per_us: 100.0, ..Model::default() };
+        assert_eq!(model.wire_us(50_000.0), 50.0);
+        assert_eq!(model.wire_us(300_000.0), 2100.0);
+    }
+
+    #[test]
+    fn a_long_ring_is_as_fast_as_the_wire_and_its_segments_hide_the_latency() {
+        let model = Model { sum_bytes_per_us: 1e12, message_us: 0.0, ..Model::default() };
+        let bound = 2.0 * 7.0 / 8.0 * 1e8 / 400.0;
+        let time = model.predicted_us(Algorithm::Ring, 100_000_000, 8, 256 << 10);
+        assert!((1.0..1.001).contains(&(time / bound)), "{time} of {bound}");
+        let whole = model.predicted_us(Algorithm::Ring, 100_000_000, 8, 1 << 30);
+        assert!((whole - time - 13.0 * model.latency_us).abs() < 1e-3, "{whole} and {time}");
+    }
+
+    #[test]
+    fn numbers_that_no_cluster_has_are_found() {
+        for wrong in [
+            Model { latency_us: -1.0, ..Model::default() },
+            Model { long_bytes_per_us: 0.0, ..Model::default() },
+            Model { fan_factor: f64::NAN, ..Model::default() },
+        ] {
+            assert!(!wrong.is_sound(), "{wrong:?}");
+        }
+    }
+}

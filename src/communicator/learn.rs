@@ -1,0 +1,304 @@
+//! Where a cluster's [`Model`] comes from: a file, the cache, or a probe.
+//!
+//! Rank 0 decides and tells, so that all ranks hold the same bits whatever is set or stored elsewhere. The cache is a file
+//! for each cluster under the user's cache folder; its name is a hash of everything that makes it this cluster: the MPI
+//! library, the ranks in order, each one's host name and network interfaces with their hardware addresses and rates, and
+//! the cores. Before a cached model is used the smallest ring is timed: if it takes a quarter or four times what the
+//! model says, the cluster is not what it was, and is probed again.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::probe::{self, Prober};
+use crate::collective::{Algorithm, Model, Runner, Segments, choose, predict};
+use crate::config::ModelSource;
+use crate::error::{Error, Result};
+use crate::topology::host_name;
+use crate::transport::Transport;
+
+/// Part of every key: a model that another way of measuring or predicting has made is of no use.
+const VERSION: u32 = 1;
+/// How far the smallest ring may be from what a cached model predicts.
+const CREDIBLE: f64 = 4.0;
+
+/// A model and its origin in words.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Learned {
+    /// The numbers.
+    pub model: Model,
+    /// Where they are from.
+    pub source: String,
+}
+
+impl Default for Learned {
+    fn default() -> Self {
+        Learned { model: Model::default(), source: "the default".to_owned() }
+    }
+}
+
+impl Learned {
+    /// Says in the log what was learned and what follows from it on `size` ranks.
+    pub(super) fn explain(&self, size: usize, segments: Segments) {
+        tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
+        for len_bytes in [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 100_000_000] {
+            let times: Vec<String> = Algorithm::ALL
+                .map(|algorithm| predict(&self.model, algorithm, len_bytes, size, segments))
+                .iter()
+                .map(|of| format!("{} {:.0} us", of.algorithm, of.time_us))
+                .collect();
+            let chosen = choose(&self.model, len_bytes, size, segments);
+            tracing::debug!(
+                "{len_bytes} bytes: {} in segments of {}, the least of {}",
+                chosen.algorithm,
+                chosen.segment_bytes,
+                times.join(", ")
+            );
+        }
+    }
+}
+
+/// A file of the cache, and what `RINGPULL_MODEL` may name.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    model: Model,
+    /// For people.
+    #[serde(default)]
+    library: String,
+    #[serde(default)]
+    ranks: usize,
+}
+
+/// What rank 0 has found.
+enum Found {
+    Given(Model),
+    Cached(Model),
+    Nothing,
+    Wrong(Error),
+}
+
+/// The model of the cluster under `transport`. Collective, in well under a second.
+pub(super) fn learn(
+    runner: &mut Runner,
+    transport: &mut dyn Transport,
+    source: &ModelSource,
+    stop: &AtomicBool,
+) -> Result<Learned> {
+    let (rank, size, library) = (transport.rank(), transport.size(), transport.name());
+    if size == 1 {
+        return Ok(Learned::default());
+    }
+    let start = Instant::now();
+    let mut prober = Prober { runner, transport, stop };
+    // The upper 48 bits of a hash, which an f64 holds exactly.
+    let rows = prober.gather([(xxh3_64(this_host().as_bytes()) >> 16) as f64])?;
+    let cached = (rank == 0).then(|| cache_file(&library, &rows)).flatten();
+    let found = if rank == 0 { find(source, cached.as_deref()) } else { Found::Nothing };
+    let (kind, known) = match &found {
+        Found::Given(model) => (1.0, *model),
+        Found::Cached(model) => (2.0, *model),
+        Found::Nothing => (0.0, Model::default()),
+        Found::Wrong(_) => (-1.0, Model::default()),
+    };
+    let [kind, numbers @ ..] = prober.told(row(kind, &known))?;
+    if let Found::Wrong(cause) = found {
+        return Err(cause);
+    }
+    let known = of_numbers(numbers);
+    if kind < 0.0 {
+        return Err(Error::argument("rank 0 could not use what its RINGPULL_MODEL names", "see rank 0's own message"));
+    }
+    if kind == 1.0 {
+        return Ok(Learned { model: known, source: format!("{source}, on rank 0's word") });
+    }
+    if kind == 2.0 {
+        let (now, then) =
+            (prober.smallest_ring_us()?, known.predicted_us(Algorithm::Ring, size, size, prober.runner.segment_bytes));
+        if (1.0 / CREDIBLE..CREDIBLE).contains(&(now / then)) {
+            return Ok(Learned { model: known, source: "the cache".to_owned() });
+        }
+        if rank == 0 {
+            tracing::info!(
+                "the cached model says {then:.0} us for the smallest ring, which takes {now:.0}: probing again"
+            );
+        }
+    }
+    let model = probe::fit(&prober.measure()?);
+    if let Some(file) = cached {
+        let stored = Stored { model, library, ranks: size };
+        if let Err(cause) = store(&file, &stored) {
+            tracing::info!(%cause, "the model is not kept for later runs");
+        }
+    }
+    Ok(Learned { model, source: format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3) })
+}
+
+fn find(source: &ModelSource, cached: Option<&Path>) -> Found {
+    match source {
+        ModelSource::Default => Found::Given(Model::default()),
+        ModelSource::Probe => Found::Nothing,
+        ModelSource::File(path) => read(path).map_or_else(Found::Wrong, |stored| Found::Given(stored.model)),
+        ModelSource::Cached => match cached.map(read) {
+            Some(Ok(stored)) => Found::Cached(stored.model),
+            _ => Found::Nothing,
+        },
+    }
+}
+
+fn read(path: &Path) -> Result<Stored> {
+    let io = |cause: std::io::Error| Error::io("read the model in", path.display(), &cause);
+    let stored: Stored =
+        serde_json::from_slice(&fs::read(path).map_err(io)?).map_err(|cause| io(std::io::Error::other(cause)))?;
+    if stored.model.is_sound() {
+        Ok(stored)
+    } else {
+        Err(io(std::io::Error::other("its numbers are those of no cluster")))
+    }
+}
+
+/// Whole or not at all: another job may read it at the same time.
+fn store(path: &Path, stored: &Stored) -> Result<()> {
+    let io = |cause: std::io::Error| Error::io("write the model to", path.display(), &cause);
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(io)?;
+    let file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+    let text = serde_json::to_vec_pretty(stored).map_err(|cause| io(std::io::Error::other(cause)))?;
+    fs::write(file.path(), text).map_err(io)?;
+    file.persist(path).map(drop).map_err(|cause| io(cause.error))
+}
+
+fn cache_file(library: &str, hosts: &[[f64; 1]]) -> Option<PathBuf> {
+    let mut key = format!("{VERSION} {} {library} {}", env!("CARGO_PKG_VERSION"), hosts.len());
+    for [host] in hosts {
+        write!(key, " {host}").expect("a string takes every text");
+    }
+    Some(crate::config::cache_folder()?.join("ringpull").join(format!("model-{:016x}.json", xxh3_64(key.as_bytes()))))
+}
+
+/// Everything about this rank's host that its links' speed may depend on.
+fn this_host() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let mut links = Vec::new();
+    if let Ok(folder) = fs::read_dir("/sys/class/net") {
+        for link in folder.filter_map(|entry| Some(entry.ok()?.path())) {
+            let field = |name: &str| fs::read_to_string(link.join(name)).unwrap_or_default().trim().to_owned();
+            links.push(format!("{} {} {} {}", link.display(), field("address"), field("mtu"), field("speed")));
+        }
+    }
+    links.sort_unstable();
+    format!("{} {cores} {}", host_name(), links.join(" "))
+}
+
+const NUMBERS: usize = 9;
+
+fn row(kind: f64, model: &Model) -> [f64; NUMBERS + 1] {
+    [
+        kind,
+        model.latency_us,
+        model.message_us,
+        model.shared_message_us,
+        model.shared_us_per_byte,
+        model.short_bytes_per_us,
+        model.short_bytes,
+        model.long_bytes_per_us,
+        model.fan_factor,
+        model.sum_bytes_per_us,
+    ]
+}
+
+fn of_numbers(numbers: [f64; NUMBERS]) -> Model {
+    let [
+        latency_us,
+        message_us,
+        shared_message_us,
+        shared_us_per_byte,
+        short_bytes_per_us,
+        short_bytes,
+        long_bytes_per_us,
+        fan_factor,
+        sum_bytes_per_us,
+    ] = numbers;
+    Model {
+        latency_us,
+        message_us,
+        shared_message_us,
+        shared_us_per_byte,
+        short_bytes_per_us,
+        short_bytes,
+        long_bytes_per_us,
+        fan_factor,
+        sum_bytes_per_us,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::transport::inproc;
+
+    fn learned(size: usize, source: &ModelSource) -> Vec<Result<Learned>> {
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = inproc::world(size)
+                .into_iter()
+                .map(|mut end| {
+                    scope.spawn(move || {
+                        let mut runner = Runner::new(256 << 10, Duration::from_secs(20));
+                        learn(&mut runner, &mut end, source, &AtomicBool::new(false))
+                    })
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn every_rank_learns_the_same_bits_by_a_probe() {
+        for size in [1, 2, 3, 5] {
+            let models: Vec<Learned> = learned(size, &ModelSource::Probe).into_iter().map(Result::unwrap).collect();
+            assert!(models[0].model.is_sound());
+            assert!(models.iter().all(|learned| learned.model == models[0].model), "{models:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_taken_at_its_word_and_a_wrong_one_is_an_error_on_every_rank() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/model.json");
+        let model = Model { latency_us: 1.0 / 3.0, ..Model::default() };
+        store(&path, &Stored { model, library: "a library".to_owned(), ranks: 3 }).unwrap();
+        for learned in learned(3, &ModelSource::File(path.clone())) {
+            assert_eq!(learned.unwrap().model, model);
+        }
+        let wrong = Stored { model: Model { fan_factor: -1.0, ..model }, library: String::new(), ranks: 0 };
+        store(&path, &wrong).unwrap();
+        let errors: Vec<String> =
+            learned(2, &ModelSource::File(path)).into_iter().map(|it| it.unwrap_err().to_string()).collect();
+        assert!(errors[0].contains("numbers are those of no cluster"), "{errors:?}");
+        assert!(errors[1].contains("rank 0"), "{errors:?}");
+    }
+
+    #[test]
+    fn a_model_travels_as_numbers_and_comes_back_as_itself() {
+        let model = Model { latency_us: 0.1, fan_factor: 1.0 / 3.0, ..Model::default() };
+        let [kind, numbers @ ..] = row(2.0, &model);
+        assert_eq!((kind, of_numbers(numbers)), (2.0, model));
+    }
+
+    #[test]
+    fn another_library_or_another_host_is_another_cluster() {
+        let of = |library: &str, hosts: &[[f64; 1]]| cache_file(library, hosts);
+        if let Some(file) = of("a", &[[1.0], [2.0]]) {
+            assert_eq!(of("a", &[[1.0], [2.0]]), Some(file.clone()));
+            for other in [of("b", &[[1.0], [2.0]]), of("a", &[[1.0], [3.0]]), of("a", &[[1.0]])] {
+                assert_ne!(other, Some(file.clone()));
+            }
+        }
+    }
+}

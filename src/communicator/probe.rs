@@ -1,0 +1,332 @@
+//! Learns a cluster's [`Model`] by running a few small allreduces, and solving for its numbers.
+//!
+//! What is run is what will be used: the plans, the interpreter and the transport. With ranks that share cores that
+//! matters more than the wire. All ranks take part, then hold one another's times, and compute the same numbers from
+//! them. In the words of the model, for `n` ranks:
+//!
+//! | run | its time, without what is known already |
+//! | --- | --- |
+//! | ring of `n` bytes, a step | `A + O + n W` |
+//! | star of `n` bytes, half of it | `A + (n-1) (O + W)` |
+//! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
+//! | ring with 64 KiB on each link | `x (1/b + n w)` |
+//! | star with 64 KiB on rank 0's link | `x (1/b + w)` |
+//! | ring, long: the first time | `P/b + (x-P)/B + n x w` |
+//! | ring, long: at once again | `x (1/B + n w)`: what shapers let through at first has been used up |
+//! | direct, long: at once again | `x (F/B + n w)` |
+//!
+//! The long ones start small and grow until one takes [`LONG_ENOUGH_US`], so that a slow network is not kept busy and a
+//! fast one is not judged by a blink. `C` is measured on each rank alone, while all do the same.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use crate::buffer::Buffer;
+use crate::collective::{self, Algorithm, Model, Parts, Runner};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::reduce;
+use crate::transport::{Stamp, Transport};
+
+/// No operation of a job has this number.
+const STAMP: Stamp = Stamp::MAX;
+/// Runs of a short collective: so many batches, of which the median counts, of so many runs.
+const BATCHES: usize = 5;
+const RUNS: usize = 3;
+/// What the short transfers move over the busiest link: less than a shaper's burst.
+const SHORT_BYTES: usize = 64 << 10;
+/// The long transfers grow fourfold from the first to at most the last of these buffers.
+const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const LONG_ENOUGH_US: f64 = 8_000.0;
+/// Long transfers use segments as `auto` does for long buffers.
+const SUM_BYTES: usize = 256 << 10;
+
+/// Runs plans of all ranks and takes their times. Every method is collective.
+pub(super) struct Prober<'a> {
+    pub(super) runner: &'a mut Runner,
+    pub(super) transport: &'a mut dyn Transport,
+    pub(super) stop: &'a AtomicBool,
+}
+
+/// Times in microseconds, each the same on every rank, and what they are times of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Times {
+    pub(super) size: usize,
+    /// Allreduces of one byte for each rank.
+    pub(super) ring_us: f64,
+    pub(super) star_us: f64,
+    pub(super) direct_us: f64,
+    /// A ring of `size` parts and a star of one such part.
+    pub(super) short_part: usize,
+    pub(super) short_ring_us: f64,
+    pub(super) short_star_us: f64,
+    /// Allreduces of `size` long parts.
+    pub(super) long_part: usize,
+    pub(super) first_ring_us: f64,
+    pub(super) long_ring_us: f64,
+    pub(super) long_direct_us: f64,
+    pub(super) segment_bytes: usize,
+    pub(super) sum_bytes_per_us: f64,
+}
+
+impl Prober<'_> {
+    /// Takes all times.
+    pub(super) fn measure(&mut self) -> Result<Times> {
+        let size = self.transport.size();
+        let segment_bytes = self.runner.segment_bytes;
+        let sum = sum_bytes_per_us();
+        let short_part = (SHORT_BYTES / 2 / (size - 1)).max(1);
+        let own = [
+            self.short(Algorithm::Ring, size)?,
+            self.short(Algorithm::Star, size)?,
+            self.short(Algorithm::Direct, size)?,
+            self.short(Algorithm::Star, short_part)?,
+            self.short(Algorithm::Ring, size * short_part)?,
+            sum,
+        ];
+        let [ring_us, star_us, direct_us, short_star_us, short_ring_us, sum_bytes_per_us] = self.medians(own)?;
+        let (mut long_part, mut first_ring_us) = (0, 0.0);
+        for bytes in LONG_BYTES {
+            long_part = bytes.div_ceil(size);
+            let own = self.run(Algorithm::Ring, size * long_part)?;
+            [first_ring_us] = self.medians([own])?;
+            if first_ring_us > LONG_ENOUGH_US {
+                break;
+            }
+        }
+        let own = [self.run(Algorithm::Ring, size * long_part)?, self.run(Algorithm::Direct, size * long_part)?];
+        let [long_ring_us, long_direct_us] = self.medians(own)?;
+        Ok(Times {
+            size,
+            ring_us,
+            star_us,
+            direct_us,
+            short_part,
+            short_ring_us,
+            short_star_us,
+            long_part,
+            first_ring_us,
+            long_ring_us,
+            long_direct_us,
+            segment_bytes,
+            sum_bytes_per_us,
+        })
+    }
+
+    /// The time of the smallest ring now, to hold a known model against.
+    pub(super) fn smallest_ring_us(&mut self) -> Result<f64> {
+        let own = self.short(Algorithm::Ring, self.transport.size())?;
+        Ok(self.medians([own])?[0])
+    }
+
+    fn short(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
+        // The first run makes connections.
+        self.run(algorithm, len)?;
+        let mut batches = [0.0; BATCHES];
+        for batch in &mut batches {
+            for _ in 0..RUNS {
+                *batch += self.run(algorithm, len)? / RUNS as f64;
+            }
+        }
+        Ok(median(&mut batches))
+    }
+
+    /// Sums `len` bytes once.
+    fn run(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
+        let plan = collective::allreduce(algorithm, self.transport.rank(), self.transport.size(), len);
+        let mut data = Buffer::zeroed(len);
+        let start = Instant::now();
+        self.runner.run(&plan, DType::U8, data.bytes_mut(), self.transport, STAMP, self.stop)?;
+        Ok(start.elapsed().as_secs_f64() * 1e6)
+    }
+
+    /// Every rank's `own` rows, in the order of the ranks.
+    pub(super) fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>> {
+        let (rank, size) = (self.transport.rank(), self.transport.size());
+        let mut all = vec![[0f64; N]; size];
+        all[rank] = own;
+        let bounds = (0..=size).map(|rank| rank * size_of::<[f64; N]>()).collect();
+        let plan = collective::allgather(rank, size, Parts::of(bounds));
+        let bytes = bytemuck::cast_slice_mut(all.as_flattened_mut());
+        self.runner.run(&plan, DType::U8, bytes, self.transport, STAMP, self.stop)?;
+        Ok(all)
+    }
+
+    /// Rank 0's `row` on every rank.
+    pub(super) fn told<const N: usize>(&mut self, row: [f64; N]) -> Result<[f64; N]> {
+        let mut row = row;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut row);
+        let plan = collective::broadcast(0, self.transport.rank(), self.transport.size(), bytes.len());
+        self.runner.run(&plan, DType::U8, bytes, self.transport, STAMP, self.stop)?;
+        Ok(row)
+    }
+
+    fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
+        let rows = self.gather(own)?;
+        Ok(std::array::from_fn(|at| median(&mut rows.iter().map(|row| row[at]).collect::<Vec<_>>())))
+    }
+}
+
+/// The numbers under which the model predicts these times. What noise has made impossible is held to what is possible.
+pub(super) fn fit(times: &Times) -> Model {
+    let n = times.size as f64;
+    let (step, star, direct) = (times.ring_us / (2.0 * (n - 1.0)), times.star_us / 2.0, times.direct_us / 2.0);
+    let least = 0.02 * step.max(0.1);
+    let shared_message_us = ((direct - star) / (n - 1.0).powi(2)).clamp(0.0, step / n);
+    let message_us = if times.size > 2 {
+        // A step is never less than what a rank does in it.
+        let most = (step - n * shared_message_us).max(least);
+        ((star - step + shared_message_us) / (n - 2.0)).clamp(least, most)
+    } else {
+        // Two ranks cannot tell latency from work; a quarter is work, as on larger clusters.
+        (0.25 * (step - n * shared_message_us)).max(least)
+    };
+    let latency_us = (step - message_us - n * shared_message_us).max(least);
+    let mut model = Model {
+        latency_us,
+        message_us,
+        shared_message_us,
+        shared_us_per_byte: 0.0,
+        short_bytes_per_us: f64::INFINITY,
+        short_bytes: 0.0,
+        long_bytes_per_us: f64::INFINITY,
+        fan_factor: 1.0,
+        sum_bytes_per_us: times.sum_bytes_per_us.max(1.0),
+    };
+    // From here on the model knows all but the bytes; what a run takes beyond that is their time.
+    let per_byte = |model: &Model, algorithm, time_us: f64, len, link_bytes: f64| {
+        let known = model.predicted_us(algorithm, len, times.size, times.segment_bytes);
+        (time_us - known).max(0.05 * time_us).max(1e-3) / link_bytes
+    };
+    let short_link = 2.0 * (n - 1.0) * times.short_part as f64;
+    let all = per_byte(&model, Algorithm::Ring, times.short_ring_us, times.size * times.short_part, short_link);
+    let one = per_byte(&model, Algorithm::Star, times.short_star_us, times.short_part, short_link);
+    let shared_us_per_byte = ((all - one) / (n - 1.0)).clamp(0.0, 0.9 * all / n);
+    let short_us_per_byte = all - n * shared_us_per_byte;
+    let link = 2.0 * (n - 1.0) * times.long_part as f64;
+    let len = times.size * times.long_part;
+    let steady = per_byte(&model, Algorithm::Ring, times.long_ring_us, len, link);
+    let first = per_byte(&model, Algorithm::Ring, times.first_ring_us, len, link);
+    let fanned = per_byte(&model, Algorithm::Direct, times.long_direct_us, len, link);
+    let beyond = |per_byte: f64| (per_byte - n * shared_us_per_byte).max(0.1 * per_byte);
+    let long_us_per_byte = beyond(steady);
+    model.shared_us_per_byte = shared_us_per_byte;
+    model.short_bytes_per_us = 1.0 / short_us_per_byte;
+    model.long_bytes_per_us = 1.0 / long_us_per_byte;
+    model.short_bytes = if long_us_per_byte > 1.1 * short_us_per_byte {
+        let burst = link * (long_us_per_byte - beyond(first)) / (long_us_per_byte - short_us_per_byte);
+        burst.clamp(short_link, link)
+    } else {
+        short_link
+    };
+    model.fan_factor = (beyond(fanned) / long_us_per_byte).clamp(1.02, 3.0);
+    model
+}
+
+/// The rate of one thread that adds.
+fn sum_bytes_per_us() -> f64 {
+    let (mut sum, other) = (Buffer::zeroed(SUM_BYTES), Buffer::zeroed(SUM_BYTES));
+    let mut rates = [0.0; 5];
+    for rate in &mut rates {
+        let start = Instant::now();
+        reduce::add_assign(DType::F32, sum.bytes_mut(), other.bytes());
+        *rate = SUM_BYTES as f64 / (start.elapsed().as_secs_f64() * 1e6).max(1.0);
+    }
+    median(&mut rates)
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEGMENT: usize = 256 << 10;
+
+    /// What a cluster with these numbers would measure.
+    fn times_on(model: &Model, size: usize) -> Times {
+        let (short_part, long_part) = (SHORT_BYTES / 2 / (size - 1), (1 << 20) / size);
+        let time = |algorithm, len| model.predicted_us(algorithm, len, size, SEGMENT);
+        // Once the burst is used up, every byte goes at the long rate.
+        let steady = Model { short_bytes: 0.0, ..*model };
+        let steady = |algorithm, len| steady.predicted_us(algorithm, len, size, SEGMENT);
+        Times {
+            size,
+            ring_us: time(Algorithm::Ring, size),
+            star_us: time(Algorithm::Star, size),
+            direct_us: time(Algorithm::Direct, size),
+            short_part,
+            short_ring_us: time(Algorithm::Ring, size * short_part),
+            short_star_us: time(Algorithm::Star, short_part),
+            long_part,
+            first_ring_us: time(Algorithm::Ring, size * long_part),
+            long_ring_us: steady(Algorithm::Ring, size * long_part),
+            long_direct_us: steady(Algorithm::Direct, size * long_part),
+            segment_bytes: SEGMENT,
+            sum_bytes_per_us: model.sum_bytes_per_us,
+        }
+    }
+
+    #[test]
+    fn the_numbers_of_a_cluster_are_found_from_its_times() {
+        let shaped = Model {
+            latency_us: 20.0,
+            message_us: 6.0,
+            shared_message_us: 2.0,
+            shared_us_per_byte: 1e-5,
+            short_bytes_per_us: 1000.0,
+            short_bytes: 150_000.0,
+            long_bytes_per_us: 120.0,
+            fan_factor: 1.1,
+            sum_bytes_per_us: 8000.0,
+        };
+        let own_cores = Model { shared_message_us: 0.0, shared_us_per_byte: 0.0, ..shaped };
+        for model in [shaped, own_cores] {
+            for size in [3, 4, 8, 13] {
+                let found = fit(&times_on(&model, size));
+                let close = |found: f64, true_value: f64, what: &str| {
+                    let off = (found - true_value).abs();
+                    assert!(
+                        off <= 0.12 * true_value + 0.02,
+                        "{what} on {size} ranks: {found} for {true_value}: {found:?}"
+                    );
+                };
+                close(found.latency_us, model.latency_us, "latency");
+                close(found.message_us, model.message_us, "message");
+                close(found.shared_message_us, model.shared_message_us, "shared message");
+                close(found.short_bytes_per_us, model.short_bytes_per_us, "short rate");
+                close(found.short_bytes, model.short_bytes, "short bytes");
+                close(found.long_bytes_per_us, model.long_bytes_per_us, "long rate");
+                close(found.fan_factor, model.fan_factor, "fan factor");
+            }
+        }
+    }
+
+    #[test]
+    fn any_times_at_all_give_a_sound_model() {
+        let usual = times_on(&Model::default(), 8);
+        for noise in [0.0, 1e-3, 1.0, 1e3, 1e9] {
+            for size in [2, 3, 8] {
+                let mut times = Times { size, ..usual };
+                for at in 0..8 {
+                    let fields = [
+                        &mut times.ring_us,
+                        &mut times.star_us,
+                        &mut times.direct_us,
+                        &mut times.short_ring_us,
+                        &mut times.short_star_us,
+                        &mut times.first_ring_us,
+                        &mut times.long_ring_us,
+                        &mut times.long_direct_us,
+                    ];
+                    *fields.into_iter().nth(at).unwrap() = noise;
+                    let model = fit(&times);
+                    assert!(model.is_sound(), "{model:?} from {times:?}");
+                }
+            }
+        }
+    }
+}

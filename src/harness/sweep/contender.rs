@@ -1,0 +1,192 @@
+//! Who is measured in a sweep, and the jobs that measure them.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::{Job, Runner};
+use crate::error::{Error, Result};
+use crate::harness::compare::launched::Launched;
+use crate::harness::compare::peers;
+use crate::harness::mode::Peer;
+use crate::harness::mpirun::Mpirun;
+use crate::harness::record::Record;
+
+/// Somebody's allreduce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Contender {
+    /// Ours, with `auto`.
+    Ours,
+    /// Open MPI's `MPI_Allreduce`: its own choice, or one of its algorithms, numbered from 1 as its parameter
+    /// `coll_tuned_allreduce_algorithm` does.
+    OpenMpi(Option<u8>),
+    /// MPICH's `MPI_Allreduce`, its own choice.
+    Mpich,
+    /// Gloo, as PyTorch ships it.
+    Gloo,
+    /// Horovod over MPI.
+    Horovod,
+}
+
+/// Open MPI's names of its algorithms, in the order of their numbers.
+const OPEN_MPI: [&str; 6] =
+    ["basic linear", "nonoverlapping", "recursive doubling", "ring", "segmented ring", "Rabenseifner"];
+
+impl Contender {
+    /// Everybody.
+    pub fn all() -> Vec<Contender> {
+        let numbered = (1..=OPEN_MPI.len() as u8).map(|number| Contender::OpenMpi(Some(number)));
+        let mut all = vec![Contender::Ours, Contender::OpenMpi(None)];
+        all.extend(numbered);
+        all.extend([Contender::Mpich, Contender::Gloo, Contender::Horovod]);
+        all
+    }
+
+    /// The name in the words of a page.
+    pub fn words(self) -> String {
+        match self {
+            Contender::Ours => "ringpull, auto".to_owned(),
+            Contender::OpenMpi(None) => "Open MPI, its choice".to_owned(),
+            Contender::OpenMpi(Some(number)) => format!("Open MPI, {}", OPEN_MPI[usize::from(number) - 1]),
+            Contender::Mpich => "MPICH, its choice".to_owned(),
+            Contender::Gloo => "gloo".to_owned(),
+            Contender::Horovod => "Horovod".to_owned(),
+        }
+    }
+
+    /// The environment of its ranks.
+    fn env(self) -> Vec<(String, String)> {
+        let mut env: Vec<(&str, String)> = match self {
+            // This program raises Open MPI's eager limits for its own sake; others get what Open MPI gives everybody.
+            Contender::OpenMpi(_) => STOCK_OPEN_MPI.map(|(name, value)| (name, value.to_owned())).to_vec(),
+            _ => Vec::new(),
+        };
+        if let Contender::OpenMpi(Some(number)) = self {
+            env.push(("OMPI_MCA_coll_tuned_use_dynamic_rules", "1".to_owned()));
+            env.push(("OMPI_MCA_coll_tuned_allreduce_algorithm", number.to_string()));
+        }
+        env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// Open MPI's own values of what this program sets before `MPI_Init`.
+const STOCK_OPEN_MPI: [(&str, &str); 3] = [
+    ("OMPI_MCA_btl_tcp_eager_limit", "65536"),
+    ("OMPI_MCA_btl_tcp_rndv_eager_limit", "65536"),
+    ("OMPI_MCA_btl_tcp_max_send_size", "131072"),
+];
+
+impl fmt::Display for Contender {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Contender::Ours => out.pad("ours"),
+            Contender::OpenMpi(None) => out.pad("openmpi:default"),
+            Contender::OpenMpi(Some(number)) => out.pad(&format!("openmpi:{number}")),
+            Contender::Mpich => out.pad("mpich"),
+            Contender::Gloo => out.pad("gloo"),
+            Contender::Horovod => out.pad("horovod"),
+        }
+    }
+}
+
+impl FromStr for Contender {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let all = Contender::all();
+        all.iter().copied().find(|contender| contender.to_string() == text).ok_or_else(|| {
+            let names: Vec<String> = all.iter().map(ToString::to_string).collect();
+            Error::argument(format!("unknown contender {text:?}"), format!("the contenders are {}", names.join(", ")))
+        })
+    }
+}
+
+/// The runner that starts real processes.
+pub struct Processes {
+    launched: Launched,
+    mpirun: Mpirun,
+    /// This program built with MPICH, and its `mpirun`.
+    mpich: Option<(PathBuf, Mpirun)>,
+}
+
+impl Processes {
+    /// Runs on `launched`'s hosts.
+    pub fn new(launched: Launched, mpich: Option<(PathBuf, Mpirun)>) -> Result<Self> {
+        Ok(Processes { launched, mpirun: Mpirun::find()?, mpich })
+    }
+}
+
+impl Runner for Processes {
+    fn missing(&mut self, contender: &Contender) -> Option<String> {
+        match contender {
+            Contender::Mpich if self.mpich.is_none() => Some(
+                "scripts/setup --mpich, then scripts/bench builds with it and names the program with --mpich"
+                    .to_owned(),
+            ),
+            Contender::Gloo => peers::missing(Peer::Gloo),
+            Contender::Horovod => peers::missing(Peer::Horovod),
+            _ => None,
+        }
+    }
+
+    fn run(&mut self, contender: &Contender, job: &Job) -> Result<Vec<Record>> {
+        let joined = |sizes: Vec<String>| sizes.join(",");
+        let mut loops: Vec<String> = vec!["--iters".to_owned(), job.iters.to_string()];
+        loops.extend(["--warmup".to_owned(), job.warmup.to_string()]);
+        let bench = |program: PathBuf, algorithm: &str| {
+            let sizes = joined(job.sizes.iter().map(ToString::to_string).collect());
+            let fixed = ["bench", "allreduce", "--algorithm", algorithm, "--late", "0", "--format", "json", "--sizes"];
+            let mut words = vec![OsString::from(program)];
+            words.extend(fixed.map(OsString::from));
+            words.push(sizes.into());
+            words.extend(loops.iter().map(OsString::from));
+            words
+        };
+        let mut mpirun = &self.mpirun;
+        let command = match contender {
+            Contender::Ours => bench(self.launched.program().to_owned(), "auto"),
+            Contender::OpenMpi(_) => bench(self.launched.program().to_owned(), "native"),
+            Contender::Mpich => {
+                let (program, its_mpirun) =
+                    self.mpich.as_ref().ok_or_else(|| Error::argument("there is no MPICH build", "give --mpich"))?;
+                mpirun = its_mpirun;
+                bench(program.clone(), "native")
+            }
+            Contender::Gloo | Contender::Horovod => {
+                let peer = if *contender == Contender::Gloo { Peer::Gloo } else { Peer::Horovod };
+                let mut words = peers::command(peer)?;
+                let lens = joined(job.sizes.iter().map(|bytes| (bytes / 4).to_string()).collect());
+                words.extend(["--apart".to_owned(), "--lens".to_owned(), lens]);
+                words.extend(loops.iter().cloned());
+                words.into_iter().map(OsString::from).collect()
+            }
+        };
+        let printed = self.launched.mpi_job(mpirun, job.ranks, command, contender.env())?;
+        Record::parse_list(&contender.to_string(), &printed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_contender_is_printed_as_it_is_read_and_has_words() {
+        for contender in Contender::all() {
+            assert_eq!(contender.to_string().parse(), Ok(contender));
+            assert!(!contender.words().is_empty());
+        }
+        let error = "openmpi:7".parse::<Contender>().unwrap_err().to_string();
+        assert!(error.contains("openmpi:6") && error.contains("gloo"), "{error}");
+    }
+
+    #[test]
+    fn others_do_not_run_with_our_settings() {
+        let env = Contender::OpenMpi(Some(4)).env();
+        for part in ["btl_tcp_eager_limit", "use_dynamic_rules", "allreduce_algorithm"] {
+            assert!(env.iter().any(|(name, _)| name.ends_with(part)), "{part}");
+        }
+        assert!(Contender::Ours.env().is_empty());
+    }
+}

@@ -1,0 +1,271 @@
+//! The sweep: our allreduce against others' for every number of ranks and every size, in rotating rounds.
+//!
+//! A job measures many sizes at once, since starting one takes longer than most of them. In each round every contender
+//! runs once for each number of ranks, and each round begins with another contender. [`page`] puts the results of one
+//! or more sweeps into one Markdown page.
+
+pub mod contender;
+pub mod page;
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::contender::Contender;
+use crate::error::{Error, Result};
+use crate::harness::compare::Environment;
+use crate::harness::compare::rounds::order;
+use crate::harness::link::LinkRate;
+use crate::harness::record::{Measured, Record};
+
+/// Payloads up to here are measured many times in a job, longer ones a few times.
+pub const SHORT_BYTES: usize = 1 << 20;
+
+/// What is swept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Where the jobs run, in words.
+    pub place: String,
+    /// The links' rate.
+    pub link: LinkRate,
+    /// Numbers of ranks.
+    pub ranks: Vec<usize>,
+    /// Payload bytes.
+    pub sizes: Vec<usize>,
+    /// Rounds.
+    pub rounds: usize,
+    /// Measured iterations of a payload of up to [`SHORT_BYTES`], in one job.
+    pub short_iters: usize,
+    /// Measured iterations of a longer payload, in one job.
+    pub long_iters: usize,
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// The machine and the date.
+    pub environment: Environment,
+    /// The command that does it again.
+    pub command: String,
+    /// What was asked for.
+    pub plan: Plan,
+    /// How long it took.
+    pub took_s: f64,
+    /// One record for each contender, number of ranks and size; its `mode` is the contender.
+    pub records: Vec<Record>,
+    /// Who is missing and why.
+    pub missing: Vec<String>,
+}
+
+/// One job: some sizes, on some ranks, by one contender.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    /// Ranks.
+    pub ranks: usize,
+    /// Payload bytes, measured one after the other.
+    pub sizes: Vec<usize>,
+    /// Measured iterations of each.
+    pub iters: usize,
+    /// Iterations before them.
+    pub warmup: usize,
+}
+
+/// Starts jobs. One implementation starts processes; the tests have another.
+pub trait Runner {
+    /// How to install what the contender needs, if it is not there.
+    fn missing(&mut self, contender: &Contender) -> Option<String>;
+
+    /// Runs one job to its end and gives the records that its rank 0 printed, one for each size.
+    fn run(&mut self, contender: &Contender, job: &Job) -> Result<Vec<Record>>;
+}
+
+/// Runs every contender in every round. A contender that fails with some number of ranks is not asked for it again.
+pub fn run(
+    runner: &mut dyn Runner,
+    contenders: &[Contender],
+    plan: &Plan,
+    environment: Environment,
+    command: String,
+    progress: &mut dyn FnMut(String),
+) -> Results {
+    let start = Instant::now();
+    let mut missing = Vec::new();
+    let mut present = Vec::new();
+    for contender in contenders {
+        match runner.missing(contender) {
+            Some(install) => missing.push(format!("{contender} is not installed: {install}")),
+            None => present.push(contender),
+        }
+    }
+    let mut samples: Vec<Record> = Vec::new();
+    let mut failed: Vec<(String, usize)> = Vec::new();
+    for round in 0..plan.rounds {
+        for ranks in &plan.ranks {
+            for index in order(present.len(), round) {
+                let (contender, name) = (present[index], present[index].to_string());
+                if failed.contains(&(name.clone(), *ranks)) {
+                    continue;
+                }
+                progress(format!("round {} of {}: {name} on {ranks} ranks", round + 1, plan.rounds));
+                for job in jobs(plan, *ranks) {
+                    let checked = runner.run(contender, &job).and_then(|records| expected(&name, &job, records));
+                    match checked {
+                        Ok(records) => records.into_iter().for_each(|record| add(&mut samples, &name, record)),
+                        Err(error) => {
+                            missing.push(format!("{name} on {ranks} ranks failed: {error}"));
+                            failed.push((name.clone(), *ranks));
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let records = samples.into_iter().filter_map(|record| merged(record, plan.link).ok()).collect();
+    Results { environment, command, plan: plan.clone(), took_s: start.elapsed().as_secs_f64(), records, missing }
+}
+
+/// The short payloads in one job, the long ones in another.
+fn jobs(plan: &Plan, ranks: usize) -> Vec<Job> {
+    let (short, long): (Vec<usize>, Vec<usize>) = plan.sizes.iter().partition(|bytes| **bytes <= SHORT_BYTES);
+    let short = Job { ranks, sizes: short, iters: plan.short_iters, warmup: 2 + plan.short_iters / 5 };
+    let long = Job { ranks, sizes: long, iters: plan.long_iters, warmup: 1 };
+    [short, long].into_iter().filter(|job| !job.sizes.is_empty()).collect()
+}
+
+/// The records, if they are those of the job.
+fn expected(name: &str, job: &Job, records: Vec<Record>) -> Result<Vec<Record>> {
+    let sizes: Vec<usize> = records.iter().map(|record| record.bytes as usize).collect();
+    if sizes == job.sizes && records.iter().all(|record| record.ranks == job.ranks) {
+        return Ok(records);
+    }
+    Err(Error::Protocol {
+        rank: 0,
+        peer: format!("the job of {name}"),
+        what: format!("records of {sizes:?} bytes where {:?} on {} ranks were asked for", job.sizes, job.ranks),
+        remedy: "run the job by hand to see its output".to_owned(),
+    })
+}
+
+fn add(samples: &mut Vec<Record>, name: &str, mut record: Record) {
+    name.clone_into(&mut record.mode);
+    let same =
+        |other: &&mut Record| (&other.mode, other.ranks, other.bytes) == (&record.mode, record.ranks, record.bytes);
+    match samples.iter_mut().find(same) {
+        Some(known) => known.seconds.append(&mut record.seconds),
+        None => samples.push(record),
+    }
+}
+
+/// The record with the figures of all its samples.
+fn merged(record: Record, link: LinkRate) -> Result<Record> {
+    let merged = Record::of_verified(Measured {
+        op: "allreduce",
+        mode: record.mode,
+        algorithm: record.algorithm,
+        ranks: record.ranks,
+        hosts: record.hosts,
+        servers: 0,
+        bytes: record.bytes,
+        dtype: record.dtype,
+        seconds: record.seconds,
+        host_bytes: None,
+        usage: record.usage,
+    })?;
+    Ok(match link.bytes_per_s() {
+        Some(rate) => merged.with_link(rate, None),
+        None => merged,
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::harness::usage::Usage;
+
+    /// Ours takes a nanosecond a byte and a microsecond; others twice that; `openmpi:4` fails on 3 ranks.
+    struct Fake {
+        jobs: Vec<(String, usize)>,
+    }
+
+    impl Runner for Fake {
+        fn missing(&mut self, contender: &Contender) -> Option<String> {
+            (*contender == Contender::Horovod).then(|| "scripts/peers/setup --horovod".to_owned())
+        }
+
+        fn run(&mut self, contender: &Contender, job: &Job) -> Result<Vec<Record>> {
+            self.jobs.push((contender.to_string(), job.ranks));
+            if contender.to_string() == "openmpi:4" && job.ranks == 3 {
+                return Err(Error::argument("rank 2 is lost", "look at its host"));
+            }
+            let factor = if *contender == Contender::Ours { 1.0 } else { 2.0 };
+            let record = |bytes: &usize| {
+                Record::of_verified(Measured {
+                    op: "allreduce",
+                    mode: "dist_sync_mpi".to_owned(),
+                    algorithm: "auto".to_owned(),
+                    ranks: job.ranks,
+                    hosts: job.ranks,
+                    servers: 0,
+                    bytes: *bytes as u64,
+                    dtype: DType::F32,
+                    seconds: vec![factor * (1e-6 + *bytes as f64 * 1e-9); job.iters],
+                    host_bytes: None,
+                    usage: Usage::default(),
+                })
+            };
+            job.sizes.iter().map(record).collect()
+        }
+    }
+
+    pub(crate) fn swept() -> (Results, Vec<(String, usize)>) {
+        let plan = Plan {
+            place: "3 emulated hosts".to_owned(),
+            link: "1gbit".parse().unwrap(),
+            ranks: vec![2, 3],
+            sizes: vec![4, 1 << 20, 10_000_000],
+            rounds: 2,
+            short_iters: 4,
+            long_iters: 1,
+        };
+        let contenders =
+            ["ours", "openmpi:default", "openmpi:4", "horovod"].map(|name| name.parse::<Contender>().unwrap());
+        let environment = Environment {
+            date: "2026-01-31 12:00 UTC".to_owned(),
+            cores: 2,
+            kernel: "Linux 6".to_owned(),
+            ringpull: "0.1.0".to_owned(),
+            mpi: "mpirun (Open MPI) 4.1.4".to_owned(),
+        };
+        let mut fake = Fake { jobs: Vec::new() };
+        let command = "ringpull sweep --hosts 3".to_owned();
+        let results = run(&mut fake, &contenders, &plan, environment, command, &mut |_| ());
+        (results, fake.jobs)
+    }
+
+    #[test]
+    fn every_contender_is_measured_with_every_number_of_ranks_and_size_in_rotating_rounds() {
+        let (results, jobs) = swept();
+        let first: Vec<&str> = jobs.iter().step_by(2).map(|(name, _)| name.as_str()).take(3).collect();
+        assert_eq!(first, ["ours", "openmpi:default", "openmpi:4"]);
+        let second = jobs.iter().filter(|(_, ranks)| *ranks == 2).nth(6).unwrap();
+        assert_eq!(second.0, "openmpi:default", "the second round begins with the second");
+        let of = |mode: &str, ranks: usize| {
+            results.records.iter().filter(|record| record.mode == mode && record.ranks == ranks).collect::<Vec<_>>()
+        };
+        assert_eq!(of("ours", 2).iter().map(|record| record.seconds.len()).collect::<Vec<_>>(), [8, 8, 2]);
+        assert!(of("ours", 3).iter().all(|record| record.ratio_to_bound.is_some()));
+        assert!(of("openmpi:4", 3).is_empty());
+        assert_eq!(jobs.iter().filter(|job| **job == ("openmpi:4".to_owned(), 3)).count(), 1, "not asked again");
+        assert!(results.missing[0].contains("horovod is not installed"), "{:?}", results.missing);
+        assert!(results.missing[1].contains("openmpi:4 on 3 ranks failed: rank 2 is lost"), "{:?}", results.missing);
+    }
+
+    #[test]
+    fn a_job_that_measured_something_else_is_a_failure() {
+        let job = Job { ranks: 2, sizes: vec![4, 8], iters: 1, warmup: 0 };
+        let error = expected("ours", &job, Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("[4, 8] on 2 ranks"), "{error}");
+    }
+}

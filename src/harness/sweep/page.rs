@@ -1,0 +1,169 @@
+//! The results of sweeps as one Markdown page. Every word follows from the samples.
+
+use std::fmt::Write as _;
+
+use super::{Contender, Results};
+use crate::harness::compare::table::{format_seconds, several};
+use crate::harness::record::Record;
+use crate::harness::size::format_size;
+use crate::harness::statistics::Summary;
+
+/// Ours beside the best of the others, for one number of ranks and one size.
+struct Match<'a> {
+    ours: &'a Record,
+    summary: Summary,
+    best: &'a Record,
+    best_summary: Summary,
+}
+
+impl Match<'_> {
+    /// How many times our time the best of the others takes.
+    fn gain(&self) -> f64 {
+        self.best_summary.median / self.summary.median
+    }
+
+    fn is_lost(&self) -> bool {
+        self.gain() < 1.0 && self.summary.differs_from(&self.best_summary)
+    }
+}
+
+/// The page for all of `sweeps`.
+pub fn render(sweeps: &[Results]) -> String {
+    let mut page = "# Allreduce, measured against others\n\n\
+        Generated from the JSON files beside it by `ringpull sweep --report`. Every sum of every sample was checked. Times are from a \
+        barrier to the slowest rank's end, the median of all samples, with half the middle half as spread; the ratio is the best \
+        other's time over ours, so above 1 is in our favour. *Lost* is what another does in less time beyond noise: the middle halves \
+        of the samples do not touch and the medians differ by more than 2 %. Nothing was set by hand: ours is `auto`.\n"
+        .to_owned();
+    for sweep in sweeps {
+        section(&mut page, sweep);
+    }
+    page
+}
+
+fn section(page: &mut String, sweep: &Results) {
+    let plan = &sweep.plan;
+    let links =
+        plan.link.bits_per_s().map_or("links without a limit".to_owned(), |_| format!("links of {}", plan.link));
+    let place = &sweep.environment;
+    write!(
+        page,
+        "\n## {}, {links}\n\n{}; {} cores, {}; ringpull {}, {}; {}, {:.0} minutes.\n\n```\n{}\n```\n\n",
+        plan.place,
+        place.date,
+        place.cores,
+        place.kernel,
+        place.ringpull,
+        place.mpi,
+        several(plan.rounds, "round"),
+        sweep.took_s / 60.0,
+        sweep.command
+    )
+    .expect("a string takes every text");
+    let matches: Vec<Match> = sweep.plan.ranks.iter().flat_map(|ranks| matches(sweep, *ranks)).collect();
+    page.push_str(&verdict(&matches));
+    for missing in &sweep.missing {
+        // Only the first line: the rest is what a failed job wrote.
+        writeln!(page, "\nMissing: {}", missing.lines().next().unwrap_or_default()).expect("a string takes every text");
+    }
+    for ranks in &plan.ranks {
+        writeln!(page, "\n| {} | ours | of the bound | best other | its time | ratio |", several(*ranks, "rank"))
+            .expect("a string takes every text");
+        page.push_str("| --- | --- | --- | --- | --- | --- |\n");
+        for of in matches.iter().filter(|of| of.ours.ranks == *ranks) {
+            writeln!(
+                page,
+                "| {} | {} +-{:.0} % | {} | {} | {} +-{:.0} % | {:.2}{} |",
+                format_size(of.ours.bytes as f64),
+                format_seconds(of.summary.median),
+                100.0 * of.summary.relative_spread(),
+                of.ours.ratio_to_bound.map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
+                words(&of.best.mode),
+                format_seconds(of.best_summary.median),
+                100.0 * of.best_summary.relative_spread(),
+                of.gain(),
+                if of.is_lost() { " (lost)" } else { "" },
+            )
+            .expect("a string takes every text");
+        }
+    }
+}
+
+fn words(mode: &str) -> String {
+    mode.parse::<Contender>().map_or(mode.to_owned(), Contender::words)
+}
+
+fn matches(sweep: &Results, ranks: usize) -> Vec<Match<'_>> {
+    let ours = Contender::Ours.to_string();
+    let of_size = |bytes: &usize| {
+        let here = || sweep.records.iter().filter(|it| it.ranks == ranks && it.bytes == *bytes as u64);
+        let own = here().find(|it| it.mode == ours)?;
+        let best = here().filter(|it| it.mode != ours).min_by(|a, b| a.median_s.total_cmp(&b.median_s))?;
+        Some(Match { ours: own, summary: Summary::of(&own.seconds)?, best, best_summary: Summary::of(&best.seconds)? })
+    };
+    sweep.plan.sizes.iter().filter_map(of_size).collect()
+}
+
+fn verdict(matches: &[Match]) -> String {
+    if matches.is_empty() {
+        return "Nothing was measured against others.\n".to_owned();
+    }
+    let logs: f64 = matches.iter().map(|of| of.gain().ln()).sum();
+    let lost: Vec<&Match> = matches.iter().filter(|of| of.is_lost()).collect();
+    let mut text = format!(
+        "Over {} of ranks and size, against the best of the others in each: geometric mean {:.2}x, {} lost.\n",
+        several(matches.len(), "combination"),
+        (logs / matches.len() as f64).exp(),
+        lost.len()
+    );
+    let bounded: Vec<&Match> =
+        matches.iter().filter(|of| of.ours.bytes >= 25_000_000 && of.ours.ratio_to_bound.is_some()).collect();
+    let ratio = |of: &&Match| of.ours.ratio_to_bound.unwrap_or(f64::NAN);
+    if let Some(worst) = bounded.iter().max_by(|a, b| ratio(a).total_cmp(&ratio(b))) {
+        writeln!(
+            text,
+            "Of payloads from 25 MB on the farthest from the bound is {} on {}: {:.3} of it.",
+            format_size(worst.ours.bytes as f64),
+            several(worst.ours.ranks, "rank"),
+            ratio(worst)
+        )
+        .expect("a string takes every text");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::sweep::tests::swept;
+
+    #[test]
+    fn the_page_has_a_row_for_each_size_and_says_what_was_missing() {
+        let (results, _) = swept();
+        let page = render(&[results]);
+        for part in [
+            "## 3 emulated hosts, links of 1gbit",
+            "ringpull sweep --hosts 3",
+            "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x, 0 lost.",
+            "| 2 ranks | ours |",
+            "| 4 B | 1.00 us +-0 % |",
+            "Open MPI, its choice",
+            "Missing: horovod is not installed",
+        ] {
+            assert!(page.contains(part), "{part} in {page}");
+        }
+    }
+
+    #[test]
+    fn what_another_does_faster_is_called_lost() {
+        let (mut results, _) = swept();
+        for record in &mut results.records {
+            if record.mode == "openmpi:default" && record.bytes == 4 && record.ranks == 2 {
+                record.seconds.iter_mut().for_each(|sample| *sample /= 10.0);
+                record.median_s /= 10.0;
+            }
+        }
+        let page = render(&[results]);
+        assert!(page.contains("0.20 (lost)") && page.contains(", 1 lost."), "{page}");
+    }
+}

@@ -1,0 +1,32 @@
+//! Ranks of `dist_sync_mpi` that are threads.
+
+use std::sync::Arc;
+
+use ringpull::Kind;
+use ringpull::config::Config;
+use ringpull::progress::Engine;
+use ringpull::store::KvStore;
+use ringpull::store::allreduce::Allreduce;
+
+/// Runs `work` as each of `size` workers.
+pub(crate) fn workers<T: Send>(size: usize, config: &Config, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {
+    let engines = Engine::in_process(size, config).unwrap();
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads = engines.into_iter().map(|engine| {
+            scope.spawn(move || {
+                let store = KvStore::over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(&engine))), config);
+                let value = work(&store);
+                drop(store);
+                (value, engine)
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let (values, engines): (Vec<T>, Vec<Arc<Engine>>) = ends.into_iter().unzip();
+        for engine in engines {
+            scope.spawn(move || drop(engine));
+        }
+        values
+    })
+}
