@@ -1,16 +1,18 @@
-//! Stores over simulated devices, in one process: any number of ranks and devices, and a fault at every step.
+//! Stores over simulated devices, in one process: any number of ranks and devices, repeated steps, and a fault at every step.
 
 use std::slice::from_ref;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ringpull::config::Config;
+use ringpull::config::{Config, Dmlc, Role};
 use ringpull::device::{Devices, Fault, Manner, Simulated};
 use ringpull::progress::Engine;
 use ringpull::store::KvStore;
+use ringpull::store::device_sums::DeviceSums;
 use ringpull::store::on_devices::OnDevices;
-use ringpull::{DType, Kind, Result, Tensor};
+use ringpull::store::servers::Servers;
+use ringpull::{DType, Kind, Result, Tensor, ps};
 
 /// Short, since work that never ends is waited for this long.
 fn config(timeout: Duration) -> Config {
@@ -168,5 +170,93 @@ fn every_rank_meets_the_fault_of_one() {
             let known = text.contains("injected at step") || text.contains("rank 0") || text.contains("aborted");
             assert!(known, "rank {rank} after {fault:?}: {text}");
         }
+    }
+}
+
+/// A job of one worker whose platform may have a fault, a server and a scheduler, all threads of this process.
+fn with_servers(count: usize, fault: Option<Fault>, limit: Duration) -> (Result<Vec<f32>>, u64) {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let dmlc = |role| Dmlc {
+        role,
+        root: port,
+        num_workers: 1,
+        num_servers: 1,
+        node_host: Some(port.ip()),
+        preferred_rank: None,
+    };
+    let platform = Simulated::faulty(count, fault);
+    let over: Arc<Simulated> = Arc::clone(&platform);
+    let patient = config(Duration::from_secs(20));
+    let outcome = thread::scope(|scope| {
+        for role in [Role::Scheduler, Role::Server] {
+            let (dmlc, patient) = (dmlc(role), &patient);
+            scope.spawn(move || ps::run_node(role, patient, &dmlc));
+        }
+        let servers = Servers::connect(Kind::DistSyncDevice, &patient, &dmlc(Role::Worker)).unwrap();
+        let devices = Devices::over(over, limit)?;
+        let backend = DeviceSums::new(servers, Arc::clone(&devices), limit);
+        train(&KvStore::over(Kind::DistSyncDevice, Box::new(backend), &patient), &devices, 9)
+    });
+    (outcome, platform.steps())
+}
+
+#[test]
+fn a_worker_of_servers_meets_a_fault_at_any_step_with_an_error() {
+    let (outcome, steps) = with_servers(2, None, Duration::from_secs(20));
+    assert_eq!(outcome.unwrap(), [expected(&[2]); 9]);
+    assert!(steps > 20, "{steps} steps");
+    let steps_of = |manner| (0..steps).map(move |step| Fault { step, manner });
+    let faults: Vec<Fault> = steps_of(Manner::Returned).chain(steps_of(Manner::Later)).collect();
+    // Each of them spends its time meeting and parting.
+    for faults in faults.chunks(16) {
+        thread::scope(|scope| {
+            for fault in faults {
+                scope.spawn(move || {
+                    let (outcome, _) = with_servers(2, Some(*fault), Duration::from_secs(20));
+                    check(&outcome, fault.step, fault.manner, steps);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn steps_on_devices_that_repeat_send_no_control_message() {
+    let config = config(Duration::from_secs(30));
+    let engines = Engine::in_process(3, &config).unwrap();
+    let ranks: Vec<_> = engines
+        .into_iter()
+        .map(|engine| {
+            let config = config.clone();
+            thread::spawn(move || {
+                let devices = Devices::simulated(2).unwrap();
+                let backend = OnDevices::over_ranks(Arc::clone(&devices), engine, config.timeout);
+                let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), &config);
+                let keys = ["a", "b", "c", "d"];
+                let tensor = |device| devices.upload(device, &Tensor::full(DType::F32, &[5], 1.0)).unwrap();
+                let tensors: Vec<Vec<Tensor>> = keys.iter().map(|_| (0..2).map(tensor).collect()).collect();
+                keys.iter().for_each(|key| store.init(*key, &Tensor::zeros(DType::F32, &[5])).unwrap());
+                let mut value = 1.0;
+                let mut before = 0;
+                for step in 0..12 {
+                    if step == 4 {
+                        before = store.stats().control_messages;
+                    }
+                    for (key, values) in keys.iter().zip(&tensors) {
+                        store.push_pull(*key, values, values, 0).unwrap();
+                    }
+                    value *= 6.0;
+                    for tensor in tensors.iter().flatten() {
+                        assert_eq!(devices.download(tensor).unwrap().to_vec::<f32>().unwrap(), [value; 5]);
+                    }
+                }
+                (before, store.stats().control_messages)
+            })
+        })
+        .collect();
+    for rank in ranks {
+        let (before, after) = rank.join().unwrap();
+        assert!(before > 0);
+        assert_eq!(before, after);
     }
 }

@@ -14,7 +14,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("collective", &["transport"]),
     ("compress", &[]),
     ("optim", &[]),
-    ("device", &["optim"]),
+    ("device", &["compress", "optim"]),
     ("communicator", &["transport", "collective", "compress", "device"]),
     ("progress", &["transport", "collective", "communicator"]),
     ("ps", &["transport", "compress", "optim"]),

@@ -31,7 +31,7 @@ use parking_lot::RwLock;
 
 pub use devices::{Array, Devices, array_of};
 pub use handle::{Event, Home, Memory, Slice, Stream};
-pub use open::{Survey, cuda_aware_mpi, open, survey};
+pub use open::{Library, Survey, cuda_aware_mpi, open, survey};
 pub use reference::compute;
 pub use simulated::{Fault, Manner, Simulated};
 pub use spread::{Layout, Scratch};

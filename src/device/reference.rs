@@ -4,25 +4,23 @@ use half::{bf16, f16};
 
 use super::work::{CollectiveKind as Kind, Operation};
 use crate::buffer::Buffer;
+use crate::compress::{Codec, Level};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::optim::State;
 use crate::reduce;
 
 /// What `operation` writes, given what it reads and how long what it writes is.
-pub fn compute(operation: &Operation, mut reads: Vec<Buffer>, lengths: &[usize]) -> Result<Vec<Buffer>> {
+pub fn compute(operation: &Operation, reads: Vec<Buffer>, lengths: &[usize]) -> Result<Vec<Buffer>> {
     Ok(match operation {
         Operation::Copy => reads,
         Operation::Zero => lengths.iter().map(|len| Buffer::zeroed(*len)).collect(),
         Operation::Sum(dtype) => vec![sum(*dtype, &reads)],
-        Operation::Quantise2 { threshold } => quantise::<16>(&mut reads, |residual| two_bits(residual, *threshold)),
-        Operation::AddDequantised2 { threshold } => add_codes::<16>(reads, |code| match code {
-            3 => *threshold,
-            2 => -*threshold,
-            _ => 0.0,
-        }),
-        Operation::Quantise1 { threshold } => quantise::<32>(&mut reads, |residual| one_bit(residual, *threshold)),
-        Operation::AddDequantised1 => add_codes::<32>(reads, |code| if code == 1 { 1.0 } else { -1.0 }),
+        Operation::Quantise2 { threshold } => encode(Codec::TwoBit { threshold: *threshold }, reads),
+        Operation::AddDequantised2 { threshold } => decode_add(Codec::TwoBit { threshold: *threshold }, reads),
+        Operation::Quantise1 { threshold } => encode(Codec::OneBit { threshold: *threshold }, reads),
+        // Decoded values are 1 and -1 whatever it is.
+        Operation::AddDequantised1 => decode_add(Codec::OneBit { threshold: 0.0 }, reads),
         Operation::Update { optimizer, dtype, updates } => {
             let mut parts = reads.into_iter();
             let (Some(gradient), Some(mut weight)) = (parts.next(), parts.next()) else {
@@ -81,51 +79,19 @@ fn widened<T: Element>(addends: &[Buffer], widen: fn(T) -> f32, narrow: fn(f32) 
     total
 }
 
-/// MXNet's 2-bit rule: the code, and what is left for later.
-fn two_bits(residual: f32, threshold: f32) -> (u32, f32) {
-    if residual >= threshold {
-        (3, residual - threshold)
-    } else if residual <= -threshold {
-        (2, residual + threshold)
-    } else {
-        (0, residual)
-    }
-}
-
-/// MXNet's 1-bit rule.
-fn one_bit(residual: f32, threshold: f32) -> (u32, f32) {
-    if residual > threshold { (1, residual - 1.0) } else { (0, residual + 1.0) }
-}
-
-/// Where the code of the `index`-th value of a word stands: bytes in order, the first value in a byte's highest bits.
-fn shift<const PER_WORD: usize>(index: usize) -> usize {
-    let bits = 32 / PER_WORD;
-    let per_byte = 8 / bits;
-    index / per_byte * 8 + (per_byte - 1 - index % per_byte) * bits
-}
-
-/// Codes of gradient plus residual, `PER_WORD` to a word, and the residual that is left.
-fn quantise<const PER_WORD: usize>(reads: &mut Vec<Buffer>, rule: impl Fn(f32) -> (u32, f32)) -> Vec<Buffer> {
+/// Codes of gradient plus residual, and the residual that is left.
+fn encode(codec: Codec, mut reads: Vec<Buffer>) -> Vec<Buffer> {
     let mut residual = reads.pop().unwrap_or_else(|| Buffer::zeroed(0));
     let gradient: &[f32] = reads.first().map_or(&[], |gradient| bytemuck::cast_slice(gradient.bytes()));
-    let mut codes = Buffer::zeroed(gradient.len().div_ceil(PER_WORD) * 4);
-    let words: &mut [u32] = bytemuck::cast_slice_mut(codes.bytes_mut());
-    let left: &mut [f32] = bytemuck::cast_slice_mut(residual.bytes_mut());
-    for (index, (left, gradient)) in left.iter_mut().zip(gradient).enumerate() {
-        let (code, rest) = rule(*left + gradient);
-        *left = rest;
-        words[index / PER_WORD] |= code << shift::<PER_WORD>(index % PER_WORD);
-    }
+    let mut codes = Buffer::zeroed(codec.code_bytes(gradient.len()));
+    codec.encode_at(Level::Scalar, gradient, bytemuck::cast_slice_mut(residual.bytes_mut()), codes.bytes_mut());
     vec![codes, residual]
 }
 
-fn add_codes<const PER_WORD: usize>(mut reads: Vec<Buffer>, decode: impl Fn(u32) -> f32) -> Vec<Buffer> {
+fn decode_add(codec: Codec, mut reads: Vec<Buffer>) -> Vec<Buffer> {
     let mut sum = reads.pop().unwrap_or_else(|| Buffer::zeroed(0));
-    let words: &[u32] = reads.first().map_or(&[], |codes| bytemuck::cast_slice(codes.bytes()));
-    let mask = (1u32 << (32 / PER_WORD)) - 1;
-    for (index, sum) in bytemuck::cast_slice_mut::<u8, f32>(sum.bytes_mut()).iter_mut().enumerate() {
-        *sum += decode(words[index / PER_WORD] >> shift::<PER_WORD>(index % PER_WORD) & mask);
-    }
+    let codes = reads.first().map_or(&[][..], Buffer::bytes);
+    codec.decode_add_at(Level::Scalar, codes, bytemuck::cast_slice_mut(sum.bytes_mut()));
     vec![sum]
 }
 
@@ -139,31 +105,6 @@ mod tests {
 
     fn of(values: &[f32]) -> Buffer {
         Buffer::copy_of(bytemuck::cast_slice(values))
-    }
-
-    #[test]
-    fn two_bit_codes_follow_mxnets_reference_check() {
-        let (gradient, mut residual) = (of(&[0.5, 0.49, -0.5, 1.7, -3.0]), of(&[0.0; 5]));
-        for expected in [[0.5, 0.0, -0.5, 0.5, -0.5], [0.5, 0.5, -0.5, 0.5, -0.5]] {
-            let quantise = Operation::Quantise2 { threshold: 0.5 };
-            let mut written = compute(&quantise, vec![Buffer::copy_of(gradient.bytes()), residual], &[]).unwrap();
-            residual = written.pop().unwrap();
-            let add = Operation::AddDequantised2 { threshold: 0.5 };
-            let sum = compute(&add, vec![written.remove(0), of(&[0.0; 5])], &[]).unwrap();
-            assert_eq!(floats(&sum[0]), expected);
-        }
-    }
-
-    #[test]
-    fn codes_lie_in_the_bytes_where_mxnet_puts_them() {
-        let gradient = of(&[1.0, -1.0, 0.0, 1.0, 0.0, 0.0, 0.0, -1.0]);
-        let two = Operation::Quantise2 { threshold: 0.5 };
-        let written = compute(&two, vec![Buffer::copy_of(gradient.bytes()), of(&[0.0; 8])], &[]).unwrap();
-        assert_eq!(written[0].bytes(), [0b1110_0011, 0b0000_0010, 0, 0]);
-        let one = Operation::Quantise1 { threshold: 0.5 };
-        let written = compute(&one, vec![gradient, of(&[0.0; 8])], &[]).unwrap();
-        assert_eq!(written[0].bytes(), [0b1001_0000, 0, 0, 0]);
-        assert_eq!(floats(&written[1]), [0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0]);
     }
 
     #[test]

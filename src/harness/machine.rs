@@ -80,17 +80,13 @@ impl Machine {
             ("kernel", self.kernel.clone()),
             ("emulated hosts", self.lab_lacks.as_ref().map_or("yes".to_owned(), |lacks| format!("no: {lacks}"))),
             ("fashion-mnist", self.dataset.clone().unwrap_or_else(|| "none (run scripts/setup)".to_owned())),
-            ("cuda driver", self.devices.driver.clone()),
-            ("nccl", self.devices.nccl.clone()),
-            ("nvrtc", self.devices.nvrtc.clone()),
+            ("cuda driver", self.devices.driver.to_string()),
+            ("nccl", self.devices.nccl.to_string()),
+            ("nvrtc", self.devices.nvrtc.to_string()),
             ("gpus", if self.devices.devices.is_empty() { none() } else { self.devices.devices.join(", ") }),
-            ("peer access", if self.devices.peers.is_empty() { none() } else { pairs(&self.devices.peers) }),
+            ("peer access", self.devices.peer_access()),
         ]
     }
-}
-
-fn pairs(peers: &[(usize, usize)]) -> String {
-    peers.iter().map(|(from, to)| format!("{from}->{to}")).collect::<Vec<_>>().join(" ")
 }
 
 fn lab_lacks() -> Option<String> {

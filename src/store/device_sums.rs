@@ -165,7 +165,8 @@ impl Backend for DeviceSums {
     }
 
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
-        let host = if value.remote().is_some() { self.devices.download(value)? } else { value.clone() };
+        let download = || self.devices.download(value).map_err(|fault| of_rank(fault, self.rank()));
+        let host = if value.remote().is_some() { download()? } else { value.clone() };
         self.servers.init(entry, &host)
     }
 

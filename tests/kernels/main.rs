@@ -134,6 +134,15 @@ fn a_bucket_is_packed_whatever_the_alignment() {
     assert!(bucket.bytes()[end..].iter().all(|byte| *byte == 0));
 }
 
+/// Values at the threshold, of no size and of all, among others.
+fn with_edges(len: usize, seed: usize) -> Buffer {
+    let mut buffer = pattern(DType::F32, len, seed, |v| v);
+    let edges = [0.5, -0.5, 0.0, -0.0, f32::INFINITY, 1e-40, f32::MAX];
+    let values: &mut [f32] = bytemuck::cast_slice_mut(buffer.bytes_mut());
+    values.iter_mut().skip(seed).step_by(11).zip(edges.into_iter().cycle()).for_each(|(value, edge)| *value = edge);
+    buffer
+}
+
 #[test]
 fn codes_and_residuals_have_the_references_bits() {
     let Some((library, _folder)) = build(2) else { return };
@@ -143,7 +152,7 @@ fn codes_and_residuals_have_the_references_bits() {
     ];
     for (name, per_word, quantise, add) in operations {
         for len in LENGTHS {
-            let [gradient, mut residual, mut sum] = [1, 2, 3].map(|seed| pattern(DType::F32, len, seed, |v| v));
+            let [gradient, mut residual, mut sum] = [1, 2, 3].map(|seed| with_edges(len, seed));
             let reads = copies(&[Buffer::copy_of(gradient.bytes()), Buffer::copy_of(residual.bytes())]);
             let wanted = compute(&quantise, reads, &[]).unwrap();
             let mut codes = pattern(DType::U8, len.div_ceil(per_word) * 4, 9, |v| v);
@@ -216,13 +225,12 @@ fn one_update(library: &Library, optimizer: &Arc<Optimizer>, dtype: DType, maste
     let pointers: Vec<*mut c_void> = buffers.iter_mut().map(to).collect();
     let (slots, master) = pointers[2..].split_at(pointers.len() - 2 - usize::from(mastered));
     let slot = |index: usize| slots.get(index).copied().unwrap_or(std::ptr::null_mut());
-    type P = *mut c_void;
     if let [master] = master {
         let name = format!("update_{dtype}_master");
-        launch!(library, name, 1, P: pointers[1], P: pointers[0], P: slot(0), P: slot(1), P: *master, Step: step, i32: kind, i32: i32::from(updates == 0), u64: len as u64);
+        launch!(library, name, 1, *mut c_void: pointers[1], *mut c_void: pointers[0], *mut c_void: slot(0), *mut c_void: slot(1), *mut c_void: *master, Step: step, i32: kind, i32: i32::from(updates == 0), u64: len as u64);
     } else {
         let name = format!("update_{dtype}");
-        launch!(library, name, 1, P: pointers[1], P: pointers[0], P: slot(0), P: slot(1), Step: step, i32: kind, u64: len as u64);
+        launch!(library, name, 1, *mut c_void: pointers[1], *mut c_void: pointers[0], *mut c_void: slot(0), *mut c_void: slot(1), Step: step, i32: kind, u64: len as u64);
     }
     for (index, (got, wanted)) in buffers[1..].iter().zip(&wanted).enumerate() {
         assert!(got.bytes() == wanted.bytes(), "{optimizer:?} on {dtype} after {updates} updates: buffer {index}");

@@ -20,7 +20,7 @@ use parking_lot::RwLock;
 
 use super::handle::{Event, Slice, Stream};
 use super::kernels::UNITS;
-use super::open::Survey;
+use super::open::{Library, Survey};
 use super::work::{Collective, Work};
 use super::{Pinned, Platform, failed};
 use crate::buffer::Buffer;
@@ -318,12 +318,14 @@ impl Platform for Cuda {
 
 /// What this machine has, in words. Nothing is left open.
 pub(super) fn survey() -> Survey {
-    let absent = |names: &str| format!("not found (looked for {names})");
+    let found = |version: Option<String>, names: &str| {
+        version.map_or_else(|| Library::Missing(format!("not found (looked for {names})")), Library::Version)
+    };
     let mut survey = Survey {
         built: true,
-        driver: absent("libcuda.so, libcuda.so.1"),
-        nccl: nccl::version().unwrap_or_else(|| absent(&nccl::NAMES.join(", "))),
-        nvrtc: compile::version().unwrap_or_else(|| absent("libnvrtc.so and its versions")),
+        driver: found(None, "libcuda.so, libcuda.so.1"),
+        nccl: found(nccl::version(), &nccl::NAMES.join(", ")),
+        nvrtc: found(compile::version(), "libnvrtc.so and its versions"),
         ..Survey::default()
     };
     // SAFETY: as in `start_driver`.
@@ -333,12 +335,12 @@ pub(super) fn survey() -> Survey {
     let mut version = 0;
     // SAFETY: writes one int.
     if unsafe { sys::cuDriverGetVersion(&raw mut version) } == sys::CUresult::CUDA_SUCCESS {
-        survey.driver = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+        survey.driver = Library::Version(format!("CUDA {}.{}", version / 1000, version % 1000 / 10));
     }
     let count = match start_driver().and_then(|()| checked("cuDeviceGetCount", result::device::get_count())) {
         Ok(count) => count,
         Err(cause) => {
-            survey.driver = format!("{}: {cause}", survey.driver);
+            survey.driver = Library::Missing(format!("{}: {cause}", survey.driver));
             return survey;
         }
     };

@@ -25,8 +25,8 @@ pub(super) fn checks(devices: &Arc<Devices>) -> Vec<Check> {
     for dtype in DType::ALL {
         let outcome = lengths(devices).iter().try_for_each(|&len| {
             [1, 2, 3, 8, 11].into_iter().try_for_each(|count| {
-                let reads = (0..count).map(|seed| pattern(dtype, len, seed)).collect();
-                compare(devices, &Operation::Sum(dtype), reads, &[len * dtype.size_bytes()])
+                let reads: Vec<Buffer> = (0..count).map(|seed| pattern(dtype, len, seed)).collect();
+                compare(devices, &Operation::Sum(dtype), &reads, &[len * dtype.size_bytes()])
             })
         });
         checks.push(check(format!("sum of {dtype}"), said(outcome)));
@@ -65,8 +65,8 @@ fn said(outcome: Result<()>) -> Result<String> {
 fn packing(devices: &Arc<Devices>) -> Result<()> {
     // More than one launch takes, of lengths that are aligned to nothing.
     let lengths: Vec<usize> = (0..40).map(|index| (index * index * 31) % 9000 + 1).collect();
-    let reads = lengths.iter().enumerate().map(|(seed, len)| pattern(DType::U8, *len, seed)).collect();
-    compare(devices, &Operation::Copy, reads, &lengths)
+    let reads: Vec<Buffer> = lengths.iter().enumerate().map(|(seed, len)| pattern(DType::U8, *len, seed)).collect();
+    compare(devices, &Operation::Copy, &reads, &lengths)
 }
 
 fn codec(devices: &Arc<Devices>, quantise: &Operation) -> Result<()> {
@@ -78,9 +78,9 @@ fn codec(devices: &Arc<Devices>, quantise: &Operation) -> Result<()> {
         let (gradient, residual) = (fractions(len, 1), fractions(len, 2));
         let codes_bytes = len.div_ceil(per_word) * 4;
         let reads = vec![Buffer::copy_of(gradient.bytes()), Buffer::copy_of(residual.bytes())];
-        compare(devices, quantise, reads, &[codes_bytes, len * 4])?;
+        compare(devices, quantise, &reads, &[codes_bytes, len * 4])?;
         let written = compute(quantise, vec![gradient, residual], &[codes_bytes, len * 4])?;
-        compare(devices, &add, vec![Buffer::copy_of(written[0].bytes()), fractions(len, 3)], &[len * 4])?;
+        compare(devices, &add, &[Buffer::copy_of(written[0].bytes()), fractions(len, 3)], &[len * 4])?;
     }
     Ok(())
 }
@@ -100,13 +100,13 @@ fn update(devices: &Arc<Devices>, rule: &str, dtype: DType, mastered: bool) -> R
             reads.push(filled);
             lengths.push(slot_bytes);
         }
-        compare(devices, &operation, reads, &lengths)?;
+        compare(devices, &operation, &reads, &lengths)?;
     }
     Ok(())
 }
 
 /// Runs `operation` on a device and on the host, with the memory at the start of an allocation and four elements behind it.
-fn compare(devices: &Arc<Devices>, operation: &Operation, reads: Vec<Buffer>, lengths: &[usize]) -> Result<()> {
+fn compare(devices: &Arc<Devices>, operation: &Operation, reads: &[Buffer], lengths: &[usize]) -> Result<()> {
     for offset in [0, 8] {
         let given: Vec<Buffer> = reads.iter().map(|read| Buffer::copy_of(read.bytes())).collect();
         let got = on_device(devices, operation, &given, lengths, offset)?;

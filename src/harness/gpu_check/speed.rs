@@ -82,7 +82,7 @@ impl Bench<'_> {
         self.timed(name, bytes, limit, self.devices.lane(self.device), work)
     }
 
-    /// Copies to and from pinned memory, each alone and both at once.
+    /// Copies to and from pinned memory, each alone.
     fn link(&self, buffer: &Slice) -> Result<Vec<Speed>> {
         let pinned = || Ok(Slice::all(&Memory::pinned(self.devices.platform(), BYTES)?));
         let (staging, other) = (pinned()?, pinned()?);
