@@ -1,5 +1,6 @@
 //! Stores over simulated devices, in one process: any number of ranks and devices, repeated steps, and a fault at every step.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::slice::from_ref;
 use std::sync::Arc;
 use std::thread;
@@ -151,11 +152,10 @@ fn every_rank_meets_the_fault_of_one() {
     outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(&counts); 9]));
     let faults: Vec<Fault> = [Manner::Returned, Manner::Later]
         .into_iter()
-        .enumerate()
-        .flat_map(|(shift, manner)| (shift as u64 * 2..steps - 10).step_by(4).map(move |step| Fault { step, manner }))
+        .flat_map(|manner| (0..steps - 10).map(move |step| Fault { step, manner }))
         .collect();
     // Each of them spends its time waiting.
-    let outcomes = faults.chunks(8).flat_map(|faults| {
+    let outcomes = faults.chunks(16).flat_map(|faults| {
         thread::scope(|scope| {
             let running: Vec<_> = faults
                 .iter()
@@ -173,20 +173,20 @@ fn every_rank_meets_the_fault_of_one() {
     }
 }
 
+/// Where the `number`-th job's scheduler listens: on an address of this process, and on a port that the system gives to nobody by itself.
+fn address(number: usize) -> SocketAddr {
+    let [.., upper, lower] = std::process::id().to_be_bytes();
+    (Ipv4Addr::new(127, upper, lower, 7), 20_000 + number as u16).into()
+}
+
 /// A job of one worker whose platform may have a fault, a server and a scheduler, all threads of this process.
-fn with_servers(count: usize, fault: Option<Fault>, limit: Duration) -> (Result<Vec<f32>>, u64) {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let dmlc = |role| Dmlc {
-        role,
-        root: port,
-        num_workers: 1,
-        num_servers: 1,
-        node_host: Some(port.ip()),
-        preferred_rank: None,
-    };
+fn with_servers(root: SocketAddr, fault: Option<Fault>) -> (Result<Vec<f32>>, u64) {
+    let (count, limit) = (2, Duration::from_secs(20));
+    let node_host = Some(root.ip());
+    let dmlc = |role| Dmlc { role, root, num_workers: 1, num_servers: 1, node_host, preferred_rank: None };
     let platform = Simulated::faulty(count, fault);
     let over: Arc<Simulated> = Arc::clone(&platform);
-    let patient = config(Duration::from_secs(20));
+    let patient = config(limit);
     let outcome = thread::scope(|scope| {
         for role in [Role::Scheduler, Role::Server] {
             let (dmlc, patient) = (dmlc(role), &patient);
@@ -202,17 +202,18 @@ fn with_servers(count: usize, fault: Option<Fault>, limit: Duration) -> (Result<
 
 #[test]
 fn a_worker_of_servers_meets_a_fault_at_any_step_with_an_error() {
-    let (outcome, steps) = with_servers(2, None, Duration::from_secs(20));
+    let (outcome, steps) = with_servers(address(0), None);
     assert_eq!(outcome.unwrap(), [expected(&[2]); 9]);
     assert!(steps > 20, "{steps} steps");
     let steps_of = |manner| (0..steps).map(move |step| Fault { step, manner });
     let faults: Vec<Fault> = steps_of(Manner::Returned).chain(steps_of(Manner::Later)).collect();
     // Each of them spends its time meeting and parting.
-    for faults in faults.chunks(16) {
+    let numbered: Vec<(usize, Fault)> = (1..).zip(faults).collect();
+    for faults in numbered.chunks(16) {
         thread::scope(|scope| {
-            for fault in faults {
+            for (number, fault) in faults {
                 scope.spawn(move || {
-                    let (outcome, _) = with_servers(2, Some(*fault), Duration::from_secs(20));
+                    let (outcome, _) = with_servers(address(*number), Some(*fault));
                     check(&outcome, fault.step, fault.manner, steps);
                 });
             }

@@ -133,6 +133,16 @@ fn dist_sync_mpi_keeps_every_promise_on_devices() {
 }
 
 #[test]
+#[ignore = "takes a minute; the test above takes five of these"]
+fn dist_sync_mpi_keeps_every_promise_on_1_to_4_ranks_with_1_2_and_4_devices() {
+    for workers in 1..5 {
+        for kind in ["dist_sync_mpi on 1", "dist_sync_mpi on 2", "dist_sync_mpi on 4"] {
+            Job { kind, workers, group: "strings-devices" }.run();
+        }
+    }
+}
+
+#[test]
 fn the_device_kinds_with_servers_keep_every_promise() {
     for (workers, kind) in [(1, "dist_sync_device on 4"), (2, "dist_sync_device on 2"), (4, "dist_sync_device on 1")] {
         Job { kind, workers, group: "strings-device-servers" }.run();

@@ -32,7 +32,7 @@ pub struct Speed {
     pub seconds: Vec<f64>,
     /// The median, in bytes a second.
     pub bytes_per_s: f64,
-    /// Its share of the measured copy on the device, or between device and host where that is what limits it.
+    /// Its share of what limits it: the measured copy on the device, or of staging its slower stage.
     pub share: f64,
 }
 
@@ -57,7 +57,7 @@ impl Findings {
         let devices = device::open(name)?;
         let mut checks = kernels::checks(&devices);
         checks.extend(stores::checks(name, &devices));
-        let speeds = if name.starts_with("sim") { Vec::new() } else { speed::measure(&devices)? };
+        let speeds = if name.starts_with("sim") { Vec::new() } else { speed::measure(name, &devices)? };
         Ok(Findings {
             devices: (0..devices.count()).map(|device| devices.platform().describe(device)).collect(),
             survey: device::survey(),

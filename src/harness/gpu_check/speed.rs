@@ -1,13 +1,22 @@
 //! How much of a device's memory bandwidth the kernels use, and of the link to the host the staging.
 
+use std::slice::from_ref;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{FIRST, Speed};
-use crate::device::{Devices, Memory, Operation, Slice, Stream, Work};
+use crate::buffer::Buffer;
+use crate::config::Config;
+use crate::device::{self, Devices, Memory, Operation, Slice, Stream, Work};
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::kind::Kind;
 use crate::optim::Optimizer;
+use crate::progress::Engine;
+use crate::store::KvStore;
+use crate::store::on_devices::OnDevices;
+use crate::tensor::Tensor;
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of one buffer: far more than any cache holds.
@@ -17,7 +26,7 @@ const LAUNCHES: u32 = 10;
 /// Runs; the first is thrown away.
 const RUNS: usize = 8;
 
-pub(super) fn measure(devices: &Arc<Devices>) -> Result<Vec<Speed>> {
+pub(super) fn measure(name: &str, devices: &Arc<Devices>) -> Result<Vec<Speed>> {
     let device = FIRST;
     let bench = Bench { devices, device };
     let buffers = (0..6).map(|_| bench.buffer(BYTES)).collect::<Result<Vec<_>>>()?;
@@ -60,8 +69,80 @@ pub(super) fn measure(devices: &Arc<Devices>) -> Result<Vec<Speed>> {
         let reads = std::iter::once(at(0)).chain(written.iter().cloned()).collect();
         speeds.push(bench.kernel(&format!("update by {name}"), &Work { operation, reads, writes: written }, limit)?);
     }
-    speeds.extend(bench.link(&buffers[0])?);
+    let link = bench.link(&buffers[0])?;
+    let slower = link.iter().map(|speed| speed.bytes_per_s).fold(f64::INFINITY, f64::min);
+    speeds.extend(link);
+    speeds.push(staging(name, BYTES / 4, slower)?);
     Ok(speeds)
+}
+
+/// Two ranks of this process that share the devices: `push_pull` of one tensor, down, over the ranks and up again. Its share is that of the
+/// slower of its stages by itself: the copies at `link_bytes_per_s`, or the ranks' allreduce in host memory.
+fn staging(name: &str, len_bytes: usize, link_bytes_per_s: f64) -> Result<Speed> {
+    let config = Config { timeout: LIMIT, ..Config::default() };
+    let running = Engine::in_process(2, &config)?.into_iter().map(|engine| {
+        let (name, config) = (name.to_owned(), config.clone());
+        thread::spawn(move || one_of_two(&name, &config, &engine, len_bytes))
+    });
+    let running: Vec<_> = running.collect();
+    let lost = || Err(Error::argument("a rank ended by a panic", "see its words above"));
+    let ends = running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost())).collect::<Result<Vec<_>>>()?;
+    let slowest =
+        |times: &dyn Fn(&Times) -> &Vec<f64>, run: usize| ends.iter().map(|end| times(end)[run]).fold(0.0, f64::max);
+    let seconds: Vec<f64> = (1..RUNS).map(|run| slowest(&|end| &end.staged, run)).collect();
+    let in_host: Vec<f64> = (1..RUNS).map(|run| slowest(&|end| &end.in_host, run)).collect();
+    let least = (len_bytes as f64 / link_bytes_per_s).max(median(&in_host));
+    let took = median(&seconds);
+    Ok(Speed {
+        name: "staging between two ranks".to_owned(),
+        bytes: len_bytes as u64,
+        bytes_per_s: len_bytes as f64 / took,
+        share: least / took,
+        seconds,
+    })
+}
+
+/// Seconds of a rank's runs.
+struct Times {
+    /// From a device to a device.
+    staged: Vec<f64>,
+    /// In host memory alone.
+    in_host: Vec<f64>,
+}
+
+fn one_of_two(name: &str, config: &Config, engine: &Arc<Engine>, len_bytes: usize) -> Result<Times> {
+    let devices = device::open(name)?;
+    let backend = OnDevices::over_ranks(Arc::clone(&devices), Arc::clone(engine), LIMIT);
+    let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), config);
+    let tensor = devices.zeros(FIRST, DType::F32, &[len_bytes / DType::F32.size_bytes()])?;
+    store.init("w", &Tensor::zeros(DType::F32, tensor.shape()))?;
+    let mut times = Times { staged: Vec::new(), in_host: Vec::new() };
+    for _ in 0..RUNS {
+        store.barrier()?;
+        let start = Instant::now();
+        store.push_pull("w", from_ref(&tensor), from_ref(&tensor), 0)?;
+        store.wait_all()?;
+        times.staged.push(start.elapsed().as_secs_f64());
+        store.barrier()?;
+        let start = Instant::now();
+        let mut sum = Buffer::zeroed(len_bytes);
+        engine.collective("an allreduce in host memory", move |host, number| {
+            let outcome = host.allreduce(DType::F32, sum.bytes_mut(), number);
+            if outcome.is_err() {
+                // The transport may still use it.
+                std::mem::forget(sum);
+            }
+            outcome
+        })?;
+        times.in_host.push(start.elapsed().as_secs_f64());
+    }
+    Ok(times)
+}
+
+fn median(seconds: &[f64]) -> f64 {
+    let mut sorted = seconds.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
 }
 
 struct Bench<'a> {
@@ -105,9 +186,18 @@ impl Bench<'_> {
             seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
         }
         seconds.remove(0);
-        let mut sorted = seconds.clone();
-        sorted.sort_by(f64::total_cmp);
-        let bytes_per_s = bytes as f64 / sorted[sorted.len() / 2];
+        let bytes_per_s = bytes as f64 / median(&seconds);
         Ok(Speed { name: name.to_owned(), bytes, seconds, bytes_per_s, share: bytes_per_s / limit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staging_is_timed_on_simulated_devices_too() {
+        let speed = staging("sim:1", 4 << 10, 1e9).unwrap();
+        assert!(speed.bytes_per_s > 0.0 && speed.share > 0.0 && speed.seconds.len() == RUNS - 1);
     }
 }
