@@ -133,7 +133,7 @@ fn dist_sync_mpi_keeps_every_promise_on_devices() {
 }
 
 #[test]
-#[ignore = "takes a minute; the test above takes five of these"]
+#[ignore = "takes minutes; the test above runs five of these jobs"]
 fn dist_sync_mpi_keeps_every_promise_on_1_to_4_ranks_with_1_2_and_4_devices() {
     for workers in 1..5 {
         for kind in ["dist_sync_mpi on 1", "dist_sync_mpi on 2", "dist_sync_mpi on 4"] {
