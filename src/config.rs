@@ -259,6 +259,11 @@ pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
 }
 
+/// `RINGPULL_DEVICES`: the devices of the device kinds (all GPUs if unset), and of `dist_sync_mpi` (host memory if unset).
+pub fn devices() -> Option<String> {
+    text("RINGPULL_DEVICES")
+}
+
 /// `RINGPULL_TIMELINE` (unset): the file that each process writes what it did to, as a Chrome trace.
 pub fn timeline_file() -> Option<String> {
     text("RINGPULL_TIMELINE")

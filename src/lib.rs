@@ -2,9 +2,10 @@
 //!
 //! The layers, each importing only what stands before it (`tests/layering.rs` holds them to it):
 //!
-//! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`], [`timeline`];
+//! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`remote`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`],
+//!   [`timeline`];
 //! - `transport`, `collective`, `communicator`, `progress`: the path of a gradient by allreduce;
-//! - `compress`: gradient codecs; `optim`: optimizers; `ps`: parameter servers;
+//! - `compress`: gradient codecs; `optim`: optimizers; `device`: GPUs, real and simulated; `ps`: parameter servers;
 //! - `store`: the KVStore that users call;
 //! - `harness` and `cli`: the comparison, the benches and the commands.
 
@@ -20,6 +21,7 @@ pub mod error;
 pub mod key;
 pub mod kind;
 pub mod reduce;
+pub mod remote;
 pub mod sparse;
 pub mod tensor;
 pub mod timeline;
@@ -29,6 +31,7 @@ pub mod cli;
 pub mod collective;
 pub mod communicator;
 pub mod compress;
+pub mod device;
 pub mod harness;
 pub mod optim;
 pub mod progress;

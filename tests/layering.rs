@@ -4,21 +4,37 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const BASE: &[&str] =
-    &["error", "key", "kind", "dtype", "buffer", "tensor", "sparse", "reduce", "topology", "config", "timeline"];
+const BASE: &[&str] = &[
+    "error", "key", "kind", "dtype", "buffer", "remote", "tensor", "sparse", "reduce", "topology", "config", "timeline",
+];
 
 /// Each layer beside the base and what it may import beside the base.
 const LAYERS: &[(&str, &[&str])] = &[
     ("transport", &[]),
     ("collective", &["transport"]),
     ("compress", &[]),
-    ("communicator", &["transport", "collective", "compress"]),
-    ("progress", &["transport", "collective", "communicator"]),
     ("optim", &[]),
+    ("device", &["compress", "optim"]),
+    ("communicator", &["transport", "collective", "compress", "device"]),
+    ("progress", &["transport", "collective", "communicator"]),
     ("ps", &["transport", "compress", "optim"]),
-    ("store", &["transport", "collective", "compress", "communicator", "progress", "optim", "ps"]),
-    ("harness", &["transport", "collective", "compress", "communicator", "progress", "optim", "ps", "store"]),
-    ("cli", &["transport", "collective", "compress", "communicator", "progress", "optim", "ps", "store", "harness"]),
+    ("store", &["transport", "collective", "compress", "communicator", "progress", "optim", "device", "ps"]),
+    ("harness", &["transport", "collective", "compress", "communicator", "progress", "optim", "device", "ps", "store"]),
+    (
+        "cli",
+        &[
+            "transport",
+            "collective",
+            "compress",
+            "communicator",
+            "progress",
+            "optim",
+            "device",
+            "ps",
+            "store",
+            "harness",
+        ],
+    ),
 ];
 
 /// The files that may hold `unsafe`.
@@ -35,11 +51,15 @@ const UNSAFE: &[&str] = &[
     "src/progress/comm.rs",
     "src/communicator/node.rs",
     "src/communicator/sharing_tests.rs",
+    "src/device/cuda/compile.rs",
+    "src/device/cuda/launch.rs",
+    "src/device/cuda/mod.rs",
+    "src/device/cuda/nccl.rs",
     "src/progress/process.rs",
     "src/reduce/mod.rs",
     "src/reduce/portable.rs",
     "src/reduce/x86.rs",
-    "src/tensor.rs",
+    "src/tensor/mod.rs",
     "src/timeline/recorder.rs",
     "src/transport/group.rs",
     "src/transport/inproc.rs",

@@ -1,4 +1,4 @@
-//! A small convolutional network on candle's CPU backend, with its weights as the store sees them.
+//! A small convolutional network on candle, with its weights as the store sees them.
 
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Conv2d, Conv2dConfig, Linear, loss::cross_entropy};
@@ -17,11 +17,24 @@ const WEIGHTS: [(&str, &[usize]); 6] = [
 /// Two strided convolutions and a linear layer: 28x28 pixels to 14x14, to 7x7, to 10 classes.
 pub(crate) struct Net {
     weights: Vec<Var>,
+    device: Device,
+}
+
+/// Where candle computes. The store's tensors are in host memory all the same.
+pub(crate) fn device(name: &str) -> std::result::Result<Device, String> {
+    match name {
+        "cpu" => Ok(Device::Cpu),
+        _ if !candle_core::utils::cuda_is_available() => Err(format!(
+            "this program cannot train on {name}: candle was built without CUDA\n  hint: build it where the CUDA toolkit is, with \
+             `cargo build --release --example train --no-default-features --features mpi,candle-core/cuda`"
+        )),
+        _ => Device::new_cuda(0).map_err(|cause| format!("the first GPU cannot be used: {cause}")),
+    }
 }
 
 impl Net {
     /// The weights that follow from `seed`, spread evenly within `1 / sqrt(inputs)`.
-    pub(crate) fn new(seed: u64) -> Result<Self> {
+    pub(crate) fn new(seed: u64, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed);
         let mut weight = |shape: &[usize]| {
             let bound = match shape {
@@ -29,9 +42,10 @@ impl Net {
                 _ => 1.0 / (shape[1..].iter().product::<usize>() as f32).sqrt(),
             };
             let values: Vec<f32> = (0..shape.iter().product()).map(|_| random.signed_unit() * bound).collect();
-            Var::from_vec(values, shape, &Device::Cpu)
+            Var::from_vec(values, shape, device)
         };
-        Ok(Net { weights: WEIGHTS.iter().map(|(_, shape)| weight(shape)).collect::<Result<_>>()? })
+        let weights = WEIGHTS.iter().map(|(_, shape)| weight(shape)).collect::<Result<_>>()?;
+        Ok(Net { weights, device: device.clone() })
     }
 
     /// Each weight with its name, as a tensor that the store can write.
@@ -45,7 +59,7 @@ impl Net {
         weights: &[(&str, ringpull::Tensor)],
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         for (weight, (_, tensor)) in self.weights.iter().zip(weights) {
-            weight.set(&Tensor::from_slice(tensor.read()?.as_slice::<f32>(), weight.shape(), &Device::Cpu)?)?;
+            weight.set(&Tensor::from_slice(tensor.read()?.as_slice::<f32>(), weight.shape(), &self.device)?)?;
         }
         Ok(())
     }
@@ -56,8 +70,8 @@ impl Net {
         let pixels: Vec<f32> =
             samples.iter().flat_map(|index| data.image(*index)).map(|pixel| f32::from(*pixel) / 255.0 - 0.3).collect();
         let labels: Vec<u32> = samples.iter().map(|index| data.label(*index).into()).collect();
-        let images = Tensor::from_vec(pixels, (samples.len(), 1, height, width), &Device::Cpu)?;
-        let labels = Tensor::from_vec(labels, samples.len(), &Device::Cpu)?;
+        let images = Tensor::from_vec(pixels, (samples.len(), 1, height, width), &self.device)?;
+        let labels = Tensor::from_vec(labels, samples.len(), &self.device)?;
         let layer =
             |index: usize| (self.weights[index].as_tensor().clone(), Some(self.weights[index + 1].as_tensor().clone()));
         let conv = |index, padding| {

@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod compare;
 pub mod doctor;
+pub mod gpu_check;
 pub mod info;
 pub mod lab;
 pub mod launch;
@@ -49,6 +50,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// What this build and this machine can do.
     Info(info::InfoArgs),
+    /// Check this machine's GPUs: kernels, collectives, stores, speed.
+    GpuCheck(gpu_check::GpuCheckArgs),
     /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
     Lab(lab::LabArgs),
 }
@@ -83,6 +86,7 @@ impl Command {
             Command::Compare(args) => compare::run(&args),
             Command::Sweep(args) => sweep::run(&args),
             Command::Launch(args) => launch::run(args),
+            Command::GpuCheck(args) => gpu_check::run(&args),
             Command::Timeline(args) => timeline::run(&args),
             Command::Manifest(args) => manifest::run(*args),
             Command::Doctor(args) => doctor::run(&args),

@@ -4,7 +4,8 @@
 //! What `auto` knows of the cluster comes from `learn`, which reads it or has `probe` measure it.
 //!
 //! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
-//! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`.
+//! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`;
+//! [`staged`] sums memory of devices, by way of the host's.
 
 mod compressed;
 mod hierarchy;
@@ -16,6 +17,7 @@ mod probe;
 mod racks;
 #[cfg(test)]
 mod sharing_tests;
+pub mod staged;
 
 pub use host::{Choice, Host};
 pub use learn::Learned;

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde::Serialize;
 
+use crate::device;
 use crate::harness::dataset::fashion_mnist;
 use crate::kind::Kind;
 use crate::topology::host_name;
@@ -34,6 +35,8 @@ pub struct Machine {
     pub lab_lacks: Option<String>,
     /// Where Fashion-MNIST is, `None` if it is not installed.
     pub dataset: Option<String>,
+    /// GPUs, and the libraries that they take.
+    pub devices: device::Survey,
 }
 
 impl Machine {
@@ -54,6 +57,7 @@ impl Machine {
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             lab_lacks: lab_lacks(),
             dataset: Some(fashion_mnist()).filter(|folder| Path::new(folder).is_dir()).map(str::to_owned),
+            devices: device::survey(),
         }
     }
 
@@ -76,6 +80,11 @@ impl Machine {
             ("kernel", self.kernel.clone()),
             ("emulated hosts", self.lab_lacks.as_ref().map_or("yes".to_owned(), |lacks| format!("no: {lacks}"))),
             ("fashion-mnist", self.dataset.clone().unwrap_or_else(|| "none (run scripts/setup)".to_owned())),
+            ("cuda driver", self.devices.driver.to_string()),
+            ("nccl", self.devices.nccl.to_string()),
+            ("nvrtc", self.devices.nvrtc.to_string()),
+            ("gpus", if self.devices.devices.is_empty() { none() } else { self.devices.devices.join(", ") }),
+            ("peer access", self.devices.peer_access()),
         ]
     }
 }

@@ -23,6 +23,7 @@ pub mod dataset;
 pub mod doctor;
 pub mod expected;
 pub mod explain;
+pub mod gpu_check;
 pub mod interrupt;
 pub mod lab;
 pub mod launch;

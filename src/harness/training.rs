@@ -56,6 +56,9 @@ pub struct Options {
     /// Go on from the checkpoint if it is there, else begin
     #[arg(long, requires = "checkpoint", conflicts_with = "resume")]
     pub resume_if_any: bool,
+    /// Where the model is computed: cpu, or cuda if the program was built for it
+    #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
+    pub device: String,
     /// Train on the first N images only
     #[arg(long, value_name = "N")]
     pub limit_train: Option<usize>,

@@ -71,7 +71,7 @@ impl Optimizer {
         let real_bytes = if dtype == DType::F64 { 8 } else { 4 };
         let slot_bytes = weight.len() / dtype.size_bytes() * real_bytes;
         let mastered = self.has_master(dtype);
-        let count = self.rule_slots() + usize::from(mastered);
+        let count = self.slots(dtype);
         if state.updates == 0 && state.slots.is_empty() {
             state.slots = vec![vec![0; slot_bytes]; count];
             if let (true, Some(master)) = (mastered, state.slots.last_mut()) {
@@ -90,6 +90,19 @@ impl Optimizer {
         }
         state.updates += 1;
         Ok(())
+    }
+
+    /// The learning rate of update number `updates`, counted from 1.
+    pub fn rate_at(&self, updates: u64) -> f64 {
+        match self.rule {
+            Rule::Adam { beta1, beta2, .. } => corrected_rate(self.learning_rate, beta1, beta2, updates),
+            _ => self.learning_rate,
+        }
+    }
+
+    /// How many slots the state of a key of `dtype` has.
+    pub fn slots(&self, dtype: DType) -> usize {
+        self.rule_slots() + usize::from(self.has_master(dtype))
     }
 
     fn rule_slots(&self) -> usize {

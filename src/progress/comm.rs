@@ -155,6 +155,7 @@ impl Comm<'_> {
         let span = timeline::span(Phase::Collective, || launch.topic.name());
         let outcome = job.run(&mut self.host, launch);
         drop(span);
+        self.count_traffic();
         match outcome {
             Ok(()) => {
                 self.shared.running.lock().clear();
@@ -164,12 +165,16 @@ impl Comm<'_> {
         }
     }
 
-    /// Moves what is under way, or waits a little.
-    fn go_on(&mut self) {
-        let outcome = self.host.advance().and_then(|moved| if moved { Ok(()) } else { self.host.pause() });
+    fn count_traffic(&self) {
         let (sent, received) = self.host.traffic_bytes();
         self.shared.sent_bytes.store(sent, Ordering::Relaxed);
         self.shared.received_bytes.store(received, Ordering::Relaxed);
+    }
+
+    /// Moves what is under way, or waits a little.
+    fn go_on(&mut self) {
+        let outcome = self.host.advance().and_then(|moved| if moved { Ok(()) } else { self.host.pause() });
+        self.count_traffic();
         match outcome {
             Ok(()) => self.hand_on(),
             Err(cause) => self.fail(&cause, None),

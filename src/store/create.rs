@@ -1,10 +1,15 @@
 //! From a kind's name to a store.
 
+use std::sync::Arc;
+
 use crate::config::{self, Config, Dmlc, Role};
+use crate::device::{self, Devices};
 use crate::error::{Error, Result};
 use crate::kind::Kind;
 use crate::ps;
+use crate::store::device_sums::DeviceSums;
 use crate::store::local::Local;
+use crate::store::on_devices::OnDevices;
 use crate::store::servers::Servers;
 use crate::store::{Backend, KvStore};
 use crate::timeline;
@@ -14,23 +19,62 @@ use crate::timeline;
 /// The distributed kinds find their peers by what started the process: `mpirun` for `dist_sync_mpi`, the `DMLC_*` variables for
 /// the kinds with servers. In a process whose `DMLC_ROLE` is `server` or `scheduler`, a kind with servers makes the process that
 /// node: the call ends only with the process, with status 0 if the job ended well and 1 otherwise.
+///
+/// The device kinds work on the devices that `RINGPULL_DEVICES` names, all GPUs if it is unset; `dist_sync_mpi` works on
+/// devices if it is set. [`create_on`] takes them from the caller, who makes tensors on them.
 pub fn create(kind: &str) -> Result<KvStore> {
-    let kind: Kind = kind.parse()?;
-    let config = Config::from_env()?;
+    let (kind, config) = (kind.parse::<Kind>()?, Config::from_env()?);
+    let named = config::devices();
+    let devices = match kind {
+        Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice if !becomes_a_node(kind)? => {
+            Some(device::open(named.as_deref().unwrap_or("cuda")).map_err(|cause| no_devices(kind, &cause))?)
+        }
+        Kind::DistSyncMpi => match named {
+            Some(named) => Some(device::open(&named).map_err(|cause| no_devices(kind, &cause))?),
+            None => None,
+        },
+        _ => None,
+    };
+    build(kind, &config, devices)
+}
+
+/// As [`create`], for a kind that works on devices: on these.
+pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
+    let kind = kind.parse::<Kind>()?;
+    if matches!(kind, Kind::Local | Kind::DistSync | Kind::DistAsync) {
+        return Err(Error::argument(
+            format!("store kind {kind} sums in host memory and was given devices"),
+            "choose device, dist_sync_device, dist_async_device or dist_sync_mpi",
+        ));
+    }
+    build(kind, &Config::from_env()?, Some(Arc::clone(devices)))
+}
+
+fn build(kind: Kind, config: &Config, devices: Option<Arc<Devices>>) -> Result<KvStore> {
     timeline::start(config::timeline_file());
     if !kind.has_servers() {
         check_role(kind)?;
     }
-    let backend: Box<dyn Backend> = match kind {
-        Kind::Local => {
+    let limit = config.timeout;
+    let backend: Box<dyn Backend> = match (kind, devices) {
+        (Kind::Device, Some(devices)) => {
+            timeline::introduce(Role::Worker, 0, 1);
+            Box::new(OnDevices::alone(devices, limit))
+        }
+        (Kind::Local | Kind::Device, _) => {
             timeline::introduce(Role::Worker, 0, 1);
             Box::new(Local::default())
         }
-        Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice => return Err(needs_gpu(kind)),
-        Kind::DistSyncMpi => over_mpi(&config)?,
-        Kind::DistSync | Kind::DistAsync => over_servers(kind, &config)?,
+        (Kind::DistSyncMpi, devices) => over_mpi(config, devices)?,
+        (_, Some(devices)) => Box::new(DeviceSums::new(over_servers(kind, config)?, devices, limit)),
+        (_, None) => Box::new(over_servers(kind, config)?),
     };
-    Ok(KvStore::over(kind, backend, &config))
+    Ok(KvStore::over(kind, backend, config))
+}
+
+/// Whether this process is to be a server or the scheduler of the job, which needs no devices.
+fn becomes_a_node(kind: Kind) -> Result<bool> {
+    Ok(kind.has_servers() && Dmlc::from_env()?.is_some_and(|job| job.role != Role::Worker))
 }
 
 /// A process of a job with servers that asks for another kind would do each worker's work on its own, and call it done.
@@ -46,7 +90,7 @@ fn check_role(kind: Kind) -> Result<()> {
     }
 }
 
-fn over_servers(kind: Kind, config: &Config) -> Result<Box<dyn Backend>> {
+fn over_servers(kind: Kind, config: &Config) -> Result<Servers> {
     let dmlc = Dmlc::from_env()?.ok_or_else(|| Error::KindUnavailable {
         kind: kind.to_string(),
         reason: "this process has no DMLC_* variables, so it belongs to no job with parameter servers".to_owned(),
@@ -55,7 +99,7 @@ fn over_servers(kind: Kind, config: &Config) -> Result<Box<dyn Backend>> {
     if dmlc.role == Role::Worker {
         let servers = Servers::connect(kind, config, &dmlc)?;
         timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
-        return Ok(Box::new(servers));
+        return Ok(servers);
     }
     if let Err(error) = ps::run_node(dmlc.role, config, &dmlc) {
         eprintln!("ringpull {}: {error}", dmlc.role);
@@ -65,13 +109,16 @@ fn over_servers(kind: Kind, config: &Config) -> Result<Box<dyn Backend>> {
 }
 
 #[cfg(feature = "mpi")]
-fn over_mpi(config: &Config) -> Result<Box<dyn Backend>> {
+fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
     let engine = crate::progress::process::mpi_engine(config)?;
-    Ok(Box::new(crate::store::allreduce::Allreduce::new(engine)))
+    Ok(match devices {
+        None => Box::new(crate::store::allreduce::Allreduce::new(engine)),
+        Some(devices) => Box::new(OnDevices::over_ranks(devices, engine, config.timeout)),
+    })
 }
 
 #[cfg(not(feature = "mpi"))]
-fn over_mpi(_config: &Config) -> Result<Box<dyn Backend>> {
+fn over_mpi(_config: &Config, _devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
     Err(Error::KindUnavailable {
         kind: Kind::DistSyncMpi.to_string(),
         reason: "this build has no MPI".to_owned(),
@@ -79,18 +126,21 @@ fn over_mpi(_config: &Config) -> Result<Box<dyn Backend>> {
     })
 }
 
-fn needs_gpu(kind: Kind) -> Error {
+fn no_devices(kind: Kind, cause: &Error) -> Error {
     let host_kind = match kind {
         Kind::Device => Kind::Local,
         Kind::DistAsyncDevice => Kind::DistAsync,
+        Kind::DistSyncMpi => Kind::DistSyncMpi,
         _ => Kind::DistSync,
+    };
+    let (what, how) = match cause {
+        Error::InvalidArgument { what, remedy } => (what.clone(), remedy.clone()),
+        other => (other.to_string(), "see what `ringpull info` finds".to_owned()),
     };
     Error::KindUnavailable {
         kind: kind.to_string(),
-        reason:
-            "it sums on GPUs, which takes a CUDA driver, NCCL 2 and a build with GPU support, and this build has none"
-                .to_owned(),
-        remedy: format!("use {host_kind}, which gives the same results with tensors in host memory"),
+        reason: format!("it sums on GPUs, which takes a CUDA driver and, for several, NCCL 2: {what}"),
+        remedy: format!("{how}; or use {host_kind}, which gives the same results with tensors in host memory"),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::progress::{Job, Launch, Wire};
 use crate::store::slot::Slot;
 use crate::store::update::{Update, Updates};
-use crate::store::{Contribution, MergedRows};
+use crate::store::{Contribution, Entry, MergedRows};
 use crate::tensor::{TensorMut, unshare};
 
 /// Rank 0's value becomes everybody's.
@@ -205,41 +205,45 @@ impl PushRows {
     }
 }
 
+/// Every rank's rows, summed in the order of the ranks. Collective.
+pub(super) fn sum_rows(host: &mut Host, launch: &Launch, entry: &Entry, own: &MergedRows) -> Result<MergedRows> {
+    let (ranks, row_bytes) = (host.size(), entry.row_bytes());
+    let gather = |host: &mut Host, own: &[u8], bounds: Vec<usize>| -> Result<Buffer> {
+        let mut all = Buffer::zeroed(bounds[ranks]);
+        let (start, end) = (bounds[host.rank()], bounds[host.rank() + 1]);
+        all.bytes_mut()[start..end].copy_from_slice(own);
+        if let Err(cause) = host.allgather(Parts::of(bounds), all.bytes_mut(), launch.number) {
+            // The transport may still write into it.
+            std::mem::forget(all);
+            return Err(cause);
+        }
+        Ok(all)
+    };
+    let own_rows = own.ids.len() as u64;
+    let each = size_of_val(&own_rows);
+    let counts = gather(host, &own_rows.to_ne_bytes(), (0..=ranks).map(|rank| rank * each).collect())?;
+    let counts: &[u64] = bytemuck::cast_slice(counts.bytes());
+    let bounds_of = |row_bytes: usize| {
+        let ends = counts.iter().scan(0, |end, rows| {
+            *end += *rows as usize * row_bytes;
+            Some(*end)
+        });
+        std::iter::once(0).chain(ends).collect::<Vec<usize>>()
+    };
+    let ids = gather(host, bytemuck::cast_slice(&own.ids), bounds_of(size_of::<i64>()))?;
+    let rows = gather(host, own.rows.bytes(), bounds_of(row_bytes))?;
+    let ids: &[i64] = bytemuck::cast_slice(ids.bytes());
+    let bounds = bounds_of(1);
+    let parts = bounds.windows(2).map(|part| {
+        let (start, end) = (part[0], part[1]);
+        (&ids[start..end], &rows.bytes()[start * row_bytes..end * row_bytes])
+    });
+    Ok(MergedRows::sum_of(entry, parts))
+}
+
 impl Job for PushRows {
     fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        let (entry, ranks) = (&self.slot.entry, host.size());
-        let row_bytes = entry.row_bytes();
-        let gather = |host: &mut Host, own: &[u8], bounds: Vec<usize>| -> Result<Buffer> {
-            let mut all = Buffer::zeroed(bounds[ranks]);
-            let (start, end) = (bounds[host.rank()], bounds[host.rank() + 1]);
-            all.bytes_mut()[start..end].copy_from_slice(own);
-            if let Err(cause) = host.allgather(Parts::of(bounds), all.bytes_mut(), launch.number) {
-                // The transport may still write into it.
-                std::mem::forget(all);
-                return Err(cause);
-            }
-            Ok(all)
-        };
-        let own = self.gradient.ids.len() as u64;
-        let each = size_of_val(&own);
-        let counts = gather(host, &own.to_ne_bytes(), (0..=ranks).map(|rank| rank * each).collect())?;
-        let counts: &[u64] = bytemuck::cast_slice(counts.bytes());
-        let bounds_of = |row_bytes: usize| {
-            let ends = counts.iter().scan(0, |end, rows| {
-                *end += *rows as usize * row_bytes;
-                Some(*end)
-            });
-            std::iter::once(0).chain(ends).collect::<Vec<usize>>()
-        };
-        let ids = gather(host, bytemuck::cast_slice(&self.gradient.ids), bounds_of(size_of::<i64>()))?;
-        let rows = gather(host, self.gradient.rows.bytes(), bounds_of(row_bytes))?;
-        let ids: &[i64] = bytemuck::cast_slice(ids.bytes());
-        let bounds = bounds_of(1);
-        let parts = bounds.windows(2).map(|part| {
-            let (start, end) = (part[0], part[1]);
-            (&ids[start..end], &rows.bytes()[start * row_bytes..end * row_bytes])
-        });
-        self.gradient = MergedRows::sum_of(entry, parts);
+        self.gradient = sum_rows(host, launch, &self.slot.entry, &self.gradient)?;
         Ok(())
     }
 

@@ -6,11 +6,14 @@
 //! call returns that first cause.
 
 pub mod allreduce;
+mod anywhere;
 mod compressed;
 mod contribution;
 mod create;
+pub mod device_sums;
 mod jobs;
 mod local;
+pub mod on_devices;
 pub mod servers;
 mod slot;
 mod states;
@@ -23,8 +26,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use anywhere::{Anywhere, Gradient, Value};
 pub use contribution::{Contribution, MergedRows};
-pub use create::create;
+pub use create::{create, create_on};
 pub use states::SavedStates;
 pub(crate) use states::replace_file;
 pub use table::Entry;
@@ -102,6 +106,10 @@ pub trait Backend: Send + Sync {
     fn wait_all(&self) -> Result<()>;
     /// Counters; `pushes` and `pulls` are counted by the caller.
     fn stats(&self) -> Stats;
+    /// The backend as one that takes tensors on devices, if it does.
+    fn anywhere(&self) -> Option<&dyn Anywhere> {
+        None
+    }
     /// Who is to be told when the caller comes for a tensor that it has pushed, or that a push is going to write.
     fn waiter(&self) -> Option<Weak<dyn Waiter>> {
         None
@@ -181,6 +189,11 @@ impl KvStore {
             return Ok(());
         }
         let _span = timeline::span(Phase::Wait, || &entry.key);
+        if let Some(backend) = self.backend.anywhere() {
+            let guards = self.lock_anywhere(&entry.key, outs)?;
+            self.table.count_pull();
+            return backend.pull(&entry, guards, priority);
+        }
         let mut guards = self.lock_outputs(&entry.key, outs)?;
         self.table.count_pull();
         self.backend.pull(&entry, &mut guards, priority)
@@ -304,6 +317,9 @@ impl KvStore {
             return Ok(());
         }
         let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
+        if let Some(backend) = self.backend.anywhere() {
+            return self.push_anywhere(backend, &entry, values, outs, priority);
+        }
         let in_place = match values {
             [value] => outs.iter().position(|out| out.is_same(value)),
             _ => None,
@@ -321,11 +337,16 @@ impl KvStore {
         if !outs.is_empty() {
             self.table.count_pull();
         }
+        self.lend(values, outs);
+        self.backend.push(&entry, gradient, guards, priority)
+    }
+
+    /// Tensors of a push tell the backend when the caller comes for them.
+    fn lend(&self, values: &[Tensor], outs: &[Tensor]) {
         if let Some(waiter) = self.backend.waiter() {
             values.iter().for_each(|value| value.lend(&waiter, false));
             outs.iter().for_each(|out| out.lend(&waiter, true));
         }
-        self.backend.push(&entry, gradient, guards, priority)
     }
 
     fn lock_outputs(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {

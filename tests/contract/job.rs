@@ -59,9 +59,19 @@ impl Job {
         format!("{} of {} on {} workers", self.group, self.kind, self.workers)
     }
 
+    /// The kind to create, and how many devices each worker has: `device on 4`.
+    fn kind_and_devices(&self) -> (&'static str, Option<usize>) {
+        match self.kind.split_once(" on ") {
+            Some((kind, count)) => (kind, Some(count.parse().unwrap())),
+            None => (self.kind, None),
+        }
+    }
+
     fn start(&self, folder: &Path, env: &[(&str, &str)]) -> Vec<Process> {
-        match self.kind {
-            "local" => vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))],
+        match self.kind_and_devices().0 {
+            "local" | "device" => {
+                vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))]
+            }
             "dist_sync_mpi" => {
                 vec![Process::start("mpirun", self.this_binary(mpirun(self.workers), folder).envs(env.iter().copied()))]
             }
@@ -72,10 +82,12 @@ impl Job {
     /// Adds what makes this binary one process of the job.
     fn this_binary(&self, mut command: Command, folder: &Path) -> Command {
         let check_nan = if self.group == "integers" { "1" } else { "0" };
+        let (kind, devices) = self.kind_and_devices();
         command
             .args(["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-            .env(CHILD, format!("{}\n{}\n{}", self.kind, self.group, folder.display()))
-            .env("RINGPULL_CHECK_NAN", check_nan);
+            .env(CHILD, format!("{kind}\n{}\n{}", self.group, folder.display()))
+            .env("RINGPULL_CHECK_NAN", check_nan)
+            .env("RINGPULL_DEVICES", devices.map(named).unwrap_or_default());
         command
     }
 
@@ -93,6 +105,14 @@ impl Job {
                 Process::start(&format!("{role} {number}"), &mut command)
             })
             .collect()
+    }
+}
+
+/// `count` devices for a worker: simulated ones, or, with `RINGPULL_CONTRACT_DEVICES=cuda`, the first GPU under `count` numbers.
+fn named(count: usize) -> String {
+    match config::text("RINGPULL_CONTRACT_DEVICES").as_deref() {
+        Some(real) if real.starts_with("cuda") => format!("cuda:{}", vec!["0"; count].join(",")),
+        _ => format!("sim:{count}"),
     }
 }
 

@@ -5,6 +5,7 @@
 //! must be the same on all workers. The promises of one job share one store; each uses keys of its own.
 
 mod compressed;
+mod devices;
 mod errors;
 mod job;
 mod optimizers;
@@ -25,6 +26,20 @@ fn promises_of(group: &str) -> Vec<Promise> {
             &[values::SYNC, values::ANY, rows::SYNC, errors::ANY, optimizers::SYNC, optimizers::ON_SERVERS]
         }
         "strings-async" => &[optimizers::ASYNC_FIRST, values::ANY, errors::ANY, optimizers::ASYNC],
+        "strings-devices" => &[
+            values::SYNC,
+            values::ANY,
+            devices::SYNC,
+            rows::SYNC,
+            errors::ANY,
+            optimizers::SYNC,
+            devices::OPTIMIZED,
+            optimizers::IN_PROCESS,
+        ],
+        "strings-device-servers" => {
+            &[values::SYNC, values::ANY, devices::SYNC, errors::ANY, optimizers::SYNC, optimizers::ON_SERVERS]
+        }
+        "strings-device-async" => &[values::ANY, optimizers::ASYNC, devices::ASYNC],
         "compressed" => &[compressed::SYNC],
         "compressed-async" => &[compressed::ASYNC],
         "integers" => &[errors::INTEGERS],
@@ -92,4 +107,45 @@ fn compressed_gradients_sum_to_the_same_bits_by_allreduce_and_on_servers() {
 #[test]
 fn dist_async_applies_compressed_pushes_one_by_one() {
     Job { kind: "dist_async", workers: 2, group: "compressed-async" }.run();
+}
+
+#[test]
+fn device_keeps_every_promise_on_1_2_and_4_devices() {
+    for kind in ["device on 1", "device on 2", "device on 4"] {
+        for group in ["strings-devices", "integers"] {
+            Job { kind, workers: 1, group }.run();
+        }
+    }
+}
+
+#[test]
+fn dist_sync_mpi_keeps_every_promise_on_devices() {
+    for (workers, kind) in [
+        (1, "dist_sync_mpi on 4"),
+        (2, "dist_sync_mpi on 1"),
+        (2, "dist_sync_mpi on 2"),
+        (3, "dist_sync_mpi on 2"),
+        (4, "dist_sync_mpi on 1"),
+    ] {
+        Job { kind, workers, group: "strings-devices" }.run();
+    }
+    Job { kind: "dist_sync_mpi on 2", workers: 2, group: "integers" }.run();
+}
+
+#[test]
+#[ignore = "takes minutes; the test above runs five of these jobs"]
+fn dist_sync_mpi_keeps_every_promise_on_1_to_4_ranks_with_1_2_and_4_devices() {
+    for workers in 1..5 {
+        for kind in ["dist_sync_mpi on 1", "dist_sync_mpi on 2", "dist_sync_mpi on 4"] {
+            Job { kind, workers, group: "strings-devices" }.run();
+        }
+    }
+}
+
+#[test]
+fn the_device_kinds_with_servers_keep_every_promise() {
+    for (workers, kind) in [(1, "dist_sync_device on 4"), (2, "dist_sync_device on 2"), (4, "dist_sync_device on 1")] {
+        Job { kind, workers, group: "strings-device-servers" }.run();
+    }
+    Job { kind: "dist_async_device on 2", workers: 2, group: "strings-device-async" }.run();
 }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::Survey;
+
 /// A host as it is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Facts {
@@ -43,8 +45,8 @@ pub struct Facts {
     pub gpus: usize,
     /// NVIDIA's driver, by its number.
     pub driver: Option<String>,
-    /// NCCL, by its number.
-    pub nccl: Option<String>,
+    /// What this program finds of CUDA and NCCL.
+    pub cuda: Survey,
     /// The name that this host's own name resolves to.
     pub own_address: Option<String>,
     /// Files and folders of ssh.

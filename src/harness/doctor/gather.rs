@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::{IpAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -58,7 +58,7 @@ pub fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], wi
             .filter(|name| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u8>().is_ok()))
             .count(),
         driver: driver(),
-        nccl: nccl(),
+        cuda: machine.devices,
         ssh: ssh_files(),
         clock: None,
         now_s: now_s(),
@@ -93,20 +93,6 @@ fn driver() -> Option<String> {
     let output = Command::new("nvidia-smi").args(query).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).lines().next()?.trim().to_owned();
     (output.status.success() && !text.is_empty()).then_some(text)
-}
-
-/// The number in the name of the file that the loader would take.
-fn nccl() -> Option<String> {
-    let listed = Command::new("ldconfig").arg("-p").stdin(Stdio::null()).stderr(Stdio::null()).output();
-    let listed = listed.or_else(|_| Command::new("/sbin/ldconfig").arg("-p").stdin(Stdio::null()).output());
-    let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    let known = listed.lines().filter(|line| line.contains("libnccl.so")).filter_map(|line| line.split("=> ").nth(1));
-    let given = config::text("LD_LIBRARY_PATH").unwrap_or_default();
-    let given = given.split(':').filter(|folder| !folder.is_empty()).map(|folder| format!("{folder}/libnccl.so.2"));
-    let path = given.chain(known.map(str::to_owned)).map(PathBuf::from).find(|path| path.exists())?;
-    let file = fs::canonicalize(path).ok()?;
-    let name = file.file_name()?.to_string_lossy().into_owned();
-    Some(name.split(".so.").nth(1).unwrap_or("2").to_owned())
 }
 
 fn ssh_files() -> Vec<SshFile> {

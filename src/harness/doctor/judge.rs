@@ -120,20 +120,26 @@ fn locked_memory(facts: &Facts) -> Vec<Finding> {
 fn gpu(facts: &Facts) -> Vec<Finding> {
     let at = &facts.called;
     if facts.gpus == 0 {
-        return vec![Finding::good("gpu", at, "there is none")];
+        return vec![Finding::good("gpu", at, format!("there is none; CUDA driver: {}", facts.cuda.driver))];
     }
     let Some(driver) = &facts.driver else {
         let fix = "install NVIDIA's driver; in a container ask for nvidia.com/gpu and use NVIDIA's runtime";
-        let what = format!("{} GPUs, but no driver answers", facts.gpus);
+        let what = format!("{} GPUs, but no driver answers; CUDA driver: {}", facts.gpus, facts.cuda.driver);
         return vec![Finding::failure("gpu", at, what, fix)];
     };
-    let what = format!("{} GPUs, driver {driver}", facts.gpus);
-    if let Some(nccl) = &facts.nccl {
+    let what = format!(
+        "{} GPUs ({}), driver {driver}, CUDA driver: {}, peer access: {}",
+        facts.gpus,
+        facts.cuda.devices.join(", "),
+        facts.cuda.driver,
+        facts.cuda.peer_access()
+    );
+    if let Some(nccl) = facts.cuda.nccl.version() {
         return vec![Finding::good("gpu", at, format!("{what}, NCCL {nccl}"))];
     }
     let fix =
         "install libnccl2, or put the folder of Python's nvidia-nccl on LD_LIBRARY_PATH: without it GPUs sum by copies";
-    vec![Finding::warning("gpu", at, format!("{what}, no NCCL"), fix)]
+    vec![Finding::warning("gpu", at, format!("{what}, NCCL: {}", facts.cuda.nccl), fix)]
 }
 
 fn keys(facts: &Facts) -> Vec<Finding> {

@@ -20,7 +20,12 @@ pub(super) fn hosts(all: &[Facts]) -> Vec<Finding> {
         "copy one build of this program to every host",
     ));
     found.extend(same(all, "driver", |facts| facts.driver.clone(), "install the same NVIDIA driver on every host"));
-    found.extend(same(all, "nccl", |facts| facts.nccl.clone(), "install the same NCCL on every host"));
+    found.extend(same(
+        all,
+        "nccl",
+        |facts| facts.cuda.nccl.version().map(str::to_owned),
+        "install the same NCCL on every host",
+    ));
     found.extend(names(all));
     found.extend(reach(all));
     found

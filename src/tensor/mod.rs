@@ -6,8 +6,11 @@
 //! exactly as long as communication still needs the memory, and nothing is copied to make that so.
 //!
 //! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
+//! A tensor may also name memory of a device (see `device`): it has the same lock, and asking for its bytes is an error.
 //!
 //! A store that has been given a tensor is told when its owner comes for it again (`Waiter`), once, and before that may block.
+
+mod guard;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,10 +20,14 @@ use std::time::Duration;
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::{Mutex, RawRwLock, RwLock};
 
+pub(crate) use guard::unshare;
+pub use guard::{TensorMut, TensorRef};
+
 use crate::buffer::Buffer;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::key::Key;
+use crate::remote::Remote;
 use crate::timeline::{self, Phase};
 
 /// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
@@ -68,12 +75,13 @@ const READ: u8 = 1;
 /// The store writes it: readers block, too.
 const WRITTEN: u8 = 2;
 
-/// A dense tensor in host memory, C-contiguous. Cloning clones the handle, not the elements.
+/// A dense tensor, C-contiguous, in host memory or on a device. Cloning clones the handle, not the elements.
 #[derive(Clone)]
 pub struct Tensor {
     dtype: DType,
     shape: Arc<[usize]>,
     content: Arc<RwLock<Content>>,
+    remote: Option<Remote>,
     lent: Arc<Lent>,
 }
 
@@ -118,7 +126,18 @@ impl Tensor {
     }
 
     fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
-        Tensor { dtype, shape: shape.into(), content: Arc::new(RwLock::new(content)), lent: Arc::default() }
+        let content = Arc::new(RwLock::new(content));
+        Tensor { dtype, shape: shape.into(), content, remote: None, lent: Arc::default() }
+    }
+
+    /// A tensor over memory that is not the host's.
+    pub fn from_remote(dtype: DType, shape: &[usize], remote: Remote) -> Self {
+        Tensor { remote: Some(remote), ..Self::over(dtype, shape, Content::of(Arc::new(Buffer::zeroed(0)))) }
+    }
+
+    /// The memory, if it is not the host's.
+    pub fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
     }
 
     /// A tensor over a snapshot: it is copied when either side writes.
@@ -158,21 +177,28 @@ impl Tensor {
 
     /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
     pub fn read(&self) -> Result<TensorRef> {
+        self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        self.read_anywhere()
+    }
+
+    /// As [`read`](Self::read), wherever the memory is. On a device it blocks until a store has queued its work on the tensor's stream.
+    pub fn read_anywhere(&self) -> Result<TensorRef> {
         self.come_for(WRITTEN);
         self.guard(if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) })
     }
 
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
     pub fn read_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
+        self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
         self.come_for(WRITTEN);
         RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
     }
 
     fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>) -> Result<TensorRef> {
-        match &content.fault {
-            Some(fault) => Err(fault.clone()),
-            None => Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content }),
+        if let Some(fault) = &content.fault {
+            return Err(fault.clone());
         }
+        Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content, remote: self.remote.clone() })
     }
 
     fn read_timed(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
@@ -185,14 +211,20 @@ impl Tensor {
         })
     }
 
-    /// The elements, for writing. Blocks while a store still reads or writes them. Clears an earlier fault.
+    /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses them. Clears an earlier fault.
     pub fn write(&self) -> TensorMut {
         self.come_for(READ);
         self.guard_mut(RwLock::write_arc(&self.content))
     }
 
-    /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`: its owner holds a guard.
+    /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`, or is not on the host.
     pub fn write_within(&self, limit: Duration) -> Result<TensorMut> {
+        self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        self.write_anywhere_within(limit)
+    }
+
+    /// As [`write_within`](Self::write_within), wherever the memory is.
+    pub fn write_anywhere_within(&self, limit: Duration) -> Result<TensorMut> {
         self.come_for(READ);
         let content = RwLock::try_write_arc_for(&self.content, limit).ok_or_else(|| {
             Error::argument(
@@ -219,7 +251,8 @@ impl Tensor {
 
     fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>) -> TensorMut {
         content.fault = None;
-        TensorMut { dtype: self.dtype, shape: Arc::clone(&self.shape), content }
+        let (shape, remote) = (Arc::clone(&self.shape), self.remote.clone());
+        TensorMut { dtype: self.dtype, shape, content, remote, touched: false, then: None }
     }
 
     /// A copy of the elements as a vector.
@@ -235,130 +268,6 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Tensor({} {:?})", self.dtype, self.shape)
     }
-}
-
-/// A tensor locked for reading. May move to another thread.
-pub struct TensorRef {
-    dtype: DType,
-    shape: Arc<[usize]>,
-    content: ArcRwLockReadGuard<RawRwLock, Content>,
-}
-
-impl TensorRef {
-    /// The element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// The lengths of the dimensions.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// The bytes in C order.
-    pub fn bytes(&self) -> &[u8] {
-        self.content.data.bytes()
-    }
-
-    /// The elements in C order.
-    ///
-    /// # Panics
-    /// If `T` is not the tensor's element type.
-    pub fn as_slice<T: Element>(&self) -> &[T] {
-        assert_eq!(T::DTYPE, self.dtype, "a tensor is read as the element type it has");
-        bytemuck::cast_slice(self.bytes())
-    }
-
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
-    pub fn snapshot(&self) -> Arc<Buffer> {
-        snapshot(&self.content.data)
-    }
-}
-
-/// A tensor locked for writing. May move to another thread.
-pub struct TensorMut {
-    dtype: DType,
-    shape: Arc<[usize]>,
-    content: ArcRwLockWriteGuard<RawRwLock, Content>,
-}
-
-impl TensorMut {
-    /// The element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// The lengths of the dimensions.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// The bytes, for reading.
-    pub fn bytes(&self) -> &[u8] {
-        self.content.data.bytes()
-    }
-
-    /// The bytes, for writing; copied first if a snapshot still needs the old ones.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        unshare(&mut self.content.data).bytes_mut()
-    }
-
-    /// The elements, for writing.
-    ///
-    /// # Panics
-    /// If `T` is not the tensor's element type.
-    pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
-        assert_eq!(T::DTYPE, self.dtype, "a tensor is written as the element type it has");
-        bytemuck::cast_slice_mut(self.bytes_mut())
-    }
-
-    /// Overwrites all elements, without first copying what a snapshot shares.
-    pub fn copy_from(&mut self, bytes: &[u8]) {
-        if let Some(data) = Arc::get_mut(&mut self.content.data) {
-            data.bytes_mut().copy_from_slice(bytes);
-        } else {
-            assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
-            self.content.data = Arc::new(Buffer::copy_of(bytes));
-        }
-    }
-
-    /// Says whose value is being written, for the timeline of whoever waits for it.
-    pub(crate) fn write_of(&mut self, key: &Key) {
-        self.content.written = Some(key.clone());
-    }
-
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
-    pub fn snapshot(&self) -> Arc<Buffer> {
-        snapshot(&self.content.data)
-    }
-
-    /// Whether the memory is somebody else's, so that a snapshot is a copy.
-    pub fn is_foreign(&self) -> bool {
-        self.content.data.is_foreign()
-    }
-
-    /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
-    pub fn abandon(self, fault: Error) {
-        std::mem::forget(Arc::clone(&self.content.data));
-        self.fail(fault);
-    }
-
-    /// Gives up writing: whoever reads the tensor next gets `fault`.
-    pub fn fail(mut self, fault: Error) {
-        self.content.fault = Some(fault);
-    }
-}
-
-fn snapshot(data: &Arc<Buffer>) -> Arc<Buffer> {
-    if data.is_foreign() { Arc::new(Buffer::copy_of(data.bytes())) } else { Arc::clone(data) }
-}
-
-/// The buffer for writing; a fresh copy takes its place if others still hold it.
-pub(crate) fn unshare(data: &mut Arc<Buffer>) -> &mut Buffer {
-    if Arc::get_mut(data).is_none() {
-        *data = Arc::new(Buffer::copy_of(data.bytes()));
-    }
-    Arc::get_mut(data).expect("nobody else holds a buffer just copied, nor one that had no other holder")
 }
 
 #[cfg(test)]

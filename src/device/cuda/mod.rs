@@ -1,0 +1,391 @@
+//! GPUs of NVIDIA, over the CUDA driver, NVRTC and NCCL, each loaded at run time.
+//!
+//! `nccl` is NCCL, `compile` NVRTC, `launch` turns operations into launches. Bound at cudarc's `result` and `sys` levels: its safe
+//! ones track streams in ways of their own. Every entry asks first whether the library is there, since cudarc panics otherwise.
+#![allow(unsafe_code)]
+
+mod compile;
+mod launch;
+mod nccl;
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use parking_lot::RwLock;
+
+use super::handle::{Event, Slice, Stream};
+use super::kernels::UNITS;
+use super::open::{Library, Survey};
+use super::work::{Collective, Work};
+use super::{Pinned, Platform, failed};
+use crate::buffer::Buffer;
+use crate::error::{Error, Result};
+
+/// GPUs of this process.
+pub(super) struct Cuda {
+    gpus: Vec<Gpu>,
+    group: Option<nccl::Group>,
+}
+
+/// One GPU, and the kernels that were loaded for it.
+struct Gpu {
+    ordinal: c_int,
+    context: sys::CUcontext,
+    name: String,
+    processors: u32,
+    kernels: HashMap<&'static str, sys::CUfunction>,
+}
+
+// SAFETY: contexts and functions may be used by any thread that has made the context current, as every call here does.
+unsafe impl Send for Cuda {}
+// SAFETY: as above.
+unsafe impl Sync for Cuda {}
+
+fn checked<T>(call: &str, outcome: std::result::Result<T, DriverError>) -> Result<T> {
+    outcome.map_err(|cause| {
+        let text = cause.error_string().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+        failed("CUDA driver", call, cause.0 as i64, text)
+    })
+}
+
+/// The driver, ready for calls; an error that says what was looked for if it is not there.
+fn start_driver() -> Result<()> {
+    // SAFETY: loads the library if it is there; its initialisers have no conditions.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::argument(
+            "the CUDA driver was not found: looked for libcuda.so and libcuda.so.1 where the loader looks",
+            "install NVIDIA's driver, or put the folder of libcuda.so.1 into LD_LIBRARY_PATH",
+        ));
+    }
+    checked("cuInit", result::init())
+}
+
+impl Cuda {
+    /// The GPUs with these ordinals, or all. One that is named twice is two devices, which is slower than one and good for tests.
+    pub(super) fn open(which: Option<Vec<usize>>) -> Result<Arc<Self>> {
+        start_driver()?;
+        let count = checked("cuDeviceGetCount", result::device::get_count())? as usize;
+        let which = which.unwrap_or_else(|| (0..count).collect());
+        if which.is_empty() || which.iter().any(|ordinal| *ordinal >= count) {
+            return Err(Error::argument(
+                format!("GPUs {which:?} where the driver shows {count}"),
+                "look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+            ));
+        }
+        let gpus = which.iter().map(|ordinal| Gpu::open(*ordinal as c_int)).collect::<Result<Vec<_>>>()?;
+        let ordinals: Vec<c_int> = gpus.iter().map(|gpu| gpu.ordinal).collect();
+        for gpu in &gpus {
+            gpu.reach(&gpus)?;
+        }
+        // NCCL knows a GPU once; one that is named twice is two devices that copy.
+        let distinct = (1..ordinals.len()).all(|index| !ordinals[..index].contains(&ordinals[index]));
+        let group = if distinct { nccl::Group::new(&ordinals)? } else { None };
+        Ok(Arc::new(Cuda { gpus, group }))
+    }
+
+    fn current(&self, device: usize) -> Result<&Gpu> {
+        let gpu = &self.gpus[device];
+        // SAFETY: the context is held for as long as the GPU.
+        checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(gpu.context) })?;
+        Ok(gpu)
+    }
+}
+
+impl Gpu {
+    fn open(ordinal: c_int) -> Result<Self> {
+        let device = checked("cuDeviceGet", result::device::get(ordinal))?;
+        let name = checked("cuDeviceGetName", result::device::get_name(device))?;
+        let attribute = |attribute| {
+            // SAFETY: the device was just asked for.
+            checked("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, attribute) })
+        };
+        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        // SAFETY: the primary context is what other libraries of the process use too; it is kept until the process ends.
+        let context = checked("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(device) })?;
+        // SAFETY: the context was just retained.
+        checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(context) })?;
+        let mut kernels = HashMap::new();
+        for unit in &UNITS {
+            let ptx = compile::cached(unit, &format!("compute_{major}{minor}"))?;
+            // SAFETY: PTX ends with a zero, and the module is kept until the process ends.
+            let module = checked("cuModuleLoadData", unsafe { result::module::load_data(ptx.as_ptr().cast()) })?;
+            for kernel in unit.kernels {
+                let symbol = CString::new(*kernel).expect("names hold no zero");
+                // SAFETY: the module was just loaded.
+                let function = unsafe { result::module::get_function(module, symbol) };
+                kernels.insert(*kernel, checked("cuModuleGetFunction", function)?);
+            }
+        }
+        Ok(Gpu { ordinal, context, name, processors, kernels })
+    }
+
+    /// Lets this GPU read and write the others' memory where the machine can.
+    fn reach(&self, others: &[Gpu]) -> Result<()> {
+        // SAFETY: the contexts are held.
+        checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })?;
+        for other in
+            others.iter().filter(|other| other.ordinal != self.ordinal && can_reach(self.ordinal, other.ordinal))
+        {
+            // SAFETY: both contexts are held. That it was allowed before is no error.
+            let outcome = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) };
+            if outcome != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+                checked("cuCtxEnablePeerAccess", outcome.result())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn can_reach(from: c_int, to: c_int) -> bool {
+    let mut can = 0;
+    // SAFETY: writes one int; ordinals are devices of the driver API.
+    unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, from, to) == sys::CUresult::CUDA_SUCCESS && can != 0 }
+}
+
+/// Pinned memory, given back when its buffer is.
+struct Locked(*mut c_void);
+
+// SAFETY: the memory belongs to no thread.
+unsafe impl Send for Locked {}
+// SAFETY: as above; the pointer is only given back.
+unsafe impl Sync for Locked {}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // SAFETY: it came from `cuMemHostAlloc` and is given back once. Portable memory needs no certain context.
+        if let Err(cause) = unsafe { result::free_host(self.0) } {
+            tracing::debug!(%cause, "cuMemFreeHost");
+        }
+    }
+}
+
+impl Platform for Cuda {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn count(&self) -> usize {
+        self.gpus.len()
+    }
+
+    fn describe(&self, device: usize) -> String {
+        let gpu = &self.gpus[device];
+        format!("{} (GPU {})", gpu.name, gpu.ordinal)
+    }
+
+    fn has_collectives(&self) -> bool {
+        self.group.is_some()
+    }
+
+    fn allocate(&self, device: usize, len_bytes: usize) -> Result<u64> {
+        self.current(device)?;
+        // SAFETY: whoever reads it before writing it breaks the contract of `Memory`, not of Rust.
+        checked("cuMemAlloc", unsafe { result::malloc_sync(len_bytes) })
+    }
+
+    fn free(&self, device: usize, address: u64) {
+        // SAFETY: the address came from `allocate` and is given back once; the driver waits for work that uses it.
+        let freed = self.current(device).and_then(|_| checked("cuMemFree", unsafe { result::free_sync(address) }));
+        if let Err(cause) = freed {
+            tracing::debug!(%cause, "memory not given back");
+        }
+    }
+
+    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
+        self.current(0)?;
+        // SAFETY: the memory is made zero below.
+        let start =
+            checked("cuMemHostAlloc", unsafe { result::malloc_host(len_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) })?;
+        let Some(bytes) = NonNull::new(start.cast::<u8>()) else {
+            return Err(failed("CUDA driver", "cuMemHostAlloc", -1, "no memory"));
+        };
+        let owner: Box<dyn Any + Send + Sync> = Box::new(Locked(start));
+        // SAFETY: the memory is as long as that, page-aligned, ours alone, and given back with the buffer. What the devices do
+        // with it is ordered by events against what the host does.
+        let mut buffer = unsafe { Buffer::foreign(bytes, len_bytes, owner) };
+        buffer.bytes_mut().fill(0);
+        Ok((start as u64, Arc::new(RwLock::new(buffer))))
+    }
+
+    fn free_pinned(&self, _address: u64) {
+        // Its buffer gives it back.
+    }
+
+    fn create_stream(&self, device: usize) -> Result<u64> {
+        self.current(device)?;
+        let stream = checked("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        Ok(stream as u64)
+    }
+
+    fn destroy_stream(&self, device: usize, stream: u64) {
+        // SAFETY: the stream came from `create_stream` and is destroyed once; what is on it still runs.
+        let ended = self
+            .current(device)
+            .and_then(|_| checked("cuStreamDestroy", unsafe { result::stream::destroy(stream as sys::CUstream) }));
+        if let Err(cause) = ended {
+            tracing::debug!(%cause, "stream not destroyed");
+        }
+    }
+
+    fn record(&self, stream: &Stream) -> Result<u64> {
+        self.current(stream.device())?;
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        let event = checked("cuEventCreate", result::event::create(flags))?;
+        // SAFETY: both were created on this device.
+        checked("cuEventRecord", unsafe { result::event::record(event, stream.id() as sys::CUstream) })?;
+        Ok(event as u64)
+    }
+
+    fn destroy_event(&self, device: usize, event: u64) {
+        // SAFETY: the event came from `record` and is destroyed once; waits that were queued stay.
+        let ended = self
+            .current(device)
+            .and_then(|_| checked("cuEventDestroy", unsafe { result::event::destroy(event as sys::CUevent) }));
+        if let Err(cause) = ended {
+            tracing::debug!(%cause, "event not destroyed");
+        }
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
+        self.current(stream.device())?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        let (stream, event) = (stream.id() as sys::CUstream, event.id() as sys::CUevent);
+        // SAFETY: both live, which their handles see to.
+        checked("cuStreamWaitEvent", unsafe { result::stream::wait_event(stream, event, flags) })
+    }
+
+    fn is_done(&self, event: &Event) -> Result<bool> {
+        self.current(event.device())?;
+        // SAFETY: the event lives.
+        match unsafe { result::event::query(event.id() as sys::CUevent) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(cause) => checked("cuEventQuery", Err(cause)),
+        }
+    }
+
+    fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()> {
+        if work.is_empty() {
+            return Ok(());
+        }
+        let gpu = self.current(stream.device())?;
+        launch::Queue { gpus: &self.gpus, gpu, stream: stream.id() as sys::CUstream }.put(work)
+    }
+
+    fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()> {
+        let Some(group) = &self.group else {
+            return Err(failed("NCCL", "collective", -1, format!("looked for {}", nccl::NAMES.join(", "))));
+        };
+        let of_all = calls.iter().map(|call| {
+            let of_one = |(device, stream): (usize, &Arc<Stream>)| {
+                let (send, receive) = (&call.send[device], &call.receive[device]);
+                let counted = if matches!(call.kind, super::CollectiveKind::ReduceScatter) { receive } else { send };
+                nccl::Call {
+                    kind: call.kind,
+                    dtype: call.dtype,
+                    send: send.address(),
+                    receive: receive.address(),
+                    len: counted.len_bytes() / call.dtype.size_bytes(),
+                    stream: stream.id(),
+                }
+            };
+            streams.iter().enumerate().map(of_one).collect()
+        });
+        group.launch(&of_all.collect::<Vec<_>>())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.group.as_ref().map_or(Ok(()), nccl::Group::poll)
+    }
+
+    fn abort(&self) {
+        if let Some(group) = &self.group {
+            group.abort();
+        }
+    }
+
+    fn host_access(&self, _slice: &Slice, _writes: bool) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What this machine has, in words. Nothing is left open.
+pub(super) fn survey() -> Survey {
+    let found = |version: Option<String>, names: &str| {
+        version.map_or_else(|| Library::Missing(format!("not found (looked for {names})")), Library::Version)
+    };
+    let mut survey = Survey {
+        built: true,
+        driver: found(None, "libcuda.so, libcuda.so.1"),
+        nccl: found(nccl::version(), &nccl::NAMES.join(", ")),
+        nvrtc: found(compile::version(), "libnvrtc.so and its versions"),
+        ..Survey::default()
+    };
+    // SAFETY: as in `start_driver`.
+    if !unsafe { sys::is_culib_present() } {
+        return survey;
+    }
+    let mut version = 0;
+    // SAFETY: writes one int.
+    if unsafe { sys::cuDriverGetVersion(&raw mut version) } == sys::CUresult::CUDA_SUCCESS {
+        survey.driver = Library::Version(format!("CUDA {}.{}", version / 1000, version % 1000 / 10));
+    }
+    let count = match start_driver().and_then(|()| checked("cuDeviceGetCount", result::device::get_count())) {
+        Ok(count) => count,
+        Err(cause) => {
+            survey.driver = Library::Missing(format!("{}: {cause}", survey.driver));
+            return survey;
+        }
+    };
+    for ordinal in 0..count {
+        let name = result::device::get(ordinal).and_then(result::device::get_name);
+        survey.devices.push(name.unwrap_or_else(|cause| cause.to_string()));
+        let reached = (0..count).filter(|other| *other != ordinal && can_reach(ordinal, *other));
+        survey.peers.extend(reached.map(|other| (ordinal as usize, other as usize)));
+    }
+    survey
+}
+
+/// Asks the MPI library on this machine, if there is one, whether it takes device memory.
+pub(super) fn cuda_aware_mpi() -> String {
+    const NAMES: [&str; 3] = ["libmpi.so", "libmpi.so.40", "libmpi.so.12"];
+    // SAFETY: the library's initialisers have no conditions; Open MPI's question takes nothing and may be asked at any time.
+    unsafe {
+        let Some(library) = NAMES.into_iter().find_map(|name| libloading::Library::new(name).ok()) else {
+            return format!("no MPI library (looked for {})", NAMES.join(", "));
+        };
+        let asked = library.get::<unsafe extern "C" fn() -> c_int>(b"MPIX_Query_cuda_support\0").map(|ask| ask());
+        // Some libraries must not be unloaded.
+        std::mem::forget(library);
+        match asked {
+            Ok(0) => "the MPI library takes host memory only".to_owned(),
+            Ok(_) => {
+                "the MPI library takes device memory (this program stages through the host all the same)".to_owned()
+            }
+            Err(_) => "the MPI library does not say".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_there_is_one_clear_error_and_no_panic() {
+        let survey = survey();
+        if !survey.devices.is_empty() {
+            println!("skipped: this machine has GPUs");
+            return;
+        }
+        let error = Cuda::open(None).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("CUDA driver") || error.contains("cuInit"), "{error}");
+    }
+}

@@ -1,0 +1,65 @@
+// One step of an optimizer, in the order of operations of src/optim, which is fixed to the bit: compiled without fused multiply-add.
+// Weights that are halves are updated in float, or through a float master copy.
+
+struct Step { double rate, decay, rescale, clip, first, second, epsilon; };
+
+enum Rule { PLAIN, MOMENTUM, NESTEROV, TEST, ADAM };
+
+template <typename R> static __device__ __forceinline__ R clipped(R value, R limit) {
+    return value > limit ? limit : value < -limit ? -limit : value;
+}
+
+static __device__ __forceinline__ float root(float value) { return sqrtf(value); }
+static __device__ __forceinline__ double root(double value) { return sqrt(value); }
+
+template <typename W, typename R>
+static __device__ __forceinline__ R next(const Step& step, int rule, R w, R g, R* slot0, R* slot1, u64 i) {
+    R rate = (R)step.rate, decay = (R)step.decay, rescale = (R)step.rescale, clip = (R)step.clip;
+    if (rule == ADAM) {
+        R beta1 = (R)step.first, beta2 = (R)step.second, epsilon = (R)step.epsilon;
+        R gradient = clipped<R>(g * rescale + decay * w, clip);
+        R mean = beta1 * slot0[i] + ((R)1 - beta1) * gradient;
+        R variance = beta2 * slot1[i] + ((R)1 - beta2) * gradient * gradient;
+        slot0[i] = mean;
+        slot1[i] = variance;
+        return w - rate * mean / (root(variance) + epsilon);
+    }
+    if (rule == TEST) {
+        R moved = w + g * rescale;
+        slot0[i] = (R)Element<W>::load(Element<W>::store(moved));
+        return moved;
+    }
+    R scaled = rate * (clipped<R>(g * rescale, clip) + decay * w);
+    if (rule == PLAIN) return w - scaled;
+    R momentum = (R)step.first;
+    R moved = momentum * slot0[i] - scaled;
+    slot0[i] = moved;
+    return rule == MOMENTUM ? w + moved : w + (momentum * moved - scaled);
+}
+
+#define UPDATE(NAME, T) \
+    extern "C" __global__ void update_##NAME(T* weight, const T* gradient, Element<T>::Real* slot0, \
+                                             Element<T>::Real* slot1, Step step, int rule, u64 len) { \
+        for (u64 i = first_index(); i < len; i += stride()) { \
+            weight[i] = Element<T>::store(next<T, Element<T>::Real>( \
+                step, rule, Element<T>::load(weight[i]), Element<T>::load(gradient[i]), slot0, slot1, i)); \
+        } \
+    }
+
+#define UPDATE_MASTER(NAME, T) \
+    extern "C" __global__ void update_##NAME##_master(T* weight, const T* gradient, float* slot0, float* slot1, \
+                                                      float* master, Step step, int rule, int fresh, u64 len) { \
+        for (u64 i = first_index(); i < len; i += stride()) { \
+            float w = fresh ? Element<T>::load(weight[i]) : master[i]; \
+            w = next<float, float>(step, rule, w, Element<T>::load(gradient[i]), slot0, slot1, i); \
+            master[i] = w; \
+            weight[i] = Element<T>::store(w); \
+        } \
+    }
+
+UPDATE(f32, float)
+UPDATE(f64, double)
+UPDATE(f16, F16)
+UPDATE(bf16, BF16)
+UPDATE_MASTER(f16, F16)
+UPDATE_MASTER(bf16, BF16)

@@ -1,0 +1,93 @@
+//! The devices of this process, behind one small seam: [`Platform`].
+//!
+//! What happens on which stream and in which order is written once, over this trait, by [`Devices`] and by the stores that
+//! work on devices. Two platforms stand behind it: [`Simulated`], whose streams are threads and which runs everywhere, and
+//! `cuda`, which loads the CUDA driver, NVRTC and NCCL at run time.
+//!
+//! The words are CUDA's. A [`Stream`] is a queue of one device; what is put on it runs later, in order. An [`Event`] marks
+//! a place in a stream, and another stream or the host can wait for it. Nothing else orders two streams: work that reads what
+//! another stream writes must wait for that stream's event. The simulated platform proves of every piece of work that it
+//! does (`races`), and fails the work that does not.
+//!
+//! Where things stand: `handle` owns memory, streams and events; `work` says what can be put on a stream; `reference` is its
+//! meaning, on bytes; `races` and `simulated` are the simulated platform; `devices` opens platforms and makes tensors;
+//! `spread` sums tensors over the devices of a process and back; `open` finds devices by name.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+mod devices;
+mod handle;
+pub mod kernels;
+mod open;
+mod races;
+mod reference;
+mod simulated;
+mod spread;
+mod work;
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+pub use devices::{Array, Devices, array_of};
+pub use handle::{Event, Home, Memory, Slice, Stream};
+pub use open::{Library, Survey, cuda_aware_mpi, open, survey};
+pub use reference::compute;
+pub use simulated::{Fault, Manner, Simulated};
+pub use spread::{Layout, Scratch};
+pub use work::{Collective, CollectiveKind, Operation, Work};
+
+use crate::buffer::Buffer;
+use crate::error::{Error, Result};
+
+/// Host memory that devices copy from and to by themselves.
+pub type Pinned = Arc<RwLock<Buffer>>;
+
+/// A set of devices of one make. Ids and addresses are given out by it and mean nothing elsewhere.
+///
+/// Calls queue and return, unless they say that they wait. A device that failed stays failed: every later call says so.
+pub trait Platform: Send + Sync {
+    /// What the devices are called, before a colon and their number: `cuda`, `sim`.
+    fn name(&self) -> &'static str;
+    /// The number of devices.
+    fn count(&self) -> usize;
+    /// A device, for people.
+    fn describe(&self, device: usize) -> String;
+    /// Whether [`collective`](Self::collective) can be called.
+    fn has_collectives(&self) -> bool;
+    /// Memory of a device, whose content is not defined. May wait for the device.
+    fn allocate(&self, device: usize, len_bytes: usize) -> Result<u64>;
+    /// Gives memory back. May wait for the device.
+    fn free(&self, device: usize, address: u64);
+    /// Host memory that the devices can reach, and its address.
+    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)>;
+    /// Gives host memory back.
+    fn free_pinned(&self, address: u64);
+    /// A new stream of a device.
+    fn create_stream(&self, device: usize) -> Result<u64>;
+    /// Ends a stream, after what is on it.
+    fn destroy_stream(&self, device: usize, stream: u64);
+    /// Marks the present end of a stream.
+    fn record(&self, stream: &Stream) -> Result<u64>;
+    /// Gives an event back.
+    fn destroy_event(&self, device: usize, event: u64);
+    /// What is put on `stream` from now on runs after `event`.
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<()>;
+    /// Whether the work before `event` is done. Never waits.
+    fn is_done(&self, event: &Event) -> Result<bool>;
+    /// Puts work on a stream.
+    fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
+    /// Puts collectives on one stream of every device, in the order of the devices, all or none of them.
+    fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()>;
+    /// What collectives that are under way have met, as far as is known. Never waits.
+    fn check(&self) -> Result<()>;
+    /// Ends collectives that will never be complete, so that their streams go on; the platform is failed from then on.
+    fn abort(&self);
+    /// The host is about to read or write pinned memory: an error if a device may still use it.
+    fn host_access(&self, slice: &Slice, writes: bool) -> Result<()>;
+}
+
+/// A call of a platform's library that failed.
+pub(crate) fn failed(library: &str, call: &str, code: i64, text: impl Into<String>) -> Error {
+    Error::Library { library: library.to_owned(), call: call.to_owned(), code, text: text.into(), rank: 0 }
+}

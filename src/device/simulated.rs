@@ -1,0 +1,438 @@
+//! Devices that are threads: every stream is a queue with a thread of its own, so what is not ordered happens in any order.
+//!
+//! Work is checked when it is queued (`races`), run by the reference, and can be made to fail: at a step of one's choice, a step
+//! being a call of the platform that could fail on a real one.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use super::handle::{Event, Home, Slice, Stream};
+use super::races::{Clock, HOST, Races, Span};
+use super::work::{Collective, CollectiveKind, Operation, Work};
+use super::{Pinned, Platform, failed, reference};
+use crate::buffer::Buffer;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// A step that goes wrong.
+#[derive(Debug, Clone, Copy)]
+pub struct Fault {
+    /// The number of the step, from 0.
+    pub step: u64,
+    /// How it goes wrong.
+    pub manner: Manner,
+}
+
+/// How a step goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// The call returns an error, and nothing else has happened.
+    Returned,
+    /// The call returns well; the work fails when it runs, and its device with it.
+    Later,
+    /// The call returns well; the work never ends, unless it is aborted.
+    Never,
+}
+
+/// What the streams' threads share.
+#[derive(Default)]
+struct Health {
+    fault: Mutex<Option<Error>>,
+    aborted: AtomicBool,
+    bell: Condvar,
+    bell_lock: Mutex<()>,
+}
+
+impl Health {
+    fn fail(&self, fault: Error) {
+        self.fault.lock().get_or_insert(fault);
+    }
+
+    fn fault(&self) -> Option<Error> {
+        self.fault.lock().clone()
+    }
+
+    /// Waits for `flag`, or for the abort.
+    fn wait(&self, flag: &AtomicBool) {
+        let mut guard = self.bell_lock.lock();
+        while !flag.load(Ordering::Acquire) && !self.aborted.load(Ordering::Acquire) {
+            self.bell.wait(&mut guard);
+        }
+    }
+
+    fn raise(&self, flag: &AtomicBool) {
+        flag.store(true, Ordering::Release);
+        drop(self.bell_lock.lock());
+        self.bell.notify_all();
+    }
+}
+
+/// Bytes of one allocation, by the allocation.
+type Bytes = (Pinned, Range<usize>);
+
+/// What a stream's thread is told.
+enum Task {
+    Run(Operation, Vec<Bytes>, Vec<Bytes>),
+    Meet(Arc<Meeting>),
+    Raise(Arc<AtomicBool>),
+    Wait(Arc<AtomicBool>),
+    /// An injected fault.
+    Fail(Error),
+    Stand,
+}
+
+/// Collectives that run when every device has come to them.
+struct Meeting {
+    calls: Vec<(CollectiveKind, DType, Vec<Bytes>, Vec<Bytes>)>,
+    size: usize,
+    arrived: AtomicUsize,
+    done: AtomicBool,
+}
+
+struct State {
+    memory: BTreeMap<u64, Pinned>,
+    streams: BTreeMap<u64, Sender<Task>>,
+    events: BTreeMap<u64, (Arc<AtomicBool>, Clock)>,
+    races: Races,
+}
+
+/// A platform of simulated devices.
+pub struct Simulated {
+    count: usize,
+    health: Arc<Health>,
+    state: Mutex<State>,
+    next: AtomicU64,
+    steps: AtomicU64,
+    fault: Option<Fault>,
+}
+
+impl Simulated {
+    /// `count` devices that work.
+    pub fn new(count: usize) -> Arc<Self> {
+        Self::faulty(count, None)
+    }
+
+    /// `count` devices of which one step goes wrong.
+    pub fn faulty(count: usize, fault: Option<Fault>) -> Arc<Self> {
+        let state = State {
+            memory: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            races: Races::default(),
+        };
+        let (next, steps) = (AtomicU64::new(1), AtomicU64::new(0));
+        Arc::new(Simulated { count, health: Arc::default(), state: Mutex::new(state), next, steps, fault })
+    }
+
+    /// The steps so far.
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
+    fn id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Counts a step. What is to go wrong with it later, or its error now; `now` steps have no later.
+    fn step(&self, call: &str, now: bool) -> Result<Option<Task>> {
+        self.health.fault().map_or(Ok(()), Err)?;
+        let number = self.steps.fetch_add(1, Ordering::Relaxed);
+        let Some(fault) = self.fault.filter(|fault| fault.step == number) else { return Ok(None) };
+        let error = failed("sim", call, 700, format!("the fault injected at step {number}"));
+        match fault.manner {
+            Manner::Later if !now => Ok(Some(Task::Fail(error))),
+            Manner::Never if !now => Ok(Some(Task::Stand)),
+            _ => Err(error),
+        }
+    }
+
+    /// Keeps `memory` under a new address.
+    fn keep(&self, memory: Buffer) -> (u64, Pinned) {
+        // Apart by more than any length, so that an address within names its allocation in messages.
+        let (address, pinned) = (self.id() << 32, Arc::new(RwLock::new(memory)));
+        self.state.lock().memory.insert(address, Arc::clone(&pinned));
+        (address, pinned)
+    }
+
+    fn remove(&self, address: u64) {
+        let mut state = self.state.lock();
+        state.memory.remove(&address);
+        state.races.forget(address);
+    }
+
+    fn check_lengths(work: &Work) -> Result<()> {
+        let lengths = |slices: &[Slice]| slices.iter().map(Slice::len_bytes).collect::<Vec<_>>();
+        let (reads, writes) = (lengths(&work.reads), lengths(&work.writes));
+        let fits = match &work.operation {
+            Operation::Copy => reads == writes,
+            Operation::Zero => reads.is_empty() && writes.len() == 1,
+            Operation::Sum(_) => writes.len() == 1 && !reads.is_empty() && reads.iter().all(|len| *len == writes[0]),
+            Operation::Quantise2 { .. } | Operation::Quantise1 { .. } => reads.len() == 2 && writes.len() == 2,
+            Operation::AddDequantised2 { .. } | Operation::AddDequantised1 => reads.len() == 2 && writes.len() == 1,
+            Operation::Update { .. } => reads.len() == writes.len() + 1,
+        };
+        if fits {
+            return Ok(());
+        }
+        let what = format!("{:?} of {reads:?} bytes into {writes:?} bytes", work.operation);
+        Err(Error::argument(what, "report this as a bug: the lengths of work on a device do not fit together"))
+    }
+}
+
+impl State {
+    fn bytes_of(&self, slices: &[Slice]) -> Vec<Bytes> {
+        let bytes = |slice: &Slice| {
+            let pinned = match slice.memory().home() {
+                Home::Host(pinned) => Arc::clone(pinned),
+                Home::Device(_) => Arc::clone(&self.memory[&slice.memory().address()]),
+            };
+            (pinned, slice.range())
+        };
+        slices.iter().map(bytes).collect()
+    }
+
+    fn put(&self, stream: &Stream, task: Task) {
+        // A thread that is gone has failed, which the next call reports.
+        drop(self.streams[&stream.id()].send(task));
+    }
+}
+
+fn spans(slices: &[Slice]) -> Vec<Span> {
+    slices.iter().map(|slice| (slice.memory().address(), slice.range())).collect()
+}
+
+fn race(text: String) -> Error {
+    failed("sim", "order of streams", 701, text)
+}
+
+impl Platform for Simulated {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn describe(&self, device: usize) -> String {
+        format!("simulated device {device}")
+    }
+
+    fn has_collectives(&self) -> bool {
+        true
+    }
+
+    fn allocate(&self, _device: usize, len_bytes: usize) -> Result<u64> {
+        self.step("allocate", true)?;
+        let mut memory = Buffer::zeroed(len_bytes);
+        memory.bytes_mut().fill(0xa5);
+        Ok(self.keep(memory).0)
+    }
+
+    fn free(&self, _device: usize, address: u64) {
+        self.remove(address);
+    }
+
+    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
+        self.step("allocate pinned", true)?;
+        Ok(self.keep(Buffer::zeroed(len_bytes)))
+    }
+
+    fn free_pinned(&self, address: u64) {
+        self.remove(address);
+    }
+
+    fn create_stream(&self, device: usize) -> Result<u64> {
+        self.step("create a stream", true)?;
+        let (id, (tasks, inbox)) = (self.id(), unbounded());
+        let health = Arc::clone(&self.health);
+        let builder = std::thread::Builder::new().name(format!("ringpull-sim{device}"));
+        builder
+            .spawn(move || serve(id, &inbox, &health))
+            .map_err(|cause| Error::io("start", format!("the thread of simulated stream {id}"), &cause))?;
+        self.state.lock().streams.insert(id, tasks);
+        Ok(id)
+    }
+
+    fn destroy_stream(&self, _device: usize, stream: u64) {
+        self.state.lock().streams.remove(&stream);
+    }
+
+    fn record(&self, stream: &Stream) -> Result<u64> {
+        let later = self.step("record an event", false)?;
+        let (id, flag) = (self.id(), Arc::new(AtomicBool::new(false)));
+        let mut state = self.state.lock();
+        let clock = state.races.clock(stream.id());
+        later.into_iter().for_each(|task| state.put(stream, task));
+        state.put(stream, Task::Raise(Arc::clone(&flag)));
+        state.events.insert(id, (flag, clock));
+        Ok(id)
+    }
+
+    fn destroy_event(&self, _device: usize, event: u64) {
+        self.state.lock().events.remove(&event);
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
+        let later = self.step("wait for an event", false)?;
+        let mut state = self.state.lock();
+        let (flag, clock) = state.events[&event.id()].clone();
+        state.races.learn(stream.id(), &clock);
+        later.into_iter().for_each(|task| state.put(stream, task));
+        state.put(stream, Task::Wait(flag));
+        Ok(())
+    }
+
+    fn is_done(&self, event: &Event) -> Result<bool> {
+        self.check()?;
+        let mut state = self.state.lock();
+        let (flag, clock) = state.events[&event.id()].clone();
+        let done = flag.load(Ordering::Acquire);
+        if done {
+            state.races.learn(HOST, &clock);
+        }
+        drop(state);
+        // The work before the event may have failed on its way here.
+        self.check().map(|()| done)
+    }
+
+    fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()> {
+        if work.is_empty() {
+            return Ok(());
+        }
+        Self::check_lengths(work)?;
+        let later = self.step("enqueue", false)?;
+        let mut state = self.state.lock();
+        let (reads, writes) = (spans(&work.reads), spans(&work.writes));
+        state.races.step(stream.id(), &reads, &writes).map_err(|text| race(format!("{:?}: {text}", work.operation)))?;
+        let task = || Task::Run(work.operation.clone(), state.bytes_of(&work.reads), state.bytes_of(&work.writes));
+        let task = later.unwrap_or_else(task);
+        state.put(stream, task);
+        Ok(())
+    }
+
+    fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()> {
+        let mut later = self.step("collective", false)?;
+        let mut state = self.state.lock();
+        for call in calls {
+            for (device, stream) in streams.iter().enumerate() {
+                let (reads, writes) = match call.kind {
+                    CollectiveKind::Broadcast(root) if root != device => {
+                        (vec![], spans(&call.receive[device..=device]))
+                    }
+                    CollectiveKind::Reduce(root) if root != device => (spans(&call.send[device..=device]), vec![]),
+                    _ => (spans(&call.send[device..=device]), spans(&call.receive[device..=device])),
+                };
+                state
+                    .races
+                    .step(stream.id(), &reads, &writes)
+                    .map_err(|text| race(format!("{:?}: {text}", call.kind)))?;
+            }
+            if !matches!(call.kind, CollectiveKind::Broadcast(_) | CollectiveKind::Reduce(_)) {
+                let clocks: Vec<Clock> = streams.iter().map(|stream| state.races.clock(stream.id())).collect();
+                for (stream, clock) in streams.iter().flat_map(|stream| clocks.iter().map(move |clock| (stream, clock)))
+                {
+                    state.races.learn(stream.id(), clock);
+                }
+            }
+        }
+        let prepared =
+            calls.iter().map(|call| (call.kind, call.dtype, state.bytes_of(&call.send), state.bytes_of(&call.receive)));
+        let meeting = Arc::new(Meeting {
+            calls: prepared.collect(),
+            size: streams.len(),
+            arrived: AtomicUsize::new(0),
+            done: AtomicBool::new(false),
+        });
+        for stream in streams {
+            state.put(stream, later.take().unwrap_or_else(|| Task::Meet(Arc::clone(&meeting))));
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.health.fault().map_or(Ok(()), Err)
+    }
+
+    fn abort(&self) {
+        self.health.fail(failed("sim", "abort", 702, "the devices were aborted"));
+        self.health.raise(&self.health.aborted);
+    }
+
+    fn host_access(&self, slice: &Slice, writes: bool) -> Result<()> {
+        self.check()?;
+        let span = vec![(slice.memory().address(), slice.range())];
+        let (reads, writes) = if writes { (vec![], span) } else { (span, vec![]) };
+        self.state.lock().races.step(HOST, &reads, &writes).map_err(race)
+    }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        // Threads that stand wait for it.
+        self.health.raise(&self.health.aborted);
+    }
+}
+
+/// The thread of one stream.
+fn serve(id: u64, inbox: &Receiver<Task>, health: &Health) {
+    let mut noise = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for task in inbox {
+        // Threads drift apart, another way in every stream.
+        noise ^= noise << 13;
+        noise ^= noise >> 7;
+        (0..noise % 5).for_each(|_| std::thread::yield_now());
+        let healthy = health.fault().is_none();
+        match task {
+            Task::Run(operation, reads, writes) if healthy => {
+                if let Err(fault) = run(&operation, &reads, &writes) {
+                    health.fail(fault);
+                }
+            }
+            Task::Meet(meeting) if healthy => meet(&meeting, health),
+            Task::Run(..) | Task::Meet(_) => {}
+            Task::Raise(flag) => health.raise(&flag),
+            Task::Wait(flag) => health.wait(&flag),
+            Task::Fail(fault) => health.fail(fault),
+            Task::Stand => health.wait(&AtomicBool::new(false)),
+        }
+    }
+}
+
+fn load((memory, range): &Bytes) -> Buffer {
+    Buffer::copy_of(&memory.read().bytes()[range.clone()])
+}
+
+fn store((memory, range): &Bytes, data: &Buffer) {
+    memory.write().bytes_mut()[range.clone()].copy_from_slice(data.bytes());
+}
+
+fn run(operation: &Operation, reads: &[Bytes], writes: &[Bytes]) -> Result<()> {
+    let lengths: Vec<usize> = writes.iter().map(|(_, range)| range.len()).collect();
+    let written = reference::compute(operation, reads.iter().map(load).collect(), &lengths)?;
+    writes.iter().zip(&written).for_each(|(to, data)| store(to, data));
+    Ok(())
+}
+
+/// The last device to come does the work of all, as none of them can go on before.
+fn meet(meeting: &Meeting, health: &Health) {
+    if meeting.arrived.fetch_add(1, Ordering::AcqRel) + 1 < meeting.size {
+        return health.wait(&meeting.done);
+    }
+    for (kind, dtype, sends, receives) in &meeting.calls {
+        let given: Vec<Buffer> = sends.iter().map(load).collect();
+        let lengths: Vec<usize> = receives.iter().map(|(_, range)| range.len()).collect();
+        let got = reference::collect(*kind, *dtype, &given, &lengths);
+        for (device, (to, data)) in receives.iter().zip(&got).enumerate() {
+            if !matches!(kind, CollectiveKind::Reduce(root) if *root != device) {
+                store(to, data);
+            }
+        }
+    }
+    health.raise(&meeting.done);
+}

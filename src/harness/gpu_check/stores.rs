@@ -1,0 +1,124 @@
+//! Collectives, stores, and ranks that share the devices of one process.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::{Check, check};
+use crate::config::Config;
+use crate::device::{self, Collective, CollectiveKind, Devices, Slice, array_of};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kind::Kind;
+use crate::progress::Engine;
+use crate::store::KvStore;
+use crate::store::on_devices::OnDevices;
+use crate::tensor::Tensor;
+
+const LIMIT: Duration = Duration::from_secs(30);
+/// Several segments of staging, and no multiple of anything.
+const LEN: usize = (2 << 20) / 4 + 3;
+
+pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
+    let mut checks = vec![collectives(devices)];
+    let alone = OnDevices::alone(Arc::clone(devices), LIMIT);
+    let store = KvStore::over(Kind::Device, Box::new(alone), &Config::default());
+    checks.push(check(format!("device on {} device(s)", devices.count()), train(&store, devices, &[devices.count()])));
+    for ranks in [2, 4] {
+        checks.push(check(
+            format!("dist_sync_mpi: {ranks} ranks that share the devices, in one process"),
+            share(name, ranks),
+        ));
+    }
+    checks
+}
+
+/// Each collective over all devices; one device is enough.
+fn collectives(devices: &Arc<Devices>) -> Check {
+    let name = format!("collectives over {} device(s)", devices.count());
+    if !devices.platform().has_collectives() {
+        return Check { name, found: "NCCL is not here, or a GPU was named twice".to_owned(), passed: None };
+    }
+    let count = devices.count();
+    let run = || -> Result<String> {
+        let of = |value: f64, len: usize| -> Result<Vec<Tensor>> {
+            (0..count).map(|device| devices.upload(device, &Tensor::full(DType::F32, &[len], value))).collect()
+        };
+        let slices = |tensors: &[Tensor]| -> Vec<Slice> {
+            tensors.iter().filter_map(|tensor| Some(array_of(tensor.remote())?.slice().clone())).collect()
+        };
+        let kinds = [
+            (CollectiveKind::AllReduce, 64, 64, 2.0 * count as f32),
+            (CollectiveKind::ReduceScatter, 64 * count, 64, 2.0 * count as f32),
+            (CollectiveKind::AllGather, 64, 64 * count, 2.0),
+            (CollectiveKind::Broadcast(count - 1), 64, 64, 2.0),
+        ];
+        for (kind, given, got, expected) in kinds {
+            let (from, to) = (of(2.0, given)?, of(0.0, got)?);
+            let call = Collective { kind, dtype: DType::F32, send: slices(&from), receive: slices(&to) };
+            let lanes: Vec<_> = (0..count).map(|device| Arc::clone(devices.lane(device))).collect();
+            devices.platform().collective(&lanes, &[call])?;
+            devices.drain(LIMIT)?;
+            for tensor in &to {
+                let seen = devices.download(tensor)?.to_vec::<f32>()?;
+                expect(&format!("{kind:?}"), &seen, expected)?;
+            }
+        }
+        Ok("every device has its share".to_owned())
+    };
+    check(name, run())
+}
+
+/// Ranks as threads, each with devices of its own on the same GPUs, over the transport between threads.
+fn share(name: &str, ranks: usize) -> Result<String> {
+    let config = Config { timeout: LIMIT, ..Config::default() };
+    let engines = Engine::in_process(ranks, &config)?;
+    let counts = vec![device::open(name)?.count(); ranks];
+    let running: Vec<_> = engines
+        .into_iter()
+        .map(|engine| {
+            let (name, counts, config) = (name.to_owned(), counts.clone(), config.clone());
+            thread::spawn(move || {
+                let devices = device::open(&name)?;
+                let backend = OnDevices::over_ranks(Arc::clone(&devices), engine, LIMIT);
+                train(&KvStore::over(Kind::DistSyncMpi, Box::new(backend), &config), &devices, &counts)
+            })
+        })
+        .collect();
+    let lost = || Err(Error::argument("a rank ended by a panic", "see its words above"));
+    let outcomes: Vec<Result<String>> =
+        running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost())).collect();
+    outcomes.into_iter().next_back().unwrap_or_else(lost)
+}
+
+/// Two pushes with momentum, of tensors on every device and of one, against their closed form.
+fn train(store: &KvStore, devices: &Devices, counts: &[usize]) -> Result<String> {
+    let mine = (store.rank() + 1) as f64;
+    store.init("w", &Tensor::full(DType::F32, &[LEN], 1.0))?;
+    store.set_optimizer(&"sgd,lr=0.5,momentum=0.5".parse()?)?;
+    let upload = |device: usize| devices.upload(device, &Tensor::full(DType::F32, &[LEN], mine));
+    let values = (0..devices.count()).map(upload).collect::<Result<Vec<_>>>()?;
+    store.push("w", &values, 0)?;
+    store.push_pull("w", &values[..1], &values, 0)?;
+    let sum = |each: &dyn Fn(usize) -> usize| -> f32 {
+        counts.iter().enumerate().map(|(rank, count)| (each(*count) * (rank + 1)) as f32).sum()
+    };
+    let first = -0.5 * sum(&|count| count);
+    let second = 0.5 * first - 0.5 * sum(&|_| 1);
+    for value in &values {
+        expect("push_pull", &devices.download(value)?.to_vec::<f32>()?, 1.0 + first + second)?;
+    }
+    store.wait_all()?;
+    store.barrier()?;
+    Ok("sums and updates are right on every device".to_owned())
+}
+
+fn expect(what: &str, seen: &[f32], expected: f32) -> Result<()> {
+    match seen.iter().position(|value| *value != expected) {
+        None => Ok(()),
+        Some(index) => Err(Error::argument(
+            format!("{what}: element {index} of {} is {} and must be {expected}", seen.len(), seen[index]),
+            "the devices computed something else than the host",
+        )),
+    }
+}
