@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::communicator::Host;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::progress::agreement::Launch;
 
 /// What a job asks of the wire. The same on every rank, but for the priority.
@@ -22,6 +23,33 @@ pub enum Wire {
         /// A higher one goes first.
         priority: i32,
     },
+}
+
+/// What has to be the same on every rank for an operation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Terms {
+    /// In words: dtype, shape, optimizer.
+    pub words: String,
+    /// As data, for a rank that stands in for a call that it has not made.
+    pub settings: Vec<u8>,
+}
+
+impl From<&str> for Terms {
+    fn from(words: &str) -> Self {
+        Terms { words: words.to_owned(), settings: Vec::new() }
+    }
+}
+
+impl std::fmt::Display for Terms {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+/// Makes the jobs of a store on a rank that has joined.
+pub trait StandIn: Send + Sync {
+    /// The job of a call that others have made and this rank has not: it adds zeros. An error if nothing can stand in for it.
+    fn stand_in(&self, key: &Key, operation: &str, terms: &Terms) -> Result<Box<dyn Job>>;
 }
 
 /// An operation between its call and its end.

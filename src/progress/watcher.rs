@@ -133,6 +133,10 @@ impl Watcher {
                 let now_s = self.clock.now_s();
                 self.agreement.call(from, call, now_s).map(|orders| spread(shared, orders))
             }
+            Note::Joined => {
+                let now_s = self.clock.now_s();
+                self.agreement.join(from, now_s).map(|orders| spread(shared, orders))
+            }
             Note::Thaw(epoch, overdue) => {
                 spread(shared, self.agreement.thaw(epoch, overdue));
                 Ok(())
