@@ -54,9 +54,10 @@ pub struct Predicted {
 /// Learns the cluster's model and explains the choice for each of `sizes`, on rank 0. Collective.
 pub fn run(sizes: &[usize]) -> Result<Option<Explanation>> {
     let engine = connect(&Config::from_env()?)?;
-    let (learned, segments) =
-        engine.collective("bench --explain", |host: &mut Host, _| Ok((host.learned().clone(), host.segments())))?;
-    let one_host = engine.collective("bench --explain", |host: &mut Host, _| Ok(host.is_one_host()))?;
+    let (learned, segments) = engine.collective("bench --explain", Vec::new(), |host: &mut Host, _, _| {
+        Ok((host.learned().clone(), host.segments()))
+    })?;
+    let one_host = engine.collective("bench --explain", Vec::new(), |host: &mut Host, _, _| Ok(host.is_one_host()))?;
     Ok((engine.rank() == 0).then(|| Explanation {
         ranks: engine.size(),
         source: learned.source,

@@ -22,7 +22,7 @@ use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::job::{Barrier, Direct, Job, StandIn, Terms};
 use crate::progress::shared::{Command, Note, Shared};
 use crate::progress::watcher::Watcher;
-use crate::tensor::Waiter;
+use crate::tensor::{Tensor, Waiter};
 use crate::topology::Peer;
 use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
@@ -241,13 +241,17 @@ impl Engine {
     }
 
     /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
+    ///
+    /// What `work` gives to the host's collectives must lie in `memory`, which it is given back: the transport may use it after a fault, when
+    /// `work` has returned, and so it is never freed then.
     pub fn collective<T: Send + 'static>(
         &self,
         name: &str,
-        work: impl FnOnce(&mut Host, u32) -> Result<T> + Send + 'static,
+        memory: Vec<Tensor>,
+        work: impl FnOnce(&mut Host, &[Tensor], u32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Box::new(Direct::new(Box::new(work), result));
+        let job = Box::new(Direct::new(Box::new(work), memory, result));
         self.submit(Topic::Direct, name, Terms::default(), job)?;
         self.wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))

@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::progress::agreement::Launch;
+use crate::tensor::Tensor;
 
 /// What a job asks of the wire. The same on every rank, but for the priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,25 +75,27 @@ pub trait Job: Send {
     fn fail(self: Box<Self>, fault: &Error);
 }
 
-type Work<T> = Box<dyn FnOnce(&mut Host, u32) -> Result<T> + Send>;
+type Work<T> = Box<dyn FnOnce(&mut Host, &[Tensor], u32) -> Result<T> + Send>;
 
 /// A collective that the caller waits for.
 pub(super) struct Direct<T> {
     work: Option<Work<T>>,
+    /// What the work lets the transport use.
+    memory: Vec<Tensor>,
     value: Option<T>,
     result: Sender<Result<T>>,
 }
 
 impl<T> Direct<T> {
-    pub(super) fn new(work: Work<T>, result: Sender<Result<T>>) -> Self {
-        Direct { work: Some(work), value: None, result }
+    pub(super) fn new(work: Work<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
+        Direct { work: Some(work), memory, value: None, result }
     }
 }
 
 impl<T: Send> Job for Direct<T> {
     fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
         if let Some(work) = self.work.take() {
-            self.value = Some(work(host, launch.number)?);
+            self.value = Some(work(host, &self.memory, launch.number)?);
         }
         Ok(())
     }
@@ -105,6 +108,10 @@ impl<T: Send> Job for Direct<T> {
 
     fn fail(self: Box<Self>, fault: &Error) {
         drop(self.result.send(Err(fault.clone())));
+        if self.work.is_none() {
+            // The transport may still use it.
+            std::mem::forget(self.memory);
+        }
     }
 }
 
