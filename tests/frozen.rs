@@ -3,14 +3,14 @@
 
 mod ranks;
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use ringpull::config::Config;
 use ringpull::progress::Engine;
 use ringpull::store::KvStore;
 use ringpull::store::allreduce::Allreduce;
-use ringpull::{DType, Error, Kind, Result, Tensor};
+use ringpull::{DType, Error, Key, Kind, Result, Tensor};
 
 use ranks::workers;
 
@@ -197,6 +197,47 @@ fn two_stores_on_one_engine_are_frozen_together() {
         }
     });
     std::thread::scope(|scope| engines.into_iter().for_each(|engine| drop(scope.spawn(move || drop(engine)))));
+}
+
+#[test]
+fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
+    const LONG_LEN: usize = 4 << 20;
+    let (config, rounds) = (patient(LONG), 6);
+    let gates: Vec<Barrier> = (0..rounds).map(|_| Barrier::new(2)).collect();
+    let orders = workers(2, &config, |store| {
+        let order: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (long, short) = (Tensor::zeros(DType::F32, &[LONG_LEN]), Tensor::zeros(DType::F32, &[50_000]));
+        store.init("long", &long).unwrap();
+        store.init("short", &short).unwrap();
+        let noting = Arc::clone(&order);
+        let note = move |key: &Key, _: &Tensor, _: &Tensor| {
+            noting.lock().unwrap().push(key.to_string());
+            Ok(())
+        };
+        store.set_updater(Box::new(note)).unwrap();
+        let mut messages = 0;
+        for (round, gate) in gates.iter().enumerate() {
+            if store.rank() == 0 {
+                store.push("long", std::slice::from_ref(&long), -1).unwrap();
+                store.push("short", std::slice::from_ref(&short), 0).unwrap();
+                gate.wait();
+            } else {
+                // What rank 0 has begun moves when this rank begins it, which is when it has called both.
+                gate.wait();
+                store.push("short", std::slice::from_ref(&short), 0).unwrap();
+                store.push("long", std::slice::from_ref(&long), -1).unwrap();
+            }
+            store.wait_all().unwrap();
+            if round == 2 {
+                messages = store.stats().control_messages;
+            }
+        }
+        assert_eq!(store.stats().control_messages, messages, "the steps are frozen");
+        order.lock().unwrap().split_off(2 * 3)
+    });
+    for order in orders {
+        assert!(order.chunks(2).all(|step| step[0].contains("short") && step[1].contains("long")), "{order:?}");
+    }
 }
 
 /// How long a call may stay alone where that is what a test is about. Longer than a crowded machine keeps a rank from running.
