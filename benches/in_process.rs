@@ -4,27 +4,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ringpull::DType;
-use ringpull::buffer::Buffer;
 use ringpull::collective::Algorithm;
 use ringpull::communicator::{Choice, Host};
 use ringpull::config::Config;
 use ringpull::progress::Engine;
+use ringpull::{DType, Tensor};
 
 const RANKS: usize = 4;
 
 /// The time of `iters` allreduces on the comm threads of all ranks.
 fn timed(engines: &[Arc<Engine>], algorithm: Algorithm, len_bytes: usize, iters: u64) -> Duration {
     let one = |engine: &Arc<Engine>| {
-        let work = move |host: &mut Host, stamp: u32| {
-            let mut data = Buffer::zeroed(len_bytes);
+        let memory = vec![Tensor::zeros(DType::F32, &[len_bytes / 4])];
+        let work = move |host: &mut Host, memory: &[Tensor], stamp: u32| {
+            let mut data = memory[0].write();
             let start = Instant::now();
             for _ in 0..iters {
                 host.allreduce_by(Choice::Plan(algorithm), DType::F32, data.bytes_mut(), stamp)?;
             }
             Ok(start.elapsed())
         };
-        engine.collective("bench", work).expect("threads of one process do not fail")
+        engine.collective("bench", memory, work).expect("threads of one process do not fail")
     };
     std::thread::scope(|scope| {
         let ranks: Vec<_> = engines.iter().map(|engine| scope.spawn(|| one(engine))).collect();

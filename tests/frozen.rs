@@ -3,14 +3,14 @@
 
 mod ranks;
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use ringpull::config::Config;
 use ringpull::progress::Engine;
 use ringpull::store::KvStore;
 use ringpull::store::allreduce::Allreduce;
-use ringpull::{DType, Error, Kind, Result, Tensor};
+use ringpull::{DType, Error, Key, Kind, Result, Tensor};
 
 use ranks::workers;
 
@@ -199,14 +199,62 @@ fn two_stores_on_one_engine_are_frozen_together() {
     std::thread::scope(|scope| engines.into_iter().for_each(|engine| drop(scope.spawn(move || drop(engine)))));
 }
 
-/// What each of 3 ranks is told when rank 1 goes its own way in step 100.
-fn odd_step(odd: impl Fn(&KvStore) -> Result<()> + Sync) -> Vec<Error> {
-    workers(3, &patient(Duration::from_millis(600)), |store| {
-        init(store);
-        for number in 0..100 {
-            step(store, &[0, 1, 2, 3], number).unwrap();
+#[test]
+fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
+    const LONG_LEN: usize = 4 << 20;
+    let (config, rounds) = (patient(LONG), 6);
+    let gates: Vec<Barrier> = (0..rounds).map(|_| Barrier::new(2)).collect();
+    let orders = workers(2, &config, |store| {
+        let order: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (long, short) = (Tensor::zeros(DType::F32, &[LONG_LEN]), Tensor::zeros(DType::F32, &[50_000]));
+        store.init("long", &long).unwrap();
+        store.init("short", &short).unwrap();
+        let noting = Arc::clone(&order);
+        let note = move |key: &Key, _: &Tensor, _: &Tensor| {
+            noting.lock().unwrap().push(key.to_string());
+            Ok(())
+        };
+        store.set_updater(Box::new(note)).unwrap();
+        let mut messages = 0;
+        for (round, gate) in gates.iter().enumerate() {
+            if store.rank() == 0 {
+                store.push("long", std::slice::from_ref(&long), -1).unwrap();
+                store.push("short", std::slice::from_ref(&short), 0).unwrap();
+                gate.wait();
+            } else {
+                // What rank 0 has begun moves when this rank begins it, which is when it has called both.
+                gate.wait();
+                store.push("short", std::slice::from_ref(&short), 0).unwrap();
+                store.push("long", std::slice::from_ref(&long), -1).unwrap();
+            }
+            store.wait_all().unwrap();
+            if round == 2 {
+                messages = store.stats().control_messages;
+            }
         }
-        let outcome = if store.rank() == 1 { odd(store) } else { step(store, &[0, 1, 2, 3], 100).map(drop) };
+        assert_eq!(store.stats().control_messages, messages, "the steps are frozen");
+        order.lock().unwrap().split_off(2 * 3)
+    });
+    for order in orders {
+        assert!(order.chunks(2).all(|step| step[0].contains("short") && step[1].contains("long")), "{order:?}");
+    }
+}
+
+/// How long a call may stay alone where that is what a test is about. Longer than a crowded machine keeps a rank from running.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// What each of 3 ranks is told when rank 1 goes its own way in step 100. The others may be told while they still read what step 99 gave.
+fn odd_step(patience: Duration, odd: impl Fn(&KvStore) -> Result<()> + Sync) -> Vec<Error> {
+    workers(3, &patient(patience), |store| {
+        init(store);
+        let steps = |count: usize| (0..count).try_for_each(|number| step(store, &[0, 1, 2, 3], number).map(drop));
+        let outcome = match store.rank() {
+            1 => {
+                steps(100).unwrap();
+                odd(store)
+            }
+            _ => steps(101),
+        };
         let on_and_on = |()| -> Result<()> {
             loop {
                 store.barrier()?;
@@ -218,7 +266,7 @@ fn odd_step(odd: impl Fn(&KvStore) -> Result<()> + Sync) -> Vec<Error> {
 
 #[test]
 fn a_mismatch_in_step_100_is_an_error_on_every_rank() {
-    let errors = odd_step(|store| {
+    let errors = odd_step(LONG, |store| {
         store.set_optimizer(&ringpull::optim::Optimizer::sgd(0.1))?;
         step(store, &[0, 1, 2, 3], 100).map(drop)
     });
@@ -229,7 +277,7 @@ fn a_mismatch_in_step_100_is_an_error_on_every_rank() {
 
 #[test]
 fn a_key_left_out_in_step_100_is_named_with_the_rank_that_left_it_out() {
-    let errors = odd_step(|store| step(store, &[0, 1, 3], 100).map(drop));
+    let errors = odd_step(SHORT, |store| step(store, &[0, 1, 3], 100).map(drop));
     for error in errors {
         let text = error.to_string();
         assert!(text.contains("push of key 2") && text.contains("rank(s) [1] have not called it"), "{text}");
@@ -238,7 +286,7 @@ fn a_key_left_out_in_step_100_is_named_with_the_rank_that_left_it_out() {
 
 #[test]
 fn a_key_added_in_step_100_is_named_with_the_ranks_that_lack_it() {
-    let errors = odd_step(|store| step(store, &[0, 1, 2, 3, 4], 100).map(drop));
+    let errors = odd_step(SHORT, |store| step(store, &[0, 1, 2, 3, 4], 100).map(drop));
     for error in errors {
         let text = error.to_string();
         assert!(text.contains("key 4") && text.contains("[0, 2]") || text.contains("barrier"), "{text}");
@@ -247,7 +295,7 @@ fn a_key_added_in_step_100_is_named_with_the_ranks_that_lack_it() {
 
 #[test]
 fn a_rank_that_stops_calling_in_a_frozen_loop_is_named_with_what_it_has_not_called() {
-    let errors = odd_step(|store| {
+    let errors = odd_step(SHORT, |store| {
         loop {
             store.wait_all()?;
             std::thread::yield_now();

@@ -2,9 +2,12 @@
 
 mod ranks;
 
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use ringpull::buffer::Buffer;
+use ringpull::communicator::Host;
 use ringpull::config::Config;
 use ringpull::progress::Engine;
 use ringpull::store::KvStore;
@@ -190,5 +193,32 @@ fn codes_travel_instead_of_floats() {
             );
             assert_eq!(*sum, results[0].1, "{text}: the same bits on every rank");
         }
+    }
+}
+
+#[test]
+fn memory_of_a_collective_is_kept_after_a_fault_and_freed_without_one() {
+    let config = Config { timeout: LONG, ..Config::default() };
+    for fails in [false, true] {
+        let engines = Engine::in_process(2, &config).unwrap();
+        let freed: Arc<AtomicUsize> = Arc::default();
+        std::thread::scope(|scope| {
+            for engine in &engines {
+                let noting = Arc::clone(&freed);
+                let released = Box::new(move |_| {
+                    noting.fetch_add(1, Ordering::SeqCst);
+                });
+                scope.spawn(move || {
+                    let memory = vec![Tensor::watched(DType::F32, &[8], Buffer::zeroed(32), released)];
+                    let work = move |host: &mut Host, memory: &[Tensor], stamp: u32| {
+                        host.allreduce(DType::F32, memory[0].write().bytes_mut(), stamp)?;
+                        if fails { Err(Error::argument("it fails on purpose", "leave it")) } else { Ok(()) }
+                    };
+                    assert_eq!(engine.collective("test", memory, work).is_err(), fails);
+                });
+            }
+        });
+        std::thread::scope(|scope| engines.into_iter().for_each(|engine| drop(scope.spawn(move || drop(engine)))));
+        assert_eq!(freed.load(Ordering::SeqCst), if fails { 0 } else { 2 });
     }
 }

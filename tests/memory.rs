@@ -27,11 +27,10 @@ fn one_process_of_a_job() {
         return;
     }
     let engine = mpi_engine(&Config::from_env().unwrap()).unwrap();
-    let work = |host: &mut Host, stamp: u32| -> Result<u64> {
-        let short = Tensor::zeros(DType::F32, &[16]);
-        host.allreduce(DType::F32, short.write().bytes_mut(), stamp)?;
-        let tensor = Tensor::zeros(DType::F32, &[LEN_BYTES / 4]);
-        let mut data = tensor.write();
+    let memory = vec![Tensor::zeros(DType::F32, &[16]), Tensor::zeros(DType::F32, &[LEN_BYTES / 4])];
+    let work = |host: &mut Host, memory: &[Tensor], stamp: u32| -> Result<u64> {
+        host.allreduce(DType::F32, memory[0].write().bytes_mut(), stamp)?;
+        let mut data = memory[1].write();
         data.as_mut_slice::<f32>().fill(1.0);
         let before = Usage::now();
         for _ in 0..3 {
@@ -43,7 +42,7 @@ fn one_process_of_a_job() {
         // The neighbours' buffers are mapped here as well, but are no memory of this rank's.
         Ok((after.peak - before.present).saturating_sub(after.shared - before.shared))
     };
-    let extra = engine.collective("measure memory", work).unwrap();
+    let extra = engine.collective("measure memory", memory, work).unwrap();
     println!("rank {} took {extra} bytes", engine.rank());
     assert!(extra <= FEW_BYTES, "rank {} took {extra} bytes beyond its buffer", engine.rank());
 }

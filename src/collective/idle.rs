@@ -13,6 +13,11 @@ pub(crate) struct Idle {
 }
 
 impl Idle {
+    /// How long nothing has moved.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
     /// Waits a little; an error with the time waited if `limit` is over.
     pub(crate) fn wait(&mut self, limit: Duration, transport: &mut dyn Transport) -> Result<(), Duration> {
         const YIELDS: u32 = 30;

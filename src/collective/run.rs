@@ -6,8 +6,10 @@
 //!
 //! Operations are begun, advanced together, and reported when they are finished. Each has lanes of its own, told apart by its stamp,
 //! so none waits for a message of another. They share what a peer is sent at a time: a message of higher priority goes first,
-//! then one of an operation begun earlier. Each operation may always have one message in flight to each peer; so it ends however
-//! full the others' lanes are, and in whichever order the ranks begin what they have in flight.
+//! then one of an operation begun earlier. No message leaves while one of higher priority is ready for the same peer and held back
+//! because enough are in flight. But for that, each operation may always have one message in flight to each peer; and if what
+//! is in flight stands still, even so. Thus it ends however full the others' lanes are, and in whichever order the ranks begin what
+//! they have in flight.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -28,6 +30,8 @@ use crate::transport::{Stamp, Transport};
 const SEND_WINDOW: usize = 4;
 /// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
+/// After nothing has moved for so long, what is ready no longer waits for what is in flight: the peer may need it first.
+const STANDSTILL: Duration = Duration::from_millis(100);
 
 /// An operation that was begun. Tickets ascend.
 pub type Ticket = u64;
@@ -49,6 +53,10 @@ pub struct Runner {
     /// Messages in flight to and from each peer, of all operations.
     sending: Vec<usize>,
     receiving: Vec<usize>,
+    /// The highest priority of what is ready for each peer and held back.
+    held: Vec<Option<i32>>,
+    /// Whether nothing has moved for long, and since then nothing of what was held back.
+    stands_still: bool,
     tokens: Tokens,
     scratch: Scratch,
     done: Vec<u32>,
@@ -80,6 +88,8 @@ impl Runner {
             finished: Vec::new(),
             sending: Vec::new(),
             receiving: Vec::new(),
+            held: Vec::new(),
+            stands_still: false,
             tokens: Tokens::default(),
             scratch: Scratch::default(),
             done: Vec::new(),
@@ -133,7 +143,11 @@ impl Runner {
             let error = self.stuck(transport.rank(), waited);
             self.abandon();
             error
-        })
+        })?;
+        if !self.stands_still && self.idle.waited() > STANDSTILL && self.held.iter().any(Option::is_some) {
+            (self.stands_still, self.changed) = (true, true);
+        }
+        Ok(())
     }
 
     /// Whether anything is under way.
@@ -220,8 +234,10 @@ impl Runner {
     fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
         self.sending.resize(transport.size(), 0);
         self.receiving.resize(transport.size(), 0);
+        self.held.clear();
+        self.held.resize(transport.size(), None);
         for flight in &mut self.flights {
-            let Flight { ticket, stamp, base, messages, .. } = flight;
+            let Flight { ticket, stamp, base, messages, priority, .. } = flight;
             let Messages { all, out, into, .. } = messages;
             for lane in into {
                 while let Some(index) = lane.head() {
@@ -249,7 +265,12 @@ impl Runner {
             for lane in out {
                 while let Some(index) = lane.head() {
                     let message = &all[index as usize];
-                    if message.waits > 0 || (self.sending[lane.peer] >= SEND_WINDOW && lane.inflight > 0) {
+                    let held = &mut self.held[lane.peer];
+                    if message.waits > 0 || (held.is_some_and(|ahead| ahead > *priority) && !self.stands_still) {
+                        break;
+                    }
+                    if self.sending[lane.peer] >= SEND_WINDOW && lane.inflight > 0 {
+                        held.get_or_insert(*priority);
                         break;
                     }
                     let token = self.tokens.give(*ticket, index);
@@ -271,7 +292,7 @@ impl Runner {
         let (ticket, index, since_ns) = self.tokens.redeem(token);
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
         let at = at.expect("an operation stays until all its messages are done");
-        let Flight { dtype, base, messages, .. } = &mut self.flights[at];
+        let Flight { dtype, base, messages, priority, .. } = &mut self.flights[at];
         let message = &mut messages.all[index as usize];
         let (action, lane, len_bytes) = (message.action, message.lane, (message.end - message.start) as u64);
         message.arrived = true;
@@ -282,6 +303,7 @@ impl Runner {
         timeline::record(phase, || Name::Peer(lane.peer), since_ns, len_bytes);
         if action == Action::Send {
             self.sending[lane.peer] -= 1;
+            self.stands_still &= self.held[lane.peer].is_none_or(|held| *priority < held);
             self.sent_bytes += len_bytes;
         } else {
             self.receiving[lane.peer] -= 1;

@@ -30,6 +30,9 @@ pub struct Plan {
     pub late: Duration,
 }
 
+/// What a row of what a rank has found holds beside the seconds of its iterations.
+const COLUMNS: usize = 4;
+
 /// What one rank has found.
 struct Own {
     seconds: Vec<f64>,
@@ -57,8 +60,10 @@ pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<R
     for size in sizes {
         let size = *size;
         let plan = *plan;
-        let work = move |host: &mut Host, stamp: u32| measure(host, stamp, choice, size, &plan);
-        let (seconds, hosts, usage) = engine.collective("bench allreduce", work)?;
+        let buffers = Buffers::new(size, &plan, engine.size());
+        let memory = vec![buffers.summed.clone(), buffers.flag.clone(), buffers.rows.clone()];
+        let work = move |host: &mut Host, _: &[Tensor], stamp: u32| measure(host, stamp, choice, &buffers, &plan);
+        let (seconds, hosts, usage) = engine.collective("bench allreduce", memory, work)?;
         records.push(Record::of_verified(Measured {
             op: "allreduce",
             mode: if choice == Choice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned(),
@@ -95,13 +100,38 @@ pub(super) fn connect(_config: &Config) -> Result<Arc<Engine>> {
     })
 }
 
+/// What the transport uses of this rank's memory.
+struct Buffers {
+    summed: Tensor,
+    /// One byte, for barriers.
+    flag: Tensor,
+    /// What each rank has found.
+    rows: Tensor,
+}
+
+impl Buffers {
+    fn new(size: usize, plan: &Plan, ranks: usize) -> Self {
+        Buffers {
+            summed: Tensor::zeros(plan.dtype, &[size / plan.dtype.size_bytes()]),
+            flag: Tensor::zeros(DType::U8, &[1]),
+            rows: Tensor::zeros(DType::F64, &[ranks, plan.iters + COLUMNS]),
+        }
+    }
+}
+
 /// The slowest rank's seconds in each measured iteration, the number of hosts, and the costs.
-fn measure(host: &mut Host, stamp: u32, choice: Choice, size: usize, plan: &Plan) -> Result<(Vec<f64>, usize, Usage)> {
-    let own = measure_own(host, stamp, choice, size, plan)?;
+fn measure(
+    host: &mut Host,
+    stamp: u32,
+    choice: Choice,
+    buffers: &Buffers,
+    plan: &Plan,
+) -> Result<(Vec<f64>, usize, Usage)> {
+    let own = measure_own(host, stamp, choice, buffers, plan)?;
     // 32 bits of the hash of the host's name: an f64 holds them exactly.
     let name = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
-    let row = [&own.seconds[..], &[name, own.cpu_s, own.waiting_cpu, own.extra_rss_bytes]].concat();
-    let rows = gather(host, stamp, &row)?;
+    let others: [f64; COLUMNS] = [name, own.cpu_s, own.waiting_cpu, own.extra_rss_bytes];
+    let rows = gather(host, stamp, &[&own.seconds[..], &others].concat(), &buffers.rows)?;
     let iters = plan.iters;
     let slowest = (0..iters).map(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)).collect();
     let mut hosts: Vec<u64> = rows.iter().map(|row| row[iters] as u64).collect();
@@ -110,7 +140,7 @@ fn measure(host: &mut Host, stamp: u32, choice: Choice, size: usize, plan: &Plan
     let column = |at: usize| rows.iter().map(move |row| row[iters + at]);
     let ranks = rows.len() as f64;
     let usage = Usage {
-        cpu_s_per_gb: Some(column(1).sum::<f64>() / ranks / (iters as f64 * size as f64 / 1e9)),
+        cpu_s_per_gb: Some(column(1).sum::<f64>() / ranks / (iters as f64 * buffers.summed.len_bytes() as f64 / 1e9)),
         // Rank 0 is the late one.
         waiting_cpu: (!plan.late.is_zero() && rows.len() > 1).then(|| column(2).skip(1).sum::<f64>() / (ranks - 1.0)),
         extra_rss_bytes: column(3).all(|bytes| bytes >= 0.0).then(|| column(3).fold(0.0, f64::max) as u64),
@@ -118,17 +148,17 @@ fn measure(host: &mut Host, stamp: u32, choice: Choice, size: usize, plan: &Plan
     Ok((slowest, hosts.len(), usage))
 }
 
-fn measure_own(host: &mut Host, stamp: u32, choice: Choice, size: usize, plan: &Plan) -> Result<Own> {
+fn measure_own(host: &mut Host, stamp: u32, choice: Choice, buffers: &Buffers, plan: &Plan) -> Result<Own> {
     let pattern = Pattern::new(host.size(), plan.dtype)?;
-    let tensor = Tensor::zeros(plan.dtype, &[size / plan.dtype.size_bytes()]);
+    let tensor = &buffers.summed;
     let mut own = Own { seconds: Vec::with_capacity(plan.iters), cpu_s: 0.0, waiting_cpu: 0.0, extra_rss_bytes: 0.0 };
-    pattern.fill(&tensor, host.rank(), 0);
+    pattern.fill(tensor, host.rank(), 0);
     let memory = Memory::watch();
     let last = plan.warmup + plan.iters;
     for iteration in 0..last + usize::from(!plan.late.is_zero()) {
-        pattern.fill(&tensor, host.rank(), iteration);
+        pattern.fill(tensor, host.rank(), iteration);
         let mut data = tensor.write();
-        barrier(host, stamp)?;
+        barrier(host, stamp, &buffers.flag)?;
         if iteration == last && host.rank() == 0 {
             std::thread::sleep(plan.late);
         }
@@ -136,7 +166,7 @@ fn measure_own(host: &mut Host, stamp: u32, choice: Choice, size: usize, plan: &
         host.allreduce_by(choice, plan.dtype, data.bytes_mut(), stamp)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
         drop(data);
-        pattern.check(&tensor, "the buffer", host.rank(), iteration..=iteration)?;
+        pattern.check(tensor, "the buffer", host.rank(), iteration..=iteration)?;
         if iteration == last {
             // The sum itself costs what it does in the other iterations.
             own.waiting_cpu = (cpu - own.cpu_s / plan.iters as f64).max(0.0) / plan.late.as_secs_f64();
@@ -150,15 +180,15 @@ fn measure_own(host: &mut Host, stamp: u32, choice: Choice, size: usize, plan: &
 }
 
 /// Returns when every rank is here, by a sum of one byte.
-fn barrier(host: &mut Host, stamp: u32) -> Result<()> {
-    host.allreduce_by(Choice::Auto, DType::U8, &mut [0], stamp)
+fn barrier(host: &mut Host, stamp: u32, flag: &Tensor) -> Result<()> {
+    host.allreduce_by(Choice::Auto, DType::U8, flag.write().bytes_mut(), stamp)
 }
 
-/// Every rank's `own`, in the order of the ranks.
-fn gather(host: &mut Host, stamp: u32, own: &[f64]) -> Result<Vec<Vec<f64>>> {
-    let mut all = vec![0f64; own.len() * host.size()];
-    all[host.rank() * own.len()..][..own.len()].copy_from_slice(own);
+/// Every rank's `own`, in the order of the ranks, by way of `all`.
+fn gather(host: &mut Host, stamp: u32, own: &[f64], all: &Tensor) -> Result<Vec<Vec<f64>>> {
+    let mut all = all.write();
+    all.as_mut_slice::<f64>()[host.rank() * own.len()..][..own.len()].copy_from_slice(own);
     let bounds = (0..=host.size()).map(|rank| rank * size_of_val(own)).collect();
-    host.allgather(Parts::of(bounds), bytemuck::cast_slice_mut(&mut all), stamp)?;
-    Ok(all.chunks_exact(own.len()).map(<[f64]>::to_vec).collect())
+    host.allgather(Parts::of(bounds), all.bytes_mut(), stamp)?;
+    Ok(all.as_mut_slice::<f64>().chunks_exact(own.len()).map(<[f64]>::to_vec).collect())
 }

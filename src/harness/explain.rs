@@ -54,9 +54,9 @@ pub struct Predicted {
 /// Learns the cluster's model and explains the choice for each of `sizes`, on rank 0. Collective.
 pub fn run(sizes: &[usize]) -> Result<Option<Explanation>> {
     let engine = connect(&Config::from_env()?)?;
-    let (learned, segments) =
-        engine.collective("bench --explain", |host: &mut Host, _| Ok((host.learned().clone(), host.segments())))?;
-    let hosts = engine.collective("bench --explain", |host: &mut Host, _| Ok(host.hosts().to_vec()))?;
+    let (learned, segments, hosts) = engine.collective("bench --explain", Vec::new(), |host: &mut Host, _, _| {
+        Ok((host.learned().clone(), host.segments(), host.hosts().to_vec()))
+    })?;
     Ok((engine.rank() == 0).then(|| Explanation {
         ranks: engine.size(),
         source: learned.source,

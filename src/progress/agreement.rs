@@ -10,6 +10,9 @@
 //! any more, all ranks are stopped, run to the furthest of them, and are agreed with one by one again. What is frozen, and when, follows from
 //! the sequences of calls alone, never from the time at which they come.
 //!
+//! A rank that has no data left joins: operations launch without its call, and it stands in for them, until all ranks have joined. While
+//! some rank has joined nothing is frozen.
+//!
 //! Pure: time comes in as a number, and what is to be told to all ranks goes out as [`Order`]s.
 
 use std::collections::BTreeMap;
@@ -21,7 +24,7 @@ use crate::key::Key;
 use crate::progress::calls::{RunTo, Stopped};
 use crate::progress::freezing::{Freezing, Logs};
 use crate::progress::frozen::Freeze;
-use crate::progress::job::Wire;
+use crate::progress::job::{Terms, Wire};
 use crate::timeline::Name;
 
 /// What an operation is about.
@@ -68,8 +71,8 @@ pub struct Call {
     pub ordinal: u64,
     /// `init`, `push`, ...
     pub operation: String,
-    /// What has to be the same on every rank, in words: dtype, shape, optimizer.
-    pub terms: String,
+    /// What has to be the same on every rank.
+    pub terms: Terms,
     /// What it asks of the wire.
     pub wire: Wire,
     /// Whether the rank's caller has waited for something since its call before.
@@ -85,6 +88,8 @@ pub struct Launch {
     pub ordinal: u64,
     /// Its place in the order of launches.
     pub number: u32,
+    /// What was called, where a rank has joined and has to stand in for a call of its own.
+    pub call: Option<Box<Call>>,
 }
 
 /// What rank 0 tells every rank, itself among them.
@@ -98,6 +103,8 @@ pub enum Order {
     Stop(u32),
     /// How far to go in it.
     RunTo(RunTo),
+    /// Every rank has joined, this one last.
+    Joined(usize),
 }
 
 /// A rank has waited too long for a unit of a frozen cycle.
@@ -140,6 +147,9 @@ pub struct Agreement {
     bucket_bytes: usize,
     pending: BTreeMap<(Topic, u64), Pending>,
     left: Vec<bool>,
+    /// Ranks that have no data left, and when any rank has last said something of what it does.
+    joined: Vec<bool>,
+    heard_s: f64,
     /// Ranks that had to catch up when the last frozen cycle was stopped: what they have not called is said before what others have not.
     behind: Vec<bool>,
     launched: u32,
@@ -158,6 +168,8 @@ impl Agreement {
             bucket_bytes,
             pending: BTreeMap::new(),
             left: vec![false; size],
+            joined: vec![false; size],
+            heard_s: 0.0,
             behind: vec![false; size],
             launched: 0,
             logs: Logs::new(size),
@@ -174,12 +186,13 @@ impl Agreement {
             return Ok(Vec::new());
         }
         self.logs.push(rank, &call);
+        self.heard_s = now_s;
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
         let pending =
             self.pending.entry(name.clone()).or_insert_with(|| Pending { calls: vec![None; size], since_s: now_s });
         pending.calls[rank] = Some(call);
-        let is_complete = pending.calls.iter().all(Option::is_some);
+        let is_complete = pending.missing().iter().all(|rank| self.joined[*rank]);
         if !is_complete {
             self.check_left()?;
         }
@@ -211,6 +224,7 @@ impl Agreement {
     fn find_cycle(&mut self) {
         if self.size > 1
             && !self.left.contains(&true)
+            && !self.joined.contains(&true)
             && let Some(period) = self.logs.period(self.times)
         {
             let open = self.pending.iter().map(|(name, pending)| (name, pending.missing()));
@@ -219,12 +233,13 @@ impl Agreement {
     }
 
     fn launch(&mut self, name: &(Topic, u64)) -> Result<Launch, Error> {
-        let calls: Vec<Call> = self.pending.remove(name).into_iter().flat_map(|done| done.calls).flatten().collect();
+        let calls = self.pending.remove(name).map(|done| done.calls).unwrap_or_default();
         if let Some(error) = disagreement(&calls) {
             return Err(error);
         }
         self.launched = self.launched.wrapping_add(1);
-        Ok(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched })
+        let call = if calls.contains(&None) { calls.into_iter().flatten().next().map(Box::new) } else { None };
+        Ok(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call })
     }
 
     fn freeze(&mut self, last: Launch) -> Order {
@@ -241,7 +256,7 @@ impl Agreement {
     /// Goes back to launching one by one; what every rank has called launches now.
     fn reopen(&mut self) -> Result<Vec<Order>, Error> {
         self.phase = Phase::Open;
-        let complete = self.pending.iter().filter(|(_, pending)| pending.missing().is_empty());
+        let complete = self.pending.iter().filter(|(_, pending)| self.lacking(pending).is_empty());
         let complete: Vec<_> = complete.map(|(name, _)| name.clone()).collect();
         complete.iter().map(|name| self.launch(name).map(Order::Launch)).collect()
     }
@@ -294,6 +309,29 @@ impl Agreement {
         Ok(vec![Order::RunTo(end)])
     }
 
+    /// A rank has no data left: what the others call launches without it until all have joined.
+    pub fn join(&mut self, rank: usize, now_s: f64) -> Result<Vec<Order>, Error> {
+        match self.phase {
+            // It says so again when all have run to the furthest of them.
+            Phase::Frozen { epoch, .. } => return Ok(self.thaw(epoch, None)),
+            Phase::Stopping { .. } => return Ok(Vec::new()),
+            Phase::Open | Phase::Freezing(_) => {}
+        }
+        self.joined[rank] = true;
+        self.heard_s = now_s;
+        let mut orders = self.reopen()?;
+        if self.joined.contains(&false) {
+            self.check_left()?;
+        } else {
+            self.joined.fill(false);
+            // Calls that ranks stood in for are missing in the logs; and that they ended is no sign that a cycle did not last.
+            self.logs.clear();
+            self.times = TIMES;
+            orders.push(Order::Joined(rank));
+        }
+        Ok(orders)
+    }
+
     /// A rank has left in order, after it had come so far in a frozen cycle. An error if others wait for it.
     pub fn leave(&mut self, rank: usize, begun: Option<Stopped>) -> Result<Vec<Order>, Error> {
         self.left[rank] = true;
@@ -322,14 +360,27 @@ impl Agreement {
             if now_s - pending.since_s <= limit_s {
                 continue;
             }
-            let ((rank, call), missing) = (pending.first(), pending.missing());
+            let ((rank, call), missing) = (pending.first(), self.lacking(pending));
             if !missing.is_empty() {
                 let waited_s = (now_s - pending.since_s) as u64;
                 let (operation, key) = (call.operation.clone(), call.topic.key());
                 return Err(Error::Stalled { operation, key, rank, missing, waited_s });
             }
         }
-        Ok(())
+        let waited_s = now_s - self.heard_s;
+        match self.joined.iter().position(|joined| *joined) {
+            Some(rank) if waited_s > self.limit_s => {
+                let missing = (0..self.size).filter(|rank| !self.joined[*rank]).collect();
+                let (operation, key) = ("join".to_owned(), Key::from("join"));
+                Err(Error::Stalled { operation, key, rank, missing, waited_s: waited_s as u64 })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The ranks that an operation waits for.
+    fn lacking(&self, pending: &Pending) -> Vec<usize> {
+        pending.missing().into_iter().filter(|rank| !self.joined[*rank]).collect()
     }
 
     /// A call that this rank is part of or awaited in, to say what a lost peer interrupted.
@@ -341,12 +392,16 @@ impl Agreement {
 
     fn check_left(&self) -> Result<(), Error> {
         for pending in self.pending.values() {
-            if let Some(rank) = pending.missing().into_iter().find(|rank| self.left[*rank]) {
+            if let Some(rank) = self.lacking(pending).into_iter().find(|rank| self.left[*rank]) {
                 let (by, call) = pending.first();
                 return Err(gone(rank, &format!("{} of key {}", call.operation, call.topic.key()), by));
             }
         }
-        Ok(())
+        let joined = self.joined.iter().position(|joined| *joined);
+        match (joined, self.left.iter().position(|left| *left)) {
+            (Some(by), Some(rank)) => Err(gone(rank, "join", by)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -371,16 +426,17 @@ fn gone(rank: usize, operation: &str, by: usize) -> Error {
     }
 }
 
-fn disagreement(calls: &[Call]) -> Option<Error> {
-    let first = calls.first()?;
-    if calls.iter().all(|call| call.operation == first.operation && call.terms == first.terms) {
+fn disagreement(calls: &[Option<Call>]) -> Option<Error> {
+    let made = || calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.as_ref()?)));
+    let (_, first) = made().next()?;
+    if made().all(|(_, call)| call.operation == first.operation && call.terms == first.terms) {
         return None;
     }
     let view = |(rank, call): (usize, &Call)| (rank, format!("{} of {}", call.operation, call.terms));
     Some(Error::Disagreement {
         key: first.topic.key(),
         operation: first.operation.clone(),
-        views: calls.iter().enumerate().map(view).collect(),
+        views: made().map(view).collect(),
         remedy: "every rank must use the same operations, shapes, dtypes and optimizer for a key".to_owned(),
     })
 }

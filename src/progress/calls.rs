@@ -15,7 +15,8 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::progress::agreement::{Call, Launch, Topic};
 use crate::progress::frozen::{Freeze, Frozen, Unit};
-use crate::progress::job::Wire;
+use crate::progress::fusion::Step;
+use crate::progress::job::{Terms, Wire};
 
 /// What has to be done about a call or a message.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +25,10 @@ pub enum Act {
     Announce(Call),
     /// All members have been called.
     Begin(Unit),
+    /// This rank has not made this call, and has joined: a job has to stand in for it. What begins it follows.
+    StandIn(Call),
+    /// Tell rank 0 that this rank has joined.
+    Join,
     /// Ask rank 0 to stop the frozen cycle of this epoch.
     Thaw(u32),
     /// The ranks do not agree.
@@ -66,6 +71,16 @@ enum Mode {
     Owing(RunTo),
 }
 
+/// Whether a rank has data left.
+#[derive(Clone, Copy, PartialEq)]
+enum Data {
+    Left,
+    /// None, which is to be said when every call has been announced that has not begun.
+    Ended,
+    /// None, and rank 0 was told.
+    Joined,
+}
+
 /// One rank's calls that have not begun, and how they will.
 pub struct Calls {
     rank: usize,
@@ -75,6 +90,7 @@ pub struct Calls {
     open: BTreeMap<u64, Call>,
     /// Whether a caller has waited since the last call.
     waited: bool,
+    data: Data,
     mode: Mode,
     frozen: Option<Frozen>,
 }
@@ -88,6 +104,7 @@ impl Calls {
             made: 0,
             open: BTreeMap::new(),
             waited: false,
+            data: Data::Left,
             mode: Mode::Agreeing,
             frozen: None,
         }
@@ -99,16 +116,47 @@ impl Calls {
     }
 
     /// A call is made; returns what has to be done.
-    pub fn call(&mut self, topic: Topic, operation: &str, terms: String, wire: Wire) -> Vec<Act> {
+    pub fn call(&mut self, topic: Topic, operation: &str, terms: Terms, wire: Wire) -> Vec<Act> {
         let next = self.ordinals.entry(topic.clone()).or_default();
         let ordinal = *next;
         *next += 1;
         let waited = std::mem::take(&mut self.waited);
-        let call = Call { topic, ordinal, operation: operation.to_owned(), terms, wire, waited };
+        let index = self.open(Call { topic, ordinal, operation: operation.to_owned(), terms, wire, waited });
+        self.place(index)
+    }
+
+    fn open(&mut self, call: Call) -> u64 {
         let index = self.made;
         self.made += 1;
         self.open.insert(index, call);
-        self.place(index)
+        index
+    }
+
+    /// This rank has no data left: it stands in for what the others call until [`joined`](Self::joined).
+    pub fn join(&mut self) -> Vec<Act> {
+        self.data = Data::Ended;
+        let mut acts = self.wait();
+        acts.extend(self.tell());
+        acts
+    }
+
+    /// Every rank has joined.
+    pub fn joined(&mut self) {
+        self.data = Data::Left;
+    }
+
+    /// Whether this rank has joined.
+    pub fn has_joined(&self) -> bool {
+        self.data != Data::Left
+    }
+
+    /// Says that this rank has joined, once what it called before has been announced.
+    fn tell(&mut self) -> Option<Act> {
+        if self.data != Data::Ended || matches!(self.mode, Mode::Stopped) {
+            return None;
+        }
+        self.data = Data::Joined;
+        Some(Act::Join)
     }
 
     /// A caller waits, or looks at what a call has given: whatever was called before must be able to begin without another call.
@@ -120,17 +168,22 @@ impl Calls {
         }
     }
 
-    /// An operation was launched by itself.
-    pub fn launched(&mut self, launch: &Launch) {
+    /// An operation was launched by itself; what has to stand in for it if this rank has not called it.
+    pub fn launched(&mut self, launch: &Launch) -> Option<Act> {
         let found = self.open.iter().find(|(_, call)| call.ordinal == launch.ordinal && call.topic == launch.topic);
         if let Some(index) = found.map(|(index, _)| *index) {
             self.open.remove(&index);
+            return None;
         }
+        let call = launch.call.as_deref().filter(|_| self.has_joined())?;
+        self.ordinals.insert(launch.topic.clone(), launch.ordinal + 1);
+        Some(Act::StandIn(call.clone()))
     }
 
     /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.
     pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
-        self.launched(&freeze.last);
+        // Nothing to stand in for: no sequence is frozen while rank 0 knows of a rank that has joined.
+        drop(self.launched(&freeze.last));
         self.frozen = Some(Frozen::new(freeze));
         self.mode = Mode::Frozen;
         let open: Vec<u64> = self.open.keys().copied().collect();
@@ -168,7 +221,37 @@ impl Calls {
                 acts.extend(self.place(index));
             }
         }
+        if self.has_joined() {
+            acts.extend(self.make_up());
+        }
         acts.extend(self.begin());
+        acts.extend(self.tell());
+        acts
+    }
+
+    /// Stands in for what others have begun of the frozen cycle and this rank, which has joined, has not called.
+    fn make_up(&mut self) -> Vec<Act> {
+        // What was said before rank 0 stopped the ranks is forgotten.
+        self.data = Data::Ended;
+        let Some(frozen) = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Owing(_))) else {
+            return Vec::new();
+        };
+        let call = |(step, ordinal): (&Step, u64)| Call {
+            topic: step.topic.clone(),
+            ordinal,
+            operation: step.operation.clone(),
+            terms: step.terms.clone(),
+            wire: step.wire,
+            waited: false,
+        };
+        let uncalled: Vec<Call> = frozen.uncalled().into_iter().map(call).collect();
+        let mut acts = Vec::new();
+        for call in uncalled {
+            self.ordinals.insert(call.topic.clone(), call.ordinal + 1);
+            acts.push(Act::StandIn(call.clone()));
+            let index = self.open(call);
+            acts.extend(self.place(index));
+        }
         acts
     }
 

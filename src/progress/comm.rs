@@ -74,7 +74,7 @@ impl Comm<'_> {
     fn take_unit(&mut self, jobs: Vec<Box<dyn Job>>, unit: Unit) {
         let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
         let topics = unit.members.into_iter().map(|(topic, _)| topic);
-        self.take(topics.zip(jobs).collect(), &Launch { topic, ordinal, number: unit.number });
+        self.take(topics.zip(jobs).collect(), &Launch { topic, ordinal, number: unit.number, call: None });
     }
 
     /// Begins a sum, or runs a job that wants the host to itself.

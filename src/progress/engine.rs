@@ -19,10 +19,10 @@ use crate::error::{Error, Result};
 use crate::progress::agreement::Topic;
 use crate::progress::calls::Calls;
 use crate::progress::comm::{AbortOnPanic, communicate};
-use crate::progress::job::{Barrier, Direct, Job};
+use crate::progress::job::{Barrier, Direct, Job, StandIn, Terms};
 use crate::progress::shared::{Command, Note, Shared};
 use crate::progress::watcher::Watcher;
-use crate::tensor::Waiter;
+use crate::tensor::{Tensor, Waiter};
 use crate::topology::Peer;
 use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
@@ -103,6 +103,8 @@ impl Engine {
             leaving: AtomicBool::new(false),
             peers_gone: AtomicBool::new(false),
             waiting: Mutex::default(),
+            joining: Mutex::default(),
+            stand_ins: Mutex::default(),
             running: Mutex::default(),
             last: Mutex::default(),
             commands,
@@ -166,6 +168,11 @@ impl Engine {
         self.stores.fetch_add(1, Ordering::Relaxed) as u32
     }
 
+    /// Who makes the jobs of that store while this rank has joined.
+    pub fn introduce(&self, store: u32, stand_in: Weak<dyn StandIn>) {
+        self.shared.stand_ins.lock().insert(store, stand_in);
+    }
+
     /// The first fault.
     pub fn fault(&self) -> Option<Error> {
         let fault = self.shared.fault.get().cloned();
@@ -197,12 +204,19 @@ impl Engine {
         (sent, received, control)
     }
 
-    /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and `terms`. Returns at once.
-    pub fn submit(&self, topic: Topic, operation: &str, terms: String, job: Box<dyn Job>) -> Result<()> {
+    /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and `terms`. Returns at once. An error
+    /// while this rank has joined.
+    pub fn submit(&self, topic: Topic, operation: &str, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         let shared = &self.shared;
         let wire = job.wire();
         {
             let mut calls = shared.calls.lock();
+            if calls.has_joined() {
+                return Err(Error::argument(
+                    format!("{operation} of key {} on rank {} while it has joined", topic.key(), shared.rank),
+                    "call nothing on this rank until `join` has returned",
+                ));
+            }
             shared.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
             shared.act(calls.call(topic, operation, terms, wire));
         }
@@ -227,22 +241,50 @@ impl Engine {
     }
 
     /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
+    ///
+    /// What `work` gives to the host's collectives must lie in `memory`, which it is given back: the transport may use it after a fault, when
+    /// `work` has returned, and so it is never freed then.
     pub fn collective<T: Send + 'static>(
         &self,
         name: &str,
-        work: impl FnOnce(&mut Host, u32) -> Result<T> + Send + 'static,
+        memory: Vec<Tensor>,
+        work: impl FnOnce(&mut Host, &[Tensor], u32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Box::new(Direct::new(Box::new(work), result));
-        self.submit(Topic::Direct, name, String::new(), job)?;
+        let job = Box::new(Direct::new(Box::new(work), memory, result));
+        self.submit(Topic::Direct, name, Terms::default(), job)?;
         self.wait();
+        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// This rank has no data left: until every rank has joined it adds zeros to the sums of the others. The last rank to join. Blocks.
+    pub fn join(&self) -> Result<usize> {
+        let shared = &self.shared;
+        if shared.size == 1 {
+            return Ok(shared.rank);
+        }
+        let (result, answer) = crossbeam_channel::bounded(1);
+        {
+            let mut calls = shared.calls.lock();
+            if calls.has_joined() {
+                return Err(Error::argument(
+                    format!("join on rank {} while it has joined", shared.rank),
+                    "let one thread join, once",
+                ));
+            }
+            *shared.joining.lock() = Some(result);
+            shared.act(calls.join());
+        }
+        if shared.fault.get().is_some() {
+            shared.fail_waiting();
+        }
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        self.submit(Topic::Barrier, "barrier", String::new(), Box::new(Barrier::new(result)))?;
+        self.submit(Topic::Barrier, "barrier", Terms::default(), Box::new(Barrier::new(result)))?;
         self.wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }

@@ -157,13 +157,32 @@ impl Frozen {
         let called = self.called.get(&cycle)?;
         let members = &self.freeze.units[(number % each) as usize];
         let indices = members.iter().map(|step| called[*step as usize]).collect::<Option<Vec<u64>>>()?;
-        let named = members.iter().map(|step| {
-            let topic = &self.freeze.steps[*step as usize].topic;
-            let place = &self.places[topic];
-            let within = place.steps.iter().position(|other| other == step).expect("a step stands at its own place");
-            (topic.clone(), place.first + cycle * place.steps.len() as u64 + within as u64)
+        let members =
+            members.iter().map(|step| (self.freeze.steps[*step as usize].topic.clone(), self.ordinal(cycle, *step)));
+        Some((Unit { number: self.freeze.number.wrapping_add(number as u32), members: members.collect() }, indices))
+    }
+
+    /// The ordinal of a step in a cycle.
+    fn ordinal(&self, cycle: u64, step: u32) -> u64 {
+        let place = &self.places[&self.freeze.steps[step as usize].topic];
+        let within = place.steps.iter().position(|other| *other == step).expect("a step stands at its own place");
+        place.first + cycle * place.steps.len() as u64 + within as u64
+    }
+
+    /// What this rank has not called of the units that are left to do, with ordinals that ascend.
+    pub(super) fn uncalled(&self) -> Vec<(&Step, u64)> {
+        let each = self.freeze.units.len() as u64;
+        let members = self.owed.iter().flat_map(|number| {
+            let cycle = number / each;
+            self.freeze.units[(number % each) as usize].iter().map(move |step| (cycle, *step))
         });
-        Some((Unit { number: self.freeze.number.wrapping_add(number as u32), members: named.collect() }, indices))
+        let is_uncalled =
+            |(cycle, step): &(u64, u32)| self.called.get(cycle).is_none_or(|called| called[*step as usize].is_none());
+        let uncalled = members.filter(is_uncalled);
+        let mut uncalled: Vec<_> =
+            uncalled.map(|(cycle, step)| (&self.freeze.steps[step as usize], self.ordinal(cycle, step))).collect();
+        uncalled.sort_by_key(|(_, ordinal)| *ordinal);
+        uncalled
     }
 
     /// The first operation that this rank has not called of the next unit, or of those that are left to do.

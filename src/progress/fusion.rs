@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
 use crate::progress::agreement::Topic;
-use crate::progress::job::Wire;
+use crate::progress::job::{Terms, Wire};
 
 /// One operation of a frozen cycle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct Step {
     /// `push`, `barrier`, ...
     pub operation: String,
     /// What has to be the same on every rank.
-    pub terms: String,
+    pub terms: Terms,
     /// What it asks of the wire.
     pub wire: Wire,
 }
@@ -99,7 +99,7 @@ mod tests {
 
     fn step(key: i64, wire: Wire) -> Step {
         let topic = Topic::Key { store: 0, key: key.into() };
-        Step { topic, ordinal: 0, operation: "push".to_owned(), terms: String::new(), wire }
+        Step { topic, ordinal: 0, operation: "push".to_owned(), terms: Terms::default(), wire }
     }
 
     fn sums(lens: &[usize]) -> Vec<Step> {

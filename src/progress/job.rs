@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use crate::communicator::Host;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::progress::agreement::Launch;
+use crate::tensor::Tensor;
 
 /// What a job asks of the wire. The same on every rank, but for the priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +24,33 @@ pub enum Wire {
         /// A higher one goes first.
         priority: i32,
     },
+}
+
+/// What has to be the same on every rank for an operation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Terms {
+    /// In words: dtype, shape, optimizer.
+    pub words: String,
+    /// As data, for a rank that stands in for a call that it has not made.
+    pub settings: Vec<u8>,
+}
+
+impl From<&str> for Terms {
+    fn from(words: &str) -> Self {
+        Terms { words: words.to_owned(), settings: Vec::new() }
+    }
+}
+
+impl std::fmt::Display for Terms {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+/// Makes the jobs of a store on a rank that has joined.
+pub trait StandIn: Send + Sync {
+    /// The job of a call that others have made and this rank has not: it adds zeros. An error if nothing can stand in for it.
+    fn stand_in(&self, key: &Key, operation: &str, terms: &Terms) -> Result<Box<dyn Job>>;
 }
 
 /// An operation between its call and its end.
@@ -46,25 +75,27 @@ pub trait Job: Send {
     fn fail(self: Box<Self>, fault: &Error);
 }
 
-type Work<T> = Box<dyn FnOnce(&mut Host, u32) -> Result<T> + Send>;
+type Work<T> = Box<dyn FnOnce(&mut Host, &[Tensor], u32) -> Result<T> + Send>;
 
 /// A collective that the caller waits for.
 pub(super) struct Direct<T> {
     work: Option<Work<T>>,
+    /// What the work lets the transport use.
+    memory: Vec<Tensor>,
     value: Option<T>,
     result: Sender<Result<T>>,
 }
 
 impl<T> Direct<T> {
-    pub(super) fn new(work: Work<T>, result: Sender<Result<T>>) -> Self {
-        Direct { work: Some(work), value: None, result }
+    pub(super) fn new(work: Work<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
+        Direct { work: Some(work), memory, value: None, result }
     }
 }
 
 impl<T: Send> Job for Direct<T> {
     fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
         if let Some(work) = self.work.take() {
-            self.value = Some(work(host, launch.number)?);
+            self.value = Some(work(host, &self.memory, launch.number)?);
         }
         Ok(())
     }
@@ -77,6 +108,10 @@ impl<T: Send> Job for Direct<T> {
 
     fn fail(self: Box<Self>, fault: &Error) {
         drop(self.result.send(Err(fault.clone())));
+        if self.work.is_none() {
+            // The transport may still use it.
+            std::mem::forget(self.memory);
+        }
     }
 }
 

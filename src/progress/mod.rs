@@ -3,7 +3,7 @@
 //! - [`agreement`] (pure): which operations every rank has called, and in which order all of them launch; `period` and `freezing`:
 //!   when rank 0's calls repeat themselves; [`fusion`]: what travels together then, and in which order;
 //! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`);
-//! - [`job`]: an operation between its call and its end;
+//! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
 //!   applies updates; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit.
@@ -26,4 +26,4 @@ mod watcher;
 
 pub use agreement::{Call, Launch, Topic};
 pub use engine::Engine;
-pub use job::{Job, Wire};
+pub use job::{Job, StandIn, Terms, Wire};

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use crate::progress::agreement::{Call, Topic};
+use crate::progress::job::Terms;
 
 /// The most calls that are remembered; a cycle of more than a fraction of it is never found.
 const MEMORY: usize = 1 << 16;
 
 /// What a call has in common with the same call in the next step.
-type Identity = (Topic, String, String);
+type Identity = (Topic, String, Terms);
 
 /// One rank's calls, as numbers that stand for their identities.
 #[derive(Default)]
@@ -61,7 +62,7 @@ mod tests {
         let mut sequence = Sequence::default();
         let found = keys.iter().map(|key| {
             let topic = Topic::Key { store: 0, key: (*key).into() };
-            let (operation, terms) = ("push".to_owned(), String::new());
+            let (operation, terms) = ("push".to_owned(), Terms::default());
             sequence.push(&Call { topic, ordinal: 0, operation, terms, wire: Wire::Alone, waited: false });
             sequence.period(times)
         });

@@ -16,6 +16,8 @@ enum Do {
     Push(u32, i64, &'static str),
     /// Wait for everything called so far.
     Wait,
+    /// Join, and wait until all have.
+    Join,
 }
 
 fn push(key: i64) -> Do {
@@ -24,6 +26,7 @@ fn push(key: i64) -> Do {
 
 enum Note {
     Called(Call),
+    Joined,
     Thaw(u32),
     Stopped(Stopped),
 }
@@ -38,6 +41,9 @@ struct World {
     open: Vec<BTreeSet<(Topic, u64)>>,
     /// Whether the rank has said that it waits.
     waits: Vec<bool>,
+    /// How many calls each rank has stood in for, and the rank that joined last, as each was told.
+    stood_in: Vec<usize>,
+    last: Vec<Vec<usize>>,
     up: Vec<VecDeque<Note>>,
     down: Vec<VecDeque<Order>>,
     begun: Vec<Vec<Unit>>,
@@ -56,6 +62,8 @@ impl World {
             programs: programs.into_iter().map(VecDeque::from).collect(),
             open: vec![BTreeSet::new(); size],
             waits: vec![false; size],
+            stood_in: vec![0; size],
+            last: vec![Vec::new(); size],
             up: (0..size).map(|_| VecDeque::new()).collect(),
             down: (0..size).map(|_| VecDeque::new()).collect(),
             begun: vec![Vec::new(); size],
@@ -100,6 +108,7 @@ impl World {
         match self.programs[rank].front() {
             None => false,
             Some(Do::Wait) => !self.waits[rank] || self.open[rank].is_empty(),
+            Some(Do::Join) => !self.waits[rank],
             Some(Do::Push(..)) => true,
         }
     }
@@ -111,12 +120,16 @@ impl World {
                 let topic = Topic::Key { store, key: key.into() };
                 self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
                 let wire = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
-                self.ranks[rank].call(topic, "push", terms.to_owned(), wire)
+                self.ranks[rank].call(topic, "push", terms.into(), wire)
             }
             Some(Do::Wait) if self.waits[rank] => {
                 self.programs[rank].pop_front();
                 self.waits[rank] = false;
                 Vec::new()
+            }
+            Some(Do::Join) => {
+                self.waits[rank] = true;
+                self.ranks[rank].join()
             }
             Some(Do::Wait) => {
                 self.waits[rank] = true;
@@ -134,6 +147,11 @@ impl World {
                 Act::Thaw(epoch) => self.up[rank].push_back(Note::Thaw(epoch)),
                 Act::Begin(unit) => self.begin(rank, unit.members),
                 Act::Fault(fault) => self.fault = Some(fault),
+                Act::Join => self.up[rank].push_back(Note::Joined),
+                Act::StandIn(call) => {
+                    self.stood_in[rank] += 1;
+                    self.open[rank].insert((call.topic, call.ordinal));
+                }
             }
         }
     }
@@ -152,6 +170,7 @@ impl World {
         self.notes.push(self.begun[0].len());
         let orders = match note {
             Note::Called(call) => self.agreement.call(rank, call, 0.0),
+            Note::Joined => self.agreement.join(rank, 0.0),
             Note::Thaw(epoch) => Ok(self.agreement.thaw(epoch, None)),
             Note::Stopped(stopped) => self.agreement.stopped(rank, stopped),
         };
@@ -167,7 +186,8 @@ impl World {
         let Some(order) = self.down[rank].pop_front() else { return };
         let acts = match order {
             Order::Launch(launch) => {
-                self.ranks[rank].launched(&launch);
+                let acts = self.ranks[rank].launched(&launch).into_iter().collect();
+                self.act(rank, acts);
                 self.begin(rank, vec![(launch.topic, launch.ordinal)]);
                 Vec::new()
             }
@@ -181,6 +201,13 @@ impl World {
                 Vec::new()
             }
             Order::RunTo(end) => self.ranks[rank].run_to(end),
+            Order::Joined(last) => {
+                self.ranks[rank].joined();
+                assert_eq!(self.programs[rank].pop_front(), Some(Do::Join));
+                self.waits[rank] = false;
+                self.last[rank].push(last);
+                Vec::new()
+            }
         };
         self.act(rank, acts);
     }
@@ -338,4 +365,54 @@ fn a_rank_that_leaves_stops_the_cycle_and_is_named_to_those_who_wait_for_it() {
     world.run();
     let text = world.fault.expect("a fault").to_string();
     assert!(text.contains("rank 1 is lost") && text.contains("push of key"), "{text}");
+}
+
+/// Ranks with different numbers of steps before each of three joins, and some that do not wait for their last step.
+#[test]
+fn ranks_with_different_numbers_of_steps_join_and_go_on_together() {
+    for seed in 0..200 {
+        let program = |counts: [usize; 3], waits: bool| {
+            let mut program = Vec::new();
+            for count in counts {
+                program.extend(steps(count, &[1, 2, 3]));
+                if !waits && count > 0 {
+                    program.pop();
+                }
+                program.push(Do::Join);
+            }
+            program.extend(steps(10, &[3, 2, 1]));
+            program
+        };
+        let programs = vec![program([5, 0, 9], true), program([7, 1, 9], seed % 2 == 0), program([10, 4, 9], true)];
+        let mut world = World::new(programs, seed);
+        assert!(world.run(), "seed {seed}: {:?}, {:?}", world.programs, world.fault);
+        assert!(world.open.iter().all(BTreeSet::is_empty), "seed {seed}: {:?}", world.open);
+        for rank in 0..3 {
+            let members = world.begun[rank].iter().flatten().count();
+            assert_eq!(members, 3 * (10 + 4 + 9 + 10), "seed {seed}: rank {rank} takes part in every sum");
+            assert_eq!(world.last[rank], world.last[0], "seed {seed}: all are told the same last rank");
+        }
+        assert_eq!(world.stood_in, [3 * (5 + 4), 3 * (3 + 3), 0], "seed {seed}");
+        assert_eq!(world.last[0].len(), 3);
+    }
+}
+
+#[test]
+fn ranks_that_join_with_calls_that_only_they_have_made_have_them_done() {
+    for seed in 0..60 {
+        let odd = |key: i64| [steps(4, &[1, 2]), vec![push(key), Do::Join], steps(3, &[1, 2])].concat();
+        let mut world = World::new(vec![odd(7), odd(8)], seed);
+        assert!(world.run(), "seed {seed}: {:?}, {:?}", world.programs, world.fault);
+        assert_eq!(world.stood_in, [1, 1], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_rank_that_waits_for_others_to_join_for_too_long_names_them() {
+    let mut world = World::new(vec![steps(9, &[1]), [steps(3, &[1]), vec![Do::Join]].concat()], 1);
+    world.run();
+    let text = world.agreement.check_time(11.0).unwrap_err().to_string();
+    assert!(text.contains("join") && text.contains("[0]"), "{text}");
+    let text = world.agreement.leave(0, None).unwrap_err().to_string();
+    assert!(text.contains("rank 0 is lost") && text.contains("join"), "{text}");
 }

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::progress::agreement::{Call, Launch, Order, Overdue, Topic};
 use crate::progress::calls::{Act, Calls, Stopped};
 use crate::progress::frozen::Unit;
-use crate::progress::job::Job;
+use crate::progress::job::{Barrier, Job, StandIn};
 use crate::tensor::Waiter;
 use crate::topology::Peer;
 use crate::transport::control::Control;
@@ -25,6 +25,8 @@ pub(super) enum Note {
     Called(Call),
     /// To rank 0: the frozen cycle of this epoch cannot go on.
     Thaw(u32, Option<Overdue>),
+    /// To rank 0: this rank has no data left.
+    Joined,
     /// To rank 0: how far this rank has come in a frozen cycle.
     Stopped(Stopped),
     /// From rank 0.
@@ -42,7 +44,7 @@ pub(super) enum Note {
 impl Note {
     /// Whether it is about an operation, and not about the state of a process.
     fn is_counted(&self) -> bool {
-        matches!(self, Note::Called(_) | Note::Thaw(..) | Note::Stopped(_) | Note::Order(_))
+        matches!(self, Note::Called(_) | Note::Joined | Note::Thaw(..) | Note::Stopped(_) | Note::Order(_))
     }
 }
 
@@ -70,6 +72,10 @@ pub(super) struct Shared {
     /// A peer has left and its process has ended.
     pub(super) peers_gone: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
+    /// What a caller waits at that has joined.
+    pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
+    /// What makes the jobs of each store for calls that a rank that has joined does not make.
+    pub(super) stand_ins: Mutex<BTreeMap<u32, Weak<dyn StandIn>>>,
     /// Whoever takes this and `waiting` takes this first: what is put on the comm thread's way under it is in order.
     pub(super) calls: Mutex<Calls>,
     /// What the comm thread is at, in the order in which it began: the number, and one topic of it.
@@ -116,7 +122,7 @@ impl Shared {
         let mut calls = self.calls.lock();
         let acts = match order {
             Order::Launch(launch) => {
-                calls.launched(&launch);
+                self.act(calls.launched(&launch).into_iter().collect());
                 self.launch(launch);
                 Vec::new()
             }
@@ -129,6 +135,11 @@ impl Shared {
                 Vec::new()
             }
             Order::RunTo(end) => calls.run_to(end),
+            Order::Joined(last) => {
+                calls.joined();
+                self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Ok(last))));
+                Vec::new()
+            }
         };
         self.act(acts);
     }
@@ -139,13 +150,32 @@ impl Shared {
             match act {
                 Act::Announce(call) if self.size == 1 => {
                     let number = call.ordinal as u32;
-                    self.launch(Launch { topic: call.topic, ordinal: call.ordinal, number });
+                    self.launch(Launch { topic: call.topic, ordinal: call.ordinal, number, call: None });
                 }
                 Act::Announce(call) => self.tell_rank_0(Note::Called(call)),
                 Act::Begin(unit) => self.begin(unit),
+                Act::StandIn(call) => match self.stand_in(&call) {
+                    Ok(job) => drop(self.waiting.lock().insert((call.topic, call.ordinal), job)),
+                    Err(fault) => self.poison(&fault, true),
+                },
+                Act::Join => self.tell_rank_0(Note::Joined),
                 Act::Thaw(epoch) => self.tell_rank_0(Note::Thaw(epoch, None)),
                 Act::Fault(fault) => self.poison(&fault, true),
             }
+        }
+    }
+
+    /// The job of a call that this rank does not make, because it has joined.
+    fn stand_in(&self, call: &Call) -> Result<Box<dyn Job>> {
+        match &call.topic {
+            Topic::Key { store, key } => {
+                let store = self.stand_ins.lock().get(store).and_then(Weak::upgrade);
+                let store = store.ok_or_else(|| impossible(self.rank, call, "its store has been dropped there"))?;
+                store.stand_in(key, &call.operation, &call.terms)
+            }
+            // Nobody waits for it here.
+            Topic::Barrier => Ok(Box::new(Barrier::new(crossbeam_channel::bounded(1).0))),
+            Topic::Direct => Err(impossible(self.rank, call, "what it does is not known there")),
         }
     }
 
@@ -183,6 +213,7 @@ impl Shared {
         let Some(fault) = self.fault.get() else { return };
         let waiting = std::mem::take(&mut *self.waiting.lock());
         waiting.into_values().for_each(|job| job.fail(fault));
+        self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
     }
 }
 
@@ -190,8 +221,13 @@ impl Shared {
     /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
     pub(super) fn doing(&self) -> Option<String> {
         let running = self.running.lock().first().map(|(_, topic)| topic.clone());
-        let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))?;
-        Some(in_words(&topic))
+        let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()));
+        topic.map(|topic| in_words(&topic)).or_else(|| self.joining.lock().as_ref().map(|_| "join".to_owned()))
+    }
+
+    /// Whether this rank waits for calls of its peers, and not only for what is on its way.
+    pub(super) fn awaits_calls(&self) -> bool {
+        !self.waiting.lock().is_empty() || self.joining.lock().is_some()
     }
 
     /// As `doing`; between two operations, the one before.
@@ -206,6 +242,14 @@ impl Waiter for Shared {
         let mut calls = self.calls.lock();
         self.act(calls.wait());
     }
+}
+
+/// Why nothing can stand in for a call on a rank that has joined.
+fn impossible(rank: usize, call: &Call, reason: &str) -> Error {
+    Error::argument(
+        format!("{} of key {} on other ranks while rank {rank} has joined: {reason}", call.operation, call.topic.key()),
+        "call nothing but push, push_pull, push_rows, pull and barrier until every rank has joined",
+    )
 }
 
 fn in_words(topic: &Topic) -> String {

@@ -133,6 +133,10 @@ impl Watcher {
                 let now_s = self.clock.now_s();
                 self.agreement.call(from, call, now_s).map(|orders| spread(shared, orders))
             }
+            Note::Joined => {
+                let now_s = self.clock.now_s();
+                self.agreement.join(from, now_s).map(|orders| spread(shared, orders))
+            }
             Note::Thaw(epoch, overdue) => {
                 spread(shared, self.agreement.thaw(epoch, overdue));
                 Ok(())
@@ -173,11 +177,12 @@ impl Watcher {
             let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
             for peer in watched {
                 let awaited = !self.agreement.has_left(peer) || shared.doing().is_some();
-                if awaited && self.departed[peer] {
-                    // This rank has called an operation since, for which that peer will not come.
-                    self.gone(shared, peer, "it ended its run without calling this");
+                if self.departed[peer] && shared.awaits_calls() {
+                    // This rank has called an operation since, for which that peer will not come. What is on its way had all of that peer's data
+                    // before it left.
+                    self.lost(shared, peer, "it ended its run without calling this");
                 } else if awaited && now_s - self.heard_s[peer] > self.silence_s {
-                    self.gone(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
+                    self.lost(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
                 }
             }
             // After the silent ones: that a rank is silent explains why it has not called.
@@ -217,11 +222,15 @@ impl Watcher {
     }
 
     fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
-        if self.agreement.has_left(rank) && shared.doing().is_none() {
+        if self.agreement.has_left(rank) {
             self.departed[rank] = true;
             shared.peers_gone.store(true, Ordering::Release);
-            return;
+        } else {
+            self.lost(shared, rank, cause);
         }
+    }
+
+    fn lost(&self, shared: &Shared, rank: usize, cause: &str) {
         let peer = self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string);
         let operation = shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| shared.doing_or_done());
         let fault = Error::PeerLost { peer, cause: cause.to_owned(), operation, rank: shared.rank };

@@ -1,19 +1,16 @@
 //! `dist_sync_mpi`: every rank holds every key's value; gradients are summed by allreduce; the update runs on every rank alike.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-
-use parking_lot::RwLock;
 
 use crate::compress::Compression;
 use crate::error::{Error, Result};
-use crate::key::Key;
 use crate::optim::Optimizer;
-use crate::progress::{Engine, Job, Topic};
-use crate::store::compressed::{CompressedPush, Compressor};
+use crate::progress::{Engine, Job, Terms, Topic};
+use crate::store::compressed::CompressedPush;
 use crate::store::jobs::{Init, Push, PushRows};
+use crate::store::replica::{Replica, terms};
 use crate::store::slot::Slot;
-use crate::store::update::{Update, Updates};
+use crate::store::update::Update;
 use crate::store::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut, Waiter};
 
@@ -21,51 +18,37 @@ use crate::tensor::{Tensor, TensorMut, Waiter};
 pub struct Allreduce {
     engine: Arc<Engine>,
     store: u32,
-    slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
-    updates: Arc<Updates>,
-    compressor: Compressor,
+    replica: Arc<Replica>,
 }
 
 impl Allreduce {
     /// A new store over the engine's ranks. Ranks must create their stores in one order.
     pub fn new(engine: Arc<Engine>) -> Self {
         let store = engine.next_store();
-        Allreduce {
-            engine,
-            store,
-            slots: RwLock::default(),
-            updates: Arc::default(),
-            compressor: Compressor::default(),
-        }
+        let replica = Arc::new(Replica::new(engine.rank()));
+        // The annotation makes the trait object out of a `Weak` of a sized type.
+        let stand_in: Weak<Replica> = Arc::downgrade(&replica);
+        engine.introduce(store, stand_in);
+        Allreduce { engine, store, replica }
     }
 
     fn slot(&self, entry: &Entry) -> Result<Arc<Slot>> {
-        self.slots.read().get(&entry.key).cloned().ok_or_else(|| Error::NotInitialized {
+        self.replica.slots.read().get(&entry.key).cloned().ok_or_else(|| Error::NotInitialized {
             key: entry.key.clone(),
             operation: "use".to_owned(),
             rank: self.rank(),
         })
     }
 
-    fn submit(&self, slot: &Slot, operation: &str, terms: String, job: Box<dyn Job>) -> Result<()> {
+    fn submit(&self, slot: &Slot, operation: &str, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         slot.call();
         let topic = Topic::Key { store: self.store, key: slot.entry.key.clone() };
-        self.engine.submit(topic, operation, terms, job)
+        self.engine.submit(topic, operation, terms, job).inspect_err(|_| slot.cancel())
     }
 
     /// What is wrong with the job, in preference to what was wrong with one key.
     fn blame(&self, fault: Error) -> Error {
         self.engine.fault().unwrap_or(fault)
-    }
-}
-
-/// What must be the same on every rank for a push.
-fn terms(entry: &Entry, update: &Update) -> String {
-    let Entry { dtype, shape, .. } = entry;
-    match update {
-        Update::Overwrite => format!("{dtype} {shape:?}"),
-        Update::Optimize(optimizer) => format!("{dtype} {shape:?} with {optimizer:?}"),
-        Update::Call(_) => format!("{dtype} {shape:?} with an updater"),
     }
 }
 
@@ -85,31 +68,32 @@ impl Backend for Allreduce {
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let value = value.read()?.snapshot();
         let slot = Arc::new(Slot::new(entry.clone()));
-        self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        let terms = format!("{} {}", terms(entry, &Update::Overwrite), self.engine.settings());
-        self.submit(&slot, "init", terms, Box::new(Init::new(&slot, value)))
+        self.replica.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
+        let Terms { words, settings } = terms(entry, &Update::Overwrite, None);
+        let words = format!("{words} {}", self.engine.settings());
+        self.submit(&slot, "init", Terms { words, settings }, Box::new(Init::new(&slot, value)))
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
-        let slot = self.slot(entry)?;
-        let update = self.updates.present();
+        let (slot, updates) = (self.slot(entry)?, &self.replica.updates);
+        let update = updates.present();
         update.check(entry)?;
-        let terms = terms(entry, &update);
-        if let Some(coding) = self.compressor.coding(entry, self.rank())? {
-            let terms = format!("{terms} compressed by {}", coding.compression);
-            let job = CompressedPush::new(&slot, gradient, outs, update, &self.updates, coding);
+        if let Some(coding) = self.replica.compressor.coding(entry, self.rank())? {
+            let terms = terms(entry, &update, Some(coding.compression));
+            let job = CompressedPush::new(&slot, gradient, outs, update, updates, coding);
             return self.submit(&slot, "push", terms, Box::new(job));
         }
-        let job = Push::new(&slot, gradient, outs, update, &self.updates, priority);
+        let terms = terms(entry, &update, None);
+        let job = Push::new(&slot, gradient, outs, update, updates, priority);
         self.submit(&slot, "push", terms, Box::new(job))
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
-        let slot = self.slot(entry)?;
-        let update = self.updates.present();
+        let (slot, updates) = (self.slot(entry)?, &self.replica.updates);
+        let update = updates.present();
         update.check(entry)?;
-        let terms = terms(entry, &update);
-        let job = PushRows::new(&slot, gradient, update, &self.updates);
+        let terms = terms(entry, &update, None);
+        let job = PushRows::new(&slot, gradient, update, updates);
         self.submit(&slot, "push_rows", terms, Box::new(job))
     }
 
@@ -129,38 +113,42 @@ impl Backend for Allreduce {
     }
 
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
-        self.updates.set_optimizer(optimizer);
+        self.replica.updates.set_optimizer(optimizer);
         Ok(())
     }
 
     fn set_updater(&self, updater: Updater) -> Result<()> {
-        self.updates.set_updater(updater);
+        self.replica.updates.set_updater(updater);
         Ok(())
     }
 
     fn set_compression(&self, compression: &Compression) -> Result<()> {
-        self.compressor.set(compression);
+        self.replica.compressor.set(compression);
         Ok(())
     }
 
     fn states(&self) -> Result<SavedStates> {
         self.wait_all()?;
-        self.updates.states()
+        self.replica.updates.states()
     }
 
     fn set_states(&self, states: SavedStates) -> Result<()> {
         self.wait_all()?;
-        self.compressor.forget();
-        self.updates.set_states(states)
+        self.replica.compressor.forget();
+        self.replica.updates.set_states(states)
     }
 
     fn barrier(&self) -> Result<()> {
         self.engine.barrier()
     }
 
+    fn join(&self) -> Result<usize> {
+        self.engine.join()
+    }
+
     fn wait_all(&self) -> Result<()> {
         self.engine.wait();
-        let slots: Vec<Arc<Slot>> = self.slots.read().values().cloned().collect();
+        let slots: Vec<Arc<Slot>> = self.replica.slots.read().values().cloned().collect();
         slots.iter().try_for_each(|slot| slot.settled().map(drop)).map_err(|fault| self.blame(fault))
     }
 

@@ -51,8 +51,13 @@ impl Compressor {
                 "init the key as f32, push it as rows, or train without compression",
             ));
         }
-        let feedback = Arc::clone(self.kept.lock().entry(entry.key.clone()).or_default());
-        Ok(Some(Coding { compression, feedback }))
+        Ok(Some(self.coding_by(&entry.key, compression)))
+    }
+
+    /// How a gradient of that key is compressed by a codec that is given.
+    pub(super) fn coding_by(&self, key: &Key, compression: Compression) -> Coding {
+        let feedback = Arc::clone(self.kept.lock().entry(key.clone()).or_default());
+        Coding { compression, feedback }
     }
 
     /// Drops what is kept of every key: it belongs to a run that is not gone on with.

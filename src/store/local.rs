@@ -129,6 +129,10 @@ impl Backend for Local {
         Ok(())
     }
 
+    fn join(&self) -> Result<usize> {
+        Ok(0)
+    }
+
     fn wait_all(&self) -> Result<()> {
         Ok(())
     }

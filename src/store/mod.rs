@@ -14,6 +14,7 @@ pub mod device_sums;
 mod jobs;
 mod local;
 pub mod on_devices;
+mod replica;
 pub mod servers;
 mod slot;
 mod states;
@@ -102,6 +103,8 @@ pub trait Backend: Send + Sync {
     fn set_states(&self, states: SavedStates) -> Result<()>;
     /// Returns when every worker has called it.
     fn barrier(&self) -> Result<()>;
+    /// This worker has no data left: it adds zeros until every worker has joined. The last one to. Blocks.
+    fn join(&self) -> Result<usize>;
     /// Returns when everything this worker has called is done.
     fn wait_all(&self) -> Result<()>;
     /// Counters; `pushes` and `pulls` are counted by the caller.
@@ -294,6 +297,20 @@ impl KvStore {
         self.healthy()?;
         let _span = timeline::span(Phase::Wait, || "barrier");
         self.backend.barrier()
+    }
+
+    /// To be called by a worker that has no data left where the workers have different amounts of it. Until every worker has joined, this
+    /// one adds zeros to what the others push, applies their updates as they do, and counts as present at their barriers. Returns the
+    /// rank that joined last, the same on every worker. Collective.
+    ///
+    /// While some worker has joined the others may push and pull in any form, wait at barriers and change the optimizer; a call of
+    /// anything else that needs every worker, such as `init`, is an error on all. Compressed gradients are joined with what this worker has kept.
+    ///
+    /// `local` has nobody to wait for; an error with servers.
+    pub fn join(&self) -> Result<usize> {
+        self.healthy()?;
+        let _span = timeline::span(Phase::Wait, || "join");
+        self.backend.join()
     }
 
     /// Returns when everything this worker has called is done, or with the first error that any of it met.

@@ -250,6 +250,12 @@ impl Backend for Servers {
         self.worker.wait(&answers)
     }
 
+    fn join(&self) -> Result<usize> {
+        let reason =
+            "a server counts the pushes of every worker: give each the same number of batches, or use dist_sync_mpi";
+        Err(self.unsupported("join", reason))
+    }
+
     fn wait_all(&self) -> Result<()> {
         let keys: Vec<_> = {
             let mut calls = self.calls.lock();

@@ -40,6 +40,11 @@ impl Slot {
         self.state.lock().called += 1;
     }
 
+    /// What was called last could not be, and will not be done.
+    pub(super) fn cancel(&self) {
+        self.state.lock().called -= 1;
+    }
+
     /// The value, when everything called so far is done.
     pub(super) fn settled(&self) -> Result<Arc<Buffer>> {
         let mut state = self.state.lock();

@@ -58,7 +58,15 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
             assert!(!odd, "this rank panics on purpose");
             until_told(&store)
         }
-        "transfers" => transfers(&store),
+        "mismatch" => mismatch(&store),
+        "joined" => {
+            store.init("big", &full(1 << 16))?;
+            if odd { store.join().map(drop) } else { transfers_of(&store, 1 << 16, store.num_workers() - 1) }
+        }
+        "transfers" => {
+            store.init("big", &full(1 << 20))?;
+            transfers_of(&store, 1 << 20, store.num_workers())
+        }
         other => panic!("no case is called {other}"),
     }
 }
@@ -68,10 +76,14 @@ fn full(len: usize) -> Tensor {
 }
 
 fn push_and_pull(store: &KvStore, key: &str, value: &Tensor) -> Result<()> {
+    sum_of(store, key, value, store.num_workers())
+}
+
+fn sum_of(store: &KvStore, key: &str, value: &Tensor, pushing: usize) -> Result<()> {
     let out = Tensor::zeros(DType::F32, value.shape());
     store.push_pull(key, std::slice::from_ref(value), std::slice::from_ref(&out), 0)?;
     let sums = out.to_vec::<f32>()?;
-    assert!(sums.iter().all(|sum| *sum == store.num_workers() as f32), "a sum over all ranks is wrong");
+    assert!(sums.iter().all(|sum| *sum == pushing as f32), "a sum over all ranks is wrong");
     Ok(())
 }
 
@@ -112,13 +124,30 @@ fn orders(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// 4 MB again and again, until somebody is lost.
-fn transfers(store: &KvStore) -> Result<()> {
-    let value = full(1 << 20);
-    store.init("big", &value)?;
+/// 100 steps alike, of which those after the third cost no control message; then one in which rank 1 has an optimizer.
+fn mismatch(store: &KvStore) -> Result<()> {
+    let keys = ["first", "second", "third"];
+    keys.iter().try_for_each(|key| store.init(*key, &full(1000)))?;
+    let step = || keys.iter().try_for_each(|key| push_and_pull(store, key, &full(1000)));
+    (0..3).try_for_each(|_| step())?;
+    let before = store.stats().control_messages;
+    (3..99).try_for_each(|_| step())?;
+    // Nobody is in step 100 before this rank has made step 99.
+    assert_eq!(store.stats().control_messages, before, "a frozen step costs a control message");
+    println!("counted");
+    step()?;
+    if store.rank() == 1 {
+        store.set_optimizer(&Optimizer::sgd(0.1))?;
+    }
+    step().and_then(|()| until_told(store))
+}
+
+/// A key of `len` again and again, which `pushing` ranks push, until somebody is lost.
+fn transfers_of(store: &KvStore, len: usize, pushing: usize) -> Result<()> {
+    let value = full(len);
     let start = Instant::now();
     for round in 0.. {
-        push_and_pull(store, "big", &value)?;
+        sum_of(store, "big", &value, pushing)?;
         if round % 8 == 3 {
             println!("moving");
         }

@@ -71,6 +71,23 @@ fn a_rank_that_panics_is_an_error_for_the_others_at_once() {
     Job::start("panics", 3, Some(60)).fails(&[1], &["rank 1 (pid", "is lost", "panicked"]);
 }
 
+#[test]
+fn an_optimizer_set_on_one_rank_in_step_100_is_an_error_on_every_rank_in_time() {
+    let job = Job::start("mismatch", 3, Some(60));
+    job.wait_for("counted", 3);
+    job.wait_for_errors(&[0, 1, 2], LOSS);
+    job.fails(&[], &["push", "rank 1 has", "Optimizer"]);
+}
+
+#[test]
+fn a_rank_killed_after_it_has_joined_is_named_by_every_survivor() {
+    let job = Job::start("joined", 3, Some(60));
+    job.wait_for("moving", 2);
+    job.signal(1, Signal::KILL);
+    job.wait_for_errors(&[0, 2], LOSS);
+    job.fails(&[1], &["rank 1 (pid", "is lost"]);
+}
+
 /// Sends `signal` to `rank` of 4 that move data all the time, in shared memory.
 fn strike(rank: usize, signal: Signal, patience_s: Option<u64>, limit: Duration) {
     strike_job(Job::start("transfers", 4, patience_s), rank, signal, limit);
