@@ -33,11 +33,13 @@ struct Content {
     /// The key that was written last, kept for the timeline only.
     written: Option<Key>,
     released: Option<Released>,
+    /// Whether a store that writes it may leave its key without a value.
+    is_unkept: bool,
 }
 
 impl Content {
     fn of(data: Arc<Buffer>) -> Self {
-        Content { data, fault: None, written: None, released: None }
+        Content { data, fault: None, written: None, released: None, is_unkept: false }
     }
 }
 
@@ -115,6 +117,13 @@ impl Tensor {
         let tensor = Self::from_buffer(dtype, shape, buffer);
         tensor.content.write().released = Some(released);
         tensor
+    }
+
+    /// Lets a store that writes a sum here leave the key without a value, until the next push, where keeping one would cost a copy: in
+    /// foreign memory. Whoever needs the sum reads it here; pulling the key is an error meanwhile.
+    pub fn unkept(self) -> Self {
+        self.content.write().is_unkept = true;
+        self
     }
 
     fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
@@ -335,6 +344,11 @@ impl TensorMut {
     /// Whether the memory is somebody else's, so that a snapshot is a copy.
     pub fn is_foreign(&self) -> bool {
         self.content.data.is_foreign()
+    }
+
+    /// Whether a sum that is written here need be nowhere else.
+    pub(crate) fn is_unkept(&self) -> bool {
+        self.is_foreign() && self.content.is_unkept
     }
 
     /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.

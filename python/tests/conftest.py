@@ -69,9 +69,14 @@ def ringpull_binary():
     pytest.skip("the command ringpull is not built")
 
 
+def launch(workers, servers, *command, **more):
+    """`command` by this Python in a job with servers; its exit status and what it printed."""
+    start = [ringpull_binary(), "launch", "-n", workers, "-s", servers, "--launcher", "local", "--"]
+    return run([*start, sys.executable, *command], **more)
+
+
 def launched(workers, servers, *command, **more):
-    """`command` by this Python in a job with servers that must end well; what it printed."""
-    launch = [ringpull_binary(), "launch", "-n", workers, "-s", servers, "--launcher", "local", "--"]
-    status, output = run([*launch, sys.executable, *command], **more)
+    """What `launch` printed, when it must end well."""
+    status, output = launch(workers, servers, *command, **more)
     assert status == 0, f"{command} ended with {status}:\n{output}"
     return output
