@@ -84,8 +84,8 @@ def has_left(store: Leaving) -> None:
 
 
 @atexit.register
-def _close_stores() -> None:
-    """Servers take a worker that ends without a goodbye for lost; and an updater needs Python to finish what was pushed."""
+def close_stores() -> None:
+    """Ends every store that is still open, once. Servers take a worker that ends without a goodbye for lost; and an updater needs Python to finish what was pushed."""
     failed = getattr(sys, "last_value", None) is not None
     for store in list(_open):
         try:
@@ -95,3 +95,4 @@ def _close_stores() -> None:
             print(f"ringpull: at the end of the program: {error}", file=sys.stderr)
         finally:
             store.close()
+            _open.discard(store)

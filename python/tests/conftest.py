@@ -13,6 +13,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 MPIRUN = os.environ.get("RINGPULL_MPIRUN", "mpirun")
 
+#: Four ranks, where two are tried by every run.
+FOUR = pytest.param(4, marks=pytest.mark.long)
+
 #: Seconds after which a job that hangs is killed.
 DEADLINE = 120
 

@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from conftest import HERE, job, launch, launched, mpi
+from conftest import FOUR, HERE, job, launch, launched, mpi
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, FOUR])
 def test_the_promises_hold_on_every_rank(ranks):
     assert job(ranks, "values", "dist_sync_mpi").count("is done") == ranks
 
@@ -21,7 +21,7 @@ def test_the_promises_hold_with_servers():
     assert launched(2, 2, HERE / "jobs/values.py", "dist_sync").count("is done") == 2
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, FOUR])
 def test_a_wrong_call_is_the_same_exception_on_every_rank_and_changes_nothing(ranks):
     output = job(ranks, "faults", "arguments")
     assert output.count("has tried all") == ranks and not re.search(r"got .* from ", output), output
@@ -44,7 +44,7 @@ def outcomes(output):
     return {int(rank): kind for rank, kind, *_ in got}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, FOUR])
 @pytest.mark.parametrize(("case", "expected", "of_last"), FAULTS)
 def test_a_fault_is_one_exception_on_every_rank(ranks, case, expected, of_last):
     _, output = mpi(ranks, HERE / "jobs/faults.py", case, RINGPULL_TIMEOUT=2)
@@ -57,7 +57,7 @@ def test_a_fault_is_one_exception_on_every_rank(ranks, case, expected, of_last):
     assert case == "peer_gone" or "key='a'" in output, output
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, FOUR])
 @pytest.mark.parametrize(
     ("kind", "case", "expected"),
     [

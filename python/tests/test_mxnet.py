@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import HERE, ROOT, job, launched, mpi, run
+from conftest import FOUR, HERE, ROOT, job, launched, mpi, run
 
 mx = pytest.importorskip("mxnet")
 
@@ -349,12 +349,13 @@ def test_a_wrong_compression_is_an_error(wrong):
         mx.kv.create("ringpull_local").set_gradient_compression(wrong)
 
 
+@pytest.mark.long
 def test_the_naive_engine_works_too():
     status, output = run([sys.executable, HERE / "jobs/mxnet_values.py", "ringpull_local"], MXNET_ENGINE_TYPE="NaiveEngine")
     assert status == 0, output
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, FOUR])
 def test_the_promises_of_dist_sync_hold(ranks):
     assert job(ranks, "mxnet_values", "dist_sync_mpi").count("is done") == ranks
 
@@ -365,7 +366,11 @@ def test_the_promises_of_dist_sync_hold_with_our_servers():
 
 @pytest.mark.parametrize(
     ("case", "expected"),
-    [("sizes", "MXNetError .*disagree"), ("stalled", "MXNetError .*have not called"), ("gone", "MXNetError .*is lost")],
+    [
+        ("sizes", "MXNetError .*disagree"),
+        pytest.param("stalled", "MXNetError .*have not called", marks=pytest.mark.long),
+        pytest.param("gone", "MXNetError .*is lost", marks=pytest.mark.long),
+    ],
 )
 def test_a_fault_reaches_who_reads_the_output(case, expected):
     _, output = mpi(2, HERE / "jobs/mxnet_faults.py", case, RINGPULL_TIMEOUT=2)
@@ -378,7 +383,7 @@ SHORT = ["--steps", 4, "--epochs", 1, "--limit-train", 512, "--limit-test", 200]
 
 
 @pytest.mark.skipif(not os.path.isdir("/usr/share/datasets/fashion-mnist"), reason="Fashion-MNIST is not installed")
-@pytest.mark.parametrize("more", [[], ["--update-on-worker", "--optimizer", "adam", "--lr", 0.001]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--update-on-worker", "--optimizer", "adam", "--lr", 0.001], marks=pytest.mark.long)])
 def test_the_example_that_never_heard_of_us_ends_with_equal_weights(more):
     status, output = mpi(2, "-m", "ringpull.mxnet", EXAMPLE, "--kv-store", "dist_sync_mpi", *SHORT, *more)
     hashes = re.findall(r"rank \d of 2 weights (\w+)", output)

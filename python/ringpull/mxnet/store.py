@@ -10,6 +10,7 @@ operations of MXNet. So learning rates change at once, and states can be saved. 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import os
@@ -25,12 +26,15 @@ from mxnet.base import MXNetError
 from .. import _native, arguments, optimizers
 from ..arguments import pairs
 from ..errors import ArgumentError, KVStoreError, UnknownKeyError, UnsupportedError
-from ..worker import Worker, leave_at_exit
+from ..worker import Worker, close_stores, leave_at_exit
 from .optimizer import ServerOptimizer
 from .slot import Slot, dtype_name
 
 __all__ = ["MXNetKVStore", "as_mxnet_error"]
 
+
+# What is registered last runs first: MXNet's own end of the program drops operations that its engine has not begun.
+atexit.register(close_stores)
 
 _mxnet_classes: dict[str, type[KVStoreError]] = {}
 
