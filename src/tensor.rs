@@ -121,6 +121,7 @@ impl Tensor {
 
     /// Lets a store that writes a sum here leave the key without a value, until the next push, where keeping one would cost a copy: in
     /// foreign memory. Whoever needs the sum reads it here; pulling the key is an error meanwhile.
+    #[must_use = "it is the tensor"]
     pub fn unkept(self) -> Self {
         self.content.write().is_unkept = true;
         self
@@ -400,6 +401,8 @@ mod tests {
         tensor.write().copy_from(bytemuck::cast_slice(&[5f32, 6.0]));
         assert_eq!(tensor.read().unwrap().bytes().as_ptr(), start.as_ptr());
         assert_eq!(bytemuck::cast_slice::<u8, f32>(before.bytes()), [1.0, 2.0]);
+        assert!(!tensor.write().is_unkept() && tensor.unkept().write().is_unkept());
+        assert!(!Tensor::zeros(DType::F32, &[1]).unkept().write().is_unkept(), "memory of ours is shared at no cost");
     }
 
     #[test]
