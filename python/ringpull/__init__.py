@@ -14,7 +14,7 @@ Tensors are NumPy arrays, MXNet NDArrays, torch tensors, JAX arrays: anything wi
 from . import errors
 from ._native import __version__
 from .errors import *  # noqa: F403
-from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds
+from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds, zeros
 from .optimizers import NAG, SGD, Adam, Optimizer, Test
 
 __all__ = [
@@ -31,5 +31,6 @@ __all__ = [
     "create",
     "errors",
     "kinds",
+    "zeros",
     *errors.__all__,
 ]

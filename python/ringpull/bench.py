@@ -1,5 +1,8 @@
 """Measures pushpull from Python: ``mpirun -n N python -m ringpull.bench --lens 6250000``; rank 0 prints one JSON array of records.
 
+Without more words it is what ``store.pushpull(key, array)`` costs for NumPy's own arrays. ``--memory shared`` takes arrays of
+``ringpull.zeros``, ``--no-keep`` leaves the sums to them.
+
 Inputs and checks are those of ``ringpull bench pushpull``: element e of rank r in iteration i is (e + i + r) mod m, so the sum over
 the ranks has a closed form, and a time is printed only beside a check of its sums. A time is the slowest rank's.
 """
@@ -15,7 +18,8 @@ from typing import Any
 
 import numpy
 
-from .kvstore import create
+from . import _native
+from .kvstore import create, zeros
 
 
 def pattern(period: int, length: int, phase: int) -> Any:
@@ -27,16 +31,22 @@ def main() -> None:
     """Runs the measurement that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kv-store", default="dist_sync_mpi")
-    parser.add_argument("--lens", required=True, help="elements of each key, separated by commas")
+    keys_of = parser.add_mutually_exclusive_group(required=True)
+    keys_of.add_argument("--lens", help="elements of each key, separated by commas")
+    keys_of.add_argument("--model", help="the key list of vgg16, resnet50 or bert-large, or a file, as ringpull bench reads it")
+    parser.add_argument("--scale", type=float, default=1.0, help="scale every key of the model to this part of its elements")
+    parser.add_argument("--memory", choices=["numpy", "shared"], default="numpy", help="where the arrays are")
+    parser.add_argument("--no-keep", dest="keep", action="store_false", help="let the arrays alone have the sums")
     parser.add_argument("--iters", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
     options = parser.parse_args()
     store = create(options.kv_store)
     rank, ranks = store.rank, store.num_workers
     period = min(16, (1 << 24) // ranks) + 1
-    lens = [int(length) for length in options.lens.split(",")]
+    lens = _native.model_lens(options.model, options.scale) if options.model else [int(word) for word in options.lens.split(",")]
     keys = list(range(len(lens)))
-    values = [numpy.zeros(length, numpy.float32) for length in lens]
+    make = zeros if options.memory == "shared" else numpy.zeros
+    values: list[Any] = [make(length, numpy.float32) for length in lens]
     store.init(keys, values)
     rows = []
     for iteration in range(options.warmup + options.iters):
@@ -45,7 +55,7 @@ def main() -> None:
         store.wait_all()
         store.barrier()
         start = time.perf_counter()
-        store.pushpull(keys[::-1], values[::-1])
+        store.pushpull(keys[::-1], values[::-1], keep=options.keep)
         seconds = time.perf_counter() - start
         whole: Any = sum(pattern(period, period, iteration + other) for other in range(ranks))
         for key, value in zip(keys, values):
@@ -63,7 +73,7 @@ def main() -> None:
         payload, median = 4 * sum(lens), statistics.median(slowest)
         record = {
             "op": "pushpull",
-            "mode": f"{options.kv_store} (Python)",
+            "mode": f"{options.kv_store} (Python, {options.memory} memory, sums {'kept' if options.keep else 'not kept'})",
             "ranks": ranks,
             "bytes": payload,
             "dtype": "f32",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, Union, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Union
 
-from . import _native
-from .errors import ArgumentError
+from . import _native, arguments
+from .arguments import pairs
 from .optimizers import Optimizer
+from .worker import Worker, has_left, leave_at_exit
 
-__all__ = ["Handle", "KVStore", "Key", "RowSparse", "create", "kinds"]
+__all__ = ["Handle", "KVStore", "Key", "RowSparse", "create", "kinds", "zeros"]
 
 Key = Union[int, str]
 
@@ -55,7 +53,7 @@ class Handle:
         return all(part.done() for part in self._parts)
 
 
-class KVStore:
+class KVStore(Worker):
     """A key-value store of tensors, shared by the workers of a job. Made by :func:`create`.
 
     Values pushed for a key are summed, over the list given and over all workers, never averaged. Without an optimizer or
@@ -71,7 +69,7 @@ class KVStore:
     def __init__(self, kind: str) -> None:
         self._native = _native.Store(kind)
         self._updater: Callable[..., None] | None = None
-        _open_stores.add(self)
+        leave_at_exit(self)
 
     # What the store is.
 
@@ -79,32 +77,6 @@ class KVStore:
     def type(self) -> str:
         """The kind it was created as."""
         return self._native.kind
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank, from 0."""
-        return self._native.rank
-
-    @property
-    def num_workers(self) -> int:
-        """The number of workers."""
-        return self._native.num_workers
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's place among those of its host, as its launcher says; 0 where none says it."""
-        return self._native.local_rank
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Whether the store can do that; the only capability known is ``"optimizer"``, and every kind has it."""
-        if capability.lower() == "optimizer":
-            return True
-        raise ValueError(f"Unknown capability: {capability}")
-
-    def stats(self) -> dict[str, int]:
-        """What the store has done: ``pushes``, ``pulls``, ``sent_bytes``, ``received_bytes``, ``control_messages``."""
-        return self._native.stats()
 
     # Values.
 
@@ -134,22 +106,30 @@ class KVStore:
 
         ``ignore_sparse`` is accepted for MXNet's sake: outputs are dense here, so there is nothing to ignore.
         """
-        if out is None:
-            raise ArgumentError(f"pull of key {key!r} without an output\n  hint: give out=")
-        for one, outs in pairs(key, out):
+        for one, outs in arguments.outputs(key, out):
             self._native.pull(one, outs, priority)
 
     def pushpull(
-        self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0, wait: bool = True
+        self,
+        key: Key | Sequence[Key],
+        value: Any,
+        out: Any = None,
+        priority: int = 0,
+        wait: bool = True,
+        keep: bool = True,
     ) -> Handle | None:
         """:meth:`push` of the values and :meth:`pull` into the outputs in one; without ``out`` into the values.
 
         Waits for the result. With ``wait=False`` it returns a :class:`Handle` at once: neither values nor outputs may be
         touched until its ``wait()`` has returned. Several keys travel together, and one after the other need not wait.
+
+        The store keeps a copy of the sum, for a later :meth:`pull`. With ``keep=False`` it need not: the outputs alone have the sum, and
+        where the store has left it to them pulling the key is an error until its next ``push``. An optimizer's or updater's value is
+        always kept. Every rank must say the same.
         """
         outs_of = [values for _, values in pairs(key, value if out is None else out)]
         handles = [
-            self._native.push_pull(one, values, outs, priority)
+            self._native.push_pull(one, values, outs, priority, keep)
             for (one, values), outs in zip(pairs(key, value), outs_of, strict=True)
             if values
         ]
@@ -159,11 +139,6 @@ class KVStore:
         handle.wait()
         return None
 
-    def broadcast(self, key: Key | Sequence[Key], value: Any, out: Any, priority: int = 0) -> None:
-        """:meth:`init` with the value, then :meth:`pull` into the outputs: each becomes rank 0's value. Waits."""
-        self.init(key, value)
-        self.pull(key, out, priority)
-
     def row_sparse_pull(
         self, key: Key | Sequence[Key], out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
@@ -171,15 +146,8 @@ class KVStore:
 
         With a list of outputs, ``row_ids`` is a list of as many.
         """
-        if out is None or row_ids is None:
-            raise ArgumentError(f"row_sparse_pull of key {key!r} needs an output and row ids\n  hint: give out= and row_ids=")
-        if isinstance(key, (list, tuple)):
-            for one, outs, ids in zip(key, out, row_ids, strict=True):
-                self.row_sparse_pull(one, outs, priority, ids)
-            return
-        single = not isinstance(out, (list, tuple))
-        for one_out, ids in [(out, row_ids)] if single else zip(out, row_ids, strict=True):
-            self._native.pull_rows(cast(Key, key), [int(row) for row in ids], one_out, priority)
+        for one, each, ids in arguments.rows(key, out, row_ids):
+            self._native.pull_rows(one, [int(row) for row in ids], each, priority)
 
     # What a gradient does to a value.
 
@@ -207,7 +175,7 @@ class KVStore:
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
         """Switches gradient compression on, as ``{"type": "2bit", "threshold": 0.5}``."""
-        self._native.set_gradient_compression([(str(name), str(value)) for name, value in compression_params.items()])
+        self._compress(compression_params)
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Writes the optimizer's states, and the optimizer too if ``dump_optimizer``, to a file, whole or not at all. Waits for
@@ -239,7 +207,7 @@ class KVStore:
     def close(self) -> None:
         """Leaves the job; done at the end of the program for every store. Later calls raise."""
         self._native.close()
-        _open_stores.discard(self)
+        has_left(self)
 
     def __enter__(self) -> KVStore:
         return self
@@ -266,39 +234,14 @@ def kinds() -> list[str]:
     return list(_native.KINDS)
 
 
-def pairs(key: Any, value: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Each key with its list of values. A key named several times in a list has all the values that stand beside it."""
-    if not isinstance(key, (list, tuple)):
-        yield key, list(value) if isinstance(value, (list, tuple)) else [value]
-        return
-    if not isinstance(value, (list, tuple)) or len(key) != len(value):
-        count = len(value) if isinstance(value, (list, tuple)) else 1
-        raise ArgumentError(f"{len(key)} keys with {count} values\n  hint: give one value, or one list of values, for each key")
-    grouped: dict[Any, list[Any]] = {}
-    for one, values in zip(key, value):
-        if isinstance(one, (list, tuple)):
-            raise ArgumentError("a list of keys in a list of keys\n  hint: keys are integers or strings")
-        grouped.setdefault(one, []).extend(values if isinstance(values, (list, tuple)) else [values])
-    yield from grouped.items()
+def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+    """A NumPy array of zeros in memory that the ranks of one host share, for gradients.
 
+    Where several ranks run on a host, ``pushpull`` sums such arrays where they are; others are read and written through a window
+    in pieces. Arrays from 128 KiB on profit; :func:`torch.from_numpy` and :func:`numpy.ndarray.view` keep the memory.
+    """
+    import numpy
 
-class _Closable(Protocol):
-    def finish(self) -> None: ...
-    def close(self) -> None: ...
-
-
-_open_stores: weakref.WeakSet[_Closable] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_stores() -> None:
-    """Servers take a worker that ends without a goodbye for lost; and an updater needs Python to finish what was pushed."""
-    failed = getattr(sys, "last_value", None) is not None
-    for store in list(_open_stores):
-        try:
-            if not failed:
-                store.finish()
-        except RuntimeError as error:
-            print(f"ringpull: at the end of the program: {error}", file=sys.stderr)
-        finally:
-            store.close()
+    kind = numpy.dtype(dtype)
+    lens = [int(shape)] if isinstance(shape, int) else [int(length) for length in shape]
+    return numpy.asarray(_native.Array(lens, arguments.dtype_name(kind.name)))

@@ -66,7 +66,7 @@ def ddp_hook(store: KVStore) -> Callable[[Any, Any], torch.futures.Future[torch.
         if key not in known:
             store.init(key, torch.zeros_like(buffer))
             known.add(key)
-        handle = store.pushpull(key, buffer, priority=-bucket.index(), wait=False)
+        handle = store.pushpull(key, buffer, priority=-bucket.index(), wait=False, keep=False)
         assert handle is not None
         return waiter.add(handle, lambda: buffer.div_(store.num_workers))
 
@@ -117,7 +117,7 @@ class DistributedOptimizer:
         elif not parameter.grad.is_contiguous():
             parameter.grad = parameter.grad.contiguous()
         key = self._keys[parameter]
-        self._handles[parameter] = self._store.pushpull(key, parameter.grad, wait=False)
+        self._handles[parameter] = self._store.pushpull(key, parameter.grad, wait=False, keep=False)
 
     def synchronize(self) -> None:
         """Waits until every gradient is the average over the ranks; ``step`` does so by itself. For clipping, say."""

@@ -10,6 +10,8 @@ use pyo3::prelude::*;
 use ringpull::buffer::Buffer;
 use ringpull::{DType, Result, Tensor};
 
+use crate::errors::raise;
+
 /// Elements in host memory, by the buffer protocol: `numpy.asarray(array)` sees them without a copy.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Array {
@@ -31,6 +33,12 @@ impl Array {
         let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
         let data = Arc::new(Buffer::copy_of(tensor.read()?.bytes()));
         Ok(Array { dtype, shape, data, writable: true })
+    }
+
+    /// Zeros for Python to change, in memory that the ranks of one host share if there is enough of it.
+    fn zeros(dtype: DType, shape: Vec<usize>) -> Self {
+        let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+        Array { dtype, shape, data: Arc::new(Buffer::zeroed(len_bytes)), writable: true }
     }
 
     /// The elements as Python has left them.
@@ -61,6 +69,11 @@ fn format_of(dtype: DType) -> Option<&'static CStr> {
 
 #[pymethods]
 impl Array {
+    #[new]
+    fn new(py: Python<'_>, shape: Vec<usize>, dtype: &str) -> PyResult<Self> {
+        Ok(Array::zeros(dtype.parse().map_err(|error| raise(py, &error))?, shape))
+    }
+
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
         let Some(format) = format_of(this.dtype) else {

@@ -99,6 +99,8 @@ enum What {
     Push,
     Pull,
     PushPull,
+    /// A push-pull whose result nobody asks the store for again: the array alone has it.
+    Sum,
 }
 
 /// An operation between Python's call and the engine's.
@@ -121,13 +123,14 @@ impl Work {
         // is when the tensor over it is gone.
         let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(())) };
         let tensor = Tensor::watched(self.dtype, &self.shape, buffer, Box::new(move |fault| done.call(fault.as_ref())));
+        let tensor = if self.what == What::Sum { tensor.unkept() } else { tensor };
         if self.what == What::Pull {
             return pull_later(self, tensor);
         }
         let both = std::slice::from_ref(&tensor);
         let outcome = match self.what {
             What::Push => self.store.push(self.key, both, self.priority),
-            What::PushPull | What::Pull => self.store.push_pull(self.key, both, both, self.priority),
+            What::PushPull | What::Sum | What::Pull => self.store.push_pull(self.key, both, both, self.priority),
         };
         conclude(outcome, tensor);
     }
@@ -186,7 +189,7 @@ impl DependencyEngine {
         DependencyEngine { push_async: unsafe { std::mem::transmute::<usize, PushAsyncNd>(address) } }
     }
 
-    /// Lets the engine do `what` ("push", "pull" or "pushpull") with the array `handle`, whose elements lie at `start`, on `key`
+    /// Lets the engine do `what` ("push", "pull", "pushpull", or "sum": a pushpull whose sum the store need not keep) with the array `handle`, whose elements lie at `start`, on `key`
     /// of `store`. Returns at once, with the C API's return code.
     #[allow(clippy::too_many_arguments)]
     fn submit(
@@ -205,7 +208,14 @@ impl DependencyEngine {
             "push" => What::Push,
             "pull" => What::Pull,
             "pushpull" => What::PushPull,
-            _ => return Err(crate::errors::argument(py, format!("no operation {what:?}"), "push, pull or pushpull")),
+            "sum" => What::Sum,
+            _ => {
+                return Err(crate::errors::argument(
+                    py,
+                    format!("no operation {what:?}"),
+                    "push, pull, pushpull or sum",
+                ));
+            }
         };
         let dtype: DType = dtype.parse().map_err(|error| raise(py, &error))?;
         let work = Work { store: store.open(py)?, key: key_of(key)?, what, dtype, shape, start, priority };

@@ -13,6 +13,13 @@ mod store;
 
 use pyo3::prelude::*;
 
+/// The elements of each key of a model that `ringpull bench` knows, each scaled.
+#[pyfunction]
+fn model_lens(py: Python<'_>, name: &str, scale: f64) -> PyResult<Vec<usize>> {
+    let keys = ringpull::harness::models::load(name, scale).map_err(|error| errors::raise(py, &error))?;
+    Ok(keys.iter().map(ringpull::harness::models::ModelKey::len).collect())
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     if let Ok(filter) = ringpull::config::log_filter().parse::<tracing_subscriber::EnvFilter>() {
@@ -21,6 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("KINDS", ringpull::Kind::ALL.map(ringpull::Kind::name).to_vec())?;
+    module.add_function(wrap_pyfunction!(model_lens, module)?)?;
     module.add_class::<store::Store>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<array::Array>()?;

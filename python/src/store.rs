@@ -130,9 +130,13 @@ impl Store {
         values: Vec<Bound<'_, PyAny>>,
         outs: Vec<Bound<'_, PyAny>>,
         priority: i32,
+        keep: bool,
     ) -> PyResult<Handle> {
         let key = key_of(key)?;
-        let outs = outputs(&outs)?;
+        let mut outs = outputs(&outs)?;
+        if !keep {
+            outs = outs.into_iter().map(|(place, out)| (place, out.unkept())).collect();
+        }
         let values = values
             .iter()
             .map(|value| {

@@ -13,6 +13,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 MPIRUN = os.environ.get("RINGPULL_MPIRUN", "mpirun")
 
+#: Four ranks, where two are tried by every run.
+FOUR = pytest.param(4, marks=pytest.mark.long)
+
 #: Seconds after which a job that hangs is killed.
 DEADLINE = 120
 
@@ -69,9 +72,14 @@ def ringpull_binary():
     pytest.skip("the command ringpull is not built")
 
 
+def launch(workers, servers, *command, **more):
+    """`command` by this Python in a job with servers; its exit status and what it printed."""
+    start = [ringpull_binary(), "launch", "-n", workers, "-s", servers, "--launcher", "local", "--"]
+    return run([*start, sys.executable, *command], **more)
+
+
 def launched(workers, servers, *command, **more):
-    """`command` by this Python in a job with servers that must end well; what it printed."""
-    launch = [ringpull_binary(), "launch", "-n", workers, "-s", servers, "--launcher", "local", "--"]
-    status, output = run([*launch, sys.executable, *command], **more)
+    """What `launch` printed, when it must end well."""
+    status, output = launch(workers, servers, *command, **more)
     assert status == 0, f"{command} ended with {status}:\n{output}"
     return output

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import HERE, ROOT, job, launched, mpi, run
+from conftest import FOUR, HERE, ROOT, job, launched, mpi, run
 
 mx = pytest.importorskip("mxnet")
 
@@ -50,9 +50,10 @@ def test_a_misspelt_name_of_ours_is_an_error(wrong):
         mx.kv.create(wrong)
 
 
-def test_a_single_pair_is_pushed_and_pulled(keyed):
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_a_single_pair_is_pushed_and_pulled(keyed, stype):
     store, single, _ = keyed
-    store.push(single, mx.nd.ones(SHAPE))
+    store.push(single, mx.nd.ones(SHAPE).tostype(stype))
     out = mx.nd.empty(SHAPE)
     store.pull(single, out=out)
     assert holds(out, 1)
@@ -66,10 +67,11 @@ def test_lists_of_pairs_are_pushed_and_pulled(keyed):
     assert all(holds(out, 4) for out in outs)
 
 
-def test_values_of_several_devices_are_summed(keyed):
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_values_of_several_devices_are_summed(keyed, stype):
     store, single, keys = keyed
     values = devices()
-    store.push(single, values)
+    store.push(single, [value.tostype(stype) for value in values])
     store.pull(single, out=values)
     assert all(holds(value, 4) for value in values)
     lists = [devices(2.0)] * len(keys)
@@ -100,7 +102,8 @@ def test_broadcast_writes_every_output():
     assert holds(out, 1) and holds(outs[0], 1)
 
 
-def test_an_updater_changes_the_stored_value(keyed):
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_an_updater_changes_the_stored_value(keyed, stype):
     store, single, keys = keyed
     seen = set()
 
@@ -115,7 +118,7 @@ def test_an_updater_changes_the_stored_value(keyed):
     assert all(holds(value, 4) for value in values)
     lists = [devices() for _ in keys]
     for _ in range(4):
-        store.push(keys, lists)
+        store.push(keys, [[value.tostype(stype) for value in some] for some in lists])
     store.pull(keys, out=lists)
     assert all(holds(value, 16) for some in lists for value in some)
     assert seen == {single, *keys}
@@ -146,6 +149,18 @@ def test_only_the_rows_asked_for_are_pulled(count):
         assert (out.asnumpy() == expected).all()
     store.row_sparse_pull("e", out=outs[0], row_ids=mx.nd.array([]))
     assert holds(outs[0], 0)
+
+
+def test_the_rows_of_several_keys_are_pulled_each_with_its_own_ids_or_all_with_one(keyed):
+    store, _, keys = keyed
+    store.push(keys, [mx.nd.ones(SHAPE) * 3] * len(keys))
+    outs = [mx.nd.zeros(SHAPE).tostype("row_sparse") for _ in keys]
+    store.row_sparse_pull(keys, out=outs, row_ids=[mx.nd.array([number]) for number in range(len(keys))])
+    assert [np.flatnonzero(out.asnumpy()[:, 0]).tolist() for out in outs] == [[0], [1], [2]]
+    store.row_sparse_pull(keys, out=outs, row_ids=mx.nd.array([[1], [2]]))
+    assert all(np.flatnonzero(out.asnumpy()[:, 0]).tolist() == [1, 2] for out in outs)
+    with pytest.raises(mx.MXNetError):
+        store.row_sparse_pull(keys, out=[mx.nd.ones(SHAPE)] * len(keys), row_ids=[mx.nd.array([1])] * len(keys))
 
 
 def test_a_row_sparse_output_is_ignored_by_pull_unless_told_otherwise():
@@ -334,12 +349,13 @@ def test_a_wrong_compression_is_an_error(wrong):
         mx.kv.create("ringpull_local").set_gradient_compression(wrong)
 
 
+@pytest.mark.long
 def test_the_naive_engine_works_too():
     status, output = run([sys.executable, HERE / "jobs/mxnet_values.py", "ringpull_local"], MXNET_ENGINE_TYPE="NaiveEngine")
     assert status == 0, output
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, FOUR])
 def test_the_promises_of_dist_sync_hold(ranks):
     assert job(ranks, "mxnet_values", "dist_sync_mpi").count("is done") == ranks
 
@@ -350,7 +366,11 @@ def test_the_promises_of_dist_sync_hold_with_our_servers():
 
 @pytest.mark.parametrize(
     ("case", "expected"),
-    [("sizes", "MXNetError .*disagree"), ("stalled", "MXNetError .*have not called"), ("gone", "MXNetError .*is lost")],
+    [
+        ("sizes", "MXNetError .*disagree"),
+        pytest.param("stalled", "MXNetError .*have not called", marks=pytest.mark.long),
+        pytest.param("gone", "MXNetError .*is lost", marks=pytest.mark.long),
+    ],
 )
 def test_a_fault_reaches_who_reads_the_output(case, expected):
     _, output = mpi(2, HERE / "jobs/mxnet_faults.py", case, RINGPULL_TIMEOUT=2)
@@ -363,7 +383,7 @@ SHORT = ["--steps", 4, "--epochs", 1, "--limit-train", 512, "--limit-test", 200]
 
 
 @pytest.mark.skipif(not os.path.isdir("/usr/share/datasets/fashion-mnist"), reason="Fashion-MNIST is not installed")
-@pytest.mark.parametrize("more", [[], ["--update-on-worker", "--optimizer", "adam", "--lr", 0.001]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--update-on-worker", "--optimizer", "adam", "--lr", 0.001], marks=pytest.mark.long)])
 def test_the_example_that_never_heard_of_us_ends_with_equal_weights(more):
     status, output = mpi(2, "-m", "ringpull.mxnet", EXAMPLE, "--kv-store", "dist_sync_mpi", *SHORT, *more)
     hashes = re.findall(r"rank \d of 2 weights (\w+)", output)

@@ -1,6 +1,7 @@
 """The plain API in one process."""
 
 import array
+import inspect
 import pickle
 import threading
 
@@ -97,6 +98,16 @@ def test_a_handle_is_waited_for(store):
     handle = store.pushpull("k", np.ones(2), out, wait=False)
     assert handle.wait(10) and handle.done()
     assert out.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64"])
+def test_an_array_of_shared_memory_is_an_array_of_numpy(store, dtype):
+    made = ringpull.zeros((2, 3), dtype)
+    assert type(made) is np.ndarray and made.dtype == dtype and made.flags.writeable and (made == 0).all()
+    store.init("k", made)
+    made += 1
+    store.pushpull("k", made, keep=False)
+    assert (made == 1).all() and ringpull.zeros(5).shape == (5,)
 
 
 def test_scalars_and_empty_tensors_are_tensors(store):
@@ -262,8 +273,8 @@ def test_help_is_complete():
     for name in ringpull.__all__:
         member = getattr(ringpull, name)
         assert isinstance(member, str) or name == "Key" or member.__doc__, name
-    for name, method in vars(ringpull.KVStore).items():
-        assert name.startswith("_") or method.__doc__, name
+    for name in dir(ringpull.KVStore):
+        assert name.startswith("_") or inspect.getdoc(getattr(ringpull.KVStore, name)), name
 
 
 def test_the_kinds_are_those_of_the_library():

@@ -1,12 +1,11 @@
 """Type checkers accept the package and programs that use it."""
 
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-import ringpull
+from conftest import ROOT
 
 PROGRAM = """
 import numpy
@@ -26,17 +25,21 @@ rank: int = store.rank
 """
 
 
-def check(*arguments, **options):
+def check(folder, *arguments, **more):
+    """Lets mypy check what the arguments name; its cache and its own settings are of `folder`."""
     pytest.importorskip("mypy")
-    command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
+    strict = ["--strict", "--ignore-missing-imports", "--config-file=", "--cache-dir", folder / "cache"]
+    command = [sys.executable, "-m", "mypy", *map(str, [*strict, *arguments])]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=os.environ | more
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_package_is_typed(tmp_path):
-    check("--cache-dir", tmp_path, Path(ringpull.__file__).parent)
+    check(tmp_path, "-p", "ringpull", MYPYPATH=str(ROOT / "python"))
 
 
 def test_a_program_is_checked_against_the_stubs(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    check("--cache-dir", tmp_path / "cache", tmp_path / "program.py", env={"MYPYPATH": str(Path(ringpull.__file__).parent.parent)})
+    check(tmp_path, "program.py")

@@ -354,18 +354,12 @@ impl Agreement {
 
     /// An error if some call has stayed alone for longer than the limit.
     pub fn check_time(&self, now_s: f64) -> Result<(), Error> {
-        for pending in self.pending.values() {
-            let of_behind = (0..self.size).any(|rank| self.behind[rank] && pending.calls[rank].is_some());
-            let limit_s = if of_behind { self.limit_s * 1.5 } else { self.limit_s };
-            if now_s - pending.since_s <= limit_s {
-                continue;
-            }
-            let ((rank, call), missing) = (pending.first(), self.lacking(pending));
-            if !missing.is_empty() {
-                let waited_s = (now_s - pending.since_s) as u64;
-                let (operation, key) = (call.operation.clone(), call.topic.key());
-                return Err(Error::Stalled { operation, key, rank, missing, waited_s });
-            }
+        if let Some((topic, overdue)) = self.pending.iter().find(|(_, pending)| self.is_overdue(pending, now_s)) {
+            let stalled = if topic.0 == Topic::Barrier { self.behind_barrier(overdue) } else { overdue };
+            let ((rank, call), missing) = (stalled.first(), self.lacking(stalled));
+            let waited_s = (now_s - stalled.since_s) as u64;
+            let (operation, key) = (call.operation.clone(), call.topic.key());
+            return Err(Error::Stalled { operation, key, rank, missing, waited_s });
         }
         let waited_s = now_s - self.heard_s;
         match self.joined.iter().position(|joined| *joined) {
@@ -378,9 +372,26 @@ impl Agreement {
         }
     }
 
+    fn is_overdue(&self, pending: &Pending, now_s: f64) -> bool {
+        let of_behind = (0..self.size).any(|rank| self.behind[rank] && pending.calls[rank].is_some());
+        let limit_s = if of_behind { self.limit_s * 1.5 } else { self.limit_s };
+        now_s - pending.since_s > limit_s && !self.lacking(pending).is_empty()
+    }
+
     /// The ranks that an operation waits for.
     fn lacking(&self, pending: &Pending) -> Vec<usize> {
         pending.missing().into_iter().filter(|rank| !self.joined[*rank]).collect()
+    }
+
+    /// What a rank that a barrier misses is itself waiting for, or else the barrier. Those who stand in the barrier are often the
+    /// very ranks that have not called it, and may have come there first.
+    fn behind_barrier<'a>(&'a self, barrier: &'a Pending) -> &'a Pending {
+        let awaited = self.lacking(barrier);
+        let is_held = |pending: &Pending| awaited.iter().any(|rank| pending.calls[*rank].is_some());
+        let of_keys = self.pending.iter().filter(|((topic, _), _)| *topic != Topic::Barrier);
+        let mut held =
+            of_keys.map(|(_, pending)| pending).filter(|pending| !self.lacking(pending).is_empty() && is_held(pending));
+        held.next().unwrap_or(barrier)
     }
 
     /// A call that this rank is part of or awaited in, to say what a lost peer interrupted.

@@ -37,6 +37,20 @@ fn pushing_twice_is_not_two_ranks_pushing_once() {
 }
 
 #[test]
+fn a_key_that_a_rank_waits_for_is_named_before_the_barrier_in_which_it_is_awaited() {
+    let mut table = Agreement::new(3, 10.0, 1000);
+    let barrier = || Call { topic: Topic::Barrier, operation: "barrier".to_owned(), ..call(0, 0, "") };
+    assert_eq!(table.call(1, barrier(), 0.0), Ok(vec![]));
+    assert_eq!(table.call(2, barrier(), 0.0), Ok(vec![]));
+    assert_eq!(table.call(1, call(3, 0, "f32"), 1.0), Ok(vec![]));
+    let text = table.check_time(11.0).unwrap_err().to_string();
+    assert!(text.contains("barrier") && text.contains("rank(s) [0]"), "rank 0 waits for nothing: {text}");
+    assert_eq!(table.call(0, call(7, 0, "f32"), 5.0), Ok(vec![]));
+    let text = table.check_time(11.0).unwrap_err().to_string();
+    assert!(text.contains("push of key 7 on rank 0 waited 6 s: rank(s) [1, 2]"), "{text}");
+}
+
+#[test]
 fn terms_that_differ_are_an_error_that_names_each_ranks_view() {
     let mut table = Agreement::new(2, 10.0, 1000);
     assert_eq!(table.call(1, call(7, 0, "f32 [3]"), 0.0), Ok(vec![]));

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::buffer::Buffer;
 use crate::compress::Compression;
 use crate::error::{Error, Result};
 use crate::optim::Optimizer;
@@ -41,9 +42,32 @@ impl Allreduce {
     }
 
     fn submit(&self, slot: &Slot, operation: &str, terms: Terms, job: Box<dyn Job>) -> Result<()> {
-        slot.call();
+        self.submit_keeping(slot, operation, terms, job, true)
+    }
+
+    /// As [`submit`](Self::submit), when it has to be said whether the key has a value afterwards.
+    fn submit_keeping(&self, slot: &Slot, operation: &str, terms: Terms, job: Box<dyn Job>, keeps: bool) -> Result<()> {
+        let kept = slot.call(keeps);
         let topic = Topic::Key { store: self.store, key: slot.entry.key.clone() };
-        self.engine.submit(topic, operation, terms, job).inspect_err(|_| slot.cancel())
+        self.engine.submit(topic, operation, terms, job).inspect_err(|_| slot.cancel(kept))
+    }
+
+    /// The update of a push called now, if the key's value can be updated so.
+    fn update(&self, slot: &Slot, operation: &str) -> Result<Update> {
+        let update = self.replica.updates.present();
+        update.check(&slot.entry)?;
+        if !matches!(update, Update::Overwrite) {
+            slot.check_kept(operation, self.rank())?;
+        }
+        Ok(update)
+    }
+
+    /// The key's value, when everything called so far is done.
+    fn value(&self, entry: &Entry, operation: &str) -> Result<Arc<Buffer>> {
+        self.engine.wait();
+        let slot = self.slot(entry)?;
+        let value = slot.settled().map_err(|fault| self.blame(fault))?;
+        value.ok_or_else(|| slot.not_kept(operation, self.rank()))
     }
 
     /// What is wrong with the job, in preference to what was wrong with one key.
@@ -76,8 +100,7 @@ impl Backend for Allreduce {
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
         let (slot, updates) = (self.slot(entry)?, &self.replica.updates);
-        let update = updates.present();
-        update.check(entry)?;
+        let update = self.update(&slot, "push")?;
         if let Some(coding) = self.replica.compressor.coding(entry, self.rank())? {
             let terms = terms(entry, &update, Some(coding.compression));
             let job = CompressedPush::new(&slot, gradient, outs, update, updates, coding);
@@ -85,28 +108,26 @@ impl Backend for Allreduce {
         }
         let terms = terms(entry, &update, None);
         let job = Push::new(&slot, gradient, outs, update, updates, priority);
-        self.submit(&slot, "push", terms, Box::new(job))
+        let keeps = job.keeps();
+        self.submit_keeping(&slot, "push", terms, Box::new(job), keeps)
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
         let (slot, updates) = (self.slot(entry)?, &self.replica.updates);
-        let update = updates.present();
-        update.check(entry)?;
+        let update = self.update(&slot, "push_rows")?;
         let terms = terms(entry, &update, None);
         let job = PushRows::new(&slot, gradient, update, updates);
         self.submit(&slot, "push_rows", terms, Box::new(job))
     }
 
     fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {
-        self.engine.wait();
-        let value = self.slot(entry)?.settled().map_err(|fault| self.blame(fault))?;
+        let value = self.value(entry, "pull")?;
         outs.iter_mut().for_each(|out| out.copy_from(value.bytes()));
         Ok(())
     }
 
     fn pull_rows(&self, entry: &Entry, ids: &[i64], _priority: i32) -> Result<Vec<u8>> {
-        self.engine.wait();
-        let value = self.slot(entry)?.settled().map_err(|fault| self.blame(fault))?;
+        let value = self.value(entry, "pull_rows")?;
         let row_bytes = entry.row_bytes();
         let row = |id: &i64| &value.bytes()[*id as usize * row_bytes..][..row_bytes];
         Ok(ids.iter().flat_map(row).copied().collect())

@@ -210,6 +210,10 @@ impl Backend for DeviceSums {
         self.servers.barrier()
     }
 
+    fn join(&self) -> Result<usize> {
+        self.servers.join()
+    }
+
     fn wait_all(&self) -> Result<()> {
         self.servers.wait_all()
     }

@@ -54,6 +54,7 @@ pub(super) struct Push {
     update: Update,
     updates: Arc<Updates>,
     priority: i32,
+    keeps: bool,
 }
 
 /// Where the sum stands.
@@ -75,8 +76,19 @@ impl Push {
         updates: &Arc<Updates>,
         priority: i32,
     ) -> Self {
+        let output = match &gradient {
+            Contribution::InPlace(index) => outs.get(*index),
+            Contribution::Held(_) => outs.first(),
+            Contribution::Summed(_) => None,
+        };
+        let keeps = !matches!(update, Update::Overwrite) || output.is_none_or(|out| !out.is_unkept());
         let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
-        Push { slot, gradient, place: Place::Open, outs, update, updates, priority }
+        Push { slot, gradient, place: Place::Open, outs, update, updates, priority, keeps }
+    }
+
+    /// Whether the key has a value afterwards.
+    pub(super) fn keeps(&self) -> bool {
+        self.keeps
     }
 
     /// Puts the gradient where it will be summed.
@@ -113,7 +125,8 @@ impl Push {
 impl Push {
     /// Keeps the memory of an overwritten value for the copy that a sum in foreign memory will need; any other may share it.
     fn recycle(&self, old: Option<Arc<Buffer>>, index: usize) {
-        if self.outs[index].is_foreign()
+        if self.keeps
+            && self.outs[index].is_foreign()
             && let Some(own) = old.and_then(Arc::into_inner)
         {
             self.slot.keep_scratch(own);
@@ -159,6 +172,10 @@ impl Job for Push {
         let overwrites = matches!(self.update, Update::Overwrite);
         let value = match std::mem::replace(&mut self.place, Place::Open) {
             Place::Open => return Ok(()),
+            Place::Output(index) if !self.keeps => {
+                self.slot.settle_in(index, self.outs);
+                return Ok(());
+            }
             Place::Output(index) if overwrites => self.kept(index),
             Place::Own(sum) if overwrites => Arc::new(sum),
             place => {

@@ -91,7 +91,7 @@ impl StandIn for Replica {
             let what = format!("there it is of {theirs}, here of {ours}");
             return Err(wrong(what, "give every rank the same keys and the same updater before any joins"));
         }
-        slot.call();
+        slot.call(true);
         let zeros = || Contribution::Summed(Buffer::zeroed(slot.entry.len_bytes()));
         if operation == "push_rows" {
             let nothing = MergedRows { ids: Vec::new(), rows: Buffer::zeroed(0) };

@@ -20,13 +20,15 @@ pub(super) struct Slot {
 
 #[derive(Default)]
 struct State {
-    /// `None` while it is being overwritten.
+    /// `None` while it is being overwritten, and when the last sum was left to the output that it stands in.
     value: Option<Arc<Buffer>>,
     /// Memory of the key's length for the next sum that has no output to stand in.
     scratch: Option<Buffer>,
     /// Operations called, and those of them that are done.
     called: u64,
     done: u64,
+    /// Whether the last operation called leaves a value here.
+    keeps: bool,
     fault: Option<Error>,
 }
 
@@ -35,35 +37,55 @@ impl Slot {
         Slot { entry, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// An operation has been called.
-    pub(super) fn call(&self) {
-        self.state.lock().called += 1;
+    /// An operation has been called, which leaves a value here or does not. Whether the one before did.
+    pub(super) fn call(&self, keeps: bool) -> bool {
+        let mut state = self.state.lock();
+        state.called += 1;
+        std::mem::replace(&mut state.keeps, keeps)
     }
 
-    /// What was called last could not be, and will not be done.
-    pub(super) fn cancel(&self) {
-        self.state.lock().called -= 1;
+    /// What was called last could not be, and will not be done; what `call` answered to it holds again.
+    pub(super) fn cancel(&self, kept: bool) {
+        let mut state = self.state.lock();
+        state.called -= 1;
+        state.keeps = kept;
     }
 
-    /// The value, when everything called so far is done.
-    pub(super) fn settled(&self) -> Result<Arc<Buffer>> {
+    /// An error if there will be no value for `operation` when everything called so far is done.
+    pub(super) fn check_kept(&self, operation: &str, rank: usize) -> Result<()> {
+        if self.state.lock().keeps { Ok(()) } else { Err(self.not_kept(operation, rank)) }
+    }
+
+    /// Why `operation` finds no value.
+    pub(super) fn not_kept(&self, operation: &str, rank: usize) -> Error {
+        Error::argument(
+            format!(
+                "{operation} of key {} on rank {rank}: its last sum was left to the output and not kept",
+                self.entry.key
+            ),
+            "push the key first, or let pushpull keep its sum (keep=True)",
+        )
+    }
+
+    /// The value, if one is kept, when everything called so far is done.
+    pub(super) fn settled(&self) -> Result<Option<Arc<Buffer>>> {
         let mut state = self.state.lock();
         let called = state.called;
         loop {
             if let Some(fault) = &state.fault {
                 return Err(fault.clone());
             }
-            match &state.value {
-                Some(value) if state.done >= called => return Ok(Arc::clone(value)),
-                _ => self.changed.wait(&mut state),
+            if state.done >= called {
+                return Ok(state.value.clone());
             }
+            self.changed.wait(&mut state);
         }
     }
 
     /// An operation is done, and this is the value now.
-    pub(super) fn settle(&self, value: Arc<Buffer>) {
+    pub(super) fn settle(&self, value: impl Into<Option<Arc<Buffer>>>) {
         let mut state = self.state.lock();
-        state.value = Some(value);
+        state.value = value.into();
         state.done += 1;
         drop(state);
         self.changed.notify_all();
@@ -87,6 +109,16 @@ impl Slot {
         }
         drop(span);
         self.settle(value);
+    }
+
+    /// A dense push is done, whose sum stands in that output and nowhere else.
+    pub(super) fn settle_in(&self, index: usize, mut outs: Vec<TensorMut>) {
+        let span = timeline::span(Phase::Unpack, || &self.entry.key);
+        let sum = outs.swap_remove(index);
+        outs.into_iter().for_each(|mut out| out.copy_from(sum.bytes()));
+        drop(sum);
+        drop(span);
+        self.settle(None);
     }
 
     pub(super) fn fail(&self, fault: &Error) {

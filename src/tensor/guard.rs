@@ -138,6 +138,11 @@ impl TensorMut {
         self.content.data.is_foreign()
     }
 
+    /// Whether a sum that is written here need be nowhere else.
+    pub(crate) fn is_unkept(&self) -> bool {
+        self.is_foreign() && self.content.is_unkept
+    }
+
     /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
     pub fn abandon(self, fault: Error) {
         std::mem::forget(Arc::clone(&self.content.data));

@@ -40,11 +40,13 @@ struct Content {
     /// The key that was written last, kept for the timeline only.
     written: Option<Key>,
     released: Option<Released>,
+    /// Whether a store that writes it may leave its key without a value.
+    is_unkept: bool,
 }
 
 impl Content {
     fn of(data: Arc<Buffer>) -> Self {
-        Content { data, fault: None, written: None, released: None }
+        Content { data, fault: None, written: None, released: None, is_unkept: false }
     }
 }
 
@@ -123,6 +125,14 @@ impl Tensor {
         let tensor = Self::from_buffer(dtype, shape, buffer);
         tensor.content.write().released = Some(released);
         tensor
+    }
+
+    /// Lets a store that writes a sum here leave the key without a value, until the next push, where keeping one would cost a copy: in
+    /// foreign memory. Whoever needs the sum reads it here; pulling the key is an error meanwhile.
+    #[must_use = "it is the tensor"]
+    pub fn unkept(self) -> Self {
+        self.content.write().is_unkept = true;
+        self
     }
 
     fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
@@ -295,6 +305,8 @@ mod tests {
         tensor.write().copy_from(bytemuck::cast_slice(&[5f32, 6.0]));
         assert_eq!(tensor.read().unwrap().bytes().as_ptr(), start.as_ptr());
         assert_eq!(bytemuck::cast_slice::<u8, f32>(before.bytes()), [1.0, 2.0]);
+        assert!(!tensor.write().is_unkept() && tensor.unkept().write().is_unkept());
+        assert!(!Tensor::zeros(DType::F32, &[1]).unkept().write().is_unkept(), "memory of ours is shared at no cost");
     }
 
     #[test]

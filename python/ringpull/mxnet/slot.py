@@ -13,25 +13,14 @@ import mxnet
 import numpy
 from mxnet.base import _LIB, check_call
 
-from .. import _native
+from .. import _native, arguments
 
 _engine = _native.DependencyEngine(ctypes.cast(_LIB.MXEnginePushAsyncND, ctypes.c_void_p).value or 0)
-
-_DTYPES = {
-    "float32": "f32",
-    "float64": "f64",
-    "float16": "f16",
-    "int8": "i8",
-    "uint8": "u8",
-    "int32": "i32",
-    "int64": "i64",
-}
 
 
 def dtype_name(array: Any) -> str:
     """The store's name of an array's element type, or MXNet's where no store has it."""
-    name = numpy.dtype(array.dtype).name
-    return _DTYPES.get(name, name)
+    return arguments.dtype_name(numpy.dtype(array.dtype).name)
 
 
 class Slot:
@@ -52,7 +41,10 @@ class Slot:
         self._dtype_name = dtype_name(like)
 
     def submit(self, what: str, priority: int = 0) -> None:
-        """Lets the engine do ``push``, ``pull`` or ``pushpull`` with the array, when its earlier uses are done."""
+        """Lets the engine do ``push``, ``pull``, ``pushpull`` or ``sum`` with the array, when its earlier uses are done.
+
+        A ``sum`` is a pushpull whose result this array alone has.
+        """
         handle = self.array.handle.value or 0
         code = _engine.submit(
             self.store, what, self.key, handle, self._address, self.shape, self._dtype_name, priority

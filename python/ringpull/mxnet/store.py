@@ -10,6 +10,7 @@ operations of MXNet. So learning rates change at once, and states can be saved. 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import os
@@ -22,14 +23,18 @@ import numpy
 from mxnet import autograd
 from mxnet.base import MXNetError
 
-from .. import _native, optimizers
+from .. import _native, arguments, optimizers
+from ..arguments import pairs
 from ..errors import ArgumentError, KVStoreError, UnknownKeyError, UnsupportedError
-from ..kvstore import _open_stores, pairs
+from ..worker import Worker, close_stores, leave_at_exit
 from .optimizer import ServerOptimizer
 from .slot import Slot, dtype_name
 
 __all__ = ["MXNetKVStore", "as_mxnet_error"]
 
+
+# What is registered last runs first: MXNet's own end of the program drops operations that its engine has not begun.
+atexit.register(close_stores)
 
 _mxnet_classes: dict[str, type[KVStoreError]] = {}
 
@@ -61,7 +66,7 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no types
+class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no types
     """A store of ringpull with the methods of ``mxnet.kvstore.KVStore``. Made by ``mx.kv.create``."""
 
     kind = "local"
@@ -81,7 +86,7 @@ class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no
         #: Whether the store itself runs the optimizer and holds the value.
         self._stored = self._has_servers
         self._closing = _Closing(self._native)
-        _open_stores.add(self._closing)
+        leave_at_exit(self._closing)
 
     def __del__(self) -> None:
         native = getattr(self, "_native", None)
@@ -94,28 +99,6 @@ class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no
     def type(self) -> str:
         """The name it was created by."""
         return type(self).__name__
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank."""
-        return self._native.rank
-
-    @property
-    def num_workers(self) -> int:
-        """The number of workers."""
-        return self._native.num_workers
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's place among those of its host."""
-        return self._native.local_rank
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Whether the store can run an optimizer: it can."""
-        if capability.lower() == mxnet.kvstore.KVStoreBase.OPTIMIZER:
-            return True
-        raise ValueError(f"Unknown capability: {capability}")
 
     # Values.
 
@@ -130,12 +113,6 @@ class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no
             slot.submit("pull")
 
     @_method
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """``init``, then ``pull``."""
-        self.init(key, value)
-        self.pull(key, out, priority)
-
-    @_method
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Adds the sum of each key's values to its gradient."""
         for one, values in self._pairs(key, value):
@@ -145,9 +122,7 @@ class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no
     @_method
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copies keys' values into outputs; row-sparse ones are left alone unless ``ignore_sparse`` is false."""
-        if out is None:
-            raise ArgumentError(f"pull of key {key!r} without an output\n  hint: give out=")
-        for one, outs in self._pairs(key, out):
+        for one, outs in self._fit(arguments.outputs(key, out)):
             slot = self._checked(one, "pull", outs, any_dtype=True)
             dense = [o for o in outs if o.stype == "default"]
             if self._stored and (dense or (outs and not ignore_sparse)):
@@ -178,22 +153,8 @@ class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no
     @_method
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Outputs, which are row-sparse, get the rows of the key's value that ``row_ids`` names, and no others."""
-        if out is None or row_ids is None:
-            raise ArgumentError(f"row_sparse_pull of key {key!r} needs an output and row ids\n  hint: give out= and row_ids=")
-        if isinstance(key, (list, tuple)):
-            ids_of = list(row_ids) if isinstance(row_ids, (list, tuple)) else [row_ids] * len(key)
-            if len(ids_of) == 1:
-                ids_of *= len(key)
-            for one, outs, ids in zip(key, out, ids_of, strict=True):
-                self.row_sparse_pull(one, outs, priority, ids)
-            return
-        outs = list(out) if isinstance(out, (list, tuple)) else [out]
-        ids_of = list(row_ids) if isinstance(row_ids, (list, tuple)) else [row_ids]
-        if len(ids_of) == 1:
-            ids_of *= len(outs)
-        slot = self._checked(key, "row_sparse_pull", outs, any_dtype=True)
-        for sparse, ids in zip(outs, ids_of, strict=True):
-            self._pull_rows(slot, sparse, ids, priority)
+        for one, sparse, ids in arguments.rows(key, out, row_ids):
+            self._pull_rows(self._checked(one, "row_sparse_pull", [sparse], any_dtype=True), sparse, ids, priority)
 
     # What a gradient does to a value.
 
@@ -229,7 +190,7 @@ class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
         """Switches gradient compression on, as ``{'type': '2bit', 'threshold': 0.5}``."""
         self._settle()
-        self._native.set_gradient_compression([(str(name), str(value)) for name, value in compression_params.items()])
+        self._compress(compression_params)
 
     @_method
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -270,14 +231,13 @@ class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no
             "  hint: use set_optimizer"
         )
 
-    def stats(self) -> dict[str, int]:
-        """What the store has done, as ``ringpull.KVStore.stats``."""
-        return self._native.stats()
-
     # How it is done.
 
     def _pairs(self, key: Any, value: Any) -> Iterator[tuple[Any, list[Any]]]:
-        for one, values in pairs(key, value):
+        return self._fit(pairs(key, value))
+
+    def _fit(self, grouped: Iterator[tuple[Any, list[Any]]]) -> Iterator[tuple[Any, list[Any]]]:
+        for one, values in grouped:
             for array in values:
                 if not isinstance(array, mxnet.nd.NDArray):
                     raise ArgumentError(f"a {type(array).__name__} for key {one!r}\n  hint: values and outputs are NDArrays")
@@ -305,7 +265,7 @@ class MXNetKVStore(mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNet has no
             return
         slot.gather(values)
         # Without an updater in the store the sum, which comes back in place, is the value or what the updater is given.
-        slot.submit(what if self._stored else "pushpull", priority)
+        slot.submit(what if self._stored else "sum", priority)
         if slot.weight is not None and not self._stored:
             self._updater(slot.key, slot.array, slot.weight)
 

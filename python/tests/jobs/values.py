@@ -42,6 +42,26 @@ handle.wait()
 assert all((o == total).all() for o in outs)
 assert all((v == rank + 1).all() for v in values)
 
+# Sums that only the array has; the key has a value again after a push.
+for memory in (np.zeros(3, np.float32), ringpull.zeros(50_000)):
+    name = f"passing {len(memory)}"
+    store.init(name, memory)
+    copies = [np.empty_like(memory) for _ in range(2)]
+    for step in range(3):
+        memory[:] = rank + step
+        store.pushpull(name, memory, [copies[0], memory, copies[1]], keep=False)
+        assert all((held == total - ranks + ranks * step).all() for held in (memory, *copies)), held
+    try:
+        store.pull(name, memory)
+        # With servers the value is theirs.
+        assert kind != "dist_sync_mpi" and (memory == copies[0]).all()
+    except ringpull.ArgumentError as error:
+        assert kind == "dist_sync_mpi" and "keep=True" in str(error), error
+    store.wait_all()
+    store.push(name, copies[0])
+    store.pull(name, memory)
+    assert (memory == ranks * copies[0]).all()
+
 # Integers, halves, a tensor of several segments.
 if kind == "dist_sync_mpi":
     for dtype in ("int8", "int32", "int64", "float16", "float64"):

@@ -6,7 +6,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{FIRST, Speed};
-use crate::buffer::Buffer;
 use crate::config::Config;
 use crate::device::{self, Devices, Memory, Operation, Slice, Stream, Work};
 use crate::dtype::DType;
@@ -125,14 +124,9 @@ fn one_of_two(name: &str, config: &Config, engine: &Arc<Engine>, len_bytes: usiz
         times.staged.push(start.elapsed().as_secs_f64());
         store.barrier()?;
         let start = Instant::now();
-        let mut sum = Buffer::zeroed(len_bytes);
-        engine.collective("an allreduce in host memory", move |host, number| {
-            let outcome = host.allreduce(DType::F32, sum.bytes_mut(), number);
-            if outcome.is_err() {
-                // The transport may still use it.
-                std::mem::forget(sum);
-            }
-            outcome
+        let memory = vec![Tensor::zeros(DType::F32, tensor.shape())];
+        engine.collective("an allreduce in host memory", memory, |host, memory, number| {
+            host.allreduce(DType::F32, memory[0].write().bytes_mut(), number)
         })?;
         times.in_host.push(start.elapsed().as_secs_f64());
     }

@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::optim::{Optimizer, State};
-use crate::progress::{Engine, Job, Launch, Topic};
+use crate::progress::{Engine, Job, Launch, Terms, Topic};
 use crate::store::anywhere::{self, of_rank};
 use crate::store::update::{Update, Updates, no_optimizer};
 use crate::store::{Anywhere, Backend, Contribution, Entry, Gradient, MergedRows, SavedStates, Stats, Updater};
@@ -80,6 +80,7 @@ impl OnDevices {
         slot.call();
         if let Some(ranks) = &self.ranks {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
+            let terms = Terms { words: terms, settings: Vec::new() };
             return ranks.engine.submit(topic, operation, terms, Box::new(OverRanks { step, rank: self.rank() }));
         }
         let mut step = step;
@@ -112,6 +113,11 @@ impl OnDevices {
             Update::Optimize(optimizer) => Ok(optimizer),
             Update::Overwrite | Update::Call(_) => Err(no_optimizer(operation)),
         }
+    }
+
+    fn unsupported(&self, operation: &str, reason: &str) -> Error {
+        let kind = if self.ranks.is_some() { Kind::DistSyncMpi } else { Kind::Device };
+        Error::Unsupported { kind: kind.to_string(), operation: operation.to_owned(), reason: reason.to_owned() }
     }
 
     /// What is wrong with the job, in preference to what was wrong with one key.
@@ -228,12 +234,8 @@ impl Backend for OnDevices {
     }
 
     fn set_compression(&self, compression: &Compression) -> Result<()> {
-        Err(Error::Unsupported {
-            kind: if self.ranks.is_some() { Kind::DistSyncMpi } else { Kind::Device }.to_string(),
-            operation: format!("set_gradient_compression({compression})"),
-            reason: "gradient compression is not supported on devices; dist_sync_mpi in host memory and the kinds with servers have it"
-                .to_owned(),
-        })
+        let reason = "gradient compression is not supported on devices; dist_sync_mpi in host memory and the kinds with servers have it";
+        Err(self.unsupported(&format!("set_gradient_compression({compression})"), reason))
     }
 
     fn states(&self) -> Result<SavedStates> {
@@ -267,6 +269,14 @@ impl Backend for OnDevices {
 
     fn barrier(&self) -> Result<()> {
         self.ranks.as_ref().map_or(Ok(()), |ranks| ranks.engine.barrier())
+    }
+
+    fn join(&self) -> Result<usize> {
+        if self.num_workers() == 1 {
+            return Ok(0);
+        }
+        Err(self
+            .unsupported("join", "no rank can stand in for pushes on devices: give each the same number of batches"))
     }
 
     fn wait_all(&self) -> Result<()> {

@@ -1,0 +1,98 @@
+"""What every store is, whoever calls it: one worker's part in a job, which it leaves when the program ends."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import weakref
+from typing import Any, Protocol
+
+from . import _native
+
+__all__ = ["Worker", "leave_at_exit"]
+
+
+class Worker:
+    """One worker's place in the job, and what it has done there."""
+
+    _native: _native.Store
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, from 0."""
+        return self._native.rank
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers."""
+        return self._native.num_workers
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's place among those of its host, as its launcher says; 0 where none says it."""
+        return self._native.local_rank
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether the store can do that; the only capability known is ``"optimizer"``, and every kind has it."""
+        if capability.lower() == "optimizer":
+            return True
+        raise ValueError(f"Unknown capability: {capability}")
+
+    def stats(self) -> dict[str, int]:
+        """What the store has done: ``pushes``, ``pulls``, ``sent_bytes``, ``received_bytes``, ``control_messages``."""
+        return self._native.stats()
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """``init`` with the value, then ``pull`` into the outputs: each becomes rank 0's value."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def init(self, key: Any, value: Any) -> None:
+        """Gives keys their first values."""
+        raise NotImplementedError
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copies keys' values into outputs."""
+        raise NotImplementedError
+
+    def _compress(self, params: dict[str, Any]) -> None:
+        self._native.set_gradient_compression([(str(name), str(value)) for name, value in params.items()])
+
+
+class Leaving(Protocol):
+    """What ends in order."""
+
+    def finish(self) -> None:
+        """Waits for what must be done before the program ends."""
+
+    def close(self) -> None:
+        """Leaves the job."""
+
+
+_open: weakref.WeakSet[Leaving] = weakref.WeakSet()
+
+
+def leave_at_exit(store: Leaving) -> None:
+    """Lets a store leave its job when the program ends, if it is still there."""
+    _open.add(store)
+
+
+def has_left(store: Leaving) -> None:
+    """The store has been closed by its owner."""
+    _open.discard(store)
+
+
+@atexit.register
+def close_stores() -> None:
+    """Ends every store that is still open, once. Servers take a worker that ends without a goodbye for lost; and an updater needs Python to finish what was pushed."""
+    failed = getattr(sys, "last_value", None) is not None
+    for store in list(_open):
+        try:
+            if not failed:
+                store.finish()
+        except RuntimeError as error:
+            print(f"ringpull: at the end of the program: {error}", file=sys.stderr)
+        finally:
+            store.close()
+            _open.discard(store)
