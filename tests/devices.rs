@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::slice::from_ref;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -225,10 +225,12 @@ fn a_worker_of_servers_meets_a_fault_at_any_step_with_an_error() {
 fn steps_on_devices_that_repeat_send_no_control_message() {
     let config = config(Duration::from_secs(30));
     let engines = Engine::in_process(3, &config).unwrap();
+    // A rank that leaves has something to say to the others.
+    let all_counted = Arc::new(Barrier::new(3));
     let ranks: Vec<_> = engines
         .into_iter()
         .map(|engine| {
-            let config = config.clone();
+            let (config, all_counted) = (config.clone(), Arc::clone(&all_counted));
             thread::spawn(move || {
                 let devices = Devices::simulated(2).unwrap();
                 let backend = OnDevices::over_ranks(Arc::clone(&devices), engine, config.timeout);
@@ -251,7 +253,9 @@ fn steps_on_devices_that_repeat_send_no_control_message() {
                         assert_eq!(devices.download(tensor).unwrap().to_vec::<f32>().unwrap(), [value; 5]);
                     }
                 }
-                (before, store.stats().control_messages)
+                let after = store.stats().control_messages;
+                all_counted.wait();
+                (before, after)
             })
         })
         .collect();

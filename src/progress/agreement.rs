@@ -17,106 +17,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::Error;
 use crate::key::Key;
 use crate::progress::calls::{RunTo, Stopped};
 use crate::progress::freezing::{Freezing, Logs};
 use crate::progress::frozen::Freeze;
-use crate::progress::job::{Terms, Wire};
-use crate::timeline::Name;
-
-/// What an operation is about.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Topic {
-    /// A key of the `store`-th store that the process created.
-    Key {
-        /// Which store.
-        store: u32,
-        /// Which key.
-        key: Key,
-    },
-    /// A barrier.
-    Barrier,
-    /// A collective that is called directly, outside any store.
-    Direct,
-}
-
-impl Topic {
-    /// The topic in a timeline.
-    pub(super) fn name(&self) -> Name {
-        match self {
-            Topic::Key { key, .. } => key.into(),
-            Topic::Barrier => "barrier".into(),
-            Topic::Direct => "collective".into(),
-        }
-    }
-
-    pub(super) fn key(&self) -> Key {
-        match self {
-            Topic::Key { key, .. } => key.clone(),
-            Topic::Barrier => Key::from("barrier"),
-            Topic::Direct => Key::from("collective"),
-        }
-    }
-}
-
-/// One rank's call of an operation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
-    /// What it is about.
-    pub topic: Topic,
-    /// How many calls on this topic the rank has made before.
-    pub ordinal: u64,
-    /// `init`, `push`, ...
-    pub operation: String,
-    /// What has to be the same on every rank.
-    pub terms: Terms,
-    /// What it asks of the wire.
-    pub wire: Wire,
-    /// Whether the rank's caller has waited for something since its call before.
-    pub waited: bool,
-}
-
-/// An operation that every rank has called.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Launch {
-    /// What it is about.
-    pub topic: Topic,
-    /// Which operation of the topic.
-    pub ordinal: u64,
-    /// Its place in the order of launches.
-    pub number: u32,
-    /// What was called, where a rank has joined and has to stand in for a call of its own.
-    pub call: Option<Box<Call>>,
-}
-
-/// What rank 0 tells every rank, itself among them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Order {
-    /// An operation may begin.
-    Launch(Launch),
-    /// The sequence of calls is frozen.
-    Freeze(Freeze),
-    /// The frozen cycle of this epoch is stopped: say how far you have come.
-    Stop(u32),
-    /// How far to go in it.
-    RunTo(RunTo),
-    /// Every rank has joined, this one last.
-    Joined(usize),
-}
-
-/// A rank has waited too long for a unit of a frozen cycle.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Overdue {
-    /// The rank.
-    pub rank: usize,
-    /// The unit, counted from the freeze.
-    pub unit: u64,
-    /// How long.
-    pub waited_s: u64,
-}
+use crate::progress::order::{Call, Launch, Order, Overdue, Topic};
 
 struct Pending {
     calls: Vec<Option<Call>>,
@@ -152,6 +58,8 @@ pub struct Agreement {
     heard_s: f64,
     /// Ranks that had to catch up when the last frozen cycle was stopped: what they have not called is said before what others have not.
     behind: Vec<bool>,
+    /// Ranks that may still owe calls of it: nothing is frozen meanwhile.
+    owing: Vec<bool>,
     launched: u32,
     logs: Logs,
     phase: Phase,
@@ -171,6 +79,7 @@ impl Agreement {
             joined: vec![false; size],
             heard_s: 0.0,
             behind: vec![false; size],
+            owing: vec![false; size],
             launched: 0,
             logs: Logs::new(size),
             phase: Phase::Open,
@@ -187,6 +96,7 @@ impl Agreement {
         }
         self.logs.push(rank, &call);
         self.heard_s = now_s;
+        self.owing[rank] = call.owes;
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
         let pending =
@@ -222,9 +132,9 @@ impl Agreement {
 
     /// Looks for a cycle after a call of rank 0.
     fn find_cycle(&mut self) {
+        let are_ready = [&self.left, &self.joined, &self.owing].iter().all(|ranks| !ranks.contains(&true));
         if self.size > 1
-            && !self.left.contains(&true)
-            && !self.joined.contains(&true)
+            && are_ready
             && let Some(period) = self.logs.period(self.times)
         {
             let open = self.pending.iter().map(|(name, pending)| (name, pending.missing()));
@@ -303,6 +213,7 @@ impl Agreement {
             }
         }
         self.behind = answers.iter().map(|answer| answer.begun < end.until).collect();
+        self.owing.clone_from(&self.behind);
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
         self.try_less_often(cycles);

@@ -1,11 +1,12 @@
 //! The table of calls, one by one. What is frozen is tested where ranks call together, in `schedule_tests`.
 
 use super::*;
+use crate::progress::job::Wire;
 
 fn call(key: i64, ordinal: u64, terms: &str) -> Call {
     let topic = Topic::Key { store: 0, key: key.into() };
     let wire = Wire::Sum { dtype: crate::DType::F32, len_bytes: 100, priority: 0 };
-    Call { topic, ordinal, operation: "push".to_owned(), terms: terms.into(), wire, waited: false }
+    Call { topic, ordinal, operation: "push".to_owned(), terms: terms.into(), wire, waited: false, owes: false }
 }
 
 fn launched(orders: Result<Vec<Order>, Error>) -> Launch {

@@ -7,16 +7,16 @@
 //!
 //! Pure: nothing here sends, waits or knows the time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::key::Key;
-use crate::progress::agreement::{Call, Launch, Topic};
 use crate::progress::frozen::{Freeze, Frozen, Unit};
 use crate::progress::fusion::Step;
 use crate::progress::job::{Terms, Wire};
+use crate::progress::order::{Call, Launch, Topic};
 
 /// What has to be done about a call or a message.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +25,8 @@ pub enum Act {
     Announce(Call),
     /// All members have been called.
     Begin(Unit),
+    /// Every rank has called it.
+    Run(Launch),
     /// This rank has not made this call, and has joined: a job has to stand in for it. What begins it follows.
     StandIn(Call),
     /// Tell rank 0 that this rank has joined.
@@ -93,6 +95,8 @@ pub struct Calls {
     data: Data,
     mode: Mode,
     frozen: Option<Frozen>,
+    /// What was launched and must not begin before what is owed.
+    held: VecDeque<Launch>,
 }
 
 impl Calls {
@@ -107,6 +111,7 @@ impl Calls {
             data: Data::Left,
             mode: Mode::Agreeing,
             frozen: None,
+            held: VecDeque::new(),
         }
     }
 
@@ -121,7 +126,8 @@ impl Calls {
         let ordinal = *next;
         *next += 1;
         let waited = std::mem::take(&mut self.waited);
-        let index = self.open(Call { topic, ordinal, operation: operation.to_owned(), terms, wire, waited });
+        let index =
+            self.open(Call { topic, ordinal, operation: operation.to_owned(), terms, wire, waited, owes: false });
         self.place(index)
     }
 
@@ -168,26 +174,44 @@ impl Calls {
         }
     }
 
-    /// An operation was launched by itself; what has to stand in for it if this rank has not called it.
-    pub fn launched(&mut self, launch: &Launch) -> Option<Act> {
+    /// An operation was launched by itself.
+    ///
+    /// On ranks that have begun what this one owes it comes behind that: an operation that runs alone would wait here for the ranks
+    /// that wait there for what is owed. Sums are not in each other's way, and a barrier that is launched waits for nobody.
+    pub fn launched(&mut self, launch: Launch) -> Vec<Act> {
         let found = self.open.iter().find(|(_, call)| call.ordinal == launch.ordinal && call.topic == launch.topic);
-        if let Some(index) = found.map(|(index, _)| *index) {
-            self.open.remove(&index);
-            return None;
+        let found = found.map(|(index, call)| (*index, call.wire));
+        let mut acts = Vec::new();
+        let wire = match (found, launch.call.as_deref().filter(|_| self.has_joined())) {
+            (Some((index, wire)), _) => {
+                self.open.remove(&index);
+                wire
+            }
+            (None, Some(call)) => {
+                self.ordinals.insert(launch.topic.clone(), launch.ordinal + 1);
+                acts.push(Act::StandIn(call.clone()));
+                call.wire
+            }
+            (None, None) => return vec![Act::Run(launch)],
+        };
+        let owing = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Owing(_)));
+        let is_in_the_way =
+            owing.is_some_and(|frozen| wire == Wire::Alone || frozen.owes_alone() || !self.held.is_empty());
+        if is_in_the_way && launch.topic != Topic::Barrier {
+            self.held.push_back(launch);
+        } else {
+            acts.push(Act::Run(launch));
         }
-        let call = launch.call.as_deref().filter(|_| self.has_joined())?;
-        self.ordinals.insert(launch.topic.clone(), launch.ordinal + 1);
-        Some(Act::StandIn(call.clone()))
+        acts
     }
 
     /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.
     pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
-        // Nothing to stand in for: no sequence is frozen while rank 0 knows of a rank that has joined.
-        drop(self.launched(&freeze.last));
+        // Nothing to stand in for, and nothing held: no sequence is frozen while rank 0 knows of a rank that has joined or owes.
+        let mut acts = self.launched(freeze.last.clone());
         self.frozen = Some(Frozen::new(freeze));
         self.mode = Mode::Frozen;
         let open: Vec<u64> = self.open.keys().copied().collect();
-        let mut acts = Vec::new();
         for index in open {
             if matches!(self.mode, Mode::Frozen) && self.open.contains_key(&index) {
                 acts.extend(self.place(index));
@@ -243,6 +267,7 @@ impl Calls {
             terms: step.terms.clone(),
             wire: step.wire,
             waited: false,
+            owes: false,
         };
         let uncalled: Vec<Call> = frozen.uncalled().into_iter().map(call).collect();
         let mut acts = Vec::new();
@@ -294,7 +319,7 @@ impl Calls {
             Mode::Frozen => self.deviate(),
             Mode::Owing(end) => {
                 if frozen.unit(call).is_none_or(|unit| unit >= end.until) {
-                    return vec![Act::Announce(call.clone())];
+                    return vec![Act::Announce(Call { owes: !frozen.is_even(), ..call.clone() })];
                 }
                 if frozen.call(call, index, u64::MAX) {
                     return self.begin();
@@ -329,6 +354,7 @@ impl Calls {
         }
         if matches!(self.mode, Mode::Owing(_)) && self.frozen.as_ref().is_some_and(Frozen::is_even) {
             self.mode = Mode::Agreeing;
+            acts.extend(self.held.drain(..).map(Act::Run));
         }
         acts
     }

@@ -13,9 +13,9 @@ use crate::buffer::Buffer;
 use crate::collective::Ticket;
 use crate::communicator::Host;
 use crate::error::Error;
-use crate::progress::agreement::{Launch, Topic};
 use crate::progress::frozen::Unit;
 use crate::progress::job::{Job, Wire};
+use crate::progress::order::{Launch, Topic};
 use crate::progress::shared::{Command, Shared};
 use crate::timeline::{self, Phase};
 

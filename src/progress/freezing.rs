@@ -9,8 +9,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::progress::agreement::{Call, Topic};
 use crate::progress::fusion::{Step, units};
+use crate::progress::order::{Call, Topic};
 use crate::progress::period::Sequence;
 
 /// The most calls of a rank that are remembered.

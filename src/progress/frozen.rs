@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::progress::agreement::{Call, Launch, Topic};
 use crate::progress::fusion::Step;
+use crate::progress::job::Wire;
+use crate::progress::order::{Call, Launch, Topic};
 
 /// What rank 0 tells every rank when it freezes the sequence of calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,10 +141,32 @@ impl Frozen {
     }
 
     /// A unit that is left to do, if all its members have been called, with the indices of their calls.
+    ///
+    /// Sums go in any order. One that runs alone on another rank keeps it from all that it begins later, and waits there for what it
+    /// began before: none overtakes that, nor is overtaken by it.
     pub(super) fn begin_owed(&mut self) -> Option<(Unit, Vec<u64>)> {
-        let (number, complete) = self.owed.iter().find_map(|unit| Some((*unit, self.complete(*unit)?)))?;
-        self.owed.remove(&number);
-        Some(complete)
+        let mut has_passed = false;
+        for number in self.owed.iter().copied() {
+            match self.complete(number) {
+                Some(complete) if !(has_passed && self.is_alone(number)) => {
+                    self.owed.remove(&number);
+                    return Some(complete);
+                }
+                _ if self.is_alone(number) => return None,
+                _ => has_passed = true,
+            }
+        }
+        None
+    }
+
+    /// Whether something runs alone among what is left to do.
+    pub(super) fn owes_alone(&self) -> bool {
+        self.owed.iter().any(|number| self.is_alone(*number))
+    }
+
+    fn is_alone(&self, number: u64) -> bool {
+        let members = &self.freeze.units[(number % self.freeze.units.len() as u64) as usize];
+        members.iter().any(|step| self.freeze.steps[*step as usize].wire == Wire::Alone)
     }
 
     /// Whether nothing is left to do.

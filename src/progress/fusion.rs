@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
-use crate::progress::agreement::Topic;
 use crate::progress::job::{Terms, Wire};
+use crate::progress::order::Topic;
 
 /// One operation of a frozen cycle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use crate::communicator::Host;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::key::Key;
-use crate::progress::agreement::Launch;
+use crate::progress::order::Launch;
 use crate::tensor::Tensor;
 
 /// What a job asks of the wire. The same on every rank, but for the priority.

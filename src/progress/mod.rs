@@ -16,6 +16,7 @@ mod freezing;
 pub mod frozen;
 pub mod fusion;
 pub mod job;
+pub mod order;
 mod period;
 #[cfg(feature = "mpi")]
 pub mod process;
@@ -24,6 +25,6 @@ mod schedule_tests;
 mod shared;
 mod watcher;
 
-pub use agreement::{Call, Launch, Topic};
 pub use engine::Engine;
 pub use job::{Job, StandIn, Terms, Wire};
+pub use order::{Call, Launch, Topic};

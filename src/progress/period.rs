@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::progress::agreement::{Call, Topic};
 use crate::progress::job::Terms;
+use crate::progress::order::{Call, Topic};
 
 /// The most calls that are remembered; a cycle of more than a fraction of it is never found.
 const MEMORY: usize = 1 << 16;
@@ -63,7 +63,7 @@ mod tests {
         let found = keys.iter().map(|key| {
             let topic = Topic::Key { store: 0, key: (*key).into() };
             let (operation, terms) = ("push".to_owned(), Terms::default());
-            sequence.push(&Call { topic, ordinal: 0, operation, terms, wire: Wire::Alone, waited: false });
+            sequence.push(&Call { topic, ordinal: 0, operation, terms, wire: Wire::Alone, waited: false, owes: false });
             sequence.period(times)
         });
         found.collect()

@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::progress::agreement::{Call, Launch, Order, Overdue, Topic};
 use crate::progress::calls::{Act, Calls, Stopped};
 use crate::progress::frozen::Unit;
 use crate::progress::job::{Barrier, Job, StandIn};
+use crate::progress::order::{Call, Launch, Order, Overdue, Topic};
 use crate::tensor::Waiter;
 use crate::topology::Peer;
 use crate::transport::control::Control;
@@ -121,15 +121,8 @@ impl Shared {
     pub(super) fn obey(&self, order: Order) {
         let mut calls = self.calls.lock();
         let acts = match order {
-            Order::Launch(launch) => {
-                self.act(calls.launched(&launch).into_iter().collect());
-                self.launch(launch);
-                Vec::new()
-            }
-            Order::Freeze(freeze) => {
-                self.launch(freeze.last.clone());
-                calls.freeze(freeze)
-            }
+            Order::Launch(launch) => calls.launched(launch),
+            Order::Freeze(freeze) => calls.freeze(freeze),
             Order::Stop(epoch) => {
                 calls.stop(epoch).into_iter().for_each(|stopped| self.tell_rank_0(Note::Stopped(stopped)));
                 Vec::new()
@@ -154,6 +147,7 @@ impl Shared {
                 }
                 Act::Announce(call) => self.tell_rank_0(Note::Called(call)),
                 Act::Begin(unit) => self.begin(unit),
+                Act::Run(launch) => self.launch(launch),
                 Act::StandIn(call) => match self.stand_in(&call) {
                     Ok(job) => drop(self.waiting.lock().insert((call.topic, call.ordinal), job)),
                     Err(fault) => self.poison(&fault, true),

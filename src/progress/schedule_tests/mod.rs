@@ -1,0 +1,225 @@
+//! What ranks begin with what, under any interleaving of their calls and messages: it does not depend on it.
+
+mod world;
+
+use std::collections::BTreeSet;
+
+use world::{Do, World, composition, fused, push, steps};
+
+#[test]
+fn after_two_steps_no_message_is_sent() {
+    for seed in 0..60 {
+        let mut world = World::new(vec![steps(50, &[1, 2, 3]); 3], seed);
+        assert!(world.run());
+        assert!(world.notes.iter().all(|begun| *begun <= 6), "seed {seed}: {:?}", world.notes);
+        assert_eq!(world.begun[0].len(), 6 + 48, "each step is one bucket");
+    }
+}
+
+#[test]
+fn what_is_fused_does_not_depend_on_when_anything_comes() {
+    let units = composition(&[steps(20, &[1, 2, 3]), steps(20, &[3, 1, 2]), steps(20, &[2, 3, 1])]);
+    assert_eq!(fused(&units), 18);
+}
+
+#[test]
+fn programs_that_do_not_wait_are_frozen_too() {
+    let program = |keys: [i64; 3]| keys.map(push).repeat(20);
+    assert_eq!(fused(&composition(&[program([1, 2, 3]), program([1, 2, 3])])), 18);
+}
+
+#[test]
+fn a_key_that_all_leave_out_or_add_is_agreed_on_again() {
+    let mut program = steps(10, &[1, 2, 3]);
+    program.extend(steps(20, &[1, 3]));
+    program.extend(steps(30, &[1, 4, 3, 2]));
+    let units = composition(&[program.clone(), program.clone(), program]);
+    assert!(fused(&units) >= 8 + 14 + 12, "{}", fused(&units));
+}
+
+#[test]
+fn a_step_that_differs_now_and_then_goes_through() {
+    let mut program = Vec::new();
+    for _ in 0..6 {
+        program.extend(steps(12, &[1, 2, 3]));
+        program.extend([push(1), push(9), push(2), Do::Wait, push(3), Do::Wait]);
+    }
+    let units = composition(&[program.clone(), program]);
+    assert!(fused(&units) > 20, "{}", fused(&units));
+}
+
+#[test]
+fn nothing_is_fused_across_a_wait_of_any_rank() {
+    let waits = |keys: &[i64]| keys.iter().flat_map(|key| [push(*key), Do::Wait]).collect::<Vec<_>>();
+    let units = composition(&[steps(10, &[1, 2, 3]), waits(&[1, 2, 3]).repeat(10)]);
+    assert_eq!(fused(&units), 0);
+    let other = [push(3), push(1), Do::Wait, push(2), Do::Wait].repeat(10);
+    let units = composition(&[steps(10, &[1, 2, 3]), other]);
+    assert_eq!(fused(&units), 8);
+}
+
+#[test]
+fn two_stores_share_a_cycle() {
+    let step = [Do::Push(0, 1, "f32"), Do::Push(1, 1, "f32"), Do::Push(0, 2, "f32"), Do::Wait];
+    assert_eq!(fused(&composition(&[step.repeat(10), step.repeat(10)])), 8);
+}
+
+#[test]
+fn a_rank_that_waits_in_the_middle_of_one_step_is_not_kept_waiting() {
+    let mut odd = steps(9, &[1, 2, 3]);
+    odd.extend([push(3), Do::Wait, push(2), Do::Wait, push(1), Do::Wait]);
+    odd.extend(steps(10, &[1, 2, 3]));
+    for seed in 0..60 {
+        let mut world = World::new(vec![steps(20, &[1, 2, 3]), odd.clone()], seed);
+        world.bucket_bytes(0);
+        assert!(world.run(), "seed {seed}: {:?}", world.programs);
+    }
+}
+
+#[test]
+fn a_rank_whose_calls_cross_the_end_of_the_cycle_is_agreed_with_one_by_one() {
+    // It pushes the next step's key 1 before this step's key 2.
+    let mut odd = vec![push(1)];
+    odd.extend([push(1), Do::Wait, push(2)].repeat(19));
+    odd.extend([push(2), Do::Wait]);
+    let plain = [push(1), push(2)].repeat(20);
+    assert_eq!(fused(&composition(&[plain, odd])), 0);
+}
+
+#[test]
+fn a_key_that_one_rank_leaves_out_is_known_to_that_rank() {
+    let mut odd = steps(9, &[1, 2, 3]);
+    odd.extend(steps(1, &[1, 3]));
+    for seed in 0..60 {
+        let mut world = World::new(vec![steps(10, &[1, 2, 3]), odd.clone(), steps(10, &[1, 2, 3])], seed);
+        assert!(!world.run(), "seed {seed}: the others wait for key 2, {:?} {:?}", world.begun, world.fault);
+        let owed = world.ranks[1].owed().map(|(_, key, operation)| (key.to_string(), operation));
+        let alone = world.agreement.check_time(11.0).err().map(|error| error.to_string());
+        let named = owed == Some(("2".to_owned(), "push".to_owned()));
+        let stalled = alone.is_some_and(|text| text.contains("key 2") && text.contains("[1]"));
+        assert!(named != stalled, "seed {seed}: it is owed or stays alone");
+    }
+}
+
+#[test]
+fn a_key_that_one_rank_adds_stays_alone() {
+    let mut odd = steps(9, &[1, 2, 3]);
+    odd.extend(steps(1, &[1, 7, 2, 3]));
+    for seed in 0..60 {
+        let mut world = World::new(vec![steps(10, &[1, 2, 3]), odd.clone(), steps(10, &[1, 2, 3])], seed);
+        assert!(!world.run(), "it waits for key 7");
+        let text = world.agreement.check_time(16.0).unwrap_err().to_string();
+        assert!(text.contains("key 7") && text.contains("[0, 2]"), "{text}");
+    }
+}
+
+#[test]
+fn terms_that_differ_in_step_100_are_an_error_that_names_both() {
+    let mut odd = steps(99, &[1, 2, 3]);
+    odd.extend([push(1), Do::Push(0, 2, "f16"), push(3), Do::Wait]);
+    for seed in 0..60 {
+        let mut world = World::new(vec![steps(100, &[1, 2, 3]), odd.clone(), steps(100, &[1, 2, 3])], seed);
+        world.run();
+        let text = world.fault.expect("a fault").to_string();
+        assert!(text.contains("key 2") && text.contains("push of f16") && text.contains("push of f32"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_stops_the_cycle_and_is_named_to_those_who_wait_for_it() {
+    let mut world = World::new(vec![steps(10, &[1, 2]), steps(9, &[1, 2])], 1);
+    assert!(!world.run());
+    let begun = world.ranks[1].begun();
+    let orders = world.agreement.leave(1, begun).unwrap();
+    world.down.iter_mut().for_each(|down| down.extend(orders.iter().cloned()));
+    world.run();
+    let text = world.fault.expect("a fault").to_string();
+    assert!(text.contains("rank 1 is lost") && text.contains("push of key"), "{text}");
+}
+
+/// Ranks with different numbers of steps before each of three joins, and some that do not wait for their last step.
+#[test]
+fn ranks_with_different_numbers_of_steps_join_and_go_on_together() {
+    for seed in 0..200 {
+        let program = |counts: [usize; 3], waits: bool| {
+            let mut program = Vec::new();
+            for count in counts {
+                program.extend(steps(count, &[1, 2, 3]));
+                if !waits && count > 0 {
+                    program.pop();
+                }
+                program.push(Do::Join);
+            }
+            program.extend(steps(10, &[3, 2, 1]));
+            program
+        };
+        let programs = vec![program([5, 0, 9], true), program([7, 1, 9], seed % 2 == 0), program([10, 4, 9], true)];
+        let mut world = World::new(programs, seed);
+        assert!(world.run(), "seed {seed}: {:?}, {:?}", world.programs, world.fault);
+        assert!(world.open.iter().all(BTreeSet::is_empty), "seed {seed}: {:?}", world.open);
+        for rank in 0..3 {
+            let members = world.begun[rank].iter().flatten().count();
+            assert_eq!(members, 3 * (10 + 4 + 9 + 10), "seed {seed}: rank {rank} takes part in every sum");
+            assert_eq!(world.last[rank], world.last[0], "seed {seed}: all are told the same last rank");
+        }
+        assert_eq!(world.stood_in, [3 * (5 + 4), 3 * (3 + 3), 0], "seed {seed}");
+        assert_eq!(world.last[0].len(), 3);
+    }
+}
+
+#[test]
+fn ranks_that_join_with_calls_that_only_they_have_made_have_them_done() {
+    for seed in 0..60 {
+        let odd = |key: i64| [steps(4, &[1, 2]), vec![push(key), Do::Join], steps(3, &[1, 2])].concat();
+        let mut world = World::new(vec![odd(7), odd(8)], seed);
+        assert!(world.run(), "seed {seed}: {:?}, {:?}", world.programs, world.fault);
+        assert_eq!(world.stood_in, [1, 1], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_rank_that_waits_for_others_to_join_for_too_long_names_them() {
+    let mut world = World::new(vec![steps(9, &[1]), [steps(3, &[1]), vec![Do::Join]].concat()], 1);
+    world.run();
+    let text = world.agreement.check_time(11.0).unwrap_err().to_string();
+    assert!(text.contains("join") && text.contains("[0]"), "{text}");
+    let text = world.agreement.leave(0, None).unwrap_err().to_string();
+    assert!(text.contains("rank 0 is lost") && text.contains("join"), "{text}");
+}
+
+/// One rank makes the calls of a step in another order, and others beside them. What others have begun runs alone on their side.
+#[test]
+fn what_runs_alone_neither_overtakes_what_others_have_begun_nor_is_overtaken() {
+    let orders: [(&[i64], &[i64]); 6] = [
+        (&[1, 100, 2, 101], &[101, 2, 100, 1]),
+        (&[1, 100, 2, 101, 9], &[9, 101, 1, 2, 100]),
+        (&[1, 100, 2, 101, 109], &[109, 2, 1, 100, 101]),
+        (&[100, 1, 101, 2, 109, 9], &[109, 9, 2, 101, 1, 100]),
+        (&[1, 2, 109, 9], &[109, 9, 2, 1]),
+        (&[1, 2, 109, 110], &[110, 2, 109, 1]),
+    ];
+    for (plain, odd) in orders {
+        let cycle: Vec<i64> = plain.iter().copied().filter(|key| key % 100 < 9).collect();
+        let program = |step: &[i64]| {
+            let part = [steps(5, &cycle), steps(1, step)].concat();
+            [part.clone(), part].concat()
+        };
+        for seed in 0..200 {
+            let mut world = World::new(vec![program(plain), program(odd), program(plain)], seed);
+            world.bucket_bytes(seed as usize % 2 * 1000);
+            assert!(world.run(), "{odd:?}, seed {seed}: {:?}, {:?}", world.comm, world.fault);
+        }
+    }
+}
+
+/// A cycle is not frozen while a rank still owes of the last one.
+#[test]
+fn a_rank_that_owes_a_call_for_several_steps_still_makes_it() {
+    let late = [steps(5, &[1, 2, 3]), steps(6, &[2, 3]), steps(1, &[1]), steps(9, &[1, 2, 3])].concat();
+    let plain = [steps(5, &[1, 2, 3]), vec![push(1)], [push(2), push(3)].repeat(6), steps(9, &[1, 2, 3])].concat();
+    for seed in 0..200 {
+        let mut world = World::new(vec![plain.clone(), late.clone()], seed);
+        world.bucket_bytes(0);
+        assert!(world.run(), "seed {seed}: {:?}, {:?}", world.comm, world.fault);
+    }
+}
