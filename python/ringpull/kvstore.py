@@ -195,6 +195,14 @@ class KVStore(Worker):
 
     _barrier = barrier
 
+    def join(self) -> int:
+        """To be called by a worker that has no data left: until every worker has joined it adds zeros to what the others push.
+
+        Covers all of the process's stores. Returns the rank that joined last. For `dist_sync_mpi` in host memory; `local` has nobody to
+        wait for, other kinds raise. Blocks; collective.
+        """
+        return self._native.join()
+
     def wait_all(self) -> None:
         """Returns when everything this worker has called is done; raises the first error that any of it met."""
         self._native.wait_all()

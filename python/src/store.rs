@@ -241,6 +241,10 @@ impl Store {
         self.with(py, KvStore::barrier)
     }
 
+    fn join(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, KvStore::join)
+    }
+
     fn wait_all(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, KvStore::wait_all)
     }

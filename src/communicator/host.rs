@@ -159,6 +159,15 @@ impl Host {
         (self.runner.sent_bytes + moved, self.runner.received_bytes + moved)
     }
 
+    /// Whether sums by the host's own choice are done at once, one after another on every rank in one order.
+    pub fn sums_block(&self) -> bool {
+        match self.choice {
+            Choice::Auto => self.placement.has_neighbours(),
+            Choice::Plan(_) => false,
+            Choice::Native => true,
+        }
+    }
+
     /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what is under way is then
     /// finished first. Sums of higher `priority` go first. Operations under way together have stamps of their own.
     ///

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::kernels::ADDENDS;
 use super::work::{CollectiveKind as Kind, Operation};
 use crate::buffer::Buffer;
 use crate::compress::{Codec, Level};
@@ -56,17 +57,28 @@ pub(super) fn collect(kind: Kind, dtype: DType, sends: &[Buffer], lengths: &[usi
     }
 }
 
-/// The sum in the order given; halves are added in f32 and rounded once.
+/// The sum in the order given; halves are added in f32, up to [`ADDENDS`] at a time, and rounded each time.
 pub(super) fn sum(dtype: DType, addends: &[Buffer]) -> Buffer {
     match dtype {
-        DType::F16 => widened::<f16>(addends, f16::to_f32, f16::from_f32),
-        DType::BF16 => widened::<bf16>(addends, bf16::to_f32, bf16::from_f32),
+        DType::F16 => in_launches::<f16>(addends, f16::to_f32, f16::from_f32),
+        DType::BF16 => in_launches::<bf16>(addends, bf16::to_f32, bf16::from_f32),
         _ => {
             let mut total = Buffer::copy_of(addends.first().map_or(&[], Buffer::bytes));
             addends.iter().skip(1).for_each(|addend| reduce::add_assign(dtype, total.bytes_mut(), addend.bytes()));
             total
         }
     }
+}
+
+/// What a launch after the first adds to is the sum that the one before has rounded.
+fn in_launches<T: Element>(addends: &[Buffer], widen: fn(T) -> f32, narrow: fn(f32) -> T) -> Buffer {
+    let (first, rest) = addends.split_at(addends.len().min(ADDENDS));
+    let sum = widened(first, widen, narrow);
+    rest.chunks(ADDENDS - 1).fold(sum, |sum, more| {
+        let with_sum: Vec<Buffer> =
+            std::iter::once(sum).chain(more.iter().map(|buffer| Buffer::copy_of(buffer.bytes()))).collect();
+        widened(&with_sum, widen, narrow)
+    })
 }
 
 fn widened<T: Element>(addends: &[Buffer], widen: fn(T) -> f32, narrow: fn(f32) -> T) -> Buffer {
@@ -108,10 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_rounded_once() {
+    fn halves_are_rounded_once_a_launch() {
         // In f16, 2048 + 1 is 2048 again; in f32 it is not.
         let addends = [2048.0, 1.0, 1.0].map(|value| Buffer::copy_of(&f16::from_f32(value).to_le_bytes()));
         assert_eq!(sum(DType::F16, &addends).bytes(), f16::from_f32(2050.0).to_le_bytes());
+        // The ninth joins what the first eight were rounded to.
+        let addends = [2048.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0];
+        let addends = addends.map(|value| Buffer::copy_of(&f16::from_f32(value).to_le_bytes()));
+        assert_eq!(sum(DType::F16, &addends).bytes(), f16::from_f32(2048.0).to_le_bytes());
     }
 
     #[test]

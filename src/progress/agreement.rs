@@ -283,6 +283,11 @@ impl Agreement {
         }
     }
 
+    /// Something that every rank takes part in is under way.
+    pub fn is_busy(&mut self, now_s: f64) {
+        self.heard_s = now_s;
+    }
+
     fn is_overdue(&self, pending: &Pending, now_s: f64) -> bool {
         let of_behind = (0..self.size).any(|rank| self.behind[rank] && pending.calls[rank].is_some());
         let limit_s = if of_behind { self.limit_s * 1.5 } else { self.limit_s };

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::key::Key;
-use crate::progress::frozen::{Freeze, Frozen, Unit};
+use crate::progress::frozen::{Freeze, Frozen, OVERTAKING, Unit};
 use crate::progress::fusion::Step;
 use crate::progress::job::{Terms, Wire};
 use crate::progress::order::{Call, Launch, Topic};
@@ -86,6 +86,8 @@ enum Data {
 /// One rank's calls that have not begun, and how they will.
 pub struct Calls {
     rank: usize,
+    /// Whether sums are done one after another, on every rank in one order.
+    sums_block: bool,
     ordinals: BTreeMap<Topic, u64>,
     /// Calls made, and those of them that have not begun.
     made: u64,
@@ -97,13 +99,16 @@ pub struct Calls {
     frozen: Option<Frozen>,
     /// What was launched and must not begin before what is owed.
     held: VecDeque<Launch>,
+    /// How much was launched and begun although something is owed.
+    overtaken: u64,
 }
 
 impl Calls {
-    /// No calls, of `rank`.
-    pub fn new(rank: usize) -> Self {
+    /// No calls, of `rank`; `sums_block` if a sum is done when the one before it is, on every rank in one order.
+    pub fn new(rank: usize, sums_block: bool) -> Self {
         Calls {
             rank,
+            sums_block,
             ordinals: BTreeMap::new(),
             made: 0,
             open: BTreeMap::new(),
@@ -112,6 +117,7 @@ impl Calls {
             mode: Mode::Agreeing,
             frozen: None,
             held: VecDeque::new(),
+            overtaken: 0,
         }
     }
 
@@ -142,6 +148,10 @@ impl Calls {
     pub fn join(&mut self) -> Vec<Act> {
         self.data = Data::Ended;
         let mut acts = self.wait();
+        if matches!(self.mode, Mode::Owing(_)) {
+            acts.extend(self.make_up());
+            acts.extend(self.begin());
+        }
         acts.extend(self.tell());
         acts
     }
@@ -195,11 +205,14 @@ impl Calls {
             (None, None) => return vec![Act::Run(launch)],
         };
         let owing = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Owing(_)));
-        let is_in_the_way =
-            owing.is_some_and(|frozen| wire == Wire::Alone || frozen.owes_alone() || !self.held.is_empty());
-        if is_in_the_way && launch.topic != Topic::Barrier {
+        let runs_alone = wire == Wire::Alone || self.sums_block;
+        let has_to_wait = owing.is_some_and(|frozen| {
+            runs_alone || frozen.owes_alone() || !self.held.is_empty() || self.overtaken == OVERTAKING
+        });
+        if has_to_wait && launch.topic != Topic::Barrier {
             self.held.push_back(launch);
         } else {
+            self.overtaken += u64::from(owing.is_some());
             acts.push(Act::Run(launch));
         }
         acts
@@ -209,7 +222,7 @@ impl Calls {
     pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
         // Nothing to stand in for, and nothing held: no sequence is frozen while rank 0 knows of a rank that has joined or owes.
         let mut acts = self.launched(freeze.last.clone());
-        self.frozen = Some(Frozen::new(freeze));
+        self.frozen = Some(Frozen::new(freeze, self.sums_block));
         self.mode = Mode::Frozen;
         let open: Vec<u64> = self.open.keys().copied().collect();
         for index in open {
@@ -354,6 +367,7 @@ impl Calls {
         }
         if matches!(self.mode, Mode::Owing(_)) && self.frozen.as_ref().is_some_and(Frozen::is_even) {
             self.mode = Mode::Agreeing;
+            self.overtaken = 0;
             acts.extend(self.held.drain(..).map(Act::Run));
         }
         acts

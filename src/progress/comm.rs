@@ -56,7 +56,10 @@ pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>
         };
         match command {
             // Every rank has called it: for a barrier there is nothing left to be done.
-            Command::Run(job, launch) if launch.topic == Topic::Barrier => comm.run_alone(job, &launch),
+            Command::Run(job, launch) if launch.topic == Topic::Barrier => match shared.fault.get() {
+                Some(fault) => job.fail(fault),
+                None => comm.done(job, launch.topic),
+            },
             Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], &launch),
             Command::Unit(jobs, unit) => comm.take_unit(jobs, unit),
             Command::Go => comm.go_on(),

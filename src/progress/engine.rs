@@ -80,7 +80,7 @@ impl Engine {
                     Err(cause) => return drop(ready.send(Err(cause))),
                 };
                 let (handle, shared) = crossbeam_channel::bounded::<Arc<Shared>>(1);
-                drop(ready.send(Ok((control, host.library(), handle))));
+                drop(ready.send(Ok((control, host.library(), host.sums_block(), handle))));
                 if let Ok(shared) = shared.recv() {
                     communicate(&shared, host, &inbox, &finishing);
                     if shared.fault.get().is_none()
@@ -91,11 +91,11 @@ impl Engine {
                 }
             })?
         };
-        let (control, library, handle) = started.recv().map_err(|_| lost_thread())??;
+        let (control, library, sums_block, handle) = started.recv().map_err(|_| lost_thread())??;
         let shared = Arc::new(Shared {
             rank: control.rank(),
             size: control.size(),
-            calls: Mutex::new(Calls::new(control.rank())),
+            calls: Mutex::new(Calls::new(control.rank(), sums_block)),
             control,
             stop,
             fault: OnceLock::new(),

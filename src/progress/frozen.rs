@@ -11,6 +11,9 @@ use crate::progress::fusion::Step;
 use crate::progress::job::Wire;
 use crate::progress::order::{Call, Launch, Topic};
 
+/// So many sums may go ahead of one that is left to do: fewer than can be under way, so that there is room for that one.
+pub(super) const OVERTAKING: u64 = 16;
+
 /// What rank 0 tells every rank when it freezes the sequence of calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freeze {
@@ -53,6 +56,8 @@ struct Spot {
 /// A frozen cycle, and where this rank is in it.
 pub(super) struct Frozen {
     freeze: Freeze,
+    /// Whether sums are done one after another, on every rank in one order.
+    sums_block: bool,
     places: BTreeMap<Topic, Place>,
     /// The unit of each step.
     unit_of: Vec<u32>,
@@ -65,7 +70,7 @@ pub(super) struct Frozen {
 }
 
 impl Frozen {
-    pub(super) fn new(freeze: Freeze) -> Self {
+    pub(super) fn new(freeze: Freeze, sums_block: bool) -> Self {
         let mut places: BTreeMap<Topic, Place> = BTreeMap::new();
         for (index, step) in freeze.steps.iter().enumerate() {
             let place = places.entry(step.topic.clone());
@@ -75,7 +80,7 @@ impl Frozen {
         for (unit, members) in freeze.units.iter().enumerate() {
             members.iter().for_each(|step| unit_of[*step as usize] = unit as u32);
         }
-        Frozen { freeze, places, unit_of, begun: 0, owed: BTreeSet::new(), called: BTreeMap::new() }
+        Frozen { freeze, sums_block, places, unit_of, begun: 0, owed: BTreeSet::new(), called: BTreeMap::new() }
     }
 
     pub(super) fn epoch(&self) -> u32 {
@@ -142,18 +147,19 @@ impl Frozen {
 
     /// A unit that is left to do, if all its members have been called, with the indices of their calls.
     ///
-    /// Sums go in any order. One that runs alone on another rank keeps it from all that it begins later, and waits there for what it
-    /// began before: none overtakes that, nor is overtaken by it.
+    /// Sums that move beside others go in any order, some of them ahead of one that has not been called. What runs alone on another
+    /// rank keeps it from all that it begins later, and waits there for what it began before: none overtakes that, nor is overtaken by it.
     pub(super) fn begin_owed(&mut self) -> Option<(Unit, Vec<u64>)> {
-        let mut has_passed = false;
+        let mut passed = None;
         for number in self.owed.iter().copied() {
+            let is_in_order = passed.is_none_or(|first| number < first + OVERTAKING && !self.is_alone(number));
             match self.complete(number) {
-                Some(complete) if !(has_passed && self.is_alone(number)) => {
+                Some(complete) if is_in_order => {
                     self.owed.remove(&number);
                     return Some(complete);
                 }
-                _ if self.is_alone(number) => return None,
-                _ => has_passed = true,
+                _ if !is_in_order || self.is_alone(number) => return None,
+                _ => passed = passed.or(Some(number)),
             }
         }
         None
@@ -166,7 +172,7 @@ impl Frozen {
 
     fn is_alone(&self, number: u64) -> bool {
         let members = &self.freeze.units[(number % self.freeze.units.len() as u64) as usize];
-        members.iter().any(|step| self.freeze.steps[*step as usize].wire == Wire::Alone)
+        self.sums_block || members.iter().any(|step| self.freeze.steps[*step as usize].wire == Wire::Alone)
     }
 
     /// Whether nothing is left to do.
@@ -192,7 +198,7 @@ impl Frozen {
         place.first + cycle * place.steps.len() as u64 + within as u64
     }
 
-    /// What this rank has not called of the units that are left to do, with ordinals that ascend.
+    /// What this rank has not called of the units that are left to do, in their order.
     pub(super) fn uncalled(&self) -> Vec<(&Step, u64)> {
         let each = self.freeze.units.len() as u64;
         let members = self.owed.iter().flat_map(|number| {
@@ -202,10 +208,7 @@ impl Frozen {
         let is_uncalled =
             |(cycle, step): &(u64, u32)| self.called.get(cycle).is_none_or(|called| called[*step as usize].is_none());
         let uncalled = members.filter(is_uncalled);
-        let mut uncalled: Vec<_> =
-            uncalled.map(|(cycle, step)| (&self.freeze.steps[step as usize], self.ordinal(cycle, step))).collect();
-        uncalled.sort_by_key(|(_, ordinal)| *ordinal);
-        uncalled
+        uncalled.map(|(cycle, step)| (&self.freeze.steps[step as usize], self.ordinal(cycle, step))).collect()
     }
 
     /// The first operation that this rank has not called of the next unit, or of those that are left to do.

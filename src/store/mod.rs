@@ -306,7 +306,7 @@ impl KvStore {
     /// While some worker has joined the others may push and pull in any form, wait at barriers and change the optimizer; a call of
     /// anything else that needs every worker, such as `init`, is an error on all. Compressed gradients are joined with what this worker has kept.
     ///
-    /// `local` has nobody to wait for; an error with servers.
+    /// It covers every store of the process. `local` has nobody to wait for; an error with servers, and on devices.
     pub fn join(&self) -> Result<usize> {
         self.healthy()?;
         let _span = timeline::span(Phase::Wait, || "join");

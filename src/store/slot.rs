@@ -27,8 +27,9 @@ struct State {
     /// Operations called, and those of them that are done.
     called: u64,
     done: u64,
-    /// Whether the last operation called leaves a value here.
+    /// Whether the last operation called leaves a value here, and whether the last one done has left none.
     keeps: bool,
+    is_left_out: bool,
     fault: Option<Error>,
 }
 
@@ -75,7 +76,8 @@ impl Slot {
             if let Some(fault) = &state.fault {
                 return Err(fault.clone());
             }
-            if state.done >= called {
+            // A value that the next operation has taken out comes back.
+            if state.done >= called && (state.value.is_some() || state.is_left_out) {
                 return Ok(state.value.clone());
             }
             self.changed.wait(&mut state);
@@ -86,6 +88,7 @@ impl Slot {
     pub(super) fn settle(&self, value: impl Into<Option<Arc<Buffer>>>) {
         let mut state = self.state.lock();
         state.value = value.into();
+        state.is_left_out = state.value.is_none();
         state.done += 1;
         drop(state);
         self.changed.notify_all();

@@ -29,9 +29,13 @@ impl Process {
         self.text.lock().unwrap().clone()
     }
 
+    pub(crate) fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
     /// Whether the process ended in time; if not, it is killed.
     pub(crate) fn ends_by(&mut self, deadline: Instant) -> bool {
-        while self.child.try_wait().unwrap().is_none() {
+        while self.runs() {
             if Instant::now() > deadline {
                 self.child.kill().unwrap();
                 return false;

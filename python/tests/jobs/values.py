@@ -109,6 +109,15 @@ if kind == "dist_sync_mpi":
             other.pushpull("u", np.full(3, rank + 1.0), out)
             assert (out == 1 + step * total).all(), out
         other.push("u", np.ones(3))
+# Workers with different amounts of data.
+if kind == "dist_sync_mpi":
+    with ringpull.create(kind) as uneven:
+        uneven.init("v", np.zeros(3, np.float32))
+        for step in range(rank + 1):
+            value = np.ones(3, np.float32)
+            uneven.pushpull("v", value)
+            assert (value == ranks - step).all(), (step, value)
+        assert uneven.join() == ranks - 1
 store.barrier()
 assert store.stats()["pushes"] > 0
 print(f"rank {rank} of {ranks} is done", flush=True)

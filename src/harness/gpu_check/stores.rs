@@ -86,9 +86,12 @@ fn share(name: &str, ranks: usize) -> Result<String> {
         })
         .collect();
     let lost = || Err(Error::argument("a rank ended by a panic", "see its words above"));
-    let outcomes: Vec<Result<String>> =
-        running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost())).collect();
-    outcomes.into_iter().next_back().unwrap_or_else(lost)
+    let outcomes = running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost()));
+    let (well, faults): (Vec<_>, Vec<_>) = outcomes.partition(Result::is_ok);
+    // That a peer is lost is what others say of the one that has something to tell.
+    let cause = |outcome: &Result<String>| !matches!(outcome, Err(Error::PeerLost { .. }));
+    let at = faults.iter().position(cause).unwrap_or(0);
+    faults.into_iter().nth(at).or_else(|| well.into_iter().next()).unwrap_or_else(lost)
 }
 
 /// Two pushes with momentum, of tensors on every device and of one, against their closed form.

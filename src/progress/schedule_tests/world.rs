@@ -37,6 +37,7 @@ pub(super) type Unit = Vec<(Topic, u64)>;
 pub(super) struct World {
     pub(super) agreement: Agreement,
     pub(super) ranks: Vec<Calls>,
+    sums_block: bool,
     pub(super) programs: Vec<VecDeque<Do>>,
     /// What each rank has called and not seen done.
     pub(super) open: Vec<BTreeSet<(Topic, u64)>>,
@@ -62,7 +63,8 @@ impl World {
         let size = programs.len();
         World {
             agreement: Agreement::new(size, 10.0, 1000),
-            ranks: (0..size).map(Calls::new).collect(),
+            ranks: (0..size).map(|rank| Calls::new(rank, false)).collect(),
+            sums_block: false,
             programs: programs.into_iter().map(VecDeque::from).collect(),
             open: vec![BTreeSet::new(); size],
             waits: vec![false; size],
@@ -77,6 +79,12 @@ impl World {
             fault: None,
             random: seed.wrapping_mul(2).wrapping_add(1),
         }
+    }
+
+    /// The ranks share a host, say: no sum is beside another.
+    pub(super) fn sums_block(&mut self) {
+        self.sums_block = true;
+        self.ranks = (0..self.ranks.len()).map(|rank| Calls::new(rank, true)).collect();
     }
 
     pub(super) fn bucket_bytes(&mut self, bytes: usize) {
@@ -173,7 +181,7 @@ impl World {
     fn end_one(&mut self) -> bool {
         self.times.clear();
         for queue in &self.comm {
-            let first_alone = queue.iter().position(runs_alone);
+            let first_alone = queue.iter().position(|unit| self.sums_block || runs_alone(unit));
             let under_way = if first_alone == Some(0) { 1 } else { first_alone.unwrap_or(queue.len()) };
             queue.iter().take(under_way).for_each(|unit| *self.times.entry(unit.clone()).or_default() += 1);
         }

@@ -58,16 +58,15 @@ impl PushRows {
 
     fn apply(&self) -> Result<()> {
         let (slot, entry, gradient) = (&self.slot, &self.slot.entry, &self.gradient);
+        let mut content = slot.content();
         let Update::Optimize(optimizer) = &self.update else {
-            let mut content = slot.content();
             return on_host(slot, &mut content, &self.devices, self.limit, |value| {
                 self.updates.apply_rows(&self.update, entry, gradient, value)
             });
         };
         let loaded = take_loaded(&self.loaded, &entry.key, optimizer);
-        let kept = slot.state(optimizer, &self.devices, self.limit)?;
+        let kept = slot.state_of(&content, optimizer, &self.devices, self.limit)?;
         let mut state: State = loaded.or(kept).unwrap_or_default();
-        let mut content = slot.content();
         on_host(slot, &mut content, &self.devices, self.limit, |value| {
             let weight = crate::tensor::unshare(value).bytes_mut();
             let rows = gradient.rows.bytes();
@@ -82,16 +81,13 @@ impl Step for PushRows {
         if let Some((host, launch)) = ranks {
             self.gradient = sum_rows(host, launch, &self.slot.entry, &self.gradient)?;
         }
-        Ok(())
+        // Here and not at the end: the next job of the key may be queued before this one is finished.
+        self.apply()
     }
 
     fn finish(self) -> Result<()> {
-        let outcome = self.apply();
-        match &outcome {
-            Ok(()) => self.slot.settle(),
-            Err(fault) => self.slot.fail(fault),
-        }
-        outcome
+        self.slot.settle();
+        Ok(())
     }
 
     fn fail(self, fault: &Error) {

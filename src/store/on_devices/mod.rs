@@ -81,7 +81,10 @@ impl OnDevices {
         if let Some(ranks) = &self.ranks {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
             let terms = Terms { words: terms, settings: Vec::new() };
-            return ranks.engine.submit(topic, operation, terms, Box::new(OverRanks { step, rank: self.rank() }));
+            return ranks
+                .engine
+                .submit(topic, operation, terms, Box::new(OverRanks { step, rank: self.rank() }))
+                .inspect_err(|_| slot.cancel());
         }
         let mut step = step;
         match step.queue(None) {

@@ -68,6 +68,11 @@ impl Slot {
         self.progress.lock().called += 1;
     }
 
+    /// What was called last could not be, and will not be done.
+    pub(super) fn cancel(&self) {
+        self.progress.lock().called -= 1;
+    }
+
     /// Returns when everything called so far has been queued on the devices.
     pub(super) fn settled(&self) -> Result<()> {
         let mut progress = self.progress.lock();
@@ -115,7 +120,17 @@ impl Slot {
 
     /// The optimizer's state in host memory, if `optimizer` would carry it on. Blocks.
     pub(super) fn state(&self, optimizer: &Optimizer, devices: &Devices, limit: Duration) -> Result<Option<State>> {
-        let content = self.content();
+        self.state_of(&self.content(), optimizer, devices, limit)
+    }
+
+    /// As [`state`](Self::state), by who has the content.
+    pub(super) fn state_of(
+        &self,
+        content: &Content,
+        optimizer: &Optimizer,
+        devices: &Devices,
+        limit: Duration,
+    ) -> Result<Option<State>> {
         match &content.kept {
             Some(kept) if optimizer.keeps_states_of(&kept.optimizer) => {
                 let layout = self.layout.sized(self.real_bytes());
