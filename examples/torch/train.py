@@ -1,4 +1,4 @@
-"""Trains a small network on Fashion-MNIST with PyTorch, gradients averaged by a store of ringpull.
+"""Trains a small network on Fashion-MNIST with PyTorch, gradients averaged over the workers by ringpull.torch.
 
     python examples/torch/train.py
     mpirun -n 4 python examples/torch/train.py --kv-store dist_sync_mpi
