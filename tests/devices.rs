@@ -147,9 +147,17 @@ fn check(outcome: &Result<Vec<f32>>, step: u64, manner: Manner, steps: u64) {
 
 #[test]
 fn every_rank_meets_the_fault_of_one() {
-    let counts = [2, 1];
-    let (outcomes, steps) = job(&counts, 9, None, Duration::from_secs(30));
-    outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(&counts); 9]));
+    meet_the_fault_of_rank_0(&[2, 1]);
+}
+
+#[test]
+fn every_one_of_four_ranks_meets_the_fault_of_one() {
+    meet_the_fault_of_rank_0(&[1, 2, 1, 1]);
+}
+
+fn meet_the_fault_of_rank_0(counts: &[usize]) {
+    let (outcomes, steps) = job(counts, 9, None, Duration::from_secs(30));
+    outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(counts); 9]));
     let faults: Vec<Fault> = [Manner::Returned, Manner::Later]
         .into_iter()
         .flat_map(|manner| (0..steps - 10).map(move |step| Fault { step, manner }))
@@ -159,7 +167,7 @@ fn every_rank_meets_the_fault_of_one() {
         thread::scope(|scope| {
             let running: Vec<_> = faults
                 .iter()
-                .map(|fault| scope.spawn(move || (fault, job(&counts, 9, Some(*fault), Duration::from_secs(20)).0)))
+                .map(|fault| scope.spawn(move || (fault, job(counts, 9, Some(*fault), Duration::from_secs(20)).0)))
                 .collect();
             running.into_iter().map(|job| job.join().unwrap()).collect::<Vec<_>>()
         })
@@ -180,7 +188,7 @@ fn address(number: usize) -> SocketAddr {
 }
 
 /// A job of one worker whose platform may have a fault, a server and a scheduler, all threads of this process.
-fn with_servers(root: SocketAddr, fault: Option<Fault>) -> (Result<Vec<f32>>, u64) {
+fn with_servers(kind: Kind, root: SocketAddr, fault: Option<Fault>) -> (Result<Vec<f32>>, u64) {
     let (count, limit) = (2, Duration::from_secs(20));
     let node_host = Some(root.ip());
     let dmlc = |role| Dmlc { role, root, num_workers: 1, num_servers: 1, node_host, preferred_rank: None };
@@ -192,28 +200,37 @@ fn with_servers(root: SocketAddr, fault: Option<Fault>) -> (Result<Vec<f32>>, u6
             let (dmlc, patient) = (dmlc(role), &patient);
             scope.spawn(move || ps::run_node(role, patient, &dmlc));
         }
-        let servers = Servers::connect(Kind::DistSyncDevice, &patient, &dmlc(Role::Worker)).unwrap();
+        let servers = Servers::connect(kind, &patient, &dmlc(Role::Worker)).unwrap();
         let devices = Devices::over(over, limit)?;
         let backend = DeviceSums::new(servers, Arc::clone(&devices), limit);
-        train(&KvStore::over(Kind::DistSyncDevice, Box::new(backend), &patient), &devices, 9)
+        train(&KvStore::over(kind, Box::new(backend), &patient), &devices, 9)
     });
     (outcome, platform.steps())
 }
 
 #[test]
 fn a_worker_of_servers_meets_a_fault_at_any_step_with_an_error() {
-    let (outcome, steps) = with_servers(address(0), None);
+    meet_faults_with_servers(Kind::DistSyncDevice, 0);
+}
+
+#[test]
+fn a_worker_of_servers_that_do_not_wait_meets_a_fault_at_any_step_with_an_error() {
+    meet_faults_with_servers(Kind::DistAsyncDevice, 2000);
+}
+
+fn meet_faults_with_servers(kind: Kind, first_address: usize) {
+    let (outcome, steps) = with_servers(kind, address(first_address), None);
     assert_eq!(outcome.unwrap(), [expected(&[2]); 9]);
     assert!(steps > 20, "{steps} steps");
     let steps_of = |manner| (0..steps).map(move |step| Fault { step, manner });
     let faults: Vec<Fault> = steps_of(Manner::Returned).chain(steps_of(Manner::Later)).collect();
     // Each of them spends its time meeting and parting.
-    let numbered: Vec<(usize, Fault)> = (1..).zip(faults).collect();
+    let numbered: Vec<(usize, Fault)> = (first_address + 1..).zip(faults).collect();
     for faults in numbered.chunks(16) {
         thread::scope(|scope| {
             for (number, fault) in faults {
                 scope.spawn(move || {
-                    let (outcome, _) = with_servers(address(*number), Some(*fault));
+                    let (outcome, _) = with_servers(kind, address(*number), Some(*fault));
                     check(&outcome, fault.step, fault.manner, steps);
                 });
             }
