@@ -1,8 +1,10 @@
 //! Jobs of real processes on loopback: this test binary again, once for each node.
 
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use ringpull::harness::launch;
 
 /// Runs of a job's nodes. Dropping it kills what is left.
 pub(crate) struct Job {
@@ -25,7 +27,7 @@ pub(crate) struct End {
 
 /// A port that nobody listens on.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    launch::free_port(Ipv4Addr::LOCALHOST.into()).unwrap()
 }
 
 impl Job {

@@ -18,6 +18,8 @@ mod supervise;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 pub use self::output::Sink;
@@ -151,10 +153,24 @@ pub(crate) fn role_env(role: Role, index: usize) -> Vec<(String, String)> {
     std::iter::once(("DMLC_ROLE".to_owned(), role.to_string())).chain(id).collect()
 }
 
+/// Ports that no system gives to an outgoing connection by itself. One of those could be taken by a process that connects to it
+/// before anybody listens: TCP lets it connect to itself.
+const PORTS: Range<u16> = 10_000..32_000;
+
 /// A port that nobody on this host listens on now. On an emulated host, which has its own ports, it is as good as any.
-pub(crate) fn free_port(root: IpAddr) -> Result<u16> {
-    let here = TcpListener::bind((root, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
-    here.and_then(|listener| Ok(listener.local_addr()?.port())).map_err(|cause| Error::io("bind", root, &cause))
+pub fn free_port(root: IpAddr) -> Result<u16> {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let mut outcome = Err(Error::argument("no port is free", "end some of the programs that listen on this host"));
+    for _ in 0..PORTS.len() {
+        let place = std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed));
+        let port = PORTS.start + (place % PORTS.len() as u32) as u16;
+        let here = TcpListener::bind((root, port)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)));
+        match here {
+            Ok(_) => return Ok(port),
+            Err(cause) => outcome = Err(Error::io("bind", root, &cause)),
+        }
+    }
+    outcome
 }
 
 /// The address of this host on the route to `host`: the one that `host` can answer to. Sends nothing.
