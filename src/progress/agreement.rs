@@ -284,7 +284,7 @@ impl Agreement {
     }
 
     /// Something that every rank takes part in is under way.
-    pub fn is_busy(&mut self, now_s: f64) {
+    pub fn heard(&mut self, now_s: f64) {
         self.heard_s = now_s;
     }
 

@@ -69,3 +69,13 @@ fn a_rank_that_left_fails_those_who_wait_for_it_at_once() {
     let text = table.call(0, call(7, 0, "f32"), 0.0).unwrap_err().to_string();
     assert!(text.contains("rank 1 is lost") && text.contains("push of key 7"), "{text}");
 }
+
+#[test]
+fn a_rank_that_has_joined_waits_longer_while_a_sum_is_under_way() {
+    let mut agreement = Agreement::new(2, 10.0, 0);
+    assert!(agreement.join(0, 0.0).unwrap().is_empty());
+    agreement.heard(9.0);
+    agreement.check_time(18.0).unwrap();
+    let text = agreement.check_time(20.0).unwrap_err().to_string();
+    assert!(text.contains("join") && text.contains("[1]"), "{text}");
+}

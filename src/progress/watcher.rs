@@ -188,7 +188,7 @@ impl Watcher {
             }
             // After the silent ones: that a rank is silent explains why it has not called.
             if !shared.running.lock().is_empty() {
-                self.agreement.is_busy(now_s);
+                self.agreement.heard(now_s);
             }
             if let Err(fault) = self.agreement.check_time(now_s) {
                 shared.poison(&fault, true);

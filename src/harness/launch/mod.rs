@@ -153,7 +153,7 @@ pub(crate) fn role_env(role: Role, index: usize) -> Vec<(String, String)> {
     std::iter::once(("DMLC_ROLE".to_owned(), role.to_string())).chain(id).collect()
 }
 
-/// Ports that no system gives to an outgoing connection by itself. One of those could be taken by a process that connects to it
+/// Below the ports that Linux by default gives to outgoing connections. One of those could be taken by a process that connects to it
 /// before anybody listens: TCP lets it connect to itself.
 const PORTS: Range<u16> = 10_000..32_000;
 
