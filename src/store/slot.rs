@@ -141,3 +141,27 @@ impl Slot {
         self.state.lock().scratch = Some(scratch);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::key::Key;
+
+    #[test]
+    fn a_value_that_the_next_operation_has_taken_out_is_waited_for() {
+        let slot = Slot::new(Entry { key: Key::from("w"), dtype: DType::U8, shape: [1].into() });
+        slot.call(true);
+        slot.settle(Arc::new(Buffer::copy_of(&[1])));
+        // Another thread's push begins here.
+        drop(slot.take_value());
+        let seen = std::thread::scope(|scope| {
+            let pull = scope.spawn(|| slot.settled());
+            slot.call(true);
+            std::thread::park_timeout(std::time::Duration::from_millis(50));
+            slot.settle(Arc::new(Buffer::copy_of(&[2])));
+            pull.join().expect("a pull does not panic")
+        });
+        assert_eq!(seen.expect("there is no fault").expect("the value is kept").bytes(), [2]);
+    }
+}
