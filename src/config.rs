@@ -103,15 +103,19 @@ impl Default for Config {
 impl Config {
     /// Reads the environment; a value that cannot be used is an error, not a default.
     pub fn from_env() -> Result<Self> {
-        let default = Config::default();
+        Config::from_env_or(Config::default())
+    }
+
+    /// As [`from_env`](Self::from_env), with `default` for what the environment does not set, but for the model.
+    pub fn from_env_or(default: Config) -> Result<Self> {
         let config = Config {
             timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
             segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, at least 1024", default.segment_bytes)?,
             fusion_bytes: parsed("RINGPULL_FUSION_BYTES", "a number of bytes", default.fusion_bytes)?,
-            segment_is_fixed: text("RINGPULL_SEGMENT").is_some(),
+            segment_is_fixed: default.segment_is_fixed || text("RINGPULL_SEGMENT").is_some(),
             algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
             model: ModelSource::from_env(),
-            check_nan: parsed("RINGPULL_CHECK_NAN", "0 or 1", 0u8)? != 0,
+            check_nan: parsed("RINGPULL_CHECK_NAN", "0 or 1", u8::from(default.check_nan))? != 0,
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
             heartbeat_timeout: seconds("PS_HEARTBEAT_TIMEOUT", default.heartbeat_timeout)?,

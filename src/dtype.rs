@@ -52,6 +52,11 @@ impl DType {
         }
     }
 
+    /// Whether sums of the type are made in a longer one and rounded.
+    pub fn is_half(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16)
+    }
+
     /// Whether the type has NaN and Inf, and can be optimised over.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)

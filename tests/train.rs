@@ -32,21 +32,27 @@ fn error(arguments: &[&str]) -> String {
     text
 }
 
-/// The accuracy in per cent that two ranks reach; `None` where there is no `mpirun`.
-fn accuracy_of_two(arguments: &[&str]) -> Option<f64> {
+/// What so many ranks print; `None` where there is no `mpirun`.
+fn of_ranks(ranks: &str, environment: &[(&str, &str)], arguments: &[&str]) -> Option<String> {
     let program = ringpull::config::mpirun_program();
     let version = Command::new(&program).arg("--version").output().ok()?.stdout;
     let mut command = Command::new(&program);
-    command.args(["-n", "2"]);
+    command.args(["-n", ranks]);
     if String::from_utf8_lossy(&version).contains("Open MPI") {
         command
             .args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"])
             .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     }
-    command.env("RAYON_NUM_THREADS", "1");
+    command.env("RAYON_NUM_THREADS", "1").envs(environment.iter().copied());
     let output = command.arg(example()).args(["--kv-store", "dist_sync_mpi"]).args(arguments).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    Some(text)
+}
+
+/// The accuracy in per cent that two ranks reach; `None` where there is no `mpirun`.
+fn accuracy_of_two(arguments: &[&str]) -> Option<f64> {
+    let text = of_ranks("2", &[], arguments)?;
     let figure = text.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
     Some(figure.expect("a run prints its accuracy"))
 }
@@ -74,6 +80,37 @@ fn a_resumed_run_ends_with_the_weights_of_one_that_never_stopped() {
     assert_eq!(hash(&["--steps", "8", "--checkpoint", file, "--resume"]), whole);
     assert_eq!(hash(&["--steps", "8", "--checkpoint", file, "--resume"]), whole, "a finished run has nothing to do");
     assert_ne!(hash(&["--steps", "8", "--seed", "2"]), whole);
+}
+
+#[test]
+fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() {
+    if !has_data() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.safetensors");
+    let few = ["--limit-train", "768", "--batch", "48"];
+    let weights = |environment: &[(&str, &str)], arguments: &[&str]| {
+        let text = of_ranks("3", environment, &[&few[..], arguments].concat())?;
+        let found: Vec<&str> = text.lines().filter_map(|line| line.split("weights ").nth(1)).collect();
+        assert!(found.len() == 3 && found.windows(2).all(|pair| pair[0] == pair[1]), "{text}");
+        Some(found[0].to_owned())
+    };
+    let Some(together) = weights(&[], &["--steps", "12"]) else { return println!("skipped: there is no mpirun") };
+    let apart = [("RINGPULL_SHARED_MEMORY", "0")];
+    assert_eq!(weights(&apart, &["--steps", "12"]).as_ref(), Some(&together), "each rank on a host of its own");
+    let checkpoint = ["--checkpoint", file.to_str().unwrap(), "--resume-if-any", "--steps"];
+    weights(&[], &[&checkpoint[..], &["7"]].concat());
+    assert_eq!(weights(&apart, &[&checkpoint[..], &["12"]].concat()), Some(together.clone()), "after a stop");
+    let mut servers = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    servers.args(["launch", "-n", "3", "-s", "2", "--launcher", "local", "--"]).arg(example());
+    let output = servers.args(["--kv-store", "dist_sync", "--steps", "12"]).args(few).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(text.matches(&format!("weights {together}")).count(), 3, "on servers: {text}");
+    // The ring adds in another order: what is compared does depend on it.
+    let ring = weights(&[("RINGPULL_SHARED_MEMORY", "0"), ("RINGPULL_ALGORITHM", "ring")], &["--steps", "12"]);
+    assert_ne!(ring, Some(together));
 }
 
 #[test]

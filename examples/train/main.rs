@@ -12,10 +12,11 @@ use std::time::Instant;
 
 use clap::Parser;
 use net::Net;
+use ringpull::config::Config;
 use ringpull::harness::training::{self, Options};
 use ringpull::harness::{dataset::Dataset, shard, total::total};
 use ringpull::optim::{Optimizer, Rule};
-use ringpull::store::create;
+use ringpull::store::create_with;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -31,7 +32,9 @@ fn main() -> std::process::ExitCode {
 
 fn train(options: &Options) -> Outcome<()> {
     // First: in a server's or the scheduler's process this call is all there is.
-    let store = create(&options.kv_store)?;
+    // Sums are ordered, so that the weights are the same bits wherever the ranks run. Without it a job on several hosts is faster.
+    let config = Config::from_env_or(Config { algorithm: "ordered".to_owned(), ..Config::default() })?;
+    let store = create_with(&options.kv_store, &config)?;
     training::share_cores()?;
     let [train, test] = [Dataset::read(&options.data, "train")?, Dataset::read(&options.data, "t10k")?];
     let batches = options.batches(train.len())?;

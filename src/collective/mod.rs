@@ -4,8 +4,8 @@
 //! list of its sends and receives, without a message and without a buffer. The map:
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
-//! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`: one family of plans each, opened by the prose that
-//!   explains it;
+//! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each, opened by the
+//!   prose that explains it;
 //! - `messages`: a plan cut into segments; `run`: the interpreter; `idle`: how it waits;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by symbols,
 //!   that the plans of all ranks do what they promise.
@@ -27,6 +27,7 @@
 //! | allreduce `doubling` | `floor(log2 n)`, and 2 if `n` is no power of two | the same | `S` each |
 //! | allreduce `star` | 2 | `n - 1` from rank 0, else 1 | `(n-1) S` from rank 0, else `S` |
 //! | allreduce in two racks | grows with the pieces | the same | `2 (m-1)/m S` to the `m` ranks of its rack, `S/m` across |
+//! | allreduce `ordered`, long | `2 (n-1)`, the pieces behind one another | twice the pieces, from the first and the last rank once | `2 S`, from the first and the last rank `S` |
 //! | allreduce `tree` | `2 floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, tree | `floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, chain of `k` pieces | `n - 1`, the pieces behind one another | `k` | `S` |
@@ -47,6 +48,7 @@ mod direct;
 mod doubling;
 mod idle;
 mod messages;
+mod ordered;
 #[cfg(test)]
 mod proofs;
 mod racks;
@@ -106,6 +108,15 @@ pub fn allreduce(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> 
 pub fn allreduce_in_racks(rank: usize, racks: [&[usize]; 2], len: usize, pieces: usize) -> Plan {
     assert!(racks.iter().all(|ranks| !ranks.is_empty()) && pieces > 0, "two racks with ranks in them, and a piece");
     racks::allreduce(rank, racks, len, pieces)
+}
+
+/// The plan of `rank` for the same sum, each element added up in the order of the ranks, for any `size` and `len`.
+///
+/// # Panics
+/// If `rank` is not below `size`.
+pub fn allreduce_in_order(rank: usize, size: usize, len: usize) -> Plan {
+    assert!(rank < size, "rank {rank} of {size}");
+    ordered::allreduce(rank, size, len)
 }
 
 /// The plan of `rank` that gives every rank the buffer of `root`, of `len` elements: a tree, and a chain for long

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::check::{Fault, Goal, Traffic, check};
 use super::plan::Parts;
-use super::{Algorithm, Move, Plan, Then, allgather, allreduce, broadcast};
+use super::{Algorithm, Move, Plan, Then, allgather, allreduce, allreduce_in_order, broadcast};
 
 const SIZES: std::ops::RangeInclusive<usize> = 1..=33;
 
@@ -86,6 +86,31 @@ fn every_allreduce_has_each_contribution_once_and_the_same_bits() {
                 let traffic = proved(&allreduces(algorithm, size, len), Goal::Allreduce, &what);
                 let is_idle = size == 1 || len == 0;
                 assert_eq!(traffic.messages.iter().sum::<usize>() == 0, is_idle, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_ordered_sum_adds_in_the_order_of_the_ranks_whatever_its_length() {
+    // In several pieces.
+    const LONG_LEN: usize = 9001;
+    let value = |rank: usize, i: usize| 1.0 / (1 + (rank * 31 + i * 7) % 101) as f32;
+    for size in SIZES {
+        for len in [0, 1, size, 1000, LONG_LEN] {
+            let what = format!("{len} elements on {size} ranks");
+            let plans: Vec<Plan> = (0..size).map(|rank| allreduce_in_order(rank, size, len)).collect();
+            let traffic = proved(&plans, Goal::Allreduce, &what);
+            let buffers: Vec<Vec<f32>> = (0..size).map(|rank| (0..len).map(|i| value(rank, i)).collect()).collect();
+            let in_order = |i| buffers[1..].iter().fold(buffers[0][i], |sum: f32, other| sum + other[i]);
+            let expected: Vec<u32> = (0..len).map(|i| in_order(i).to_bits()).collect();
+            for of_rank in executed(&plans, buffers.clone(), |able| able - 1) {
+                assert!(of_rank.iter().map(|sum| sum.to_bits()).eq(expected.iter().copied()), "{what}");
+            }
+            if len == LONG_LEN {
+                let most = plans.iter().map(Plan::sent_len).max();
+                assert!(most <= Some(2 * len), "{what}: {most:?} elements from one rank");
+                assert!(size == 1 || traffic.rounds >= 2, "{what}");
             }
         }
     }

@@ -26,6 +26,8 @@ pub enum Choice {
     Auto,
     /// By this plan.
     Plan(Algorithm),
+    /// Every element in the order of the ranks: the same bits wherever the ranks run.
+    Ordered,
     /// By the library under the transport: `MPI_Allreduce`.
     Native,
 }
@@ -36,11 +38,15 @@ impl FromStr for Choice {
     fn from_str(name: &str) -> Result<Self> {
         match name {
             "auto" => Ok(Choice::Auto),
+            "ordered" => Ok(Choice::Ordered),
             "native" => Ok(Choice::Native),
             other => other.parse().map(Choice::Plan).map_err(|_| {
                 Error::argument(
                     format!("unknown algorithm {other:?}"),
-                    format!("the algorithms are auto, {}, and native, the MPI library's own", Algorithm::names()),
+                    format!(
+                        "the algorithms are auto, {}, ordered, the same bits wherever the ranks run, and native, the MPI library's own",
+                        Algorithm::names()
+                    ),
                 )
             }),
         }
@@ -52,6 +58,7 @@ impl fmt::Display for Choice {
         match self {
             Choice::Auto => out.pad("auto"),
             Choice::Plan(algorithm) => algorithm.fmt(out),
+            Choice::Ordered => out.pad("ordered"),
             Choice::Native => out.pad("native"),
         }
     }
@@ -125,17 +132,29 @@ impl Host {
         &self.placement.hosts
     }
 
-    /// The plan of a sum by messages; the runner is set to the segments that suit it.
-    fn plan(&mut self, algorithm: Option<Algorithm>, len_bytes: usize, dtype: DType) -> Plan {
-        let size = self.size();
-        let (algorithm, segment_bytes) = if let Some(algorithm) = algorithm {
-            (algorithm, self.cuts.most_bytes)
-        } else {
-            let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
-            (chosen.algorithm, chosen.segment_bytes)
-        };
-        self.runner.segment_bytes = segment_bytes;
-        collective::allreduce(algorithm, self.rank(), size, len_bytes / dtype.size_bytes())
+    /// The plan of a sum by messages, and the segments that suit it; `None` if `choice` is to sum another way.
+    fn plan(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<(Plan, usize)> {
+        let (rank, size, len) = (self.rank(), self.size(), len_bytes / dtype.size_bytes());
+        let most_bytes = self.cuts.most_bytes;
+        match choice {
+            Choice::Auto if self.placement.has_neighbours() => None,
+            Choice::Auto => match self.placement.plan_in_racks(rank, len_bytes, dtype.size_bytes()) {
+                Some(plan) => Some((plan, most_bytes)),
+                None => {
+                    let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
+                    Some((collective::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes))
+                }
+            },
+            Choice::Plan(algorithm) => Some((collective::allreduce(algorithm, rank, size, len), most_bytes)),
+            Choice::Ordered if self.adds_in_order_here(dtype) => None,
+            Choice::Ordered => Some((collective::allreduce_in_order(rank, size, len), most_bytes)),
+            Choice::Native => None,
+        }
+    }
+
+    /// Whether shared memory adds as `ordered` does: it rounds halves after several addends, a message after each.
+    fn adds_in_order_here(&self, dtype: DType) -> bool {
+        self.placement.is_one_host() && self.placement.has_neighbours() && !dtype.is_half()
     }
 
     /// This rank.
@@ -163,6 +182,7 @@ impl Host {
     pub fn sums_block(&self) -> bool {
         match self.choice {
             Choice::Auto => self.placement.has_neighbours(),
+            Choice::Ordered => self.adds_in_order_here(DType::F32),
             Choice::Plan(_) => false,
             Choice::Native => true,
         }
@@ -181,20 +201,12 @@ impl Host {
         stamp: Stamp,
         priority: i32,
     ) -> Result<Option<Ticket>> {
-        if let Some(plan) = self.plan_in_racks(self.choice, dtype, data.len()) {
-            // SAFETY: as the caller promises.
-            return Ok(Some(unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) }));
-        }
-        let algorithm = match self.choice {
-            Choice::Auto if !self.placement.has_neighbours() => None,
-            Choice::Plan(algorithm) => Some(algorithm),
-            Choice::Auto | Choice::Native => {
-                self.drain()?;
-                // SAFETY: the caller gives the memory away until this is done.
-                return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
-            }
+        let Some((plan, segment_bytes)) = self.plan(self.choice, dtype, data.len()) else {
+            self.drain()?;
+            // SAFETY: the caller gives the memory away until this is done.
+            return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
         };
-        let plan = self.plan(algorithm, data.len(), dtype);
+        self.runner.segment_bytes = segment_bytes;
         // SAFETY: as the caller promises.
         let ticket = unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) };
         self.runner.segment_bytes = self.cuts.most_bytes;
@@ -233,16 +245,13 @@ impl Host {
 
     /// As [`allreduce`](Self::allreduce), by the given way.
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        if let Some(plan) = self.plan_in_racks(choice, dtype, data.len()) {
-            return self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
-        }
-        let algorithm = match choice {
-            Choice::Auto if self.placement.has_neighbours() => return self.allreduce_by_host(dtype, data, stamp),
-            Choice::Auto => None,
-            Choice::Plan(algorithm) => Some(algorithm),
-            Choice::Native => return self.allreduce_natively(dtype, data),
+        let Some((plan, segment_bytes)) = self.plan(choice, dtype, data.len()) else {
+            return match choice {
+                Choice::Native => self.allreduce_natively(dtype, data),
+                _ => self.allreduce_by_host(dtype, data, stamp),
+            };
         };
-        let plan = self.plan(algorithm, data.len(), dtype);
+        self.runner.segment_bytes = segment_bytes;
         let outcome = self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
         self.runner.segment_bytes = self.cuts.most_bytes;
         outcome
@@ -342,12 +351,6 @@ impl Host {
         };
         let node = self.placement.node.as_mut();
         hierarchy::allreduce((hosts, node), (&mut *self.transport, &mut self.runner), dtype, data, patience)
-    }
-
-    /// The plan of `auto` where hosts of one rank stand in two racks.
-    fn plan_in_racks(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<Plan> {
-        let is_asked = choice == Choice::Auto && !self.placement.has_neighbours();
-        if is_asked { self.placement.plan_in_racks(self.rank(), len_bytes, dtype.size_bytes()) } else { None }
     }
 
     fn allreduce_natively(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {

@@ -118,6 +118,30 @@ fn all_ranks_hold_the_same_bits_in_every_run() {
 }
 
 #[test]
+fn an_ordered_sum_has_the_same_bits_wherever_the_ranks_run() {
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        for len in [3, 5000, 300_001] {
+            let sums = |hosts: &[usize]| {
+                let of_ranks = with_element!(dtype, T => on_ranks(hosts, |host| {
+                    let mut data = buffer(len * dtype.size_bytes(), true);
+                    let values: &mut [T] = bytemuck::cast_slice_mut(data.bytes_mut());
+                    let value = |at: usize, rank: usize| T::from_f64(1.0 / (1 + (at + 7 * rank) % 89) as f64);
+                    values.iter_mut().enumerate().for_each(|(at, to)| *to = value(at, host.rank()));
+                    host.allreduce_by(Choice::Ordered, dtype, data.bytes_mut(), 0).unwrap();
+                    data.bytes().to_vec()
+                }));
+                assert!(of_ranks.windows(2).all(|pair| pair[0] == pair[1]), "{len} of {dtype} on {hosts:?}");
+                of_ranks[0].clone()
+            };
+            let together = sums(&[0; 4]);
+            for hosts in [&[0, 1, 2, 3][..], &[0, 0, 1, 1], &[0, 1, 0, 1]] {
+                assert!(sums(hosts) == together, "{len} of {dtype} on {hosts:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_an_error_for_the_others_within_the_deadline() {
     let config = Config { timeout: Duration::from_millis(300), ..Config::default() };
     std::thread::scope(|scope| {

@@ -114,7 +114,7 @@ impl Optimizer {
     }
 
     fn has_master(&self, dtype: DType) -> bool {
-        self.multi_precision && matches!(dtype, DType::F16 | DType::BF16)
+        self.multi_precision && dtype.is_half()
     }
 
     /// Updates the weight at each `(byte offset, gradient)`.

@@ -23,7 +23,12 @@ use crate::timeline;
 /// The device kinds work on the devices that `RINGPULL_DEVICES` names, all GPUs if it is unset; `dist_sync_mpi` works on
 /// devices if it is set. [`create_on`] takes them from the caller, who makes tensors on them.
 pub fn create(kind: &str) -> Result<KvStore> {
-    let (kind, config) = (kind.parse::<Kind>()?, Config::from_env()?);
+    create_with(kind, &Config::from_env()?)
+}
+
+/// As [`create`], with the caller's settings. They must be the same on every rank.
+pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
+    let kind = kind.parse::<Kind>()?;
     let named = config::devices();
     let devices = match kind {
         Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice if !becomes_a_node(kind)? => {
@@ -35,7 +40,7 @@ pub fn create(kind: &str) -> Result<KvStore> {
         },
         _ => None,
     };
-    build(kind, &config, devices)
+    build(kind, config, devices)
 }
 
 /// As [`create`], for a kind that works on devices: on these.

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 pub use anywhere::{Anywhere, Gradient, Value};
 pub use contribution::{Contribution, MergedRows};
-pub use create::{create, create_on};
+pub use create::{create, create_on, create_with};
 pub use states::SavedStates;
 pub(crate) use states::replace_file;
 pub use table::Entry;

@@ -50,8 +50,6 @@ pub(crate) fn plain(ranks: usize) -> String {
     let mut command = Command::new(ringpull::config::mpirun_program());
     command.args(["-n", &ranks.to_string(), "--oversubscribe", "--bind-to", "none"]).arg(super::example());
     command.args(["--kv-store", "dist_sync_mpi"]).args(EPOCHS).env("RAYON_NUM_THREADS", "1");
-    // As in pods: every rank on a host of its own, and plans that no measurement has chosen.
-    command.env("RINGPULL_SHARED_MEMORY", "0").env("RINGPULL_MODEL", "default");
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -62,10 +60,7 @@ pub(crate) fn plain(ranks: usize) -> String {
 /// Runs the job to its end: ranks on all hosts, equal weights, and those of a plain `mpirun`.
 pub(crate) fn trains_alike(test: &str, image: &Image, options: &[&str], hosts: usize, ranks: usize, trouble: Trouble) {
     let script = format!("echo host=$(hostname) probe=$PROBE; exec {}", train().join(" "));
-    // What decides the order of additions is the same as in `plain`.
-    let environment =
-        ["--env", "PROBE=passed on", "--env", "RINGPULL_MODEL=default", "--env", "RINGPULL_SHARED_MEMORY=0"];
-    let words = [options, &environment].concat();
+    let words = [options, &["--env", "PROBE=passed on"]].concat();
     let mut job =
         Job::new(test, image, &manifest(&[&["train", "--name", "sim"], &words[..]].concat(), &["sh", "-c", &script]));
     let mut launcher = job.launch(trouble);
@@ -88,10 +83,7 @@ pub(crate) fn loses_a_worker(test: &str, image: &Image) {
     let mut words = train();
     let epochs = words.iter().position(|word| *word == "--epochs").unwrap() + 1;
     words[epochs] = "3";
-    // A run that goes on from a checkpoint sums its first steps one by one again: without buckets the additions are the same.
-    let environment = ["--env", "RINGPULL_MODEL=default", "--env", "RINGPULL_FUSION_BYTES=0"];
-    let job_of =
-        |words: &[&str]| manifest(&[&["train", "--name", "sim", "--workers", "4"], &environment[..]].concat(), words);
+    let job_of = |words: &[&str]| manifest(&["train", "--name", "sim", "--workers", "4"], words);
     let whole = {
         let mut job = Job::new(&format!("{test}w"), image, &job_of(&words));
         let mut launcher = job.launch(Trouble::default());

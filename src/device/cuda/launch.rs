@@ -182,7 +182,7 @@ impl Queue<'_> {
         };
         let len = (weight.len_bytes() / dtype.size_bytes()) as u64;
         let (to, from) = (weight.address(), gradient.address());
-        let mastered = optimizer.multi_precision && matches!(dtype, DType::F16 | DType::BF16);
+        let mastered = optimizer.multi_precision && dtype.is_half();
         let (slots, master) = slots.split_at(slots.len() - usize::from(mastered));
         let slot = |index: usize| slots.get(index).map_or(0, Slice::address);
         let (slot0, slot1) = (slot(0), slot(1));
