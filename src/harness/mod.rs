@@ -1,7 +1,7 @@
 //! Runs jobs, verifies and measures them: emulated hosts, launching, the benches and the comparison.
 //!
 //! - [`link`]: the rate of a link; [`lab`]: emulated hosts joined by links of that rate;
-//! - [`mpirun`]: the command that starts MPI ranks; [`launch`]: jobs of scheduler, servers and workers;
+//! - [`mpirun`]: the command that starts MPI ranks; [`childless`]: whether it outlives them; [`launch`]: jobs of scheduler, servers and workers;
 //! - [`interrupt`]: Ctrl-C and its like; [`machine`]: what this machine can do;
 //! - [`size`], [`models`]: payloads, as sizes or as the key lists of models;
 //! - [`mode`]: what can be compared; [`cost`]: what each must move, in closed form;
@@ -16,6 +16,7 @@
 
 pub mod allreduce;
 pub mod checkpoint;
+pub mod childless;
 pub mod compare;
 pub mod compute;
 pub mod cost;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Role;
 use crate::error::{Error, Result};
+use crate::harness::childless::Childless;
 use crate::harness::compare::{Runner, Workload, peers};
 use crate::harness::interrupt::Interrupt;
 use crate::harness::lab::Lab;
@@ -186,11 +187,11 @@ impl Launched {
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let out = std::thread::spawn(move || out.map(drain).unwrap_or_default());
         let err = std::thread::spawn(move || err.map(drain).unwrap_or_default());
-        let deadline = Instant::now() + JOB_LIMIT;
+        let (deadline, mut childless) = (Instant::now() + JOB_LIMIT, Childless::watch(child.id()));
         let status = loop {
             match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
                 Some(status) => break Some(status),
-                None if Instant::now() > deadline || self.interrupt.count() > 0 => {
+                None if Instant::now() > deadline || self.interrupt.count() > 0 || childless.is_stuck() => {
                     child.kill().map_err(|cause| Error::io("end", "mpirun", &cause))?;
                     child.wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))?;
                     break None;
@@ -203,6 +204,7 @@ impl Launched {
             Some(status) if status.success() => Ok(out),
             Some(status) => Err(failed(&format!("mpirun ended with {status}"), &err)),
             None if self.interrupt.count() > 0 => Err(failed("interrupted", "")),
+            None if Instant::now() <= deadline => Err(failed("all ranks ended and mpirun did not", &err)),
             None => Err(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
         }
     }

@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use super::{address_towards, free_port, role_env};
 use crate::config::Role;
 use crate::error::{Error, Result};
+use crate::harness::childless::{Childless, PATIENCE};
 use crate::harness::interrupt::Interrupt;
 use crate::harness::lab;
 use crate::harness::mpirun::{Hosts, Mpirun, Ranks};
@@ -32,13 +33,14 @@ pub struct MpiJob {
 }
 
 impl MpiJob {
-    /// Runs the job to its end; its exit code. `mpirun` itself ends all when one fails.
+    /// Runs the job to its end; its exit code. `mpirun` itself ends all when one fails. An error, after which nothing is left, if `mpirun`
+    /// does not end when its ranks have.
     pub fn run(&self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
         let mut ready = Mpirun::find()?.command_of_parts(&self.hosts, &self.parts()?)?;
         let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
         let pid = rustix::process::Pid::from_child(&child);
-        let mut passed_on = interrupt.count();
+        let (mut passed_on, mut childless) = (interrupt.count(), Childless::watch(child.id()));
         loop {
             match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
                 Some(status) => {
@@ -49,6 +51,16 @@ impl MpiJob {
                     passed_on = interrupt.count();
                     rustix::process::kill_process(pid, rustix::process::Signal::TERM)
                         .map_err(|cause| Error::io("end", "mpirun", &cause.into()))?;
+                }
+                None if childless.is_stuck() => {
+                    child.kill().and_then(|()| child.wait()).map_err(|cause| Error::io("end", "mpirun", &cause))?;
+                    return Err(Error::argument(
+                        format!(
+                            "all processes have ended and mpirun had not, {} s later; it is ended",
+                            PATIENCE.as_secs()
+                        ),
+                        "go by what the processes said: how each of them ended died with mpirun. Open MPI 4.1 is known to do this where ranks fail",
+                    ));
                 }
                 None => std::thread::park_timeout(std::time::Duration::from_millis(50)),
             }
