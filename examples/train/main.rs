@@ -31,9 +31,9 @@ fn main() -> std::process::ExitCode {
 }
 
 fn train(options: &Options) -> Outcome<()> {
-    // First: in a server's or the scheduler's process this call is all there is.
     // Sums are ordered, so that the weights are the same bits wherever the ranks run. Without it a job on several hosts is faster.
     let config = Config::from_env_or(Config { algorithm: "ordered".to_owned(), ..Config::default() })?;
+    // First: in a server's or the scheduler's process this call is all there is.
     let store = create_with(&options.kv_store, &config)?;
     training::share_cores()?;
     let [train, test] = [Dataset::read(&options.data, "train")?, Dataset::read(&options.data, "t10k")?];
