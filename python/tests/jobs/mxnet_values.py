@@ -73,7 +73,10 @@ for (dtype, shape, stype), name in names.items():
     if stype == "r":
         empty = mx.nd.sparse.zeros("row_sparse", shape, dtype=dtype)
         store.push(name, empty)
+        # Whatever the key's dtype is, the output's is its own; what is not asked for is gone from it.
         out = mx.nd.sparse.zeros("row_sparse", shape)
+        store.row_sparse_pull(name, out=out, row_ids=mx.nd.arange(shape[0]))
+        holds(out, expected)
         store.row_sparse_pull(name, out=out, row_ids=mx.nd.array([]))
         holds(out, 0)
 
@@ -87,6 +90,16 @@ if kind != "ringpull_local":
         packed.pushpull("packed", mx.nd.array([0.3, 0.6, -0.9]), out=out)
         if kind == "dist_sync_mpi":
             holds(out, ranks * np.array(expected, "float32"))
+    # The same by push and then pull, with an optimizer, in a tensor whose codes fill no whole number of words.
+    packed.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE))
+    packed.init("ragged", mx.nd.zeros((37, 3)))
+    said = 0
+    for gradient, code in ((0.375, 0), (0.125, 0.5), (-0.25, 0), (-0.25, -0.5), (0.5, 0.5)):
+        packed.push("ragged", mx.nd.ones((37, 3)) * gradient)
+        out = mx.nd.empty((37, 3))
+        packed.pull("ragged", out=out)
+        said += code
+        holds(out, RATE * ranks * said)
 
 # A trainer: equal weights from unequal beginnings, and a distributed store is not reset.
 if kind == "dist_sync_mpi":
