@@ -103,10 +103,10 @@ impl Default for Config {
 impl Config {
     /// Reads the environment; a value that cannot be used is an error, not a default.
     pub fn from_env() -> Result<Self> {
-        Config::from_env_or(Config::default())
+        Config::from_env_or(Config { model: ModelSource::Cached, ..Config::default() })
     }
 
-    /// As [`from_env`](Self::from_env), with `default` for what the environment does not set, but for the model.
+    /// As [`from_env`](Self::from_env), with `default` for what the environment does not set.
     pub fn from_env_or(default: Config) -> Result<Self> {
         let config = Config {
             timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
@@ -114,7 +114,7 @@ impl Config {
             fusion_bytes: parsed("RINGPULL_FUSION_BYTES", "a number of bytes", default.fusion_bytes)?,
             segment_is_fixed: default.segment_is_fixed || text("RINGPULL_SEGMENT").is_some(),
             algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
-            model: ModelSource::from_env(),
+            model: ModelSource::from_env().unwrap_or(default.model),
             check_nan: parsed("RINGPULL_CHECK_NAN", "0 or 1", u8::from(default.check_nan))? != 0,
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
@@ -128,13 +128,13 @@ impl Config {
 }
 
 impl ModelSource {
-    fn from_env() -> Self {
-        match text("RINGPULL_MODEL").as_deref() {
-            None | Some("cached") => ModelSource::Cached,
-            Some("probe") => ModelSource::Probe,
-            Some("default") => ModelSource::Default,
-            Some(path) => ModelSource::File(path.into()),
-        }
+    fn from_env() -> Option<Self> {
+        Some(match text("RINGPULL_MODEL")?.as_str() {
+            "cached" => ModelSource::Cached,
+            "probe" => ModelSource::Probe,
+            "default" => ModelSource::Default,
+            path => ModelSource::File(path.into()),
+        })
     }
 }
 

@@ -186,11 +186,15 @@ fn mpirun_starts_the_same_roles() {
 
 #[test]
 fn an_mpirun_that_outlives_its_processes_is_ended_and_said() {
+    if !Path::new("/proc/thread-self/children").exists() {
+        eprintln!("skipped: this kernel does not tell children");
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("mpirun");
     // Answers as Open MPI, runs what it is given and then hangs, as Open MPI's does once in a while.
     let script =
-        "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }\nsleep 2\nexec sleep 3600\n";
+        "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }\nsleep 2\nexec sleep 40\n";
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let begun = Instant::now();
@@ -198,7 +202,7 @@ fn an_mpirun_that_outlives_its_processes_is_ended_and_said() {
     let output = command.env("RINGPULL_MPIRUN", &program).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("all processes have ended and mpirun had not"), "{text}");
+    assert!(text.contains("its processes ended and it did not"), "{text}");
     assert!(begun.elapsed() < DEADLINE);
 }
 

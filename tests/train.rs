@@ -43,7 +43,7 @@ fn of_ranks(ranks: &str, environment: &[(&str, &str)], arguments: &[&str]) -> Op
             .args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"])
             .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     }
-    command.env("RAYON_NUM_THREADS", "1").envs(environment.iter().copied());
+    command.envs(environment.iter().copied());
     let output = command.arg(example()).args(["--kv-store", "dist_sync_mpi"]).args(arguments).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));

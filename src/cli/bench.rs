@@ -45,7 +45,8 @@ pub struct AllreduceArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, default_value = "4,64KiB,25MB")]
     pub sizes: String,
-    /// The plan: auto, ring, halving, direct, ..., or native for the MPI library's own `MPI_Allreduce`.
+    /// The plan: auto, ring, halving, direct, ..., ordered for the same bits wherever the ranks run, or native for the MPI library's
+    /// own `MPI_Allreduce`.
     #[arg(long, default_value = "auto")]
     pub algorithm: String,
     /// Measured iterations of each size.

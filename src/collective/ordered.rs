@@ -1,6 +1,7 @@
 //! Ordered: every element is added up in the order of the ranks, `((x0 + x1) + x2) + ...`, as shared memory and parameter
 //! servers add. The bits of a sum then depend on the contributions alone: not on where the ranks run, nor on the length
-//! of the buffer, nor on what else was summed with it. The price is that no rank may begin with a part of its own.
+//! of the buffer, nor on what else was summed with it.
+//! A plan adds what arrives to what is there, so no rank may begin with a part of its own, as in a ring.
 //!
 //! *Short buffers* take the star (`star`), whose rank 0 adds what arrives in that order.
 //!
@@ -16,8 +17,8 @@
 //! ```
 //!
 //! Cost, for `S` bytes: `2 (n-1)` messages lie in a row, the pieces behind one another, and the ranks within the line move `2 S`
-//! bytes in each direction, where the ring moves `2(n-1)/n S`: 1.14 times as much on 8 ranks, 1.33 on 4. Each link carries
-//! one flow in each direction, and ranks that follow each other on one host pass it once.
+//! bytes in each direction, where the ring moves `2(n-1)/n S`: 1.14 times as much on 8 ranks, 1.33 on 4. Two ranks move `S`, as in a
+//! ring. A host's link carries what its ranks do, less what goes between ranks on it that follow each other.
 
 use super::plan::{Parts, Plan, Then};
 use super::{star, tree};

@@ -107,10 +107,18 @@ fn an_ordered_sum_adds_in_the_order_of_the_ranks_whatever_its_length() {
             for of_rank in executed(&plans, buffers.clone(), |able| able - 1) {
                 assert!(of_rank.iter().map(|sum| sum.to_bits()).eq(expected.iter().copied()), "{what}");
             }
-            if len == LONG_LEN {
-                let most = plans.iter().map(Plan::sent_len).max();
-                assert!(most <= Some(2 * len), "{what}: {most:?} elements from one rank");
-                assert!(size == 1 || traffic.rounds >= 2, "{what}");
+            if len == LONG_LEN && size > 2 {
+                let pieces = plans[0].parts.count();
+                assert!(pieces > 1, "{what}");
+                assert_eq!(traffic.rounds, 2 * (size - 1), "{what}: the pieces go behind one another");
+                for (rank, plan) in plans.iter().enumerate() {
+                    let neighbours = if rank == 0 || rank + 1 == size { 1 } else { 2 };
+                    assert_eq!(
+                        (plan.sent_len(), traffic.messages[rank]),
+                        (neighbours * len, neighbours * pieces),
+                        "{what}"
+                    );
+                }
             }
         }
     }

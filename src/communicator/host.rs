@@ -134,27 +134,28 @@ impl Host {
 
     /// The plan of a sum by messages, and the segments that suit it; `None` if `choice` is to sum another way.
     fn plan(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<(Plan, usize)> {
-        let (rank, size, len) = (self.rank(), self.size(), len_bytes / dtype.size_bytes());
-        let most_bytes = self.cuts.most_bytes;
+        let (rank, size, element_bytes, most_bytes) =
+            (self.rank(), self.size(), dtype.size_bytes(), self.cuts.most_bytes);
+        let len = len_bytes / element_bytes;
         match choice {
             Choice::Auto if self.placement.has_neighbours() => None,
-            Choice::Auto => match self.placement.plan_in_racks(rank, len_bytes, dtype.size_bytes()) {
-                Some(plan) => Some((plan, most_bytes)),
-                None => {
+            Choice::Auto => {
+                let in_racks = self.placement.plan_in_racks(rank, len_bytes, element_bytes);
+                in_racks.map(|plan| (plan, most_bytes)).or_else(|| {
                     let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
                     Some((collective::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes))
-                }
-            },
+                })
+            }
             Choice::Plan(algorithm) => Some((collective::allreduce(algorithm, rank, size, len), most_bytes)),
-            Choice::Ordered if self.adds_in_order_here(dtype) => None,
+            Choice::Ordered if self.is_ordered_anyway() => None,
             Choice::Ordered => Some((collective::allreduce_in_order(rank, size, len), most_bytes)),
             Choice::Native => None,
         }
     }
 
-    /// Whether shared memory adds as `ordered` does: it rounds halves after several addends, a message after each.
-    fn adds_in_order_here(&self, dtype: DType) -> bool {
-        self.placement.is_one_host() && self.placement.has_neighbours() && !dtype.is_half()
+    /// Whether all ranks sum in shared memory, which adds in the order of the ranks anyway.
+    fn is_ordered_anyway(&self) -> bool {
+        self.placement.is_one_host() && self.placement.has_neighbours()
     }
 
     /// This rank.
@@ -182,7 +183,7 @@ impl Host {
     pub fn sums_block(&self) -> bool {
         match self.choice {
             Choice::Auto => self.placement.has_neighbours(),
-            Choice::Ordered => self.adds_in_order_here(DType::F32),
+            Choice::Ordered => self.is_ordered_anyway(),
             Choice::Plan(_) => false,
             Choice::Native => true,
         }

@@ -1,10 +1,16 @@
-//! Notices an `mpirun` that outlives its ranks.
+//! Notices an `mpirun` on this host that outlives its ranks.
 //!
 //! Open MPI 4.1's can wait for itself for ever when ranks end while it ends the job: every child has gone, and `mpirun` stays.
-//! Where the kernel does not tell a process's children nothing is noticed.
+//! Only ranks of this host are its children all the time; of other hosts it knows by agents that leave it. Where the kernel does
+//! not tell a process's children, nothing is noticed.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::mpirun::Hosts;
 
 /// How long a process may go on without children before it is taken for one that will not end.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -14,28 +20,43 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// Watches one process.
 #[derive(Debug)]
 pub struct Childless {
-    pid: u32,
-    asked: Instant,
+    /// `None`: its children do not tell.
+    pid: Option<u32>,
+    asked: Option<Instant>,
     had_children: bool,
     since: Option<Instant>,
 }
 
 impl Childless {
-    /// Begins to watch process `pid`.
-    pub fn watch(pid: u32) -> Self {
-        Childless { pid, asked: Instant::now(), had_children: false, since: None }
+    /// Begins to watch process `pid`, an `mpirun` of ranks on `hosts`.
+    pub fn watch(pid: u32, hosts: &Hosts) -> Self {
+        let pid = matches!(hosts, Hosts::Local).then_some(pid);
+        Childless { pid, asked: None, had_children: false, since: None }
     }
 
     /// Whether the process has had children, and has had none for [`PATIENCE`]. To be asked again and again; does not block.
     pub fn is_stuck(&mut self) -> bool {
-        if self.asked.elapsed() >= INTERVAL {
-            self.asked = Instant::now();
-            let has_children = has_children(self.pid).unwrap_or(true);
-            self.had_children |= has_children;
-            self.since = if has_children { None } else { self.since.or(Some(self.asked)) };
+        let Some(pid) = self.pid else { return false };
+        let now = Instant::now();
+        if self.asked.is_some_and(|asked| now - asked < INTERVAL) {
+            return false;
         }
-        self.had_children && self.since.is_some_and(|since| since.elapsed() >= PATIENCE)
+        self.asked = Some(now);
+        self.observe(now, has_children(pid) != Some(false))
     }
+
+    fn observe(&mut self, now: Instant, has_children: bool) -> bool {
+        self.had_children |= has_children;
+        self.since = if has_children { None } else { self.since.or(Some(now)) };
+        self.had_children && self.since.is_some_and(|since| now - since >= PATIENCE)
+    }
+}
+
+/// Whether what this process writes, and what its children write in its place, is taken: who is held up by a full pipe is not stuck.
+pub fn output_is_taken() -> bool {
+    let (out, err) = (std::io::stdout(), std::io::stderr());
+    let mut both = [PollFd::new(&out, PollFlags::OUT), PollFd::new(&err, PollFlags::OUT)];
+    poll(&mut both, Some(&Timespec::default())).is_ok_and(|ready| ready == both.len())
 }
 
 /// Whether any child of the process's threads still runs; `None` where the kernel does not say.
@@ -51,31 +72,58 @@ fn has_children(pid: u32) -> Option<bool> {
 
 /// Whether a process is more than its exit code, which waits for its parent.
 fn runs(pid: &str) -> bool {
-    let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
-    // The name before the state may hold anything, parentheses too.
-    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+    match std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")) {
+        // The name before the state may hold anything, parentheses too.
+        Ok(stat) => stat.rsplit_once(')').is_none_or(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X'])),
+        Err(cause) => cause.kind() != ErrorKind::NotFound,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use super::*;
 
     #[test]
-    fn a_process_has_children_until_they_have_ended_taken_leave_of_or_not() {
-        let own = std::process::id();
-        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        assert_eq!(has_children(own).map(|_| true), Some(true), "this kernel does not tell children");
-        assert!(runs(&child.id().to_string()));
-        child.kill().unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while runs(&child.id().to_string()) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
+    fn only_who_has_had_children_and_has_none_for_long_is_stuck() {
+        let start = Instant::now();
+        let after = |seconds: u64| start + Duration::from_secs(seconds);
+        let mut watched = Childless::watch(1, &Hosts::Local);
+        for second in 0..20 {
+            assert!(!watched.observe(after(second), false), "it has started nothing yet");
         }
-        assert!(!runs(&child.id().to_string()), "a zombie does not run");
-        child.wait().unwrap();
-        assert!(!runs(&child.id().to_string()));
-        assert_eq!(has_children(u32::MAX), None);
+        assert!(!watched.observe(after(20), true));
+        assert!(!watched.observe(after(21), false));
+        assert!(!watched.observe(after(25), false));
+        assert!(!watched.observe(after(26), true), "it has another child");
+        assert!(!watched.observe(after(27), false));
+        assert!(watched.observe(after(27) + PATIENCE, false));
+        assert!(!Childless::watch(u32::MAX, &Hosts::Lab(vec![1, 2])).is_stuck());
+    }
+
+    #[test]
+    fn a_process_has_children_until_they_have_ended() {
+        if !Path::new("/proc/thread-self/children").exists() {
+            println!("skipped: this kernel does not tell children");
+            return;
+        }
+        // A shell with one child, which ends when its input does.
+        let mut shell =
+            Command::new("sh").args(["-c", "cat; read _ < /dev/zero"]).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = shell.id();
+        let becomes = |what: bool| {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while has_children(pid) != Some(what) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            has_children(pid)
+        };
+        assert_eq!(becomes(true), Some(true));
+        drop(shell.stdin.take());
+        assert_eq!(becomes(false), Some(false));
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        assert_eq!(has_children(pid), None);
     }
 }

@@ -121,7 +121,7 @@ impl Engine {
         // Ends by itself when the last owner of `shared` is gone; it is not joined.
         spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
         let limit = config.timeout;
-        let settings = format!("by {} in segments of {} bytes", config.algorithm, config.segment_bytes);
+        let settings = settings_of(config);
         let stores = AtomicU64::new(0);
         Ok(Arc::new(Engine { shared, threads: Mutex::new(threads), limit, library, settings, stores }))
     }
@@ -342,6 +342,11 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+/// How an engine with these settings sums, in words.
+pub(super) fn settings_of(config: &Config) -> String {
+    format!("by {} in segments of {} bytes", config.algorithm, config.segment_bytes)
 }
 
 /// The finishing thread. Ends when the comm thread has.

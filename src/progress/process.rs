@@ -13,7 +13,7 @@ use signal_hook::consts::SIGTERM;
 
 use crate::config::{self, Config};
 use crate::error::{Error, Result};
-use crate::progress::engine::{Connect, Connected, Engine};
+use crate::progress::engine::{Connect, Connected, Engine, settings_of};
 use crate::timeline;
 use crate::transport::Transport;
 use crate::transport::mpi::Mpi;
@@ -21,11 +21,19 @@ use crate::transport::star::{self, Hub};
 
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
-/// This process's engine over all ranks of its MPI job. The first call is collective.
+/// This process's engine over all ranks of its MPI job. The first call is collective. An error if `config` wants sums made in
+/// another way than by the engine there is.
 pub fn mpi_engine(config: &Config) -> Result<Arc<Engine>> {
     static STARTING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = STARTING.lock();
     if let Some(engine) = ENGINE.get() {
+        let wanted = settings_of(config);
+        if engine.settings() != wanted {
+            return Err(Error::argument(
+                format!("this process sums {} and a store is to sum {wanted}", engine.settings()),
+                "stores of one process share the way they sum: create all with the same settings",
+            ));
+        }
         return Ok(Arc::clone(engine));
     }
     timeline::start(config::timeline_file());

@@ -26,7 +26,8 @@ pub fn create(kind: &str) -> Result<KvStore> {
     create_with(kind, &Config::from_env()?)
 }
 
-/// As [`create`], with the caller's settings. They must be the same on every rank.
+/// As [`create`], with the caller's settings. They must be the same on every rank, and how `dist_sync_mpi` sums the same for all
+/// stores of a process.
 pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
     let kind = kind.parse::<Kind>()?;
     let named = config::devices();

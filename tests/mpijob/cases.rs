@@ -49,7 +49,7 @@ pub(crate) fn hashes(text: &str) -> Vec<String> {
 pub(crate) fn plain(ranks: usize) -> String {
     let mut command = Command::new(ringpull::config::mpirun_program());
     command.args(["-n", &ranks.to_string(), "--oversubscribe", "--bind-to", "none"]).arg(super::example());
-    command.args(["--kv-store", "dist_sync_mpi"]).args(EPOCHS).env("RAYON_NUM_THREADS", "1");
+    command.args(["--kv-store", "dist_sync_mpi"]).args(EPOCHS);
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

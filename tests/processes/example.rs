@@ -11,10 +11,14 @@ pub(crate) fn example() -> PathBuf {
     let profile = own.ancestors().nth(2).unwrap();
     let path = profile.join("examples").join("train");
     let built = path.metadata().and_then(|found| found.modified()).ok();
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
-    if built < newest(&sources.join("src")).max(newest(&sources.join("examples/train"))) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = ["src", "examples/train", "Cargo.toml", "Cargo.lock"].map(|source| newest(&root.join(source)));
+    if built < sources.into_iter().max().flatten() {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--example", "train", "--target-dir"]).arg(profile.parent().unwrap());
+        if !cfg!(feature = "mpi") {
+            cargo.arg("--no-default-features");
+        }
         if profile.ends_with("release") {
             cargo.arg("--release");
         }
@@ -23,15 +27,10 @@ pub(crate) fn example() -> PathBuf {
     path
 }
 
-/// When the youngest file below `folder` was written.
-fn newest(folder: &Path) -> Option<SystemTime> {
-    let entries = std::fs::read_dir(folder).ok()?.flatten();
-    let times = entries.map(|entry| {
-        if entry.path().is_dir() {
-            newest(&entry.path())
-        } else {
-            entry.metadata().and_then(|found| found.modified()).ok()
-        }
-    });
-    times.max().flatten()
+/// When the youngest file below `path` was written.
+fn newest(path: &Path) -> Option<SystemTime> {
+    match std::fs::read_dir(path) {
+        Ok(entries) => entries.flatten().filter_map(|entry| newest(&entry.path())).max(),
+        Err(_) => path.metadata().and_then(|found| found.modified()).ok(),
+    }
 }

@@ -187,7 +187,7 @@ impl Launched {
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let out = std::thread::spawn(move || out.map(drain).unwrap_or_default());
         let err = std::thread::spawn(move || err.map(drain).unwrap_or_default());
-        let (deadline, mut childless) = (Instant::now() + JOB_LIMIT, Childless::watch(child.id()));
+        let (deadline, mut childless) = (Instant::now() + JOB_LIMIT, Childless::watch(child.id(), &hosts));
         let status = loop {
             match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
                 Some(status) => break Some(status),

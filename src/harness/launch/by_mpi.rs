@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use super::{address_towards, free_port, role_env};
 use crate::config::Role;
 use crate::error::{Error, Result};
-use crate::harness::childless::{Childless, PATIENCE};
+use crate::harness::childless::{Childless, PATIENCE, output_is_taken};
 use crate::harness::interrupt::Interrupt;
 use crate::harness::lab;
 use crate::harness::mpirun::{Hosts, Mpirun, Ranks};
@@ -33,14 +33,14 @@ pub struct MpiJob {
 }
 
 impl MpiJob {
-    /// Runs the job to its end; its exit code. `mpirun` itself ends all when one fails. An error, after which nothing is left, if `mpirun`
-    /// does not end when its ranks have.
+    /// Runs the job to its end; its exit code. `mpirun` itself ends all when one fails. An error if it does not end
+    /// when its ranks on this host have.
     pub fn run(&self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
         let mut ready = Mpirun::find()?.command_of_parts(&self.hosts, &self.parts()?)?;
         let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
         let pid = rustix::process::Pid::from_child(&child);
-        let (mut passed_on, mut childless) = (interrupt.count(), Childless::watch(child.id()));
+        let (mut passed_on, mut childless) = (interrupt.count(), Childless::watch(child.id(), &self.hosts));
         loop {
             match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
                 Some(status) => {
@@ -52,15 +52,10 @@ impl MpiJob {
                     rustix::process::kill_process(pid, rustix::process::Signal::TERM)
                         .map_err(|cause| Error::io("end", "mpirun", &cause.into()))?;
                 }
-                None if childless.is_stuck() => {
-                    child.kill().and_then(|()| child.wait()).map_err(|cause| Error::io("end", "mpirun", &cause))?;
-                    return Err(Error::argument(
-                        format!(
-                            "all processes have ended and mpirun had not, {} s later; it is ended",
-                            PATIENCE.as_secs()
-                        ),
-                        "go by what the processes said: how each of them ended died with mpirun. Open MPI 4.1 is known to do this where ranks fail",
-                    ));
+                None if childless.is_stuck() && output_is_taken() => {
+                    child.kill().map_err(|cause| Error::io("end", "mpirun", &cause))?;
+                    let status = child.wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))?;
+                    return status.code().ok_or_else(outlived);
                 }
                 None => std::thread::park_timeout(std::time::Duration::from_millis(50)),
             }
@@ -93,6 +88,16 @@ impl MpiJob {
         let workers = (0..self.workers).map(|index| one(Role::Worker, index, &self.env_worker));
         Ok(std::iter::once(one(Role::Scheduler, 0, &self.env_server)).chain(servers).chain(workers).collect())
     }
+}
+
+/// What is said of an `mpirun` that was killed because it did not end.
+fn outlived() -> Error {
+    let what = format!(
+        "its processes ended and it did not within {} s, so it was killed, and with it what it knew of their ends: go by what they said \
+         (Open MPI 4.1 is known to do this where ranks fail)",
+        PATIENCE.as_secs()
+    );
+    Error::io("wait for", "mpirun", &std::io::Error::other(what))
 }
 
 fn resolve(host: &str) -> Result<IpAddr> {
