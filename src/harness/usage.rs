@@ -63,11 +63,13 @@ mod tests {
 
     #[test]
     fn memory_that_was_touched_and_freed_is_remembered() {
-        let memory = Memory::watch();
-        let len = 64 << 20;
-        drop(std::hint::black_box(vec![1u8; len]));
-        if let Some(grown) = memory.grown_bytes() {
-            assert!(grown >= len as u64 / 2, "{grown}");
-        }
+        // Other tests of this process free memory meanwhile: once is enough.
+        let grown = (0..10).map(|_| {
+            let memory = Memory::watch();
+            drop(std::hint::black_box(vec![1u8; 64 << 20]));
+            memory.grown_bytes()
+        });
+        let grown: Vec<u64> = grown.flatten().collect();
+        assert!(grown.is_empty() || grown.iter().any(|grown| *grown >= 32 << 20), "{grown:?}");
     }
 }
