@@ -64,9 +64,9 @@ pub struct Config {
     pub timeout: Duration,
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
-    /// `RINGPULL_FUSION_BYTES`, bytes (1048576): how much is summed as one, of short gradients that follow each other in every step;
-    /// 0 sums each by itself. Rank 0's counts.
-    pub fusion_bytes: usize,
+    /// `RINGPULL_FUSION_BYTES`, bytes: how much is summed as one, of short gradients that follow each other in every step; 0 sums
+    /// each by itself, `None` goes by what is known of the cluster. Rank 0's counts.
+    pub fusion_bytes: Option<usize>,
     /// Whether `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose shorter ones.
     pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
@@ -88,7 +88,7 @@ impl Default for Config {
         Config {
             timeout: Duration::from_secs(10),
             segment_bytes: 256 << 10,
-            fusion_bytes: 1 << 20,
+            fusion_bytes: None,
             segment_is_fixed: false,
             model: ModelSource::Default,
             algorithm: "auto".to_owned(),
@@ -111,7 +111,10 @@ impl Config {
         let config = Config {
             timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
             segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, at least 1024", default.segment_bytes)?,
-            fusion_bytes: parsed("RINGPULL_FUSION_BYTES", "a number of bytes", default.fusion_bytes)?,
+            fusion_bytes: match text("RINGPULL_FUSION_BYTES") {
+                Some(_) => Some(required("RINGPULL_FUSION_BYTES", "a number of bytes")?),
+                None => default.fusion_bytes,
+            },
             segment_is_fixed: default.segment_is_fixed || text("RINGPULL_SEGMENT").is_some(),
             algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
             model: ModelSource::from_env().unwrap_or(default.model),

@@ -116,7 +116,7 @@ fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
     let first = run(&patient(LONG));
     assert!(first.iter().all(|bits| *bits == first[0]), "the ranks differ");
     assert!((0..3).all(|_| run(&patient(LONG)) == first), "the runs differ");
-    let unfused = run(&Config { fusion_bytes: 0, ..patient(LONG) });
+    let unfused = run(&Config { fusion_bytes: Some(0), ..patient(LONG) });
     assert!(unfused.iter().all(|bits| *bits == unfused[0]), "the ranks differ without buckets");
 }
 

@@ -60,6 +60,20 @@ pub fn predict(model: &Model, algorithm: Algorithm, len_bytes: usize, size: usiz
         .fold(with(segments.most_bytes), |best, other| if other.time_us < best.time_us { other } else { best })
 }
 
+/// How many times the shortest sum's time a bucket's bytes may take. A bucket saves about as much for each sum in it but one; its
+/// last sum waits for all of its bytes, and the step for that sum if it is the last one.
+const WORTH: f64 = 8.0;
+
+impl Model {
+    /// The most bytes that it pays to let short sums travel in together, over `size` ranks.
+    pub fn bucket_bytes(&self, size: usize, segments: Segments) -> usize {
+        const LONG: usize = 16 << 20;
+        let time_us = |len_bytes| choose(self, len_bytes, size, segments).time_us;
+        let us_per_byte = (time_us(2 * LONG) - time_us(LONG)) / LONG as f64;
+        if us_per_byte > 0.0 { (WORTH * time_us(1) / us_per_byte) as usize } else { usize::MAX }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,6 +121,17 @@ mod tests {
         let shared = Model { shared_message_us: 10.0, ..Model::default() };
         assert_eq!(chosen(&shared, 4, 8), Algorithm::Star);
         assert_eq!(chosen(&shared, 100_000_000, 8), Algorithm::Ring);
+    }
+
+    #[test]
+    fn buckets_are_longer_where_messages_are_dear_and_shorter_where_bytes_are() {
+        let of = |model: Model, size| model.bucket_bytes(size, SEGMENTS);
+        let slow = Model { short_bytes_per_us: 25.0, long_bytes_per_us: 25.0, ..Model::default() };
+        let far = Model { latency_us: 300.0, ..Model::default() };
+        assert!(of(slow, 8) < 64 << 10, "{}", of(slow, 8));
+        assert!((128 << 10..512 << 10).contains(&of(Model::default(), 8)), "{}", of(Model::default(), 8));
+        assert!(of(far, 8) > 3 * of(Model::default(), 8), "{}", of(far, 8));
+        assert_eq!(of(Model::default(), 1), usize::MAX);
     }
 
     #[test]

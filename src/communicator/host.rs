@@ -122,6 +122,14 @@ impl Host {
         &self.learned
     }
 
+    /// The most bytes that short sums should travel in together: any number where no network is between the ranks.
+    pub fn bucket_bytes(&self) -> usize {
+        if self.placement.is_one_host() {
+            return usize::MAX;
+        }
+        self.learned.model.bucket_bytes(self.size(), self.cuts)
+    }
+
     /// How messages are cut.
     pub fn segments(&self) -> Segments {
         self.cuts

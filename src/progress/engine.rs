@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::progress::calls::Calls;
 use crate::progress::comm::{AbortOnPanic, communicate};
+use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::job::{Barrier, Direct, Job, StandIn, Terms};
 use crate::progress::order::Topic;
 use crate::progress::shared::{Command, Note, Shared};
@@ -79,8 +80,9 @@ impl Engine {
                     Ok(both) => both,
                     Err(cause) => return drop(ready.send(Err(cause))),
                 };
+                let bucket_bytes = config.fusion_bytes.unwrap_or(host.bucket_bytes().min(BUCKET_BYTES));
                 let (handle, shared) = crossbeam_channel::bounded::<Arc<Shared>>(1);
-                drop(ready.send(Ok((control, host.library(), host.sums_block(), handle))));
+                drop(ready.send(Ok((control, host.library(), host.sums_block(), bucket_bytes, handle))));
                 if let Ok(shared) = shared.recv() {
                     communicate(&shared, host, &inbox, &finishing);
                     if shared.fault.get().is_none()
@@ -91,7 +93,7 @@ impl Engine {
                 }
             })?
         };
-        let (control, library, sums_block, handle) = started.recv().map_err(|_| lost_thread())??;
+        let (control, library, sums_block, bucket_bytes, handle) = started.recv().map_err(|_| lost_thread())??;
         let shared = Arc::new(Shared {
             rank: control.rank(),
             size: control.size(),
@@ -117,7 +119,7 @@ impl Engine {
         let mut threads = vec![comm];
         let sharing = Arc::clone(&shared);
         threads.push(spawn("ringpull-finish", move || finish(&sharing, &finished))?);
-        let (watching, mut watcher) = (Arc::downgrade(&shared), Watcher::new(config, shared.size));
+        let (watching, mut watcher) = (Arc::downgrade(&shared), Watcher::new(config, shared.size, bucket_bytes));
         // Ends by itself when the last owner of `shared` is gone; it is not joined.
         spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
         let limit = config.timeout;

@@ -30,6 +30,8 @@ pub struct Step {
     pub wire: Wire,
 }
 
+/// The most bytes of a bucket, where nobody asked for more. A slow network has shorter ones.
+pub const BUCKET_BYTES: usize = 1 << 20;
 /// A bucket holds no sum longer than this part of its own limit: what is longer gains nothing from being copied.
 const SHORT_PART: usize = 2;
 /// A bucket ends when this many times its limit has been called beside it: what is in it should not wait for ever.

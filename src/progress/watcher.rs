@@ -61,10 +61,11 @@ enum Sight {
 }
 
 impl Watcher {
-    pub(super) fn new(config: &Config, size: usize) -> Self {
+    /// One whose buckets hold `bucket_bytes`, if it is rank 0's.
+    pub(super) fn new(config: &Config, size: usize, bucket_bytes: usize) -> Self {
         let interval = config.heartbeat_interval.min(config.timeout / 4);
         Watcher {
-            agreement: Agreement::new(size, config.timeout.as_secs_f64(), config.fusion_bytes),
+            agreement: Agreement::new(size, config.timeout.as_secs_f64(), bucket_bytes),
             peers: BTreeMap::new(),
             heard_s: vec![0.0; size],
             departed: vec![false; size],
