@@ -3,10 +3,12 @@
 #[path = "processes/example.rs"]
 mod example;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use ringpull::harness::dataset::FASHION_MNIST;
+use ringpull::harness::mpirun::{Hosts, Mpirun, Ranks};
 
 use example::example;
 
@@ -33,18 +35,12 @@ fn error(arguments: &[&str]) -> String {
 }
 
 /// What so many ranks print; `None` where there is no `mpirun`.
-fn of_ranks(ranks: &str, environment: &[(&str, &str)], arguments: &[&str]) -> Option<String> {
-    let program = ringpull::config::mpirun_program();
-    let version = Command::new(&program).arg("--version").output().ok()?.stdout;
-    let mut command = Command::new(&program);
-    command.args(["-n", ranks]);
-    if String::from_utf8_lossy(&version).contains("Open MPI") {
-        command
-            .args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"])
-            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-    }
-    command.envs(environment.iter().copied());
-    let output = command.arg(example()).args(["--kv-store", "dist_sync_mpi"]).args(arguments).output().unwrap();
+fn of_ranks(count: usize, environment: &[(&str, &str)], arguments: &[&str]) -> Option<String> {
+    let mpirun = Mpirun::find().ok()?;
+    let words = ["--kv-store", "dist_sync_mpi"].iter().chain(arguments).map(OsString::from);
+    let command = std::iter::once(example().into_os_string()).chain(words).collect();
+    let env = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let output = mpirun.command(&Hosts::Local, Ranks { count, command, env }).unwrap().command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
     Some(text)
@@ -52,9 +48,16 @@ fn of_ranks(ranks: &str, environment: &[(&str, &str)], arguments: &[&str]) -> Op
 
 /// The accuracy in per cent that two ranks reach; `None` where there is no `mpirun`.
 fn accuracy_of_two(arguments: &[&str]) -> Option<f64> {
-    let text = of_ranks("2", &[], arguments)?;
+    let text = of_ranks(2, &[], arguments)?;
     let figure = text.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
     Some(figure.expect("a run prints its accuracy"))
+}
+
+/// The name of a file that is not there yet, in a folder that goes with the first value.
+fn checkpoint_file() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.safetensors").to_str().unwrap().to_owned();
+    (folder, file)
 }
 
 fn has_data() -> bool {
@@ -70,9 +73,8 @@ fn a_resumed_run_ends_with_the_weights_of_one_that_never_stopped() {
     if !has_data() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("run.safetensors");
-    let file = file.to_str().unwrap();
+    let (_folder, file) = checkpoint_file();
+    let file = file.as_str();
     // An epoch has 6 steps: the first run stops within one, the resumed run goes on into the next.
     let whole = hash(&["--steps", "8"]);
     let half = hash(&["--steps", "4", "--checkpoint", file]);
@@ -87,11 +89,10 @@ fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() 
     if !has_data() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("run.safetensors");
+    let (_folder, file) = checkpoint_file();
     let few = ["--limit-train", "768", "--batch", "48"];
     let weights = |environment: &[(&str, &str)], arguments: &[&str]| {
-        let text = of_ranks("3", environment, &[&few[..], arguments].concat())?;
+        let text = of_ranks(3, environment, &[&few[..], arguments].concat())?;
         let found: Vec<&str> = text.lines().filter_map(|line| line.split("weights ").nth(1)).collect();
         assert!(found.len() == 3 && found.windows(2).all(|pair| pair[0] == pair[1]), "{text}");
         Some(found[0].to_owned())
@@ -99,7 +100,7 @@ fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() 
     let Some(together) = weights(&[], &["--steps", "12"]) else { return println!("skipped: there is no mpirun") };
     let apart = [("RINGPULL_SHARED_MEMORY", "0")];
     assert_eq!(weights(&apart, &["--steps", "12"]).as_ref(), Some(&together), "each rank on a host of its own");
-    let checkpoint = ["--checkpoint", file.to_str().unwrap(), "--resume-if-any", "--steps"];
+    let checkpoint = ["--checkpoint", file.as_str(), "--resume-if-any", "--steps"];
     weights(&[], &[&checkpoint[..], &["7"]].concat());
     assert_eq!(weights(&apart, &[&checkpoint[..], &["12"]].concat()), Some(together.clone()), "after a stop");
     let mut servers = Command::new(env!("CARGO_BIN_EXE_ringpull"));
