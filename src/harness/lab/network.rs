@@ -8,6 +8,7 @@ use super::{address, host_name, name_space};
 use crate::error::{Error, Result};
 use crate::harness::link::LinkRate;
 
+const CONGESTION_CONTROL: &str = "cubic";
 /// The bridge of each rack, and its end of the link between them.
 const BRIDGES: [&str; 2] = ["ringpull0", "ringpull1"];
 const UPLINK: [&str; 2] = ["rp-up0", "rp-up1"];
@@ -67,11 +68,21 @@ pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate, rack: usize) -
     call("ip", &["-n", name, "addr", "add", &format!("{}/24", address(host)), "dev", "eth0"])?;
     call("ip", &["-n", name, "link", "set", "eth0", "up"])?;
     call("ip", &["-n", name, "link", "set", "lo", "up"])?;
+    use_usual_congestion_control(name);
     if let Some(shape) = shaping(rate) {
         call("tc", &[&["qdisc", "add", "dev", outer], words(&shape).as_slice()].concat())?;
         call("tc", &[&["-n", name, "qdisc", "add", "dev", "eth0"], words(&shape).as_slice()].concat())?;
     }
     Ok(())
+}
+
+/// Linux's default for TCP, whatever this machine uses: BBR, for one, paces by a timer for every few packets, which costs the cores of one machine
+/// more than what is measured on them.
+fn use_usual_congestion_control(name: &str) {
+    let write = format!("echo {CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control");
+    if let Err(cause) = call("ip", &["netns", "exec", name, "sh", "-c", &write]) {
+        tracing::warn!(%cause, "{name} keeps this machine's TCP congestion control instead of {CONGESTION_CONTROL}");
+    }
 }
 
 /// Ends everything that runs on host `host` and removes what there is of it.
