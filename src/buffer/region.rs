@@ -6,11 +6,27 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
+use parking_lot::Mutex;
 use rustix::fs::MemfdFlags;
+
+/// The descriptors of the regions that this process has made.
+static MADE: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+
+/// The bytes of memory behind the regions that this process has made, whoever touched them.
+pub fn resident_bytes() -> u64 {
+    /// The unit of `st_blocks`, whatever the file system's own.
+    const BLOCK_BYTES: u64 = 512;
+    let blocks = |descriptor: &RawFd| {
+        // SAFETY: a region takes its descriptor off the list before it closes it.
+        let file = unsafe { BorrowedFd::borrow_raw(*descriptor) };
+        rustix::fs::fstat(file).map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0))
+    };
+    MADE.lock().iter().map(blocks).sum::<u64>() * BLOCK_BYTES
+}
 
 /// A mapping of shared memory, readable and writable.
 pub struct Region {
@@ -43,7 +59,9 @@ impl Region {
     pub fn create(len_bytes: usize) -> io::Result<Self> {
         let file = rustix::fs::memfd_create("ringpull", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, len_bytes as u64)?;
-        Self::map(file.into(), len_bytes)
+        let region = Self::map(file.into(), len_bytes)?;
+        MADE.lock().push(region.file.as_raw_fd());
+        Ok(region)
     }
 
     /// A peer's region, while that peer has it open.
@@ -107,6 +125,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        MADE.lock().retain(|descriptor| *descriptor != self.file.as_raw_fd());
         // SAFETY: the mapping that `map` made, unmapped once.
         if unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) } != 0 {
             tracing::debug!(cause = %io::Error::last_os_error(), "a region stays mapped");

@@ -90,12 +90,15 @@ fn measure(
     accumulates: bool,
 ) -> Result<(Vec<Sample>, Option<u64>)> {
     let mut expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
+    // Nobody pulls these keys again, as nobody pulls a gradient.
+    let tensor = |key: &ModelKey| Tensor::zeros(plan.dtype, &key.shape).unkept();
     let tensors: Vec<(String, Tensor)> =
-        keys.iter().map(|key| (format!("{index}.{}", key.name), Tensor::zeros(plan.dtype, &key.shape))).collect();
+        keys.iter().map(|key| (format!("{index}.{}", key.name), tensor(key))).collect();
     for (key, tensor) in &tensors {
         store.init(key.as_str(), tensor)?;
     }
     tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), 0));
+    store.wait_all()?;
     let memory = Memory::watch();
     let mut samples = Vec::with_capacity(plan.iters);
     for iteration in 0..plan.warmup + plan.iters {

@@ -129,7 +129,9 @@ struct Replay<'a> {
 
 impl<'a> Replay<'a> {
     fn start(store: &'a KvStore, network: &'a Network, plan: &'a Plan, accumulates: bool) -> Result<Self> {
-        let tensors: Vec<Tensor> = network.keys.iter().map(|key| Tensor::zeros(plan.dtype, &key.shape)).collect();
+        // Nobody pulls a gradient again.
+        let tensor = |shape: &[usize]| Tensor::zeros(plan.dtype, shape).unkept();
+        let tensors: Vec<Tensor> = network.keys.iter().map(|key| tensor(&key.shape)).collect();
         for (key, tensor) in network.keys.iter().zip(&tensors) {
             store.init(key.name.as_str(), tensor)?;
         }

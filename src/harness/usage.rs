@@ -1,8 +1,14 @@
 //! What a measurement costs beside time: processor seconds, memory, and what a rank uses that only waits.
 
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::buffer::region;
 
 /// The costs of one operation, averages over the ranks but for memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -13,7 +19,8 @@ pub struct Usage {
     pub cpu_s_per_gb: Option<f64>,
     /// The part of a core that a rank used while it waited for a late one.
     pub waiting_cpu: Option<f64>,
-    /// The most that any rank's resident memory grew beyond what it held, payload included, before the first iteration.
+    /// The most that any rank's memory, without what is its neighbours', grew beyond what it held, payload included, before the first
+    /// iteration.
     pub extra_rss_bytes: Option<u64>,
 }
 
@@ -23,24 +30,44 @@ pub fn cpu_s() -> f64 {
     used.tv_sec as f64 + used.tv_nsec as f64 * 1e-9
 }
 
-/// Watches this process's resident memory from its making on.
+/// Watches, from its making on, the memory that this process has for itself or has made for others: what it maps of its
+/// neighbours' is theirs.
 #[derive(Debug)]
 pub struct Memory {
     before: Option<u64>,
+    peak: Arc<AtomicU64>,
+    /// Dropped, it ends the watching thread.
+    _watched: Sender<()>,
 }
 
 impl Memory {
-    /// Takes what is resident now as the beginning, and forgets earlier peaks.
+    /// Takes what is held now as the beginning. A thread looks again every few milliseconds.
     pub fn watch() -> Self {
-        // 5 resets the peak. Where that is not allowed, an earlier peak may hide this one: then there is no figure.
-        let reset = fs::write("/proc/self/clear_refs", "5").is_ok();
-        Memory { before: status_bytes("VmRSS:").filter(|_| reset) }
+        /// What is held for a shorter time may be missed.
+        const INTERVAL: Duration = Duration::from_millis(5);
+        let (watched, end) = channel();
+        let peak = Arc::new(AtomicU64::new(0));
+        let highest = Arc::clone(&peak);
+        let look = move || {
+            while end.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                highest.fetch_max(held_bytes().unwrap_or(0), Ordering::Relaxed);
+            }
+        };
+        // Without the thread only what is held at the end is seen.
+        if let Err(cause) = std::thread::Builder::new().name("ringpull-memory".to_owned()).spawn(look) {
+            tracing::debug!(%cause, "memory is not watched");
+        }
+        Memory { before: held_bytes(), peak, _watched: watched }
     }
 
     /// How far the peak went beyond the beginning.
     pub fn grown_bytes(&self) -> Option<u64> {
-        Some(status_bytes("VmHWM:")?.saturating_sub(self.before?))
+        Some(held_bytes()?.max(self.peak.load(Ordering::Relaxed)).saturating_sub(self.before?))
     }
+}
+
+fn held_bytes() -> Option<u64> {
+    Some(status_bytes("RssAnon:")? + region::resident_bytes())
 }
 
 fn status_bytes(field: &str) -> Option<u64> {
@@ -66,7 +93,9 @@ mod tests {
         // Other tests of this process free memory meanwhile: once is enough.
         let grown = (0..10).map(|_| {
             let memory = Memory::watch();
-            drop(std::hint::black_box(vec![1u8; 64 << 20]));
+            let held = std::hint::black_box(vec![1u8; 64 << 20]);
+            std::thread::sleep(Duration::from_millis(50));
+            drop(held);
             memory.grown_bytes()
         });
         let grown: Vec<u64> = grown.flatten().collect();

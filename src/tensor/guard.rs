@@ -140,7 +140,7 @@ impl TensorMut {
 
     /// Whether a sum that is written here need be nowhere else.
     pub(crate) fn is_unkept(&self) -> bool {
-        self.is_foreign() && self.content.is_unkept
+        self.content.is_unkept
     }
 
     /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.

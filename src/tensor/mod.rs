@@ -127,8 +127,9 @@ impl Tensor {
         tensor
     }
 
-    /// Lets a store that writes a sum here leave the key without a value, until the next push, where keeping one would cost a copy: in
-    /// foreign memory. Whoever needs the sum reads it here; pulling the key is an error meanwhile.
+    /// Lets a store that writes a sum here leave the key without a value until the next push: keeping one costs a copy, at once if the
+    /// memory is foreign, and else when the tensor is next written. Whoever needs the sum reads it here; pulling the key is an
+    /// error meanwhile.
     #[must_use = "it is the tensor"]
     pub fn unkept(self) -> Self {
         self.content.write().is_unkept = true;
@@ -306,7 +307,6 @@ mod tests {
         assert_eq!(tensor.read().unwrap().bytes().as_ptr(), start.as_ptr());
         assert_eq!(bytemuck::cast_slice::<u8, f32>(before.bytes()), [1.0, 2.0]);
         assert!(!tensor.write().is_unkept() && tensor.unkept().write().is_unkept());
-        assert!(!Tensor::zeros(DType::F32, &[1]).unkept().write().is_unkept(), "memory of ours is shared at no cost");
     }
 
     #[test]
