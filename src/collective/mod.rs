@@ -56,7 +56,7 @@ mod ring;
 mod star;
 mod tree;
 
-pub use choose::{Prediction, Segments, choose, predict};
+pub use choose::{Prediction, Segments, choose, longest_segment, predict};
 pub(crate) use idle::Idle;
 pub use model::Model;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
@@ -127,7 +127,7 @@ pub fn allreduce_in_order(rank: usize, size: usize, len: usize) -> Plan {
 pub fn broadcast(root: usize, rank: usize, size: usize, len: usize) -> Plan {
     assert!(rank < size && root < size, "rank {rank} and root {root} of {size}");
     if tree::is_chain(size, len) {
-        let mut plan = Plan::new(Parts::even(len, len.div_ceil(tree::PIECE_LEN)));
+        let mut plan = Plan::new(Parts::even(len, tree::pieces(len)));
         tree::chain(&mut plan, root, rank, size);
         plan
     } else {
