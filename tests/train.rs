@@ -121,6 +121,19 @@ fn an_absent_data_set_is_an_error_that_names_the_package() {
 }
 
 #[test]
+fn one_process_of_several_that_asks_for_a_kind_of_one_is_warned_once() {
+    let of = |size: &str| {
+        let mut run = Command::new(example());
+        run.args(["--data", "/nowhere"]).env("OMPI_COMM_WORLD_SIZE", size).env_remove("SLURM_STEP_NUM_TASKS");
+        String::from_utf8_lossy(&run.output().unwrap().stderr).into_owned()
+    };
+    let text = of("3");
+    assert_eq!(text.matches("warning: ").count(), 1, "{text}");
+    assert!(text.contains("one of 3") && text.contains("--kv-store dist_sync_mpi"), "{text}");
+    assert!(!of("1").contains("warning: "));
+}
+
+#[test]
 fn a_checkpoint_that_is_absent_or_damaged_is_one_error() {
     if !has_data() {
         return;

@@ -185,7 +185,11 @@ pub fn run(args: ManifestArgs) -> Result<ExitCode> {
         }
         What::Lint(args) => return run_lint(&args),
     };
-    print!("{}", to_yaml(&documents(&request)?)?);
+    let text = to_yaml(&documents(&request)?)?;
+    if let Some(doubt) = request.doubt() {
+        eprintln!("warning: {doubt}");
+    }
+    print!("{text}");
     Ok(ExitCode::SUCCESS)
 }
 
