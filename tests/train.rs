@@ -85,6 +85,20 @@ fn a_resumed_run_ends_with_the_weights_of_one_that_never_stopped() {
 }
 
 #[test]
+fn a_resumed_run_says_where_it_goes_on_and_takes_no_other_seed() {
+    if !has_data() {
+        return;
+    }
+    let (_folder, file) = checkpoint_file();
+    hash(&["--steps", "1", "--seed", "5", "--checkpoint", &file]);
+    let resume = ["--steps", "2", "--checkpoint", &file, "--resume"];
+    let text = String::from_utf8_lossy(&train(&resume).stderr).into_owned();
+    assert!(text.contains("run.safetensors: step 1 (epoch 1), seed 5, 1 worker\n"), "{text}");
+    let text = error(&[&resume[..], &["--seed", "6"]].concat());
+    assert!(text.contains("--seed 6") && text.contains("--seed 5") && text.contains("hint:"), "{text}");
+}
+
+#[test]
 fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() {
     if !has_data() {
         return;

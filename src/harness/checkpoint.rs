@@ -24,6 +24,8 @@ pub struct Checkpoint {
     pub step: u64,
     /// The seed the run began with.
     pub seed: u64,
+    /// How many workers it had; what saved no number may be read too.
+    pub workers: Option<usize>,
     /// The weights by name.
     pub weights: BTreeMap<String, Tensor>,
     /// What [`KvStore::save_optimizer_states`] wrote.
@@ -41,7 +43,7 @@ impl Checkpoint {
         saved.states.retain(|key, _| matches!(key, Key::Str(name) if weights.contains_key(&**name)));
         saved.write(&path)?;
         let states = std::fs::read(&path).map_err(|cause| Error::io("read", path.display(), &cause))?;
-        Ok(Checkpoint { step, seed, weights, states })
+        Ok(Checkpoint { step, seed, workers: Some(store.num_workers()), weights, states })
     }
 
     /// Gives the optimizer's states to `store`. Every worker must do so.
@@ -64,10 +66,11 @@ impl Checkpoint {
             .chain([(STATES, Dtype::U8, &[self.states.len()][..], &self.states[..])])
             .map(|(name, dtype, shape, bytes)| Ok((name, TensorView::new(dtype, shape.to_vec(), bytes)?)))
             .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
-        let metadata = [("step", self.step), ("seed", self.seed)];
-        let metadata = metadata.map(|(name, value)| (name.to_owned(), value.to_string()));
+        let workers = self.workers.map(|workers| ("workers", workers as u64));
+        let metadata = [("step", self.step), ("seed", self.seed)].into_iter().chain(workers);
+        let metadata: HashMap<_, _> = metadata.map(|(name, value)| (name.to_owned(), value.to_string())).collect();
         let bytes =
-            views.and_then(|views| safetensors::serialize(views, Some(HashMap::from(metadata)))).map_err(|cause| {
+            views.and_then(|views| safetensors::serialize(views, Some(metadata))).map_err(|cause| {
                 Error::argument(format!("the weights make no safetensors file: {cause}"), "rename them")
             })?;
         replace_file("write the checkpoint", path, &[&bytes])
@@ -87,7 +90,7 @@ impl Checkpoint {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (_, header) = SafeTensors::read_metadata(bytes).ok()?;
         let tensors = SafeTensors::deserialize(bytes).ok()?;
-        let number = |name: &str| header.metadata().as_ref()?.get(name)?.parse().ok();
+        let number = |name: &str| header.metadata().as_ref()?.get(name)?.parse::<u64>().ok();
         let mut weights = BTreeMap::new();
         for (name, view) in tensors.iter().filter(|(name, _)| *name != STATES) {
             let dtype = DType::ALL.into_iter().find(|dtype| format(*dtype) == view.dtype())?;
@@ -95,7 +98,8 @@ impl Checkpoint {
             weights.insert(name.to_owned(), Tensor::from_buffer(dtype, view.shape(), buffer));
         }
         let states = tensors.tensor(STATES).ok()?.data().to_vec();
-        Some(Checkpoint { step: number("step")?, seed: number("seed")?, weights, states })
+        let workers = number("workers").and_then(|workers| usize::try_from(workers).ok());
+        Some(Checkpoint { step: number("step")?, seed: number("seed")?, workers, weights, states })
     }
 }
 
@@ -137,7 +141,7 @@ mod tests {
         let written = example();
         written.write(&path).unwrap();
         let read = Checkpoint::read(&path).unwrap();
-        assert_eq!((read.step, read.seed, &read.states), (12, u64::MAX, &written.states));
+        assert_eq!((read.step, read.seed, read.workers, &read.states), (12, u64::MAX, Some(1), &written.states));
         for (name, tensor) in &written.weights {
             assert_eq!(tensor.read().unwrap().bytes(), read.weights[name].read().unwrap().bytes(), "{name}");
         }
