@@ -155,9 +155,13 @@ fn a_checkpoint_that_is_absent_or_damaged_is_one_error() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.safetensors");
     let arguments = ["--checkpoint", file.to_str().unwrap(), "--resume"];
-    assert!(error(&arguments).contains("run.safetensors"));
+    let text = error(&arguments);
+    assert!(text.contains("run.safetensors") && text.contains("hint: --resume-if-any"), "{text}");
     std::fs::write(&file, "not a checkpoint").unwrap();
     assert!(error(&arguments).contains("no whole checkpoint"));
+    let absent = folder.path().join("absent").join("run.safetensors");
+    let text = error(&["--checkpoint", absent.to_str().unwrap()]);
+    assert!(text.contains("there is no folder") && text.contains("mkdir -p"), "{text}");
 }
 
 #[test]

@@ -104,6 +104,9 @@ impl Options {
         weights: &[(&str, Tensor)],
         batches: Batches,
     ) -> Result<Start> {
+        if let (Some(path), 0) = (&self.checkpoint, store.rank()) {
+            Checkpoint::check_place(path)?;
+        }
         let goes_on = |path: &&PathBuf| self.resume || self.resume_if_any && path.exists();
         let resumed = self.checkpoint.as_ref().filter(goes_on).map(|path| Checkpoint::read(path));
         let resumed = resumed.transpose()?;
