@@ -14,7 +14,7 @@ use crate::key::Key;
 #[non_exhaustive]
 pub enum Error {
     /// `create` was given a name that is no kind of store. Names are never guessed at.
-    #[error("unknown kind of store {given:?}\n  hint: the kinds are {}", crate::kind::Kind::names())]
+    #[error("unknown kind of store {given:?}\n  hint: the kinds are {}{}", crate::kind::Kind::names(), crate::kind::Kind::meant_by(given))]
     UnknownKind {
         /// The name as it was given.
         given: String,
@@ -206,7 +206,7 @@ pub enum Error {
         what: String,
     },
     /// An environment variable has a value that cannot be used.
-    #[error("{variable}={value:?} cannot be used: expected {expected}")]
+    #[error("{}: expected {expected}\n  hint: {remedy}", say_variable(variable, value))]
     Environment {
         /// Its name.
         variable: String,
@@ -214,6 +214,8 @@ pub enum Error {
         value: String,
         /// What it may be.
         expected: String,
+        /// What to do.
+        remedy: String,
     },
 }
 
@@ -232,6 +234,10 @@ impl Error {
 fn list_views(views: &[(usize, String)]) -> String {
     let parts: Vec<String> = views.iter().map(|(rank, view)| format!("rank {rank} has {view}")).collect();
     parts.join(", ")
+}
+
+fn say_variable(variable: &str, value: &str) -> String {
+    if value.is_empty() { format!("{variable} is not set") } else { format!("{variable}={value:?} cannot be used") }
 }
 
 /// Shorthand for this crate's results.
