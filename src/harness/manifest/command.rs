@@ -34,7 +34,7 @@ impl Request {
             Kind::Ps | Kind::Mxjob => "dist_sync",
             Kind::Job | Kind::Compare | Kind::Tfjob => return None,
         };
-        let example = self.command.iter().find(|word| is_example(word))?;
+        let example = example(&self.command)?;
         store_of(&self.command).is_none().then(|| {
             format!(
                 "{example} without --kv-store trains with local: every worker a model of its own\n  hint: add --kv-store {wanted} to the command"
@@ -43,14 +43,30 @@ impl Request {
     }
 }
 
-/// Whether a word of a command is one of our training examples, whose kind of store is local where none is asked for.
-fn is_example(word: &str) -> bool {
-    word.rsplit('/').next() == Some("train") || word.contains("examples/") && word.ends_with(".py")
+/// The word of a command that is one of our training examples, whose kind of store is local where none is asked for. A bare
+/// `train` is ours where a program stands: first, behind `--`, or behind options with at most one value each.
+pub(super) fn example(command: &[String]) -> Option<&str> {
+    let is_program = |at: usize| {
+        let before = |back: usize| at.checked_sub(back).map(|at| command[at].as_str());
+        let is_option = |word: Option<&str>| word.is_some_and(|word| word.starts_with('-') && word != "-m");
+        at == 0 || is_option(before(1)) || is_option(before(2)) || before(1).is_some_and(is_mpirun)
+    };
+    let is_ours = |(at, word): (usize, &String)| match word.rsplit_once('/') {
+        None => word == "train" && is_program(at),
+        Some((folder, "train.py" | "logistic.py")) => folder.contains("examples/"),
+        Some((_, name)) => name == "train",
+    };
+    command.iter().enumerate().find(|found| is_ours(*found)).map(|(_, word)| word.as_str())
+}
+
+/// Whether a word starts MPI ranks.
+pub(super) fn is_mpirun(word: &str) -> bool {
+    ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }
 
 /// What a command says its `--kv-store` is.
-fn store_of(command: &[String]) -> Option<&str> {
-    let at = command.iter().position(|word| word.starts_with("--kv-store"))?;
+pub(super) fn store_of(command: &[String]) -> Option<&str> {
+    let at = command.iter().position(|word| word == "--kv-store" || word.starts_with("--kv-store="))?;
     command[at].strip_prefix("--kv-store=").or_else(|| command.get(at + 1).map(String::as_str))
 }
 
@@ -64,14 +80,22 @@ mod tests {
             let command = command.split(' ').map(str::to_owned).collect();
             Request { command, ..Request::new(kind) }.doubt()
         };
-        for (kind, wanted) in [(Kind::Train, "dist_sync_mpi"), (Kind::Trainjob, "dist_sync_mpi"), (Kind::Ps, "dist_sync")] {
+        for (kind, wanted) in
+            [(Kind::Train, "dist_sync_mpi"), (Kind::Trainjob, "dist_sync_mpi"), (Kind::Ps, "dist_sync")]
+        {
             for command in ["train --data /train", "/opt/bin/train", "python3 examples/mxnet/train.py"] {
                 let text = doubt(kind, command).unwrap();
                 assert!(text.ends_with(&format!("hint: add --kv-store {wanted} to the command")), "{text}");
             }
         }
         assert_eq!(doubt(Kind::Job, "train"), None);
-        for command in ["train --kv-store dist_sync_mpi", "train --kv-store=dist_sync_mpi", "python3 train.py"] {
+        for command in [
+            "train --kv-store dist_sync_mpi",
+            "train --kv-store=dist_sync_mpi",
+            "python3 train.py",
+            "python3 cli.py train",
+            "python3 -m tool train",
+        ] {
             assert_eq!(doubt(Kind::Train, command), None, "{command}");
         }
     }
