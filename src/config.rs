@@ -105,6 +105,9 @@ impl Default for Config {
     }
 }
 
+/// What `segment_bytes` may be.
+const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
+
 impl Config {
     /// Reads the environment; a value that cannot be used is an error, not a default.
     pub fn from_env() -> Result<Self> {
@@ -137,10 +140,19 @@ impl Config {
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
             heartbeat_timeout: seconds("PS_HEARTBEAT_TIMEOUT", default.heartbeat_timeout)?,
         };
-        if !(1024..=1 << 30).contains(&config.segment_bytes) {
+        if !SEGMENTS.contains(&config.segment_bytes) && text("RINGPULL_SEGMENT").is_some() {
             return Err(bad("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824"));
         }
         Ok(config)
+    }
+
+    /// An error if a program has set what cannot be: MPI counts a message's bytes in an int.
+    pub(crate) fn check(&self) -> Result<()> {
+        if SEGMENTS.contains(&self.segment_bytes) {
+            return Ok(());
+        }
+        let what = format!("segments of {} bytes", self.segment_bytes);
+        Err(Error::argument(what, "set Config::segment_bytes to 1024 to 1073741824"))
     }
 }
 
@@ -315,12 +327,7 @@ fn bad(name: &str, expected: &str) -> Error {
 }
 
 fn wrong(variable: &str, value: &str, expected: &str, remedy: String) -> Error {
-    Error::Environment {
-        variable: variable.to_owned(),
-        value: value.to_owned(),
-        expected: expected.to_owned(),
-        remedy,
-    }
+    Error::Environment { variable: variable.to_owned(), value: value.to_owned(), expected: expected.to_owned(), remedy }
 }
 
 /// The value of a variable that takes one of `names`, or of others that mean the same.
@@ -344,11 +351,14 @@ fn required<T: FromStr>(name: &str, expected: &str) -> Result<T> {
 }
 
 fn seconds(name: &str, default: Duration) -> Result<Duration> {
-    let seconds = parsed(name, "a number of seconds, more than 0", default.as_secs_f64())?;
-    Duration::try_from_secs_f64(seconds)
-        .ok()
-        .filter(|limit| !limit.is_zero())
-        .ok_or_else(|| bad(name, "a number of seconds, more than 0"))
+    let expected = "a number of seconds, more than 0 and at most 1e9";
+    let seconds = parsed(name, expected, default.as_secs_f64())?;
+    limit_of(seconds).ok_or_else(|| bad(name, expected))
+}
+
+/// A limit that can be added to any moment.
+fn limit_of(seconds: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero() && limit.as_secs() <= 1_000_000_000)
 }
 
 #[cfg(test)]
@@ -358,12 +368,30 @@ mod tests {
     #[test]
     fn a_wrong_name_is_told_with_its_variable_the_names_and_the_closest() {
         let error = one_of("RINGPULL_ALGORITHM", "rign", &ALGORITHMS, &["halving"]).unwrap_err().to_string();
-        for part in ["RINGPULL_ALGORITHM=\"rign\"", "auto, ring, direct", "ordered, native", "hint: did you mean ring?"] {
+        for part in ["RINGPULL_ALGORITHM=\"rign\"", "auto, ring, direct", "ordered, native", "hint: did you mean ring?"]
+        {
             assert!(error.contains(part), "{error}");
         }
         assert_eq!(one_of("RINGPULL_ALGORITHM", "halving", &ALGORITHMS, &["halving"]), Ok("halving".to_owned()));
         let error = one_of("RINGPULL_CHECK_NAN", "yes", &["0", "1"], &[]).unwrap_err().to_string();
         assert!(error.contains("one of 0, 1\n  hint: correct it"), "{error}");
+    }
+
+    #[test]
+    fn a_limit_is_a_time_that_can_be_waited_for() {
+        assert_eq!(limit_of(0.5), Some(Duration::from_millis(500)));
+        for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e10, 1e18] {
+            assert_eq!(limit_of(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_segment_that_no_message_can_count_is_an_error_of_the_program() {
+        Config::default().check().unwrap();
+        for segment_bytes in [0, 1 << 31, usize::MAX] {
+            let error = Config { segment_bytes, ..Config::default() }.check().unwrap_err().to_string();
+            assert!(error.contains("Config::segment_bytes"), "{error}");
+        }
     }
 
     #[test]

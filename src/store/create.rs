@@ -57,6 +57,7 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
 }
 
 fn build(kind: Kind, config: &Config, devices: Option<Arc<Devices>>) -> Result<KvStore> {
+    config.check()?;
     timeline::start(config::timeline_file());
     if !kind.has_servers() {
         check_role(kind)?;
@@ -104,7 +105,8 @@ fn warn_of_separate_models(kind: Kind) -> Result<()> {
         return Ok(());
     }
     let by_servers = Dmlc::from_env()?.map(|job| ("DMLC_NUM_WORKER", job.num_workers));
-    if let Some(warning) = by_servers.or_else(config::launcher_world_size).and_then(|told| separate_models(kind, told)) {
+    if let Some(warning) = by_servers.or_else(config::launcher_world_size).and_then(|told| separate_models(kind, told))
+    {
         ONCE.call_once(|| eprintln!("{warning}"));
     }
     Ok(())
