@@ -69,10 +69,9 @@ impl Checkpoint {
         let workers = self.workers.map(|workers| ("workers", workers as u64));
         let metadata = [("step", self.step), ("seed", self.seed)].into_iter().chain(workers);
         let metadata: HashMap<_, _> = metadata.map(|(name, value)| (name.to_owned(), value.to_string())).collect();
-        let bytes =
-            views.and_then(|views| safetensors::serialize(views, Some(metadata))).map_err(|cause| {
-                Error::argument(format!("the weights make no safetensors file: {cause}"), "rename them")
-            })?;
+        let bytes = views.and_then(|views| safetensors::serialize(views, Some(metadata))).map_err(|cause| {
+            Error::argument(format!("the weights make no safetensors file: {cause}"), "rename them")
+        })?;
         replace_file("write the checkpoint", path, &[&bytes])
     }
 
