@@ -54,7 +54,8 @@ pub(super) fn example(command: &[String]) -> Option<&str> {
     let is_ours = |(at, word): (usize, &String)| match word.rsplit_once('/') {
         None => word == "train" && is_program(at),
         Some((folder, "train.py" | "logistic.py")) => folder.contains("examples/"),
-        Some((_, name)) => name == "train",
+        // A folder of data may have that name.
+        Some((folder, name)) => name == "train" && (folder.ends_with("examples") || folder.ends_with("bin")),
     };
     command.iter().enumerate().find(|found| is_ours(*found)).map(|(_, word)| word.as_str())
 }
@@ -95,6 +96,7 @@ mod tests {
             "python3 train.py",
             "python3 cli.py train",
             "python3 -m tool train",
+            "python3 tool.py --data /train --val /data/train",
         ] {
             assert_eq!(doubt(Kind::Train, command), None, "{command}");
         }
