@@ -1,11 +1,16 @@
 //! Every environment variable this crate reads, read here and nowhere else. The README's table lists them.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::spelling::closest;
+
+/// The names that `RINGPULL_ALGORITHM` and `--algorithm` take, where `halving` is another name of `circulant`.
+pub const ALGORITHMS: [&str; 9] =
+    ["auto", "ring", "direct", "circulant", "doubling", "star", "tree", "ordered", "native"];
 
 /// What one process of a parameter-server job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -100,6 +105,9 @@ impl Default for Config {
     }
 }
 
+/// What `segment_bytes` may be.
+const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
+
 impl Config {
     /// Reads the environment; a value that cannot be used is an error, not a default.
     pub fn from_env() -> Result<Self> {
@@ -116,27 +124,52 @@ impl Config {
                 None => default.fusion_bytes,
             },
             segment_is_fixed: default.segment_is_fixed || text("RINGPULL_SEGMENT").is_some(),
-            algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
-            model: ModelSource::from_env().unwrap_or(default.model),
-            check_nan: parsed("RINGPULL_CHECK_NAN", "0 or 1", u8::from(default.check_nan))? != 0,
+            algorithm: match text("RINGPULL_ALGORITHM") {
+                Some(given) => one_of("RINGPULL_ALGORITHM", &given, &ALGORITHMS, &["halving"])?,
+                None => default.algorithm,
+            },
+            model: match text("RINGPULL_MODEL") {
+                Some(given) => ModelSource::named(&given)?,
+                None => default.model,
+            },
+            check_nan: match text("RINGPULL_CHECK_NAN") {
+                Some(given) => one_of("RINGPULL_CHECK_NAN", &given, &["0", "1"], &[])? == "1",
+                None => default.check_nan,
+            },
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
             heartbeat_timeout: seconds("PS_HEARTBEAT_TIMEOUT", default.heartbeat_timeout)?,
         };
-        if !(1024..=1 << 30).contains(&config.segment_bytes) {
+        if !SEGMENTS.contains(&config.segment_bytes) && text("RINGPULL_SEGMENT").is_some() {
             return Err(bad("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824"));
         }
         Ok(config)
     }
+
+    /// An error if a program has set what cannot be: MPI counts a message's bytes in an int.
+    pub(crate) fn check(&self) -> Result<()> {
+        if SEGMENTS.contains(&self.segment_bytes) {
+            return Ok(());
+        }
+        let what = format!("segments of {} bytes", self.segment_bytes);
+        Err(Error::argument(what, "set Config::segment_bytes to 1024 to 1073741824"))
+    }
 }
 
 impl ModelSource {
-    fn from_env() -> Option<Self> {
-        Some(match text("RINGPULL_MODEL")?.as_str() {
+    fn named(given: &str) -> Result<Self> {
+        Ok(match given {
             "cached" => ModelSource::Cached,
             "probe" => ModelSource::Probe,
             "default" => ModelSource::Default,
-            path => ModelSource::File(path.into()),
+            // Rank 0 alone needs the file; but a name that is nearly one of these is hardly a file's.
+            path => match closest(path, ["cached", "probe", "default"]) {
+                Some(name) if !Path::new(path).exists() => {
+                    let expected = "cached, probe, default or the file of a model";
+                    return Err(wrong("RINGPULL_MODEL", path, expected, format!("did you mean {name}?")));
+                }
+                _ => ModelSource::File(path.into()),
+            },
         })
     }
 }
@@ -290,11 +323,31 @@ pub fn text(name: &str) -> Option<String> {
 }
 
 fn bad(name: &str, expected: &str) -> Error {
-    Error::Environment {
-        variable: name.to_owned(),
-        value: text(name).unwrap_or_default(),
-        expected: expected.to_owned(),
+    let value = text(name).unwrap_or_default();
+    let remedy = if value.is_empty() {
+        "set it, as `ringpull launch` and the operators of Kubernetes do, in every process of the job"
+    } else if name.starts_with("DMLC_") {
+        "correct it: `ringpull launch` sets it as it must be"
+    } else {
+        "correct it, or unset it for the default"
+    };
+    wrong(name, &value, expected, remedy.to_owned())
+}
+
+fn wrong(variable: &str, value: &str, expected: &str, remedy: String) -> Error {
+    Error::Environment { variable: variable.to_owned(), value: value.to_owned(), expected: expected.to_owned(), remedy }
+}
+
+/// The value of a variable that takes one of `names`, or of others that mean the same.
+fn one_of(variable: &str, given: &str, names: &[&str], others: &[&str]) -> Result<String> {
+    if names.contains(&given) || others.contains(&given) {
+        return Ok(given.to_owned());
     }
+    let remedy = match closest(given, names.iter().copied()) {
+        Some(name) => format!("did you mean {name}?"),
+        None => "correct it, or unset it for the default".to_owned(),
+    };
+    Err(wrong(variable, given, &format!("one of {}", names.join(", ")), remedy))
 }
 
 fn parsed<T: FromStr>(name: &str, expected: &str, default: T) -> Result<T> {
@@ -306,9 +359,54 @@ fn required<T: FromStr>(name: &str, expected: &str) -> Result<T> {
 }
 
 fn seconds(name: &str, default: Duration) -> Result<Duration> {
-    let seconds = parsed(name, "a number of seconds, more than 0", default.as_secs_f64())?;
-    Duration::try_from_secs_f64(seconds)
-        .ok()
-        .filter(|limit| !limit.is_zero())
-        .ok_or_else(|| bad(name, "a number of seconds, more than 0"))
+    let expected = "a number of seconds, more than 0 and at most 1e9";
+    let seconds = parsed(name, expected, default.as_secs_f64())?;
+    limit_of(seconds).ok_or_else(|| bad(name, expected))
+}
+
+/// A limit that can be added to any moment.
+fn limit_of(seconds: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero() && limit.as_secs() <= 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_name_is_told_with_its_variable_the_names_and_the_closest() {
+        let error = one_of("RINGPULL_ALGORITHM", "rign", &ALGORITHMS, &["halving"]).unwrap_err().to_string();
+        for part in ["RINGPULL_ALGORITHM=\"rign\"", "auto, ring, direct", "ordered, native", "hint: did you mean ring?"]
+        {
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(one_of("RINGPULL_ALGORITHM", "halving", &ALGORITHMS, &["halving"]), Ok("halving".to_owned()));
+        let error = one_of("RINGPULL_CHECK_NAN", "yes", &["0", "1"], &[]).unwrap_err().to_string();
+        assert!(error.contains("one of 0, 1\n  hint: correct it"), "{error}");
+    }
+
+    #[test]
+    fn a_limit_is_a_time_that_can_be_waited_for() {
+        assert_eq!(limit_of(0.5), Some(Duration::from_millis(500)));
+        for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e10, 1e18] {
+            assert_eq!(limit_of(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_segment_that_no_message_can_count_is_an_error_of_the_program() {
+        Config::default().check().unwrap();
+        for segment_bytes in [0, 1 << 31, usize::MAX] {
+            let error = Config { segment_bytes, ..Config::default() }.check().unwrap_err().to_string();
+            assert!(error.contains("Config::segment_bytes"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_model_is_a_word_or_a_file_but_no_misspelt_word() {
+        assert_eq!(ModelSource::named("probe"), Ok(ModelSource::Probe));
+        assert_eq!(ModelSource::named("/models/rack.json"), Ok(ModelSource::File("/models/rack.json".into())));
+        let error = ModelSource::named("cachde").unwrap_err().to_string();
+        assert!(error.contains("RINGPULL_MODEL=\"cachde\"") && error.contains("did you mean cached?"), "{error}");
+    }
 }

@@ -38,6 +38,19 @@ impl DType {
         }
     }
 
+    /// The bytes of a tensor of this `shape`; an error if no memory has so many addresses.
+    pub fn len_bytes(self, shape: &[usize]) -> Result<usize, Error> {
+        let product = shape.iter().try_fold(self.size_bytes(), |bytes, dim| bytes.checked_mul(*dim));
+        // A page less than what a slice may have, since allocations are rounded up.
+        let most = isize::MAX.unsigned_abs() - (64 << 10);
+        product.filter(|bytes| *bytes <= most).ok_or_else(|| {
+            Error::argument(
+                format!("a tensor of {self} and shape {shape:?} has more bytes than there are addresses"),
+                "give a smaller shape",
+            )
+        })
+    }
+
     /// The name used on the command line and in JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -160,4 +173,20 @@ macro_rules! with_element {
             }
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_with_more_bytes_than_addresses_is_an_error() {
+        assert_eq!(DType::F32.len_bytes(&[2, 3]), Ok(24));
+        assert_eq!(DType::F64.len_bytes(&[]), Ok(8));
+        assert_eq!(DType::F64.len_bytes(&[0, 7]), Ok(0));
+        for shape in [&[1 << 32, 1 << 32][..], &[usize::MAX], &[1 << 61], &[1 << 62, 4]] {
+            let error = DType::F32.len_bytes(shape).unwrap_err().to_string();
+            assert!(error.contains("addresses") && error.contains("hint:"), "{error}");
+        }
+    }
 }

@@ -14,7 +14,11 @@ use crate::key::Key;
 #[non_exhaustive]
 pub enum Error {
     /// `create` was given a name that is no kind of store. Names are never guessed at.
-    #[error("unknown kind of store {given:?}\n  hint: the kinds are {}", crate::kind::Kind::names())]
+    #[error(
+        "unknown kind of store {given:?}\n  hint: the kinds are {}{}",
+        crate::kind::Kind::names(),
+        crate::kind::Kind::meant_by(given)
+    )]
     UnknownKind {
         /// The name as it was given.
         given: String,
@@ -127,7 +131,7 @@ pub enum Error {
     },
     /// Some ranks wait for others that live but have not called.
     #[error(
-        "{operation} of key {key} on rank {rank} waited {waited_s} s: rank(s) {missing:?} have not called it\n  hint: every rank must {operation} every key of a step; look at what those ranks are doing, or raise RINGPULL_TIMEOUT (seconds) if they are only slow"
+        "{operation} of key {key} on rank {rank} waited {waited_s} s: rank(s) {missing:?} have not called it\n  hint: every rank must {operation} every key of a step; look at what those ranks are doing, or raise RINGPULL_TIMEOUT (seconds) if they are only slow; if they have less data (uneven shares), give every rank equal numbers of steps, or call join() where it ends (dist_sync_mpi)"
     )]
     Stalled {
         /// The operation that waits.
@@ -140,6 +144,18 @@ pub enum Error {
         missing: Vec<usize>,
         /// How long it waited, in seconds.
         waited_s: u64,
+    },
+    /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
+    #[error(
+        "{peer} ended its run without calling {operation}, for which rank {rank} waits\n  hint: see its own output for an error; if it has less data than the others, give every rank equal numbers of steps, or call join() where it ends"
+    )]
+    Finished {
+        /// Who, such as `rank 3 (pid 71 on h4)`.
+        peer: String,
+        /// What the other waits for, with the key.
+        operation: String,
+        /// The rank that waits.
+        rank: usize,
     },
     /// A peer is gone.
     #[error(
@@ -206,7 +222,7 @@ pub enum Error {
         what: String,
     },
     /// An environment variable has a value that cannot be used.
-    #[error("{variable}={value:?} cannot be used: expected {expected}")]
+    #[error("{}: expected {expected}\n  hint: {remedy}", say_variable(variable, value))]
     Environment {
         /// Its name.
         variable: String,
@@ -214,6 +230,8 @@ pub enum Error {
         value: String,
         /// What it may be.
         expected: String,
+        /// What to do.
+        remedy: String,
     },
 }
 
@@ -232,6 +250,10 @@ impl Error {
 fn list_views(views: &[(usize, String)]) -> String {
     let parts: Vec<String> = views.iter().map(|(rank, view)| format!("rank {rank} has {view}")).collect();
     parts.join(", ")
+}
+
+fn say_variable(variable: &str, value: &str) -> String {
+    if value.is_empty() { format!("{variable} is not set") } else { format!("{variable}={value:?} cannot be used") }
 }
 
 /// Shorthand for this crate's results.

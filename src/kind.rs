@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::spelling::did_you_mean;
 
 /// A kind of store; see the table in the README for where sums and optimizers run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -57,6 +58,11 @@ impl Kind {
         Kind::ALL.map(Kind::name).join(", ")
     }
 
+    /// A question after the kind that a wrong name may have meant, or nothing.
+    pub(crate) fn meant_by(given: &str) -> String {
+        did_you_mean(given, Kind::ALL.map(Kind::name))
+    }
+
     /// Whether the store has parameter servers.
     pub fn has_servers(self) -> bool {
         matches!(self, Kind::DistSync | Kind::DistAsync | Kind::DistSyncDevice | Kind::DistAsyncDevice)
@@ -99,5 +105,7 @@ mod tests {
             let error = wrong.parse::<Kind>().unwrap_err().to_string();
             assert!(error.contains("dist_sync_mpi") && error.contains(&format!("{wrong:?}")), "{error}");
         }
+        let error = "dist_sync_mpl".parse::<Kind>().unwrap_err().to_string();
+        assert!(error.ends_with("; did you mean dist_sync_mpi?"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 //! The layers, each importing only what stands before it (`tests/layering.rs` holds them to it):
 //!
 //! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`remote`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`],
-//!   [`timeline`];
+//!   [`timeline`], [`spelling`];
 //! - `transport`, `collective`, `communicator`, `progress`: the path of a gradient by allreduce;
 //! - `compress`: gradient codecs; `optim`: optimizers; `device`: GPUs, real and simulated; `ps`: parameter servers;
 //! - `store`: the KVStore that users call;
@@ -23,6 +23,7 @@ pub mod kind;
 pub mod reduce;
 pub mod remote;
 pub mod sparse;
+pub mod spelling;
 pub mod tensor;
 pub mod timeline;
 pub mod topology;

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const BASE: &[&str] = &[
-    "error", "key", "kind", "dtype", "buffer", "remote", "tensor", "sparse", "reduce", "topology", "config", "timeline",
+    "error", "key", "kind", "dtype", "buffer", "remote", "tensor", "sparse", "reduce", "topology", "config",
+    "timeline", "spelling",
 ];
 
 /// Each layer beside the base and what it may import beside the base.

@@ -85,6 +85,20 @@ fn a_resumed_run_ends_with_the_weights_of_one_that_never_stopped() {
 }
 
 #[test]
+fn a_resumed_run_says_where_it_goes_on_and_takes_no_other_seed() {
+    if !has_data() {
+        return;
+    }
+    let (_folder, file) = checkpoint_file();
+    hash(&["--steps", "1", "--seed", "5", "--checkpoint", &file]);
+    let resume = ["--steps", "2", "--checkpoint", &file, "--resume"];
+    let text = String::from_utf8_lossy(&train(&resume).stderr).into_owned();
+    assert!(text.contains("run.safetensors: step 1 (epoch 1), seed 5, 1 worker\n"), "{text}");
+    let text = error(&[&resume[..], &["--seed", "6"]].concat());
+    assert!(text.contains("--seed 6") && text.contains("--seed 5") && text.contains("hint:"), "{text}");
+}
+
+#[test]
 fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() {
     if !has_data() {
         return;
@@ -121,6 +135,19 @@ fn an_absent_data_set_is_an_error_that_names_the_package() {
 }
 
 #[test]
+fn one_process_of_several_that_asks_for_a_kind_of_one_is_warned_once() {
+    let of = |size: &str| {
+        let mut run = Command::new(example());
+        run.args(["--data", "/nowhere"]).env("OMPI_COMM_WORLD_SIZE", size).env_remove("SLURM_STEP_NUM_TASKS");
+        String::from_utf8_lossy(&run.output().unwrap().stderr).into_owned()
+    };
+    let text = of("3");
+    assert_eq!(text.matches("warning: ").count(), 1, "{text}");
+    assert!(text.contains("one of 3") && text.contains("--kv-store dist_sync_mpi"), "{text}");
+    assert!(!of("1").contains("warning: "));
+}
+
+#[test]
 fn a_checkpoint_that_is_absent_or_damaged_is_one_error() {
     if !has_data() {
         return;
@@ -128,9 +155,13 @@ fn a_checkpoint_that_is_absent_or_damaged_is_one_error() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.safetensors");
     let arguments = ["--checkpoint", file.to_str().unwrap(), "--resume"];
-    assert!(error(&arguments).contains("run.safetensors"));
+    let text = error(&arguments);
+    assert!(text.contains("run.safetensors") && text.contains("hint: --resume-if-any"), "{text}");
     std::fs::write(&file, "not a checkpoint").unwrap();
     assert!(error(&arguments).contains("no whole checkpoint"));
+    let absent = folder.path().join("absent").join("run.safetensors");
+    let text = error(&["--checkpoint", absent.to_str().unwrap()]);
+    assert!(text.contains("there is no folder") && text.contains("mkdir -p"), "{text}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn train(options: &Options) -> Outcome<()> {
     let batches = options.batches(train.len())?;
     let (rank, workers) = (store.rank(), store.num_workers());
 
-    let net = Net::new(options.seed, &net::device(&options.device)?)?;
+    let net = Net::new(options.first_seed(), &net::device(&options.device)?)?;
     let weights = net.export()?;
     let optimizer = Optimizer {
         rule: Rule::Sgd { momentum: 0.9, nesterov: false },

@@ -127,6 +127,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "InvalidArgument": ArgumentError,
     "Stalled": StalledError,
     "PeerLost": PeerLostError,
+    "Finished": PeerLostError,
     "Protocol": ProtocolError,
     "Library": LibraryError,
     "Io": FileError,

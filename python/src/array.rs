@@ -36,9 +36,9 @@ impl Array {
     }
 
     /// Zeros for Python to change, in memory that the ranks of one host share if there is enough of it.
-    fn zeros(dtype: DType, shape: Vec<usize>) -> Self {
-        let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
-        Array { dtype, shape, data: Arc::new(Buffer::zeroed(len_bytes)), writable: true }
+    fn zeros(dtype: DType, shape: Vec<usize>) -> Result<Self> {
+        let len_bytes = dtype.len_bytes(&shape)?;
+        Ok(Array { dtype, shape, data: Arc::new(Buffer::zeroed(len_bytes)), writable: true })
     }
 
     /// The elements as Python has left them.
@@ -71,7 +71,8 @@ fn format_of(dtype: DType) -> Option<&'static CStr> {
 impl Array {
     #[new]
     fn new(py: Python<'_>, shape: Vec<usize>, dtype: &str) -> PyResult<Self> {
-        Ok(Array::zeros(dtype.parse().map_err(|error| raise(py, &error))?, shape))
+        let made = dtype.parse().and_then(|dtype| Array::zeros(dtype, shape));
+        made.map_err(|error| raise(py, &error))
     }
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {

@@ -145,7 +145,8 @@ fn conclude(outcome: Result<()>, tensor: Tensor) {
 /// Pulls block, and the engine's few threads must not: one thread of ours pulls, in the order in which arrays became ready.
 /// A push never waits for it, so what it waits for comes.
 fn pull_later(work: Work, tensor: Tensor) {
-    static PULLS: OnceLock<Mutex<Sender<(Work, Tensor)>>> = OnceLock::new();
+    type Inbox = Result<Mutex<Sender<(Work, Tensor)>>, Error>;
+    static PULLS: OnceLock<Inbox> = OnceLock::new();
     let pulls = PULLS.get_or_init(|| {
         let (sender, inbox) = channel::<(Work, Tensor)>();
         let pull = move || {
@@ -155,11 +156,15 @@ fn pull_later(work: Work, tensor: Tensor) {
             }
         };
         let started = std::thread::Builder::new().name("ringpull-pull".to_owned()).spawn(pull);
-        drop(started.expect("a process that trains can start a thread"));
-        Mutex::new(sender)
+        started.map(|_| Mutex::new(sender)).map_err(|cause| Error::io("start", "a thread that pulls", &cause))
     });
-    let sent = pulls.lock().unwrap_or_else(PoisonError::into_inner).send((work, tensor));
-    sent.expect("the thread never ends");
+    match pulls {
+        Ok(pulls) => {
+            let sent = pulls.lock().unwrap_or_else(PoisonError::into_inner).send((work, tensor));
+            sent.expect("the thread ends with the process");
+        }
+        Err(error) => conclude(Err(error.clone()), tensor),
+    }
 }
 
 /// The engine's call.

@@ -13,7 +13,7 @@ use ringpull::buffer::Buffer;
 use ringpull::{DType, Tensor};
 
 use crate::dlpack::{self, DlTensor, Managed, Versioned};
-use crate::errors::argument;
+use crate::errors::{argument, raise};
 
 /// What a store is going to do with the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -184,11 +184,9 @@ impl Foreign {
         let name = if versioned { dlpack::VERSIONED_NAME } else { dlpack::NAME };
         // SAFETY: the name is compared by the call; the pointer of such a capsule is what DLPack says.
         let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()) };
-        if pointer.is_null() {
-            return Err(PyErr::fetch(py));
-        }
+        let Some(pointer) = NonNull::new(pointer) else { return Err(PyErr::fetch(py)) };
         let (owner, read_only): (Owner, bool) = if versioned {
-            let managed = NonNull::new(pointer.cast::<Versioned>()).expect("it was checked for null");
+            let managed = pointer.cast::<Versioned>();
             // SAFETY: a capsule of this name points to a versioned tensor.
             let (version, flags) = unsafe { (managed.as_ref().version, managed.as_ref().flags) };
             if version[0] != 1 {
@@ -202,7 +200,7 @@ impl Foreign {
             (Owner::Versioned(managed), flags & dlpack::READ_ONLY != 0)
         } else {
             rename(dlpack::USED_NAME)?;
-            (Owner::Managed(NonNull::new(pointer.cast::<Managed>()).expect("it was checked for null")), false)
+            (Owner::Managed(pointer.cast::<Managed>()), false)
         };
         // SAFETY: the owner keeps the structure alive.
         let tensor: &DlTensor = unsafe {
@@ -233,6 +231,8 @@ impl Foreign {
     }
 
     fn checked(py: Python<'_>, foreign: Foreign, strides: Option<&[i64]>) -> PyResult<Self> {
+        // A producer may say anything, negative lengths too; what follows multiplies them.
+        foreign.dtype.len_bytes(&foreign.shape).map_err(|error| raise(py, &error))?;
         if let Some(strides) = strides
             && !is_c_order(&foreign.shape, strides)
         {

@@ -108,6 +108,8 @@ def test_an_array_of_shared_memory_is_an_array_of_numpy(store, dtype):
     made += 1
     store.pushpull("k", made, keep=False)
     assert (made == 1).all() and ringpull.zeros(5).shape == (5,)
+    with pytest.raises(ringpull.ArgumentError, match="more bytes than there are addresses"):
+        ringpull.zeros((2**32, 2**32), dtype)
 
 
 def test_scalars_and_empty_tensors_are_tensors(store):

@@ -47,7 +47,8 @@ impl Buffer {
             }
             return Buffer { start: room.start, len_bytes, owner: Owner::Shared(arena) };
         }
-        let layout = Layout::from_size_align(len_bytes, ALIGNMENT).expect("a tensor is smaller than the address space");
+        let layout =
+            Layout::from_size_align(len_bytes, ALIGNMENT).expect("DType::len_bytes bounds what a shape can ask for");
         // SAFETY: the layout has a size other than zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         Buffer { start, len_bytes, owner: Owner::Heap(layout) }

@@ -3,11 +3,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Subcommand};
 
 use super::{Format, train};
 use crate::compress::Compression;
-use crate::config::Config;
+use crate::config::{ALGORITHMS, Config};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::harness::models::{self, ModelKey};
@@ -40,15 +41,16 @@ enum What {
 #[command(after_help = "Examples:\n  \
     mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
     mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm native --format json\n  \
-    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB --explain")]
+    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB --explain\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm ring --explain")]
 pub struct AllreduceArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, default_value = "4,64KiB,25MB")]
     pub sizes: String,
-    /// The plan: auto, ring, halving, direct, ..., ordered for the same bits wherever the ranks run, or native for the MPI library's
-    /// own `MPI_Allreduce`.
-    #[arg(long, default_value = "auto")]
-    pub algorithm: String,
+    /// How buffers are summed: auto by what suits the cluster, ordered with the same bits wherever the ranks run, native by the MPI
+    /// library's own `MPI_Allreduce`, else by this plan; halving is another name of circulant [default: `RINGPULL_ALGORITHM`, or auto].
+    #[arg(long, value_parser = algorithms())]
+    pub algorithm: Option<String>,
     /// Measured iterations of each size.
     #[arg(long, default_value_t = 10)]
     pub iters: usize,
@@ -61,7 +63,7 @@ pub struct AllreduceArgs {
     /// Seconds by which rank 0 is late in one more iteration, which shows what waiting costs the others; 0 leaves it out.
     #[arg(long, default_value_t = 0.25)]
     pub late: f64,
-    /// Measure nothing: print what auto does for each size, and the model of this cluster by which it chooses.
+    /// Measure nothing: print what the algorithm does for each size by the model of this cluster, by which auto chooses.
     #[arg(long)]
     pub explain: bool,
     /// A table for people or JSON for programs.
@@ -124,17 +126,29 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+impl AllreduceArgs {
+    /// What was asked for, by the option or else by the environment.
+    fn algorithm(&self) -> Result<String> {
+        self.algorithm.clone().map_or_else(|| Ok(Config::from_env()?.algorithm), Ok)
+    }
+}
+
+fn algorithms() -> PossibleValuesParser {
+    let value = |name| PossibleValue::new(name).aliases((name == "circulant").then_some("halving"));
+    PossibleValuesParser::new(ALGORITHMS.map(value))
+}
+
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
     let late = Duration::try_from_secs_f64(args.late)
         .map_err(|_| Error::argument(format!("--late {} is no time", args.late), "give seconds, such as 0.25"))?;
     let plan = allreduce::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, late };
-    allreduce::run(&sizes, &args.algorithm, &plan)
+    allreduce::run(&sizes, &args.algorithm()?, &plan)
 }
 
 fn run_explain(args: &AllreduceArgs) -> Result<ExitCode> {
-    if let Some(explanation) = explain::run(&parse_sizes(&args.sizes)?)? {
+    if let Some(explanation) = explain::run(&parse_sizes(&args.sizes)?, args.algorithm()?.parse()?)? {
         match args.format {
             Format::Json => println!("{}", to_json(&explanation)?),
             Format::Table => print!("{}", explanation.table()),

@@ -23,7 +23,7 @@ use crate::harness::manifest::{documents, specification, to_yaml};
   ringpull manifest compare --workers 4 -- --modes dist_sync_mpi,dist_sync:4shared --bytes 100MB
   ringpull manifest specification '{\"distribution_type\": \"MPI\", \"number_of_workers\": 4}' -- train --kv-store dist_sync_mpi
   ringpull manifest train -- train --kv-store dist_sync_mpi | kubectl apply -f -
-  ringpull manifest lint job.yaml                  what will go wrong with an MPIJob; exit code 1 if it would fail")]
+  ringpull manifest lint job.yaml                  what will go wrong with an MPIJob; exit code 1 if it would fail, or there is none")]
 pub struct ManifestArgs {
     #[command(subcommand)]
     what: What,
@@ -185,7 +185,11 @@ pub fn run(args: ManifestArgs) -> Result<ExitCode> {
         }
         What::Lint(args) => return run_lint(&args),
     };
-    print!("{}", to_yaml(&documents(&request)?)?);
+    let text = to_yaml(&documents(&request)?)?;
+    if let Some(doubt) = request.doubt() {
+        eprintln!("warning: {doubt}");
+    }
+    print!("{text}");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -281,10 +285,12 @@ fn run_lint(args: &LintArgs) -> Result<ExitCode> {
             println!("{jobs} MPIJob(s): {errors} error(s), {warnings} warning(s)");
         }
     }
-    for (file, report) in &reports {
-        if report.jobs == 0 && report.findings.is_empty() {
-            eprintln!("warning: {file} holds no MPIJob; lint knows no other kind");
-        }
+    let empty = reports.iter().filter(|(_, report)| report.jobs == 0 && report.findings.is_empty());
+    let empty: Vec<&String> = empty.map(|(file, _)| file).collect();
+    for file in &empty {
+        eprintln!(
+            "error: {file} holds no MPIJob, and nothing was checked\n  hint: lint knows kind: MPIJob alone; give it that file"
+        );
     }
-    Ok(if errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if errors > 0 || !empty.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -102,6 +102,7 @@ fn start_log() -> Result<()> {
         variable: "RINGPULL_LOG".to_owned(),
         value: filter,
         expected: "a filter such as info or ringpull::ps=debug".to_owned(),
+        remedy: "correct it, or unset it".to_owned(),
     })?;
     tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr).init();
     Ok(())

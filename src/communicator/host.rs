@@ -14,9 +14,10 @@ use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
 use crate::compress::{Compression, Feedback};
-use crate::config::{Config, ModelSource};
+use crate::config::{ALGORITHMS, Config, ModelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::spelling::did_you_mean;
 use crate::transport::{Stamp, Transport};
 
 /// How an allreduce is to be done.
@@ -44,8 +45,9 @@ impl FromStr for Choice {
                 Error::argument(
                     format!("unknown algorithm {other:?}"),
                     format!(
-                        "the algorithms are auto, {}, ordered, the same bits wherever the ranks run, and native, the MPI library's own",
-                        Algorithm::names()
+                        "the algorithms are {} (ordered: the same bits wherever the ranks run; native: the MPI library's own){}",
+                        ALGORITHMS.join(", "),
+                        did_you_mean(other, ALGORITHMS)
                     ),
                 )
             }),
@@ -387,5 +389,20 @@ impl Host {
         self.transport.native_allreduce(dtype, data, self.native_sum.bytes_mut())?;
         data.copy_from_slice(self.native_sum.bytes());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_of_an_algorithm_is_read_and_every_algorithm_has_one() {
+        for name in ALGORITHMS {
+            assert_eq!(name.parse::<Choice>().unwrap().to_string(), name);
+        }
+        assert!(Algorithm::ALL.into_iter().all(|algorithm| ALGORITHMS.contains(&algorithm.name())));
+        let error = "rign".parse::<Choice>().unwrap_err().to_string();
+        assert!(error.contains("ordered, native") && error.ends_with("did you mean ring?"), "{error}");
     }
 }

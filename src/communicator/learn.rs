@@ -6,7 +6,6 @@
 //! the cores. Before a cached model is used the smallest ring is timed: if it takes a quarter or four times what the
 //! model says, the cluster is not what it was, and is probed again.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -194,9 +193,7 @@ fn store(path: &Path, stored: &Stored) -> Result<()> {
 
 fn cache_file(library: &str, hosts: &[[f64; 1]]) -> Option<PathBuf> {
     let mut key = format!("{VERSION} {} {library} {}", env!("CARGO_PKG_VERSION"), hosts.len());
-    for [host] in hosts {
-        write!(key, " {host}").expect("a string takes every text");
-    }
+    key.extend(hosts.iter().map(|[host]| format!(" {host}")));
     Some(crate::config::cache_folder()?.join("ringpull").join(format!("model-{:016x}.json", xxh3_64(key.as_bytes()))))
 }
 

@@ -263,14 +263,12 @@ mod loops {
             let mut stored = bias;
             for code in codes {
                 if width == Width::TwoBit {
-                    let code = &code[8 * block..8 * block + 8];
-                    let word = i64::from_le_bytes(code.try_into().expect("8 bytes"));
+                    let word = i64::from_le_bytes(code.as_chunks().0[block]);
                     let code = _mm256_and_si256(spread(word, by_4), both);
                     stored = _mm256_sub_epi8(stored, _mm256_cmpeq_epi8(code, both));
                     stored = _mm256_add_epi8(stored, _mm256_cmpeq_epi8(code, upper));
                 } else {
-                    let code = &code[4 * block..4 * block + 4];
-                    let word = i64::from(u32::from_le_bytes(code.try_into().expect("4 bytes")));
+                    let word = i64::from(u32::from_le_bytes(code.as_chunks().0[block]));
                     let code = _mm256_and_si256(spread(word, by_8), single);
                     stored = _mm256_sub_epi8(stored, _mm256_cmpeq_epi8(code, single));
                 }

@@ -91,9 +91,8 @@ fn largest(values: &[f32], count: usize) -> Vec<u32> {
 /// The code as entries.
 pub(super) fn entries(code: &[u8]) -> impl Iterator<Item = (u32, f32)> {
     let (indices, values) = code.split_at(code.len() / 2);
-    let word = |bytes: &[u8]| -> [u8; 4] { bytes.try_into().expect("a chunk of 4 bytes") };
-    let pairs = indices.chunks_exact(4).zip(values.chunks_exact(4));
-    pairs.map(move |(index, value)| (u32::from_le_bytes(word(index)), f32::from_le_bytes(word(value))))
+    let pairs = indices.as_chunks().0.iter().zip(values.as_chunks().0);
+    pairs.map(|(index, value)| (u32::from_le_bytes(*index), f32::from_le_bytes(*value)))
 }
 
 /// The entries of `code` whose indices lie in `range`, counted from its start.

@@ -24,6 +24,8 @@ pub struct Checkpoint {
     pub step: u64,
     /// The seed the run began with.
     pub seed: u64,
+    /// How many workers it had; what saved no number may be read too.
+    pub workers: Option<usize>,
     /// The weights by name.
     pub weights: BTreeMap<String, Tensor>,
     /// What [`KvStore::save_optimizer_states`] wrote.
@@ -41,7 +43,7 @@ impl Checkpoint {
         saved.states.retain(|key, _| matches!(key, Key::Str(name) if weights.contains_key(&**name)));
         saved.write(&path)?;
         let states = std::fs::read(&path).map_err(|cause| Error::io("read", path.display(), &cause))?;
-        Ok(Checkpoint { step, seed, weights, states })
+        Ok(Checkpoint { step, seed, workers: Some(store.num_workers()), weights, states })
     }
 
     /// Gives the optimizer's states to `store`. Every worker must do so.
@@ -64,38 +66,75 @@ impl Checkpoint {
             .chain([(STATES, Dtype::U8, &[self.states.len()][..], &self.states[..])])
             .map(|(name, dtype, shape, bytes)| Ok((name, TensorView::new(dtype, shape.to_vec(), bytes)?)))
             .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
-        let metadata = [("step", self.step), ("seed", self.seed)];
-        let metadata = metadata.map(|(name, value)| (name.to_owned(), value.to_string()));
-        let bytes =
-            views.and_then(|views| safetensors::serialize(views, Some(HashMap::from(metadata)))).map_err(|cause| {
-                Error::argument(format!("the weights make no safetensors file: {cause}"), "rename them")
-            })?;
+        let workers = self.workers.map(|workers| ("workers", workers as u64));
+        let metadata = [("step", self.step), ("seed", self.seed)].into_iter().chain(workers);
+        let metadata: HashMap<_, _> = metadata.map(|(name, value)| (name.to_owned(), value.to_string())).collect();
+        let bytes = views.and_then(|views| safetensors::serialize(views, Some(metadata))).map_err(|cause| {
+            Error::argument(format!("the weights make no safetensors file: {cause}"), "rename them")
+        })?;
         replace_file("write the checkpoint", path, &[&bytes])
+    }
+
+    /// Whether a file could be written at `path`: what a run must know before it has trained for hours.
+    pub fn check_place(path: &Path) -> Result<()> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let wrong = |what: String, remedy: String| Err(Error::argument(what, remedy));
+        if path.is_dir() {
+            let what = format!("--checkpoint {} is a folder", path.display());
+            return wrong(what, format!("name a file in it, such as {}", path.join("run.safetensors").display()));
+        }
+        if !folder.is_dir() {
+            // Making it would hide a misspelt path, or a volume that is not mounted, until the checkpoint is missed.
+            let what = format!("there is no folder {} for the checkpoint", folder.display());
+            return wrong(what, format!("mkdir -p {}, or give another --checkpoint", folder.display()));
+        }
+        match tempfile::tempfile_in(folder) {
+            Ok(_) => Ok(()),
+            Err(cause) => wrong(
+                format!("no checkpoint can be saved in {}: {cause}", folder.display()),
+                "give --checkpoint a file in a folder that this user may write to".to_owned(),
+            ),
+        }
     }
 
     /// Reads a file that [`write`](Self::write) made.
     pub fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|cause| Error::io("read the checkpoint", path.display(), &cause))?;
-        Self::parse(&bytes).ok_or_else(|| {
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::argument(
+                    format!("there is no checkpoint {}", path.display()),
+                    "--resume-if-any begins where there is none; every worker reads it, so hosts must share its folder",
+                ));
+            }
+            Err(cause) => return Err(Error::io("read the checkpoint", path.display(), &cause)),
+        };
+        Self::parse(&bytes).map_err(|why| {
             Error::argument(
-                format!("{} is no whole checkpoint", path.display()),
-                "give --checkpoint a file that this program wrote, or begin anew without --resume",
+                format!("{} ({} bytes) is no whole checkpoint: {why}", path.display(), bytes.len()),
+                "copy it again if it was copied, give --checkpoint a file that this program wrote, or begin anew without --resume",
             )
         })
     }
 
-    fn parse(bytes: &[u8]) -> Option<Self> {
-        let (_, header) = SafeTensors::read_metadata(bytes).ok()?;
-        let tensors = SafeTensors::deserialize(bytes).ok()?;
-        let number = |name: &str| header.metadata().as_ref()?.get(name)?.parse().ok();
+    fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
+        let other = |_| "it was cut short, or is no safetensors file";
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(other)?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(other)?;
+        let number = |name: &str| header.metadata().as_ref()?.get(name)?.parse::<u64>().ok();
         let mut weights = BTreeMap::new();
         for (name, view) in tensors.iter().filter(|(name, _)| *name != STATES) {
-            let dtype = DType::ALL.into_iter().find(|dtype| format(*dtype) == view.dtype())?;
+            let dtype = DType::ALL.into_iter().find(|dtype| format(*dtype) == view.dtype());
             let buffer = crate::buffer::Buffer::copy_of(view.data());
-            weights.insert(name.to_owned(), Tensor::from_buffer(dtype, view.shape(), buffer));
+            let tensor = Tensor::from_buffer(dtype.ok_or("it has weights of another dtype")?, view.shape(), buffer);
+            weights.insert(name.to_owned(), tensor);
         }
-        let states = tensors.tensor(STATES).ok()?.data().to_vec();
-        Some(Checkpoint { step: number("step")?, seed: number("seed")?, weights, states })
+        let states = tensors.tensor(STATES).map_err(|_| "another program wrote it: it has no optimizer's states")?;
+        let workers = number("workers").and_then(|workers| usize::try_from(workers).ok());
+        match (number("step"), number("seed")) {
+            (Some(step), Some(seed)) => Ok(Checkpoint { step, seed, workers, weights, states: states.data().to_vec() }),
+            _ => Err("another program wrote it: it has no step and seed"),
+        }
     }
 }
 
@@ -137,7 +176,7 @@ mod tests {
         let written = example();
         written.write(&path).unwrap();
         let read = Checkpoint::read(&path).unwrap();
-        assert_eq!((read.step, read.seed, &read.states), (12, u64::MAX, &written.states));
+        assert_eq!((read.step, read.seed, read.workers, &read.states), (12, u64::MAX, Some(1), &written.states));
         for (name, tensor) in &written.weights {
             assert_eq!(tensor.read().unwrap().bytes(), read.weights[name].read().unwrap().bytes(), "{name}");
         }
@@ -155,5 +194,20 @@ mod tests {
             let error = Checkpoint::read(&path).unwrap_err().to_string();
             assert!(error.contains("no whole checkpoint") && error.contains("hint:"), "{error}");
         }
+    }
+
+    #[test]
+    fn an_absent_checkpoint_and_a_place_for_none_are_errors_with_hints() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.safetensors");
+        let error = Checkpoint::read(&path).unwrap_err().to_string();
+        assert!(error.contains("there is no checkpoint") && error.contains("--resume-if-any"), "{error}");
+        Checkpoint::check_place(&path).unwrap();
+        Checkpoint::check_place(Path::new("run.safetensors")).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it leaves nothing behind");
+        let error = Checkpoint::check_place(&folder.path().join("absent/run.safetensors")).unwrap_err().to_string();
+        assert!(error.contains("there is no folder") && error.contains("hint: mkdir -p"), "{error}");
+        let error = Checkpoint::check_place(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("is a folder") && error.contains("hint:"), "{error}");
     }
 }

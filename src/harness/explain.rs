@@ -1,13 +1,11 @@
-//! What `auto` would do and why: for each size the time that the cluster's model predicts for each algorithm.
-
-use std::fmt::Write as _;
+//! What `auto` or a plan would do and why: for each size the time that the cluster's model predicts for each algorithm.
 
 use serde::Serialize;
 
 use crate::collective::{self, Algorithm, Model, Segments};
-use crate::communicator::Host;
+use crate::communicator::{Choice, Host};
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::harness::allreduce::connect;
 use crate::harness::compare::table::format_seconds;
 use crate::harness::size::format_size;
@@ -23,16 +21,18 @@ pub struct Explanation {
     pub source: String,
     /// Its numbers.
     pub model: Model,
+    /// The algorithm that was asked for.
+    pub asked: String,
     /// One entry for each size.
-    pub sizes: Vec<Choice>,
+    pub sizes: Vec<Explained>,
 }
 
 /// What is predicted for one size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Choice {
+pub struct Explained {
     /// Payload bytes of one rank.
     pub bytes: usize,
-    /// What `auto` takes.
+    /// What `auto` takes, or the plan that was asked for.
     pub algorithm: Algorithm,
     /// The size of its segments.
     pub segment_bytes: usize,
@@ -51,9 +51,20 @@ pub struct Predicted {
     pub seconds: f64,
 }
 
-/// Learns the cluster's model and explains the choice for each of `sizes`, on rank 0. Collective.
-pub fn run(sizes: &[usize]) -> Result<Option<Explanation>> {
-    let engine = connect(&Config::from_env()?)?;
+/// Learns the cluster's model and explains what `asked` does for each of `sizes`, on rank 0. Collective.
+pub fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
+    let plan = match asked {
+        Choice::Auto => None,
+        Choice::Plan(algorithm) => Some(algorithm),
+        Choice::Ordered | Choice::Native => {
+            return Err(Error::argument(
+                format!("nothing is predicted for {asked}"),
+                format!("explain --algorithm auto, or measure {asked} without --explain"),
+            ));
+        }
+    };
+    // The cluster is looked at for `auto` alone.
+    let engine = connect(&Config { algorithm: Choice::Auto.to_string(), ..Config::from_env()? })?;
     let (learned, segments, hosts) = engine.collective("bench --explain", Vec::new(), |host: &mut Host, _, _| {
         Ok((host.learned().clone(), host.segments(), host.hosts().to_vec()))
     })?;
@@ -62,17 +73,21 @@ pub fn run(sizes: &[usize]) -> Result<Option<Explanation>> {
         source: learned.source,
         hosts,
         model: learned.model,
-        sizes: sizes.iter().map(|bytes| choice(&learned.model, *bytes, engine.size(), segments)).collect(),
+        asked: asked.to_string(),
+        sizes: sizes.iter().map(|bytes| explained(&learned.model, plan, *bytes, engine.size(), segments)).collect(),
     }))
 }
 
-fn choice(model: &Model, bytes: usize, ranks: usize, segments: Segments) -> Choice {
-    let chosen = collective::choose(model, bytes, ranks, segments);
+fn explained(model: &Model, plan: Option<Algorithm>, bytes: usize, ranks: usize, segments: Segments) -> Explained {
+    let chosen = match plan {
+        Some(algorithm) => collective::predict(model, algorithm, bytes, ranks, segments),
+        None => collective::choose(model, bytes, ranks, segments),
+    };
     let predictions = Algorithm::ALL.map(|algorithm| {
         let best = collective::predict(model, algorithm, bytes, ranks, segments);
         Predicted { algorithm, segment_bytes: best.segment_bytes, seconds: best.time_us / 1e6 }
     });
-    Choice {
+    Explained {
         bytes,
         algorithm: chosen.algorithm,
         segment_bytes: chosen.segment_bytes,
@@ -86,7 +101,7 @@ impl Explanation {
         let mut table = comfy_table::Table::new();
         table.load_style(comfy_table::presets::NOTHING);
         let names = Algorithm::ALL.map(|algorithm| algorithm.name().to_owned());
-        let head = ["payload", "auto", "segments"].map(str::to_owned);
+        let head = ["payload", &self.asked, "segments"].map(str::to_owned);
         table.set_header(head.into_iter().chain(names));
         for size in &self.sizes {
             let mut cells = vec![
@@ -97,11 +112,10 @@ impl Explanation {
             cells.extend(size.predictions.iter().map(|of| format_seconds(of.seconds)));
             table.add_row(cells);
         }
-        let mut text = format!("{}\n", table.trim_fmt());
         let ranks = if self.ranks == 1 { "1 rank".to_owned() } else { format!("{} ranks", self.ranks) };
         let of = &self.model;
-        writeln!(text, "times are predicted for {ranks}, from {}:", self.source).expect("a string takes every text");
-        for (name, value) in [
+        let mut text = format!("{}\ntimes are predicted for {ranks}, from {}:\n", table.trim_fmt(), self.source);
+        let numbers = [
             ("latency", format!("{:.1} us", of.latency_us)),
             ("a message, its rank", format!("{:.2} us", of.message_us)),
             ("a message, every rank", format!("{:.2} us", of.shared_message_us)),
@@ -113,12 +127,11 @@ impl Explanation {
             ("a megabyte, every rank", format!("{:.1} us", of.shared_us_per_byte * 1e6)),
             ("flows that meet", format!("{:.2}x of the wire's time", of.fan_factor)),
             ("adding", format!("{}/s", format_size(of.sum_bytes_per_us * 1e6))),
-        ] {
-            writeln!(text, "  {name:24}{value}").expect("a string takes every text");
-        }
+        ];
+        text.extend(numbers.map(|(name, value)| format!("  {name:24}{value}\n")));
         if self.hosts.len() < self.ranks {
-            writeln!(text, "ranks that share a host's memory sum there, whatever is predicted: {:?}", self.hosts)
-                .expect("a string takes every text");
+            let shared = "ranks that share a host's memory sum there, whatever is predicted";
+            text.extend([format!("{shared}: {:?}\n", self.hosts)]);
         }
         text
     }
@@ -129,12 +142,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_prediction_is_the_one_that_is_taken() {
+    fn the_least_prediction_is_the_one_that_is_taken_and_a_plan_that_was_asked_for_its_own() {
         let segments = Segments { most_bytes: 256 << 10, is_fixed: false };
         for bytes in [4, 64 << 10, 100_000_000] {
-            let choice = choice(&Model::default(), bytes, 8, segments);
+            let of = |plan| explained(&Model::default(), plan, bytes, 8, segments);
+            let choice = of(None);
             let least = choice.predictions.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds)).unwrap();
             assert_eq!((least.algorithm, least.segment_bytes), (choice.algorithm, choice.segment_bytes));
+            let tree = of(Some(Algorithm::Tree));
+            assert_eq!((tree.algorithm, tree.predictions), (Algorithm::Tree, choice.predictions));
         }
     }
 
@@ -147,7 +163,8 @@ mod tests {
             hosts: vec![vec![0, 2], vec![1]],
             source: "the default".to_owned(),
             model,
-            sizes: vec![choice(&model, 4, 8, segments), choice(&model, 25_000_000, 8, segments)],
+            asked: "auto".to_owned(),
+            sizes: [4, 25_000_000].map(|bytes| explained(&model, None, bytes, 8, segments)).to_vec(),
         };
         let table = explanation.table();
         for part in [

@@ -100,7 +100,11 @@ fn bert_large(key: &ModelKey) -> f64 {
         return weights(key) / SEQUENCE;
     }
     // Every token is held against every other, for the scores and for the values.
-    let attention = if key.name.ends_with("attention_out_weight") { 2.0 * SEQUENCE * key.shape[0] as f64 } else { 0.0 };
+    let attention = if key.name.ends_with("attention_out_weight") {
+        2.0 * SEQUENCE * key.shape.first().map_or(0.0, |rows| *rows as f64)
+    } else {
+        0.0
+    };
     weights(key) + attention
 }
 

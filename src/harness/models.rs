@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// The names that [`load`] knows.
@@ -188,6 +189,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
         if !seen.insert(name.to_owned()) {
             return Err(wrong(format!("{name:?} is named twice")));
         }
+        DType::F64.len_bytes(&shape).map_err(|_| wrong(format!("shape {shape:?} has too many elements")))?;
         keys.push((ModelKey::new(name, &shape), flops));
     }
     if keys.is_empty() {

@@ -12,6 +12,8 @@ const UNITS: [(&str, u64); 8] = [
     ("MiB", 1 << 20),
     ("GB", 1_000_000_000),
 ];
+/// A pebibyte: no buffer is larger, and everything counted of one fits every integer.
+const LARGEST: usize = 1 << 50;
 const GIB: (&str, u64) = ("GiB", 1 << 30);
 
 /// Bytes from `25MB`, `64KiB`, `0.5GB` or a plain number. The result must be a whole number of bytes.
@@ -30,8 +32,8 @@ pub fn parse_size(text: &str) -> Result<usize> {
         .find(|(name, _)| *name == unit)
         .ok_or_else(|| wrong(&format!("has the unknown unit {unit:?}")))?;
     if let Ok(whole) = number.parse::<u64>() {
-        let bytes = whole.checked_mul(factor).ok_or_else(|| wrong("is too large"))?;
-        return usize::try_from(bytes).map_err(|_| wrong("is too large"));
+        let bytes = whole.checked_mul(factor).and_then(|bytes| usize::try_from(bytes).ok());
+        return bytes.filter(|bytes| *bytes <= LARGEST).ok_or_else(|| wrong("is too large"));
     }
     let bytes = number.parse::<f64>().map_err(|_| wrong("has no number"))? * factor as f64;
     if bytes.fract() != 0.0 || bytes > 1e15 {
@@ -76,7 +78,18 @@ mod tests {
 
     #[test]
     fn a_wrong_size_is_an_error_that_lists_the_units() {
-        for wrong in ["", "MB", "25mb", "25 MB x", "1.0000001KB", "-4", "25MBs", "99999999999GB"] {
+        for wrong in [
+            "",
+            "MB",
+            "25mb",
+            "25 MB x",
+            "1.0000001KB",
+            "-4",
+            "25MBs",
+            "99999999999GB",
+            "9999999999GB",
+            "18446744073709551615",
+        ] {
             let error = parse_size(wrong).unwrap_err().to_string();
             assert!(error.contains("MiB is 2^20") && error.contains(&format!("{wrong:?}")), "{error}");
         }

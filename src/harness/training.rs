@@ -41,9 +41,9 @@ pub struct Options {
     /// Push gradients times this, which the optimizer divides by: codes have a size of their own
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     pub gradient_scale: f64,
-    /// What first weights and the order of images follow from
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    /// What first weights and the order of images follow from [default: 1, or the checkpoint's]
+    #[arg(long)]
+    pub seed: Option<u64>,
     /// The folder of the IDX files
     #[arg(long, default_value = fashion_mnist())]
     pub data: PathBuf,
@@ -74,10 +74,15 @@ pub struct Start {
 }
 
 impl Options {
+    /// What a run that begins follows from.
+    pub fn first_seed(&self) -> u64 {
+        self.seed.unwrap_or(1)
+    }
+
     /// The batches of `samples` images, of which there must be one.
     pub fn batches(&self, samples: usize) -> Result<Batches> {
         let samples = self.limit_train.map_or(samples, |limit| limit.min(samples));
-        let batches = Batches { samples, batch: self.batch as usize, seed: self.seed };
+        let batches = Batches { samples, batch: self.batch as usize, seed: self.first_seed() };
         if batches.per_epoch() == 0 {
             let what = format!("{samples} images make no batch of {}", self.batch);
             return Err(Error::argument(what, "give a smaller --batch"));
@@ -90,7 +95,8 @@ impl Options {
         self.steps.unwrap_or((self.epochs * batches.per_epoch()) as u64)
     }
 
-    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store its optimizer.
+    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store its optimizer. Rank 0 says
+    /// on standard error what it goes on from.
     pub fn begin(
         &self,
         store: &KvStore,
@@ -98,9 +104,13 @@ impl Options {
         weights: &[(&str, Tensor)],
         batches: Batches,
     ) -> Result<Start> {
+        if let (Some(path), 0) = (&self.checkpoint, store.rank()) {
+            Checkpoint::check_place(path)?;
+        }
         let goes_on = |path: &&PathBuf| self.resume || self.resume_if_any && path.exists();
         let resumed = self.checkpoint.as_ref().filter(goes_on).map(|path| Checkpoint::read(path));
         let resumed = resumed.transpose()?;
+        resumed.as_ref().map_or(Ok(()), |saved| self.check_seed(saved))?;
         for (name, weight) in weights {
             let first = resumed.as_ref().map_or(Some(weight), |saved| saved.weights.get(*name));
             let other = || Error::argument("the checkpoint is of another network", "give --checkpoint the right file");
@@ -110,8 +120,23 @@ impl Options {
             saved.restore_states(store)?;
         }
         store.set_optimizer(optimizer)?;
+        if let (Some(saved), Some(path), 0) = (&resumed, &self.checkpoint, store.rank()) {
+            let from = goes_on_from(saved, batches.per_epoch() as u64, store.num_workers());
+            eprintln!("goes on from {}: {from}", path.display());
+        }
         let begun = |saved: &Checkpoint| Start { step: saved.step, batches: Batches { seed: saved.seed, ..batches } };
         Ok(resumed.as_ref().map_or(Start { step: 0, batches }, begun))
+    }
+
+    /// The order of images is the checkpoint's, and another one that was asked for would be passed over in silence.
+    fn check_seed(&self, saved: &Checkpoint) -> Result<()> {
+        match self.seed {
+            Some(seed) if seed != saved.seed => Err(Error::argument(
+                format!("--seed {seed} with a checkpoint of a run that began with --seed {}", saved.seed),
+                "leave out --seed to go on with that run, or begin another without --resume, with a --checkpoint of its own",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// To be called before each step, of which `first` is the first of this run: switches compression on at the step that was asked for.
@@ -128,6 +153,17 @@ impl Options {
         let weights = weights.iter().map(|(name, weight)| ((*name).to_owned(), weight.clone())).collect();
         Checkpoint::take(store, step, seed, weights)?.write(path)
     }
+}
+
+/// What a run goes on from, in words.
+fn goes_on_from(saved: &Checkpoint, per_epoch: u64, workers: usize) -> String {
+    let (step, seed) = (saved.step, saved.seed);
+    let count = |workers: usize| format!("{workers} worker{}", if workers == 1 { "" } else { "s" });
+    let by = match saved.workers {
+        Some(before) if before != workers => format!("{}, saved by {before}", count(workers)),
+        _ => count(workers),
+    };
+    format!("step {step} (epoch {}), seed {seed}, {by}", step / per_epoch.max(1) + 1)
 }
 
 /// Waits for every worker, then hashes the store's `weights`: equal bits, equal hashes.
@@ -152,4 +188,31 @@ pub fn share_cores() -> Result<()> {
     built.map_err(|cause| {
         Error::argument(format!("threads cannot be shared out: {cause}"), "call share_cores before anything computes")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn saved(step: u64, workers: Option<usize>) -> Checkpoint {
+        Checkpoint { step, seed: 7, workers, weights: [].into(), states: Vec::new() }
+    }
+
+    #[test]
+    fn a_resumed_run_says_what_it_goes_on_from() {
+        assert_eq!(goes_on_from(&saved(4, Some(1)), 6, 1), "step 4 (epoch 1), seed 7, 1 worker");
+        assert_eq!(goes_on_from(&saved(6, Some(4)), 6, 2), "step 6 (epoch 2), seed 7, 2 workers, saved by 4");
+        assert_eq!(goes_on_from(&saved(6, None), 6, 2), "step 6 (epoch 2), seed 7, 2 workers");
+    }
+
+    #[test]
+    fn a_seed_that_is_not_the_checkpoints_is_an_error() {
+        let check = |words: &[&str]| Options::parse_from([&["train"], words].concat()).check_seed(&saved(4, None));
+        check(&[]).unwrap();
+        check(&["--seed", "7"]).unwrap();
+        let error = check(&["--seed", "1"]).unwrap_err().to_string();
+        assert!(error.contains("--seed 1") && error.contains("--seed 7") && error.contains("hint:"), "{error}");
+    }
 }

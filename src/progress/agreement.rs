@@ -345,12 +345,7 @@ impl Pending {
 
 /// The rank that left, what another waits for, and that other.
 fn gone(rank: usize, operation: &str, by: usize) -> Error {
-    Error::PeerLost {
-        peer: format!("rank {rank}"),
-        cause: "it ended its run without calling this".to_owned(),
-        operation: operation.to_owned(),
-        rank: by,
-    }
+    Error::Finished { peer: format!("rank {rank}"), operation: operation.to_owned(), rank: by }
 }
 
 fn disagreement(calls: &[Option<Call>]) -> Option<Error> {

@@ -67,7 +67,8 @@ fn a_rank_that_left_fails_those_who_wait_for_it_at_once() {
     let mut table = Agreement::new(2, 10.0, 1000);
     assert_eq!(table.leave(1, None), Ok(vec![]));
     let text = table.call(0, call(7, 0, "f32"), 0.0).unwrap_err().to_string();
-    assert!(text.contains("rank 1 is lost") && text.contains("push of key 7"), "{text}");
+    assert!(text.contains("rank 1 ended its run") && text.contains("push of key 7"), "{text}");
+    assert!(text.contains("equal numbers of steps") && text.contains("join()"), "{text}");
 }
 
 #[test]

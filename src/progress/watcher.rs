@@ -182,7 +182,9 @@ impl Watcher {
                 if self.departed[peer] && shared.awaits_calls() {
                     // This rank has called an operation since, for which that peer will not come. What is on its way had all of that peer's data
                     // before it left.
-                    self.lost(shared, peer, "it ended its run without calling this");
+                    let operation = self.interrupted(shared);
+                    let fault = Error::Finished { peer: self.name(peer), operation, rank: shared.rank };
+                    shared.poison(&fault, true);
                 } else if awaited && now_s - self.heard_s[peer] > self.silence_s {
                     self.lost(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
                 }
@@ -236,10 +238,18 @@ impl Watcher {
     }
 
     fn lost(&self, shared: &Shared, rank: usize, cause: &str) {
-        let peer = self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string);
-        let operation = shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| shared.doing_or_done());
+        let (peer, operation) = (self.name(rank), self.interrupted(shared));
         let fault = Error::PeerLost { peer, cause: cause.to_owned(), operation, rank: shared.rank };
         shared.poison(&fault, true);
+    }
+
+    fn name(&self, rank: usize) -> String {
+        self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string)
+    }
+
+    /// What this rank was doing, as far as it is known.
+    fn interrupted(&self, shared: &Shared) -> String {
+        shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| shared.doing_or_done())
     }
 }
 

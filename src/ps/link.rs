@@ -64,7 +64,15 @@ impl Link {
             while let Some(message) = link.receive()? {
                 answered = true;
                 match message {
-                    FromScheduler::Welcome(job) => return Ok((link, job)),
+                    FromScheduler::Welcome(job) if job.has(role) => return Ok((link, job)),
+                    FromScheduler::Welcome(_) => {
+                        return Err(Error::Protocol {
+                            rank: 0,
+                            peer: format!("the scheduler ({})", link.root),
+                            what: format!("a job without servers, or without this {role}"),
+                            remedy: "run the same version of ringpull on every node".to_owned(),
+                        });
+                    }
                     FromScheduler::Abort(error) => return Err(error),
                     _ => {}
                 }

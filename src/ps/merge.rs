@@ -28,7 +28,7 @@ pub(crate) enum Sum {
 }
 
 /// What a merge has to know of its segment.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Geometry {
     pub(crate) dtype: DType,
     pub(crate) len_bytes: usize,

@@ -218,6 +218,12 @@ pub struct Job {
 }
 
 impl Job {
+    /// Whether there are servers, and the receiver is among those of its role.
+    pub(crate) fn has(&self, role: Role) -> bool {
+        let own = if role == Role::Server { &self.servers } else { &self.workers };
+        !self.servers.is_empty() && self.rank < own.len()
+    }
+
     /// The routing identity of worker `rank` at every server.
     pub fn identity(&self, rank: usize) -> Vec<u8> {
         let mut identity = b"W".to_vec();
@@ -307,6 +313,10 @@ mod tests {
         assert_eq!(job.rank_of(&Job { token: 78, ..job.clone() }.identity(1)), None);
         assert_eq!(job.rank_of(b"W"), None);
         assert_eq!(job.rank_of(b""), None);
+        assert!(!job.has(Role::Worker), "a job without servers");
+        let info = job.workers[0].clone();
+        let job = Job { servers: vec![info], ..job };
+        assert!(job.has(Role::Worker) && job.has(Role::Server) && !Job { rank: 2, ..job }.has(Role::Worker));
     }
 
     proptest! {

@@ -1,13 +1,16 @@
 //! A parameter server as a function from (state, message) to replies. No I/O: `server_loop` moves the bytes.
 //!
 //! A segment comes into being with the first worker's `Init` and has a value from rank 0's on. What cannot be answered yet
-//! (a pull of a round still open, a push before the value) is kept until it can.
+//! (a pull of a round still open, a push before the value) is kept until it can. `payload`: what a request brings, checked.
+
+mod payload;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zmq::Message;
 
+use self::payload::{broken_code, check_code, check_units, ids_of, in_words, rows_of};
 use crate::compress::Compression;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -99,8 +102,8 @@ impl Server {
     fn take(&mut self, rank: usize, request: Request, payload: Message) -> Result<(), String> {
         match request {
             Request::Init { place, dtype, shape, len_bytes, unit_bytes } => {
-                let geometry =
-                    Geometry { dtype, len_bytes: len_bytes as usize, unit_bytes: (unit_bytes as usize).max(1) };
+                let size = |bytes| usize::try_from(bytes).map_err(|_| format!("an init of {bytes} bytes"));
+                let geometry = Geometry { dtype, len_bytes: size(len_bytes)?, unit_bytes: size(unit_bytes)?.max(1) };
                 self.init(rank, &place, geometry, shape, payload)
             }
             Request::Push { place, round, optimizer, compression, reply } => {
@@ -198,6 +201,15 @@ impl Server {
             }));
             return Ok(());
         }
+        if geometry != segment.geometry {
+            // What is sliced later is sliced by the first one's.
+            let words = |of: Geometry| format!("a segment of {} bytes in units of {}", of.len_bytes, of.unit_bytes);
+            let what = format!("{} where another rank has {}", words(geometry), words(segment.geometry));
+            let peer = format!("its init of key {}", place.key);
+            let remedy = "run the same version of ringpull on every node".to_owned();
+            self.outputs.push(Output::Fault(Error::Protocol { rank, peer, what, remedy }));
+            return Ok(());
+        }
         if rank == 0 {
             segment.value = Some(merge::aligned(value, geometry.dtype));
             self.advance(place);
@@ -222,7 +234,8 @@ impl Server {
         // Where each push is applied by itself, a push of higher priority may overtake an earlier one.
         let done = if self.sync { segment.completed } else { 0 };
         // Pushes of one rank that have not been merged count as rounds of their own where they are not merged.
-        let number = if self.sync { round } else { round * self.workers as u64 + rank as u64 };
+        let own = || round.checked_mul(self.workers as u64)?.checked_add(rank as u64);
+        let number = if self.sync { round } else { own().ok_or_else(|| format!("a push of round {round}"))? };
         if round <= done || segment.rounds.get(&number).is_some_and(|open| open.merge.has(rank)) {
             return Err(format!("push {round} once more"));
         }
@@ -389,51 +402,6 @@ impl Segment {
         let next = self.rounds.get(&(self.completed + 1));
         ("push", (0..workers).filter(|rank| !next.is_some_and(|open| open.merge.has(*rank))).collect())
     }
-}
-
-/// What is wrong with a compressed gradient.
-fn check_code(compression: &Compression, code: &[u8], geometry: Geometry) -> Result<(), String> {
-    if geometry.dtype != DType::F32 {
-        return Err(format!("a compressed gradient of {} elements", geometry.dtype));
-    }
-    compression.check().map_err(|cause| cause.to_string())?;
-    compression.check_code(code, geometry.len_bytes / size_of::<f32>())
-}
-
-fn broken_code(rank: usize, place: &Place, what: String) -> Error {
-    Error::Protocol {
-        rank,
-        peer: format!("its push of key {}", place.key),
-        what,
-        remedy: "nothing of it was added up; run the same version of ringpull on every node".to_owned(),
-    }
-}
-
-fn in_words(compression: Option<Compression>) -> String {
-    compression
-        .map_or("a gradient as it is".to_owned(), |compression| format!("a gradient compressed by {compression}"))
-}
-
-fn ids_of(bytes: &[u8]) -> Vec<i64> {
-    bytes.chunks_exact(8).map(|id| i64::from_le_bytes(id.try_into().expect("a chunk of 8 bytes"))).collect()
-}
-
-fn check_units(ids: &[i64], geometry: Geometry) -> Result<(), String> {
-    let units = (geometry.len_bytes / geometry.unit_bytes) as i64;
-    let fits = ids.iter().all(|id| (0..units).contains(id)) && ids.is_sorted_by(|a, b| a < b);
-    if fits { Ok(()) } else { Err(format!("units that are not ascending below {units}")) }
-}
-
-fn rows_of(count: u64, payload: &[u8], geometry: Geometry) -> Result<Gradient, String> {
-    let wrong = || format!("{} bytes for {count} units of {} bytes", payload.len(), geometry.unit_bytes);
-    let ids_bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(8)).ok_or_else(wrong)?;
-    let (ids, rows) = payload.split_at_checked(ids_bytes).ok_or_else(wrong)?;
-    if (ids_bytes / 8).checked_mul(geometry.unit_bytes) != Some(rows.len()) {
-        return Err(wrong());
-    }
-    let ids = ids_of(ids);
-    check_units(&ids, geometry)?;
-    Ok(Gradient::Rows(ids, merge::message_of(rows.to_vec())))
 }
 
 #[cfg(test)]

@@ -51,6 +51,16 @@ impl Compressor {
                 "init the key as f32, push it as rows, or train without compression",
             ));
         }
+        if matches!(compression, Compression::TopK(_)) && u32::try_from(entry.len()).is_err() {
+            return Err(Error::argument(
+                format!(
+                    "push of key {} on rank {rank}: {compression} counts elements in 32 bits, and it has {}",
+                    entry.key,
+                    entry.len()
+                ),
+                "divide the key, push it as rows, or choose another compression",
+            ));
+        }
         Ok(Some(self.coding_by(&entry.key, compression)))
     }
 

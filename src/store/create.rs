@@ -1,6 +1,6 @@
 //! From a kind's name to a store.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use crate::config::{self, Config, Dmlc, Role};
 use crate::device::{self, Devices};
@@ -57,10 +57,12 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
 }
 
 fn build(kind: Kind, config: &Config, devices: Option<Arc<Devices>>) -> Result<KvStore> {
+    config.check()?;
     timeline::start(config::timeline_file());
     if !kind.has_servers() {
         check_role(kind)?;
     }
+    warn_of_separate_models(kind)?;
     let limit = config.timeout;
     let backend: Box<dyn Backend> = match (kind, devices) {
         (Kind::Device, Some(devices)) => {
@@ -94,6 +96,30 @@ fn check_role(kind: Kind) -> Result<()> {
         }),
         _ => Ok(()),
     }
+}
+
+/// Says once in a process that the other processes of its job know nothing of its store.
+fn warn_of_separate_models(kind: Kind) -> Result<()> {
+    static ONCE: Once = Once::new();
+    if !matches!(kind, Kind::Local | Kind::Device) {
+        return Ok(());
+    }
+    let by_servers = Dmlc::from_env()?.map(|job| ("DMLC_NUM_WORKER", job.num_workers));
+    if let Some(warning) = by_servers.or_else(config::launcher_world_size).and_then(|told| separate_models(kind, told))
+    {
+        ONCE.call_once(|| eprintln!("{warning}"));
+    }
+    Ok(())
+}
+
+/// The warning for a kind of one process in one of several, of which a variable tells.
+fn separate_models(kind: Kind, (variable, processes): (&str, usize)) -> Option<String> {
+    let instead = if variable == "DMLC_NUM_WORKER" { "dist_sync" } else { "dist_sync_mpi" };
+    (processes > 1).then(|| {
+        format!(
+            "warning: store kind {kind} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process"
+        )
+    })
 }
 
 fn over_servers(kind: Kind, config: &Config) -> Result<Servers> {
@@ -162,6 +188,17 @@ mod tests {
             let error = create(kind).err().map(|error| error.to_string()).unwrap_or_default();
             for part in [kind, "CUDA driver", "NCCL", &format!("use {instead},")] {
                 assert!(error.contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_kind_of_one_process_in_one_of_several_is_worth_a_warning() {
+        assert_eq!(separate_models(Kind::Local, ("OMPI_COMM_WORLD_SIZE", 1)), None);
+        for (variable, instead) in [("OMPI_COMM_WORLD_SIZE", "dist_sync_mpi;"), ("DMLC_NUM_WORKER", "dist_sync;")] {
+            let warning = separate_models(Kind::Device, (variable, 4)).unwrap();
+            for part in ["device", "one of 4", variable, "hint:", &format!("--kv-store {instead}")] {
+                assert!(warning.contains(part), "{warning}");
             }
         }
     }

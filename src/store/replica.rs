@@ -4,7 +4,6 @@
 //! which travel with the call. Only an updater cannot travel; it has to be the same on every rank anyway.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -48,16 +47,15 @@ pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compress
     let Entry { dtype, shape, .. } = entry;
     let mut words = format!("{dtype} {shape:?}");
     let mut settings = Settings { optimizer: None, compression };
-    let written = match update {
-        Update::Overwrite => Ok(()),
+    match update {
+        Update::Overwrite => {}
         Update::Optimize(optimizer) => {
             settings.optimizer = Some(Optimizer::clone(optimizer));
-            write!(words, " with {optimizer:?}")
+            words.extend([format!(" with {optimizer:?}")]);
         }
-        Update::Call(_) => write!(words, " with an updater"),
-    };
-    let written = written.and(compression.map_or(Ok(()), |compression| write!(words, " compressed by {compression}")));
-    written.expect("a string can be written to");
+        Update::Call(_) => words.push_str(" with an updater"),
+    }
+    words.extend(compression.map(|compression| format!(" compressed by {compression}")));
     let is_plain = settings == Settings::default();
     let settings = if is_plain { Vec::new() } else { postcard::to_stdvec(&settings).expect("settings are plain data") };
     Terms { words, settings }

@@ -87,11 +87,17 @@ pub struct Tensor {
     lent: Arc<Lent>,
 }
 
+fn len_bytes(dtype: DType, shape: &[usize]) -> usize {
+    dtype.len_bytes(shape).unwrap_or_else(|error| panic!("{error}"))
+}
+
 impl Tensor {
     /// A tensor of zeros.
+    ///
+    /// # Panics
+    /// If [`DType::len_bytes`] has no answer for `shape`.
     pub fn zeros(dtype: DType, shape: &[usize]) -> Self {
-        let len: usize = shape.iter().product();
-        Self::from_buffer(dtype, shape, Buffer::zeroed(len * dtype.size_bytes()))
+        Self::from_buffer(dtype, shape, Buffer::zeroed(len_bytes(dtype, shape)))
     }
 
     /// A tensor holding a copy of `values`, in C order.
@@ -99,13 +105,13 @@ impl Tensor {
     /// # Panics
     /// If `shape` does not hold exactly `values.len()` elements.
     pub fn from_slice<T: Element>(shape: &[usize], values: &[T]) -> Self {
-        assert_eq!(shape.iter().product::<usize>(), values.len(), "the shape holds as many elements as are given");
+        assert_eq!(len_bytes(T::DTYPE, shape), size_of_val(values), "the shape holds as many elements as are given");
         Self::from_buffer(T::DTYPE, shape, Buffer::copy_of(bytemuck::cast_slice(values)))
     }
 
     /// A vector of `len` copies of `value`, which is rounded to `dtype`.
     pub fn full(dtype: DType, shape: &[usize], value: f64) -> Self {
-        let len: usize = shape.iter().product();
+        let len = len_bytes(dtype, shape) / dtype.size_bytes();
         crate::with_element!(dtype, T => Self::from_slice(shape, &vec![T::from_f64(value); len]))
     }
 
@@ -114,8 +120,7 @@ impl Tensor {
     /// # Panics
     /// If the buffer's length is not that of the shape.
     pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Self {
-        let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
-        assert_eq!(buffer.bytes().len(), len_bytes, "the buffer holds the shape's elements");
+        assert_eq!(buffer.bytes().len(), len_bytes(dtype, shape), "the buffer holds the shape's elements");
         Self::over(dtype, shape, Content::of(Arc::new(buffer)))
     }
 

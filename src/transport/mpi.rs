@@ -236,7 +236,12 @@ impl Transport for Mpi {
                 }
             }
         };
-        let count = (data.len() / dtype.size_bytes()) as c_int;
+        let count = data.len() / dtype.size_bytes();
+        let count = c_int::try_from(count).map_err(|_| Error::Unsupported {
+            kind: self.name.clone(),
+            operation: "native allreduce".to_owned(),
+            reason: format!("MPI_Allreduce counts elements in an int, and here are {count}; choose another algorithm"),
+        })?;
         // SAFETY: both buffers hold `count` elements; the call blocks until they are no longer needed.
         let code = unsafe {
             ffi::MPI_Allreduce(
@@ -322,7 +327,7 @@ fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi
     // SAFETY: the status is that of a completed receive of bytes.
     let code = unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut count) };
     check("MPI_Get_count", rank, code)?;
-    if count as usize == len {
+    if usize::try_from(count) == Ok(len) {
         return Ok(());
     }
     Err(Error::Protocol {

@@ -208,7 +208,12 @@ impl Links {
             return Ok(());
         };
         let mut framed = Vec::with_capacity(4 + bytes.len());
-        framed.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        let len = u32::try_from(bytes.len()).ok().filter(|len| *len as usize <= MAX_FRAME_BYTES);
+        let len = len.ok_or_else(|| {
+            let what = format!("a control message of {} bytes, of at most {MAX_FRAME_BYTES}", bytes.len());
+            Error::argument(what, "use fewer or shorter keys in one step")
+        })?;
+        framed.extend_from_slice(&len.to_le_bytes());
         framed.extend_from_slice(bytes);
         stream.lock().write_all(&framed).map_err(|cause| Error::PeerLost {
             peer: format!("rank {to}"),
@@ -250,6 +255,8 @@ mod tests {
             let event = middle.events().recv_timeout(limit).unwrap();
             assert_eq!(event, Event::Frame { from: 1, bytes: vec![n] });
         }
+        let error = leaf.send(0, &vec![0; MAX_FRAME_BYTES + 1]).unwrap_err().to_string();
+        assert!(error.contains("16777217 bytes"), "{error}");
         drop(leaf);
         assert!(matches!(middle.events().recv_timeout(limit).unwrap(), Event::Gone { rank: 1, .. }));
     }

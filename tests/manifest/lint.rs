@@ -69,3 +69,19 @@ fn several_documents_are_read_from_stdin_and_numbered() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("-: document 2: metadata.name"), "{text}");
 }
+
+#[test]
+fn a_file_without_an_mpijob_is_an_error() {
+    let output = ringpull(&["manifest", "lint", "tests/lint/clean.yaml", "mpijob/job/job.yaml"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("error: mpijob/job/job.yaml holds no MPIJob") && text.contains("hint:"), "{text}");
+}
+
+#[test]
+fn numbers_that_no_cluster_has_are_no_reason_to_stop() {
+    let text = read(&root().join("tests/lint/clean.yaml"));
+    let large = text.replace("slotsPerWorker: 2", "slotsPerWorker: 9223372036854775807");
+    assert_eq!(lint(&large).jobs, 1);
+    assert_eq!(lint(&text.replace("replicas: 4", "replicas: 9223372036854775807")).jobs, 1);
+}

@@ -33,7 +33,7 @@ fn launcher_args(request: &Request) -> Vec<String> {
     };
     let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
     if request.kind == Kind::Ps {
-        let workers = request.workers * request.slots();
+        let workers = u64::from(request.workers) * u64::from(request.slots());
         words.extend(["-n", &workers.to_string(), "-s", &request.servers().to_string(), "--"].map(str::to_owned));
     }
     words.extend(request.command.iter().cloned());

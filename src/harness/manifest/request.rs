@@ -230,29 +230,6 @@ impl Request {
         self.check_command()
     }
 
-    /// A store that cannot work in the kind of job at hand, said before pods are started for it.
-    fn check_command(&self) -> Result<()> {
-        let Some(store) = store_of(&self.command) else { return Ok(()) };
-        let fits = match self.kind {
-            Kind::Train | Kind::Trainjob => store == "dist_sync_mpi",
-            Kind::Ps | Kind::Mxjob => store.starts_with("dist_") && store != "dist_sync_mpi",
-            Kind::Job => !store.starts_with("dist_"),
-            Kind::Compare | Kind::Tfjob => true,
-        };
-        if fits {
-            return Ok(());
-        }
-        let (what, should) = match self.kind {
-            Kind::Train | Kind::Trainjob => ("every rank would train a model of its own", "dist_sync_mpi"),
-            Kind::Ps | Kind::Mxjob => ("its servers would have nothing to do", "dist_sync or dist_async"),
-            _ => ("it is one process", "local or device"),
-        };
-        wrong(
-            format!("{} with --kv-store {store}: {what}", self.kind_name()),
-            format!("give the command --kv-store {should}, or write another kind of job"),
-        )
-    }
-
     fn check_names(&self) -> Result<()> {
         let longest = match self.kind {
             Kind::Train | Kind::Compare | Kind::Ps | Kind::Tfjob => {
@@ -293,7 +270,7 @@ impl Request {
         Ok(())
     }
 
-    fn kind_name(&self) -> &'static str {
+    pub(super) fn kind_name(&self) -> &'static str {
         match self.kind {
             Kind::Train => "train",
             Kind::Compare => "compare",
@@ -304,12 +281,6 @@ impl Request {
             Kind::Tfjob => "tfjob",
         }
     }
-}
-
-/// What a command says its `--kv-store` is.
-fn store_of(command: &[String]) -> Option<&str> {
-    let at = command.iter().position(|word| word.starts_with("--kv-store"))?;
-    command[at].strip_prefix("--kv-store=").or_else(|| command.get(at + 1).map(String::as_str))
 }
 
 /// An RFC 1035 label: what the names of services and pods may be.
@@ -332,7 +303,7 @@ pub(super) fn label(what: &str, name: &str) -> Result<()> {
     )
 }
 
-fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> Result<()> {
+pub(super) fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> Result<()> {
     Err(Error::argument(what, remedy))
 }
 

@@ -1,7 +1,5 @@
 //! The results of sweeps as one Markdown page. Every word follows from the samples.
 
-use std::fmt::Write as _;
-
 use super::{Contender, Results};
 use crate::harness::compare::table::{format_seconds, several};
 use crate::harness::record::Record;
@@ -46,8 +44,7 @@ fn section(page: &mut String, sweep: &Results) {
     let links =
         plan.link.bits_per_s().map_or("links without a limit".to_owned(), |_| format!("links of {}", plan.link));
     let place = &sweep.environment;
-    write!(
-        page,
+    page.extend([format!(
         "\n## {}, {links}\n\n{}; {} cores, {}; ringpull {}, {}; {}, {:.0} minutes.\n\n```\n{}\n```\n\n",
         plan.place,
         place.date,
@@ -58,22 +55,19 @@ fn section(page: &mut String, sweep: &Results) {
         several(plan.rounds, "round"),
         sweep.took_s / 60.0,
         sweep.command
-    )
-    .expect("a string takes every text");
+    )]);
     let matches: Vec<Match> = sweep.plan.ranks.iter().flat_map(|ranks| matches(sweep, *ranks)).collect();
     page.push_str(&verdict(&matches));
     for missing in &sweep.missing {
         // Only the first line: the rest is what a failed job wrote.
-        writeln!(page, "\nMissing: {}", missing.lines().next().unwrap_or_default()).expect("a string takes every text");
+        page.extend(["\nMissing: ", missing.lines().next().unwrap_or_default(), "\n"]);
     }
     for ranks in &plan.ranks {
-        writeln!(page, "\n| {} | ours | of the bound | best other | its time | ratio |", several(*ranks, "rank"))
-            .expect("a string takes every text");
+        page.extend(["\n| ", &several(*ranks, "rank"), " | ours | of the bound | best other | its time | ratio |\n"]);
         page.push_str("| --- | --- | --- | --- | --- | --- |\n");
-        for of in matches.iter().filter(|of| of.ours.ranks == *ranks) {
-            writeln!(
-                page,
-                "| {} | {} +-{:.0} % | {} | {} | {} +-{:.0} % | {:.2}{} |",
+        page.extend(matches.iter().filter(|of| of.ours.ranks == *ranks).map(|of| {
+            format!(
+                "| {} | {} +-{:.0} % | {} | {} | {} +-{:.0} % | {:.2}{} |\n",
                 format_size(of.ours.bytes as f64),
                 format_seconds(of.summary.median),
                 100.0 * of.summary.relative_spread(),
@@ -84,8 +78,7 @@ fn section(page: &mut String, sweep: &Results) {
                 of.gain(),
                 if of.is_lost() { " (lost)" } else { "" },
             )
-            .expect("a string takes every text");
-        }
+        }));
     }
 }
 
@@ -120,14 +113,12 @@ fn verdict(matches: &[Match]) -> String {
         matches.iter().filter(|of| of.ours.bytes >= 25_000_000 && of.ours.ratio_to_bound.is_some()).collect();
     let ratio = |of: &&Match| of.ours.ratio_to_bound.unwrap_or(f64::NAN);
     if let Some(worst) = bounded.iter().max_by(|a, b| ratio(a).total_cmp(&ratio(b))) {
-        writeln!(
-            text,
-            "Of payloads from 25 MB on the farthest from the bound is {} on {}: {:.3} of it.",
+        text.extend([format!(
+            "Of payloads from 25 MB on the farthest from the bound is {} on {}: {:.3} of it.\n",
             format_size(worst.ours.bytes as f64),
             several(worst.ours.ranks, "rank"),
             ratio(worst)
-        )
-        .expect("a string takes every text");
+        )]);
     }
     text
 }

@@ -134,7 +134,7 @@ fn a_rank_that_leaves_stops_the_cycle_and_is_named_to_those_who_wait_for_it() {
     world.down.iter_mut().for_each(|down| down.extend(orders.iter().cloned()));
     world.run();
     let text = world.fault.expect("a fault").to_string();
-    assert!(text.contains("rank 1 is lost") && text.contains("push of key"), "{text}");
+    assert!(text.contains("rank 1 ended its run") && text.contains("push of key"), "{text}");
 }
 
 /// Ranks with different numbers of steps before each of three joins, and some that do not wait for their last step.
@@ -187,7 +187,7 @@ fn a_rank_that_waits_for_others_to_join_for_too_long_names_them() {
     let text = world.agreement.check_time(11.0).unwrap_err().to_string();
     assert!(text.contains("join") && text.contains("[0]"), "{text}");
     let text = world.agreement.leave(0, None).unwrap_err().to_string();
-    assert!(text.contains("rank 0 is lost") && text.contains("join"), "{text}");
+    assert!(text.contains("rank 0 ended its run") && text.contains("join"), "{text}");
 }
 
 /// One rank makes the calls of a step in another order, and others beside them. What others have begun runs alone on their side.

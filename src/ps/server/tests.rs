@@ -67,6 +67,33 @@ fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (R
     messages
 }
 
+#[test]
+fn an_init_of_other_bytes_than_the_first_ranks_is_a_fault_and_nothing_is_sliced_by_it() {
+    let mut server = Server::new(2, true);
+    let (Request::Init { place, dtype, shape, .. }, _) = init(1, &[0.0; 2]) else { unreachable!("it is one") };
+    let larger = Request::Init { place, dtype, shape, len_bytes: 1 << 40, unit_bytes: 4 };
+    assert!(server.handle(1, larger, Message::new()).is_empty());
+    let (request, value) = init(0, &[1.0, 2.0]);
+    let outputs = server.handle(0, request, value);
+    assert!(matches!(&outputs[..], [Output::Fault(Error::Protocol { rank: 0, .. })]));
+    let rows = Request::Pull { place: self::place(), rounds: 0, want: Want::Rows, reply: 1 };
+    let far = message_of_ids(&[1 << 30]);
+    assert!(server.handle(0, rows, far).is_empty(), "there is no value to slice");
+}
+
+#[test]
+fn a_push_of_a_round_that_cannot_be_counted_is_dropped() {
+    let mut server = Server::new(2, false);
+    let (request, value) = init(0, &[0.0, 0.0]);
+    server.handle(0, request, value);
+    let (request, value) = push(u64::MAX, 1.0, 1);
+    assert!(matches!(&server.handle(1, request, value)[..], [Output::Dropped(why)] if why.contains("round")));
+}
+
+fn message_of_ids(ids: &[i64]) -> Message {
+    Message::from(bytemuck::cast_slice::<i64, u8>(ids))
+}
+
 proptest! {
     #[test]
     fn any_interleaving_gives_the_same_bits(

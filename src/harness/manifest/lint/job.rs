@@ -1,6 +1,7 @@
 //! An MPIJob as its rules look at it.
 
 use super::node::Node;
+use crate::harness::manifest::command::is_mpirun;
 
 /// The job and its two roles.
 #[derive(Debug)]
@@ -57,7 +58,7 @@ impl<'a> Job<'a> {
 
     /// The ranks that the hostfile has room for.
     pub(super) fn ranks(&self) -> i64 {
-        self.slots() * (self.worker_pods() + i64::from(self.launcher_works()))
+        self.slots().saturating_mul(self.worker_pods().saturating_add(i64::from(self.launcher_works())))
     }
 
     pub(super) fn implementation(&self) -> &'a str {
@@ -115,9 +116,4 @@ impl<'a> Role<'a> {
         let mounts = self.container.get("volumeMounts").items();
         mounts.into_iter().find(|mount| mount.get("name").text() == Some(volume))
     }
-}
-
-/// Whether a word starts MPI ranks.
-pub(super) fn is_mpirun(word: &str) -> bool {
-    ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }

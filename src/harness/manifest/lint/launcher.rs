@@ -1,7 +1,8 @@
 //! The words of `mpirun`: how many ranks, where they land, what they know, and whether their hosts are there yet.
 
 use super::Findings;
-use super::job::{Job, Role, is_mpirun};
+use super::job::{Job, Role};
+use crate::harness::manifest::command::is_mpirun;
 
 /// What the operator sets itself, after the user's variables.
 const OPERATORS: [&str; 9] = [
@@ -45,7 +46,11 @@ fn ranks(job: &Job, findings: &mut Findings) {
     let counts = words.windows(2).filter(|pair| ["-np", "-n", "--np", "--n", "-c"].contains(&pair[0].as_str()));
     let counts: Vec<i64> = counts.filter_map(|pair| pair[1].parse().ok()).collect();
     let several = words.iter().any(|word| word == ":");
-    let asked: i64 = if several { counts.iter().sum() } else { counts.first().copied().unwrap_or(0) };
+    let asked: i64 = if several {
+        counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    } else {
+        counts.first().copied().unwrap_or(0)
+    };
     let (room, slots, pods) = (job.ranks(), job.slots(), job.ranks() / job.slots().max(1));
     let at = job.launcher.container.get(if job.launcher.has_command() { "command" } else { "args" });
     let over = has(&words, &["--oversubscribe", "-oversubscribe"])
@@ -139,8 +144,12 @@ fn readiness(job: &Job, findings: &mut Findings) {
     }
     let probe = job.worker.container.get("readinessProbe");
     let waits = job.waits_for_workers();
-    // An entrypoint can wait; a command cannot.
-    let may_wait = !job.launcher.has_command();
+    // An entrypoint can wait, and ours does; a command cannot.
+    let image = job.launcher.container.get("image").text().unwrap_or("");
+    let is_ours = image.rsplit('/').next().is_some_and(|name| name.contains("ringpull"))
+        || job.launcher.env().iter().any(|(name, _)| name.starts_with("RINGPULL_"));
+    let runs_mpirun = job.launcher.words().first().is_some_and(|word| is_mpirun(word));
+    let may_wait = !job.launcher.has_command() && (is_ours || !runs_mpirun);
     if !waits && !may_wait {
         let what = if job.implementation() == "MPICH" {
             "mpirun starts before its workers listen, and MPICH's then hangs"

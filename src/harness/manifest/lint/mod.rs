@@ -2,15 +2,18 @@
 //!
 //! - `node`: a place in a document and its path; `job`: an MPIJob as its rules look at it;
 //! - `structure`: what the operator refuses or silently ignores; `ssh`: users, keys and their modes, sshd;
-//! - `launcher`: the words of `mpirun`, where ranks land and what they know; `pods`: devices, memory, volumes, network.
+//! - `launcher`: the words of `mpirun`, where ranks land and what they know; `mpi`: whose words they are;
+//! - `store`: the store that is asked for and what it needs; `pods`: devices, memory, volumes, network.
 //!
 //! A finding is an error where the job would fail, or would do something other than it says; else a warning.
 
 mod job;
 mod launcher;
+mod mpi;
 mod node;
 mod pods;
 mod ssh;
+mod store;
 mod structure;
 
 use serde::Serialize;
@@ -116,5 +119,7 @@ fn check(object: &Node, findings: &mut Findings) {
     structure::check(&job, findings);
     ssh::check(&job, findings);
     launcher::check(&job, findings);
+    mpi::check(&job, findings);
+    store::check(&job, findings);
     pods::check(&job, findings);
 }

@@ -65,7 +65,7 @@ fn name(job: &Job, findings: &mut Findings) {
         }
         return;
     };
-    let longest = format!("{name}-worker-{}", (job.worker_pods() - 1).max(0));
+    let longest = format!("{name}-worker-{}", job.worker_pods().saturating_sub(1).max(0));
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(legal) || name.ends_with('-') {
         let what = format!("{name:?} cannot be part of a pod's host name: the job is refused");
@@ -226,7 +226,7 @@ fn run_policy(job: &Job, findings: &mut Findings) {
 fn scheduling(job: &Job, findings: &mut Findings) {
     let policy = job.spec.down("runPolicy.schedulingPolicy");
     let least = policy.get("minAvailable");
-    let all = job.worker_pods() + 1;
+    let all = job.worker_pods().saturating_add(1);
     if policy.is_there() && job.waits_for_workers() && least.number().unwrap_or(all) >= all {
         findings.error(
             "gang-deadlock",

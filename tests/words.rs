@@ -1,0 +1,41 @@
+//! What `ringpull` answers to words and variables that it cannot use, or that others overrule.
+
+use std::process::Command;
+
+/// The exit code and standard error, of a command with this value of `RINGPULL_ALGORITHM`.
+fn said(algorithm: Option<&str>, words: &str) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    command.args(words.split(' ')).env_remove("RINGPULL_ALGORITHM");
+    algorithm.map(|name| command.env("RINGPULL_ALGORITHM", name));
+    let output = command.output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_wrong_algorithm_in_the_environment_is_told_with_its_variable_and_the_names() {
+    let (code, text) = said(Some("rign"), "bench pushpull --kv-store local --sizes 4 --iters 1");
+    assert_eq!(code, 1);
+    for part in ["RINGPULL_ALGORITHM=\"rign\"", "auto, ring, direct", "ordered, native", "hint: did you mean ring?"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn the_help_lists_every_algorithm_and_another_word_is_told_the_closest() {
+    let help = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(["bench", "allreduce", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    for name in ringpull::config::ALGORITHMS {
+        assert!(help.contains(name), "{name} in {help}");
+    }
+    let (code, text) = said(None, "bench allreduce --algorithm rign");
+    assert!(code == 2 && text.contains("'ring'") && text.contains("circulant"), "{text}");
+}
+
+/// The error comes before any MPI, and shows which algorithm was heard.
+#[test]
+fn explain_hears_the_option_and_the_variable_and_the_option_wins() {
+    let heard = |algorithm, words: &str| said(algorithm, &format!("bench allreduce --explain{words}")).1;
+    assert!(heard(None, " --algorithm native").contains("nothing is predicted for native"));
+    assert!(heard(Some("ordered"), "").contains("nothing is predicted for ordered"));
+    assert!(heard(Some("ordered"), " --algorithm native").contains("nothing is predicted for native"));
+}
