@@ -42,6 +42,10 @@ impl Array {
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
+
+    pub(super) fn shared_stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
 }
 
 /// The array behind a tensor, if it is on a device.
@@ -70,6 +74,10 @@ impl Devices {
     /// `count` simulated devices.
     pub fn simulated(count: usize) -> Result<Arc<Self>> {
         Self::over(Simulated::new(count), LIMIT)
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// The number of devices.
@@ -168,7 +176,7 @@ impl Devices {
         std::ptr::addr_eq(own, array.slice.memory().platform_address())
     }
 
-    fn user(&self, device: usize) -> Result<&Arc<Stream>> {
+    pub(super) fn user(&self, device: usize) -> Result<&Arc<Stream>> {
         self.users.get(device).ok_or_else(|| {
             Error::argument(
                 format!("there is no device {}", self.place(device)),

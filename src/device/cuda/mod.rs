@@ -20,6 +20,7 @@ use parking_lot::RwLock;
 
 use super::handle::{Event, Slice, Stream};
 use super::kernels::UNITS;
+use super::lent::{self, Loan};
 use super::open::{Library, Survey};
 use super::work::{Collective, Work};
 use super::{Pinned, Platform, failed};
@@ -196,6 +197,34 @@ impl Platform for Cuda {
         if let Err(cause) = freed {
             tracing::debug!(%cause, "memory not given back");
         }
+    }
+
+    fn dlpack_name(&self, device: usize) -> (i32, i32) {
+        // The driver and the runtime number GPUs alike, both behind CUDA_VISIBLE_DEVICES.
+        (lent::CUDA, self.gpus[device].ordinal)
+    }
+
+    fn adopt(&self, device: usize, loan: &Loan) -> Result<u64> {
+        let gpu = self.current(device)?;
+        if loan.len_bytes() == 0 {
+            return Ok(loan.address());
+        }
+        let mut ordinal: c_int = -1;
+        let asked = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: writes one int; an address that the driver does not know is an error and no fault.
+        let outcome = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), asked, loan.address()) };
+        checked("cuPointerGetAttribute", outcome.result())?;
+        if ordinal != gpu.ordinal {
+            return Err(Error::argument(
+                format!("memory of GPU {ordinal} that is said to be on GPU {}", gpu.ordinal),
+                "give the tensor with the device that it is on",
+            ));
+        }
+        Ok(loan.address())
+    }
+
+    fn disown(&self, _address: u64) {
+        // Nothing is kept of it.
     }
 
     fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {

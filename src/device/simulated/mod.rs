@@ -3,20 +3,22 @@
 //! Work is checked when it is queued (`races`), run by the reference, and can be made to fail: at a step of one's choice, a step
 //! being a call of the platform that could fail on a real one.
 
+mod stream;
+
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::{Condvar, Mutex, RwLock};
+use crossbeam_channel::{Sender, unbounded};
+use parking_lot::{Mutex, RwLock};
 
+use self::stream::{Bytes, Health, Meeting, Task, serve};
 use super::handle::{Event, Home, Slice, Stream};
+use super::lent::{self, Loan};
 use super::races::{Clock, HOST, Races, Span};
 use super::work::{Collective, CollectiveKind, Operation, Work};
-use super::{Pinned, Platform, failed, reference};
+use super::{Pinned, Platform, failed};
 use crate::buffer::Buffer;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// A step that goes wrong.
@@ -37,61 +39,6 @@ pub enum Manner {
     Later,
     /// The call returns well; the work never ends, unless it is aborted.
     Never,
-}
-
-/// What the streams' threads share.
-#[derive(Default)]
-struct Health {
-    fault: Mutex<Option<Error>>,
-    aborted: AtomicBool,
-    bell: Condvar,
-    bell_lock: Mutex<()>,
-}
-
-impl Health {
-    fn fail(&self, fault: Error) {
-        self.fault.lock().get_or_insert(fault);
-    }
-
-    fn fault(&self) -> Option<Error> {
-        self.fault.lock().clone()
-    }
-
-    /// Waits for `flag`, or for the abort.
-    fn wait(&self, flag: &AtomicBool) {
-        let mut guard = self.bell_lock.lock();
-        while !flag.load(Ordering::Acquire) && !self.aborted.load(Ordering::Acquire) {
-            self.bell.wait(&mut guard);
-        }
-    }
-
-    fn raise(&self, flag: &AtomicBool) {
-        flag.store(true, Ordering::Release);
-        drop(self.bell_lock.lock());
-        self.bell.notify_all();
-    }
-}
-
-/// Bytes of one allocation, by the allocation.
-type Bytes = (Pinned, Range<usize>);
-
-/// What a stream's thread is told.
-enum Task {
-    Run(Operation, Vec<Bytes>, Vec<Bytes>),
-    Meet(Arc<Meeting>),
-    Raise(Arc<AtomicBool>),
-    Wait(Arc<AtomicBool>),
-    /// An injected fault.
-    Fail(Error),
-    Stand,
-}
-
-/// Collectives that run when every device has come to them.
-struct Meeting {
-    calls: Vec<(CollectiveKind, DType, Vec<Bytes>, Vec<Bytes>)>,
-    size: usize,
-    arrived: AtomicUsize,
-    done: AtomicBool,
 }
 
 struct State {
@@ -238,6 +185,23 @@ impl Platform for Simulated {
         self.remove(address);
     }
 
+    fn dlpack_name(&self, device: usize) -> (i32, i32) {
+        (lent::EXTENSION, device as i32)
+    }
+
+    fn adopt(&self, _device: usize, loan: &Loan) -> Result<u64> {
+        self.step("adopt memory", true)?;
+        let (address, _) = self.keep(loan.as_host());
+        // Its lender has written it, and has ordered that before whoever takes it in.
+        let all = (address, 0..loan.len_bytes());
+        self.state.lock().races.step(HOST, &[], &[all]).map_err(race)?;
+        Ok(address)
+    }
+
+    fn disown(&self, address: u64) {
+        self.remove(address);
+    }
+
     fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
         self.step("allocate pinned", true)?;
         Ok(self.keep(Buffer::zeroed(len_bytes)))
@@ -377,62 +341,4 @@ impl Drop for Simulated {
         // Threads that stand wait for it.
         self.health.raise(&self.health.aborted);
     }
-}
-
-/// The thread of one stream.
-fn serve(id: u64, inbox: &Receiver<Task>, health: &Health) {
-    let mut noise = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for task in inbox {
-        // Threads drift apart, another way in every stream.
-        noise ^= noise << 13;
-        noise ^= noise >> 7;
-        (0..noise % 5).for_each(|_| std::thread::yield_now());
-        let healthy = health.fault().is_none();
-        match task {
-            Task::Run(operation, reads, writes) if healthy => {
-                if let Err(fault) = run(&operation, &reads, &writes) {
-                    health.fail(fault);
-                }
-            }
-            Task::Meet(meeting) if healthy => meet(&meeting, health),
-            Task::Run(..) | Task::Meet(_) => {}
-            Task::Raise(flag) => health.raise(&flag),
-            Task::Wait(flag) => health.wait(&flag),
-            Task::Fail(fault) => health.fail(fault),
-            Task::Stand => health.wait(&AtomicBool::new(false)),
-        }
-    }
-}
-
-fn load((memory, range): &Bytes) -> Buffer {
-    Buffer::copy_of(&memory.read().bytes()[range.clone()])
-}
-
-fn store((memory, range): &Bytes, data: &Buffer) {
-    memory.write().bytes_mut()[range.clone()].copy_from_slice(data.bytes());
-}
-
-fn run(operation: &Operation, reads: &[Bytes], writes: &[Bytes]) -> Result<()> {
-    let lengths: Vec<usize> = writes.iter().map(|(_, range)| range.len()).collect();
-    let written = reference::compute(operation, reads.iter().map(load).collect(), &lengths)?;
-    writes.iter().zip(&written).for_each(|(to, data)| store(to, data));
-    Ok(())
-}
-
-/// The last device to come does the work of all, as none of them can go on before.
-fn meet(meeting: &Meeting, health: &Health) {
-    if meeting.arrived.fetch_add(1, Ordering::AcqRel) + 1 < meeting.size {
-        return health.wait(&meeting.done);
-    }
-    for (kind, dtype, sends, receives) in &meeting.calls {
-        let given: Vec<Buffer> = sends.iter().map(load).collect();
-        let lengths: Vec<usize> = receives.iter().map(|(_, range)| range.len()).collect();
-        let got = reference::collect(*kind, *dtype, &given, &lengths);
-        for (device, (to, data)) in receives.iter().zip(&got).enumerate() {
-            if !matches!(kind, CollectiveKind::Reduce(root) if *root != device) {
-                store(to, data);
-            }
-        }
-    }
-    health.raise(&meeting.done);
 }
