@@ -73,6 +73,8 @@ pub struct Config {
     pub algorithm: String,
     /// `RINGPULL_MODEL` (cached): where `auto` learns about the cluster.
     pub model: ModelSource,
+    /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI library says.
+    pub mpi_device_memory: Option<bool>,
     /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
     pub check_nan: bool,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all servers.
@@ -92,6 +94,7 @@ impl Default for Config {
             segment_is_fixed: false,
             model: ModelSource::Default,
             algorithm: "auto".to_owned(),
+            mpi_device_memory: None,
             check_nan: false,
             bigarray_bound: 1_000_000,
             heartbeat_interval: Duration::from_secs(1),
@@ -118,6 +121,12 @@ impl Config {
             segment_is_fixed: default.segment_is_fixed || text("RINGPULL_SEGMENT").is_some(),
             algorithm: text("RINGPULL_ALGORITHM").unwrap_or(default.algorithm),
             model: ModelSource::from_env().unwrap_or(default.model),
+            mpi_device_memory: match text("RINGPULL_MPI_DEVICE_MEMORY").as_deref() {
+                None | Some("auto") => default.mpi_device_memory,
+                Some("0") => Some(false),
+                Some("1") => Some(true),
+                Some(_) => return Err(bad("RINGPULL_MPI_DEVICE_MEMORY", "auto, 0 or 1")),
+            },
             check_nan: parsed("RINGPULL_CHECK_NAN", "0 or 1", u8::from(default.check_nan))? != 0,
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,

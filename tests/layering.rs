@@ -47,6 +47,7 @@ const UNSAFE: &[&str] = &[
     "src/compress/avx2.rs",
     "src/compress/avx512.rs",
     "src/collective/run_tests.rs",
+    "src/communicator/direct.rs",
     "src/communicator/host.rs",
     "src/progress/comm.rs",
     "src/communicator/node.rs",

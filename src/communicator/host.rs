@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::buffer::Buffer;
-use crate::collective::{self, Algorithm, Parts, Plan, Runner, Segments, Ticket};
+use crate::collective::{self, Algorithm, Elsewhere, Parts, Plan, Runner, Segments, Ticket};
 use crate::communicator::compressed;
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::learn::{self, Learned};
@@ -77,6 +77,7 @@ pub struct Host {
     stop: Arc<AtomicBool>,
     native_sum: Buffer,
     placement: Placement,
+    takes_device_memory: bool,
     /// Segments of compressed gradients, between two of them.
     segments: Vec<Buffer>,
 }
@@ -89,6 +90,9 @@ impl Host {
         let choice = config.algorithm.parse()?;
         let placement = Placement::find(&mut *transport, &mut runner, &stop)?;
         let learned = Learned::default();
+        // By the library's own sum there is no message of ours.
+        let takes_device_memory =
+            choice != Choice::Native && config.mpi_device_memory.unwrap_or_else(|| transport.takes_device_memory());
         let cuts = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
         Ok(Host {
             transport,
@@ -99,6 +103,7 @@ impl Host {
             stop,
             native_sum: Buffer::zeroed(0),
             placement,
+            takes_device_memory,
             segments: Vec::new(),
         })
     }
@@ -324,6 +329,41 @@ impl Host {
             compression.decode_add(code, out);
         }
         Ok(())
+    }
+
+    /// Whether [`allreduce_elsewhere`](Self::allreduce_elsewhere) may be given the memory of devices.
+    pub fn takes_device_memory(&self) -> bool {
+        self.takes_device_memory
+    }
+
+    /// As [`allreduce`](Self::allreduce), of memory that the transport takes and the processor may not touch: its `owner` adds up. Always by
+    /// messages, of at least `least_bytes` where the plan has as many.
+    ///
+    /// # Safety
+    /// The transport can read and write `data` and the owner's rooms, and nobody else does until this returns; after an error never again.
+    pub unsafe fn allreduce_elsewhere(
+        &mut self,
+        dtype: DType,
+        data: *mut [u8],
+        owner: Box<dyn Elsewhere>,
+        least_bytes: usize,
+        stamp: Stamp,
+    ) -> Result<()> {
+        let (rank, size, len) = (self.rank(), self.size(), data.len() / dtype.size_bytes());
+        let plan = match self.choice {
+            Choice::Ordered => collective::allreduce_in_order(rank, size, len),
+            Choice::Plan(algorithm) => collective::allreduce(algorithm, rank, size, len),
+            Choice::Auto | Choice::Native => {
+                let chosen = collective::choose(&self.learned.model, data.len(), size, self.cuts);
+                collective::allreduce(chosen.algorithm, rank, size, len)
+            }
+        };
+        self.runner.segment_bytes = self.cuts.most_bytes.max(least_bytes);
+        // SAFETY: as the caller promises.
+        let outcome =
+            unsafe { self.runner.run_elsewhere(&plan, (dtype, data), owner, &mut *self.transport, stamp, &self.stop) };
+        self.runner.segment_bytes = self.cuts.most_bytes;
+        outcome
     }
 
     /// `data` becomes rank `root`'s.

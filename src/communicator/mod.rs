@@ -5,9 +5,10 @@
 //!
 //! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
 //! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`;
-//! [`staged`] sums memory of devices, by way of the host's.
+//! [`staged`] sums memory of devices, by way of the host's or, where the transport takes it as it is, by `direct`.
 
 mod compressed;
+mod direct;
 mod hierarchy;
 mod host;
 mod learn;

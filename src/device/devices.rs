@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::handle::{Event, Memory, Slice, Stream};
 use super::spread::Layout;
-use super::work::Work;
+use super::work::{Collective, Work};
 use super::{Platform, Simulated};
 use crate::buffer::Buffer;
 use crate::dtype::DType;
@@ -183,6 +183,20 @@ impl Devices {
                 format!("the devices are numbered from 0 to {}", self.count().saturating_sub(1)),
             )
         })
+    }
+
+    /// Puts collectives on the lanes, when it is our turn.
+    pub fn collective(&self, calls: &[Collective]) -> Result<()> {
+        let _turn = self.platform.turn().lock();
+        self.platform.collective(&self.lanes, calls)
+    }
+
+    /// Lets `work` give these devices' memory to a library that no stream orders, such as MPI. It begins when the lanes are idle, and until it
+    /// has ended no collective begins on these devices.
+    pub fn without_collectives<T>(&self, limit: Duration, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _turn = self.platform.turn().lock();
+        self.drain(limit)?;
+        work()
     }
 
     /// Returns when everything on the lanes is done, or with the first error that any of it met.

@@ -29,7 +29,7 @@ mod work;
 
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 pub use devices::{Array, Devices, array_of};
 pub use handle::{Event, Home, Memory, Slice, Stream};
@@ -86,7 +86,13 @@ pub trait Platform: Send + Sync {
     fn is_done(&self, event: &Event) -> Result<bool>;
     /// Puts work on a stream.
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
-    /// Puts collectives on one stream of every device, in the order of the devices, all or none of them.
+    /// Who holds it alone may put collectives on the streams of these devices, or give their memory to MPI: the two libraries wait for
+    /// each other for ever if a device runs both at once.
+    fn turn(&self) -> &Mutex<()>;
+    /// The address of a device's memory for a library that no stream orders, which is about to read or write it; an error if a device may still
+    /// use it. By whose [`turn`](Self::turn) it is.
+    fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8>;
+    /// Puts collectives on one stream of every device, in the order of the devices, all or none of them; by whose turn it is.
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()>;
     /// What collectives that are under way have met, as far as is known. Never waits.
     fn check(&self) -> Result<()>;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::handle::{Event, Slice, Stream};
 use super::kernels::UNITS;
@@ -54,10 +54,19 @@ fn checked<T>(call: &str, outcome: std::result::Result<T, DriverError>) -> Resul
     })
 }
 
+/// The names of the driver's library.
+const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+
+/// Whether a library can be loaded under one of these names, which cudarc tries too before it panics; asked here since it cannot be
+/// asked itself in a build where candle has it linked.
+fn is_present(names: &[&str]) -> bool {
+    // SAFETY: the initialisers of CUDA's libraries have no conditions. They stay loaded.
+    names.iter().any(|name| unsafe { libloading::Library::new(*name) }.map(std::mem::forget).is_ok())
+}
+
 /// The driver, ready for calls; an error that says what was looked for if it is not there.
 fn start_driver() -> Result<()> {
-    // SAFETY: loads the library if it is there; its initialisers have no conditions.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_present(&DRIVER) {
         return Err(Error::argument(
             "the CUDA driver was not found: looked for libcuda.so and libcuda.so.1 where the loader looks",
             "install NVIDIA's driver, or put the folder of libcuda.so.1 into LD_LIBRARY_PATH",
@@ -308,6 +317,18 @@ impl Platform for Cuda {
         launch::Queue { gpus: &self.gpus, gpu, stream: stream.id() as sys::CUstream }.put(work)
     }
 
+    fn turn(&self) -> &Mutex<()> {
+        // Of the process: several stores may have opened one GPU.
+        static TURN: Mutex<()> = Mutex::new(());
+        &TURN
+    }
+
+    fn expose(&self, slice: &Slice, _writes: bool) -> Result<*mut u8> {
+        // MPI goes by the context that is current.
+        self.current(slice.device().unwrap_or(0))?;
+        Ok(slice.address() as *mut u8)
+    }
+
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()> {
         let Some(group) = &self.group else {
             return Err(failed("NCCL", "collective", -1, format!("looked for {}", nccl::NAMES.join(", "))));
@@ -357,8 +378,7 @@ pub(super) fn survey() -> Survey {
         nvrtc: found(compile::version(), "libnvrtc.so and its versions"),
         ..Survey::default()
     };
-    // SAFETY: as in `start_driver`.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_present(&DRIVER) {
         return survey;
     }
     let mut version = 0;
@@ -395,9 +415,7 @@ pub(super) fn cuda_aware_mpi() -> String {
         std::mem::forget(library);
         match asked {
             Ok(0) => "the MPI library takes host memory only".to_owned(),
-            Ok(_) => {
-                "the MPI library takes device memory (this program stages through the host all the same)".to_owned()
-            }
+            Ok(_) => "the MPI library takes device memory, and is given it".to_owned(),
             Err(_) => "the MPI library does not say".to_owned(),
         }
     }

@@ -46,6 +46,8 @@ struct State {
     streams: BTreeMap<u64, Sender<Task>>,
     events: BTreeMap<u64, (Arc<AtomicBool>, Clock)>,
     races: Races,
+    /// For each stream the last collective on it, by its number among the stream's work.
+    collectives: Clock,
 }
 
 /// A platform of simulated devices.
@@ -56,6 +58,8 @@ pub struct Simulated {
     next: AtomicU64,
     steps: AtomicU64,
     fault: Option<Fault>,
+    turn: Mutex<()>,
+    exposed: AtomicU64,
 }
 
 impl Simulated {
@@ -71,14 +75,21 @@ impl Simulated {
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
             races: Races::default(),
+            collectives: Clock::default(),
         };
-        let (next, steps) = (AtomicU64::new(1), AtomicU64::new(0));
-        Arc::new(Simulated { count, health: Arc::default(), state: Mutex::new(state), next, steps, fault })
+        let (next, steps, exposed) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
+        let (health, state, turn) = (Arc::default(), Mutex::new(state), Mutex::default());
+        Arc::new(Simulated { count, health, state, next, steps, fault, turn, exposed })
     }
 
     /// The steps so far.
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
+    }
+
+    /// How often memory was given to a library that no stream orders.
+    pub fn exposed(&self) -> u64 {
+        self.exposed.load(Ordering::Relaxed)
     }
 
     fn id(&self) -> u64 {
@@ -110,6 +121,11 @@ impl Simulated {
         let mut state = self.state.lock();
         state.memory.remove(&address);
         state.races.forget(address);
+    }
+
+    fn check_turn(&self, what: &str) -> Result<()> {
+        let held = self.turn.is_locked();
+        held.then_some(()).ok_or_else(|| race(format!("{what} by somebody whose turn it is not")))
     }
 
     fn check_lengths(work: &Work) -> Result<()> {
@@ -280,8 +296,29 @@ impl Platform for Simulated {
         Ok(())
     }
 
+    fn turn(&self) -> &Mutex<()> {
+        &self.turn
+    }
+
+    fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8> {
+        self.step("expose memory", true)?;
+        let State { memory, races, collectives, .. } = &mut *self.state.lock();
+        self.check_turn("memory is given to MPI")?;
+        if let Some((stream, _)) = collectives.iter().find(|(stream, number)| !races.host_knows(**stream, **number)) {
+            let text = format!("memory is given to MPI while a collective may be under way on stream {stream}");
+            return Err(race(text));
+        }
+        let span = vec![(slice.memory().address(), slice.range())];
+        let (reads, writes) = if writes { (vec![], span) } else { (span, vec![]) };
+        races.step(HOST, &reads, &writes).map_err(race)?;
+        self.exposed.fetch_add(1, Ordering::Relaxed);
+        let mut memory = memory[&slice.memory().address()].write();
+        Ok(memory.bytes_mut()[slice.range()].as_mut_ptr())
+    }
+
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()> {
         let mut later = self.step("collective", false)?;
+        self.check_turn("a collective is queued")?;
         let mut state = self.state.lock();
         for call in calls {
             for (device, stream) in streams.iter().enumerate() {
@@ -304,6 +341,10 @@ impl Platform for Simulated {
                     state.races.learn(stream.id(), clock);
                 }
             }
+        }
+        for stream in streams {
+            let number = state.races.number(stream.id());
+            state.collectives.insert(stream.id(), number);
         }
         let prepared =
             calls.iter().map(|call| (call.kind, call.dtype, state.bytes_of(&call.send), state.bytes_of(&call.receive)));

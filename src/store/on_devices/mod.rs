@@ -2,7 +2,8 @@
 //!
 //! A key's value is spread over the devices of the process, a part on each (`device::Layout`), and so are the gradient's sum
 //! and the optimizer's slots: each device updates its part, and outputs are gathered from all. Between ranks the parts
-//! pass through pinned memory of the host and an allreduce over MPI (`communicator::staged`).
+//! pass through pinned memory of the host and an allreduce over MPI, or straight through MPI where it takes memory of devices
+//! (`communicator::staged`).
 //!
 //! What waits for what: a push queues its work and returns. Outputs on devices are ready in the order of their streams,
 //! after their guards are free; outputs in host memory are copied before the guard is free, and so before a push of kind
@@ -21,6 +22,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::buffer::Buffer;
 use crate::communicator::Host;
+use crate::communicator::staged::Route;
 use crate::compress::Compression;
 use crate::device::{Devices, array_of};
 use crate::error::{Error, Result};
@@ -42,6 +44,7 @@ pub struct OnDevices {
     slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
     updates: Arc<Updates>,
     loaded: Arc<Mutex<SavedStates>>,
+    route: Arc<Route>,
     limit: Duration,
 }
 
@@ -64,7 +67,15 @@ impl OnDevices {
     }
 
     fn new(devices: Arc<Devices>, ranks: Option<Ranks>, limit: Duration) -> Self {
-        OnDevices { devices, ranks, slots: RwLock::default(), updates: Arc::default(), loaded: Arc::default(), limit }
+        OnDevices {
+            devices,
+            ranks,
+            slots: RwLock::default(),
+            updates: Arc::default(),
+            loaded: Arc::default(),
+            route: Arc::default(),
+            limit,
+        }
     }
 
     fn slot(&self, entry: &Entry, operation: &str) -> Result<Arc<Slot>> {

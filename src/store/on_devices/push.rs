@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 
 use super::slot::{Content, Outputs, Slot};
 use super::{OnDevices, Step, detour, take_loaded};
-use crate::communicator::{Host, staged};
+use crate::communicator::Host;
+use crate::communicator::staged::{self, How, Route};
 use crate::device::{Devices, Event, Memory, Slice};
 use crate::error::{Error, Result};
 use crate::progress::Launch;
@@ -21,6 +22,7 @@ pub(super) struct Push {
     devices: Arc<Devices>,
     updates: Arc<Updates>,
     loaded: Arc<Mutex<SavedStates>>,
+    route: Arc<Route>,
     update: Update,
     values: Vec<Value>,
     outs: Vec<TensorMut>,
@@ -45,6 +47,7 @@ impl Push {
             devices: Arc::clone(&store.devices),
             updates: Arc::clone(&store.updates),
             loaded: Arc::clone(&store.loaded),
+            route: Arc::clone(&store.route),
             update,
             values: gradient.values,
             outs,
@@ -114,8 +117,8 @@ impl Step for Push {
         let mut content = slot.content();
         self.sum(&mut content, &inputs)?;
         if let Some((host, launch)) = ranks {
-            let (layout, dtype) = (&slot.layout, slot.entry.dtype);
-            staged::allreduce(host, &self.devices, layout, dtype, &content.sum, launch.number, self.limit)?;
+            let how = How { layout: &slot.layout, dtype: slot.entry.dtype, stamp: launch.number, limit: self.limit };
+            staged::allreduce(host, &self.devices, &how, &content.sum, &self.route)?;
         }
         self.apply(&mut content)?;
         self.devices.join()?;
