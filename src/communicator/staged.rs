@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use super::{Host, direct};
 use crate::collective::Parts;
+use crate::compress::{Compression, Feedback};
 use crate::device::{Devices, Event, Layout, Memory, Slice, Work};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -115,6 +116,32 @@ pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Sli
     }
     // The berths are given back with this function.
     berths.iter().flat_map(|berth| &berth.up).try_for_each(|event| event.synchronize(limit))
+}
+
+/// As [`allreduce`], of what the ranks' compressed gradients say: the whole passes through host memory, where it is encoded, so bits and
+/// `feedback` are those of gradients that were there. Blocks; collective.
+pub fn allreduce_compressed(
+    host: &mut Host,
+    devices: &Devices,
+    how: &How<'_>,
+    parts: &[Slice],
+    (compression, feedback): (&Compression, &mut Feedback),
+) -> Result<()> {
+    let How { layout, stamp, limit, .. } = *how;
+    let staging = Slice::of(&Memory::pinned(devices.platform(), layout.len_bytes())?, 0..layout.len_bytes());
+    let on_host = |device: usize| staging.part(layout.bytes(device));
+    for (device, part) in parts.iter().enumerate() {
+        devices.platform().enqueue(devices.lane(device), &Work::copy(part.clone(), on_host(device)))?;
+    }
+    devices.drain(limit)?;
+    // The transport sees codes only: the memory may be given back after an error.
+    let mut sum = staging.host_bytes_mut()?;
+    host.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut sum), stamp)?;
+    drop(sum);
+    for (device, part) in parts.iter().enumerate() {
+        devices.platform().enqueue(devices.lane(device), &Work::copy(on_host(device), part.clone()))?;
+    }
+    devices.drain(limit)
 }
 
 struct Staging<'a> {

@@ -12,6 +12,7 @@ use crate::communicator::staged::{self, How, Route};
 use crate::device::{Devices, Event, Memory, Slice};
 use crate::error::{Error, Result};
 use crate::progress::Launch;
+use crate::store::compressed::Coding;
 use crate::store::update::{Update, Updates};
 use crate::store::{Gradient, SavedStates, Value};
 use crate::tensor::TensorMut;
@@ -24,6 +25,7 @@ pub(super) struct Push {
     loaded: Arc<Mutex<SavedStates>>,
     route: Arc<Route>,
     update: Update,
+    coding: Option<Coding>,
     values: Vec<Value>,
     outs: Vec<TensorMut>,
     /// Where the streams of the values were when they were pushed.
@@ -38,7 +40,7 @@ impl Push {
         slot: &Arc<Slot>,
         gradient: Gradient,
         outs: Vec<TensorMut>,
-        update: Update,
+        (update, coding): (Update, Option<Coding>),
     ) -> Result<Self> {
         let arrays = gradient.remotes(&outs).map(|remote| store.devices.array(Some(remote))?.stream().record());
         let ready = arrays.collect::<Result<Vec<_>>>()?;
@@ -49,6 +51,7 @@ impl Push {
             loaded: Arc::clone(&store.loaded),
             route: Arc::clone(&store.route),
             update,
+            coding,
             values: gradient.values,
             outs,
             ready,
@@ -107,6 +110,10 @@ impl Push {
 }
 
 impl Step for Push {
+    fn is_coded(&self) -> bool {
+        self.coding.is_some()
+    }
+
     fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
         let slot = Arc::clone(&self.slot);
         let inputs = self.inputs(&self.outs)?;
@@ -118,7 +125,13 @@ impl Step for Push {
         self.sum(&mut content, &inputs)?;
         if let Some((host, launch)) = ranks {
             let how = How { layout: &slot.layout, dtype: slot.entry.dtype, stamp: launch.number, limit: self.limit };
-            staged::allreduce(host, &self.devices, &how, &content.sum, &self.route)?;
+            match &self.coding {
+                None => staged::allreduce(host, &self.devices, &how, &content.sum, &self.route)?,
+                Some(Coding { compression, feedback }) => {
+                    let feedback = &mut feedback.lock();
+                    staged::allreduce_compressed(host, &self.devices, &how, &content.sum, (compression, feedback))?;
+                }
+            }
         }
         self.apply(&mut content)?;
         self.devices.join()?;
