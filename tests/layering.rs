@@ -56,6 +56,7 @@ const UNSAFE: &[&str] = &[
     "src/device/cuda/launch.rs",
     "src/device/cuda/mod.rs",
     "src/device/cuda/nccl.rs",
+    "src/device/cuda/slices.rs",
     "src/device/lent.rs",
     "src/progress/process.rs",
     "src/reduce/mod.rs",

@@ -7,6 +7,7 @@
 mod compile;
 mod launch;
 mod nccl;
+mod slices;
 
 use std::any::Any;
 use std::collections::HashMap;
