@@ -58,6 +58,7 @@ const UNSAFE: &[&str] = &[
     "src/device/cuda/nccl.rs",
     "src/device/cuda/slices.rs",
     "src/device/lent.rs",
+    "src/harness/gpu_check/lent.rs",
     "src/progress/process.rs",
     "src/reduce/mod.rs",
     "src/reduce/portable.rs",
