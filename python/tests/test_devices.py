@@ -4,6 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from conftest import job
 
 import ringpull
 from ringpull import streams
@@ -174,6 +175,12 @@ def test_a_store_in_host_memory_says_what_it_takes_to_use_a_gpu(monkeypatch):
             store.init("w", full(1, 3, code=CUDA))
     for part in ("RINGPULL_DEVICES=cuda", "CUDA driver", "NCCL"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_ranks_sum_tensors_on_their_devices_through_the_host_and_straight_through_mpi(given):
+    output = job(2, "devices", RINGPULL_DEVICES="sim:2", RINGPULL_MPI_DEVICE_MEMORY=given)
+    assert output.count("the sums are right") == 2
 
 
 def test_torchs_tensors_on_a_gpu_follow_the_current_stream(monkeypatch):
