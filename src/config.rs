@@ -78,6 +78,8 @@ pub struct Config {
     pub algorithm: String,
     /// `RINGPULL_MODEL` (cached): where `auto` learns about the cluster.
     pub model: ModelSource,
+    /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI library says.
+    pub mpi_device_memory: Option<bool>,
     /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
     pub check_nan: bool,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all servers.
@@ -97,6 +99,7 @@ impl Default for Config {
             segment_is_fixed: false,
             model: ModelSource::Default,
             algorithm: "auto".to_owned(),
+            mpi_device_memory: None,
             check_nan: false,
             bigarray_bound: 1_000_000,
             heartbeat_interval: Duration::from_secs(1),
@@ -135,6 +138,13 @@ impl Config {
             check_nan: match text("RINGPULL_CHECK_NAN") {
                 Some(given) => one_of("RINGPULL_CHECK_NAN", &given, &["0", "1"], &[])? == "1",
                 None => default.check_nan,
+            },
+            mpi_device_memory: match text("RINGPULL_MPI_DEVICE_MEMORY") {
+                Some(given) => {
+                    let given = one_of("RINGPULL_MPI_DEVICE_MEMORY", &given, &["auto", "0", "1"], &[])?;
+                    if given == "auto" { None } else { Some(given == "1") }
+                }
+                None => default.mpi_device_memory,
             },
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,

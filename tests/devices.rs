@@ -20,6 +20,11 @@ fn config(timeout: Duration) -> Config {
     Config { timeout, ..Config::default() }
 }
 
+/// As `config`, with a transport that takes the memory of devices.
+fn direct(timeout: Duration) -> Config {
+    Config { mpi_device_memory: Some(true), ..config(timeout) }
+}
+
 /// One step of training on `devices`: outputs and values on every device, an optimizer, a pull to the host.
 fn train(store: &KvStore, devices: &Devices, len: usize) -> Result<Vec<f32>> {
     let mine = (store.rank() + 1) as f64;
@@ -53,8 +58,19 @@ fn expected(counts: &[usize]) -> f32 {
 
 /// Runs `train` on ranks with these numbers of devices, of which rank 0's may have a fault; every rank's outcome, and rank 0's steps.
 fn job(counts: &[usize], len: usize, fault: Option<Fault>, limit: Duration) -> (Vec<Result<Vec<f32>>>, u64) {
-    let config = config(limit);
-    let engines = Engine::in_process(counts.len(), &config).unwrap();
+    let (outcomes, platform) = job_of(&config(limit), counts, len, fault);
+    (outcomes, platform.steps())
+}
+
+/// As `job`, with the ranks' settings; rank 0's platform.
+fn job_of(
+    config: &Config,
+    counts: &[usize],
+    len: usize,
+    fault: Option<Fault>,
+) -> (Vec<Result<Vec<f32>>>, Arc<Simulated>) {
+    let limit = config.timeout;
+    let engines = Engine::in_process(counts.len(), config).unwrap();
     let platforms: Vec<Arc<Simulated>> =
         counts.iter().enumerate().map(|(rank, count)| Simulated::faulty(*count, fault.filter(|_| rank == 0))).collect();
     let ranks: Vec<_> = engines
@@ -76,7 +92,21 @@ fn job(counts: &[usize], len: usize, fault: Option<Fault>, limit: Duration) -> (
         })
         .collect();
     let outcomes = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-    (outcomes, platforms[0].steps())
+    (outcomes, Arc::clone(&platforms[0]))
+}
+
+#[test]
+fn a_transport_that_takes_memory_of_devices_is_given_it() {
+    for (counts, len) in [(vec![1, 1], 9), (vec![2; 3], 11), (vec![1; 4], (5 << 20) / 4 + 3), (vec![4, 4], 1)] {
+        let (outcomes, platform) = job_of(&direct(Duration::from_secs(30)), &counts, len, None);
+        for outcome in outcomes {
+            assert!(outcome.unwrap().iter().all(|value| *value == expected(&counts)), "{counts:?} with {len} elements");
+        }
+        assert!(platform.exposed() > 0);
+    }
+    let (outcomes, platform) = job_of(&direct(Duration::from_secs(30)), &[1, 3], 9, None);
+    outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(&[1, 3]); 9]));
+    assert_eq!(platform.exposed(), 0, "ranks with different numbers of devices have different parts");
 }
 
 fn alone(count: usize, fault: Option<Fault>, limit: Duration) -> (Result<Vec<f32>>, u64) {
@@ -155,8 +185,18 @@ fn every_one_of_four_ranks_meets_the_fault_of_one() {
     meet_the_fault_of_rank_0(&[1, 2, 1, 1]);
 }
 
+#[test]
+fn every_rank_meets_the_fault_of_one_whose_memory_the_transport_has() {
+    meet_the_fault_of(direct, &[2, 2]);
+}
+
 fn meet_the_fault_of_rank_0(counts: &[usize]) {
-    let (outcomes, steps) = job(counts, 9, None, Duration::from_secs(30));
+    meet_the_fault_of(config, counts);
+}
+
+fn meet_the_fault_of(config: fn(Duration) -> Config, counts: &[usize]) {
+    let (outcomes, platform) = job_of(&config(Duration::from_secs(30)), counts, 9, None);
+    let steps = platform.steps();
     outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(counts); 9]));
     let faults: Vec<Fault> = [Manner::Returned, Manner::Later]
         .into_iter()
@@ -167,7 +207,9 @@ fn meet_the_fault_of_rank_0(counts: &[usize]) {
         thread::scope(|scope| {
             let running: Vec<_> = faults
                 .iter()
-                .map(|fault| scope.spawn(move || (fault, job(counts, 9, Some(*fault), Duration::from_secs(20)).0)))
+                .map(|fault| {
+                    scope.spawn(move || (fault, job_of(&config(Duration::from_secs(20)), counts, 9, Some(*fault)).0))
+                })
                 .collect();
             running.into_iter().map(|job| job.join().unwrap()).collect::<Vec<_>>()
         })

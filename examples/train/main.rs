@@ -4,8 +4,10 @@
 //!     mpirun -n 4 train --kv-store dist_sync_mpi       allreduce
 //!     ringpull launch -n 4 -s 2 --launcher local -- train --kv-store dist_sync
 //!
-//! The weights live in the store, which updates them with SGD; every worker pushes the gradient of its share of each batch.
+//! The weights live in the store, which updates them with SGD; every worker pushes the gradient of its share of each batch. With
+//! `--device cuda` and a store on GPUs the store reads and writes candle's own tensors.
 
+mod lend;
 mod net;
 
 use std::time::Instant;
@@ -40,7 +42,7 @@ fn train(options: &Options) -> Outcome<()> {
     let batches = options.batches(train.len())?;
     let (rank, workers) = (store.rank(), store.num_workers());
 
-    let net = Net::new(options.first_seed(), &net::device(&options.device)?)?;
+    let net = Net::new(options.first_seed(), &net::device(&options.device)?)?.over(store.devices());
     let weights = net.export()?;
     let optimizer = Optimizer {
         rule: Rule::Sgd { momentum: 0.9, nesterov: false },
@@ -58,13 +60,8 @@ fn train(options: &Options) -> Outcome<()> {
             order = batches.order(epoch);
         }
         options.before(&store, step, first_step)?;
-        let (_, gradients) = net.gradients(&train, batches.of(&order, number, rank, workers))?;
-        if options.gradient_scale != 1.0 {
-            for gradient in &gradients {
-                let mut gradient = gradient.write();
-                gradient.as_mut_slice::<f32>().iter_mut().for_each(|value| *value *= options.gradient_scale as f32);
-            }
-        }
+        let samples = batches.of(&order, number, rank, workers);
+        let (_, gradients) = net.gradients(&train, samples, options.gradient_scale)?;
         for (index, ((name, weight), gradient)) in weights.iter().zip(&gradients).enumerate().rev() {
             store.push_pull(*name, std::slice::from_ref(gradient), std::slice::from_ref(weight), -(index as i32))?;
         }

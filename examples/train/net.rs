@@ -1,8 +1,13 @@
 //! A small convolutional network on candle, with its weights as the store sees them.
 
+use std::sync::Arc;
+
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Conv2d, Conv2dConfig, Linear, loss::cross_entropy};
+use ringpull::device::Devices;
 use ringpull::harness::{dataset::Dataset, shard::Random};
+
+use crate::lend::lend;
 
 /// Name and shape of each weight, in the order of the layers.
 const WEIGHTS: [(&str, &[usize]); 6] = [
@@ -18,17 +23,20 @@ const WEIGHTS: [(&str, &[usize]); 6] = [
 pub(crate) struct Net {
     weights: Vec<Var>,
     device: Device,
+    /// Where the store takes tensors, if it works where candle computes; otherwise they pass through host memory.
+    lent_to: Option<Arc<Devices>>,
 }
 
-/// Where candle computes. The store's tensors are in host memory all the same.
+/// Where candle computes.
 pub(crate) fn device(name: &str) -> std::result::Result<Device, String> {
     match name {
         "cpu" => Ok(Device::Cpu),
         _ if !candle_core::utils::cuda_is_available() => Err(format!(
-            "this program cannot train on {name}: candle was built without CUDA\n  hint: build it where the CUDA toolkit is, with \
-             `cargo build --release --example train --no-default-features --features mpi,candle-core/cuda`"
+            "this program cannot train on {name}: candle was built without CUDA\n  hint: build it where the CUDA 13 toolkit is, with \
+             `RUSTFLAGS='--cfg candle_cuda' cargo build --release --example train --features candle-core/cuda`"
         )),
-        _ => Device::new_cuda(0).map_err(|cause| format!("the first GPU cannot be used: {cause}")),
+        // Candle's usual stream is each thread's own, on which the store's threads cannot wait for candle's work.
+        _ => Device::new_cuda_with_stream(0).map_err(|cause| format!("the first GPU cannot be used: {cause}")),
     }
 }
 
@@ -45,12 +53,17 @@ impl Net {
             Var::from_vec(values, shape, device)
         };
         let weights = WEIGHTS.iter().map(|(_, shape)| weight(shape)).collect::<Result<_>>()?;
-        Ok(Net { weights, device: device.clone() })
+        Ok(Net { weights, device: device.clone(), lent_to: None })
+    }
+
+    /// Lends tensors to a store that works on `devices`, where candle's are on a GPU.
+    pub(crate) fn over(self, devices: Option<&Arc<Devices>>) -> Self {
+        Net { lent_to: devices.filter(|_| self.device.is_cuda()).cloned(), ..self }
     }
 
     /// Each weight with its name, as a tensor that the store can write.
     pub(crate) fn export(&self) -> Result<Vec<(&'static str, ringpull::Tensor)>> {
-        WEIGHTS.iter().zip(&self.weights).map(|((name, _), weight)| Ok((*name, to_host(weight)?))).collect()
+        WEIGHTS.iter().zip(&self.weights).map(|((name, _), weight)| Ok((*name, self.to_store(weight)?))).collect()
     }
 
     /// Takes over the weights that the store has written; blocks until they are there.
@@ -59,6 +72,11 @@ impl Net {
         weights: &[(&str, ringpull::Tensor)],
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         for (weight, (_, tensor)) in self.weights.iter().zip(weights) {
+            if tensor.remote().is_some() {
+                // It is the weight's own memory: what candle computes from here on comes after what the store has queued.
+                drop(tensor.read_anywhere()?);
+                continue;
+            }
             weight.set(&Tensor::from_slice(tensor.read()?.as_slice::<f32>(), weight.shape(), &self.device)?)?;
         }
         Ok(())
@@ -85,8 +103,13 @@ impl Net {
         Ok(((cross_entropy(&logits, &labels)? * samples.len() as f64)?, right))
     }
 
-    /// The loss summed over `samples` and its gradient for each weight.
-    pub(crate) fn gradients(&self, data: &Dataset, samples: &[usize]) -> Result<(f64, Vec<ringpull::Tensor>)> {
+    /// The loss summed over `samples` and its gradient for each weight, times `scale`.
+    pub(crate) fn gradients(
+        &self,
+        data: &Dataset,
+        samples: &[usize],
+        scale: f64,
+    ) -> Result<(f64, Vec<ringpull::Tensor>)> {
         if samples.is_empty() {
             let zeros = WEIGHTS.iter().map(|(_, shape)| ringpull::Tensor::zeros(ringpull::DType::F32, shape));
             return Ok((0.0, zeros.collect()));
@@ -94,8 +117,9 @@ impl Net {
         let (loss, _) = self.forward(data, samples)?;
         let found = loss.backward()?;
         let gradients = self.weights.iter().map(|weight| match found.get(weight) {
-            Some(gradient) => to_host(gradient),
-            None => to_host(&weight.zeros_like()?),
+            Some(gradient) if scale == 1.0 => self.to_store(gradient),
+            Some(gradient) => self.to_store(&(gradient * scale)?),
+            None => self.to_store(&weight.zeros_like()?),
         });
         Ok((loss.to_scalar::<f32>()?.into(), gradients.collect::<Result<_>>()?))
     }
@@ -109,6 +133,16 @@ impl Net {
             sums.iter_mut().zip(figures).for_each(|(sum, figure)| *sum += figure);
         }
         Ok(sums)
+    }
+}
+
+impl Net {
+    /// The tensor as the store takes it: as it is where the store works on candle's GPU, otherwise a copy in host memory.
+    fn to_store(&self, tensor: &Tensor) -> Result<ringpull::Tensor> {
+        match &self.lent_to {
+            Some(devices) => lend(devices, tensor),
+            None => to_host(tensor),
+        }
     }
 }
 

@@ -7,7 +7,8 @@
     store.pushpull("w", gradient)                   # summed over all workers, in place
     print(store.rank, gradient)
 
-Tensors are NumPy arrays, MXNet NDArrays, torch tensors, JAX arrays: anything with the buffer protocol or DLPack in host memory.
+Tensors are NumPy arrays, MXNet NDArrays, torch tensors, JAX arrays: anything with the buffer protocol or DLPack, in host memory or, for a
+store on devices, on its GPUs.
 ``ringpull.mxnet`` makes MXNet 1.9 itself use these stores, ``ringpull.torch`` PyTorch's DistributedDataParallel.
 """
 

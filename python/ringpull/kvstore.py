@@ -64,6 +64,10 @@ class KVStore(Worker):
     values (one for each device), which are summed or all written. Tensors are anything with the buffer protocol or DLPack in
     host memory, contiguous: NumPy arrays, MXNet NDArrays, torch tensors, and JAX arrays as inputs. They are borrowed, and
     written in place; ``push`` copies its values first.
+
+    A store on devices takes tensors on its GPUs too, with DLPack. Those of torch and CuPy are used in the order of the stream that is
+    current when they are given: what is queued there after the call, or after the handle's ``wait()``, comes after the store's work, and no call waits
+    for the GPU. With others what has returned is done.
     """
 
     def __init__(self, kind: str) -> None:

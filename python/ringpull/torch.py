@@ -5,6 +5,7 @@ Gradients are averaged over the workers, as PyTorch's own are; the store sums, a
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -30,21 +31,24 @@ class _Waiter:
     """A thread that waits for operations in the order in which they were called, and passes on their results."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Handle, Callable[[], Any], torch.futures.Future[Any]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Handle, Callable[[], Any], Any, torch.futures.Future[Any]]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="ringpull-torch", daemon=True).start()
 
-    def add(self, handle: Handle, result: Callable[[], Any]) -> torch.futures.Future[Any]:
-        """A future of `result`, called when the operation is done."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        self._queue.put((handle, result, future))
+    def add(self, handle: Handle, result: Callable[[], Any], device: torch.device) -> torch.futures.Future[Any]:
+        """A future of `result`, called when the operation on `device` is done; on a GPU in the order of the stream that is current now."""
+        on_gpu = device.type == "cuda"
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if on_gpu else None)
+        ordered: Any = torch.cuda.stream(torch.cuda.current_stream(device)) if on_gpu else contextlib.nullcontext()
+        self._queue.put((handle, result, ordered, future))
         return future
 
     def _run(self) -> None:
         while True:
-            handle, result, future = self._queue.get()
+            handle, result, ordered, future = self._queue.get()
             try:
                 handle.wait()
-                future.set_result(result())
+                with ordered:
+                    future.set_result(result())
             except Exception as error:
                 future.set_exception(error)
 
@@ -68,7 +72,7 @@ def ddp_hook(store: KVStore) -> Callable[[Any, Any], torch.futures.Future[torch.
             known.add(key)
         handle = store.pushpull(key, buffer, priority=-bucket.index(), wait=False, keep=False)
         assert handle is not None
-        return waiter.add(handle, lambda: buffer.div_(store.num_workers))
+        return waiter.add(handle, lambda: buffer.div_(store.num_workers), buffer.device)
 
     return hook
 

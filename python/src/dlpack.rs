@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
+use std::fmt;
 
-use ringpull::DType;
+use ringpull::{DType, device};
 
 pub(crate) const NAME: &CStr = c"dltensor";
 pub(crate) const USED_NAME: &CStr = c"used_dltensor";
@@ -17,10 +18,26 @@ pub(crate) const READ_ONLY: u64 = 1;
 const HOST_DEVICES: [i32; 2] = [1, 3];
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Device {
     pub(crate) kind: i32,
     pub(crate) id: i32,
+}
+
+impl Device {
+    /// Whether the host can read its memory.
+    pub(crate) fn is_host(self) -> bool {
+        HOST_DEVICES.contains(&self.kind)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            device::CUDA => write!(out, "cuda:{}", self.id),
+            kind => write!(out, "DLPack device {kind}:{}", self.id),
+        }
+    }
 }
 
 #[repr(C)]
@@ -59,11 +76,6 @@ pub(crate) struct Versioned {
 }
 
 impl DlTensor {
-    /// Whether the host can read it.
-    pub(crate) fn is_in_host_memory(&self) -> bool {
-        HOST_DEVICES.contains(&self.device.kind)
-    }
-
     /// The element type, if a store has it.
     pub(crate) fn dtype(&self) -> Option<DType> {
         let DataType { code, bits, lanes } = self.dtype;

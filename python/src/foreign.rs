@@ -1,15 +1,20 @@
 //! Python objects as tensors, without a copy: by the buffer protocol, by DLPack, or by MXNet's own DLPack methods.
 //!
-//! The object is kept alive until the last tensor over its memory is gone, which may be on a store's thread.
+//! The object is kept alive until the last tensor over its memory is gone, which may be on a store's thread. Where it is, and on which stream
+//! it is ready, is found out in `ready`.
 #![allow(unsafe_code)]
+
+mod ready;
 
 use std::ffi::{CStr, c_int};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::PyCapsule;
 use ringpull::buffer::Buffer;
+use ringpull::device::{Devices, Loan};
 use ringpull::{DType, Tensor};
 
 use crate::dlpack::{self, DlTensor, Managed, Versioned};
@@ -58,17 +63,29 @@ impl Drop for Owner {
     }
 }
 
+/// Where memory is.
+enum Place {
+    Host,
+    Device {
+        devices: Arc<Devices>,
+        device: usize,
+        /// The stream that its owner works on, if it is known.
+        stream: Option<u64>,
+    },
+}
+
 /// Dense elements in C order in somebody else's memory.
 pub(crate) struct Foreign {
     dtype: DType,
     shape: Vec<usize>,
     start: *mut u8,
     owner: Owner,
+    place: Place,
 }
 
 impl Foreign {
-    /// Borrows the memory of `object`.
-    pub(crate) fn of(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Self> {
+    /// Borrows the memory of `object`, which may be on `devices` if there are any.
+    pub(crate) fn of(object: &Bound<'_, PyAny>, access: Access, devices: Option<&Arc<Devices>>) -> PyResult<Self> {
         let py = object.py();
         // SAFETY: asks a live object for its type's slots.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
@@ -76,49 +93,62 @@ impl Foreign {
         }
         let writing = access == Access::Write;
         let own_method = if writing { "to_dlpack_for_write" } else { "to_dlpack_for_read" };
-        let capsule = if object.hasattr("__dlpack__")? {
-            let keywords = PyDict::new(py);
-            keywords.set_item("max_version", (1, 1))?;
-            let versioned = object.call_method("__dlpack__", (), Some(&keywords));
-            // Producers older than versioned capsules do not know the keyword.
-            match versioned {
-                Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
-                    object.call_method0("__dlpack__")?
-                }
-                other => other?,
-            }
-        } else if object.hasattr(own_method)? {
-            object.call_method0(own_method)?
-        } else {
-            let name = object.get_type().name()?;
-            return Err(argument(
-                py,
-                format!("a {name} is no tensor"),
-                "give an object with __dlpack__ or the buffer protocol: a NumPy array, an MXNet NDArray, a torch tensor, a JAX array",
-            ));
-        };
-        Self::by_dlpack(capsule.cast::<PyCapsule>()?, access)
+        if object.hasattr("__dlpack__")? {
+            let place = ready::place_of(object, devices)?;
+            let capsule = ready::capsule_of(object, &place)?;
+            return Self::by_dlpack(capsule.cast::<PyCapsule>()?, access, Some(place), devices);
+        }
+        if object.hasattr(own_method)? {
+            // MXNet waits for the work on the array first.
+            let capsule = object.call_method0(own_method)?;
+            return Self::by_dlpack(capsule.cast::<PyCapsule>()?, access, None, devices);
+        }
+        let name = object.get_type().name()?;
+        Err(argument(
+            py,
+            format!("a {name} is no tensor"),
+            "give an object with __dlpack__ or the buffer protocol: a NumPy array, an MXNet NDArray, a torch tensor, a JAX array",
+        ))
     }
 
     /// A tensor over the memory.
-    pub(crate) fn into_tensor(self) -> Tensor {
+    pub(crate) fn into_tensor(self, py: Python<'_>) -> PyResult<Tensor> {
         let len_bytes = self.len_bytes();
-        let start = NonNull::new(self.start).unwrap_or(NonNull::<u64>::dangling().cast());
-        // SAFETY: the owner keeps the memory; it is aligned, as was checked; that nobody else writes it meanwhile is what
-        // the methods of `KVStore` ask of their callers.
-        let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(self.owner)) };
-        Tensor::from_buffer(self.dtype, &self.shape, buffer)
+        match self.place {
+            Place::Host => {
+                let start = NonNull::new(self.start).unwrap_or(NonNull::<u64>::dangling().cast());
+                // SAFETY: the owner keeps the memory; it is aligned, as was checked; that nobody else writes it meanwhile is what
+                // the methods of `KVStore` ask of their callers.
+                let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(self.owner)) };
+                Ok(Tensor::from_buffer(self.dtype, &self.shape, buffer))
+            }
+            Place::Device { devices, device, stream } => {
+                // SAFETY: as above; the capsule names the device, and the stream orders what is queued on it.
+                let loan = unsafe { Loan::new(self.start as u64, len_bytes) };
+                let lent = devices.lent(device, (self.dtype, &self.shape), &loan, stream, Box::new(self.owner));
+                lent.map_err(|error| raise(py, &error))
+            }
+        }
     }
 
-    /// A tensor over a copy of the memory.
-    pub(crate) fn copied(self) -> Tensor {
+    /// A tensor over a copy of the memory, which may be changed as soon as this returns, on a device in the order of its owner's stream.
+    pub(crate) fn copied(self, py: Python<'_>) -> PyResult<Tensor> {
+        if let Place::Device { devices, .. } = &self.place {
+            let devices = Arc::clone(devices);
+            let tensor = self.into_tensor(py)?;
+            let copied = py.detach(|| {
+                let copy = devices.copy_beside(&tensor)?;
+                devices.settle(&tensor).map(|()| copy)
+            });
+            return copied.map_err(|error| raise(py, &error));
+        }
         let len_bytes = self.len_bytes();
         if len_bytes == 0 {
-            return Tensor::zeros(self.dtype, &self.shape);
+            return Ok(Tensor::zeros(self.dtype, &self.shape));
         }
         // SAFETY: the owner is alive and lends `len_bytes` bytes from `start`.
         let bytes = unsafe { std::slice::from_raw_parts(self.start, len_bytes) };
-        Tensor::from_buffer(self.dtype, &self.shape, Buffer::copy_of(bytes))
+        Ok(Tensor::from_buffer(self.dtype, &self.shape, Buffer::copy_of(bytes)))
     }
 
     /// Where the memory begins and how long it is: the same for the same tensor.
@@ -168,10 +198,16 @@ impl Foreign {
         let shape: Vec<usize> = shape.into_iter().map(|len| len as usize).collect();
         let strides: Vec<i64> = strides.into_iter().map(|bytes| (bytes / size as isize) as i64).collect();
         let start = view.buf.cast::<u8>();
-        Self::checked(py, Foreign { dtype, shape, start, owner }, Some(&strides))
+        Self::checked(py, Foreign { dtype, shape, start, owner, place: Place::Host }, Some(&strides))
     }
 
-    fn by_dlpack(capsule: &Bound<'_, PyCapsule>, access: Access) -> PyResult<Self> {
+    /// `place` is where the object says that its memory is; `None` if it leaves that to the capsule, as MXNet's arrays do.
+    fn by_dlpack(
+        capsule: &Bound<'_, PyCapsule>,
+        access: Access,
+        place: Option<Place>,
+        devices: Option<&Arc<Devices>>,
+    ) -> PyResult<Self> {
         let py = capsule.py();
         let rename = |name: &'static CStr| -> PyResult<()> {
             // SAFETY: the capsule is alive and the name is static; a used capsule leaves the deleting to us.
@@ -210,13 +246,7 @@ impl Foreign {
                 Owner::Buffer(_) => unreachable!("it came by DLPack"),
             }
         };
-        if !tensor.is_in_host_memory() {
-            return Err(argument(
-                py,
-                format!("a tensor on DLPack device {}", tensor.device.kind),
-                "this build reads host memory only: give a copy on the CPU",
-            ));
-        }
+        let place = ready::agreed(py, place, tensor.device, devices)?;
         if read_only && access == Access::Write {
             return Err(argument(py, "a read-only tensor as an output", "give a writable tensor"));
         }
@@ -227,7 +257,7 @@ impl Foreign {
         // SAFETY: DLPack promises `ndim` numbers at each.
         let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
         let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
-        Self::checked(py, Foreign { dtype, shape, start, owner }, strides.as_deref())
+        Self::checked(py, Foreign { dtype, shape, start, owner, place }, strides.as_deref())
     }
 
     fn checked(py: Python<'_>, foreign: Foreign, strides: Option<&[i64]>) -> PyResult<Self> {

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString};
 use ringpull::compress::Compression;
+use ringpull::device::Devices;
 use ringpull::optim::Optimizer;
 use ringpull::sparse::RowSparse;
 use ringpull::store::{self, Capability, KvStore, Updater};
@@ -52,16 +53,21 @@ pub(crate) fn key_of(object: &Bound<'_, PyAny>) -> PyResult<Key> {
 }
 
 /// Tensors over the memory of `objects`, each memory once.
-fn outputs(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<((usize, usize), Tensor)>> {
+fn outputs(objects: &[Bound<'_, PyAny>], devices: Option<&Arc<Devices>>) -> PyResult<Vec<((usize, usize), Tensor)>> {
     let mut outs: Vec<((usize, usize), Tensor)> = Vec::new();
     for object in objects {
-        let foreign = Foreign::of(object, Access::Write)?;
+        let foreign = Foreign::of(object, Access::Write, devices)?;
         let place = foreign.place();
         if !outs.iter().any(|(known, _)| *known == place) {
-            outs.push((place, foreign.into_tensor()));
+            outs.push((place, foreign.into_tensor(object.py())?));
         }
     }
     Ok(outs)
+}
+
+/// What the store's tensors may be on.
+fn devices_of(store: &KvStore) -> Option<Arc<Devices>> {
+    store.devices().cloned()
 }
 
 #[pymethods]
@@ -99,7 +105,8 @@ impl Store {
     }
 
     fn init(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (key, value) = (key_of(key)?, Foreign::of(value, Access::Read)?.into_tensor());
+        let devices = devices_of(&*self.open(py)?);
+        let (key, value) = (key_of(key)?, Foreign::of(value, Access::Read, devices.as_ref())?.into_tensor(py)?);
         self.with(py, |store| store.init(key, &value))
     }
 
@@ -111,13 +118,13 @@ impl Store {
         values: Vec<Bound<'_, PyAny>>,
         priority: i32,
     ) -> PyResult<()> {
-        let key = key_of(key)?;
+        let (key, devices) = (key_of(key)?, devices_of(&*self.open(py)?));
         let tensors = values
             .iter()
             .map(|value| {
-                let foreign = Foreign::of(value, Access::Read)?;
-                // Several values are summed before the call returns, so only a single one has to be copied.
-                Ok(if values.len() == 1 { foreign.copied() } else { foreign.into_tensor() })
+                let foreign = Foreign::of(value, Access::Read, devices.as_ref())?;
+                // In host memory several values are summed before the call returns, so only a single one has to be copied.
+                if values.len() == 1 || devices.is_some() { foreign.copied(py) } else { foreign.into_tensor(py) }
             })
             .collect::<PyResult<Vec<_>>>()?;
         self.with(py, |store| store.push(key, &tensors, priority))
@@ -132,29 +139,32 @@ impl Store {
         priority: i32,
         keep: bool,
     ) -> PyResult<Handle> {
-        let key = key_of(key)?;
-        let mut outs = outputs(&outs)?;
+        let (key, devices) = (key_of(key)?, devices_of(&*self.open(py)?));
+        let mut outs = outputs(&outs, devices.as_ref())?;
         if !keep {
             outs = outs.into_iter().map(|(place, out)| (place, out.unkept())).collect();
         }
         let values = values
             .iter()
             .map(|value| {
-                let foreign = Foreign::of(value, Access::Read)?;
+                let foreign = Foreign::of(value, Access::Read, devices.as_ref())?;
                 let place = foreign.place();
                 let same = outs.iter().find(|(known, _)| *known == place && place.1 > 0);
-                Ok(same.map_or_else(|| foreign.into_tensor(), |(_, out)| out.clone()))
+                same.map_or_else(|| foreign.into_tensor(py), |(_, out)| Ok(out.clone()))
             })
             .collect::<PyResult<Vec<_>>>()?;
         let outs: Vec<Tensor> = outs.into_iter().map(|(_, out)| out).collect();
         self.with(py, |store| store.push_pull(key, &values, &outs, priority))?;
-        Ok(Handle::new(outs, values))
+        Ok(Handle::new(outs, values, devices))
     }
 
     fn pull(&self, py: Python<'_>, key: &Bound<'_, PyAny>, outs: Vec<Bound<'_, PyAny>>, priority: i32) -> PyResult<()> {
-        let key = key_of(key)?;
-        let outs: Vec<Tensor> = outputs(&outs)?.into_iter().map(|(_, out)| out).collect();
-        self.with(py, |store| store.pull(key, &outs, priority))
+        let (key, devices) = (key_of(key)?, devices_of(&*self.open(py)?));
+        let outs: Vec<Tensor> = outputs(&outs, devices.as_ref())?.into_iter().map(|(_, out)| out).collect();
+        self.with(py, |store| {
+            store.pull(key, &outs, priority)?;
+            devices.map_or(Ok(()), |devices| outs.iter().try_for_each(|out| devices.settle(out)))
+        })
     }
 
     /// Pushes row-sparse gradients of a tensor of `shape`: each a pair of row ids and rows.
@@ -170,7 +180,7 @@ impl Store {
         let rows = values
             .into_iter()
             .map(|(ids, rows)| {
-                let rows = Foreign::of(&rows, Access::Read)?.into_tensor();
+                let rows = Foreign::of(&rows, Access::Read, None)?.into_tensor(py)?;
                 RowSparse::new(&shape, &ids, rows).map_err(|error| raise(py, &error))
             })
             .collect::<PyResult<Vec<_>>>()?;
@@ -186,7 +196,7 @@ impl Store {
         out: &Bound<'_, PyAny>,
         priority: i32,
     ) -> PyResult<()> {
-        let (key, out) = (key_of(key)?, Foreign::of(out, Access::Write)?.into_tensor());
+        let (key, out) = (key_of(key)?, Foreign::of(out, Access::Write, None)?.into_tensor(py)?);
         self.with(py, |store| {
             let found = store.pull_rows(key.clone(), &ids, priority)?;
             let mut shape = found.shape().to_vec();

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::buffer::Buffer;
+use crate::collective::elsewhere::Room;
 use crate::collective::plan::{Move, Plan, Then};
 
 /// What a message does.
@@ -26,8 +26,8 @@ pub(super) struct Message {
     /// How many earlier messages must finish first.
     pub(super) waits: u32,
     pub(super) dependents: Vec<u32>,
-    /// For `Reduce`: where the bytes arrive.
-    pub(super) scratch: Option<Buffer>,
+    /// For `Reduce`, while they are under way: where the bytes arrive.
+    pub(super) room: Option<Room>,
     /// Whether the transport is done with it.
     pub(super) arrived: bool,
 }
@@ -117,7 +117,7 @@ impl Messages {
                     end: cells.bounds[group.end] * element,
                     waits: before.len() as u32,
                     dependents: Vec::new(),
-                    scratch: None,
+                    room: None,
                     arrived: false,
                 });
             }

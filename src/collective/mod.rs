@@ -6,7 +6,7 @@
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
 //! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each, opened by the
 //!   prose that explains it;
-//! - `messages`: a plan cut into segments; `run`: the interpreter; `idle`: how it waits;
+//! - `messages`: a plan cut into segments; `run`: the interpreter; `idle`: how it waits; `elsewhere`: memory that it may not touch;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by symbols,
 //!   that the plans of all ranks do what they promise.
 //!
@@ -46,6 +46,7 @@ mod run_tests;
 mod circulant;
 mod direct;
 mod doubling;
+mod elsewhere;
 mod idle;
 mod messages;
 mod ordered;
@@ -54,9 +55,11 @@ mod proofs;
 mod racks;
 mod ring;
 mod star;
+mod tokens;
 mod tree;
 
 pub use choose::{Prediction, Segments, choose, longest_segment, predict};
+pub use elsewhere::Elsewhere;
 pub(crate) use idle::Idle;
 pub use model::Model;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};

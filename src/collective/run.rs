@@ -12,14 +12,14 @@
 //! they have in flight.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::buffer::Buffer;
+use crate::collective::elsewhere::{Elsewhere, Room, Scratch};
 use crate::collective::idle::Idle;
 use crate::collective::messages::{Action, Messages, Traffic};
 use crate::collective::plan::Plan;
+use crate::collective::tokens::Tokens;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::reduce;
@@ -73,6 +73,8 @@ struct Flight {
     dtype: DType,
     base: *mut u8,
     messages: Messages,
+    /// Who adds up, if the processor may not touch the memory.
+    elsewhere: Option<Box<dyn Elsewhere>>,
 }
 
 impl Runner {
@@ -105,6 +107,18 @@ impl Runner {
     /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an error it stays so
     /// until the transport is gone.
     pub unsafe fn begin(&mut self, plan: &Plan, dtype: DType, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
+        self.start(plan, dtype, data, stamp, priority, None)
+    }
+
+    fn start(
+        &mut self,
+        plan: &Plan,
+        dtype: DType,
+        data: *mut [u8],
+        stamp: Stamp,
+        priority: i32,
+        elsewhere: Option<Box<dyn Elsewhere>>,
+    ) -> Ticket {
         let element = dtype.size_bytes();
         assert_eq!(plan.parts.len() * element, data.len(), "a plan runs on a buffer of its own length");
         let messages = Messages::of(plan, element, self.segment_bytes);
@@ -115,7 +129,7 @@ impl Runner {
             self.finished.push(self.begun);
         } else {
             let at = self.flights.partition_point(|flight| flight.priority >= priority);
-            let flight = Flight { ticket: self.begun, priority, stamp, dtype, base: data.cast(), messages };
+            let flight = Flight { ticket: self.begun, priority, stamp, dtype, base: data.cast(), messages, elsewhere };
             self.flights.insert(at, flight);
         }
         self.begun
@@ -197,6 +211,23 @@ impl Runner {
         self.until(ticket, transport, stop)
     }
 
+    /// As [`run`](Self::run) on memory that only the transport and its `owner` touch.
+    ///
+    /// # Safety
+    /// The transport can read and write `data` and the owner's rooms, and nobody else does until this returns; after an error never again.
+    pub unsafe fn run_elsewhere(
+        &mut self,
+        plan: &Plan,
+        (dtype, data): (DType, *mut [u8]),
+        owner: Box<dyn Elsewhere>,
+        transport: &mut dyn Transport,
+        stamp: Stamp,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        let ticket = self.start(plan, dtype, data, stamp, i32::MAX, Some(owner));
+        self.until(ticket, transport, stop)
+    }
+
     fn until(&mut self, ticket: Ticket, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<()> {
         loop {
             if let Some(at) = self.finished.iter().position(|finished| *finished == ticket) {
@@ -224,7 +255,7 @@ impl Runner {
         if moved {
             self.idle = Idle::default();
             self.changed = true;
-            done.iter().for_each(|token| self.complete(*token));
+            done.iter().try_for_each(|token| self.complete(*token))?;
         }
         self.done = done;
         Ok(moved)
@@ -237,7 +268,7 @@ impl Runner {
         self.held.clear();
         self.held.resize(transport.size(), None);
         for flight in &mut self.flights {
-            let Flight { ticket, stamp, base, messages, priority, .. } = flight;
+            let Flight { ticket, stamp, base, messages, priority, elsewhere, .. } = flight;
             let Messages { all, out, into, .. } = messages;
             for lane in into {
                 while let Some(index) = lane.head() {
@@ -250,7 +281,17 @@ impl Runner {
                         Action::Copy if message.waits > 0 => break,
                         // SAFETY: `start` lies in the buffer that `base` begins.
                         Action::Copy => unsafe { base.add(message.start) },
-                        _ => message.scratch.insert(self.scratch.take(len)).bytes_mut().as_mut_ptr(),
+                        _ => {
+                            let (start, room) = if let Some(owner) = elsewhere {
+                                let start = owner.room(len)?;
+                                (start, Room::Elsewhere(start))
+                            } else {
+                                let mut room = self.scratch.take(len);
+                                (room.bytes_mut().as_mut_ptr(), Room::Here(room))
+                            };
+                            message.room = Some(room);
+                            start
+                        }
                     };
                     let token = self.tokens.give(*ticket, index);
                     // SAFETY: the range lies in the data or in scratch memory that the message owns until it is complete;
@@ -289,11 +330,11 @@ impl Runner {
     }
 
     /// Takes note that the transport is done with a message, and finishes every message that this allows to finish.
-    fn complete(&mut self, token: u32) {
+    fn complete(&mut self, token: u32) -> Result<()> {
         let (ticket, index, since_ns) = self.tokens.redeem(token);
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
         let at = at.expect("an operation stays until all its messages are done");
-        let Flight { dtype, base, messages, priority, .. } = &mut self.flights[at];
+        let Flight { dtype, base, messages, priority, elsewhere, .. } = &mut self.flights[at];
         let message = &mut messages.all[index as usize];
         let (action, lane, len) = (message.action, message.lane, message.end - message.start);
         let len_bytes = len as u64;
@@ -317,18 +358,25 @@ impl Runner {
         let mut ready = if is_free { vec![index] } else { Vec::new() };
         while let Some(index) = ready.pop() {
             let message = &mut messages.all[index as usize];
-            if let Some(scratch) = message.scratch.take() {
-                let (lane, len) = (message.lane, message.end - message.start);
-                // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
-                let sum = unsafe { std::slice::from_raw_parts_mut(base.add(message.start), len) };
-                let span = timeline::span(Phase::Reduce, || "a segment").bytes(len);
-                reduce::add_assign(*dtype, sum, &scratch.bytes()[..len]);
-                drop(span);
-                self.scratch.put(scratch);
+            let (start, len, lane) = (message.start, message.end - message.start, message.lane);
+            let room = message.room.take();
+            if room.is_some() {
                 let lane = messages.lane(Action::Reduce, lane);
                 lane.waiting -= 1;
                 self.receiving[lane.peer].end(len);
             }
+            let span = room.as_ref().map(|_| timeline::span(Phase::Reduce, || "a segment").bytes(len));
+            match (room, &mut *elsewhere) {
+                (Some(Room::Here(room)), _) => {
+                    // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
+                    let sum = unsafe { std::slice::from_raw_parts_mut(base.add(start), len) };
+                    reduce::add_assign(*dtype, sum, &room.bytes()[..len]);
+                    self.scratch.put(room);
+                }
+                (Some(Room::Elsewhere(room)), Some(owner)) => owner.add(start, room, len)?,
+                _ => {}
+            }
+            drop(span);
             messages.unfinished -= 1;
             for dependent in std::mem::take(&mut messages.all[index as usize].dependents) {
                 let other = &mut messages.all[dependent as usize];
@@ -342,6 +390,7 @@ impl Runner {
             self.flights.remove(at);
             self.finished.push(ticket);
         }
+        Ok(())
     }
 
     /// Whom this rank waits for, when nothing has moved for too long.
@@ -361,49 +410,6 @@ impl Runner {
     /// Keeps for ever what the transport may still touch.
     fn abandon(&mut self) {
         std::mem::forget(std::mem::take(&mut self.flights));
-    }
-}
-
-/// What the transport is told a message is.
-#[derive(Default)]
-struct Tokens {
-    /// With the time by the timeline's clock.
-    given: Vec<(Ticket, u32, u64)>,
-    free: Vec<u32>,
-}
-
-impl Tokens {
-    fn give(&mut self, ticket: Ticket, index: u32) -> u32 {
-        let given = (ticket, index, timeline::now_ns());
-        if let Some(token) = self.free.pop() {
-            self.given[token as usize] = given;
-            token
-        } else {
-            self.given.push(given);
-            (self.given.len() - 1) as u32
-        }
-    }
-
-    fn redeem(&mut self, token: u32) -> (Ticket, u32, u64) {
-        self.free.push(token);
-        self.given[token as usize]
-    }
-}
-
-/// Buffers for what is to be added, kept by size: powers of two.
-#[derive(Default)]
-struct Scratch {
-    free: BTreeMap<usize, Vec<Buffer>>,
-}
-
-impl Scratch {
-    fn take(&mut self, len_bytes: usize) -> Buffer {
-        let size = len_bytes.next_power_of_two().max(4096);
-        self.free.get_mut(&size).and_then(Vec::pop).unwrap_or_else(|| Buffer::zeroed(size))
-    }
-
-    fn put(&mut self, buffer: Buffer) {
-        self.free.entry(buffer.bytes().len()).or_default().push(buffer);
     }
 }
 

@@ -1,70 +1,22 @@
 //! Collectives on host memory: one at a time to its end, or several sums begun and advanced together.
 #![allow(unsafe_code)]
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::buffer::Buffer;
-use crate::collective::{self, Algorithm, Parts, Plan, Runner, Segments, Ticket};
+use crate::collective::{self, Elsewhere, Parts, Plan, Runner, Segments, Ticket};
+use crate::communicator::choice::Choice;
 use crate::communicator::compressed;
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
 use crate::compress::{Compression, Feedback};
-use crate::config::{ALGORITHMS, Config, ModelSource};
+use crate::config::{Config, ModelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::spelling::did_you_mean;
 use crate::transport::{Stamp, Transport};
-
-/// How an allreduce is to be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    /// By the plan that suits the size and the number of ranks.
-    Auto,
-    /// By this plan.
-    Plan(Algorithm),
-    /// Every element in the order of the ranks: the same bits wherever the ranks run.
-    Ordered,
-    /// By the library under the transport: `MPI_Allreduce`.
-    Native,
-}
-
-impl FromStr for Choice {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        match name {
-            "auto" => Ok(Choice::Auto),
-            "ordered" => Ok(Choice::Ordered),
-            "native" => Ok(Choice::Native),
-            other => other.parse().map(Choice::Plan).map_err(|_| {
-                Error::argument(
-                    format!("unknown algorithm {other:?}"),
-                    format!(
-                        "the algorithms are {} (ordered: the same bits wherever the ranks run; native: the MPI library's own){}",
-                        ALGORITHMS.join(", "),
-                        did_you_mean(other, ALGORITHMS)
-                    ),
-                )
-            }),
-        }
-    }
-}
-
-impl fmt::Display for Choice {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Choice::Auto => out.pad("auto"),
-            Choice::Plan(algorithm) => algorithm.fmt(out),
-            Choice::Ordered => out.pad("ordered"),
-            Choice::Native => out.pad("native"),
-        }
-    }
-}
 
 /// All ranks of a job, seen from one of them. Every operation is collective, with the same length, dtype and stamp on all ranks, and
 /// blocks, but for those begun with [`begin_allreduce`](Self::begin_allreduce). Those that block are called by all ranks in one
@@ -79,6 +31,7 @@ pub struct Host {
     stop: Arc<AtomicBool>,
     native_sum: Buffer,
     placement: Placement,
+    takes_device_memory: bool,
     /// Segments of compressed gradients, between two of them.
     segments: Vec<Buffer>,
 }
@@ -92,6 +45,9 @@ impl Host {
         let choice = config.algorithm.parse()?;
         let placement = Placement::find(&mut *transport, &mut runner, &stop)?;
         let learned = Learned::default();
+        // By the library's own sum there is no message of ours.
+        let takes_device_memory =
+            choice != Choice::Native && config.mpi_device_memory.unwrap_or_else(|| transport.takes_device_memory());
         Ok(Host {
             transport,
             runner,
@@ -101,6 +57,7 @@ impl Host {
             stop,
             native_sum: Buffer::zeroed(0),
             placement,
+            takes_device_memory,
             segments: Vec::new(),
         })
     }
@@ -332,6 +289,41 @@ impl Host {
         Ok(())
     }
 
+    /// Whether [`allreduce_elsewhere`](Self::allreduce_elsewhere) may be given the memory of devices.
+    pub fn takes_device_memory(&self) -> bool {
+        self.takes_device_memory
+    }
+
+    /// As [`allreduce`](Self::allreduce), of memory that the transport takes and the processor may not touch: its `owner` adds up. Always by
+    /// messages, of at least `least_bytes` where the plan has as many.
+    ///
+    /// # Safety
+    /// The transport can read and write `data` and the owner's rooms, and nobody else does until this returns; after an error never again.
+    pub unsafe fn allreduce_elsewhere(
+        &mut self,
+        dtype: DType,
+        data: *mut [u8],
+        owner: Box<dyn Elsewhere>,
+        least_bytes: usize,
+        stamp: Stamp,
+    ) -> Result<()> {
+        let (rank, size, len) = (self.rank(), self.size(), data.len() / dtype.size_bytes());
+        let plan = match self.choice {
+            Choice::Ordered => collective::allreduce_in_order(rank, size, len),
+            Choice::Plan(algorithm) => collective::allreduce(algorithm, rank, size, len),
+            Choice::Auto | Choice::Native => {
+                let chosen = collective::choose(&self.learned.model, data.len(), size, self.cuts);
+                collective::allreduce(chosen.algorithm, rank, size, len)
+            }
+        };
+        self.runner.segment_bytes = self.cuts.most_bytes.max(least_bytes);
+        // SAFETY: as the caller promises.
+        let outcome =
+            unsafe { self.runner.run_elsewhere(&plan, (dtype, data), owner, &mut *self.transport, stamp, &self.stop) };
+        self.runner.segment_bytes = self.cuts.most_bytes;
+        outcome
+    }
+
     /// `data` becomes rank `root`'s.
     pub fn broadcast(&mut self, root: usize, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::broadcast(root, self.rank(), self.size(), data.len());
@@ -389,20 +381,5 @@ impl Host {
         self.transport.native_allreduce(dtype, data, self.native_sum.bytes_mut())?;
         data.copy_from_slice(self.native_sum.bytes());
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_name_of_an_algorithm_is_read_and_every_algorithm_has_one() {
-        for name in ALGORITHMS {
-            assert_eq!(name.parse::<Choice>().unwrap().to_string(), name);
-        }
-        assert!(Algorithm::ALL.into_iter().all(|algorithm| ALGORITHMS.contains(&algorithm.name())));
-        let error = "rign".parse::<Choice>().unwrap_err().to_string();
-        assert!(error.contains("ordered, native") && error.ends_with("did you mean ring?"), "{error}");
     }
 }

@@ -3,11 +3,13 @@
 //!
 //! What `auto` knows of the cluster comes from `learn`, which reads it or has `probe` measure it.
 //!
-//! `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
+//! [`Choice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
 //! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`;
-//! [`staged`] sums memory of devices, by way of the host's.
+//! [`staged`] sums memory of devices, by way of the host's or, where the transport takes it as it is, by `direct`.
 
+mod choice;
 mod compressed;
+mod direct;
 mod hierarchy;
 mod host;
 mod learn;
@@ -19,5 +21,6 @@ mod racks;
 mod sharing_tests;
 pub mod staged;
 
-pub use host::{Choice, Host};
+pub use choice::Choice;
+pub use host::Host;
 pub use learn::Learned;

@@ -8,12 +8,16 @@
 //! | --- | --- | --- | --- | --- | --- | --- | --- |
 //! | ranks |   | 0 | 1 | 2 | 3 | 4 |   |
 //! | up |   |   | 0 | 1 | 2 | 3 | 4 |
+//!
+//! Where every rank's transport takes memory of devices, and all have as many of them, nothing is staged: `direct`.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::Host;
+use super::{Host, direct};
+use crate::collective::Parts;
+use crate::compress::{Compression, Feedback};
 use crate::device::{Devices, Event, Layout, Memory, Slice, Work};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -31,17 +35,53 @@ struct Berth {
     up: Vec<Event>,
 }
 
+/// Which way the sums of a store go, which its ranks agree on with its first one.
+#[derive(Default)]
+pub struct Route(OnceLock<bool>);
+
+impl Route {
+    /// Whether the transport is given the memory of devices. Collective the first time.
+    fn is_direct(&self, host: &mut Host, devices: &Devices, stamp: Stamp) -> Result<bool> {
+        if let Some(known) = self.0.get() {
+            return Ok(*known);
+        }
+        let (rank, size) = (host.rank(), host.size());
+        let mut counts = vec![0u8; size];
+        // No machine has as many.
+        counts[rank] = if host.takes_device_memory() { u8::try_from(devices.count()).unwrap_or(0) } else { 0 };
+        if let Err(cause) = host.allgather(Parts::even(size, size), &mut counts, stamp) {
+            // The transport may still write into it.
+            std::mem::forget(counts);
+            return Err(cause);
+        }
+        let is_direct = counts[0] > 0 && counts.iter().all(|count| *count == counts[0]);
+        if rank == 0 {
+            let way = if is_direct { "is given their memory" } else { "is given copies in pinned memory" };
+            tracing::info!("sums over the ranks' devices: {} {way}", host.library());
+        }
+        Ok(*self.0.get_or_init(|| is_direct))
+    }
+}
+
+/// What is summed.
+pub struct How<'a> {
+    /// How it is spread over the devices.
+    pub layout: &'a Layout,
+    /// The element type.
+    pub dtype: DType,
+    /// The operation's stamp.
+    pub stamp: Stamp,
+    /// How long work on a device may take.
+    pub limit: Duration,
+}
+
 /// `parts`, one on each device and written on the lanes, become the sums over all ranks, in the order of the lanes. Blocks for
 /// the ranks; collective.
-pub fn allreduce(
-    host: &mut Host,
-    devices: &Devices,
-    layout: &Layout,
-    dtype: DType,
-    parts: &[Slice],
-    stamp: Stamp,
-    limit: Duration,
-) -> Result<()> {
+pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Slice], route: &Route) -> Result<()> {
+    let How { layout, dtype, stamp, limit } = *how;
+    if route.is_direct(host, devices, stamp)? {
+        return direct::allreduce(host, devices, dtype, parts, stamp, limit);
+    }
     let segments = segments(layout);
     for device in 0..devices.count() {
         devices.down(device).follow(devices.lane(device))?;
@@ -76,6 +116,32 @@ pub fn allreduce(
     }
     // The berths are given back with this function.
     berths.iter().flat_map(|berth| &berth.up).try_for_each(|event| event.synchronize(limit))
+}
+
+/// As [`allreduce`], of what the ranks' compressed gradients say: the whole passes through host memory, where it is encoded, so bits and
+/// `feedback` are those of gradients that were there. Blocks; collective.
+pub fn allreduce_compressed(
+    host: &mut Host,
+    devices: &Devices,
+    how: &How<'_>,
+    parts: &[Slice],
+    (compression, feedback): (&Compression, &mut Feedback),
+) -> Result<()> {
+    let How { layout, stamp, limit, .. } = *how;
+    let staging = Slice::of(&Memory::pinned(devices.platform(), layout.len_bytes())?, 0..layout.len_bytes());
+    let on_host = |device: usize| staging.part(layout.bytes(device));
+    for (device, part) in parts.iter().enumerate() {
+        devices.platform().enqueue(devices.lane(device), &Work::copy(part.clone(), on_host(device)))?;
+    }
+    devices.drain(limit)?;
+    // The transport sees codes only: the memory may be given back after an error.
+    let mut sum = staging.host_bytes_mut()?;
+    host.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut sum), stamp)?;
+    drop(sum);
+    for (device, part) in parts.iter().enumerate() {
+        devices.platform().enqueue(devices.lane(device), &Work::copy(on_host(device), part.clone()))?;
+    }
+    devices.drain(limit)
 }
 
 struct Staging<'a> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::handle::{Event, Memory, Slice, Stream};
 use super::spread::Layout;
-use super::work::Work;
+use super::work::{Collective, Work};
 use super::{Platform, Simulated};
 use crate::buffer::Buffer;
 use crate::dtype::DType;
@@ -42,6 +42,10 @@ impl Array {
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
+
+    pub(super) fn shared_stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
 }
 
 /// The array behind a tensor, if it is on a device.
@@ -70,6 +74,10 @@ impl Devices {
     /// `count` simulated devices.
     pub fn simulated(count: usize) -> Result<Arc<Self>> {
         Self::over(Simulated::new(count), LIMIT)
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// The number of devices.
@@ -168,13 +176,27 @@ impl Devices {
         std::ptr::addr_eq(own, array.slice.memory().platform_address())
     }
 
-    fn user(&self, device: usize) -> Result<&Arc<Stream>> {
+    pub(super) fn user(&self, device: usize) -> Result<&Arc<Stream>> {
         self.users.get(device).ok_or_else(|| {
             Error::argument(
                 format!("there is no device {}", self.place(device)),
                 format!("the devices are numbered from 0 to {}", self.count().saturating_sub(1)),
             )
         })
+    }
+
+    /// Puts collectives on the lanes, when it is our turn.
+    pub fn collective(&self, calls: &[Collective]) -> Result<()> {
+        let _turn = self.platform.turn().lock();
+        self.platform.collective(&self.lanes, calls)
+    }
+
+    /// Lets `work` give these devices' memory to a library that no stream orders, such as MPI. It begins when the lanes are idle, and until it
+    /// has ended no collective begins on these devices.
+    pub fn without_collectives<T>(&self, limit: Duration, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _turn = self.platform.turn().lock();
+        self.drain(limit)?;
+        work()
     }
 
     /// Returns when everything on the lanes is done, or with the first error that any of it met.

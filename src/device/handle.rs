@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLockReadGuard, RwLockWriteGuard};
 
+use super::lent::Loan;
 use super::{Pinned, Platform, failed};
 use crate::error::{Error, Result};
 
@@ -39,16 +40,16 @@ impl Memory {
         Ok(Arc::new(Memory { platform, home, address, len_bytes, lender: None }))
     }
 
-    /// Somebody else's memory of a device, whose `lender` is dropped with it. It holds `len_bytes` at `address` for that long.
+    /// Somebody else's memory of a device, whose `lender` is dropped with it.
     pub fn lent(
         platform: &Arc<dyn Platform>,
         device: usize,
-        address: u64,
-        len_bytes: usize,
+        loan: &Loan,
         lender: Box<dyn Any + Send + Sync>,
-    ) -> Arc<Self> {
+    ) -> Result<Arc<Self>> {
+        let address = platform.adopt(device, loan)?;
         let (platform, home) = (Arc::clone(platform), Home::Device(device));
-        Arc::new(Memory { platform, home, address, len_bytes, lender: Some(lender) })
+        Ok(Arc::new(Memory { platform, home, address, len_bytes: loan.len_bytes(), lender: Some(lender) }))
     }
 
     /// Pinned memory of the host.
@@ -90,7 +91,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         match self.home {
-            Home::Device(_) if self.lender.is_some() => {}
+            Home::Device(_) if self.lender.is_some() => self.platform.disown(self.address),
             Home::Device(device) => self.platform.free(device, self.address),
             Home::Host(_) => self.platform.free_pinned(self.address),
         }
@@ -207,6 +208,11 @@ impl Stream {
     /// Its name in the platform.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Whether it is somebody else's, who queues on it what is to come after what is on it now.
+    pub fn is_foreign(&self) -> bool {
+        !self.owned
     }
 
     /// Marks its present end.

@@ -11,13 +11,15 @@
 //!
 //! Where things stand: `handle` owns memory, streams and events; `work` says what can be put on a stream; `reference` is its
 //! meaning, on bytes; `races` and `simulated` are the simulated platform; `devices` opens platforms and makes tensors;
-//! `spread` sums tensors over the devices of a process and back; `open` finds devices by name.
+//! `spread` sums tensors over the devices of a process and back; `open` finds devices by name; `lent` makes tensors of memory that
+//! another library has.
 
 #[cfg(feature = "cuda")]
 mod cuda;
 mod devices;
 mod handle;
 pub mod kernels;
+mod lent;
 mod open;
 mod races;
 mod reference;
@@ -27,10 +29,11 @@ mod work;
 
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 pub use devices::{Array, Devices, array_of};
 pub use handle::{Event, Home, Memory, Slice, Stream};
+pub use lent::{CUDA, Loan};
 pub use open::{Library, Survey, cuda_aware_mpi, open, survey};
 pub use reference::compute;
 pub use simulated::{Fault, Manner, Simulated};
@@ -59,6 +62,12 @@ pub trait Platform: Send + Sync {
     fn allocate(&self, device: usize, len_bytes: usize) -> Result<u64>;
     /// Gives memory back. May wait for the device.
     fn free(&self, device: usize, address: u64);
+    /// What DLPack calls a device: the code of its type, and its number.
+    fn dlpack_name(&self, device: usize) -> (i32, i32);
+    /// Takes in memory of a device that somebody else has, so that work can name it. Its address here.
+    fn adopt(&self, device: usize, loan: &Loan) -> Result<u64>;
+    /// Forgets memory that was taken in.
+    fn disown(&self, address: u64);
     /// Host memory that the devices can reach, and its address.
     fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)>;
     /// Gives host memory back.
@@ -77,7 +86,13 @@ pub trait Platform: Send + Sync {
     fn is_done(&self, event: &Event) -> Result<bool>;
     /// Puts work on a stream.
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
-    /// Puts collectives on one stream of every device, in the order of the devices, all or none of them.
+    /// Who holds it alone may put collectives on the streams of these devices, or give their memory to MPI: the two libraries wait for
+    /// each other for ever if a device runs both at once.
+    fn turn(&self) -> &Mutex<()>;
+    /// The address of a device's memory for a library that no stream orders, which is about to read or write it; an error if a device may still
+    /// use it. By whose [`turn`](Self::turn) it is.
+    fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8>;
+    /// Puts collectives on one stream of every device, in the order of the devices, all or none of them; by whose turn it is.
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()>;
     /// What collectives that are under way have met, as far as is known. Never waits.
     fn check(&self) -> Result<()>;

@@ -172,7 +172,7 @@ impl Devices {
             let receive = vec![rest(&into[count - 1], equal); count];
             calls.push(Collective { kind: CollectiveKind::Reduce(count - 1), dtype, send, receive });
         }
-        self.platform().collective(&self.lanes, &calls)
+        self.collective(&calls)
     }
 
     fn all_gather(&self, dtype: DType, layout: &Layout, parts: &[Slice], outs: &[Slice]) -> Result<()> {
@@ -190,7 +190,7 @@ impl Devices {
             let send = vec![last.part(equal..last.len_bytes()); count];
             calls.push(Collective { kind: CollectiveKind::Broadcast(count - 1), dtype, send, receive });
         }
-        self.platform().collective(&self.lanes, &calls)
+        self.collective(&calls)
     }
 }
 

@@ -150,8 +150,12 @@ impl Options {
     /// Rank 0 saves `weights` after `step` if a checkpoint was asked for.
     pub fn save(&self, store: &KvStore, step: u64, seed: u64, weights: &[(&str, Tensor)]) -> Result<()> {
         let Some(path) = self.checkpoint.as_ref().filter(|_| store.rank() == 0) else { return Ok(()) };
-        let weights = weights.iter().map(|(name, weight)| ((*name).to_owned(), weight.clone())).collect();
-        Checkpoint::take(store, step, seed, weights)?.write(path)
+        let on_host = |weight: &Tensor| match store.devices().filter(|_| weight.remote().is_some()) {
+            Some(devices) => devices.download(weight),
+            None => Ok(weight.clone()),
+        };
+        let weights = weights.iter().map(|(name, weight)| Ok(((*name).to_owned(), on_host(weight)?)));
+        Checkpoint::take(store, step, seed, weights.collect::<Result<_>>()?)?.write(path)
     }
 }
 
@@ -172,8 +176,10 @@ pub fn hash(store: &KvStore, weights: &[(&str, Tensor)]) -> Result<u64> {
     store.barrier()?;
     let mut hash = Xxh3::new();
     for (name, weight) in weights {
-        store.pull(*name, std::slice::from_ref(weight), 0)?;
-        hash.update(weight.read()?.bytes());
+        // The weight itself may be on a device.
+        let value = Tensor::zeros(weight.dtype(), weight.shape());
+        store.pull(*name, std::slice::from_ref(&value), 0)?;
+        hash.update(value.read()?.bytes());
     }
     Ok(hash.digest())
 }

@@ -206,6 +206,11 @@ impl Tensor {
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
     pub fn read_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        self.read_anywhere_within(limit)
+    }
+
+    /// As [`read_within`](Self::read_within), wherever the memory is.
+    pub fn read_anywhere_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
         self.come_for(WRITTEN);
         RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
     }

@@ -63,6 +63,11 @@ pub trait Transport {
         })
     }
 
+    /// Whether `send` and `recv` take addresses of devices' memory, as the library behind it says.
+    fn takes_device_memory(&self) -> bool {
+        false
+    }
+
     /// For each rank, a number that it has in common with the ranks of its host: the lowest rank there. The same on
     /// every rank. Collective.
     fn hosts(&mut self) -> Result<Vec<usize>> {

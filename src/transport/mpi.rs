@@ -256,6 +256,17 @@ impl Transport for Mpi {
         check("MPI_Allreduce", self.rank, code)
     }
 
+    fn takes_device_memory(&self) -> bool {
+        // Open MPI and MPICH have it, other libraries need not: one program is to run on all of them.
+        // SAFETY: the name ends with a zero; any library of this process may have it.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"MPIX_Query_cuda_support".as_ptr()) };
+        if found.is_null() {
+            return false;
+        }
+        // SAFETY: this is its type in both libraries; it may be called at any time.
+        unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(found)() != 0 }
+    }
+
     fn hosts(&mut self) -> Result<Vec<usize>> {
         let mut local = MaybeUninit::<ffi::MPI_Comm>::uninit();
         let mut lowest = self.rank as c_int;

@@ -35,6 +35,11 @@ impl Job {
         self.run_with(&[("RINGPULL_SHARED_MEMORY", "0")])
     }
 
+    /// As [`run`](Self::run), with MPI given the memory of devices as it is: simulated ones have the host's.
+    pub(crate) fn run_given_device_memory(&self) -> Option<String> {
+        self.run_with(&[("RINGPULL_MPI_DEVICE_MEMORY", "1")])
+    }
+
     fn run_with(&self, env: &[(&str, &str)]) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let mut processes = self.start(folder.path(), env);

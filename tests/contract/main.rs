@@ -94,12 +94,17 @@ fn dist_async_keeps_every_promise_on_1_to_4_workers() {
 }
 
 #[test]
-fn compressed_gradients_sum_to_the_same_bits_by_allreduce_and_on_servers() {
+fn compressed_gradients_sum_to_the_same_bits_by_allreduce_on_servers_and_on_devices() {
     for workers in 1..6 {
         let by_allreduce = Job { kind: "dist_sync_mpi", workers, group: "compressed" }.run();
         if [1, 2, 4].contains(&workers) {
             let on_servers = Job { kind: "dist_sync", workers, group: "compressed" }.run();
             assert!(by_allreduce.is_none() || by_allreduce == on_servers, "{workers} workers");
+        }
+        if workers < 4 {
+            let kind = if workers == 2 { "dist_sync_mpi on 2" } else { "dist_sync_mpi on 1" };
+            let on_devices = Job { kind, workers, group: "compressed" }.run();
+            assert_eq!(on_devices, by_allreduce, "{workers} workers");
         }
     }
 }
@@ -130,6 +135,13 @@ fn dist_sync_mpi_keeps_every_promise_on_devices() {
         Job { kind, workers, group: "strings-devices" }.run();
     }
     Job { kind: "dist_sync_mpi on 2", workers: 2, group: "integers" }.run();
+}
+
+#[test]
+fn dist_sync_mpi_keeps_every_promise_on_devices_whose_memory_mpi_is_given() {
+    for (workers, kind) in [(2, "dist_sync_mpi on 2"), (3, "dist_sync_mpi on 1")] {
+        Job { kind, workers, group: "strings-devices" }.run_given_device_memory();
+    }
 }
 
 #[test]

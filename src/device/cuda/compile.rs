@@ -15,8 +15,7 @@ use crate::error::{Error, Result};
 
 /// Whether NVRTC is here. Nothing else of this file may be called before this was asked.
 pub(super) fn is_present() -> bool {
-    // SAFETY: loads the library if it is there; its initialisers have no conditions.
-    unsafe { sys::is_culib_present() }
+    super::is_present(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"])
 }
 
 /// NVRTC's version.

@@ -7,6 +7,7 @@
 mod compile;
 mod launch;
 mod nccl;
+mod slices;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -16,10 +17,11 @@ use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::handle::{Event, Slice, Stream};
 use super::kernels::UNITS;
+use super::lent::{self, Loan};
 use super::open::{Library, Survey};
 use super::work::{Collective, Work};
 use super::{Pinned, Platform, failed};
@@ -53,10 +55,19 @@ fn checked<T>(call: &str, outcome: std::result::Result<T, DriverError>) -> Resul
     })
 }
 
+/// The names of the driver's library.
+const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+
+/// Whether a library can be loaded under one of these names, which cudarc tries too before it panics; asked here since it cannot be
+/// asked itself in a build where candle has it linked.
+fn is_present(names: &[&str]) -> bool {
+    // SAFETY: the initialisers of CUDA's libraries have no conditions. They stay loaded.
+    names.iter().any(|name| unsafe { libloading::Library::new(*name) }.map(std::mem::forget).is_ok())
+}
+
 /// The driver, ready for calls; an error that says what was looked for if it is not there.
 fn start_driver() -> Result<()> {
-    // SAFETY: loads the library if it is there; its initialisers have no conditions.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_present(&DRIVER) {
         return Err(Error::argument(
             "the CUDA driver was not found: looked for libcuda.so and libcuda.so.1 where the loader looks",
             "install NVIDIA's driver, or put the folder of libcuda.so.1 into LD_LIBRARY_PATH",
@@ -198,6 +209,34 @@ impl Platform for Cuda {
         }
     }
 
+    fn dlpack_name(&self, device: usize) -> (i32, i32) {
+        // The driver and the runtime number GPUs alike, both behind CUDA_VISIBLE_DEVICES.
+        (lent::CUDA, self.gpus[device].ordinal)
+    }
+
+    fn adopt(&self, device: usize, loan: &Loan) -> Result<u64> {
+        let gpu = self.current(device)?;
+        if loan.len_bytes() == 0 {
+            return Ok(loan.address());
+        }
+        let mut ordinal: c_int = -1;
+        let asked = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: writes one int; an address that the driver does not know is an error and no fault.
+        let outcome = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), asked, loan.address()) };
+        checked("cuPointerGetAttribute", outcome.result())?;
+        if ordinal != gpu.ordinal {
+            return Err(Error::argument(
+                format!("memory of GPU {ordinal} that is said to be on GPU {}", gpu.ordinal),
+                "give the tensor with the device that it is on",
+            ));
+        }
+        Ok(loan.address())
+    }
+
+    fn disown(&self, _address: u64) {
+        // Nothing is kept of it.
+    }
+
     fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
         self.current(0)?;
         // SAFETY: the memory is made zero below.
@@ -279,6 +318,18 @@ impl Platform for Cuda {
         launch::Queue { gpus: &self.gpus, gpu, stream: stream.id() as sys::CUstream }.put(work)
     }
 
+    fn turn(&self) -> &Mutex<()> {
+        // Of the process: several stores may have opened one GPU.
+        static TURN: Mutex<()> = Mutex::new(());
+        &TURN
+    }
+
+    fn expose(&self, slice: &Slice, _writes: bool) -> Result<*mut u8> {
+        // MPI goes by the context that is current.
+        self.current(slice.device().unwrap_or(0))?;
+        Ok(slice.address() as *mut u8)
+    }
+
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()> {
         let Some(group) = &self.group else {
             return Err(failed("NCCL", "collective", -1, format!("looked for {}", nccl::NAMES.join(", "))));
@@ -328,8 +379,7 @@ pub(super) fn survey() -> Survey {
         nvrtc: found(compile::version(), "libnvrtc.so and its versions"),
         ..Survey::default()
     };
-    // SAFETY: as in `start_driver`.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_present(&DRIVER) {
         return survey;
     }
     let mut version = 0;
@@ -366,9 +416,7 @@ pub(super) fn cuda_aware_mpi() -> String {
         std::mem::forget(library);
         match asked {
             Ok(0) => "the MPI library takes host memory only".to_owned(),
-            Ok(_) => {
-                "the MPI library takes device memory (this program stages through the host all the same)".to_owned()
-            }
+            Ok(_) => "the MPI library takes device memory, and is given it".to_owned(),
             Err(_) => "the MPI library does not say".to_owned(),
         }
     }

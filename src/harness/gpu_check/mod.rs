@@ -2,6 +2,7 @@
 //! share a GPU, and how fast memory is used. Also over simulated devices, where everything but the speed means something.
 
 mod kernels;
+mod lent;
 mod speed;
 mod stores;
 
@@ -56,6 +57,7 @@ impl Findings {
     pub fn gather(name: &str) -> Result<Self> {
         let devices = device::open(name)?;
         let mut checks = kernels::checks(&devices);
+        checks.extend(lent::checks(&devices));
         checks.extend(stores::checks(name, &devices));
         let speeds = if name.starts_with("sim") { Vec::new() } else { speed::measure(name, &devices)? };
         Ok(Findings {

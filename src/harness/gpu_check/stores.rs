@@ -15,7 +15,7 @@ use crate::store::KvStore;
 use crate::store::on_devices::OnDevices;
 use crate::tensor::Tensor;
 
-const LIMIT: Duration = Duration::from_secs(30);
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// Several segments of staging, and no multiple of anything.
 const LEN: usize = (2 << 20) / 4 + 3;
 
@@ -27,10 +27,22 @@ pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
     for ranks in [2, 4] {
         checks.push(check(
             format!("dist_sync_mpi: {ranks} ranks that share the devices, in one process"),
-            share(name, ranks),
+            share(name, ranks, &Config { timeout: LIMIT, ..Config::default() }),
         ));
     }
+    checks.push(given(name));
     checks
+}
+
+/// The devices' memory given to the transport, which only MPI takes where it is not the host's.
+fn given(name: &str) -> Check {
+    let title = "dist_sync_mpi: 2 ranks whose transport is given the devices' memory".to_owned();
+    if name.starts_with("sim") {
+        let config = Config { timeout: LIMIT, mpi_device_memory: Some(true), ..Config::default() };
+        return check(title, share(name, 2, &config));
+    }
+    let found = format!("takes mpirun and a job on GPUs; {}", device::cuda_aware_mpi());
+    Check { name: title, found, passed: None }
 }
 
 /// Each collective over all devices; one device is enough.
@@ -56,8 +68,7 @@ fn collectives(devices: &Arc<Devices>) -> Check {
         for (kind, given, got, expected) in kinds {
             let (from, to) = (of(2.0, given)?, of(0.0, got)?);
             let call = Collective { kind, dtype: DType::F32, send: slices(&from), receive: slices(&to) };
-            let lanes: Vec<_> = (0..count).map(|device| Arc::clone(devices.lane(device))).collect();
-            devices.platform().collective(&lanes, &[call])?;
+            devices.collective(&[call])?;
             devices.drain(LIMIT)?;
             for tensor in &to {
                 let seen = devices.download(tensor)?.to_vec::<f32>()?;
@@ -70,9 +81,8 @@ fn collectives(devices: &Arc<Devices>) -> Check {
 }
 
 /// Ranks as threads, each with devices of its own on the same GPUs, over the transport between threads.
-fn share(name: &str, ranks: usize) -> Result<String> {
-    let config = Config { timeout: LIMIT, ..Config::default() };
-    let engines = Engine::in_process(ranks, &config)?;
+fn share(name: &str, ranks: usize, config: &Config) -> Result<String> {
+    let engines = Engine::in_process(ranks, config)?;
     let counts = vec![device::open(name)?.count(); ranks];
     let running: Vec<_> = engines
         .into_iter()
@@ -116,7 +126,7 @@ fn train(store: &KvStore, devices: &Devices, counts: &[usize]) -> Result<String>
     Ok("sums and updates are right on every device".to_owned())
 }
 
-fn expect(what: &str, seen: &[f32], expected: f32) -> Result<()> {
+pub(super) fn expect(what: &str, seen: &[f32], expected: f32) -> Result<()> {
     match seen.iter().position(|value| *value != expected) {
         None => Ok(()),
         Some(index) => Err(Error::argument(

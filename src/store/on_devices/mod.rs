@@ -2,7 +2,10 @@
 //!
 //! A key's value is spread over the devices of the process, a part on each (`device::Layout`), and so are the gradient's sum
 //! and the optimizer's slots: each device updates its part, and outputs are gathered from all. Between ranks the parts
-//! pass through pinned memory of the host and an allreduce over MPI (`communicator::staged`).
+//! pass through pinned memory of the host and an allreduce over MPI, or straight through MPI where it takes memory of devices
+//! (`communicator::staged`).
+//!
+//! Compressed gradients pass through host memory whole, where they are encoded as those of `dist_sync_mpi` without devices are.
 //!
 //! What waits for what: a push queues its work and returns. Outputs on devices are ready in the order of their streams,
 //! after their guards are free; outputs in host memory are copied before the guard is free, and so before a push of kind
@@ -21,6 +24,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::buffer::Buffer;
 use crate::communicator::Host;
+use crate::communicator::staged::Route;
 use crate::compress::Compression;
 use crate::device::{Devices, array_of};
 use crate::error::{Error, Result};
@@ -29,6 +33,7 @@ use crate::kind::Kind;
 use crate::optim::{Optimizer, State};
 use crate::progress::{Engine, Job, Launch, Terms, Topic};
 use crate::store::anywhere::{self, of_rank};
+use crate::store::compressed::Compressor;
 use crate::store::update::{Update, Updates, no_optimizer};
 use crate::store::{Anywhere, Backend, Contribution, Entry, Gradient, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut, Waiter};
@@ -42,6 +47,8 @@ pub struct OnDevices {
     slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
     updates: Arc<Updates>,
     loaded: Arc<Mutex<SavedStates>>,
+    route: Arc<Route>,
+    compressor: Compressor,
     limit: Duration,
 }
 
@@ -64,7 +71,16 @@ impl OnDevices {
     }
 
     fn new(devices: Arc<Devices>, ranks: Option<Ranks>, limit: Duration) -> Self {
-        OnDevices { devices, ranks, slots: RwLock::default(), updates: Arc::default(), loaded: Arc::default(), limit }
+        OnDevices {
+            devices,
+            ranks,
+            slots: RwLock::default(),
+            updates: Arc::default(),
+            loaded: Arc::default(),
+            route: Arc::default(),
+            compressor: Compressor::default(),
+            limit,
+        }
     }
 
     fn slot(&self, entry: &Entry, operation: &str) -> Result<Arc<Slot>> {
@@ -151,8 +167,12 @@ impl Anywhere for OnDevices {
         // All that can be wrong with an argument, before anything is queued.
         let remotes = gradient.remotes(&outs).chain(outs.iter().filter_map(TensorMut::remote));
         remotes.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
-        let terms = Self::terms(entry, &update);
-        let job = Push::new(self, &slot, gradient, outs, update)?;
+        let coding = self.compressor.coding(entry, self.rank())?;
+        let mut terms = Self::terms(entry, &update);
+        if let Some(coding) = &coding {
+            terms = format!("{terms} compressed by {}", coding.compression);
+        }
+        let job = Push::new(self, &slot, gradient, outs, (update, coding))?;
         self.run(&slot, "push", terms, job)
     }
 
@@ -237,8 +257,12 @@ impl Backend for OnDevices {
     }
 
     fn set_compression(&self, compression: &Compression) -> Result<()> {
-        let reason = "gradient compression is not supported on devices; dist_sync_mpi in host memory and the kinds with servers have it";
-        Err(self.unsupported(&format!("set_gradient_compression({compression})"), reason))
+        if self.ranks.is_none() {
+            let reason = "gradients leave the process in dist_sync_mpi and the kinds with servers only";
+            return Err(self.unsupported(&format!("set_gradient_compression({compression})"), reason));
+        }
+        self.compressor.set(compression);
+        Ok(())
     }
 
     fn states(&self) -> Result<SavedStates> {
@@ -265,6 +289,7 @@ impl Backend for OnDevices {
             self.updates.set_optimizer(optimizer);
         }
         let optimizer = self.optimizer("load_optimizer_states")?;
+        self.compressor.forget();
         self.slots.read().values().for_each(|slot| slot.forget_state());
         *self.loaded.lock() = SavedStates { optimizer: Some((*optimizer).clone()), states: saved.states };
         Ok(())
@@ -323,6 +348,10 @@ fn take_loaded(loaded: &Mutex<SavedStates>, key: &Key, optimizer: &Optimizer) ->
 trait Step: Send {
     /// Queues it on the devices; the ranks' part of it blocks.
     fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()>;
+    /// Whether it goes by way of the ranks even if there is only one.
+    fn is_coded(&self) -> bool {
+        false
+    }
     /// What is left when it is queued.
     fn finish(self) -> Result<()>;
     /// Called instead of `finish` when it will never be done.
@@ -337,7 +366,7 @@ struct OverRanks<S> {
 
 impl<S: Step> Job for OverRanks<S> {
     fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        let ranks = (host.size() > 1).then_some((host, launch));
+        let ranks = (host.size() > 1 || self.step.is_coded()).then_some((host, launch));
         self.step.queue(ranks).map_err(|fault| of_rank(fault, self.rank))
     }
 

@@ -7,10 +7,12 @@ use parking_lot::Mutex;
 
 use super::slot::{Content, Outputs, Slot};
 use super::{OnDevices, Step, detour, take_loaded};
-use crate::communicator::{Host, staged};
+use crate::communicator::Host;
+use crate::communicator::staged::{self, How, Route};
 use crate::device::{Devices, Event, Memory, Slice};
 use crate::error::{Error, Result};
 use crate::progress::Launch;
+use crate::store::compressed::Coding;
 use crate::store::update::{Update, Updates};
 use crate::store::{Gradient, SavedStates, Value};
 use crate::tensor::TensorMut;
@@ -21,7 +23,9 @@ pub(super) struct Push {
     devices: Arc<Devices>,
     updates: Arc<Updates>,
     loaded: Arc<Mutex<SavedStates>>,
+    route: Arc<Route>,
     update: Update,
+    coding: Option<Coding>,
     values: Vec<Value>,
     outs: Vec<TensorMut>,
     /// Where the streams of the values were when they were pushed.
@@ -36,7 +40,7 @@ impl Push {
         slot: &Arc<Slot>,
         gradient: Gradient,
         outs: Vec<TensorMut>,
-        update: Update,
+        (update, coding): (Update, Option<Coding>),
     ) -> Result<Self> {
         let arrays = gradient.remotes(&outs).map(|remote| store.devices.array(Some(remote))?.stream().record());
         let ready = arrays.collect::<Result<Vec<_>>>()?;
@@ -45,7 +49,9 @@ impl Push {
             devices: Arc::clone(&store.devices),
             updates: Arc::clone(&store.updates),
             loaded: Arc::clone(&store.loaded),
+            route: Arc::clone(&store.route),
             update,
+            coding,
             values: gradient.values,
             outs,
             ready,
@@ -104,6 +110,10 @@ impl Push {
 }
 
 impl Step for Push {
+    fn is_coded(&self) -> bool {
+        self.coding.is_some()
+    }
+
     fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
         let slot = Arc::clone(&self.slot);
         let inputs = self.inputs(&self.outs)?;
@@ -114,8 +124,14 @@ impl Step for Push {
         let mut content = slot.content();
         self.sum(&mut content, &inputs)?;
         if let Some((host, launch)) = ranks {
-            let (layout, dtype) = (&slot.layout, slot.entry.dtype);
-            staged::allreduce(host, &self.devices, layout, dtype, &content.sum, launch.number, self.limit)?;
+            let how = How { layout: &slot.layout, dtype: slot.entry.dtype, stamp: launch.number, limit: self.limit };
+            match &self.coding {
+                None => staged::allreduce(host, &self.devices, &how, &content.sum, &self.route)?,
+                Some(Coding { compression, feedback }) => {
+                    let feedback = &mut feedback.lock();
+                    staged::allreduce_compressed(host, &self.devices, &how, &content.sum, (compression, feedback))?;
+                }
+            }
         }
         self.apply(&mut content)?;
         self.devices.join()?;

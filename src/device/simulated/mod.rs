@@ -3,20 +3,22 @@
 //! Work is checked when it is queued (`races`), run by the reference, and can be made to fail: at a step of one's choice, a step
 //! being a call of the platform that could fail on a real one.
 
+mod stream;
+
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::{Condvar, Mutex, RwLock};
+use crossbeam_channel::{Sender, unbounded};
+use parking_lot::{Mutex, RwLock};
 
+use self::stream::{Bytes, Health, Meeting, Task, serve};
 use super::handle::{Event, Home, Slice, Stream};
+use super::lent::{self, Loan};
 use super::races::{Clock, HOST, Races, Span};
 use super::work::{Collective, CollectiveKind, Operation, Work};
-use super::{Pinned, Platform, failed, reference};
+use super::{Pinned, Platform, failed};
 use crate::buffer::Buffer;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// A step that goes wrong.
@@ -39,66 +41,13 @@ pub enum Manner {
     Never,
 }
 
-/// What the streams' threads share.
-#[derive(Default)]
-struct Health {
-    fault: Mutex<Option<Error>>,
-    aborted: AtomicBool,
-    bell: Condvar,
-    bell_lock: Mutex<()>,
-}
-
-impl Health {
-    fn fail(&self, fault: Error) {
-        self.fault.lock().get_or_insert(fault);
-    }
-
-    fn fault(&self) -> Option<Error> {
-        self.fault.lock().clone()
-    }
-
-    /// Waits for `flag`, or for the abort.
-    fn wait(&self, flag: &AtomicBool) {
-        let mut guard = self.bell_lock.lock();
-        while !flag.load(Ordering::Acquire) && !self.aborted.load(Ordering::Acquire) {
-            self.bell.wait(&mut guard);
-        }
-    }
-
-    fn raise(&self, flag: &AtomicBool) {
-        flag.store(true, Ordering::Release);
-        drop(self.bell_lock.lock());
-        self.bell.notify_all();
-    }
-}
-
-/// Bytes of one allocation, by the allocation.
-type Bytes = (Pinned, Range<usize>);
-
-/// What a stream's thread is told.
-enum Task {
-    Run(Operation, Vec<Bytes>, Vec<Bytes>),
-    Meet(Arc<Meeting>),
-    Raise(Arc<AtomicBool>),
-    Wait(Arc<AtomicBool>),
-    /// An injected fault.
-    Fail(Error),
-    Stand,
-}
-
-/// Collectives that run when every device has come to them.
-struct Meeting {
-    calls: Vec<(CollectiveKind, DType, Vec<Bytes>, Vec<Bytes>)>,
-    size: usize,
-    arrived: AtomicUsize,
-    done: AtomicBool,
-}
-
 struct State {
     memory: BTreeMap<u64, Pinned>,
     streams: BTreeMap<u64, Sender<Task>>,
     events: BTreeMap<u64, (Arc<AtomicBool>, Clock)>,
     races: Races,
+    /// For each stream the last collective on it, by its number among the stream's work.
+    collectives: Clock,
 }
 
 /// A platform of simulated devices.
@@ -109,6 +58,8 @@ pub struct Simulated {
     next: AtomicU64,
     steps: AtomicU64,
     fault: Option<Fault>,
+    turn: Mutex<()>,
+    exposed: AtomicU64,
 }
 
 impl Simulated {
@@ -124,14 +75,21 @@ impl Simulated {
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
             races: Races::default(),
+            collectives: Clock::default(),
         };
-        let (next, steps) = (AtomicU64::new(1), AtomicU64::new(0));
-        Arc::new(Simulated { count, health: Arc::default(), state: Mutex::new(state), next, steps, fault })
+        let (next, steps, exposed) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
+        let (health, state, turn) = (Arc::default(), Mutex::new(state), Mutex::default());
+        Arc::new(Simulated { count, health, state, next, steps, fault, turn, exposed })
     }
 
     /// The steps so far.
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
+    }
+
+    /// How often memory was given to a library that no stream orders.
+    pub fn exposed(&self) -> u64 {
+        self.exposed.load(Ordering::Relaxed)
     }
 
     fn id(&self) -> u64 {
@@ -163,6 +121,11 @@ impl Simulated {
         let mut state = self.state.lock();
         state.memory.remove(&address);
         state.races.forget(address);
+    }
+
+    fn check_turn(&self, what: &str) -> Result<()> {
+        let held = self.turn.is_locked();
+        held.then_some(()).ok_or_else(|| race(format!("{what} by somebody whose turn it is not")))
     }
 
     fn check_lengths(work: &Work) -> Result<()> {
@@ -235,6 +198,23 @@ impl Platform for Simulated {
     }
 
     fn free(&self, _device: usize, address: u64) {
+        self.remove(address);
+    }
+
+    fn dlpack_name(&self, device: usize) -> (i32, i32) {
+        (lent::EXTENSION, device as i32)
+    }
+
+    fn adopt(&self, _device: usize, loan: &Loan) -> Result<u64> {
+        self.step("adopt memory", true)?;
+        let (address, _) = self.keep(loan.as_host());
+        // Its lender has written it, and has ordered that before whoever takes it in.
+        let all = (address, 0..loan.len_bytes());
+        self.state.lock().races.step(HOST, &[], &[all]).map_err(race)?;
+        Ok(address)
+    }
+
+    fn disown(&self, address: u64) {
         self.remove(address);
     }
 
@@ -316,8 +296,29 @@ impl Platform for Simulated {
         Ok(())
     }
 
+    fn turn(&self) -> &Mutex<()> {
+        &self.turn
+    }
+
+    fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8> {
+        self.step("expose memory", true)?;
+        let State { memory, races, collectives, .. } = &mut *self.state.lock();
+        self.check_turn("memory is given to MPI")?;
+        if let Some((stream, _)) = collectives.iter().find(|(stream, number)| !races.host_knows(**stream, **number)) {
+            let text = format!("memory is given to MPI while a collective may be under way on stream {stream}");
+            return Err(race(text));
+        }
+        let span = vec![(slice.memory().address(), slice.range())];
+        let (reads, writes) = if writes { (vec![], span) } else { (span, vec![]) };
+        races.step(HOST, &reads, &writes).map_err(race)?;
+        self.exposed.fetch_add(1, Ordering::Relaxed);
+        let mut memory = memory[&slice.memory().address()].write();
+        Ok(memory.bytes_mut()[slice.range()].as_mut_ptr())
+    }
+
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()> {
         let mut later = self.step("collective", false)?;
+        self.check_turn("a collective is queued")?;
         let mut state = self.state.lock();
         for call in calls {
             for (device, stream) in streams.iter().enumerate() {
@@ -340,6 +341,10 @@ impl Platform for Simulated {
                     state.races.learn(stream.id(), clock);
                 }
             }
+        }
+        for stream in streams {
+            let number = state.races.number(stream.id());
+            state.collectives.insert(stream.id(), number);
         }
         let prepared =
             calls.iter().map(|call| (call.kind, call.dtype, state.bytes_of(&call.send), state.bytes_of(&call.receive)));
@@ -377,62 +382,4 @@ impl Drop for Simulated {
         // Threads that stand wait for it.
         self.health.raise(&self.health.aborted);
     }
-}
-
-/// The thread of one stream.
-fn serve(id: u64, inbox: &Receiver<Task>, health: &Health) {
-    let mut noise = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for task in inbox {
-        // Threads drift apart, another way in every stream.
-        noise ^= noise << 13;
-        noise ^= noise >> 7;
-        (0..noise % 5).for_each(|_| std::thread::yield_now());
-        let healthy = health.fault().is_none();
-        match task {
-            Task::Run(operation, reads, writes) if healthy => {
-                if let Err(fault) = run(&operation, &reads, &writes) {
-                    health.fail(fault);
-                }
-            }
-            Task::Meet(meeting) if healthy => meet(&meeting, health),
-            Task::Run(..) | Task::Meet(_) => {}
-            Task::Raise(flag) => health.raise(&flag),
-            Task::Wait(flag) => health.wait(&flag),
-            Task::Fail(fault) => health.fail(fault),
-            Task::Stand => health.wait(&AtomicBool::new(false)),
-        }
-    }
-}
-
-fn load((memory, range): &Bytes) -> Buffer {
-    Buffer::copy_of(&memory.read().bytes()[range.clone()])
-}
-
-fn store((memory, range): &Bytes, data: &Buffer) {
-    memory.write().bytes_mut()[range.clone()].copy_from_slice(data.bytes());
-}
-
-fn run(operation: &Operation, reads: &[Bytes], writes: &[Bytes]) -> Result<()> {
-    let lengths: Vec<usize> = writes.iter().map(|(_, range)| range.len()).collect();
-    let written = reference::compute(operation, reads.iter().map(load).collect(), &lengths)?;
-    writes.iter().zip(&written).for_each(|(to, data)| store(to, data));
-    Ok(())
-}
-
-/// The last device to come does the work of all, as none of them can go on before.
-fn meet(meeting: &Meeting, health: &Health) {
-    if meeting.arrived.fetch_add(1, Ordering::AcqRel) + 1 < meeting.size {
-        return health.wait(&meeting.done);
-    }
-    for (kind, dtype, sends, receives) in &meeting.calls {
-        let given: Vec<Buffer> = sends.iter().map(load).collect();
-        let lengths: Vec<usize> = receives.iter().map(|(_, range)| range.len()).collect();
-        let got = reference::collect(*kind, *dtype, &given, &lengths);
-        for (device, (to, data)) in receives.iter().zip(&got).enumerate() {
-            if !matches!(kind, CollectiveKind::Reduce(root) if *root != device) {
-                store(to, data);
-            }
-        }
-    }
-    health.raise(&meeting.done);
 }

@@ -1,0 +1,95 @@
+//! Where a DLPack tensor is, and the stream that it is ready on.
+//!
+//! A consumer tells `__dlpack__` the stream that it will use the tensor on, and the producer makes that stream wait for its work. Here that is the
+//! producer's own present stream, where `ringpull/streams.py` can find it out: then whatever the producer does next comes after what the
+//! store does. Otherwise it is a stream of ours, and the host waits for it before the caller goes on.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use ringpull::device::{self, Devices};
+
+use super::Place;
+use crate::dlpack::Device;
+use crate::errors::{argument, raise};
+
+/// Where `object` says that its memory is; in host memory if it does not say.
+pub(super) fn place_of(object: &Bound<'_, PyAny>, devices: Option<&Arc<Devices>>) -> PyResult<Place> {
+    if !object.hasattr("__dlpack_device__")? {
+        return Ok(Place::Host);
+    }
+    let (kind, id): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+    let named = Device { kind, id };
+    if named.is_host() {
+        return Ok(Place::Host);
+    }
+    let py = object.py();
+    let stream = py.import("ringpull.streams")?.call_method1("current", (object,))?.extract()?;
+    found(py, named, stream, devices)
+}
+
+/// Where the memory of a capsule is, which says that it is on `named`, and whose producer may have said so before.
+pub(super) fn agreed(
+    py: Python<'_>,
+    told: Option<Place>,
+    named: Device,
+    devices: Option<&Arc<Devices>>,
+) -> PyResult<Place> {
+    let Some(told) = told else { return found(py, named, None, devices) };
+    let agrees = match &told {
+        Place::Host => named.is_host(),
+        Place::Device { devices, device, .. } => devices.named_by_dlpack(named.kind, named.id) == Some(*device),
+    };
+    if agrees {
+        return Ok(told);
+    }
+    let what = format!("a tensor on {named} whose __dlpack_device__ does not say so");
+    Err(argument(py, what, "give a tensor whose two methods of DLPack agree: without them its stream is not known"))
+}
+
+/// Memory of `named` as these devices know it.
+fn found(py: Python<'_>, named: Device, stream: Option<u64>, devices: Option<&Arc<Devices>>) -> PyResult<Place> {
+    if named.is_host() {
+        return Ok(Place::Host);
+    }
+    let Some(devices) = devices else {
+        return Err(argument(py, format!("a tensor on {named} for a store that works in host memory"), remedy()));
+    };
+    let Some(device) = devices.named_by_dlpack(named.kind, named.id) else {
+        let known: Vec<String> = (0..devices.count()).map(|device| devices.place(device)).collect();
+        return Err(argument(
+            py,
+            format!("a tensor on {named} for a store that works on {}", known.join(", ")),
+            "name the device in RINGPULL_DEVICES before the store is created, or give a tensor on one of these",
+        ));
+    };
+    Ok(Place::Device { devices: Arc::clone(devices), device, stream })
+}
+
+/// What to do for a store on devices, and what there is to make one of.
+fn remedy() -> String {
+    let survey = device::survey();
+    let found = format!("here: CUDA driver {}; NCCL {}; NVRTC {}", survey.driver, survey.nccl, survey.nvrtc);
+    format!(
+        "give a copy on the CPU, or create a store on devices: device, dist_sync_device, or dist_sync_mpi with RINGPULL_DEVICES=cuda ({found})"
+    )
+}
+
+/// The capsule of `object`, ready on the stream that belongs to `place`.
+pub(super) fn capsule_of<'py>(object: &Bound<'py, PyAny>, place: &Place) -> PyResult<Bound<'py, PyAny>> {
+    let py = object.py();
+    let keywords = PyDict::new(py);
+    if let Place::Device { devices, device, stream } = place {
+        let own = devices.own_stream(*device).map_err(|error| raise(py, &error))?;
+        keywords.set_item("stream", stream.unwrap_or(own))?;
+    }
+    let newest = keywords.copy()?;
+    newest.set_item("max_version", (1, 1))?;
+    match object.call_method("__dlpack__", (), Some(&newest)) {
+        // Producers older than versioned capsules do not know the keyword.
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method("__dlpack__", (), Some(&keywords)),
+        other => other,
+    }
+}

@@ -1,0 +1,218 @@
+//! Allreduce of memory of devices over a transport that takes it as it is: CUDA-aware MPI.
+//!
+//! The parts of the devices go one after the other, each by the plan that host memory would go by. The transport reads and writes the devices'
+//! memory, and what arrives to be added goes into a room on the same device, where the sum kernel adds it.
+//!
+//! MPI is not ordered by streams, and must not run beside the device's collectives: NCCL's kernel waits for its peers and keeps MPI's copies
+//! waiting, whose peers it waits for. So it begins when the lanes are idle, and no collective begins until it has ended.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Host;
+use crate::collective::Elsewhere;
+use crate::device::{Devices, Memory, Slice, Stream, Work};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::transport::Stamp;
+
+/// Bytes of one message at least: a launch and a wait for it cost as much as some hundred kilobytes on the network.
+const LEAST_BYTES: usize = 2 << 20;
+
+/// `parts`, one on each device and written on the lanes, become the sums over all ranks, of which each has as many devices. Blocks; collective.
+pub(super) fn allreduce(
+    host: &mut Host,
+    devices: &Devices,
+    dtype: DType,
+    parts: &[Slice],
+    stamp: Stamp,
+    limit: Duration,
+) -> Result<()> {
+    devices.without_collectives(limit, || {
+        for part in parts.iter().filter(|part| part.len_bytes() > 0) {
+            let start = devices.platform().expose(part, true)?;
+            let data = std::ptr::slice_from_raw_parts_mut(start, part.len_bytes());
+            let device = part.device().unwrap_or(0);
+            let owner = Owner {
+                platform: Arc::clone(devices.platform()),
+                lane: Arc::clone(devices.lane(device)),
+                dtype,
+                part: part.clone(),
+                rooms: Vec::new(),
+                limit,
+            };
+            // SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part but what the owner waits
+            // for; after an error the runner keeps the owner for ever, and with it the part and the rooms.
+            unsafe { host.allreduce_elsewhere(dtype, data, Box::new(owner), LEAST_BYTES, stamp)? };
+        }
+        Ok(())
+    })
+}
+
+/// A part, and rooms for what is added to it.
+struct Owner {
+    platform: Arc<dyn crate::device::Platform>,
+    lane: Arc<Stream>,
+    dtype: DType,
+    part: Slice,
+    rooms: Vec<Room>,
+    limit: Duration,
+}
+
+struct Room {
+    memory: Arc<Memory>,
+    address: *mut u8,
+    is_free: bool,
+}
+
+impl Elsewhere for Owner {
+    fn room(&mut self, len_bytes: usize) -> Result<*mut u8> {
+        let fits = |room: &Room| room.is_free && room.memory.len_bytes() >= len_bytes;
+        let at = if let Some(at) = self.rooms.iter().position(fits) {
+            at
+        } else {
+            let memory = Memory::on(&self.platform, self.lane.device(), len_bytes)?;
+            self.rooms.push(Room { memory, address: std::ptr::null_mut(), is_free: true });
+            self.rooms.len() - 1
+        };
+        let room = &mut self.rooms[at];
+        room.address = self.platform.expose(&Slice::of(&room.memory, 0..len_bytes), true)?;
+        room.is_free = false;
+        Ok(room.address)
+    }
+
+    fn add(&mut self, start: usize, room: *mut u8, len_bytes: usize) -> Result<()> {
+        let Some(room) = self.rooms.iter_mut().find(|own| !own.is_free && own.address == room) else {
+            return Err(Error::argument("a room that was not given", "report this as a bug"));
+        };
+        let sum = self.part.part(start..start + len_bytes);
+        let arrived = Slice::of(&room.memory, 0..len_bytes);
+        self.platform.enqueue(&self.lane, &Work::sum(self.dtype, vec![sum.clone(), arrived], sum))?;
+        self.lane.record()?.synchronize(self.limit)?;
+        room.is_free = true;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::super::staged::{self, Route};
+    use super::*;
+    use crate::config::Config;
+    use crate::device::{Layout, Scratch, Simulated};
+    use crate::tensor::Tensor;
+    use crate::transport::inproc;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// What every rank has in its tensors afterwards, and how often its transport was given memory of devices.
+    fn sum(config: &Config, counts: &[usize], dtype: DType, len: usize) -> Vec<(Vec<Tensor>, u64)> {
+        let ranks = inproc::world(counts.len()).into_iter().zip(counts).map(|(transport, &count)| {
+            let config = config.clone();
+            thread::spawn(move || {
+                let rank = crate::transport::Transport::rank(&transport);
+                let mut host = Host::new(Box::new(transport), &config, Arc::new(AtomicBool::new(false))).unwrap();
+                let platform = Simulated::new(count);
+                let devices = Devices::over(platform.clone(), LIMIT).unwrap();
+                let layout = Layout::new(len, dtype.size_bytes(), count);
+                let tensors: Vec<Tensor> = (0..count)
+                    .map(|device| devices.upload(device, &Tensor::full(dtype, &[len], (rank + 1) as f64)).unwrap())
+                    .collect();
+                let inputs: Vec<Slice> =
+                    tensors.iter().map(|one| devices.array(one.remote()).unwrap().slice().clone()).collect();
+                let parts = devices.parts(&layout).unwrap();
+                let route = Route::default();
+                for stamp in 0..2 {
+                    devices.join().unwrap();
+                    devices.sum_parts(dtype, &layout, &inputs, &parts, &mut Scratch::default()).unwrap();
+                    let how = staged::How { layout: &layout, dtype, stamp, limit: LIMIT };
+                    staged::allreduce(&mut host, &devices, &how, &parts, &route).unwrap();
+                    devices.join().unwrap();
+                    devices.gather_parts(dtype, &layout, &parts, &inputs).unwrap();
+                }
+                devices.drain(LIMIT).unwrap();
+                (tensors.iter().map(|one| devices.download(one).unwrap()).collect(), platform.exposed())
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    }
+
+    fn direct() -> Config {
+        Config { timeout: LIMIT, mpi_device_memory: Some(true), ..Config::default() }
+    }
+
+    #[test]
+    fn memory_of_devices_is_summed_where_it_is() {
+        for algorithm in ["auto", "ring", "ordered", "doubling"] {
+            let config = Config { algorithm: algorithm.to_owned(), ..direct() };
+            for (counts, len) in [(vec![1, 1], 7), (vec![2; 3], 1001), (vec![2, 2], 1), (vec![1; 4], (3 << 20) / 4 + 1)]
+            {
+                let total: usize = (1..=counts.len()).sum();
+                // Each rank gives what it has from each of its devices, twice.
+                let value = (total * counts[0] * counts.len() * counts[0]) as f32;
+                for (rank, (tensors, exposed)) in sum(&config, &counts, DType::F32, len).into_iter().enumerate() {
+                    assert!(exposed > 0, "{algorithm} on {counts:?}");
+                    for tensor in tensors {
+                        assert_eq!(
+                            tensor.to_vec::<f32>().unwrap(),
+                            vec![value; len],
+                            "rank {rank} of {counts:?} by {algorithm}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_bits_are_those_of_the_same_plan_on_the_host() {
+        let staged = Config { mpi_device_memory: Some(false), algorithm: "ring".to_owned(), ..direct() };
+        let config = Config { algorithm: "ring".to_owned(), ..direct() };
+        for dtype in DType::ALL {
+            let bits = |config: &Config| {
+                sum(config, &[1, 1, 1], dtype, 1003)
+                    .iter()
+                    .map(|(all, _)| all[0].read().unwrap().bytes().to_vec())
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(bits(&config), bits(&staged), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn ranks_with_different_numbers_of_devices_pass_through_the_host() {
+        for (tensors, exposed) in sum(&direct(), &[1, 2], DType::F32, 9) {
+            assert_eq!(exposed, 0);
+            assert!(tensors.iter().all(|tensor| tensor.to_vec::<f32>().unwrap() == [5.0 * 3.0; 9]));
+        }
+    }
+
+    #[test]
+    fn mpi_and_collectives_take_turns() {
+        let platform = Simulated::new(2);
+        let devices = Devices::over(platform.clone(), LIMIT).unwrap();
+        let tensor = |device: usize| devices.upload(device, &Tensor::full(DType::F32, &[8], 1.0)).unwrap();
+        let tensors = [tensor(0), tensor(1)];
+        let slices: Vec<Slice> =
+            tensors.iter().map(|one| devices.array(one.remote()).unwrap().slice().clone()).collect();
+        let (layout, exposed) = (Layout::new(8, 4, 2), Memory::on(devices.platform(), 0, 4).unwrap());
+        let parts = devices.parts(&layout).unwrap();
+        devices.join().unwrap();
+        devices.sum_parts(DType::F32, &layout, &slices, &parts, &mut Scratch::default()).unwrap();
+        let by_whose_turn_it_is_not = devices.platform().expose(&Slice::all(&exposed), true).err().unwrap().to_string();
+        assert!(by_whose_turn_it_is_not.contains("turn"), "{by_whose_turn_it_is_not}");
+        let turn = devices.platform().turn().lock();
+        let beside = devices.platform().expose(&Slice::all(&exposed), true).err().unwrap().to_string();
+        assert!(beside.contains("while a collective may be under way"), "{beside}");
+        drop(turn);
+        devices
+            .without_collectives(LIMIT, || devices.platform().expose(&Slice::all(&exposed), true).map(drop))
+            .unwrap();
+        assert_eq!(platform.exposed(), 1);
+    }
+}
