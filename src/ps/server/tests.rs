@@ -127,6 +127,17 @@ fn what_does_not_fit_is_dropped_and_changes_nothing() {
 }
 
 #[test]
+fn after_a_fault_nothing_is_answered() {
+    let mut server = Server::new(2, true);
+    answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);
+    let (request, payload) = init(1, &[4.0, 2.0, 1.0]);
+    let outputs = server.handle(1, request, payload);
+    assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
+    let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
+    assert!(server.handle(1, pull, Message::new()).is_empty(), "rank 1 has three elements where this has two");
+}
+
+#[test]
 fn ranks_that_push_with_different_optimizers_are_told_apart() {
     let mut server = Server::new(2, true);
     answers(&mut server, vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1))]);
