@@ -23,9 +23,12 @@ from . import _native
 from .kvstore import create, zeros
 
 
-def pattern(period: int, length: int, phase: int) -> Any:
-    """The first `length` values of the period that begins at `phase`."""
-    return numpy.resize((numpy.arange(period) + phase) % period, length).astype(numpy.float32)
+def strips(period: int, length: int, ranks: int) -> tuple[Any, Any]:
+    """As many periods as `length` elements from any phase need, of inputs and of what they sum to over the ranks."""
+    ramp = numpy.arange(period)
+    sums: Any = sum((ramp + other) % period for other in range(ranks))
+    inputs, sums = (numpy.resize(row.astype(numpy.float32), length + period) for row in (ramp, sums))
+    return inputs, sums
 
 
 def main() -> None:
@@ -53,18 +56,18 @@ def main() -> None:
     rust = _native.RustIterations(store._native, lens, "rust") if options.beside_rust else None
     #: The seconds of each iteration, Rust's beside Python's.
     rows: list[list[float]] = []
+    inputs, sums = strips(period, max(lens), ranks)
     for iteration in range(options.warmup + options.iters):
         beside = rust.seconds(iteration) if rust is not None else 0.0
         for value in values:
-            value[:] = pattern(period, len(value), iteration + rank)
+            value[:] = inputs[(iteration + rank) % period :][: len(value)]
         store.wait_all()
         store.barrier()
         start = time.perf_counter()
         store.pushpull(keys[::-1], values[::-1], keep=options.keep)
         seconds = time.perf_counter() - start
-        whole: Any = sum(pattern(period, period, iteration + other) for other in range(ranks))
         for key, value in zip(keys, values):
-            if not numpy.array_equal(value, numpy.resize(whole, len(value))):
+            if not numpy.array_equal(value, sums[iteration % period :][: len(value)]):
                 sys.exit(f"wrong sum of key {key} on rank {rank} in iteration {iteration}")
         if iteration >= options.warmup:
             rows.append([beside, seconds])
