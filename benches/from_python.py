@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What pushpull costs from Python beside Rust: both in the same run, round by round in rotation.
+"""What pushpull costs from Python beside Rust: iteration by iteration in turn, in the same processes and on the same store.
 
-    .venv/bin/python benches/from_python.py [--ranks 2] [--rounds 7] [--model resnet50 | --bytes 25000000]
+    .venv/bin/python benches/from_python.py [--ranks 2] [--rounds 5] [--model resnet50 | --bytes 25000000]
 
-Wants the command `ringpull` and the package in one profile: `cargo build --release --bin ringpull`, `scripts/python-setup --release`.
-A job is one `mpirun`; a round has one job of each way, and a ratio is of the medians of one round. Every sum is checked.
+Wants the package in the release profile: `scripts/python-setup --release`. A job is one `mpirun`, in which an iteration of
+`ringpull bench pushpull` and one of Python's take turns; a round has one job for each way of Python's. A ratio is of the two iterations
+of one turn; printed are the median of all turns, its 95 % confidence interval, and the medians of the best and worst round. Every
+sum is checked.
 """
 
 import argparse
@@ -13,58 +15,65 @@ import os
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
 WAYS = {
-    "Rust": None,
-    "Python, arrays of ringpull.zeros, keep=False": ["--memory", "shared", "--no-keep"],
-    "Python, arrays of NumPy's, keep=False": ["--memory", "numpy", "--no-keep"],
-    "Python, arrays of NumPy's": ["--memory", "numpy"],
+    "arrays of ringpull.zeros, keep=False": ["--memory", "shared", "--no-keep"],
+    "arrays of ringpull.zeros": ["--memory", "shared"],
+    "arrays of NumPy's, keep=False": ["--memory", "numpy", "--no-keep"],
+    "arrays of NumPy's": ["--memory", "numpy"],
 }
 
 
-def job(options, ways):
-    """The seconds of each iteration of one job, the slowest rank's."""
-    times = ["--iters", str(options.iters), "--warmup", "3"]
-    model = ["--model", options.model, "--scale", str(options.scale)]
-    if ways is None:
-        what = model if options.model else ["--sizes", f"{options.bytes}"]
-        command = [options.ringpull, "bench", "pushpull", *what, "--format", "json", *times]
-    else:
-        what = model if options.model else ["--lens", str(options.bytes // 4)]
-        command = [options.python, "-m", "ringpull.bench", *what, *times, *ways]
+def job(options, words):
+    """The seconds of each turn of one job, Rust's and Python's, the slowest rank's."""
+    what = ["--model", options.model, "--scale", str(options.scale)] if options.model else ["--lens", str(options.bytes // 4)]
+    command = [options.python, "-m", "ringpull.bench", "--beside-rust", *what, *words]
+    command += ["--iters", str(options.iters), "--warmup", str(options.warmup)]
     mpirun = [os.environ.get("RINGPULL_MPIRUN", "mpirun"), "-n", str(options.ranks), "--oversubscribe", "--bind-to", "none"]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run([*mpirun, *command], stdout=subprocess.PIPE, text=True, env=os.environ | root, timeout=300, check=True)
-    (record,) = json.loads(done.stdout)
-    assert record["verified"]
-    return record["seconds"]
+    # A second of computing threads that nobody asked for would be somebody's core.
+    more = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*mpirun, *command], stdout=subprocess.PIPE, text=True, env=os.environ | more, timeout=300, check=True)
+    rust, python = json.loads(done.stdout)
+    assert rust["verified"] and python["verified"]
+    return list(zip(rust["seconds"], python["seconds"]))
+
+
+def interval(ratios):
+    """The 95 % confidence interval of the median: the order statistics that a binomial distribution leaves outside."""
+    ordered, half = sorted(ratios), 0.98 * len(ratios) ** 0.5
+    last = len(ordered) - 1
+    return ordered[max(0, int(len(ordered) / 2 - half))], ordered[min(last, int(len(ordered) / 2 + half))]
 
 
 def main():
     """Measures and prints one line for each way."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--iters", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--iters", type=int, default=40, help="turns of a job")
+    parser.add_argument("--warmup", type=int, default=6, help="turns before them")
     parser.add_argument("--bytes", type=int, default=25_000_000)
     parser.add_argument("--model", help="a model's key list in place of one key")
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--ringpull", default=ROOT / "target/release/ringpull", help="the command")
     parser.add_argument("--python", default=sys.executable, help="the Python that has the package")
     options = parser.parse_args()
-    rounds = []
+    turns = {way: [] for way in WAYS}
     for number in range(options.rounds):
         order = list(WAYS)[number % len(WAYS) :] + list(WAYS)[: number % len(WAYS)]
-        medians = {way: statistics.median(job(options, WAYS[way])) for way in order}
-        rounds.append(medians)
+        for way in order:
+            turns[way].append(job(options, WAYS[way]))
     what = options.model or f"{options.bytes / 1e6:g} MB"
-    print(f"pushpull of {what} by {options.ranks} ranks, medians of {options.rounds} rounds x {options.iters} iterations\n")
-    for way in WAYS:
-        seconds = statistics.median(medians[way] for medians in rounds)
-        ratios = sorted(medians[way] / medians["Rust"] for medians in rounds)
-        print(f"{way:<46} {seconds * 1e3:8.2f} ms   {statistics.median(ratios):5.2f}x of Rust  ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    print(f"pushpull of {what} by {options.ranks} ranks, {options.rounds} rounds x {options.iters} turns of Rust and Python\n")
+    for way, rounds in turns.items():
+        pairs = [pair for turn in rounds for pair in turn]
+        rust, python = (1e3 * statistics.median(seconds) for seconds in zip(*pairs))
+        ratios = [python / rust for rust, python in pairs]
+        low, high = interval(ratios)
+        medians = sorted(statistics.median(python / rust for rust, python in turn) for turn in rounds)
+        print(
+            f"{way:<38} {python:8.2f} ms, Rust {rust:8.2f} ms: {statistics.median(ratios):5.3f}x ({low:.3f} to {high:.3f};"
+            f" rounds {medians[0]:.3f} to {medians[-1]:.3f})"
+        )
 
 
 main()

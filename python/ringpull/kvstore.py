@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 from . import _native, arguments
@@ -177,8 +177,11 @@ class KVStore(Worker):
 
     _set_updater = set_updater
 
-    def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
-        """Switches gradient compression on, as ``{"type": "2bit", "threshold": 0.5}``."""
+    def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
+        """Switches gradient compression on, as ``{"type": "2bit", "threshold": 0.5}`` or in one word, as ``"2bit:0.5"``.
+
+        The types are ``fp16``, ``bf16``, ``2bit`` and ``1bit`` with a ``threshold``, ``topk`` with a ``ratio`` and a ``momentum``.
+        """
         self._compress(compression_params)
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:

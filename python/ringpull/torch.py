@@ -98,7 +98,8 @@ class DistributedOptimizer:
         for parameter in self._parameters:
             self._watch(parameter)
 
-    def _watch(self, parameter: torch.Tensor) -> None:
+    # PyTorch's types know too little of what is called here.
+    def _watch(self, parameter: Any) -> None:
         def ready(*_: Any) -> None:
             if self.communicates:
                 self._send(parameter)

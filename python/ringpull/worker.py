@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from . import _native
+from .errors import ArgumentError
 
 __all__ = ["Worker", "leave_at_exit"]
 
@@ -56,8 +58,16 @@ class Worker:
         """Copies keys' values into outputs."""
         raise NotImplementedError
 
-    def _compress(self, params: dict[str, Any]) -> None:
-        self._native.set_gradient_compression([(str(name), str(value)) for name, value in params.items()])
+    def _compress(self, params: Mapping[str, Any] | str) -> None:
+        if isinstance(params, str):
+            self._native.set_gradient_compression(params)
+        elif isinstance(params, Mapping):
+            self._native.set_gradient_compression([(str(name), str(value)) for name, value in params.items()])
+        else:
+            raise ArgumentError(
+                f"gradient compression by a {type(params).__name__}\n"
+                "  hint: give {'type': '2bit', 'threshold': 0.5} or '2bit:0.5'; the types are fp16, bf16, 2bit, 1bit and topk"
+            )
 
 
 class Leaving(Protocol):

@@ -4,6 +4,7 @@
 //! interpreter first, so that an updater, or another thread, can run Python meanwhile.
 
 mod array;
+mod bench;
 mod dependency;
 mod dlpack;
 mod errors;
@@ -20,6 +21,15 @@ fn model_lens(py: Python<'_>, name: &str, scale: f64) -> PyResult<Vec<usize>> {
     Ok(keys.iter().map(ringpull::harness::models::ModelKey::len).collect())
 }
 
+/// The variable by which a launcher says that this process is one of several workers, and how many they are.
+#[pyfunction]
+fn one_of_several(py: Python<'_>) -> PyResult<Option<(&'static str, usize)>> {
+    use ringpull::config::{Dmlc, launcher_world_size};
+    let job = Dmlc::from_env().map_err(|error| errors::raise(py, &error))?;
+    let told = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers)).or_else(launcher_world_size);
+    Ok(told.filter(|(_, workers)| *workers > 1))
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     if let Ok(filter) = ringpull::config::log_filter().parse::<tracing_subscriber::EnvFilter>() {
@@ -29,7 +39,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("KINDS", ringpull::Kind::ALL.map(ringpull::Kind::name).to_vec())?;
     module.add_function(wrap_pyfunction!(model_lens, module)?)?;
+    module.add_function(wrap_pyfunction!(one_of_several, module)?)?;
     module.add_class::<store::Store>()?;
+    module.add_class::<bench::RustIterations>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<array::Array>()?;
     module.add_class::<dependency::DependencyEngine>()

@@ -70,6 +70,26 @@ fn devices_of(store: &KvStore) -> Option<Arc<Devices>> {
     store.devices().cloned()
 }
 
+/// Gradient compression as Python gives it.
+#[derive(FromPyObject)]
+enum CompressionParams {
+    /// One word, such as `2bit:0.5`.
+    Word(String),
+    /// MXNet's parameters as pairs of words.
+    Pairs(Vec<(String, String)>),
+}
+
+impl CompressionParams {
+    fn read(&self) -> Result<Compression> {
+        match self {
+            Self::Word(word) => word.parse(),
+            Self::Pairs(pairs) => {
+                Compression::from_params(pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())))
+            }
+        }
+    }
+}
+
 #[pymethods]
 impl Store {
     #[new]
@@ -231,12 +251,8 @@ impl Store {
         self.with(py, move |store| store.set_updater(calling(updater)))
     }
 
-    /// MXNet's parameters as pairs of words, the `type` first.
-    fn set_gradient_compression(&self, py: Python<'_>, params: Vec<(String, String)>) -> PyResult<()> {
-        self.with(py, |store| {
-            let pairs = params.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-            store.set_gradient_compression(&Compression::from_params(pairs)?)
-        })
+    fn set_gradient_compression(&self, py: Python<'_>, params: CompressionParams) -> PyResult<()> {
+        self.with(py, |store| store.set_gradient_compression(&params.read()?))
     }
 
     fn save_optimizer_states(&self, py: Python<'_>, path: PathBuf, dump_optimizer: bool) -> PyResult<()> {

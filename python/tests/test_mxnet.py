@@ -44,10 +44,31 @@ def test_a_store_is_found_by_its_name():
     assert type(mx.kv.create("local")) is mx.kvstore.KVStore
 
 
-@pytest.mark.parametrize("wrong", ["dist_snyc_mpi", "ringpull_dist"])
-def test_a_misspelt_name_of_ours_is_an_error(wrong):
-    with pytest.raises(ringpull.UnknownKindError, match="dist_sync_mpi"):
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("dist_snyc_mpi", "dist_sync_mpi"),
+        ("dist_sync_mpl", "dist_sync_mpi"),
+        ("ringpull_dist_snyc", "ringpull_dist_sync"),
+        ("dist_snyc", "dist_sync"),
+        ("Locl", "local"),
+    ],
+)
+def test_a_name_that_nobody_knows_is_an_error_that_says_what_may_be_meant(wrong, meant):
+    with pytest.raises(ringpull.UnknownKindError, match=f"did you mean '{meant}'") as caught:
         mx.kv.create(wrong)
+    assert isinstance(caught.value, mx.MXNetError) and "dist_sync_mpi" in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["", "horovod", "byteps"])
+def test_a_name_that_mxnet_would_take_for_a_local_store_is_an_error(wrong):
+    with pytest.raises(ringpull.UnknownKindError, match="MXNet's own are local"):
+        mx.kv.create(wrong)
+
+
+@pytest.mark.parametrize("native", ["local", "LOCAL", "device", "local_allreduce_cpu"])
+def test_mxnets_own_names_are_mxnets(native):
+    assert type(mx.kv.create(native)) is mx.kvstore.KVStore
 
 
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
@@ -343,7 +364,7 @@ def test_a_sparse_weight_is_trained():
     assert weight.row_sparse_data(mx.nd.arange(0, 4)).asnumpy()[:, 0].tolist() == [0, 1, -1, 1]
 
 
-@pytest.mark.parametrize("wrong", [{"type": "3bit"}, {"threshold": 0.5}, {"type": "2bit", "threshold": 0}])
+@pytest.mark.parametrize("wrong", [{"type": "3bit"}, {"threshold": 0.5}, {"type": "2bit", "threshold": 0}, "3bit", "2bit:0", None, 2])
 def test_a_wrong_compression_is_an_error(wrong):
     with pytest.raises(mx.MXNetError):
         mx.kv.create("ringpull_local").set_gradient_compression(wrong)
@@ -364,6 +385,7 @@ def test_the_promises_of_dist_sync_hold_with_our_servers():
     assert launched(2, 2, HERE / "jobs/mxnet_values.py", "ringpull_dist_sync").count("is done") == 2
 
 
+@pytest.mark.parametrize("ranks", [2, FOUR])
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
@@ -372,9 +394,9 @@ def test_the_promises_of_dist_sync_hold_with_our_servers():
         pytest.param("gone", "MXNetError .*is lost", marks=pytest.mark.long),
     ],
 )
-def test_a_fault_reaches_who_reads_the_output(case, expected):
-    _, output = mpi(2, HERE / "jobs/mxnet_faults.py", case, RINGPULL_TIMEOUT=2)
-    count = 1 if case == "gone" else 2
+def test_a_fault_reaches_who_reads_the_output(case, expected, ranks):
+    _, output = mpi(ranks, HERE / "jobs/mxnet_faults.py", case, RINGPULL_TIMEOUT=2)
+    count = ranks - (case == "gone")
     assert len(re.findall(expected, output)) >= count and output.count("and then KVStoreError") == count, output
 
 

@@ -1,8 +1,10 @@
 """The plain API in one process."""
 
 import array
+import importlib
 import inspect
 import pickle
+import pydoc
 import threading
 
 import numpy as np
@@ -242,6 +244,30 @@ def test_what_is_wrong_is_said_and_nothing_changes(store, call, error, words):
     assert out.tolist() == [5, 5]
 
 
+@pytest.mark.parametrize("given", ["2bit:0.5", "2bit", {"type": "2bit", "threshold": 0.5}, "topk:0.01:0.9", "fp16"])
+def test_compression_is_a_word_or_mxnets_parameters(given):
+    # Whether this kind of store has it is another question.
+    with ringpull.create("local") as store, pytest.raises(ringpull.UnsupportedError):
+        store.set_gradient_compression(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("3bit", "the types are fp16"),
+        ("2bit:0", "greater than 0"),
+        ("2bit:0.5:1", "more parameters"),
+        ({"type": "3bit"}, "the types are fp16"),
+        ({"threshold": 0.5}, "type"),
+        (None, "by a NoneType"),
+        (["2bit"], "by a list"),
+    ],
+)
+def test_a_wrong_compression_is_an_error_that_says_what_is_right(store, given, words):
+    with pytest.raises(ringpull.ArgumentError, match=words):
+        store.set_gradient_compression(given)
+
+
 def test_errors_carry_rank_and_key(store):
     with pytest.raises(ringpull.UnknownKeyError) as caught:
         store.pull("b", np.empty(2))
@@ -271,12 +297,28 @@ def test_other_threads_run_while_one_waits():
     assert "ran while waiting" in job(2, "threads")
 
 
-def test_help_is_complete():
-    for name in ringpull.__all__:
-        member = getattr(ringpull, name)
-        assert isinstance(member, str) or name == "Key" or member.__doc__, name
-    for name in dir(ringpull.KVStore):
-        assert name.startswith("_") or inspect.getdoc(getattr(ringpull.KVStore, name)), name
+def undocumented(owner, names):
+    """What is public among `names` and has no documentation, of classes their own methods and properties too."""
+    for name in names:
+        member = inspect.getattr_static(owner, name)
+        member = getattr(owner, name) if isinstance(member, (staticmethod, classmethod)) else member
+        if name.startswith("_") or not (inspect.isclass(member) or inspect.isroutine(member) or isinstance(member, property)):
+            continue
+        if not inspect.getdoc(member):
+            yield f"{owner.__name__}.{name}"
+        if inspect.isclass(member) and member.__module__.startswith("ringpull"):
+            yield from undocumented(member, vars(member))
+
+
+@pytest.mark.parametrize("module", ["ringpull", "ringpull.errors", "ringpull.mxnet", "ringpull.torch", "ringpull.bench"])
+def test_help_is_complete(module):
+    if module.endswith(("mxnet", "torch")):
+        pytest.importorskip(module.split(".")[1])
+    module = importlib.import_module(module)
+    names = getattr(module, "__all__", ["main"])
+    assert module.__doc__ and not list(undocumented(module, names))
+    said = pydoc.plain(pydoc.render_doc(module))
+    assert [name for name in names if name not in said and name not in ("__version__", "errors")] == []
 
 
 def test_the_kinds_are_those_of_the_library():

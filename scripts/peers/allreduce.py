@@ -1,7 +1,8 @@
 """Measures the allreduce of Gloo, as PyTorch ships it, or of Horovod over MPI; rank 0 prints one JSON array of records.
 
 Run under mpirun. It only starts Gloo's ranks, which find each other through a TCP store on rank 0's host. All keys of
---lens are one payload that is summed together; with --apart each is measured on its own.
+--lens are one payload that is summed together; with --apart each is measured on its own; with --layers they are a model's, whose
+training is replayed. `replay.py` stands before this text.
 """
 import argparse
 import json
@@ -19,6 +20,7 @@ arguments.add_argument("--lens", required=True, help="elements of each key, sepa
 arguments.add_argument("--apart", action="store_true", help="a record for each key instead of one for all")
 arguments.add_argument("--iters", type=int, default=3)
 arguments.add_argument("--warmup", type=int, default=1)
+add_train_arguments(arguments)  # noqa: F821
 options = arguments.parse_args()
 
 
@@ -32,6 +34,8 @@ def from_launcher(*names):
 
 class Gloo:
     """torch.distributed with the backend gloo."""
+
+    name = "gloo"
 
     def __init__(self):
         self.rank = from_launcher("OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -55,9 +59,11 @@ class Gloo:
     def barrier(self):
         self.dist.barrier()
 
-    def sum_all(self, tensors):
-        for work in [self.dist.all_reduce(tensor, async_op=True) for tensor in reversed(tensors)]:
-            work.wait()
+    def begin_sum(self, tensor, name):
+        return self.dist.all_reduce(tensor, async_op=True)
+
+    def end_sum(self, work):
+        work.wait()
 
     def largest(self, value):
         self.dist.all_reduce(value, op=self.dist.ReduceOp.MAX)
@@ -66,6 +72,8 @@ class Gloo:
 
 class Horovod:
     """horovod.torch over MPI."""
+
+    name = "horovod"
 
     def __init__(self):
         import horovod
@@ -79,13 +87,11 @@ class Horovod:
     def barrier(self):
         self.hvd.barrier()
 
-    def sum_all(self, tensors):
-        pending = [
-            self.hvd.allreduce_async_(tensors[key], op=self.hvd.Sum, name=f"{key}.{tensors[key].numel()}")
-            for key in reversed(range(len(tensors)))
-        ]
-        for handle in pending:
-            self.hvd.synchronize(handle)
+    def begin_sum(self, tensor, name):
+        return self.hvd.allreduce_async_(tensor, op=self.hvd.Sum, name=name)
+
+    def end_sum(self, handle):
+        self.hvd.synchronize(handle)
 
     def largest(self, value):
         return self.hvd.allreduce(value, op=self.hvd.Max, name="slowest")
@@ -96,6 +102,37 @@ import torch  # noqa: E402
 
 rank, ranks = peer.rank, peer.ranks
 period = min(16, (1 << 24) // ranks) + 1
+
+
+def sum_all(tensors):
+    for work in [peer.begin_sum(tensors[key], f"{key}.{tensors[key].numel()}") for key in reversed(range(len(tensors)))]:
+        peer.end_sum(work)
+
+
+class Training:
+    """The keys of a model as PyTorch uses the peer: the forward pass begins when the optimizer has waited for every gradient."""
+
+    waits_for_all = True
+
+    def __init__(self, lens):
+        self.name, self.rank, self.ranks, self.barrier = options.peer, rank, ranks, peer.barrier
+        self.tensors, self.pending = [torch.zeros(length) for length in lens], {}
+
+    def write(self, key, values):
+        self.tensors[key].numpy()[:] = values
+
+    def read(self, key):
+        return self.tensors[key].numpy()
+
+    def begin(self, key, priority):
+        self.pending[key] = peer.begin_sum(self.tensors[key], str(key))
+
+    def wait(self, keys):
+        for key in reversed(keys):
+            peer.end_sum(self.pending.pop(key))
+
+    def largest(self, values):
+        return peer.largest(torch.tensor(values, dtype=torch.float64)).tolist()
 
 
 def pattern(length, phase):
@@ -112,7 +149,7 @@ def measure(lens):
             tensor.copy_(pattern(length, iteration + rank))
         peer.barrier()
         start = time.perf_counter()
-        peer.sum_all(tensors)
+        sum_all(tensors)
         seconds = time.perf_counter() - start
         for key, (tensor, length) in enumerate(zip(tensors, lens)):
             expected = sum(pattern(period, iteration + other) for other in range(ranks))
@@ -137,7 +174,11 @@ def record(lens):
 
 
 lens = [int(length) for length in options.lens.split(",")]
-records = [record(payload) for payload in ([[length] for length in lens] if options.apart else [lens])]
+if options.layers:
+    words = {"mode": options.peer, "algorithm": options.peer, "servers": 0, "unit_notes": peer.notes}
+    records = [replay(Training(lens), lens, options) | words]  # noqa: F821
+else:
+    records = [record(payload) for payload in ([[length] for length in lens] if options.apart else [lens])]
 if rank == 0:
     print(json.dumps(records))
 peer.barrier()

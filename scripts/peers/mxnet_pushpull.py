@@ -1,8 +1,8 @@
 """Measures push and pull of the real MXNet's dist_sync store; rank 0 prints one JSON array of records.
 
 Run by every process of a parameter-server job: MXNet reads DMLC_ROLE while it is imported, and a server or a scheduler
-serves there and never comes back. Inputs and checks are those of `ringpull bench pushpull`: element e of rank r in
-iteration i is (e + i + r) mod m, so the sum over the ranks has a closed form.
+serves there and never comes back. With --layers the keys are a model's, whose training is replayed. `replay.py` stands before
+this text.
 """
 import argparse
 import json
@@ -15,6 +15,7 @@ arguments = argparse.ArgumentParser()
 arguments.add_argument("--lens", required=True, help="elements of each key, separated by commas")
 arguments.add_argument("--iters", type=int, default=3)
 arguments.add_argument("--warmup", type=int, default=1)
+add_train_arguments(arguments)  # noqa: F821
 options = arguments.parse_args()
 
 import numpy  # noqa: E402
@@ -27,7 +28,6 @@ import mxnet  # noqa: E402
 
 store = mxnet.kv.create("dist_sync")
 rank, ranks = store.rank, store.num_workers
-period = min(16, (1 << 24) // ranks) + 1
 lens = [int(length) for length in options.lens.split(",")]
 values = [mxnet.nd.zeros((length,)) for length in lens]
 outs = [mxnet.nd.zeros((length,)) for length in lens]
@@ -35,27 +35,61 @@ for key, value in enumerate(values):
     store.init(key, value)
 
 
-def pattern(length, phase):
-    """The first `length` values of the period that begins at `phase`."""
-    return numpy.resize((numpy.arange(period) + phase) % period, length).astype(numpy.float32)
+def gathered_maxima(rows):
+    """The largest over the ranks of each number of each row."""
+    # Every rank pushes its own rows among zeros; the sum holds all of them.
+    matrix = numpy.zeros((ranks, *numpy.shape(rows)), dtype=numpy.float32)
+    matrix[rank] = rows
+    gathered = mxnet.nd.array(matrix)
+    store.init(len(lens), mxnet.nd.zeros(matrix.shape))
+    store.push(len(lens), gathered)
+    store.pull(len(lens), gathered)
+    slowest = gathered.asnumpy().max(axis=0)
+    store._barrier()
+    return slowest
 
 
-def traffic():
-    """Bytes sent and received by this host's interfaces, the loopback apart."""
-    sent = received = 0
-    with open("/proc/self/net/dev", encoding="ascii") as table:
-        for line in table:
-            name, colon, counters = line.partition(":")
-            if colon and name.strip() != "lo":
-                fields = counters.split()
-                sent, received = sent + int(fields[8]), received + int(fields[0])
-    return sent, received
+class Training:
+    """The keys of a model as MXNet's trainer uses them: its engine waits for a key where the forward pass reads it."""
+
+    name = "mxnet"
+    waits_for_all = False
+
+    def __init__(self):
+        self.rank, self.ranks, self.barrier = rank, ranks, store._barrier
+
+    def write(self, key, content):
+        values[key][:] = content
+
+    def read(self, key):
+        return outs[key].asnumpy()
+
+    def begin(self, key, priority):
+        store.push(key, values[key], priority=priority)
+        store.pull(key, outs[key], priority=priority)
+
+    def wait(self, keys):
+        for key in keys:
+            outs[key].wait_to_read()
+
+    def largest(self, numbers):
+        return [float(number) for number in gathered_maxima(numbers)]
 
 
+words = {
+    "mode": "mxnet", "algorithm": "servers", "servers": int(os.environ["DMLC_NUM_SERVER"]), "unit_notes": f"MXNet {mxnet.__version__}",
+}
+if options.layers:
+    record = replay(Training(), lens, options) | words  # noqa: F821
+    if rank == 0:
+        print(json.dumps([record]))
+    sys.exit()
+
+patterns = Patterns(rank, ranks, max(lens))  # noqa: F821
 rows = []
 for iteration in range(options.warmup + options.iters):
     for value, length in zip(values, lens):
-        value[:] = pattern(length, iteration + rank)
+        value[:] = patterns.of(length, iteration)
     mxnet.nd.waitall()
     store._barrier()
     before, start = traffic(), time.perf_counter()
@@ -67,30 +101,20 @@ for iteration in range(options.warmup + options.iters):
     seconds = time.perf_counter() - start
     after = traffic()
     for key, (out, length) in enumerate(zip(outs, lens)):
-        expected = sum(pattern(period, iteration + other) for other in range(ranks))
-        if not numpy.array_equal(out.asnumpy(), numpy.resize(expected, length)):
+        if not numpy.array_equal(out.asnumpy(), patterns.sum_of(length, iteration)):
             sys.exit(f"mxnet: wrong sum of key {key} on rank {rank} in iteration {iteration}")
     if iteration >= options.warmup:
         rows.append([seconds, after[0] - before[0], after[1] - before[1]])
 
-# Every rank pushes its own rows among zeros; the sum holds all of them. Bytes go as MB, which f32 holds well enough.
-matrix = numpy.zeros((ranks, options.iters, 3), dtype=numpy.float32)
-matrix[rank] = numpy.array(rows) * [1.0, 1e-6, 1e-6]
-gathered = mxnet.nd.array(matrix)
-store.init(len(lens), mxnet.nd.zeros(matrix.shape))
-store.push(len(lens), gathered)
-store.pull(len(lens), gathered)
-slowest = gathered.asnumpy().max(axis=0)
-store._barrier()
+# Bytes go as MB, which f32 holds well enough.
+slowest = gathered_maxima(numpy.array(rows) * [1.0, 1e-6, 1e-6])
 if rank == 0:
     times = [float(seconds) for seconds in slowest[:, 0]]
     payload, median = 4 * sum(lens), statistics.median(times)
-    record = {
-        "op": "pushpull", "mode": "mxnet", "algorithm": "servers", "ranks": ranks, "hosts": ranks,
-        "servers": int(os.environ["DMLC_NUM_SERVER"]), "bytes": payload, "dtype": "f32", "seconds": times,
+    record = words | {
+        "op": "pushpull", "ranks": ranks, "hosts": ranks, "bytes": payload, "dtype": "f32", "seconds": times,
         "median_s": median, "bound_s": None, "ratio_to_bound": None, "algbw_Bps": payload / median,
         "busbw_Bps": payload / median * 2 * (ranks - 1) / ranks, "verified": True,
         "host_bytes": int(float(slowest[:, 1:].max(axis=1).mean()) * 1e6) or None,
-        "unit_notes": f"MXNet {mxnet.__version__}",
     }
     print(json.dumps([record]))

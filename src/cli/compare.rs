@@ -178,10 +178,16 @@ fn workload(args: &CompareArgs) -> Result<Workload> {
 
 /// A peer that could not be run at all is an error, not a row that is missing.
 fn check_peers(args: &CompareArgs) -> Result<()> {
-    if args.train && !args.peers.is_empty() {
+    if args.train && args.peers.contains(&Peer::Mpi) {
         return Err(Error::argument(
-            "--peers with --train: the peers push and pull plain payloads and replay no training",
-            "leave out --peers, or compare pushes and pulls without --train",
+            "--peers mpi with --train: MPI_Allreduce blocks, so that nothing is computed meanwhile",
+            "compare it without --train; the peers that replay training are mxnet, horovod and gloo",
+        ));
+    }
+    if args.burn.is_some() && !args.peers.is_empty() {
+        return Err(Error::argument(
+            "--burn with --peers: what computing takes on the processor is measured for our own modes only",
+            "leave out --burn: all compute by the clock",
         ));
     }
     let has_mode = args.modes.iter().any(|mode| mode.kind() == Kind::DistSync);
@@ -207,7 +213,7 @@ fn replay(args: &CompareArgs, workers: usize, workload: &mut Workload) -> Result
     })?;
     let batch = args.batch.or_else(|| (model == "vgg16").then_some(published::BATCH));
     let train = TrainSetup { model: model.clone(), compute_s, burn: args.burn, batch };
-    workload.network = Some(layers::load(&model, args.scale)?);
+    workload.network = Some((layers::load(&model, args.scale)?, train.clone()));
     workload.bench = "train";
     workload.bench_args.extend(["--compute".to_owned(), compute_s.to_string()]);
     workload.bench_args.extend(args.burn.map(|part| format!("--burn={part}")));

@@ -30,7 +30,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::reduce;
 use crate::transport::Stamp;
-use crate::transport::window::{Absence, SHORT_BYTES, SLOT_BYTES, Window};
+use crate::transport::window::{Absence, SHORT_BYTES, Window};
 
 /// Shares of a piece begin on a line of the cache, those of a whole buffer on a page.
 const LINE_BYTES: usize = 64;
@@ -73,6 +73,8 @@ pub(super) struct Node {
 struct Buffers {
     own: *mut u8,
     len_bytes: usize,
+    /// What goes through the window at once.
+    piece_bytes: usize,
     /// Each seat's buffer, if it lies in an arena.
     places: Vec<Option<*mut u8>>,
 }
@@ -87,11 +89,11 @@ impl Buffers {
     }
 
     fn pieces(&self) -> usize {
-        self.len_bytes.div_ceil(SLOT_BYTES)
+        self.len_bytes.div_ceil(self.piece_bytes)
     }
 
     fn piece(&self, index: usize) -> Range<usize> {
-        index * SLOT_BYTES..((index + 1) * SLOT_BYTES).min(self.len_bytes)
+        index * self.piece_bytes..((index + 1) * self.piece_bytes).min(self.len_bytes)
     }
 }
 
@@ -205,7 +207,7 @@ impl Node {
         let is_shared = self.show(data);
         self.window.offer();
         if !is_shared {
-            self.copy_in(data.as_ptr(), 0..data.len().min(SLOT_BYTES), 0);
+            self.copy_in(data.as_ptr(), 0..data.len().min(self.window.slot_bytes()), 0);
         }
         self.meet_first(data.len(), patience)?;
         let buffers = self.buffers(data);
@@ -312,7 +314,8 @@ impl Node {
             assert!(offset + data.len() <= peers.len_bytes(), "a buffer lies within its rank's arena");
             Some(if seat == self.seat() { own } else { peers.start().as_ptr().wrapping_add(offset) })
         };
-        Buffers { own, len_bytes: data.len(), places: (0..self.window.seats()).map(place).collect() }
+        let (len_bytes, piece_bytes) = (data.len(), self.window.slot_bytes());
+        Buffers { own, len_bytes, piece_bytes, places: (0..self.window.seats()).map(place).collect() }
     }
 
     /// Names the next operation.

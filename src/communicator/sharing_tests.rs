@@ -66,8 +66,18 @@ fn check(hosts: &[usize], dtype: DType, len: usize, is_shared: impl Fn(usize) ->
 }
 
 /// Lengths of f32 around every boundary: nothing, one, shorter than the ranks, short slots, a slot, several.
-const LENGTHS: [usize; 9] =
-    [0, 1, 3, 1000, 4096, 4097, SLOT_BYTES / 4 - 1, SLOT_BYTES / 4 + 1, 3 * SLOT_BYTES / 4 + 77];
+const LENGTHS: [usize; 10] = [
+    0,
+    1,
+    3,
+    1000,
+    4096,
+    4097,
+    SLOT_BYTES / 4 - 1,
+    SLOT_BYTES / 4 + 1,
+    3 * SLOT_BYTES / 4 + 77,
+    13 * SLOT_BYTES / 4 + 77,
+];
 
 #[test]
 fn ranks_of_one_host_sum_any_length_in_any_memory() {

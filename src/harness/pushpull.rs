@@ -89,19 +89,55 @@ fn measure(
     plan: &Plan,
     accumulates: bool,
 ) -> Result<(Vec<Sample>, Option<u64>)> {
-    let mut expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
-    // Nobody pulls these keys again, as nobody pulls a gradient.
-    let tensor = |key: &ModelKey| Tensor::zeros(plan.dtype, &key.shape).unkept();
-    let tensors: Vec<(String, Tensor)> =
-        keys.iter().map(|key| (format!("{index}.{}", key.name), tensor(key))).collect();
-    for (key, tensor) in &tensors {
-        store.init(key.as_str(), tensor)?;
-    }
-    tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), 0));
-    store.wait_all()?;
+    let mut iterations = Iterations::start(store, keys, &index.to_string(), plan, accumulates)?;
     let memory = Memory::watch();
     let mut samples = Vec::with_capacity(plan.iters);
     for iteration in 0..plan.warmup + plan.iters {
+        let sample = iterations.take(store, iteration)?;
+        if iteration >= plan.warmup {
+            samples.push(sample);
+        }
+    }
+    Ok((samples, memory.grown_bytes()))
+}
+
+/// The iterations over one list of keys, taken one by one, so that something else may be measured between them.
+pub struct Iterations {
+    tensors: Vec<(String, Tensor)>,
+    expected: Expected,
+    accumulates: bool,
+}
+
+impl Iterations {
+    /// For keys of `lens` f32 elements, named after `prefix`. Collective.
+    pub fn new(store: &KvStore, lens: &[usize], prefix: &str) -> Result<Self> {
+        let key = |(place, len): (usize, &usize)| ModelKey { name: place.to_string(), shape: vec![*len] };
+        let keys: Vec<ModelKey> = lens.iter().enumerate().map(key).collect();
+        let plan = Plan { dtype: DType::F32, iters: 1, warmup: 0, compression: None };
+        Self::start(store, &keys, prefix, &plan, false)
+    }
+
+    fn start(store: &KvStore, keys: &[ModelKey], prefix: &str, plan: &Plan, accumulates: bool) -> Result<Self> {
+        let expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
+        // Nobody pulls these keys again, as nobody pulls a gradient.
+        let tensor = |key: &ModelKey| Tensor::zeros(plan.dtype, &key.shape).unkept();
+        let tensors: Vec<(String, Tensor)> =
+            keys.iter().map(|key| (format!("{prefix}.{}", key.name), tensor(key))).collect();
+        for (key, tensor) in &tensors {
+            store.init(key.as_str(), tensor)?;
+        }
+        tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), 0));
+        store.wait_all()?;
+        Ok(Iterations { tensors, expected, accumulates })
+    }
+
+    /// The seconds of one iteration, whose sums have been verified. Iterations count from 0. Collective.
+    pub fn seconds(&mut self, store: &KvStore, iteration: usize) -> Result<f64> {
+        Ok(self.take(store, iteration)?.seconds)
+    }
+
+    fn take(&mut self, store: &KvStore, iteration: usize) -> Result<Sample> {
+        let Iterations { tensors, expected, accumulates } = self;
         tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), iteration));
         store.barrier()?;
         let before = traffic();
@@ -111,27 +147,24 @@ fn measure(
             let pair = std::slice::from_ref(tensor);
             store.push_pull(key.as_str(), pair, pair, -(layer as i32))?;
         }
-        for (_, tensor) in &tensors {
+        for (_, tensor) in tensors.iter() {
             drop(tensor.read()?);
         }
         let (seconds, cpu_s) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
         let after = traffic();
-        if accumulates {
+        if *accumulates {
             store.barrier()?;
-            for (key, tensor) in &tensors {
+            for (key, tensor) in tensors.iter() {
                 store.pull(key.as_str(), std::slice::from_ref(tensor), 0)?;
             }
         }
-        let first = if accumulates { 0 } else { iteration };
+        let first = if *accumulates { 0 } else { iteration };
         expected.advance(iteration);
-        for (key, tensor) in &tensors {
+        for (key, tensor) in tensors.iter() {
             expected.check(tensor, key, store.rank(), first..=iteration)?;
         }
-        if iteration >= plan.warmup {
-            samples.push(Sample { seconds, sent: after.0 - before.0, received: after.1 - before.1, cpu_s });
-        }
+        Ok(Sample { seconds, sent: after.0 - before.0, received: after.1 - before.1, cpu_s })
     }
-    Ok((samples, memory.grown_bytes()))
 }
 
 /// Every rank's row: a hash of its host's name, how its memory grew, then its samples.

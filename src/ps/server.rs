@@ -44,6 +44,8 @@ pub struct Server {
     /// For each rank, the oldest version it may still name.
     oldest: Vec<u64>,
     outputs: Vec<Output>,
+    /// Whether there was a fault.
+    ended: bool,
 }
 
 struct Segment {
@@ -88,14 +90,22 @@ impl Server {
             optimizers: BTreeMap::new(),
             oldest: vec![0; workers],
             outputs: Vec::new(),
+            ended: false,
         }
     }
 
     /// Takes `request` of worker `rank`. Whatever does not fit is dropped whole.
+    ///
+    /// After a fault nothing is answered: a value that does not fit what a rank has would reach it before the fault does, which
+    /// goes by the scheduler.
     pub fn handle(&mut self, rank: usize, request: Request, payload: Message) -> Vec<Output> {
+        if self.ended {
+            return Vec::new();
+        }
         if let Err(why) = self.take(rank, request, payload) {
             self.outputs.push(Output::Dropped(why));
         }
+        self.ended = self.outputs.iter().any(|output| matches!(output, Output::Fault(_)));
         std::mem::take(&mut self.outputs)
     }
 

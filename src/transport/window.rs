@@ -23,8 +23,12 @@ use crate::buffer::region::{Address, Region};
 
 /// The most bytes a short slot holds.
 pub const SHORT_BYTES: usize = 16 << 10;
-/// The most bytes a slot holds: all slots together stay in the last cache.
+/// The least that a slot holds. A slot is as long as lets all of them stay in the last cache: every piece costs a meeting, and one that
+/// finds a rank without a core costs as much as summing megabytes.
 pub const SLOT_BYTES: usize = 256 << 10;
+const LONGEST_SLOT_BYTES: usize = 1 << 20;
+/// What all slots and places for sums take, unless their least is more.
+const ALL_SLOTS_BYTES: usize = 8 << 20;
 
 const LINE_BYTES: usize = 64;
 /// The counters, each on a line of its own.
@@ -69,6 +73,13 @@ pub struct Window {
     short: usize,
     slots: usize,
     sums: usize,
+    slot_bytes: usize,
+}
+
+/// What a slot holds in a window of so many seats.
+fn slot_bytes(seats: usize) -> usize {
+    let equal = ALL_SLOTS_BYTES / (2 * (seats + 1));
+    (equal / SLOT_BYTES * SLOT_BYTES).clamp(SLOT_BYTES, LONGEST_SLOT_BYTES)
 }
 
 impl Window {
@@ -85,12 +96,14 @@ impl Window {
         }
         let short = (SEATS + seats * LINE_BYTES).next_multiple_of(4096);
         let slots = (short + 2 * seats * SHORT_BYTES).next_multiple_of(4096);
-        Ok(Window { region, seat, seats, short, slots, sums: slots + 2 * seats * SLOT_BYTES })
+        let slot_bytes = slot_bytes(seats);
+        Ok(Window { region, seat, seats, short, slots, sums: slots + 2 * seats * slot_bytes, slot_bytes })
     }
 
     fn len_bytes(seats: usize) -> usize {
         let counters = (SEATS + seats * LINE_BYTES).next_multiple_of(4096);
-        (counters + 2 * seats * SHORT_BYTES).next_multiple_of(4096) + 2 * (seats + 1) * SLOT_BYTES
+        (counters + 2 * seats * SHORT_BYTES).next_multiple_of(4096)
+            + (2 * (seats + 1) * SLOT_BYTES).max(ALL_SLOTS_BYTES)
     }
 
     /// Where peers find it.
@@ -113,14 +126,19 @@ impl Window {
         self.at(self.short + (turn % 2 * self.seats + seat) * SHORT_BYTES)
     }
 
-    /// A seat's slot, of `SLOT_BYTES`.
-    pub fn slot(&self, turn: usize, seat: usize) -> *mut u8 {
-        self.at(self.slots + (turn % 2 * self.seats + seat) * SLOT_BYTES)
+    /// What a slot and the place for sums hold.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
     }
 
-    /// The place for sums, of `SLOT_BYTES`.
+    /// A seat's slot, of [`slot_bytes`](Self::slot_bytes).
+    pub fn slot(&self, turn: usize, seat: usize) -> *mut u8 {
+        self.at(self.slots + (turn % 2 * self.seats + seat) * self.slot_bytes)
+    }
+
+    /// The place for sums, of [`slot_bytes`](Self::slot_bytes).
     pub fn sums(&self, turn: usize) -> *mut u8 {
-        self.at(self.sums + turn % 2 * SLOT_BYTES)
+        self.at(self.sums + turn % 2 * self.slot_bytes)
     }
 
     /// Shows a number to the other seats, to be read after the next meeting.
@@ -318,17 +336,28 @@ mod tests {
 
     #[test]
     fn the_places_of_the_window_do_not_overlap() {
-        let window = seats(3).remove(0);
-        let mut places: Vec<(usize, usize)> = vec![(window.at(0) as usize, SEATS + 3 * LINE_BYTES)];
-        for turn in 0..2 {
-            places.push((window.sums(turn) as usize, SLOT_BYTES));
-            for seat in 0..3 {
-                places.push((window.short_slot(turn, seat) as usize, SHORT_BYTES));
-                places.push((window.slot(turn, seat) as usize, SLOT_BYTES));
+        for seats_of_window in [1, 2, 3, 8, 20] {
+            // A window may have been made for more ranks than the host has.
+            let region = Window::create(seats_of_window + 3).unwrap();
+            let window = Window::over(region, 0, seats_of_window).unwrap();
+            let (slot_bytes, len_bytes) = (window.slot_bytes(), window.region.len_bytes());
+            let counters = SEATS + seats_of_window * LINE_BYTES;
+            let mut places: Vec<(usize, usize)> = vec![(window.at(0) as usize, counters)];
+            for turn in 0..2 {
+                places.push((window.sums(turn) as usize, slot_bytes));
+                for seat in 0..seats_of_window {
+                    places.push((window.short_slot(turn, seat) as usize, SHORT_BYTES));
+                    places.push((window.slot(turn, seat) as usize, slot_bytes));
+                }
             }
+            places.sort_unstable();
+            assert!(places.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+            assert!(places[places.len() - 1].0 + slot_bytes <= window.at(0) as usize + len_bytes);
         }
-        places.sort_unstable();
-        assert!(places.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
-        assert!(places[places.len() - 1].0 + SLOT_BYTES <= window.at(0) as usize + window.region.len_bytes());
+    }
+
+    #[test]
+    fn the_fewer_seats_the_longer_a_slot_and_all_of_them_stay_in_a_cache() {
+        assert_eq!([1, 2, 3, 8, 15, 64].map(slot_bytes).map(|bytes| bytes >> 10), [1024, 1024, 1024, 256, 256, 256]);
     }
 }

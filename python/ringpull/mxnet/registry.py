@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import sys
 from typing import Any
 
 import mxnet
@@ -12,6 +14,17 @@ from .store import MXNetKVStore, as_mxnet_error
 
 #: Kinds whose names MXNet uses for stores of its own.
 _NATIVE = ("local", "device", "dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
+
+#: What else MXNet's documentation and examples call stores of its own.
+_NATIVE_TOO = (
+    "dist",
+    "dist_device_sync",
+    "dist_device_async",
+    "local_update_cpu",
+    "local_allreduce_cpu",
+    "local_allreduce_device",
+    "nccl",
+)
 
 
 def _class(name: str, kind: str) -> type[MXNetKVStore]:
@@ -26,7 +39,7 @@ def _register(name: str, kind: str) -> None:
 
 
 def register() -> None:
-    """Registers every kind, and makes a misspelt name of ours an error; MXNet would take it for a local store."""
+    """Registers every kind, and makes a name that nobody knows an error: MXNet would make a local store or a worker of servers of it."""
     for kind in _native.KINDS:
         _register(f"ringpull_{kind}" if kind in _NATIVE else kind, kind)
     if getattr(mxnet.kvstore.create, "_of_ringpull", False):
@@ -34,15 +47,47 @@ def register() -> None:
     original = mxnet.kvstore.create
 
     def create(name: str = "local") -> Any:
-        registry = mxnet.kvstore.KVStoreBase.kv_registry
-        if isinstance(name, str) and name.lower() not in registry and ("mpi" in name.lower() or "ringpull" in name.lower()):
-            ours = ", ".join(known for known, klass in registry.items() if issubclass(klass, MXNetKVStore))
-            raise as_mxnet_error(UnknownKindError(f"unknown kind of store {name!r}\n  hint: ringpull's kinds are {ours}"))
+        if isinstance(name, str) and name.lower() not in mxnet.kvstore.KVStoreBase.kv_registry:
+            _check_native(name)
         return original(name)
 
     create.__doc__ = original.__doc__
     create._of_ringpull = True  # type: ignore[attr-defined]
     mxnet.kvstore.create = mxnet.kvstore.base.create = create
+
+
+def _check_native(given: str) -> None:
+    """Raises if a name that is not registered is none of MXNet's own; warns where MXNet's store would be of this process alone."""
+    name, registry = given.lower(), mxnet.kvstore.KVStoreBase.kv_registry
+    if name not in _NATIVE and name not in _NATIVE_TOO:
+        ours = [known for known, klass in registry.items() if issubclass(klass, MXNetKVStore)]
+        known = [*registry, *(native for native in (*_NATIVE, *_NATIVE_TOO) if native not in registry)]
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        text = f"unknown kind of store {given!r}\n  hint: {meant}ringpull's kinds are {', '.join(ours)}; MXNet's own are {', '.join(_NATIVE)}"
+        raise as_mxnet_error(UnknownKindError(text))
+    if "dist" not in name:
+        _warn_of_separate_models(name)
+
+
+_warned = False
+
+
+def _warn_of_separate_models(name: str) -> None:
+    """Says once in a process that the other processes of its job know nothing of its store."""
+    global _warned
+    told = _native.one_of_several()
+    if told is None or _warned:
+        return
+    _warned = True
+    variable, processes = told
+    instead = "ringpull_dist_sync" if variable == "DMLC_NUM_WORKER" else "dist_sync_mpi"
+    print(
+        f"warning: store kind {name} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n"
+        f"  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def serve_native_names() -> None:

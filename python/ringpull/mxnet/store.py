@@ -15,7 +15,7 @@ import functools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import mxnet
@@ -187,8 +187,8 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         self._updater = updater
 
     @_method
-    def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
-        """Switches gradient compression on, as ``{'type': '2bit', 'threshold': 0.5}``."""
+    def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
+        """Switches gradient compression on, as ``{'type': '2bit', 'threshold': 0.5}`` or ``'2bit:0.5'``."""
         self._settle()
         self._compress(compression_params)
 

@@ -234,6 +234,9 @@ impl Runner for Launched {
                 let mut words = peers::command(peer)?;
                 words.extend(["--lens".to_owned(), lens.join(",")]);
                 words.extend(loop_args(workload));
+                if let Some((network, train)) = &workload.network {
+                    words.extend(peers::train_args(network, train));
+                }
                 words.into_iter().map(OsString::from).collect()
             }
         };

@@ -17,6 +17,7 @@ mod training_page;
 pub mod verdict;
 
 use crate::error::Result;
+use crate::harness::compare::training::TrainSetup;
 use crate::harness::layers::Network;
 use crate::harness::mode::Variant;
 use crate::harness::models::ModelKey;
@@ -36,8 +37,8 @@ pub struct Workload {
     pub bench_args: Vec<String>,
     /// The keys, in forward order.
     pub keys: Vec<ModelKey>,
-    /// The layers, if steps of training are replayed.
-    pub network: Option<Network>,
+    /// The layers and how a step computes, if steps of training are replayed.
+    pub network: Option<(Network, TrainSetup)>,
     /// Measured iterations of a job.
     pub iters: usize,
     /// Iterations before them.

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
+use crate::harness::compare::training::TrainSetup;
+use crate::harness::layers::Network;
 use crate::harness::mode::Peer;
 
 /// How to install and run a peer that is a Python package.
@@ -18,8 +20,13 @@ struct Package {
 }
 
 fn package(peer: Peer) -> Option<Package> {
-    let mxnet_pushpull = include_str!("../../../scripts/peers/mxnet_pushpull.py");
-    let allreduce = include_str!("../../../scripts/peers/allreduce.py");
+    // What the scripts have in common stands before each.
+    let mxnet_pushpull = concat!(
+        include_str!("../../../scripts/peers/replay.py"),
+        include_str!("../../../scripts/peers/mxnet_pushpull.py")
+    );
+    let allreduce =
+        concat!(include_str!("../../../scripts/peers/replay.py"), include_str!("../../../scripts/peers/allreduce.py"));
     let (module, install, script, arguments): (_, _, _, &[&str]) = match peer {
         Peer::Mpi => return None,
         Peer::Mxnet => ("mxnet", "scripts/peers/setup", mxnet_pushpull, &[]),
@@ -53,6 +60,15 @@ pub fn command(peer: Peer) -> Result<Vec<String>> {
     let mut words = vec![python.display().to_string(), "-c".to_owned(), package.script.to_owned()];
     words.extend(package.arguments.iter().map(|&word| word.to_owned()));
     Ok(words)
+}
+
+/// The words that let a peer's script replay training of `network`.
+pub fn train_args(network: &Network, train: &TrainSetup) -> Vec<String> {
+    let layers = network.layers.iter().map(|layer| format!("{}:{}:{}", layer.keys.start, layer.keys.end, layer.part));
+    let layers = layers.collect::<Vec<_>>().join(",");
+    let mut words = vec!["--layers".to_owned(), layers, "--compute".to_owned(), train.compute_s.to_string()];
+    words.extend(train.batch.into_iter().flat_map(|batch| ["--batch".to_owned(), batch.to_string()]));
+    words
 }
 
 fn python() -> Option<PathBuf> {

@@ -141,7 +141,9 @@ fn trained(
     let computing: Vec<f64> = done.iter().filter_map(|(_, record)| Some(record.train?.compute_s)).collect();
     let compute_s = Summary::of(&computing).map_or(first.compute_s, |summary| summary.median);
     let mut record = record.with_train(compute_s, first.burn, first.batch);
-    if let (Some(train), Some(network), Some(rate)) = (&mut record.train, &workload.network, setup.link.bytes_per_s()) {
+    if let (Some(train), Some((network, _)), Some(rate)) =
+        (&mut record.train, &workload.network, setup.link.bytes_per_s())
+    {
         let link_s: Vec<f64> = network
             .keys
             .iter()

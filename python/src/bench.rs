@@ -1,0 +1,37 @@
+//! What `ringpull bench pushpull` measures, in the process and on the store that Python's calls are measured in.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use ringpull::harness::pushpull::Iterations;
+use ringpull::store::KvStore;
+
+use crate::errors::raise;
+use crate::store::Store;
+
+/// Iterations of Rust's own loop over keys of a store.
+#[pyclass(frozen, module = "ringpull._native")]
+pub(crate) struct RustIterations {
+    store: Arc<KvStore>,
+    iterations: Mutex<Iterations>,
+}
+
+#[pymethods]
+impl RustIterations {
+    /// For keys of so many f32 elements each, named after `prefix`. Collective.
+    #[new]
+    fn new(py: Python<'_>, store: &Store, lens: Vec<usize>, prefix: &str) -> PyResult<Self> {
+        let store = store.open(py)?;
+        let iterations = py.detach(|| Iterations::new(&store, &lens, prefix)).map_err(|error| raise(py, &error))?;
+        Ok(RustIterations { store, iterations: Mutex::new(iterations) })
+    }
+
+    /// The seconds of one iteration, whose sums have been verified. Collective.
+    fn seconds(&self, py: Python<'_>, iteration: usize) -> PyResult<f64> {
+        let taken = py.detach(|| {
+            let mut iterations = self.iterations.lock().unwrap_or_else(PoisonError::into_inner);
+            iterations.seconds(&self.store, iteration)
+        });
+        taken.map_err(|error| raise(py, &error))
+    }
+}

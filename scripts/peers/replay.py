@@ -1,0 +1,122 @@
+"""What the programs of this folder have in common: it stands before each of them, in one text.
+
+Inputs and checks are those of `ringpull bench`: element e of rank r in iteration i is (e + i + r) mod m, so the sum over the ranks has
+a closed form. A replayed step of training is that of `ringpull bench train`, which see.
+"""
+import statistics
+import sys
+import time
+
+import numpy
+
+#: The part of a step's computing that the backward pass takes.
+BACKWARD = 2 / 3
+
+
+class Patterns:
+    """A rank's inputs and what their sums must be, both cut from a strip that is made once."""
+
+    def __init__(self, rank, ranks, longest):
+        self.rank, self.period = rank, min(16, (1 << 24) // ranks) + 1
+        ramp = numpy.arange(self.period)
+        sums = sum((ramp + other) % self.period for other in range(ranks))
+        self.inputs, self.sums = (numpy.resize(row, longest + self.period).astype(numpy.float32) for row in (ramp, sums))
+
+    def of(self, length, iteration):
+        """This rank's input of so many elements."""
+        phase = (iteration + self.rank) % self.period
+        return self.inputs[phase : phase + length]
+
+    def sum_of(self, length, iteration):
+        """The sum of all ranks' inputs."""
+        phase = iteration % self.period
+        return self.sums[phase : phase + length]
+
+
+class Device:
+    """Computes by the clock, one piece after the other; what the caller does meanwhile is in its time."""
+
+    def __init__(self):
+        self.due = time.perf_counter()
+
+    def work(self, seconds):
+        """Works for so long, counted from when the work before was due."""
+        self.due += seconds
+        time.sleep(max(0.0, self.due - time.perf_counter()))
+
+    def wait_for(self, call, *arguments):
+        """Has nothing to do until the call returns."""
+        asked = time.perf_counter()
+        call(*arguments)
+        self.due += time.perf_counter() - asked
+
+
+def traffic():
+    """Bytes sent and received by this host's interfaces, the loopback apart."""
+    sent = received = 0
+    with open("/proc/self/net/dev", encoding="ascii") as table:
+        for line in table:
+            name, colon, counters = line.partition(":")
+            if colon and name.strip() != "lo":
+                fields = counters.split()
+                sent, received = sent + int(fields[8]), received + int(fields[0])
+    return numpy.array([sent, received], dtype=numpy.float64)
+
+
+def add_train_arguments(arguments):
+    """What describes a replayed step."""
+    arguments.add_argument("--layers", help="replay training: FIRST:END:PART of each layer's keys and part of the computing")
+    arguments.add_argument("--compute", type=float, help="seconds that a step computes for")
+    arguments.add_argument("--batch", type=int, help="images of a rank in a step")
+
+
+def replay(peer, lens, options):
+    """Replays steps and gives what a record has beside the peer's own words.
+
+    A step is the backward pass, layer by layer from the last: compute, then begin the sums of the layer's keys; then the forward pass
+    from the first: wait for the layer's sums, check them, compute. A peer that is used so waits for all sums between the two.
+    """
+    layers = []
+    for words in options.layers.split(","):
+        first, end, part = words.split(":")
+        layers.append((range(int(first), int(end)), float(part) * options.compute))
+    patterns = Patterns(peer.rank, peer.ranks, max(lens))
+    peer.barrier()
+    device, rows, before = Device(), [], None
+    for step in range(options.warmup + options.iters):
+        if step == options.warmup:
+            before = traffic()
+        start = time.perf_counter()
+        for index, (keys, seconds) in reversed(list(enumerate(layers))):
+            for key in keys:
+                peer.write(key, patterns.of(lens[key], step))
+            device.work(BACKWARD * seconds)
+            for key in reversed(keys):
+                peer.begin(key, -index)
+        if peer.waits_for_all:
+            device.wait_for(peer.wait, range(len(lens)))
+        for keys, seconds in layers:
+            if not peer.waits_for_all:
+                device.wait_for(peer.wait, keys)
+            for key in keys:
+                if not numpy.array_equal(peer.read(key), patterns.sum_of(lens[key], step)):
+                    sys.exit(f"{peer.name}: wrong sum of key {key} on rank {peer.rank} in step {step}")
+            device.work((1 - BACKWARD) * seconds)
+        if step >= options.warmup:
+            rows.append(time.perf_counter() - start)
+    megabytes = (traffic() - before) * 1e-6 / options.iters
+    slowest = peer.largest([*rows, *megabytes])
+    times, payload = slowest[: options.iters], 4 * sum(lens)
+    median = statistics.median(times)
+    return {
+        "op": "train", "ranks": peer.ranks, "hosts": peer.ranks, "bytes": payload, "dtype": "f32", "seconds": times, "median_s": median,
+        "bound_s": None, "ratio_to_bound": None, "algbw_Bps": payload / median,
+        "busbw_Bps": payload / median * 2 * (peer.ranks - 1) / peer.ranks, "verified": True,
+        "host_bytes": int(max(slowest[options.iters :]) * 1e6) or None,
+        "train": {
+            "compute_s": options.compute, "burn": None, "exposed_s": median - options.compute, "efficiency": options.compute / median,
+            "shortest_s": None, "batch": options.batch, "images_per_s": options.batch and options.batch / median,
+        },
+    }
+
+
