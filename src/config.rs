@@ -67,7 +67,7 @@ pub enum ModelSource {
 pub struct Config {
     /// `RINGPULL_TIMEOUT`, seconds (10): how long a wait goes without progress before it is an error.
     pub timeout: Duration,
-    /// `RINGPULL_SEGMENT`, bytes (1048576): the most bytes of one message of a part.
+    /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
     /// `RINGPULL_FUSION_BYTES`, bytes: how much is summed as one, of short gradients that follow each other in every step; 0 sums
     /// each by itself, `None` goes by what is known of the cluster. Rank 0's counts.
@@ -94,7 +94,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             timeout: Duration::from_secs(10),
-            segment_bytes: 4 * EAGER_BYTES,
+            segment_bytes: 256 << 10,
             fusion_bytes: None,
             segment_is_fixed: false,
             model: ModelSource::Default,
@@ -121,7 +121,7 @@ impl Config {
     pub fn from_env_or(default: Config) -> Result<Self> {
         let config = Config {
             timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
-            segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, at least 1024", default.segment_bytes)?,
+            segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824", default.segment_bytes)?,
             fusion_bytes: match text("RINGPULL_FUSION_BYTES") {
                 Some(_) => Some(required("RINGPULL_FUSION_BYTES", "a number of bytes")?),
                 None => default.fusion_bytes,
@@ -243,21 +243,13 @@ pub fn ssh_command() -> Vec<String> {
     text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Messages up to this length leave at once, whether or not the receiver has made room; longer ones are announced, and go where
-/// the receiver wants them without a copy.
-pub const EAGER_BYTES: usize = 256 << 10;
-
-/// Parameters of Open MPI under which `EAGER_BYTES` holds over TCP; set before `MPI_Init` unless the user has set them.
-pub fn open_mpi_settings(segment_bytes: usize) -> [(&'static str, String); 4] {
-    /// More than MPI's own words about a message.
-    const HEAD: usize = 4096;
-    let eager = (segment_bytes.min(EAGER_BYTES) + HEAD).to_string();
-    [
-        ("OMPI_MCA_btl_tcp_eager_limit", eager.clone()),
-        ("OMPI_MCA_btl_tcp_max_send_size", eager),
-        ("OMPI_MCA_btl_tcp_rndv_eager_limit", HEAD.to_string()),
-        ("OMPI_MCA_mpi_yield_when_idle", "1".to_owned()),
-    ]
+/// Parameters of Open MPI under which a segment is one eager message; set before `MPI_Init` unless the user has set them.
+pub fn open_mpi_settings(segment_bytes: usize) -> Vec<(&'static str, String)> {
+    let limit = (segment_bytes + 4096).to_string();
+    let tcp = ["OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"];
+    let mut settings: Vec<_> = tcp.into_iter().map(|name| (name, limit.clone())).collect();
+    settings.push(("OMPI_MCA_mpi_yield_when_idle", "1".to_owned()));
+    settings
 }
 
 /// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`.

@@ -17,12 +17,9 @@
 
 use super::model::Model;
 use super::plan::Algorithm;
-use crate::config::EAGER_BYTES;
 
-/// Longest first: of equal predictions the longest segment wins.
-const SEGMENTS: [usize; 6] = [512 << 10, EAGER_BYTES, 128 << 10, 64 << 10, 32 << 10, 16 << 10];
-/// What a link needs longer for than this keeps what is more urgent waiting: not a segment longer than an eager one.
-const LONG_US: f64 = 10_000.0;
+/// Shortest first: of equal predictions the longest segment wins.
+const SEGMENTS: [usize; 5] = [256 << 10, 128 << 10, 64 << 10, 32 << 10, 16 << 10];
 
 /// The most bytes a message may carry, and whether shorter messages may be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,13 +28,6 @@ pub struct Segments {
     pub most_bytes: usize,
     /// Whether `most_bytes` was asked for and is to be used as it is.
     pub is_fixed: bool,
-}
-
-impl Segments {
-    /// The most bytes of a message where nothing speaks for more than an eager one.
-    pub fn usual_bytes(self) -> usize {
-        if self.is_fixed { self.most_bytes } else { self.most_bytes.min(EAGER_BYTES) }
-    }
 }
 
 /// An algorithm with the size of segments that suits it, and the time predicted for it.
@@ -64,23 +54,10 @@ pub fn predict(model: &Model, algorithm: Algorithm, len_bytes: usize, size: usiz
         segment_bytes,
         time_us: model.predicted_us(algorithm, len_bytes, size, segment_bytes),
     };
-    if segments.is_fixed {
-        return with(segments.most_bytes);
-    }
-    let longest = longest_segment(model, len_bytes / size.max(1), segments);
-    SEGMENTS
-        .into_iter()
-        .filter(|bytes| *bytes < longest && (*bytes > EAGER_BYTES) == (longest > EAGER_BYTES))
+    let shorter = SEGMENTS.into_iter().filter(|bytes| !segments.is_fixed && *bytes < segments.most_bytes);
+    shorter
         .map(with)
-        .fold(with(longest), |best, other| if other.time_us < best.time_us { other } else { best })
-}
-
-/// The longest segment for parts of `part_bytes`: an announced one for long parts over quick links. Announced segments travel at the
-/// receiver's pace and are not copied there; of eager ones that come before they are wanted, MPI keeps a copy each.
-pub fn longest_segment(model: &Model, part_bytes: usize, segments: Segments) -> usize {
-    let is_long = part_bytes >= 2 * segments.most_bytes;
-    let is_quick = segments.most_bytes as f64 <= LONG_US * model.long_bytes_per_us;
-    if is_long && is_quick { segments.most_bytes } else { segments.usual_bytes() }
+        .fold(with(segments.most_bytes), |best, other| if other.time_us < best.time_us { other } else { best })
 }
 
 /// How many times the shortest sum's time a bucket's bytes may take. A bucket saves about as much for each sum in it but one; its

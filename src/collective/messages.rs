@@ -36,37 +36,8 @@ pub(super) struct Message {
 pub(super) struct Lane {
     pub(super) peer: usize,
     pub(super) inflight: usize,
-    /// Messages that have arrived and wait for others before they can be added.
-    pub(super) waiting: usize,
     queue: Vec<u32>,
     next: usize,
-}
-
-/// What is on its way to or from one peer, of all operations. What has arrived and cannot be added yet counts on: it takes memory.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Traffic {
-    messages: usize,
-    bytes: usize,
-}
-
-impl Traffic {
-    /// Enough to keep a link busy.
-    const MOST_BYTES: usize = 2 << 20;
-
-    /// Whether a message of `len_bytes` would be one more than `most`, or more bytes than a link needs.
-    pub(super) fn is_full(self, most: usize, len_bytes: usize) -> bool {
-        self.messages >= most || self.messages > 0 && self.bytes + len_bytes > Self::MOST_BYTES
-    }
-
-    pub(super) fn begin(&mut self, len_bytes: usize) {
-        self.messages += 1;
-        self.bytes += len_bytes;
-    }
-
-    pub(super) fn end(&mut self, len_bytes: usize) {
-        self.messages -= 1;
-        self.bytes -= len_bytes;
-    }
 }
 
 /// What one rank sends and receives for one plan. Lanes stand in the order in which the plan first names their peers.
@@ -142,7 +113,7 @@ impl Lane {
     fn of(lanes: &mut Vec<Lane>, peer: usize) -> u32 {
         let found = lanes.iter().position(|lane| lane.peer == peer);
         let index = found.unwrap_or_else(|| {
-            lanes.push(Lane { peer, inflight: 0, waiting: 0, queue: Vec::new(), next: 0 });
+            lanes.push(Lane { peer, inflight: 0, queue: Vec::new(), next: 0 });
             lanes.len() - 1
         });
         index as u32

@@ -58,7 +58,7 @@ mod star;
 mod tokens;
 mod tree;
 
-pub use choose::{Prediction, Segments, choose, longest_segment, predict};
+pub use choose::{Prediction, Segments, choose, predict};
 pub use elsewhere::Elsewhere;
 pub(crate) use idle::Idle;
 pub use model::Model;
@@ -130,7 +130,7 @@ pub fn allreduce_in_order(rank: usize, size: usize, len: usize) -> Plan {
 pub fn broadcast(root: usize, rank: usize, size: usize, len: usize) -> Plan {
     assert!(rank < size && root < size, "rank {rank} and root {root} of {size}");
     if tree::is_chain(size, len) {
-        let mut plan = Plan::new(Parts::even(len, tree::pieces(len)));
+        let mut plan = Plan::new(Parts::even(len, len.div_ceil(tree::PIECE_LEN)));
         tree::chain(&mut plan, root, rank, size);
         plan
     } else {

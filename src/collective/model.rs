@@ -24,9 +24,8 @@
 //! | tree | `2 l` | `2 q` | `2 (n-1)` | `2 q S` | `2 (n-1) S` | `q S` |
 //!
 //! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for direct and
-//! circulant. A message longer than a segment counts once for each segment. A segment longer than an eager message counts twice,
-//! and its latency three times, as it is announced and asked for first. The ring's latency hides behind the other
-//! segments of a part: with `j` of them a step waits for the latency less the time that `j - 1` segments take.
+//! circulant. A message longer than a segment counts once for each segment. The ring's latency hides behind the other
+//! segments of a part: with `j` of them a step waits for `A` less the time that `j - 1` segments take.
 //!
 //! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers predict
 //! the same.
@@ -35,7 +34,6 @@ use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Algorithm;
-use crate::config::EAGER_BYTES;
 
 /// The numbers of one cluster. They travel as they stand in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Pod, Zeroable)]
@@ -98,12 +96,7 @@ impl Model {
         }
         let (bytes, ranks) = (len_bytes as f64, size as f64);
         let part = (bytes / ranks).ceil();
-        let segment = segment_bytes.max(1) as f64;
-        // What is longer than an eager message is announced, asked for, sent and acknowledged.
-        let is_announced = |len: f64| len.min(segment) > EAGER_BYTES as f64;
-        let count = |len: f64| (len / segment).ceil().max(1.0);
-        let segments = |len: f64| count(len) * if is_announced(len) { 2.0 } else { 1.0 };
-        let latency_us = |len: f64| self.latency_us * if is_announced(len) { 3.0 } else { 1.0 };
+        let segments = |len: f64| (len / segment_bytes.max(1) as f64).ceil().max(1.0);
         let (floor, ceil) = (f64::from(size.ilog2()), f64::from(size.next_power_of_two().ilog2()));
         let scattered = |messages: f64, rounds: f64, fan: f64| Work {
             rounds,
@@ -116,8 +109,7 @@ impl Model {
         };
         let work = match algorithm {
             Algorithm::Ring => {
-                let work = scattered(2.0 * (ranks - 1.0) * segments(part), 0.0, 1.0);
-                return self.ring_us(&work, ranks, count(part), latency_us(part));
+                return self.ring_us(&scattered(2.0 * (ranks - 1.0) * segments(part), 0.0, 1.0), ranks, segments(part));
             }
             Algorithm::Direct => scattered(2.0 * (ranks - 1.0) * segments(part), 2.0, self.fan_factor),
             Algorithm::Circulant => {
@@ -154,12 +146,7 @@ impl Model {
                 }
             }
         };
-        let longest = match algorithm {
-            Algorithm::Ring | Algorithm::Direct => part,
-            Algorithm::Circulant => (ranks - 1.0) * part,
-            Algorithm::Doubling | Algorithm::Star | Algorithm::Tree => bytes,
-        };
-        work.rounds * latency_us(longest) + self.busy_us(&work)
+        work.rounds * self.latency_us + self.busy_us(&work)
     }
 
     /// All but the latency.
@@ -171,11 +158,11 @@ impl Model {
             + work.added / self.sum_bytes_per_us
     }
 
-    fn ring_us(&self, work: &Work, ranks: f64, segments: f64, latency_us: f64) -> f64 {
+    fn ring_us(&self, work: &Work, ranks: f64, segments: f64) -> f64 {
         let steps = 2.0 * (ranks - 1.0);
         let busy = self.busy_us(work);
-        let exposed = latency_us - (segments - 1.0) / segments * busy / steps;
-        latency_us + busy + (steps - 1.0) * exposed.max(0.0)
+        let exposed = self.latency_us - (segments - 1.0) / segments * busy / steps;
+        self.latency_us + busy + (steps - 1.0) * exposed.max(0.0)
     }
 
     /// The time that a link needs for `bytes` in one direction.
@@ -218,8 +205,7 @@ mod tests {
         let time = model.predicted_us(Algorithm::Ring, 100_000_000, 8, 256 << 10);
         assert!((1.0..1.001).contains(&(time / bound)), "{time} of {bound}");
         let whole = model.predicted_us(Algorithm::Ring, 100_000_000, 8, 1 << 30);
-        // Announced, each of the 14 steps' single messages waits for three latencies.
-        assert!((whole - time - (14.0 * 3.0 - 1.0) * model.latency_us).abs() < 1e-3, "{whole} and {time}");
+        assert!((whole - time - 13.0 * model.latency_us).abs() < 1e-3, "{whole} and {time}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::collective::elsewhere::{Elsewhere, Room, Scratch};
 use crate::collective::idle::Idle;
-use crate::collective::messages::{Action, Messages, Traffic};
+use crate::collective::messages::{Action, Messages};
 use crate::collective::plan::Plan;
 use crate::collective::tokens::Tokens;
 use crate::dtype::DType;
@@ -28,7 +28,7 @@ use crate::transport::{Stamp, Transport};
 
 /// Messages in flight to one peer. Two keep a link busy; more hide the polling interval of a sleeping receiver.
 const SEND_WINDOW: usize = 4;
-/// Receives posted per peer, and not yet added, so that eager messages find their place without a copy.
+/// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
 /// After nothing has moved for so long, what is ready no longer waits for what is in flight: the peer may need it first.
 const STANDSTILL: Duration = Duration::from_millis(100);
@@ -50,9 +50,9 @@ pub struct Runner {
     flights: Vec<Flight>,
     begun: Ticket,
     finished: Vec<Ticket>,
-    /// To and from each peer.
-    sending: Vec<Traffic>,
-    receiving: Vec<Traffic>,
+    /// Messages in flight to and from each peer, of all operations.
+    sending: Vec<usize>,
+    receiving: Vec<usize>,
     /// The highest priority of what is ready for each peer and held back.
     held: Vec<Option<i32>>,
     /// Whether nothing has moved for long, and since then nothing of what was held back.
@@ -263,8 +263,8 @@ impl Runner {
 
     /// Posts every message whose turn has come.
     fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
-        self.sending.resize(transport.size(), Traffic::default());
-        self.receiving.resize(transport.size(), Traffic::default());
+        self.sending.resize(transport.size(), 0);
+        self.receiving.resize(transport.size(), 0);
         self.held.clear();
         self.held.resize(transport.size(), None);
         for flight in &mut self.flights {
@@ -272,11 +272,11 @@ impl Runner {
             let Messages { all, out, into, .. } = messages;
             for lane in into {
                 while let Some(index) = lane.head() {
-                    let message = &mut all[index as usize];
-                    let len = message.end - message.start;
-                    if self.receiving[lane.peer].is_full(RECV_WINDOW, len) && lane.inflight + lane.waiting > 0 {
+                    if self.receiving[lane.peer] >= RECV_WINDOW && lane.inflight > 0 {
                         break;
                     }
+                    let message = &mut all[index as usize];
+                    let len = message.end - message.start;
                     let to = match message.action {
                         Action::Copy if message.waits > 0 => break,
                         // SAFETY: `start` lies in the buffer that `base` begins.
@@ -299,29 +299,28 @@ impl Runner {
                     unsafe {
                         transport.recv(lane.peer, *stamp, std::ptr::slice_from_raw_parts_mut(to, len), token)?;
                     }
-                    self.receiving[lane.peer].begin(len);
+                    self.receiving[lane.peer] += 1;
                     lane.posted();
                 }
             }
             for lane in out {
                 while let Some(index) = lane.head() {
                     let message = &all[index as usize];
-                    let len = message.end - message.start;
                     let held = &mut self.held[lane.peer];
                     if message.waits > 0 || (held.is_some_and(|ahead| ahead > *priority) && !self.stands_still) {
                         break;
                     }
-                    if self.sending[lane.peer].is_full(SEND_WINDOW, len) && lane.inflight > 0 {
+                    if self.sending[lane.peer] >= SEND_WINDOW && lane.inflight > 0 {
                         held.get_or_insert(*priority);
                         break;
                     }
                     let token = self.tokens.give(*ticket, index);
                     // SAFETY: as above; a message that will change these segments waits for this one.
                     unsafe {
-                        let data = std::ptr::slice_from_raw_parts(base.add(message.start), len);
+                        let data = std::ptr::slice_from_raw_parts(base.add(message.start), message.end - message.start);
                         transport.send(lane.peer, *stamp, data, token)?;
                     }
-                    self.sending[lane.peer].begin(len);
+                    self.sending[lane.peer] += 1;
                     lane.posted();
                 }
             }
@@ -336,35 +335,26 @@ impl Runner {
         let at = at.expect("an operation stays until all its messages are done");
         let Flight { dtype, base, messages, priority, elsewhere, .. } = &mut self.flights[at];
         let message = &mut messages.all[index as usize];
-        let (action, lane, len) = (message.action, message.lane, message.end - message.start);
-        let len_bytes = len as u64;
+        let (action, lane, len_bytes) = (message.action, message.lane, (message.end - message.start) as u64);
         message.arrived = true;
         let is_free = message.waits == 0;
         let lane = messages.lane(action, lane);
         lane.inflight -= 1;
-        lane.waiting += usize::from(action == Action::Reduce);
         let phase = if action == Action::Send { Phase::Send } else { Phase::Receive };
         timeline::record(phase, || Name::Peer(lane.peer), since_ns, len_bytes);
         if action == Action::Send {
-            self.sending[lane.peer].end(len);
+            self.sending[lane.peer] -= 1;
             self.stands_still &= self.held[lane.peer].is_none_or(|held| *priority < held);
             self.sent_bytes += len_bytes;
         } else {
-            if action == Action::Copy {
-                self.receiving[lane.peer].end(len);
-            }
+            self.receiving[lane.peer] -= 1;
             self.received_bytes += len_bytes;
         }
         let mut ready = if is_free { vec![index] } else { Vec::new() };
         while let Some(index) = ready.pop() {
             let message = &mut messages.all[index as usize];
-            let (start, len, lane) = (message.start, message.end - message.start, message.lane);
+            let (start, len) = (message.start, message.end - message.start);
             let room = message.room.take();
-            if room.is_some() {
-                let lane = messages.lane(Action::Reduce, lane);
-                lane.waiting -= 1;
-                self.receiving[lane.peer].end(len);
-            }
             let span = room.as_ref().map(|_| timeline::span(Phase::Reduce, || "a segment").bytes(len));
             match (room, &mut *elsewhere) {
                 (Some(Room::Here(room)), _) => {

@@ -29,13 +29,6 @@ use super::plan::{Plan, Then};
 
 /// The length, in elements, of the pieces of a chain: 256 KiB of f32, one segment.
 pub(super) const PIECE_LEN: usize = 64 << 10;
-/// The most pieces of a chain: longer buffers have longer pieces.
-const MOST_PIECES: usize = 128;
-
-/// The number of pieces of a chain.
-pub(super) fn pieces(len: usize) -> usize {
-    len.div_ceil(PIECE_LEN).min(MOST_PIECES)
-}
 
 /// Whether a broadcast is a chain.
 ///

@@ -84,7 +84,7 @@ fn between_hosts(
     }
     let plan = in_racks.unwrap_or_else(|| collective::allreduce(chosen.algorithm, place, size, len));
     let outcome = runner.run(&plan, dtype, share, &mut group, patience.stamp, patience.stop);
-    runner.segment_bytes = hosts.segments.usual_bytes();
+    runner.segment_bytes = hosts.segments.most_bytes;
     outcome
 }
 

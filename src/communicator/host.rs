@@ -40,14 +40,14 @@ impl Host {
     /// Collectives over `transport`. When `stop` is set, an operation under way ends in an error. Collective.
     pub fn new(mut transport: Box<dyn Transport>, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
         // Longer than the control star waits for a silent rank: it names the one that is lost, a runner only its neighbours.
-        let cuts = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
-        let mut runner = Runner::new(cuts.usual_bytes(), config.timeout * 3 / 2);
+        let mut runner = Runner::new(config.segment_bytes, config.timeout * 3 / 2);
         let choice = config.algorithm.parse()?;
         let placement = Placement::find(&mut *transport, &mut runner, &stop)?;
         let learned = Learned::default();
         // By the library's own sum there is no message of ours.
         let takes_device_memory =
             choice != Choice::Native && config.mpi_device_memory.unwrap_or_else(|| transport.takes_device_memory());
+        let cuts = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
         Ok(Host {
             transport,
             runner,
@@ -101,25 +101,21 @@ impl Host {
 
     /// The plan of a sum by messages, and the segments that suit it; `None` if `choice` is to sum another way.
     fn plan(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<(Plan, usize)> {
-        let (rank, size, element_bytes, usual_bytes) =
-            (self.rank(), self.size(), dtype.size_bytes(), self.cuts.usual_bytes());
+        let (rank, size, element_bytes, most_bytes) =
+            (self.rank(), self.size(), dtype.size_bytes(), self.cuts.most_bytes);
         let len = len_bytes / element_bytes;
         match choice {
             Choice::Auto if self.placement.has_neighbours() => None,
             Choice::Auto => {
                 let in_racks = self.placement.plan_in_racks(rank, len_bytes, element_bytes);
-                in_racks.map(|plan| (plan, usual_bytes)).or_else(|| {
+                in_racks.map(|plan| (plan, most_bytes)).or_else(|| {
                     let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
                     Some((collective::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes))
                 })
             }
-            Choice::Plan(algorithm) => {
-                let segment_bytes =
-                    collective::predict(&self.learned.model, algorithm, len_bytes, size, self.cuts).segment_bytes;
-                Some((collective::allreduce(algorithm, rank, size, len), segment_bytes))
-            }
+            Choice::Plan(algorithm) => Some((collective::allreduce(algorithm, rank, size, len), most_bytes)),
             Choice::Ordered if self.is_ordered_anyway() => None,
-            Choice::Ordered => Some((collective::allreduce_in_order(rank, size, len), usual_bytes)),
+            Choice::Ordered => Some((collective::allreduce_in_order(rank, size, len), most_bytes)),
             Choice::Native => None,
         }
     }
@@ -181,7 +177,7 @@ impl Host {
         self.runner.segment_bytes = segment_bytes;
         // SAFETY: as the caller promises.
         let ticket = unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) };
-        self.runner.segment_bytes = self.cuts.usual_bytes();
+        self.runner.segment_bytes = self.cuts.most_bytes;
         Ok(Some(ticket))
     }
 
@@ -225,7 +221,7 @@ impl Host {
         };
         self.runner.segment_bytes = segment_bytes;
         let outcome = self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
-        self.runner.segment_bytes = self.cuts.usual_bytes();
+        self.runner.segment_bytes = self.cuts.most_bytes;
         outcome
     }
 
@@ -316,7 +312,8 @@ impl Host {
                 collective::allreduce(chosen.algorithm, rank, size, len)
             }
         };
-        self.runner.segment_bytes = self.cuts.most_bytes.max(least_bytes);
+        let Segments { most_bytes, is_fixed } = self.cuts;
+        self.runner.segment_bytes = if is_fixed { most_bytes } else { most_bytes.max(least_bytes) };
         // SAFETY: as the caller promises.
         let outcome =
             unsafe { self.runner.run_elsewhere(&plan, (dtype, data), owner, &mut *self.transport, stamp, &self.stop) };
@@ -327,33 +324,19 @@ impl Host {
     /// `data` becomes rank `root`'s.
     pub fn broadcast(&mut self, root: usize, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::broadcast(root, self.rank(), self.size(), data.len());
-        self.cut_for(data.len());
-        let outcome = self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop);
-        self.runner.segment_bytes = self.cuts.usual_bytes();
-        outcome
+        self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
     }
 
     /// `data` becomes every other rank's, which call [`broadcast`](Self::broadcast) with this rank as the root.
     pub fn broadcast_own(&mut self, data: &[u8], stamp: Stamp) -> Result<()> {
         let plan = collective::broadcast(self.rank(), self.rank(), self.size(), data.len());
-        self.cut_for(data.len());
-        let outcome = self.runner.send_out(&plan, data, &mut *self.transport, stamp, &self.stop);
-        self.runner.segment_bytes = self.cuts.usual_bytes();
-        outcome
-    }
-
-    /// Lets the next messages have the length that suits parts of so many bytes.
-    fn cut_for(&mut self, part_bytes: usize) {
-        self.runner.segment_bytes = collective::longest_segment(&self.learned.model, part_bytes, self.cuts);
+        self.runner.send_out(&plan, data, &mut *self.transport, stamp, &self.stop)
     }
 
     /// Part `r` of `data`, bounded in bytes, becomes rank `r`'s on every rank.
     pub fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::allgather(self.rank(), self.size(), parts);
-        self.cut_for(data.len() / self.size());
-        let outcome = self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop);
-        self.runner.segment_bytes = self.cuts.usual_bytes();
-        outcome
+        self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
     }
 
     /// By shared memory within hosts, and by a plan between them.

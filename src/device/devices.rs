@@ -118,7 +118,7 @@ impl Devices {
 
     /// A tensor of zeros on `device`. Does not wait for it.
     pub fn zeros(&self, device: usize, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+        let len_bytes = dtype.len_bytes(shape)?;
         let stream = Arc::clone(self.user(device)?);
         let slice = Slice::all(&Memory::on(&self.platform, device, len_bytes)?);
         self.platform.enqueue(&stream, &Work::zero(slice.clone()))?;

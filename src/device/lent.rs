@@ -6,8 +6,10 @@
 #![allow(unsafe_code)]
 
 use std::any::Any;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::devices::{Devices, array_of};
 use super::handle::{Memory, Slice, Stream};
@@ -59,6 +61,23 @@ impl Loan {
     }
 }
 
+/// A lender who does not know our streams: kept until what is queued on the tensor's is done, for ever if that is not to be had.
+struct Kept {
+    stream: Arc<Stream>,
+    limit: Duration,
+    lender: ManuallyDrop<Box<dyn Any + Send + Sync>>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        match self.stream.record().and_then(|event| event.synchronize(self.limit)) {
+            // SAFETY: dropped once, here.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.lender) },
+            Err(cause) => tracing::warn!(%cause, "memory lent to a device is not given back"),
+        }
+    }
+}
+
 impl Devices {
     /// The device that DLPack calls by this code and number, if it is one of these.
     pub fn named_by_dlpack(&self, code: i32, number: i32) -> Option<usize> {
@@ -76,15 +95,20 @@ impl Devices {
         stream: Option<u64>,
         lender: Box<dyn Any + Send + Sync>,
     ) -> Result<Tensor> {
-        let len_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+        let len_bytes = dtype.len_bytes(shape)?;
         if loan.len_bytes() != len_bytes {
             return Err(Error::argument(
                 format!("{} bytes on {} as {dtype} {shape:?}", loan.len_bytes(), self.place(device)),
                 "lend as much memory as the tensor has",
             ));
         }
-        let own = Arc::clone(self.user(device)?);
-        let stream = stream.map_or(own, |id| Stream::foreign(self.platform(), device, id));
+        let (stream, lender): (_, Box<dyn Any + Send + Sync>) = if let Some(id) = stream {
+            (Stream::foreign(self.platform(), device, id), lender)
+        } else {
+            let own = Arc::clone(self.user(device)?);
+            let kept = Kept { stream: Arc::clone(&own), limit: self.limit(), lender: ManuallyDrop::new(lender) };
+            (own, Box::new(kept))
+        };
         let memory = Memory::lent(self.platform(), device, loan, lender)?;
         Ok(self.tensor(dtype, shape, Slice::all(&memory), stream))
     }
@@ -117,7 +141,6 @@ impl Devices {
 mod tests {
     use std::slice::from_ref;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
 
     use super::*;
     use crate::device::Layout;
@@ -174,6 +197,20 @@ mod tests {
         devices.platform().enqueue(&owners, &Work::zero(array.slice().clone())).unwrap();
         assert_eq!(devices.download(&copy).unwrap().to_vec::<f32>().unwrap(), [5.0; 4]);
         assert_eq!(devices.download(&tensor).unwrap().to_vec::<f32>().unwrap(), [0.0; 4]);
+    }
+
+    #[test]
+    fn a_lender_without_a_stream_is_kept_until_what_is_queued_on_ours_is_done() {
+        let devices = Devices::simulated(1).unwrap();
+        let (tensor, gone) = lend(&devices, 0, vec![1.0; 1 << 20], None);
+        let copy = Slice::all(&Memory::on(devices.platform(), 0, 4 << 20).unwrap());
+        let array = devices.array(tensor.remote()).unwrap();
+        for _ in 0..50 {
+            devices.platform().enqueue(array.stream(), &Work::copy(array.slice().clone(), copy.clone())).unwrap();
+        }
+        let last = array.stream().record().unwrap();
+        drop(tensor);
+        assert!(devices.platform().is_done(&last).unwrap() && gone.load(Ordering::Acquire));
     }
 
     #[test]

@@ -348,7 +348,8 @@ impl Drop for Engine {
 
 /// How an engine with these settings sums, in words.
 pub(super) fn settings_of(config: &Config) -> String {
-    format!("by {} in segments of {} bytes", config.algorithm, config.segment_bytes)
+    let most = if config.segment_is_fixed { "" } else { "up to " };
+    format!("by {} in segments of {most}{} bytes", config.algorithm, config.segment_bytes)
 }
 
 /// The finishing thread. Ends when the comm thread has.

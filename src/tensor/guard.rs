@@ -143,9 +143,10 @@ impl TensorMut {
         self.content.is_unkept
     }
 
-    /// As [`fail`](Self::fail), when somebody outside Rust may still use the memory: it is never freed.
+    /// As [`fail`](Self::fail), when a library or a device may still use the memory: it is never freed.
     pub fn abandon(self, fault: Error) {
         std::mem::forget(Arc::clone(&self.content.data));
+        std::mem::forget(self.remote.clone());
         self.fail(fault);
     }
 

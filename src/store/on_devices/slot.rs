@@ -286,6 +286,6 @@ impl Outputs {
 
     /// Whoever reads an output gets `fault`.
     pub(super) fn fail(self, fault: &Error) {
-        self.guards.into_iter().for_each(|out| out.fail(fault.clone()));
+        self.guards.into_iter().for_each(|out| out.abandon(fault.clone()));
     }
 }
