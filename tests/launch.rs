@@ -155,6 +155,8 @@ fn what_cannot_be_launched_is_one_clear_error() {
         (&["-n", "1", "-H", "/nonexistent", "--", "true"], "cannot read /nonexistent"),
         (&["-n", "1", "--launcher", "local", "-H", "/dev/null", "--", "true"], "a hostfile is for"),
         (&["-n", "1", "-H", "/dev/null", "--", "true"], "names no host"),
+        (&["-n", "1", "-s", "0", "--launcher", "mpi", "--", "no-such-program"], "there is no program no-such-program"),
+        (&["-n", "1", "--", "./no-such-program"], "there is no program ./no-such-program"),
     ] {
         let (output, _) = run(words);
         let text = String::from_utf8_lossy(&output.stderr);

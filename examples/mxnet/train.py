@@ -41,9 +41,15 @@ def arguments():
     parser.add_argument("--limit-train", type=int, help="train on the first N images only")
     parser.add_argument("--limit-test", type=int, help="evaluate on the first N images only")
     parser.add_argument("--update-on-worker", action="store_true", help="the trainer updates, not the store")
-    parser.add_argument("--compression", help="the type of gradient compression, such as 2bit")
+    parser.add_argument("--compression", type=compression, help="how gradients are compressed, such as 2bit or 2bit:0.5")
     parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist", help="the folder of the IDX files")
     return parser.parse_args()
+
+
+def compression(word):
+    """MXNet's parameters for a type and its threshold."""
+    kind, _, threshold = word.partition(":")
+    return {"type": kind, **({"threshold": float(threshold)} if threshold else {})}
 
 
 def read_idx(folder, name):
@@ -123,7 +129,7 @@ def main():
         settings,
         kvstore=store,
         update_on_kvstore=False if options.update_on_worker else None,
-        compression_params={"type": options.compression} if options.compression else None,
+        compression_params=options.compression,
     )
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     order = numpy.random.RandomState(options.seed)

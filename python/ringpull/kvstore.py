@@ -8,6 +8,7 @@ from typing import Any, Union
 
 from . import _native, arguments
 from .arguments import pairs
+from .errors import ArgumentError
 from .optimizers import Optimizer
 from .worker import Worker, has_left, leave_at_exit
 
@@ -159,6 +160,11 @@ class KVStore(Worker):
         """Lets an optimizer such as ``ringpull.SGD(learning_rate=0.1)`` apply every push made from now on, on every rank alike or on
         the servers. Called again it changes the hyper-parameters and keeps the states while the rule stays the same.
         """
+        if not isinstance(optimizer, (Optimizer, str)):
+            raise ArgumentError(
+                f"{optimizer!r} is no optimizer of a store\n  hint: give ringpull.SGD(learning_rate=0.1) or the like, or"
+                " 'sgd,learning_rate=0.1'; MXNet's own optimizers work with stores of ringpull.mxnet"
+            )
         self._native.set_optimizer(optimizer.spec() if isinstance(optimizer, Optimizer) else optimizer)
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:

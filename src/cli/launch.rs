@@ -1,12 +1,12 @@
 //! `ringpull launch`: the processes of a job, in these words or in those of MXNet's `launch.py`.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::error::{Error, Result};
 use crate::harness::lab;
 use crate::harness::launch::batch::{Batch, BatchJob};
@@ -98,6 +98,9 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let hosts = read_hosts(&args, launcher)?;
     let workers = args.num_workers as usize;
     let servers = args.num_servers.map_or(workers, |count| count as usize);
+    if matches!(launcher, Launcher::Local | Launcher::Lab) || launcher == Launcher::Mpi && hosts.is_empty() {
+        check_program(&args.command)?;
+    }
     say_what_has_no_effect(&args, launcher);
     let code = if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
         let batch = match (launcher, &args.sge_pe) {
@@ -131,6 +134,24 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         launch.run()?.code
     };
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// An error if this host has no such program: every process would say so by itself, in its launcher's words.
+fn check_program(command: &[OsString]) -> Result<()> {
+    let Some(program) = command.first().map(Path::new) else { return Ok(()) };
+    let is_there = if program.components().count() > 1 {
+        program.is_file()
+    } else {
+        let folders = config::text("PATH").unwrap_or_default();
+        std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
+    };
+    if is_there {
+        return Ok(());
+    }
+    Err(Error::argument(
+        format!("there is no program {}", program.display()),
+        "correct its name, or give its path: a name without a / is looked for in PATH",
+    ))
 }
 
 /// Words that were understood and change nothing, and a job that is not one.
