@@ -3,8 +3,6 @@
 //! The interpreter moves their bytes as it moves others, by address. What arrives to be added goes into a room that the owner of the
 //! memory gives, and the owner adds it up. For host memory a room is a buffer of ours.
 
-use std::collections::BTreeMap;
-
 use crate::buffer::Buffer;
 use crate::error::Result;
 
@@ -20,21 +18,4 @@ pub trait Elsewhere {
 pub(super) enum Room {
     Here(Buffer),
     Elsewhere(*mut u8),
-}
-
-/// Buffers for what is to be added, kept by size: powers of two.
-#[derive(Default)]
-pub(super) struct Scratch {
-    free: BTreeMap<usize, Vec<Buffer>>,
-}
-
-impl Scratch {
-    pub(super) fn take(&mut self, len_bytes: usize) -> Buffer {
-        let size = len_bytes.next_power_of_two().max(4096);
-        self.free.get_mut(&size).and_then(Vec::pop).unwrap_or_else(|| Buffer::zeroed(size))
-    }
-
-    pub(super) fn put(&mut self, buffer: Buffer) {
-        self.free.entry(buffer.bytes().len()).or_default().push(buffer);
-    }
 }

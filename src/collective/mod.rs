@@ -6,7 +6,8 @@
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
 //! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each, opened by the
 //!   prose that explains it;
-//! - `messages`: a plan cut into segments; `run`: the interpreter; `idle`: how it waits; `elsewhere`: memory that it may not touch;
+//! - `messages`: a plan cut into segments; `run`: the interpreter; `idle`: how it waits; `elsewhere`: memory that it may not touch; `scratch`: what arrives to
+//!   be added; `tokens`: what a message is to the transport;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by symbols,
 //!   that the plans of all ranks do what they promise.
 //!
@@ -54,6 +55,7 @@ mod ordered;
 mod proofs;
 mod racks;
 mod ring;
+mod scratch;
 mod star;
 mod tokens;
 mod tree;

@@ -15,10 +15,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::collective::elsewhere::{Elsewhere, Room, Scratch};
+use crate::collective::elsewhere::{Elsewhere, Room};
 use crate::collective::idle::Idle;
 use crate::collective::messages::{Action, Messages};
 use crate::collective::plan::Plan;
+use crate::collective::scratch::Scratch;
 use crate::collective::tokens::Tokens;
 use crate::dtype::DType;
 use crate::error::{Error, Result};

@@ -101,22 +101,36 @@ impl Host {
 
     /// The plan of a sum by messages, and the segments that suit it; `None` if `choice` is to sum another way.
     fn plan(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<(Plan, usize)> {
+        (!self.sums_at_once(choice)).then(|| self.plan_of_messages(choice, dtype, len_bytes))
+    }
+
+    /// Whether sums by `choice` are done in shared memory or by the library, and not by a plan.
+    fn sums_at_once(&self, choice: Choice) -> bool {
+        match choice {
+            Choice::Auto => self.placement.has_neighbours(),
+            Choice::Ordered => self.is_ordered_anyway(),
+            Choice::Plan(_) => false,
+            Choice::Native => true,
+        }
+    }
+
+    /// As [`plan`](Self::plan), where nothing but messages will do.
+    fn plan_of_messages(&self, choice: Choice, dtype: DType, len_bytes: usize) -> (Plan, usize) {
         let (rank, size, element_bytes, most_bytes) =
             (self.rank(), self.size(), dtype.size_bytes(), self.cuts.most_bytes);
         let len = len_bytes / element_bytes;
         match choice {
-            Choice::Auto if self.placement.has_neighbours() => None,
-            Choice::Auto => {
-                let in_racks = self.placement.plan_in_racks(rank, len_bytes, element_bytes);
-                in_racks.map(|plan| (plan, most_bytes)).or_else(|| {
-                    let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
-                    Some((collective::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes))
-                })
+            Choice::Auto | Choice::Native => {
+                let is_apart = !self.placement.has_neighbours();
+                let in_racks = is_apart.then(|| self.placement.plan_in_racks(rank, len_bytes, element_bytes)).flatten();
+                if let Some(plan) = in_racks {
+                    return (plan, most_bytes);
+                }
+                let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
+                (collective::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
             }
-            Choice::Plan(algorithm) => Some((collective::allreduce(algorithm, rank, size, len), most_bytes)),
-            Choice::Ordered if self.is_ordered_anyway() => None,
-            Choice::Ordered => Some((collective::allreduce_in_order(rank, size, len), most_bytes)),
-            Choice::Native => None,
+            Choice::Plan(algorithm) => (collective::allreduce(algorithm, rank, size, len), most_bytes),
+            Choice::Ordered => (collective::allreduce_in_order(rank, size, len), most_bytes),
         }
     }
 
@@ -148,12 +162,7 @@ impl Host {
 
     /// Whether sums by the host's own choice are done at once, one after another on every rank in one order.
     pub fn sums_block(&self) -> bool {
-        match self.choice {
-            Choice::Auto => self.placement.has_neighbours(),
-            Choice::Ordered => self.is_ordered_anyway(),
-            Choice::Plan(_) => false,
-            Choice::Native => true,
-        }
+        self.sums_at_once(self.choice)
     }
 
     /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what is under way is then
@@ -303,15 +312,7 @@ impl Host {
         least_bytes: usize,
         stamp: Stamp,
     ) -> Result<()> {
-        let (rank, size, len) = (self.rank(), self.size(), data.len() / dtype.size_bytes());
-        let plan = match self.choice {
-            Choice::Ordered => collective::allreduce_in_order(rank, size, len),
-            Choice::Plan(algorithm) => collective::allreduce(algorithm, rank, size, len),
-            Choice::Auto | Choice::Native => {
-                let chosen = collective::choose(&self.learned.model, data.len(), size, self.cuts);
-                collective::allreduce(chosen.algorithm, rank, size, len)
-            }
-        };
+        let (plan, _) = self.plan_of_messages(self.choice, dtype, data.len());
         let Segments { most_bytes, is_fixed } = self.cuts;
         self.runner.segment_bytes = if is_fixed { most_bytes } else { most_bytes.max(least_bytes) };
         // SAFETY: as the caller promises.
