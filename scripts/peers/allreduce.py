@@ -151,6 +151,7 @@ def measure(lens):
         start = time.perf_counter()
         sum_all(tensors)
         seconds = time.perf_counter() - start
+        peer.barrier()
         for key, (tensor, length) in enumerate(zip(tensors, lens)):
             expected = sum(pattern(period, iteration + other) for other in range(ranks))
             if not torch.equal(tensor, expected.repeat(length // period + 1)[:length]):

@@ -100,6 +100,7 @@ for iteration in range(options.warmup + options.iters):
         out.wait_to_read()
     seconds = time.perf_counter() - start
     after = traffic()
+    store._barrier()
     for key, (out, length) in enumerate(zip(outs, lens)):
         if not numpy.array_equal(out.asnumpy(), patterns.sum_of(length, iteration)):
             sys.exit(f"mxnet: wrong sum of key {key} on rank {rank} in iteration {iteration}")

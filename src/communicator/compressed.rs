@@ -179,10 +179,10 @@ impl Exchange<'_> {
                 if wire.stop.load(Ordering::Acquire) {
                     return Err(self.lost("the job".to_owned(), "it was stopped".to_owned()));
                 }
-                idle.wait(wire.limit, &mut *wire.transport).map_err(|waited| self.stuck(waited))?;
+                idle.wait(0, wire.limit, &mut *wire.transport).map_err(|waited| self.stuck(waited))?;
                 continue;
             }
-            idle = Idle::default();
+            idle.moved(done.len());
             done.drain(..).for_each(|token| self.complete(token));
         }
     }

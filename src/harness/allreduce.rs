@@ -153,9 +153,12 @@ fn measure_own(host: &mut Host, stamp: u32, choice: Choice, buffers: &Buffers, p
     let tensor = &buffers.summed;
     let mut own = Own { seconds: Vec::with_capacity(plan.iters), cpu_s: 0.0, waiting_cpu: 0.0, extra_rss_bytes: 0.0 };
     pattern.fill(tensor, host.rank(), 0);
-    let memory = Memory::watch();
+    let mut memory = Memory::watch();
     let last = plan.warmup + plan.iters;
     for iteration in 0..last + usize::from(!plan.late.is_zero()) {
+        if iteration == plan.warmup {
+            memory.look_away();
+        }
         pattern.fill(tensor, host.rank(), iteration);
         let mut data = tensor.write();
         barrier(host, stamp, &buffers.flag)?;
@@ -166,6 +169,8 @@ fn measure_own(host: &mut Host, stamp: u32, choice: Choice, buffers: &Buffers, p
         host.allreduce_by(choice, plan.dtype, data.bytes_mut(), stamp)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
         drop(data);
+        // The first to finish would take the processor from the last.
+        barrier(host, stamp, &buffers.flag)?;
         pattern.check(tensor, "the buffer", host.rank(), iteration..=iteration)?;
         if iteration == last {
             // The sum itself costs what it does in the other iterations.

@@ -1,7 +1,7 @@
 //! One rank's part in measuring push and pull of a list of keys, through the public API alone.
 //!
 //! An iteration: fill the inputs, barrier, start the clock, `push_pull` every key, read every output, stop the clock,
-//! verify every sum. Any kind of store can be measured this way. The ranks' times meet in the store itself: every rank
+//! barrier, verify every sum. Without the second barrier the first ranks to finish would take the processor from the last. Any kind of store can be measured this way. The ranks' times meet in the store itself: every rank
 //! pushes its own row of a matrix of zeros, and the sum is the matrix of all rows.
 
 use std::time::Instant;
@@ -90,9 +90,12 @@ fn measure(
     accumulates: bool,
 ) -> Result<(Vec<Sample>, Option<u64>)> {
     let mut iterations = Iterations::start(store, keys, &index.to_string(), plan, accumulates)?;
-    let memory = Memory::watch();
+    let mut memory = Memory::watch();
     let mut samples = Vec::with_capacity(plan.iters);
     for iteration in 0..plan.warmup + plan.iters {
+        if iteration == plan.warmup {
+            memory.look_away();
+        }
         let sample = iterations.take(store, iteration)?;
         if iteration >= plan.warmup {
             samples.push(sample);
@@ -152,8 +155,8 @@ impl Iterations {
         }
         let (seconds, cpu_s) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
         let after = traffic();
+        store.barrier()?;
         if *accumulates {
-            store.barrier()?;
             for (key, tensor) in tensors.iter() {
                 store.pull(key.as_str(), std::slice::from_ref(tensor), 0)?;
             }

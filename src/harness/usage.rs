@@ -20,22 +20,14 @@ pub struct Usage {
     /// The part of a core that a rank used while it waited for a late one.
     pub waiting_cpu: Option<f64>,
     /// The most that any rank's memory, without what is its neighbours', grew beyond what it held, payload included, before the first
-    /// iteration.
+    /// iteration: at any time of the iterations that warm up, or at the end.
     pub extra_rss_bytes: Option<u64>,
 }
 
-/// What the thread that watches memory has used.
-static WATCHING_NS: AtomicU64 = AtomicU64::new(0);
-
-/// Processor seconds of all threads of this process so far, but for the one that watches memory.
+/// Processor seconds of all threads of this process so far.
 pub fn cpu_s() -> f64 {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    used.tv_sec as f64 + used.tv_nsec as f64 * 1e-9 - WATCHING_NS.load(Ordering::Relaxed) as f64 * 1e-9
-}
-
-fn thread_cpu_ns() -> u64 {
-    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    (used.tv_sec * 1_000_000_000 + used.tv_nsec) as u64
+    used.tv_sec as f64 + used.tv_nsec as f64 * 1e-9
 }
 
 /// Watches, from its making on, the memory that this process has for itself or has made for others: what it maps of its
@@ -45,11 +37,12 @@ pub struct Memory {
     before: Option<u64>,
     peak: Arc<AtomicU64>,
     /// Dropped, it ends the watching thread.
-    _watched: Sender<()>,
+    watched: Option<Sender<()>>,
 }
 
 impl Memory {
-    /// Takes what is held now as the beginning. A thread looks again every few milliseconds.
+    /// Takes what is held now as the beginning. A thread looks again every few milliseconds, which costs several percent of a core:
+    /// [`look_away`](Self::look_away) before anything is timed.
     pub fn watch() -> Self {
         /// What is held for a shorter time may be missed.
         const INTERVAL: Duration = Duration::from_millis(5);
@@ -59,14 +52,18 @@ impl Memory {
         let look = move || {
             while end.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 highest.fetch_max(held_bytes().unwrap_or(0), Ordering::Relaxed);
-                WATCHING_NS.store(thread_cpu_ns(), Ordering::Relaxed);
             }
         };
         let spawned = std::thread::Builder::new().name("ringpull-memory".to_owned()).spawn(look);
         if let Err(cause) = &spawned {
             tracing::debug!(%cause, "memory is not watched");
         }
-        Memory { before: held_bytes().filter(|_| spawned.is_ok()), peak, _watched: watched }
+        Memory { before: held_bytes().filter(|_| spawned.is_ok()), peak, watched: Some(watched) }
+    }
+
+    /// Ends the thread. From here on only what is held at the end counts.
+    pub fn look_away(&mut self) {
+        self.watched = None;
     }
 
     /// How far the peak went beyond the beginning.
