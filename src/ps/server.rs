@@ -202,12 +202,12 @@ impl Server {
         }
         if differs {
             let views = segment.views.iter();
-            let views = views.map(|(rank, (dtype, shape))| (*rank, format!("dtype {dtype} and shape {shape:?}")));
+            let views = views.map(|(rank, (dtype, shape))| (*rank, format!("{dtype} of shape {shape:?}")));
             self.outputs.push(Output::Fault(Error::Disagreement {
                 key: place.key.clone(),
                 operation: "init".to_owned(),
                 views: views.collect(),
-                remedy: "init the key with one dtype and shape on every rank".to_owned(),
+                remedy: "init the key with one shape and dtype on every rank".to_owned(),
             }));
             return Ok(());
         }

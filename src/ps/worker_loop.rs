@@ -221,6 +221,7 @@ impl WorkerLoop {
                 self.link.send(&ToScheduler::Barrier { number: self.barrier_count })?;
                 count(&self.shared.control, 1);
             }
+            Command::Failing(why) => self.link.send(&ToScheduler::Failing(why))?,
             Command::Close { panicked } => {
                 self.closing = true;
                 if panicked {
@@ -416,7 +417,7 @@ fn refuse(command: Command, fault: &Error) {
     match command {
         Command::Run { key, layout, task, .. } => Operation::new(key, layout, task).fail(fault),
         Command::Barrier { done } => answer(&done, Err(fault.clone())),
-        Command::SetOptimizer { .. } | Command::Close { .. } => {}
+        Command::SetOptimizer { .. } | Command::Failing(_) | Command::Close { .. } => {}
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "optimizers" => optimizers(&store),
         "uneven" => uneven(&store),
         "ends_early" => ends_early(&store),
+        "ends_by_error" | "exits_after_error" => ends_by_error(&store, case),
         "async_optimizer" => async_optimizer(&store),
         "async_bare" => async_bare(&store),
         "lazy" => lazy(&store),
@@ -191,10 +192,14 @@ fn twice(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// Rank 1 has another shape.
+/// Rank 1 has another shape; no call that waits for others is made.
 fn shapes(store: &KvStore) -> Result<()> {
     store.init("odd_one", &full(DType::F32, if store.rank() == 1 { 8 } else { 6 }, 0))?;
-    until_fault(store)
+    for key in 0..2000 {
+        store.init(format!("key {key}"), &full(DType::F32, 1, 0))?;
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 /// Rank 1 has another dtype.
@@ -233,6 +238,18 @@ fn ends_early(store: &KvStore) -> Result<()> {
     let out = full(DType::F32, 6, 1);
     store.push_pull("next_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0)?;
     out.read().map(drop)
+}
+
+/// Rank 1 gives a value that does not fit, and ends with or without a goodbye.
+fn ends_by_error(store: &KvStore, case: &str) -> Result<()> {
+    store.init("next_key", &full(DType::F32, 6, 0))?;
+    store.barrier()?;
+    let out = full(DType::F32, if store.rank() == 1 { 7 } else { 6 }, 1);
+    let outcome = store.push_pull("next_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0);
+    if store.rank() == 1 && case == "exits_after_error" {
+        std::process::exit(4);
+    }
+    outcome.and_then(|()| out.read().map(drop))
 }
 
 fn until_fault(store: &KvStore) -> Result<()> {

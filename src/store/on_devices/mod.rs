@@ -92,14 +92,13 @@ impl OnDevices {
     }
 
     /// Takes a step: by way of the ranks' agreement, or here and now.
-    fn run(&self, slot: &Slot, operation: &str, terms: String, step: impl Step + 'static) -> Result<()> {
+    fn run(&self, slot: &Slot, operation: &str, terms: impl Into<Terms>, step: impl Step + 'static) -> Result<()> {
         slot.call();
         if let Some(ranks) = &self.ranks {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
-            let terms = Terms { words: terms, settings: Vec::new() };
             return ranks
                 .engine
-                .submit(topic, operation, terms, Box::new(OverRanks { step, rank: self.rank() }))
+                .submit(topic, operation, terms.into(), Box::new(OverRanks { step, rank: self.rank() }))
                 .inspect_err(|_| slot.cancel());
         }
         let mut step = step;
@@ -116,9 +115,9 @@ impl OnDevices {
     fn terms(entry: &Entry, update: &Update) -> String {
         let Entry { dtype, shape, .. } = entry;
         match update {
-            Update::Overwrite => format!("{dtype} {shape:?} on devices"),
-            Update::Optimize(optimizer) => format!("{dtype} {shape:?} on devices with {optimizer:?}"),
-            Update::Call(_) => format!("{dtype} {shape:?} on devices with an updater"),
+            Update::Overwrite => format!("{dtype} of shape {shape:?} on devices"),
+            Update::Optimize(optimizer) => format!("{dtype} of shape {shape:?} on devices with {optimizer:?}"),
+            Update::Call(_) => format!("{dtype} of shape {shape:?} on devices with an updater"),
         }
     }
 
@@ -211,13 +210,17 @@ impl Backend for OnDevices {
         }
     }
 
+    fn failing(&self, why: Option<&str>) {
+        self.ranks.iter().for_each(|ranks| ranks.engine.failing(why));
+    }
+
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let host = if value.remote().is_some() { self.devices.download(value)? } else { value.clone() };
         let value = host.read()?.snapshot();
         let slot = Arc::new(Slot::new(entry, &self.devices)?);
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        let settings = self.ranks.as_ref().map_or("", |ranks| ranks.engine.settings());
-        let terms = format!("{} {settings}", Self::terms(entry, &Update::Overwrite));
+        let how = self.ranks.as_ref().map_or_else(String::new, |ranks| ranks.engine.settings().to_owned());
+        let terms = Terms { how, ..Self::terms(entry, &Update::Overwrite).into() };
         let job = Init { slot: Arc::clone(&slot), devices: Arc::clone(&self.devices), value, limit: self.limit };
         self.run(&slot, "init", terms, job)
     }
