@@ -2,6 +2,7 @@
 
 mod cases;
 mod job;
+mod odd_one;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
