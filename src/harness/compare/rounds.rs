@@ -194,10 +194,10 @@ mod tests {
             (variant.peer == Some(Peer::Horovod)).then(|| "scripts/peers/setup --horovod".to_owned())
         }
 
-        /// Of 1000 ticks between two questions 50 are stolen.
+        /// Of 10000 ticks between two questions 625 are stolen, a sixteenth: exact as a float.
         fn processor_time(&mut self) -> Option<ProcessorTime> {
             self.asked += 1;
-            ProcessorTime::parse(&format!("cpu  {} 0 0 0 0 0 0 {} 0 0\n", 950 * self.asked, 50 * self.asked))
+            ProcessorTime::parse(&format!("cpu  {} 0 0 0 0 0 0 {} 0 0\n", 9375 * self.asked, 625 * self.asked))
         }
 
         fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(record.seconds, [1.0, 1.0, 6.0, 6.0, 8.0, 8.0]);
         assert_eq!((record.mode.as_str(), record.bound_s), ("dist_sync_mpi", Some(6.0)));
         assert_eq!((rows[2].machines, rows[2].per_machine_s(4)), (6, Some(7.5)));
-        assert_eq!(stolen(&rows), Some(0.05));
+        assert_eq!(stolen(&rows), Some(0.0625));
         assert_eq!(rows[0].host_bytes(true), (6100.0, true));
         assert_eq!(rows[0].host_bytes(false), (6000.0, false));
         assert_eq!(rows[2].host_bytes(true), (8000.0, false), "a dedicated server's interface is not a worker's");
