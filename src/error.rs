@@ -146,9 +146,7 @@ pub enum Error {
         waited_s: u64,
     },
     /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
-    #[error(
-        "{peer} ended its run without calling {operation}, for which rank {rank} waits\n  hint: see its own output for an error; if it has less data than the others, give every rank equal numbers of steps, or call join() where it ends"
-    )]
+    #[error("{peer} ended its run without calling {operation}, for which rank {rank} waits{}", say_why_ended(why))]
     Finished {
         /// Who, such as `rank 3 (pid 71 on h4)`.
         peer: String,
@@ -156,6 +154,8 @@ pub enum Error {
         operation: String,
         /// The rank that waits.
         rank: usize,
+        /// The error that it ended with, in one line; empty if it said none.
+        why: String,
     },
     /// A peer is gone.
     #[error(
@@ -254,6 +254,15 @@ fn list_views(views: &[(usize, String)]) -> String {
 
 fn say_variable(variable: &str, value: &str) -> String {
     if value.is_empty() { format!("{variable} is not set") } else { format!("{variable}={value:?} cannot be used") }
+}
+
+fn say_why_ended(why: &str) -> String {
+    if why.is_empty() {
+        return "\n  hint: see its own output for an error; if it has less data than the others, give every rank equal numbers of steps, or call join() where it ends".to_owned();
+    }
+    format!(
+        ": it ended with this error: {why}\n  hint: its own output has all of the error; mend that, and restart the job from its last checkpoint"
+    )
 }
 
 /// Shorthand for this crate's results.

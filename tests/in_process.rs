@@ -105,12 +105,16 @@ fn ranks_that_disagree_on_a_shape_or_dtype_all_get_one_error() {
     for dtype in [DType::F32, DType::F16] {
         let errors = workers(3, LONG, |store| {
             let (shape, dtype) = if store.rank() == 2 { ([5], dtype) } else { ([4], DType::F32) };
-            store.init("w", &Tensor::zeros(dtype, &shape)).unwrap();
-            store.wait_all().unwrap_err()
+            store.init("w", &Tensor::zeros(dtype, &shape)).and_then(|()| store.barrier()).unwrap_err()
         });
         for error in &errors {
             let text = error.to_string();
-            assert!(text.contains("key \"w\"") && text.contains("rank 2 has init of"), "{text}");
+            assert!(
+                text.contains("key \"w\"")
+                    && text.contains("in init")
+                    && text.contains(&format!("rank 2 has {dtype} of shape [")),
+                "{text}"
+            );
             assert_eq!(error, &errors[0], "every rank reports the same");
         }
     }

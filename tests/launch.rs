@@ -187,6 +187,30 @@ fn mpirun_starts_the_same_roles() {
 }
 
 #[test]
+fn mpirun_starts_no_servers_for_a_command_that_asks_for_none_and_says_so_where_it_cannot_tell() {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let of = |more: &[&str], kind: &[&str]| {
+        let program = ["--", "sh", "-c", "echo role $DMLC_ROLE", "sh"];
+        let (output, lines) = run(&[&["-n", "2", "--launcher", "mpi"], more, &program[..], kind].concat());
+        (lines, String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (lines, text) = of(&[], &["--kv-store", "dist_sync_mpi"]);
+    assert!(lines == ["role", "role"] && !text.contains("servers"), "{lines:?} {text}");
+    let (lines, text) = of(&[], &["--kv-store=dist_sync"]);
+    assert!(lines.len() == 5 && !text.contains("servers too"), "{lines:?} {text}");
+    let (lines, text) = of(&[], &[]);
+    assert!(
+        lines.len() == 5 && text.contains("note: starts 2 servers too") && text.contains("-s 0"),
+        "{lines:?} {text}"
+    );
+    let (lines, text) = of(&["-s", "1"], &["--kv-store", "dist_sync_mpi"]);
+    assert!(lines.len() == 4 && text.contains("does not need") && text.contains("hint: give -s 0"), "{lines:?} {text}");
+}
+
+#[test]
 fn an_mpirun_that_outlives_its_processes_is_ended_and_said() {
     if !Path::new("/proc/thread-self/children").exists() {
         eprintln!("skipped: this kernel does not tell children");

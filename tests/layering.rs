@@ -58,6 +58,7 @@ const UNSAFE: &[&str] = &[
     "src/device/cuda/mod.rs",
     "src/device/cuda/nccl.rs",
     "src/device/cuda/slices.rs",
+    "src/device/cuda/survey.rs",
     "src/device/lent.rs",
     "src/harness/gpu_check/lent.rs",
     "src/progress/process.rs",

@@ -36,7 +36,7 @@ fn results() -> Results {
         mpi: "mpirun (Open MPI) 4.1.4".to_owned(),
     };
     let command = "ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:1shared,dist_sync:2shared,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet,gloo --rounds 3 --iters 2 --out out".to_owned();
-    let mut results = Results { environment, setup, rows, verdict: Vec::new(), command };
+    let mut results = Results { environment, setup, rows, stolen: None, verdict: Vec::new(), command };
     results.verdict = verdict::sentences(&results);
     results
 }
@@ -123,9 +123,40 @@ fn record(variant: Variant, setup: &Setup, seconds: &[f64]) -> Record {
     .with_link(setup.link.bytes_per_s().unwrap(), Some(variant.mode))
 }
 
+#[test]
+fn time_that_the_machines_host_took_is_a_doubt_in_the_table_on_the_page_and_in_the_json() {
+    let doubt = "3.2 % of the processors' time was taken by the machine's host";
+    let quiet = Results { stolen: Some(0.009), ..results() };
+    assert!(!table::render(&quiet).contains("machine's host"));
+    let disturbed = Results { stolen: Some(0.032), ..results() };
+    assert!(table::render(&disturbed).contains(&format!("warning: {doubt}")));
+    assert!(report::render(&disturbed).unwrap().replace("&#x27;", "'").contains(doubt));
+    assert!(serde_json::to_string(&disturbed).unwrap().contains("\"stolen\":0.032"));
+    let training = Results { stolen: Some(0.032), ..training() };
+    assert!(table::render(&training).contains(doubt));
+}
+
+#[test]
+fn ranks_of_one_machine_are_not_called_machines() {
+    let mut local = results();
+    (local.setup.place, local.setup.own_hosts) = ("processes of one machine".to_owned(), false);
+    local.rows.iter_mut().for_each(|row| row.machines = 1);
+    local.verdict = verdict::sentences(&local);
+    let text = table::render(&local);
+    assert!(text.contains("On one machine with 8 ranks"), "{text}");
+    for wrong in ["8 machines", "machine more", "machines more", "x machines /"] {
+        assert!(!text.contains(wrong), "{wrong:?} in {text}");
+    }
+    report::render(&local).unwrap();
+}
+
 fn rounds(seconds: &[f64]) -> Vec<Round> {
-    let round =
-        |(index, seconds): (usize, &[f64])| Round { round: index + 1, place: index + 1, seconds: seconds.to_vec() };
+    let round = |(index, seconds): (usize, &[f64])| Round {
+        round: index + 1,
+        place: index + 1,
+        seconds: seconds.to_vec(),
+        stolen: None,
+    };
     seconds.chunks(2).enumerate().map(round).collect()
 }
 

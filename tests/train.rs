@@ -128,6 +128,40 @@ fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() 
     assert_ne!(ring, Some(together));
 }
 
+/// Two ranks that each run in a folder of their own, as on hosts that share none: whether they succeed, and what they say.
+fn of_two_folders(folders: &Path, arguments: &[&str]) -> Option<(bool, String)> {
+    let mpirun = Mpirun::find().ok()?;
+    let enter = format!("cd '{}'/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} && exec \"$0\" \"$@\"", folders.display());
+    let words = ["--kv-store", "dist_sync_mpi", "--limit-train", "384", "--checkpoint", "run.safetensors"];
+    let words = words.iter().chain(arguments).map(OsString::from);
+    let shell = [OsString::from("sh"), "-c".into(), enter.into(), example().into_os_string()];
+    let ranks = Ranks { count: 2, command: shell.into_iter().chain(words).collect(), env: Vec::new() };
+    let output = mpirun.command(&Hosts::Local, ranks).unwrap().command.output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    Some((output.status.success(), text))
+}
+
+#[test]
+fn a_checkpoint_that_only_some_hosts_have_is_an_error_before_the_first_step() {
+    if !has_data() {
+        return;
+    }
+    let folders = tempfile::tempdir().unwrap();
+    let file = |rank: &str| folders.path().join(rank).join("run.safetensors");
+    ["0", "1"].iter().for_each(|rank| std::fs::create_dir(folders.path().join(rank)).unwrap());
+    let go_on = |steps| of_two_folders(folders.path(), &["--resume-if-any", "--steps", steps]);
+    let Some((succeeded, text)) = go_on("1") else { return println!("skipped: there is no mpirun") };
+    assert!(succeeded && file("0").exists() && !file("1").exists(), "neither has one, and rank 0 saves: {text}");
+    let (succeeded, text) = go_on("2").unwrap();
+    let views = "rank(s) [1] have no such file, rank(s) [0] have step 1";
+    assert!(!succeeded && text.contains(views) && text.contains("a folder that all hosts share"), "{text}");
+    std::fs::copy(file("0"), file("1")).unwrap();
+    let (succeeded, text) = go_on("2").unwrap();
+    assert!(succeeded && text.contains("goes on from run.safetensors: step 1"), "{text}");
+    let (succeeded, text) = go_on("3").unwrap();
+    assert!(!succeeded && text.contains("rank(s) [1] have step 1, rank(s) [0] have step 2"), "{text}");
+}
+
 #[test]
 fn an_absent_data_set_is_an_error_that_names_the_package() {
     let text = error(&["--data", "/nowhere"]);
@@ -135,12 +169,15 @@ fn an_absent_data_set_is_an_error_that_names_the_package() {
 }
 
 #[test]
-fn one_process_of_several_that_asks_for_a_kind_of_one_is_warned_once() {
-    let of = |size: &str| {
+fn the_first_process_of_several_that_asks_for_a_kind_of_one_is_warned_once() {
+    let of_rank = |rank: &str, size: &str| {
         let mut run = Command::new(example());
-        run.args(["--data", "/nowhere"]).env("OMPI_COMM_WORLD_SIZE", size).env_remove("SLURM_STEP_NUM_TASKS");
+        run.args(["--data", "/nowhere"]).env("OMPI_COMM_WORLD_SIZE", size).env("OMPI_COMM_WORLD_RANK", rank);
+        run.env_remove("SLURM_STEP_NUM_TASKS");
         String::from_utf8_lossy(&run.output().unwrap().stderr).into_owned()
     };
+    let of = |size| of_rank("0", size);
+    assert!(!of_rank("1", "3").contains("warning: "), "the first rank says it");
     let text = of("3");
     assert_eq!(text.matches("warning: ").count(), 1, "{text}");
     assert!(text.contains("one of 3") && text.contains("--kv-store dist_sync_mpi"), "{text}");

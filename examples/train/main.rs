@@ -18,7 +18,7 @@ use ringpull::config::Config;
 use ringpull::harness::training::{self, Options};
 use ringpull::harness::{dataset::Dataset, shard, total::total};
 use ringpull::optim::{Optimizer, Rule};
-use ringpull::store::create_with;
+use ringpull::store::{KvStore, create_with};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -37,6 +37,11 @@ fn train(options: &Options) -> Outcome<()> {
     let config = Config::from_env_or(Config { algorithm: "ordered".to_owned(), ..Config::default() })?;
     // First: in a server's or the scheduler's process this call is all there is.
     let store = create_with(&options.kv_store, &config)?;
+    // The others hear why this rank ends, whatever the error was about.
+    run(options, &store).inspect_err(|error| store.report_failure(&error.to_string()))
+}
+
+fn run(options: &Options, store: &KvStore) -> Outcome<()> {
     training::share_cores()?;
     let [train, test] = [Dataset::read(&options.data, "train")?, Dataset::read(&options.data, "t10k")?];
     let batches = options.batches(train.len())?;
@@ -49,7 +54,7 @@ fn train(options: &Options) -> Outcome<()> {
         rescale_grad: 1.0 / (options.batch as f64 * options.gradient_scale),
         ..Optimizer::sgd(options.lr)
     };
-    let training::Start { step: first_step, batches } = options.begin(&store, &optimizer, &weights, batches)?;
+    let training::Start { step: first_step, batches } = options.begin(store, &optimizer, &weights, batches)?;
     net.import(&weights)?;
 
     let last_step = options.last_step(&batches);
@@ -59,7 +64,7 @@ fn train(options: &Options) -> Outcome<()> {
         if number == 0 || order.is_empty() {
             order = batches.order(epoch);
         }
-        options.before(&store, step, first_step)?;
+        options.before(store, step, first_step)?;
         let samples = batches.of(&order, number, rank, workers);
         let (_, gradients) = net.gradients(&train, samples, options.gradient_scale)?;
         for (index, ((name, weight), gradient)) in weights.iter().zip(&gradients).enumerate().rev() {
@@ -70,9 +75,9 @@ fn train(options: &Options) -> Outcome<()> {
             continue;
         }
         let images_per_second = ((step + 1 - begun_step) * options.batch) as f64 / begun.elapsed().as_secs_f64();
-        options.save(&store, step + 1, batches.seed, &weights)?;
+        options.save(store, step + 1, batches.seed, &weights)?;
         let figures = net.evaluate(&test, shard::share(test.len(), rank, workers))?;
-        let sums = total(&store, &optimizer, &format!("evaluation {}", step + 1), &figures)?;
+        let sums = total(store, &optimizer, &format!("evaluation {}", step + 1), &figures)?;
         if rank == 0 {
             let (accuracy, loss) = (100.0 * sums[0] / sums[1], sums[2] / sums[1]);
             println!(
@@ -83,6 +88,6 @@ fn train(options: &Options) -> Outcome<()> {
         }
         (begun, begun_step) = (Instant::now(), step + 1);
     }
-    println!("rank {rank} of {workers} weights {:016x}", training::hash(&store, &weights)?);
+    println!("rank {rank} of {workers} weights {:016x}", training::hash(store, &weights)?);
     Ok(())
 }

@@ -102,8 +102,8 @@ def test_a_store_of_one_process_in_one_of_several_is_warned_of_once(ranks, kind)
     pytest.importorskip("mxnet")
     code = f"import ringpull.mxnet, mxnet as mx; [mx.kv.create({kind!r}) for _ in range(2)]"
     status, output = mpi(ranks, "-c", code)
-    assert status == 0 and output.count("each trains a model of its own") == ranks, output
-    assert output.count("--kv-store dist_sync_mpi") == ranks, output
+    assert status == 0 and output.count("each trains a model of its own") == 1, output
+    assert output.count("--kv-store dist_sync_mpi") == 1, output
 
 
 @pytest.mark.parametrize("more", [[], ["--jax"]])

@@ -21,6 +21,11 @@ use crate::store;
 
 /// The arguments of `ringpull bench`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
+    mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1\n  \
+    mpirun -n 4 ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
+    ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
 pub struct BenchArgs {
     #[command(subcommand)]
     what: What,
@@ -45,7 +50,7 @@ enum What {
     mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm ring --explain")]
 pub struct AllreduceArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
-    #[arg(long, default_value = "4,64KiB,25MB")]
+    #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
     pub sizes: String,
     /// How buffers are summed: auto by what suits the cluster, ordered with the same bits wherever the ranks run, native by the MPI
     /// library's own `MPI_Allreduce`, else by this plan; halving is another name of circulant [default: `RINGPULL_ALGORITHM`, or auto].
@@ -83,7 +88,7 @@ pub struct PushpullArgs {
     #[arg(long, default_value = "dist_sync_mpi")]
     kv_store: Kind,
     /// Payloads, one key each, separated by commas; MB is 10^6 bytes, MiB is 2^20.
-    #[arg(long, conflicts_with = "model", default_value = "25MB")]
+    #[arg(long, visible_alias = "bytes", conflicts_with = "model", default_value = "25MB")]
     sizes: String,
     /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines, pushed in backward order.
     #[arg(long)]

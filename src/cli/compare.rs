@@ -11,7 +11,9 @@ use super::Format;
 use crate::error::{Error, Result};
 use crate::harness::compare::launched::{Launched, Place};
 use crate::harness::compare::training::{self, TrainSetup};
-use crate::harness::compare::{Environment, Results, Setup, Workload, published, report, rounds, table, verdict};
+use crate::harness::compare::{
+    Environment, Results, Setup, Workload, published, report, results, rounds, table, verdict,
+};
 use crate::harness::layers;
 use crate::harness::link::LinkRate;
 use crate::harness::mode::{Mode, Peer, Variant};
@@ -128,7 +130,8 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
     });
     bar.finish_and_clear();
     drop(runner);
-    let mut results = Results { environment, setup, rows, verdict: Vec::new(), command: command() };
+    let stolen = results::stolen(&rows);
+    let mut results = Results { environment, setup, rows, stolen, verdict: Vec::new(), command: command() };
     results.verdict = verdict::sentences(&results);
     finish(&results, args)
 }

@@ -29,6 +29,10 @@ pub struct LabArgs {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Make the hosts; a lab of another shape is replaced.
+    #[command(after_help = "Examples:
+  ringpull lab up 8 200mbit                        eight hosts with links of 200 Mbit/s
+  ringpull lab up 8 1gbit --uplink 250mbit         two racks of four
+  ringpull lab up 4 none                           links without a limit")]
     Up {
         /// How many hosts, 1 to 100.
         hosts: usize,

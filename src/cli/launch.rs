@@ -31,7 +31,8 @@ pub struct LaunchArgs {
     /// How many workers.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
     num_workers: u32,
-    /// How many servers; as many as workers if not given. 0 starts MPI ranks (--launcher mpi).
+    /// How many servers; if not given as many as workers, as with MXNet's launch.py, whatever the launcher, but none where the command
+    /// has `--kv-store dist_sync_mpi`. 0 starts MPI ranks (--launcher mpi).
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
     /// A file with the hosts to run on.
@@ -97,7 +98,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let launcher = args.launcher.unwrap_or(default);
     let hosts = read_hosts(&args, launcher)?;
     let workers = args.num_workers as usize;
-    let servers = args.num_servers.map_or(workers, |count| count as usize);
+    let servers = servers(&args, launcher);
     if matches!(launcher, Launcher::Local | Launcher::Lab) || launcher == Launcher::Mpi && hosts.is_empty() {
         check_program(&args.command)?;
     }
@@ -136,6 +137,38 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
+/// How many servers the job has. One that asks for none by its kind of store gets none, for they would wait for workers that never come.
+fn servers(args: &LaunchArgs, launcher: Launcher) -> usize {
+    let by_mpi = matches!(launcher, Launcher::Mpi | Launcher::Slurm | Launcher::Sge);
+    let needs_none = by_mpi && kind_asked_for(&args.command) == Some("dist_sync_mpi");
+    match args.num_servers {
+        Some(count) if count > 0 && needs_none => {
+            eprintln!(
+                "warning: -s {count} starts servers that --kv-store dist_sync_mpi does not need\n  hint: give -s 0"
+            );
+            count as usize
+        }
+        Some(count) => count as usize,
+        None if needs_none => 0,
+        None => {
+            let count = args.num_workers;
+            if launcher == Launcher::Mpi && kind_asked_for(&args.command).is_none() {
+                eprintln!(
+                    "note: starts {count} servers too, as MXNet's launch.py does; for dist_sync_mpi, which needs none, give -s 0"
+                );
+            }
+            count as usize
+        }
+    }
+}
+
+/// The kind of store that the command's words ask for, if they name one.
+fn kind_asked_for(command: &[OsString]) -> Option<&str> {
+    let words: Vec<&str> = command.iter().filter_map(|word| word.to_str()).collect();
+    let at = words.iter().position(|word| word.starts_with("--kv-store") || word.starts_with("--kvstore"))?;
+    words[at].split_once('=').map(|(_, store)| store).or(words.get(at + 1).copied())
+}
+
 /// An error if this host has no such program: every process would say so by itself, in its launcher's words.
 fn check_program(command: &[OsString]) -> Result<()> {
     let Some(program) = command.first().map(Path::new) else { return Ok(()) };
@@ -162,9 +195,7 @@ fn say_what_has_no_effect(args: &LaunchArgs, launcher: Launcher) {
     if args.sge_pe.is_some() && launcher != Launcher::Sge {
         eprintln!("warning: --sge-pe has no effect without --launcher sge");
     }
-    let words: Vec<&str> = args.command.iter().filter_map(|word| word.to_str()).collect();
-    let at = words.iter().position(|word| word.starts_with("--kv-store") || word.starts_with("--kvstore"));
-    let store = at.and_then(|at| words[at].split_once('=').map(|(_, store)| store).or(words.get(at + 1).copied()));
+    let store = kind_asked_for(&args.command);
     let alone = store.is_some_and(|store| store.starts_with("local") || store == "device");
     if alone && args.num_workers > 1 {
         eprintln!(

@@ -32,6 +32,11 @@ pub struct ManifestArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     /// An MPIJob that trains by allreduce (`dist_sync_mpi`).
+    #[command(after_help = "Examples:
+  ringpull manifest train --workers 4 --image reg/ringpull:1 -- train --kv-store dist_sync_mpi
+  ringpull manifest train --workers 4 --claim data -- train --kv-store dist_sync_mpi --checkpoint /train/run.safetensors --resume-if-any
+  ringpull manifest train --workers 2 --gpus 8 --rdma rdma/ib --gang volcano -- python3 train.py
+  ringpull manifest train -- train --kv-store dist_sync_mpi | kubectl apply -f -")]
     Train(JobArgs),
     /// An MPIJob that compares allreduce and parameter servers on its pods; what follows -- goes to `ringpull compare`.
     Compare(JobArgs),

@@ -89,6 +89,35 @@ impl Machine {
     }
 }
 
+/// What the processors of this machine have done since it started, in the kernel's ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessorTime {
+    all: u64,
+    /// Ticks in which the machine wanted to run and its host ran something else.
+    stolen: u64,
+}
+
+impl ProcessorTime {
+    /// Asks the kernel; `None` where it does not say.
+    pub fn read() -> Option<Self> {
+        Self::parse(&std::fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    /// Reads the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests' time, which follows, is part of user's.
+    pub fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        let ticks: Vec<u64> = line.split_whitespace().take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let stolen = *ticks.get(7)?;
+        Some(ProcessorTime { all: ticks.iter().sum(), stolen })
+    }
+
+    /// The part of the processors' time that was stolen since `before`; `None` if no time has passed.
+    pub fn stolen_since(self, before: Self) -> Option<f64> {
+        let all = self.all.checked_sub(before.all).filter(|ticks| *ticks > 0)?;
+        Some(self.stolen.saturating_sub(before.stolen) as f64 / all as f64)
+    }
+}
+
 fn lab_lacks() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("needs root".to_owned());
@@ -118,4 +147,22 @@ fn mpi_library() -> Option<String> {
 #[cfg(not(feature = "mpi"))]
 fn mpi_library() -> Option<String> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stolen_time_is_read_from_the_kernels_own_words() {
+        let of = |idle: u64, stolen: u64| {
+            format!("cpu  100 0 50 {idle} 10 0 5 {stolen} 40 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 5\n")
+        };
+        let read = |idle, stolen| ProcessorTime::parse(&of(idle, stolen)).unwrap();
+        assert_eq!(read(1968, 32).stolen_since(read(1000, 0)), Some(0.032));
+        assert_eq!(read(2000, 5).stolen_since(read(1000, 5)), Some(0.0));
+        assert_eq!(read(1000, 5).stolen_since(read(1000, 5)), None, "no time has passed");
+        assert_eq!(ProcessorTime::parse("cpu  1 2 3 4\n"), None, "a kernel that does not count it");
+        assert_eq!(ProcessorTime::parse("intr 5\n"), None);
+    }
 }

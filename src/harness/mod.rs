@@ -9,7 +9,7 @@
 //! - [`record`], [`statistics`], [`usage`]: a measurement, what it says and what it costs; [`explain`]: what `auto` does;
 //! - [`train`]: the ranks that replay a model's steps; [`layers`], [`compute`]: what they replay; [`schedule`]: the least step;
 //! - [`timeline`]: what the ranks' timelines say together;
-//! - [`training`], [`dataset`], [`shard`], [`total`], [`checkpoint`]: what a training program needs;
+//! - [`training`], [`dataset`], [`shard`], [`total`], [`checkpoint`], `resume`: what a training program needs;
 //! - [`doctor`]: what would keep a job from running;
 //! - [`manifest`]: Kubernetes manifests of jobs, and a check of them;
 //! - [`compare`]: rounds of jobs, the table, the verdict, the report; [`sweep`]: allreduce over all sizes, against others.
@@ -38,6 +38,7 @@ pub mod mpirun;
 pub mod pattern;
 pub mod pushpull;
 pub mod record;
+mod resume;
 pub mod schedule;
 pub mod shard;
 pub mod size;

@@ -8,6 +8,8 @@ const ENOUGH: usize = 5;
 const OUTLIER_SCORE: f64 = 3.5;
 /// Differences smaller than this part of the median are never called outliers or gains.
 const RESOLUTION: f64 = 0.02;
+/// More than this part of the processors' time taken by the machine's host is worth a doubt.
+const STOLEN: f64 = 0.01;
 
 /// Median and spread of some samples, in the samples' unit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -101,6 +103,16 @@ pub fn warnings(samples: &[f64]) -> Vec<String> {
     doubts
 }
 
+/// The doubt that follows from the part of the processors' time that the machine's host took away.
+pub fn doubt_of_stolen(part: f64) -> Option<String> {
+    (part > STOLEN).then(|| {
+        format!(
+            "{:.1} % of the processors' time was taken by the machine's host: times are too long by about as much; repeat when it is quiet",
+            100.0 * part
+        )
+    })
+}
+
 fn distance(sample: f64, summary: &Summary) -> f64 {
     (sample - summary.median).abs()
 }
@@ -157,6 +169,13 @@ mod tests {
         assert!(doubts[0].contains("down to 0.50x of the median"), "{doubts:?}");
         assert!(warnings(&[1.0])[0].contains("only 1 sample:"));
         assert!(warnings(&[1.0, 1.0, 1.0])[0].contains("only 3 samples:"));
+    }
+
+    #[test]
+    fn time_that_the_host_took_is_a_doubt_from_one_per_cent_on() {
+        assert_eq!(doubt_of_stolen(0.01), None);
+        let doubt = doubt_of_stolen(0.032).unwrap();
+        assert!(doubt.starts_with("3.2 % of the processors' time was taken by the machine's host"), "{doubt}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::config;
 use crate::error::{Error, Result};
 use crate::harness::checkpoint::Checkpoint;
 use crate::harness::dataset::fashion_mnist;
+use crate::harness::resume;
 use crate::harness::shard::Batches;
 use crate::optim::Optimizer;
 use crate::store::KvStore;
@@ -107,9 +108,10 @@ impl Options {
         if let (Some(path), 0) = (&self.checkpoint, store.rank()) {
             Checkpoint::check_place(path)?;
         }
-        let goes_on = |path: &&PathBuf| self.resume || self.resume_if_any && path.exists();
-        let resumed = self.checkpoint.as_ref().filter(goes_on).map(|path| Checkpoint::read(path));
-        let resumed = resumed.transpose()?;
+        let resumed = match &self.checkpoint {
+            Some(path) if self.resume || self.resume_if_any => resume::agreed(store, path, self.resume)?,
+            _ => None,
+        };
         resumed.as_ref().map_or(Ok(()), |saved| self.check_seed(saved))?;
         for (name, weight) in weights {
             let first = resumed.as_ref().map_or(Some(weight), |saved| saved.weights.get(*name));

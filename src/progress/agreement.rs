@@ -53,6 +53,8 @@ pub struct Agreement {
     bucket_bytes: usize,
     pending: BTreeMap<(Topic, u64), Pending>,
     left: Vec<bool>,
+    /// The error that each rank would end with, if it ended now.
+    failing: Vec<Option<String>>,
     /// Ranks that have no data left, and when any rank has last said something of what it does.
     joined: Vec<bool>,
     heard_s: f64,
@@ -76,6 +78,7 @@ impl Agreement {
             bucket_bytes,
             pending: BTreeMap::new(),
             left: vec![false; size],
+            failing: vec![None; size],
             joined: vec![false; size],
             heard_s: 0.0,
             behind: vec![false; size],
@@ -102,6 +105,10 @@ impl Agreement {
         let pending =
             self.pending.entry(name.clone()).or_insert_with(|| Pending { calls: vec![None; size], since_s: now_s });
         pending.calls[rank] = Some(call);
+        // Not only when the last rank has called it, which may be long after.
+        if let Some(error) = disagreement(&pending.calls) {
+            return Err(error);
+        }
         let is_complete = pending.missing().iter().all(|rank| self.joined[*rank]);
         if !is_complete {
             self.check_left()?;
@@ -114,7 +121,7 @@ impl Agreement {
         let is_held = matches!(&self.phase, Phase::Freezing(freezing) if freezing.is_beyond(&name.0, name.1));
         let mut orders = Vec::new();
         if is_complete && !is_held {
-            orders.push(Order::Launch(self.launch(&name)?));
+            orders.push(Order::Launch(self.launch(&name)));
             if let Phase::Freezing(freezing) = &mut self.phase {
                 freezing.launched();
             }
@@ -122,7 +129,7 @@ impl Agreement {
         if let Phase::Freezing(freezing) = &self.phase {
             if freezing.has_crossed() {
                 self.try_less_often(0);
-                orders.extend(self.reopen()?);
+                orders.extend(self.reopen());
             } else if let (true, Some(Order::Launch(last))) = (freezing.is_ready(), orders.last()) {
                 orders = vec![self.freeze(last.clone())];
             }
@@ -142,14 +149,11 @@ impl Agreement {
         }
     }
 
-    fn launch(&mut self, name: &(Topic, u64)) -> Result<Launch, Error> {
+    fn launch(&mut self, name: &(Topic, u64)) -> Launch {
         let calls = self.pending.remove(name).map(|done| done.calls).unwrap_or_default();
-        if let Some(error) = disagreement(&calls) {
-            return Err(error);
-        }
         self.launched = self.launched.wrapping_add(1);
         let call = if calls.contains(&None) { calls.into_iter().flatten().next().map(Box::new) } else { None };
-        Ok(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call })
+        Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call }
     }
 
     fn freeze(&mut self, last: Launch) -> Order {
@@ -165,11 +169,11 @@ impl Agreement {
     }
 
     /// Goes back to launching one by one; what every rank has called launches now.
-    fn reopen(&mut self) -> Result<Vec<Order>, Error> {
+    fn reopen(&mut self) -> Vec<Order> {
         self.phase = Phase::Open;
         let complete = self.pending.iter().filter(|(_, pending)| self.lacking(pending).is_empty());
         let complete: Vec<_> = complete.map(|(name, _)| name.clone()).collect();
-        complete.iter().map(|name| self.launch(name).map(Order::Launch)).collect()
+        complete.iter().map(|name| Order::Launch(self.launch(name))).collect()
     }
 
     /// A cycle that did not last has to come more often before the next is frozen.
@@ -204,7 +208,7 @@ impl Agreement {
         for (rank, answer) in answers.iter().enumerate().filter(|(_, answer)| answer.begun < end.until) {
             let (key, operation) = answer.missing.clone().unwrap_or((Topic::Direct.key(), "collective".to_owned()));
             if self.left[rank] {
-                return Err(gone(rank, &format!("{operation} of key {key}"), by));
+                return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
             }
             if let Some(overdue) = overdue.as_ref().filter(|overdue| answer.begun <= overdue.unit) {
                 let behind = |rank: &usize| answers[*rank].begun <= overdue.unit;
@@ -231,7 +235,7 @@ impl Agreement {
         }
         self.joined[rank] = true;
         self.heard_s = now_s;
-        let mut orders = self.reopen()?;
+        let mut orders = self.reopen();
         if self.joined.contains(&false) {
             self.check_left()?;
         } else {
@@ -249,7 +253,7 @@ impl Agreement {
         self.left[rank] = true;
         let mut orders = match self.phase {
             Phase::Frozen { epoch, .. } => self.thaw(epoch, None),
-            Phase::Freezing(_) => self.reopen()?,
+            Phase::Freezing(_) => self.reopen(),
             _ => Vec::new(),
         };
         if let Some(stopped) = begun {
@@ -318,16 +322,32 @@ impl Agreement {
         Some(format!("{} of key {}", call.operation, call.topic.key()))
     }
 
+    /// A rank says why it would end, if it ended now.
+    pub fn failing(&mut self, rank: usize, why: Option<String>) {
+        self.failing[rank] = why;
+    }
+
+    /// The error that a rank has last said it would end with.
+    pub fn why(&self, rank: usize) -> Option<&str> {
+        self.failing[rank].as_deref()
+    }
+
+    /// The rank that left, what another waits for, and that other.
+    fn gone(&self, rank: usize, operation: &str, by: usize) -> Error {
+        let why = self.why(rank).unwrap_or_default().to_owned();
+        Error::Finished { peer: format!("rank {rank}"), operation: operation.to_owned(), rank: by, why }
+    }
+
     fn check_left(&self) -> Result<(), Error> {
         for pending in self.pending.values() {
             if let Some(rank) = self.lacking(pending).into_iter().find(|rank| self.left[*rank]) {
                 let (by, call) = pending.first();
-                return Err(gone(rank, &format!("{} of key {}", call.operation, call.topic.key()), by));
+                return Err(self.gone(rank, &format!("{} of key {}", call.operation, call.topic.key()), by));
             }
         }
         let joined = self.joined.iter().position(|joined| *joined);
         match (joined, self.left.iter().position(|left| *left)) {
-            (Some(by), Some(rank)) => Err(gone(rank, "join", by)),
+            (Some(by), Some(rank)) => Err(self.gone(rank, "join", by)),
             _ => Ok(()),
         }
     }
@@ -344,23 +364,33 @@ impl Pending {
     }
 }
 
-/// The rank that left, what another waits for, and that other.
-fn gone(rank: usize, operation: &str, by: usize) -> Error {
-    Error::Finished { peer: format!("rank {rank}"), operation: operation.to_owned(), rank: by }
-}
-
 fn disagreement(calls: &[Option<Call>]) -> Option<Error> {
     let made = || calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.as_ref()?)));
     let (_, first) = made().next()?;
     if made().all(|(_, call)| call.operation == first.operation && call.terms == first.terms) {
         return None;
     }
-    let view = |(rank, call): (usize, &Call)| (rank, format!("{} of {}", call.operation, call.terms));
+    let alike = |of: fn(&Call) -> &String| made().all(|(_, call)| of(call) == of(first));
+    let (view, remedy): (fn(&Call) -> String, _) = if !alike(|call| &call.operation) {
+        (|call| format!("{} of {}", call.operation, call.terms), "every rank must call the same operations on a key")
+    } else if !alike(|call| &call.terms.words) && first.operation == "init" {
+        (|call| call.terms.to_string(), "init the key with one shape and dtype on every rank")
+    } else if !alike(|call| &call.terms.words) || alike(|call| &call.terms.how) {
+        (
+            |call| format!("{} of {}", call.operation, call.terms),
+            "every rank must use the same shapes, dtypes and optimizer for a key",
+        )
+    } else {
+        (
+            |call| format!("sums {}", call.terms.how),
+            "give every rank the same RINGPULL_ALGORITHM and RINGPULL_SEGMENT_BYTES, or the same Config",
+        )
+    };
     Some(Error::Disagreement {
         key: first.topic.key(),
         operation: first.operation.clone(),
-        views: made().map(view).collect(),
-        remedy: "every rank must use the same operations, shapes, dtypes and optimizer for a key".to_owned(),
+        views: made().map(|(rank, call)| (rank, view(call))).collect(),
+        remedy: remedy.to_owned(),
     })
 }
 

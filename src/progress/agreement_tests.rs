@@ -1,7 +1,7 @@
 //! The table of calls, one by one. What is frozen is tested where ranks call together, in `schedule_tests`.
 
 use super::*;
-use crate::progress::job::Wire;
+use crate::progress::job::{Terms, Wire};
 
 fn call(key: i64, ordinal: u64, terms: &str) -> Call {
     let topic = Topic::Key { store: 0, key: key.into() };
@@ -60,6 +60,26 @@ fn terms_that_differ_are_an_error_that_names_each_ranks_view() {
         text.contains("key 7") && text.contains("rank 0 has push of f16 [3], rank 1 has push of f32 [3]"),
         "{text}"
     );
+}
+
+#[test]
+fn two_ranks_that_differ_are_an_error_before_the_third_has_called() {
+    let init = |words: &str, how: &str| {
+        let terms = Terms { how: how.to_owned(), ..words.into() };
+        Call { operation: "init".to_owned(), terms, ..call(7, 0, "") }
+    };
+    let differing = |first: Call, second: Call| {
+        let mut table = Agreement::new(3, 10.0, 1000);
+        assert_eq!(table.call(2, first, 0.0), Ok(vec![]));
+        table.call(1, second, 0.0).unwrap_err().to_string()
+    };
+    let text = differing(init("f32 of shape [3]", "by ring"), init("f32 of shape [4]", "by star"));
+    let views =
+        "in init: rank 1 has f32 of shape [4], rank 2 has f32 of shape [3]\n  hint: init the key with one shape";
+    assert!(text.contains("key 7") && text.contains(views), "nothing but the shapes: {text}");
+    let text = differing(init("f32", "by ring"), init("f32", "by star"));
+    assert!(text.contains("rank 1 has sums by star, rank 2 has sums by ring"), "{text}");
+    assert!(text.contains("RINGPULL_ALGORITHM"), "{text}");
 }
 
 #[test]

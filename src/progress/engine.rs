@@ -102,6 +102,7 @@ impl Engine {
             stop,
             fault: OnceLock::new(),
             reported: AtomicBool::new(false),
+            failing: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             peers_gone: AtomicBool::new(false),
             waiting: Mutex::default(),
@@ -289,6 +290,23 @@ impl Engine {
         self.submit(Topic::Barrier, "barrier", Terms::default(), Box::new(Barrier::new(result)))?;
         self.wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when it does; `None`: not any more.
+    pub fn failing(&self, why: Option<&str>) {
+        let shared = &self.shared;
+        if (why.is_none() && !shared.failing.load(Ordering::Acquire))
+            || shared.size == 1
+            || shared.fault.get().is_some()
+        {
+            return;
+        }
+        shared.failing.store(why.is_some(), Ordering::Release);
+        let note = || Note::Failing(why.map(str::to_owned));
+        shared.tell_everyone(&note());
+        if shared.rank == 0 {
+            drop(shared.own_notes.send(note()));
+        }
     }
 
     /// This rank unwinds and will call no more: says so to every rank, so that none waits for it.

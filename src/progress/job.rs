@@ -31,13 +31,15 @@ pub enum Wire {
 pub struct Terms {
     /// In words: dtype, shape, optimizer.
     pub words: String,
+    /// How the ranks sum, in words, where that is to be compared; said only if it differs and nothing else does.
+    pub how: String,
     /// As data, for a rank that stands in for a call that it has not made.
     pub settings: Vec<u8>,
 }
 
-impl From<&str> for Terms {
-    fn from(words: &str) -> Self {
-        Terms { words: words.to_owned(), settings: Vec::new() }
+impl<T: Into<String>> From<T> for Terms {
+    fn from(words: T) -> Self {
+        Terms { words: words.into(), ..Terms::default() }
     }
 }
 

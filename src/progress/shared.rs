@@ -35,6 +35,8 @@ pub(super) enum Note {
     /// This rank calls no more; how far it has come in a frozen cycle.
     Leaving(Option<Stopped>),
     Alive,
+    /// Why this rank would end, if it ended now: its last call failed.
+    Failing(Option<String>),
     /// What time is it? With the asker's own.
     Asked(u64),
     /// The asker's time, and rank 0's.
@@ -68,6 +70,8 @@ pub(super) struct Shared {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) fault: OnceLock<Error>,
     pub(super) reported: AtomicBool,
+    /// Whether the others were told why this rank would end.
+    pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
     /// A peer has left and its process has ended.
     pub(super) peers_gone: AtomicBool,

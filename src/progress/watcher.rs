@@ -165,6 +165,10 @@ impl Watcher {
                 }
                 Ok(())
             }
+            Note::Failing(why) => {
+                self.agreement.failing(from, why);
+                Ok(())
+            }
             Note::Alive => Ok(()),
         };
         if let Err(fault) = outcome {
@@ -183,7 +187,8 @@ impl Watcher {
                     // This rank has called an operation since, for which that peer will not come. What is on its way had all of that peer's data
                     // before it left.
                     let operation = self.interrupted(shared);
-                    let fault = Error::Finished { peer: self.name(peer), operation, rank: shared.rank };
+                    let why = self.agreement.why(peer).unwrap_or_default().to_owned();
+                    let fault = Error::Finished { peer: self.name(peer), operation, rank: shared.rank, why };
                     shared.poison(&fault, true);
                 } else if awaited && now_s - self.heard_s[peer] > self.silence_s {
                     self.lost(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
@@ -239,7 +244,8 @@ impl Watcher {
 
     fn lost(&self, shared: &Shared, rank: usize, cause: &str) {
         let (peer, operation) = (self.name(rank), self.interrupted(shared));
-        let fault = Error::PeerLost { peer, cause: cause.to_owned(), operation, rank: shared.rank };
+        let why = self.agreement.why(rank).map_or_else(String::new, |why| format!(" after this error: {why}"));
+        let fault = Error::PeerLost { peer, cause: format!("{cause}{why}"), operation, rank: shared.rank };
         shared.poison(&fault, true);
     }
 

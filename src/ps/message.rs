@@ -198,6 +198,8 @@ pub enum ToScheduler {
     Stalled(Error),
     /// The node is done.
     Goodbye,
+    /// The error that the worker would end with, if it ended now; `None`: none any more.
+    Failing(Option<String>),
 }
 
 /// What a job is, once everybody is there.

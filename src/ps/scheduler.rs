@@ -60,6 +60,8 @@ struct Node {
     moved: u64,
     moved_at: Duration,
     left: bool,
+    /// The error that it would end with, if it ended now.
+    failing: Option<String>,
 }
 
 impl Node {
@@ -69,6 +71,12 @@ impl Node {
             Role::Worker => format!("worker rank {} (pid {pid} on {host})", self.rank),
             _ => format!("{role} {} (pid {pid} on {host}, {address}:{port})", self.rank),
         }
+    }
+
+    /// Its loss, and the error before it.
+    fn lost(&self, cause: &str) -> Error {
+        let why = self.failing.as_ref().map_or_else(String::new, |why| format!(" after this error: {why}"));
+        lost_node(self.name(), format!("{cause}{why}"))
     }
 }
 
@@ -147,6 +155,7 @@ impl Scheduler {
                 }
                 self.fail(&error);
             }
+            ToScheduler::Failing(why) => self.nodes[index].failing = why,
             ToScheduler::Goodbye => {
                 self.nodes[index].left = true;
                 self.outputs.push((from.to_vec(), FromScheduler::Farewell));
@@ -168,7 +177,7 @@ impl Scheduler {
         let limit = self.settings.heartbeat_timeout;
         if let Some(lost) = self.nodes.iter().find(|node| !node.left && now.saturating_sub(node.seen) > limit) {
             let cause = format!("no heartbeat for {:.1} s", now.saturating_sub(lost.seen).as_secs_f64());
-            let error = lost_node(lost.name(), cause);
+            let error = lost.lost(&cause);
             return self.fail(&error);
         }
         if !self.complete && now > self.settings.startup_limit() {
@@ -212,7 +221,7 @@ impl Scheduler {
     /// The node's connection is gone.
     pub fn unreachable(&mut self, identity: &[u8]) {
         if let Some(node) = self.nodes.iter().find(|node| node.identity == identity && !node.left) {
-            let error = lost_node(node.name(), "its connection closed".to_owned());
+            let error = node.lost("its connection closed");
             self.fail(&error);
         }
     }
@@ -222,10 +231,24 @@ impl Scheduler {
         if self.standing != Standing::Running {
             return;
         }
+        let error = &self.explained(error);
         self.standing = Standing::Failed(error.clone());
         for node in self.nodes.iter().filter(|node| !node.left) {
             self.outputs.push((node.identity.clone(), FromScheduler::Abort(error.clone())));
         }
+    }
+
+    /// A wait for a worker that has ended by an error of its own is told with that error.
+    fn explained(&self, error: &Error) -> Error {
+        let Error::Stalled { operation, key, rank, missing, .. } = error else { return error.clone() };
+        let mut awaited =
+            self.nodes.iter().filter(|node| node.info.role == Role::Worker && missing.contains(&node.rank));
+        let ended = awaited.find_map(|node| Some((node.name(), node.failing.clone().filter(|_| node.left)?)));
+        let operation = || if operation == "barrier" { operation.clone() } else { format!("{operation} of key {key}") };
+        ended.map_or_else(
+            || error.clone(),
+            |(peer, why)| Error::Finished { peer, operation: operation(), rank: *rank, why },
+        )
     }
 
     /// Whether every node has said goodbye.
@@ -278,6 +301,7 @@ impl Scheduler {
             moved: 0,
             moved_at: now,
             left: false,
+            failing: None,
         };
         self.nodes.push(node);
         match (self.kind, kind) {

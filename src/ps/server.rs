@@ -1,9 +1,11 @@
 //! A parameter server as a function from (state, message) to replies. No I/O: `server_loop` moves the bytes.
 //!
 //! A segment comes into being with the first worker's `Init` and has a value from rank 0's on. What cannot be answered yet
-//! (a pull of a round still open, a push before the value) is kept until it can. `payload`: what a request brings, checked.
+//! (a pull of a round still open, a push before the value) is kept until it can. `payload`: what a request brings, checked; `segment`: the
+//! state of one.
 
 mod payload;
+mod segment;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,11 +13,10 @@ use std::sync::Arc;
 use zmq::Message;
 
 use self::payload::{broken_code, check_code, check_units, ids_of, in_words, rows_of};
-use crate::compress::Compression;
-use crate::dtype::DType;
+use self::segment::{Pull, Segment};
 use crate::error::{Error, Result};
 use crate::optim::{Optimizer, State};
-use crate::ps::merge::{self, Geometry, Gradient, Round, Sum};
+use crate::ps::merge::{self, Geometry, Gradient};
 use crate::ps::message::{Place, Reply, Request, Want};
 
 /// What a server wants done.
@@ -46,38 +47,6 @@ pub struct Server {
     outputs: Vec<Output>,
     /// Whether there was a fault.
     ended: bool,
-}
-
-struct Segment {
-    geometry: Geometry,
-    /// Dtype and shape by the rank that gave them.
-    views: BTreeMap<usize, (DType, Vec<u64>)>,
-    value: Option<Message>,
-    state: State,
-    rule: Option<Arc<Optimizer>>,
-    /// Rounds applied (sync), or pushes applied by rank (async).
-    completed: u64,
-    applied: Vec<u64>,
-    rounds: BTreeMap<u64, Open>,
-    pulls: Vec<Pull>,
-}
-
-/// A round that has begun.
-#[derive(Default)]
-struct Open {
-    merge: Round,
-    optimizer: Option<(usize, u64, Option<Arc<Optimizer>>)>,
-    /// How dense gradients of this round are compressed, by the rank that came first.
-    compression: Option<(usize, Option<Compression>)>,
-    replies: Vec<(usize, u64)>,
-}
-
-struct Pull {
-    rank: usize,
-    rounds: u64,
-    want: Want,
-    units: Message,
-    reply: u64,
 }
 
 impl Server {
@@ -202,12 +171,12 @@ impl Server {
         }
         if differs {
             let views = segment.views.iter();
-            let views = views.map(|(rank, (dtype, shape))| (*rank, format!("dtype {dtype} and shape {shape:?}")));
+            let views = views.map(|(rank, (dtype, shape))| (*rank, format!("{dtype} of shape {shape:?}")));
             self.outputs.push(Output::Fault(Error::Disagreement {
                 key: place.key.clone(),
                 operation: "init".to_owned(),
                 views: views.collect(),
-                remedy: "init the key with one dtype and shape on every rank".to_owned(),
+                remedy: "init the key with one shape and dtype on every rank".to_owned(),
             }));
             return Ok(());
         }
@@ -310,107 +279,6 @@ impl Server {
         self.oldest[rank] = oldest;
         let floor = self.oldest.iter().copied().min().unwrap_or(0);
         self.optimizers.retain(|version, _| *version >= floor);
-    }
-}
-
-impl Segment {
-    fn advance(&mut self, workers: usize, sync: bool, outputs: &mut Vec<Output>) -> Result<()> {
-        loop {
-            if self.value.is_none() {
-                return Ok(());
-            }
-            let number = if sync {
-                let next = self.completed + 1;
-                self.rounds.get(&next).filter(|open| open.merge.is_complete(workers)).map(|_| next)
-            } else {
-                self.rounds.keys().next().copied()
-            };
-            let Some((number, open)) = number.and_then(|number| self.rounds.remove_entry(&number)) else {
-                return Ok(());
-            };
-            let optimizer = open.optimizer.and_then(|(_, _, optimizer)| optimizer);
-            let sum = open.merge.into_sum().expect("a complete round has contributions");
-            self.apply(optimizer, sum)?;
-            if sync {
-                self.completed += 1;
-            } else {
-                self.applied[(number % workers as u64) as usize] += 1;
-            }
-            for (rank, reply) in open.replies {
-                outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: Some(self.copy()) });
-            }
-            self.answer(sync, outputs);
-        }
-    }
-
-    fn apply(&mut self, optimizer: Option<Arc<Optimizer>>, sum: Sum) -> Result<()> {
-        let geometry = self.geometry;
-        let Some(optimizer) = optimizer else {
-            self.value = Some(match sum {
-                Sum::Dense(sum) => sum,
-                Sum::Rows { ids, rows } => merge::dense_of(&ids, &rows, geometry),
-            });
-            return Ok(());
-        };
-        let kind = |optimizer: &Optimizer| std::mem::discriminant(&optimizer.rule);
-        if self.rule.as_ref().is_some_and(|before| kind(before) != kind(&optimizer)) {
-            self.state = State::default();
-        }
-        let value = self.value.as_mut().expect("advance stops while there is no value");
-        match sum {
-            Sum::Dense(sum) => optimizer.apply(&mut self.state, geometry.dtype, value, &sum)?,
-            Sum::Rows { ids, rows } => {
-                optimizer.apply_rows(&mut self.state, geometry.dtype, value, geometry.unit_bytes, &ids, &rows)?;
-            }
-        }
-        self.rule = Some(optimizer);
-        Ok(())
-    }
-
-    /// Answers the pulls that wait for nothing any more.
-    fn answer(&mut self, sync: bool, outputs: &mut Vec<Output>) {
-        if self.value.is_none() {
-            return;
-        }
-        let (ready, waiting) = std::mem::take(&mut self.pulls)
-            .into_iter()
-            .partition(|pull| pull.rounds <= if sync { self.completed } else { self.applied[pull.rank] });
-        self.pulls = waiting;
-        let ready: Vec<Pull> = ready;
-        for Pull { rank, want, units, reply, .. } in ready {
-            let payload = match want {
-                Want::Word | Want::State => None,
-                Want::Value => Some(self.copy()),
-                Want::Rows => Some(self.rows(&ids_of(&units))),
-            };
-            let reply = match want {
-                Want::State => Reply::State { reply, state: self.state.clone() },
-                _ => Reply::Value { reply },
-            };
-            outputs.push(Output::Reply { rank, reply, payload });
-        }
-    }
-
-    fn copy(&self) -> Message {
-        Message::from(self.value.as_deref().unwrap_or_default())
-    }
-
-    fn rows(&self, ids: &[i64]) -> Message {
-        let value = self.value.as_deref().unwrap_or_default();
-        let size = self.geometry.unit_bytes;
-        let rows = ids.iter().flat_map(|id| &value[*id as usize * size..(*id as usize + 1) * size]);
-        merge::message_of(rows.copied().collect())
-    }
-
-    fn missing(&self, workers: usize, sync: bool, rounds: u64) -> (&'static str, Vec<usize>) {
-        if self.value.is_none() {
-            return ("init", vec![0]);
-        }
-        if !sync || rounds <= self.completed {
-            return ("push", Vec::new());
-        }
-        let next = self.rounds.get(&(self.completed + 1));
-        ("push", (0..workers).filter(|rank| !next.is_some_and(|open| open.merge.has(*rank))).collect())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -79,6 +79,7 @@ pub(crate) enum Command {
     Run { key: Key, layout: Arc<Layout>, priority: i32, task: Task },
     SetOptimizer { version: u64, optimizer: Optimizer },
     Barrier { done: Sender<Result<()>> },
+    Failing(Option<String>),
     Close { panicked: bool },
 }
 
@@ -86,6 +87,8 @@ pub(crate) enum Command {
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) fault: Mutex<Option<Error>>,
+    /// Whether the scheduler was told why this worker would end.
+    failing: AtomicBool,
     pub(crate) sent: AtomicU64,
     pub(crate) received: AtomicU64,
     pub(crate) control: AtomicU64,
@@ -143,6 +146,17 @@ impl Worker {
     /// The first fatal fault.
     pub(crate) fn fault(&self) -> Option<Error> {
         self.shared.fault.lock().clone()
+    }
+
+    /// Why this worker would end, if it ended now; the scheduler is told, as a worker that just exits says no goodbye.
+    pub(crate) fn failing(&self, why: Option<&str>) {
+        if (why.is_none() && !self.shared.failing.load(Ordering::Acquire)) || self.fault().is_some() {
+            return;
+        }
+        self.shared.failing.store(why.is_some(), Ordering::Release);
+        if let Err(cause) = self.submit(Command::Failing(why.map(str::to_owned))) {
+            tracing::debug!(%cause, "the scheduler is not told why this worker may end");
+        }
     }
 
     /// Hands a command to the thread.

@@ -2,7 +2,9 @@
 //!
 //! Each server has a queue of segments, ordered by priority and then by the order of the calls. A segment becomes a message
 //! when there is room for it, so that a late call of high priority overtakes what has not left. An operation ends when all
-//! of its segments have left and the last answer is in; then its guards are dropped.
+//! of its segments have left and the last answer is in; then its guards are dropped. `patience`: what if none comes.
+
+mod patience;
 
 use std::collections::{BTreeMap, BinaryHeap};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,13 +16,11 @@ use crossbeam_channel::{Receiver, Sender};
 use zmq::{Context, Message, POLLIN, POLLOUT, PollItem, Socket};
 
 use crate::error::{Error, Result};
-use crate::key::Key;
 use crate::optim::Optimizer;
-use crate::ps::link::{GRACE, Link};
+use crate::ps::link::Link;
 use crate::ps::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
 use crate::ps::operation::{Operation, Queued};
-use crate::ps::scheduler::lost_node;
-use crate::ps::socket::{self, Event, Monitor};
+use crate::ps::socket::{self, Monitor};
 use crate::ps::worker::{Command, Shared, Worker};
 use crate::timeline::{self, Phase};
 
@@ -221,6 +221,7 @@ impl WorkerLoop {
                 self.link.send(&ToScheduler::Barrier { number: self.barrier_count })?;
                 count(&self.shared.control, 1);
             }
+            Command::Failing(why) => self.link.send(&ToScheduler::Failing(why))?,
             Command::Close { panicked } => {
                 self.closing = true;
                 if panicked {
@@ -308,93 +309,6 @@ impl WorkerLoop {
         Ok(())
     }
 
-    /// Asks the server that has kept us waiting longest, once nothing has moved for the limit.
-    fn ask_who_is_missing(&mut self) -> Result<()> {
-        let quiet = self.progress.elapsed();
-        if quiet < self.timeout {
-            return Ok(());
-        }
-        let Some((reply, waiting)) = self.waiting.first_key_value() else { return self.check_unsent() };
-        match self.asked {
-            // An answer clears this; a server that gives none for the limit is lost.
-            Some(since) if since.elapsed() > self.timeout => {
-                Err(self.lost_server(waiting.server, "it does not answer"))
-            }
-            Some(_) => Ok(()),
-            None => {
-                let Some(operation) = self.operations.get(&waiting.operation) else { return Ok(()) };
-                self.asked = Some(Instant::now());
-                let request = operation.who_is_missing(waiting.segment, *reply);
-                count(&self.shared.control, 1);
-                socket::send(&self.servers[waiting.server].socket, vec![Message::from(encode(&request))]).map(drop)
-            }
-        }
-    }
-
-    /// Segments that could not even leave for the limit.
-    fn check_unsent(&self) -> Result<()> {
-        match self.servers.iter().position(|server| !server.queue.is_empty()) {
-            Some(server) => Err(self.lost_server(server, "it takes no more messages")),
-            None => Ok(()),
-        }
-    }
-
-    fn claim(&mut self, reply: u64, operation: String, missing: Vec<usize>) -> Result<()> {
-        let Some(waiting) = self.waiting.get_mut(&reply) else { return Ok(()) };
-        let key = self.operations.get(&waiting.operation).map_or(Key::Int(0), |operation| operation.key().clone());
-        let waited_s = waiting.since.elapsed().as_secs();
-        // Asked again after the next turn of the clock, if the scheduler finds that the missing ranks make progress.
-        self.progress = Instant::now().checked_sub(self.timeout * 3 / 4).unwrap_or_else(Instant::now);
-        if missing.is_empty() {
-            // An answer and a claim keep their order on the way: the second time there is no answer to wait for.
-            if std::mem::replace(&mut waiting.vouched, true) {
-                let server = waiting.server;
-                let what = format!("no answer for {waited_s} s to {operation} of key {key}, which waits for no rank");
-                return Err(self.broken_protocol(server, what));
-            }
-            return Ok(());
-        }
-        let stalled = Error::Stalled { operation, key, rank: self.job.rank, missing, waited_s };
-        self.link.send(&ToScheduler::Stalled(stalled))
-    }
-
-    fn look_at_servers(&mut self) -> Result<()> {
-        for index in 0..self.servers.len() {
-            let server = &mut self.servers[index];
-            while let Some(event) = server.monitor.next() {
-                if matches!(event, Event::Disconnected) {
-                    server.broken.get_or_insert_with(Instant::now);
-                }
-            }
-            if server.broken.is_some_and(|since| since.elapsed() > GRACE) {
-                return Err(self.lost_server(index, "its connection closed"));
-            }
-        }
-        Ok(())
-    }
-
-    fn lost_server(&self, index: usize, cause: &str) -> Error {
-        let info = &self.job.servers[index];
-        let peer = format!("server {index} (pid {} on {}, {}:{})", info.pid, info.host, info.address, info.port);
-        self.seen(lost_node(peer, cause.to_owned()))
-    }
-
-    fn broken_protocol(&self, server: usize, what: String) -> Error {
-        let remedy = "run the same version of ringpull on every node".to_owned();
-        Error::Protocol { rank: self.job.rank, peer: format!("server {server}"), what, remedy }
-    }
-
-    /// The error as this worker meets it.
-    fn seen(&self, error: Error) -> Error {
-        match error {
-            Error::PeerLost { peer, cause, .. } => {
-                let doing = self.operations.values().next().map_or("no operation".to_owned(), Operation::describe);
-                Error::PeerLost { peer, cause, operation: doing, rank: self.job.rank }
-            }
-            error => error,
-        }
-    }
-
     fn fail(&mut self, fault: &Error) {
         self.shared.fault.lock().get_or_insert_with(|| fault.clone());
         for (_, operation) in std::mem::take(&mut self.operations) {
@@ -416,7 +330,7 @@ fn refuse(command: Command, fault: &Error) {
     match command {
         Command::Run { key, layout, task, .. } => Operation::new(key, layout, task).fail(fault),
         Command::Barrier { done } => answer(&done, Err(fault.clone())),
-        Command::SetOptimizer { .. } | Command::Close { .. } => {}
+        Command::SetOptimizer { .. } | Command::Failing(_) | Command::Close { .. } => {}
     }
 }
 

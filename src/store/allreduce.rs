@@ -89,13 +89,16 @@ impl Backend for Allreduce {
         self.engine.fault()
     }
 
+    fn failing(&self, why: Option<&str>) {
+        self.engine.failing(why);
+    }
+
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let value = value.read()?.snapshot();
         let slot = Arc::new(Slot::new(entry.clone()));
         self.replica.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        let Terms { words, settings } = terms(entry, &Update::Overwrite, None);
-        let words = format!("{words} {}", self.engine.settings());
-        self.submit(&slot, "init", Terms { words, settings }, Box::new(Init::new(&slot, value)))
+        let terms = Terms { how: self.engine.settings().to_owned(), ..terms(entry, &Update::Overwrite, None) };
+        self.submit(&slot, "init", terms, Box::new(Init::new(&slot, value)))
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {

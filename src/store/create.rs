@@ -98,13 +98,17 @@ fn check_role(kind: Kind) -> Result<()> {
     }
 }
 
-/// Says once in a process that the other processes of its job know nothing of its store.
+/// Says once in a job, on its first rank, that its processes know nothing of each other's stores.
 fn warn_of_separate_models(kind: Kind) -> Result<()> {
     static ONCE: Once = Once::new();
     if !matches!(kind, Kind::Local | Kind::Device) {
         return Ok(());
     }
-    let by_servers = Dmlc::from_env()?.map(|job| ("DMLC_NUM_WORKER", job.num_workers));
+    let job = Dmlc::from_env()?;
+    if !config::is_first_rank() || job.as_ref().is_some_and(|job| job.preferred_rank.is_some_and(|rank| rank > 0)) {
+        return Ok(());
+    }
+    let by_servers = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers));
     if let Some(warning) = by_servers.or_else(config::launcher_world_size).and_then(|told| separate_models(kind, told))
     {
         ONCE.call_once(|| eprintln!("{warning}"));

@@ -159,6 +159,10 @@ impl Backend for DeviceSums {
         self.servers.num_workers()
     }
 
+    fn failing(&self, why: Option<&str>) {
+        self.servers.failing(why);
+    }
+
     fn fault(&self) -> Option<Error> {
         let devices = || self.devices.platform().check().err().map(|fault| of_rank(fault, self.rank()));
         self.servers.fault().or_else(devices)

@@ -7,6 +7,7 @@
 
 pub mod allreduce;
 mod anywhere;
+mod backend;
 mod compressed;
 mod contribution;
 mod create;
@@ -22,12 +23,12 @@ mod table;
 mod update;
 
 use std::path::Path;
-use std::sync::Weak;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub use anywhere::{Anywhere, Gradient, Value};
+pub use backend::Backend;
 pub use contribution::{Contribution, MergedRows};
 pub use create::{create, create_on, create_with};
 pub use states::SavedStates;
@@ -37,12 +38,12 @@ pub use update::{Update, Updates};
 
 use crate::compress::Compression;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::optim::Optimizer;
 use crate::sparse::{RowSparse, check_row_ids};
-use crate::tensor::{Tensor, TensorMut, Waiter};
+use crate::tensor::{Tensor, TensorMut};
 use crate::timeline::{self, Phase};
 use table::Table;
 
@@ -70,53 +71,6 @@ pub struct Stats {
     pub received_bytes: u64,
     /// Messages that carried no payload.
     pub control_messages: u64,
-}
-
-/// What happens between processes. Arguments have been checked; keys are known and values fit them.
-pub trait Backend: Send + Sync {
-    /// This worker's rank.
-    fn rank(&self) -> usize;
-    /// The number of workers.
-    fn num_workers(&self) -> usize;
-    /// The first fatal fault, if there was one: every call raises it from then on.
-    fn fault(&self) -> Option<Error>;
-    /// Gives the key its first value; rank 0's wins. Does not wait for the peers, so that ranks may init in different orders.
-    fn init(&self, entry: &Entry, value: &Tensor) -> Result<()>;
-    /// Adds this worker's gradient. Returns before it has travelled. When the round of pushes is complete, writes the
-    /// key's value into each of `outs` and drops it; on failure calls [`TensorMut::fail`] on each.
-    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()>;
-    /// As [`push`](Self::push) for a row-sparse gradient.
-    fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()>;
-    /// Writes the key's value, with every push that this worker has made, into `outs`. Blocks.
-    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], priority: i32) -> Result<()>;
-    /// Rows `ids` (sorted, unique) of the key's value. Blocks.
-    fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>>;
-    /// Pushes made from now on are applied by `optimizer`; state is kept where the rule stays the same.
-    fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()>;
-    /// Pushes made from now on are applied by `updater`.
-    fn set_updater(&self, updater: Updater) -> Result<()>;
-    /// Dense `f32` gradients pushed from now on are compressed so. `compression` has been checked.
-    fn set_compression(&self, compression: &Compression) -> Result<()>;
-    /// The optimizer's states, after every push that this worker has made. Blocks.
-    fn states(&self) -> Result<SavedStates>;
-    /// Replaces the optimizer's states.
-    fn set_states(&self, states: SavedStates) -> Result<()>;
-    /// Returns when every worker has called it.
-    fn barrier(&self) -> Result<()>;
-    /// This worker has no data left: it adds zeros until every worker has joined. The last one to. Blocks.
-    fn join(&self) -> Result<usize>;
-    /// Returns when everything this worker has called is done.
-    fn wait_all(&self) -> Result<()>;
-    /// Counters; `pushes` and `pulls` are counted by the caller.
-    fn stats(&self) -> Stats;
-    /// The backend as one that takes tensors on devices, if it does.
-    fn anywhere(&self) -> Option<&dyn Anywhere> {
-        None
-    }
-    /// Who is to be told when the caller comes for a tensor that it has pushed, or that a push is going to write.
-    fn waiter(&self) -> Option<Weak<dyn Waiter>> {
-        None
-    }
 }
 
 /// A key-value store of tensors, shared by the workers of a job.
@@ -164,12 +118,13 @@ impl KvStore {
     }
 
     /// Gives `key` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once, in any order;
-    /// ranks that disagree on shape or dtype all get one error from the next call that blocks.
+    /// ranks that disagree on shape or dtype all get one error from whatever they call next, as soon as two of them have called.
     pub fn init(&self, key: impl Into<Key>, value: &Tensor) -> Result<()> {
-        self.healthy()?;
-        let key = key.into();
-        let entry = self.table.add(&key, value, self.rank())?;
-        self.backend.init(&entry, value).inspect_err(|_| self.table.remove(&key))
+        self.call(|| {
+            let key = key.into();
+            let entry = self.table.add(&key, value, self.rank())?;
+            self.backend.init(&entry, value).inspect_err(|_| self.table.remove(&key))
+        })
     }
 
     /// An error if `operation` on `key` would refuse a value of that shape and dtype, without doing it.
@@ -186,20 +141,21 @@ impl KvStore {
 
     /// Copies the value of `key` into each of `outs`, when every push that this worker made has been applied. Blocks.
     pub fn pull(&self, key: impl Into<Key>, outs: &[Tensor], priority: i32) -> Result<()> {
-        self.healthy()?;
-        let entry = self.table.checked(&key.into(), "pull", self.rank(), outs)?;
-        if outs.is_empty() {
-            return Ok(());
-        }
-        let _span = timeline::span(Phase::Wait, || &entry.key);
-        if let Some(backend) = self.backend.anywhere() {
-            let guards = self.lock_anywhere(&entry.key, outs)?;
+        self.call(|| {
+            let entry = self.table.checked(&key.into(), "pull", self.rank(), outs)?;
+            if outs.is_empty() {
+                return Ok(());
+            }
+            let _span = timeline::span(Phase::Wait, || &entry.key);
+            if let Some(backend) = self.backend.anywhere() {
+                let guards = self.lock_anywhere(&entry.key, outs)?;
+                self.table.count_pull();
+                return backend.pull(&entry, guards, priority);
+            }
+            let mut guards = self.lock_outputs(&entry.key, outs)?;
             self.table.count_pull();
-            return backend.pull(&entry, guards, priority);
-        }
-        let mut guards = self.lock_outputs(&entry.key, outs)?;
-        self.table.count_pull();
-        self.backend.pull(&entry, &mut guards, priority)
+            self.backend.pull(&entry, &mut guards, priority)
+        })
     }
 
     /// `push` of `values` and `pull` into `outs` in one: returns at once, and reading an output blocks until its value is
@@ -217,50 +173,52 @@ impl KvStore {
 
     /// Adds row-sparse gradients: rows named more than once, in one value or several, add up. Returns at once.
     pub fn push_rows(&self, key: impl Into<Key>, values: &[RowSparse], priority: i32) -> Result<()> {
-        self.healthy()?;
-        let key = key.into();
-        let entry = self.table.checked_rows(&key, "push_rows", self.rank(), values)?;
-        if values.is_empty() {
-            return Ok(());
-        }
-        let _span = timeline::span(Phase::Push, || &entry.key);
-        let merged = MergedRows::sum(&entry, values)?;
-        if self.check_nan {
-            contribution::check_finite(&entry, self.rank(), merged.rows.bytes())?;
-        }
-        self.table.count_push();
-        self.backend.push_rows(&entry, merged, priority)
+        self.call(|| {
+            let key = key.into();
+            let entry = self.table.checked_rows(&key, "push_rows", self.rank(), values)?;
+            if values.is_empty() {
+                return Ok(());
+            }
+            let _span = timeline::span(Phase::Push, || &entry.key);
+            let merged = MergedRows::sum(&entry, values)?;
+            if self.check_nan {
+                contribution::check_finite(&entry, self.rank(), merged.rows.bytes())?;
+            }
+            self.table.count_push();
+            self.backend.push_rows(&entry, merged, priority)
+        })
     }
 
     /// The rows of `key` that `row_ids` names, in ascending order and each once. Blocks, as `pull` does.
     pub fn pull_rows(&self, key: impl Into<Key>, row_ids: &[i64], priority: i32) -> Result<RowSparse> {
-        self.healthy()?;
-        let entry = self.table.checked(&key.into(), "pull_rows", self.rank(), &[])?;
-        check_row_ids(row_ids, entry.rows()?)?;
-        let mut ids = row_ids.to_vec();
-        ids.sort_unstable();
-        ids.dedup();
-        self.table.count_pull();
-        let _span = timeline::span(Phase::Wait, || &entry.key);
-        let bytes = self.backend.pull_rows(&entry, &ids, priority)?;
-        let mut shape = entry.shape.to_vec();
-        shape[0] = ids.len();
-        let rows = Tensor::from_buffer(entry.dtype, &shape, crate::buffer::Buffer::copy_of(&bytes));
-        RowSparse::new(&entry.shape, &ids, rows)
+        self.call(|| {
+            let entry = self.table.checked(&key.into(), "pull_rows", self.rank(), &[])?;
+            check_row_ids(row_ids, entry.rows()?)?;
+            let mut ids = row_ids.to_vec();
+            ids.sort_unstable();
+            ids.dedup();
+            self.table.count_pull();
+            let _span = timeline::span(Phase::Wait, || &entry.key);
+            let bytes = self.backend.pull_rows(&entry, &ids, priority)?;
+            let mut shape = entry.shape.to_vec();
+            shape[0] = ids.len();
+            let rows = Tensor::from_buffer(entry.dtype, &shape, crate::buffer::Buffer::copy_of(&bytes));
+            RowSparse::new(&entry.shape, &ids, rows)
+        })
     }
 
     /// Lets `optimizer` apply every push made from now on: in process, on every rank alike, or on the servers. Called again it
     /// changes the hyper-parameters at once and keeps the states while the rule stays the same. Every rank must call it alike.
     pub fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
-        self.healthy()?;
-        optimizer.check()?;
-        self.backend.set_optimizer(optimizer)
+        self.call(|| {
+            optimizer.check()?;
+            self.backend.set_optimizer(optimizer)
+        })
     }
 
     /// Lets `updater` apply every push made from now on. Not for kinds with servers: code is never sent to one.
     pub fn set_updater(&self, updater: Updater) -> Result<()> {
-        self.healthy()?;
-        self.backend.set_updater(updater)
+        self.call(|| self.backend.set_updater(updater))
     }
 
     /// Compresses every dense gradient pushed from now on, on its way to the sum; every rank must call it alike. It cannot be switched
@@ -271,32 +229,34 @@ impl KvStore {
     ///
     /// An error for kind `local`, as in MXNet, and for parameters that cannot be used.
     pub fn set_gradient_compression(&self, compression: &Compression) -> Result<()> {
-        self.healthy()?;
-        compression.check()?;
-        self.backend.set_compression(compression)
+        self.call(|| {
+            compression.check()?;
+            self.backend.set_compression(compression)
+        })
     }
 
     /// Writes the optimizer's states, and the optimizer too if `dump_optimizer`, to `path`, atomically. Blocks until every push is applied.
     pub fn save_optimizer_states(&self, path: &Path, dump_optimizer: bool) -> Result<()> {
-        self.healthy()?;
-        let mut states = self.backend.states()?;
-        if !dump_optimizer {
-            states.optimizer = None;
-        }
-        states.write(path)
+        self.call(|| {
+            let mut states = self.backend.states()?;
+            if !dump_optimizer {
+                states.optimizer = None;
+            }
+            states.write(path)
+        })
     }
 
     /// Reads what `save_optimizer_states` wrote. Every rank must load the same file.
     pub fn load_optimizer_states(&self, path: &Path) -> Result<()> {
-        self.healthy()?;
-        self.backend.set_states(SavedStates::read(path)?)
+        self.call(|| self.backend.set_states(SavedStates::read(path)?))
     }
 
     /// Returns when every worker has called it. Collective.
     pub fn barrier(&self) -> Result<()> {
-        self.healthy()?;
-        let _span = timeline::span(Phase::Wait, || "barrier");
-        self.backend.barrier()
+        self.call(|| {
+            let _span = timeline::span(Phase::Wait, || "barrier");
+            self.backend.barrier()
+        })
     }
 
     /// To be called by a worker that has no data left where the workers have different amounts of it. Until every worker has joined, this
@@ -308,16 +268,18 @@ impl KvStore {
     ///
     /// It covers every store of the process. `local` has nobody to wait for; an error with servers, and on devices.
     pub fn join(&self) -> Result<usize> {
-        self.healthy()?;
-        let _span = timeline::span(Phase::Wait, || "join");
-        self.backend.join()
+        self.call(|| {
+            let _span = timeline::span(Phase::Wait, || "join");
+            self.backend.join()
+        })
     }
 
     /// Returns when everything this worker has called is done, or with the first error that any of it met.
     pub fn wait_all(&self) -> Result<()> {
-        self.healthy()?;
-        let _span = timeline::span(Phase::Wait, || "wait_all");
-        self.backend.wait_all()
+        self.call(|| {
+            let _span = timeline::span(Phase::Wait, || "wait_all");
+            self.backend.wait_all()
+        })
     }
 
     /// Counters since the store was created.
@@ -327,35 +289,36 @@ impl KvStore {
     }
 
     fn push_into(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor], priority: i32) -> Result<()> {
-        self.healthy()?;
-        let entry = self.table.checked(key, operation, self.rank(), values)?;
-        self.table.checked(key, operation, self.rank(), outs)?;
-        if values.is_empty() {
-            return Ok(());
-        }
-        let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
-        if let Some(backend) = self.backend.anywhere() {
-            return self.push_anywhere(backend, &entry, values, outs, priority);
-        }
-        let in_place = match values {
-            [value] => outs.iter().position(|out| out.is_same(value)),
-            _ => None,
-        };
-        let (gradient, guards) = if let Some(index) = in_place {
-            (Contribution::InPlace(index), self.lock_outputs(key, outs)?)
-        } else {
-            // The values are read before the outputs are locked: the outputs may be these values.
-            (Contribution::sum(&entry, values)?, self.lock_outputs(key, outs)?)
-        };
-        if self.check_nan {
-            contribution::check_finite(&entry, self.rank(), gradient.bytes(&guards))?;
-        }
-        self.table.count_push();
-        if !outs.is_empty() {
-            self.table.count_pull();
-        }
-        self.lend(values, outs);
-        self.backend.push(&entry, gradient, guards, priority)
+        self.call(|| {
+            let entry = self.table.checked(key, operation, self.rank(), values)?;
+            self.table.checked(key, operation, self.rank(), outs)?;
+            if values.is_empty() {
+                return Ok(());
+            }
+            let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
+            if let Some(backend) = self.backend.anywhere() {
+                return self.push_anywhere(backend, &entry, values, outs, priority);
+            }
+            let in_place = match values {
+                [value] => outs.iter().position(|out| out.is_same(value)),
+                _ => None,
+            };
+            let (gradient, guards) = if let Some(index) = in_place {
+                (Contribution::InPlace(index), self.lock_outputs(key, outs)?)
+            } else {
+                // The values are read before the outputs are locked: the outputs may be these values.
+                (Contribution::sum(&entry, values)?, self.lock_outputs(key, outs)?)
+            };
+            if self.check_nan {
+                contribution::check_finite(&entry, self.rank(), gradient.bytes(&guards))?;
+            }
+            self.table.count_push();
+            if !outs.is_empty() {
+                self.table.count_pull();
+            }
+            self.lend(values, outs);
+            self.backend.push(&entry, gradient, guards, priority)
+        })
     }
 
     /// Tensors of a push tell the backend when the caller comes for them.
@@ -372,6 +335,23 @@ impl KvStore {
             guards.iter_mut().for_each(|guard| guard.write_of(key));
         }
         Ok(guards)
+    }
+
+    /// Tells the other workers why this one is about to end, where that is no error of a call: data that cannot be read, a loss that is
+    /// no number. What waits for this worker fails with these words when it has ended. Kinds of one process have nobody to tell.
+    pub fn report_failure(&self, why: &str) {
+        self.backend.failing(why.lines().next());
+    }
+
+    /// Does what a caller asks for, and lets the others know if it fails, should this worker end by that.
+    fn call<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.healthy()?;
+        let outcome = work();
+        match &outcome {
+            Ok(_) => self.backend.failing(None),
+            Err(error) => self.backend.failing(error.to_string().lines().next()),
+        }
+        outcome
     }
 
     fn healthy(&self) -> Result<()> {

@@ -45,7 +45,7 @@ impl Replica {
 /// What must be the same on every rank for a push.
 pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compression>) -> Terms {
     let Entry { dtype, shape, .. } = entry;
-    let mut words = format!("{dtype} {shape:?}");
+    let mut words = format!("{dtype} of shape {shape:?}");
     let mut settings = Settings { optimizer: None, compression };
     match update {
         Update::Overwrite => {}
@@ -58,7 +58,7 @@ pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compress
     words.extend(compression.map(|compression| format!(" compressed by {compression}")));
     let is_plain = settings == Settings::default();
     let settings = if is_plain { Vec::new() } else { postcard::to_stdvec(&settings).expect("settings are plain data") };
-    Terms { words, settings }
+    Terms { words, settings, ..Terms::default() }
 }
 
 impl StandIn for Replica {

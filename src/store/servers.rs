@@ -112,6 +112,10 @@ impl Backend for Servers {
         self.worker.fault()
     }
 
+    fn failing(&self, why: Option<&str>) {
+        self.worker.failing(why);
+    }
+
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let job = self.worker.job();
         let size = entry.dtype.size_bytes();

@@ -14,7 +14,13 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
     let odd = rank == 1;
     match case {
         "orders" => orders(&store),
-        "shapes" => store.init("odd_one", &full(if odd { 8 } else { 6 })).and_then(|()| until_told(&store)),
+        "shapes" => store.init("odd_one", &full(if odd { 8 } else { 6 })).and_then(|()| until_init_tells(&store)),
+        "shapes_of_two" => {
+            if rank < 2 {
+                store.init("odd_one", &full(if odd { 8 } else { 6 }))?;
+            }
+            until_init_tells(&store)
+        }
         "dtypes" => {
             let dtype = if odd { DType::F64 } else { DType::F32 };
             store.init("odd_one", &Tensor::zeros(dtype, &[6]))?;
@@ -53,6 +59,7 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
             }
             push_and_pull(&store, "next", &full(6))
         }
+        "ends_by_error" | "aborts_after_error" | "gets_over_error" | "reports_failure" => ends_by_error(&store, case),
         "panics" => {
             store.barrier()?;
             assert!(!odd, "this rank panics on purpose");
@@ -92,6 +99,33 @@ fn until_told(store: &KvStore) -> Result<()> {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(20) {
         store.wait_all()?;
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Rank 1 gives a value that does not fit, and ends in the way of `case`; the others wait for it.
+fn ends_by_error(store: &KvStore, case: &str) -> Result<()> {
+    store.init("next", &full(6))?;
+    store.barrier()?;
+    if store.rank() != 1 {
+        return push_and_pull(store, "next", &full(6));
+    }
+    let outcome = push_and_pull(store, "next", &full(7));
+    assert!(outcome.is_err(), "a value of another shape is refused");
+    match case {
+        "aborts_after_error" => std::process::abort(),
+        "reports_failure" => store.report_failure("the data ends in the middle of an image\nand this line is not told"),
+        "gets_over_error" => store.wait_all()?,
+        _ => return outcome,
+    }
+    std::process::exit(0)
+}
+
+/// Initialises keys, which waits for nobody, until that reports a fault.
+fn until_init_tells(store: &KvStore) -> Result<()> {
+    for key in 0..2000 {
+        store.init(format!("key {key}"), &full(1))?;
         std::thread::park_timeout(Duration::from_millis(10));
     }
     Ok(())

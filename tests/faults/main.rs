@@ -30,12 +30,23 @@ fn ranks_may_init_and_push_in_different_orders() {
 
 #[test]
 fn a_shape_that_differs_is_an_error_that_names_each_ranks_shape() {
-    Job::start("shapes", 3, None).fails(&[], &["\"odd_one\"", "init", "rank 1 has", "[8]", "rank 2 has", "[6]"]);
+    for ranks in [2, 3] {
+        let words =
+            ["\"odd_one\" in init: rank", "rank 1 has f32 of shape [8]", "f32 of shape [6]", "one shape and dtype"];
+        Job::start("shapes", ranks, None).fails(&[], &words);
+    }
+}
+
+#[test]
+fn shapes_of_two_ranks_that_differ_are_said_by_init_while_a_third_has_not_called_it() {
+    Job::start("shapes_of_two", 3, Some(60))
+        .fails(&[], &["\"odd_one\" in init: rank 0 has", "rank 1 has", "[8]", "[6]"]);
 }
 
 #[test]
 fn a_dtype_that_differs_is_an_error_that_names_each_ranks_dtype() {
-    Job::start("dtypes", 3, None).fails(&[], &["\"odd_one\"", "init", "rank 1 has", "f64", "rank 2 has", "f32"]);
+    Job::start("dtypes", 3, None)
+        .fails(&[], &["\"odd_one\"", "init", "rank 1 has f64 of shape [6]", "has f32 of shape [6]"]);
 }
 
 #[test]
@@ -65,6 +76,23 @@ fn a_rank_that_does_not_come_to_a_barrier_is_named() {
 fn a_rank_that_ends_early_with_success_is_an_error_for_the_others_at_once() {
     let words = ["rank 1", "ended its run without calling", "\"next\"", "equal numbers of steps", "join()"];
     Job::start("ends_early", 3, Some(60)).fails(&[1], &words);
+}
+
+#[test]
+fn a_rank_that_ends_by_an_error_is_told_to_the_others_with_the_error() {
+    let words =
+        ["rank 1", "\"next\"", "this error: push_pull of key \"next\" on rank 1: shape [7] where init gave [6]"];
+    Job::start("ends_by_error", 3, Some(60)).fails(&[1], &words);
+    Job::start("aborts_after_error", 3, Some(60)).fails(&[1], &words);
+    let words = ["rank 1", "\"next\"", "it ended with this error: the data ends in the middle of an image"];
+    Job::start("reports_failure", 3, Some(60)).fails(&[1], &words);
+}
+
+#[test]
+fn an_error_that_a_rank_got_over_is_not_told_when_it_ends() {
+    for error in Job::start("gets_over_error", 3, Some(60)).errors(&[1]) {
+        assert!(error.contains("rank 1 ended its run") && !error.contains("this error"), "{error}");
+    }
 }
 
 #[test]

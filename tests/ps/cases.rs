@@ -7,6 +7,8 @@ use ringpull::optim::{Optimizer, Rule};
 use ringpull::store::{KvStore, create};
 use ringpull::{DType, Key, Result, RowSparse, Tensor};
 
+use crate::odd_one::{self, until_fault, until_told};
+
 /// Runs `case` as one worker; the other roles run inside `create`.
 pub(crate) fn run(case: &str) -> Result<()> {
     let kind = if case.starts_with("async") { "dist_async" } else { "dist_sync" };
@@ -18,11 +20,12 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "rows" => rows(&store),
         "order" => order(&store),
         "twice" => twice(&store),
-        "shapes" => shapes(&store),
-        "dtypes" => dtypes(&store),
-        "optimizers" => optimizers(&store),
-        "uneven" => uneven(&store),
-        "ends_early" => ends_early(&store),
+        "shapes" => odd_one::shapes(&store),
+        "dtypes" => odd_one::dtypes(&store),
+        "optimizers" => odd_one::optimizers(&store),
+        "uneven" => odd_one::uneven(&store),
+        "ends_early" => odd_one::ends_early(&store),
+        "ends_by_error" | "exits_after_error" => odd_one::ends_by_error(&store, case),
         "async_optimizer" => async_optimizer(&store),
         "async_bare" => async_bare(&store),
         "lazy" => lazy(&store),
@@ -37,7 +40,7 @@ pub(crate) fn run(case: &str) -> Result<()> {
     }
 }
 
-fn full(dtype: DType, len: usize, value: usize) -> Tensor {
+pub(crate) fn full(dtype: DType, len: usize, value: usize) -> Tensor {
     Tensor::full(dtype, &[len], value as f64)
 }
 
@@ -188,65 +191,6 @@ fn twice(store: &KvStore) -> Result<()> {
     }
     assert_all(&outs[0], 3);
     assert_all(&outs[1], 30);
-    Ok(())
-}
-
-/// Rank 1 has another shape.
-fn shapes(store: &KvStore) -> Result<()> {
-    store.init("odd_one", &full(DType::F32, if store.rank() == 1 { 8 } else { 6 }, 0))?;
-    until_fault(store)
-}
-
-/// Rank 1 has another dtype.
-fn dtypes(store: &KvStore) -> Result<()> {
-    store.init("odd_one", &full(if store.rank() == 1 { DType::F64 } else { DType::F32 }, 6, 0))?;
-    until_fault(store)
-}
-
-/// Rank 1 has another learning rate.
-fn optimizers(store: &KvStore) -> Result<()> {
-    store.init("weight", &full(DType::F32, 6, 0))?;
-    store.set_optimizer(&Optimizer::sgd(if store.rank() == 1 { 0.5 } else { 0.25 }))?;
-    store.push("weight", &[full(DType::F32, 6, 1)], 0)?;
-    until_told(store)
-}
-
-/// Rank 0 pushes twice and pulls, the others push once.
-fn uneven(store: &KvStore) -> Result<()> {
-    store.init("uneven_key", &full(DType::F32, 6, 0))?;
-    store.push("uneven_key", &[full(DType::F32, 6, 1)], 0)?;
-    if store.rank() != 0 {
-        return until_told(store);
-    }
-    let out = full(DType::F32, 6, 1);
-    store.push_pull("uneven_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0)?;
-    out.read().map(drop)
-}
-
-/// Rank 1 ends with success while the others go on.
-fn ends_early(store: &KvStore) -> Result<()> {
-    store.init("next_key", &full(DType::F32, 6, 0))?;
-    store.barrier()?;
-    if store.rank() == 1 {
-        return Ok(());
-    }
-    let out = full(DType::F32, 6, 1);
-    store.push_pull("next_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0)?;
-    out.read().map(drop)
-}
-
-fn until_fault(store: &KvStore) -> Result<()> {
-    store.barrier()?;
-    until_told(store)
-}
-
-/// Does nothing of its own until the store reports a fault.
-fn until_told(store: &KvStore) -> Result<()> {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(20) {
-        store.wait_all()?;
-        std::thread::park_timeout(Duration::from_millis(10));
-    }
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 mod cases;
 mod job;
+mod odd_one;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -73,7 +74,11 @@ fn wrong_arguments_are_errors_where_they_are_made_and_the_job_goes_on() {
 
 #[test]
 fn ranks_that_disagree_on_a_shape_all_hear_of_it() {
-    Job::start("shapes", 3, 2).fails(&[], &["\"odd_one\"", "disagree", "rank 1", "[8]", "[6]"]);
+    for workers in [2, 3] {
+        let words =
+            ["\"odd_one\" in init: rank", "rank 1 has f32 of shape [8]", "f32 of shape [6]", "one shape and dtype"];
+        Job::start("shapes", workers, 2).fails(&[], &words);
+    }
 }
 
 #[test]
@@ -150,6 +155,13 @@ fn ranks_that_disagree_on_the_optimizer_all_hear_of_it() {
 #[test]
 fn a_rank_that_pushes_twice_waits_for_those_that_pushed_once() {
     Job::start("uneven", 3, 2).fails(&[], &["uneven_key", "[1, 2]"]);
+}
+
+#[test]
+fn a_worker_that_ends_by_an_error_is_told_to_the_others_with_the_error() {
+    let words = ["rank 1", "this error: push_pull of key \"next_key\" on rank 1: shape [7] where init gave [6]"];
+    Job::start("ends_by_error", 3, 2).fails(&["worker 1"], &words);
+    Job::start("exits_after_error", 3, 2).fails(&["worker 1"], &words);
 }
 
 #[test]

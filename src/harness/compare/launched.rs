@@ -18,6 +18,7 @@ use crate::harness::lab::Lab;
 use crate::harness::launch::hostfile::{self, Host};
 use crate::harness::launch::{self, Launch, Sink};
 use crate::harness::link::LinkRate;
+use crate::harness::machine::ProcessorTime;
 use crate::harness::mode::{Mode, Peer, Placement, Variant};
 use crate::harness::mpirun::{Hosts, Mpirun, Ranks};
 use crate::harness::record::Record;
@@ -213,6 +214,11 @@ impl Launched {
 impl Runner for Launched {
     fn missing(&mut self, variant: Variant) -> Option<String> {
         variant.peer.and_then(peers::missing)
+    }
+
+    /// Of the machine that starts the jobs; with a hostfile the other hosts are not asked.
+    fn processor_time(&mut self) -> Option<ProcessorTime> {
+        ProcessorTime::read()
     }
 
     fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {

@@ -19,6 +19,7 @@ pub mod verdict;
 use crate::error::Result;
 use crate::harness::compare::training::TrainSetup;
 use crate::harness::layers::Network;
+use crate::harness::machine::ProcessorTime;
 use crate::harness::mode::Variant;
 use crate::harness::models::ModelKey;
 use crate::harness::record::Record;
@@ -56,6 +57,11 @@ impl Workload {
 pub trait Runner {
     /// How to install what the variant needs, if it is not there.
     fn missing(&mut self, variant: Variant) -> Option<String>;
+
+    /// What this machine's processors have done so far, where it is known.
+    fn processor_time(&mut self) -> Option<ProcessorTime> {
+        None
+    }
 
     /// Runs one job to its end and gives the records that its rank 0 printed.
     fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>>;

@@ -18,6 +18,9 @@ pub struct Results {
     pub setup: Setup,
     /// One row for each variant, in the order asked for.
     pub rows: Vec<Row>,
+    /// The part of this machine's processor time that its host took away while the measured rounds ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stolen: Option<f64>,
     /// The verdict in sentences.
     pub verdict: Vec<String>,
     /// The command that does it again.
@@ -61,7 +64,7 @@ pub struct Row {
     pub family: Family,
     /// The number of servers, 0 for none.
     pub servers: usize,
-    /// Hosts used in all.
+    /// Hosts used in all; 1 where every process is on this one.
     pub machines: usize,
     /// Bytes through the busiest host in one push and pull, from the mode's closed form: the larger direction.
     pub computed_host_bytes: f64,
@@ -102,6 +105,9 @@ pub struct Round {
     pub place: usize,
     /// The samples.
     pub seconds: Vec<f64>,
+    /// The part of this machine's processor time that its host took away while the job ran; `None` where the kernel does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stolen: Option<f64>,
 }
 
 impl Row {
@@ -127,8 +133,9 @@ impl Row {
         Summary::of(&self.record()?.seconds)
     }
 
-    /// The median with every machine beyond the workers' charged: time x machines / workers.
+    /// The median with every machine beyond the workers' charged: time x machines / workers. `None` where workers share one machine.
     pub fn per_machine_s(&self, workers: usize) -> Option<f64> {
+        (self.machines >= workers).then_some(())?;
         Some(self.summary()?.median * self.machines as f64 / workers as f64)
     }
 
@@ -142,6 +149,16 @@ impl Row {
             _ => (self.computed_host_bytes, false),
         }
     }
+}
+
+/// The part of processor time that was stolen over the rounds of `rows`, each round counting alike.
+pub fn stolen(rows: &[Row]) -> Option<f64> {
+    let rounds = rows.iter().filter_map(|row| match &row.outcome {
+        Outcome::Measured { rounds, .. } => Some(rounds),
+        _ => None,
+    });
+    let parts: Vec<f64> = rounds.flatten().filter_map(|round| round.stolen).collect();
+    (!parts.is_empty()).then(|| parts.iter().sum::<f64>() / parts.len() as f64)
 }
 
 impl Results {

@@ -37,8 +37,11 @@ pub fn run(
             let variant = variants[index];
             progress(Some(format!("round {} of {}: {variant}", round + 1, setup.rounds)));
             if let Progress::Running(done) = &mut progresses[index] {
-                match runner.run(variant, workload).and_then(|records| expected(variant, records, setup)) {
-                    Ok(record) => done.push((place + 1, record)),
+                let before = runner.processor_time();
+                let outcome = runner.run(variant, workload).and_then(|records| expected(variant, records, setup));
+                let stolen = runner.processor_time().zip(before).and_then(|(after, before)| after.stolen_since(before));
+                match outcome {
+                    Ok(record) => done.push(Done { place: place + 1, record, stolen }),
                     Err(error) => progresses[index] = Progress::Ended(Outcome::Failed { error: error.to_string() }),
                 }
             }
@@ -50,8 +53,15 @@ pub fn run(
 
 #[allow(clippy::large_enum_variant, reason = "there are a dozen of them")]
 enum Progress {
-    Running(Vec<(usize, Record)>),
+    Running(Vec<Done>),
     Ended(Outcome),
+}
+
+/// A job that has ended well: at which place of its round, what it measured, and what the machine's host took meanwhile.
+struct Done {
+    place: usize,
+    record: Record,
+    stolen: Option<f64>,
 }
 
 /// The one record of a job, if it measured what was asked for.
@@ -86,16 +96,16 @@ fn row(variant: Variant, progress: Progress, workload: &Workload, setup: &Setup)
         method: variant.words(),
         family: variant.family(),
         servers: variant.mode.servers(),
-        machines: setup.workers + variant.mode.extra_hosts(),
+        machines: if setup.own_hosts { setup.workers + variant.mode.extra_hosts() } else { 1 },
         computed_host_bytes: cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64),
         outcome,
     }
 }
 
-fn merged(variant: Variant, done: &[(usize, Record)], workload: &Workload, setup: &Setup) -> Result<Outcome> {
-    let (_, first) =
+fn merged(variant: Variant, done: &[Done], workload: &Workload, setup: &Setup) -> Result<Outcome> {
+    let Done { record: first, .. } =
         done.first().ok_or_else(|| Error::argument("no round was run", "ask for at least one with --rounds"))?;
-    let traffic: Vec<u64> = done.iter().filter_map(|(_, record)| record.host_bytes).collect();
+    let traffic: Vec<u64> = done.iter().filter_map(|job| job.record.host_bytes).collect();
     let record = Record::of_verified(Measured {
         op: match first.op.as_str() {
             "allreduce" => "allreduce",
@@ -109,7 +119,7 @@ fn merged(variant: Variant, done: &[(usize, Record)], workload: &Workload, setup
         servers: variant.mode.servers(),
         bytes: first.bytes,
         dtype: first.dtype,
-        seconds: done.iter().flat_map(|(_, record)| record.seconds.iter().copied()).collect(),
+        seconds: done.iter().flat_map(|job| job.record.seconds.iter().copied()).collect(),
         usage: first.usage,
         host_bytes: Some(traffic.iter().sum::<u64>() / traffic.len().max(1) as u64).filter(|bytes| *bytes > 0),
     })?;
@@ -124,7 +134,12 @@ fn merged(variant: Variant, done: &[(usize, Record)], workload: &Workload, setup
     let rounds = done
         .iter()
         .enumerate()
-        .map(|(round, (place, record))| Round { round: round + 1, place: *place, seconds: record.seconds.clone() })
+        .map(|(round, Done { place, record, stolen })| Round {
+            round: round + 1,
+            place: *place,
+            seconds: record.seconds.clone(),
+            stolen: *stolen,
+        })
         .collect();
     Ok(Outcome::Measured { record, rounds })
 }
@@ -134,11 +149,11 @@ fn trained(
     record: Record,
     first: &Train,
     variant: Variant,
-    done: &[(usize, Record)],
+    done: &[Done],
     workload: &Workload,
     setup: &Setup,
 ) -> Record {
-    let computing: Vec<f64> = done.iter().filter_map(|(_, record)| Some(record.train?.compute_s)).collect();
+    let computing: Vec<f64> = done.iter().filter_map(|job| Some(job.record.train?.compute_s)).collect();
     let compute_s = Summary::of(&computing).map_or(first.compute_s, |summary| summary.median);
     let mut record = record.with_train(compute_s, first.burn, first.batch);
     if let (Some(train), Some((network, _)), Some(rate)) =
@@ -160,6 +175,8 @@ mod tests {
 
     use super::*;
     use crate::dtype::DType;
+    use crate::harness::compare::results::stolen;
+    use crate::harness::machine::ProcessorTime;
     use crate::harness::mode::Peer;
     use crate::harness::models::ModelKey;
     use crate::harness::usage::Usage;
@@ -168,11 +185,19 @@ mod tests {
     struct Fake {
         jobs: Vec<String>,
         bytes: u64,
+        /// How often the kernel was asked.
+        asked: u64,
     }
 
     impl Runner for Fake {
         fn missing(&mut self, variant: Variant) -> Option<String> {
             (variant.peer == Some(Peer::Horovod)).then(|| "scripts/peers/setup --horovod".to_owned())
+        }
+
+        /// Of 10000 ticks between two questions 625 are stolen, a sixteenth: exact as a float.
+        fn processor_time(&mut self) -> Option<ProcessorTime> {
+            self.asked += 1;
+            ProcessorTime::parse(&format!("cpu  {} 0 0 0 0 0 0 {} 0 0\n", 9375 * self.asked, 625 * self.asked))
         }
 
         fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {
@@ -223,7 +248,7 @@ mod tests {
         };
         let modes = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2"].map(|mode| mode.parse().unwrap());
         let variants = Variant::list(&modes, &[Peer::Horovod]);
-        let (mut fake, mut ended) = (Fake { jobs: vec![], bytes }, 0);
+        let (mut fake, mut ended) = (Fake { jobs: vec![], bytes, asked: 0 }, 0);
         let rows = run(&mut fake, &variants, &workload, &setup, &mut |job| ended += usize::from(job.is_none()));
         (rows, fake.jobs, ended)
     }
@@ -257,6 +282,7 @@ mod tests {
         assert_eq!(record.seconds, [1.0, 1.0, 6.0, 6.0, 8.0, 8.0]);
         assert_eq!((record.mode.as_str(), record.bound_s), ("dist_sync_mpi", Some(6.0)));
         assert_eq!((rows[2].machines, rows[2].per_machine_s(4)), (6, Some(7.5)));
+        assert_eq!(stolen(&rows), Some(0.0625));
         assert_eq!(rows[0].host_bytes(true), (6100.0, true));
         assert_eq!(rows[0].host_bytes(false), (6000.0, false));
         assert_eq!(rows[2].host_bytes(true), (8000.0, false), "a dedicated server's interface is not a worker's");

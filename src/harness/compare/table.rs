@@ -28,9 +28,8 @@ pub fn render(results: &Results) -> String {
         lines.push(format!("bound: {} for an allreduce, 2(n-1)/n x payload / link.", format_seconds(bound)));
     }
     let source = if measured_traffic(results) { "by its interface, * computed" } else { "* computed" };
-    lines.push(format!(
-        "per machine: time x machines / workers. busiest host: bytes in its busier direction, {source}."
-    ));
+    let charged = if setup.own_hosts { "per machine: time x machines / workers. " } else { "" };
+    lines.push(format!("{charged}busiest host: bytes in its busier direction, {source}."));
     with_verdict(lines, results)
 }
 
@@ -67,8 +66,9 @@ pub fn notes(results: &Results) -> Vec<String> {
             }
         }
     }
+    let stolen = results.stolen.and_then(statistics::doubt_of_stolen).map(|doubt| format!("warning: {doubt}"));
     let warnings = doubts.into_iter().map(|(doubt, rows)| format!("warning: {}: {doubt}", rows.join(", ")));
-    warnings.chain(notes).collect()
+    stolen.into_iter().chain(warnings).chain(notes).collect()
 }
 
 /// A time in three digits: `1.83 s`, `25.1 ms`, `340 us`.

@@ -1,6 +1,6 @@
 //! What the numbers say, in two to five sentences. Every word follows from the samples.
 
-use crate::harness::compare::results::{Results, Row};
+use crate::harness::compare::results::{Results, Row, Setup};
 use crate::harness::compare::table::format_seconds;
 use crate::harness::compare::training;
 use crate::harness::mode::Family;
@@ -19,8 +19,8 @@ pub fn sentences(results: &Results) -> Vec<String> {
     };
     let mut sentences = vec![fastest(best, ranking.get(1))];
     if let Some(allreduce) = ranking.iter().find(|(row, _)| row.family == Family::Allreduce) {
-        sentences.extend(against_shared(allreduce, &ranking, results.setup.workers));
-        sentences.extend(against_dedicated(allreduce, &ranking, results.setup.workers));
+        sentences.extend(against_shared(allreduce, &ranking, &results.setup));
+        sentences.extend(against_dedicated(allreduce, &ranking, &results.setup));
     }
     sentences.extend(against_mxnet(results));
     sentences
@@ -45,7 +45,7 @@ fn fastest(best: &Ranked, next: Option<&Ranked>) -> String {
 }
 
 /// Allreduce against servers on the same hosts.
-fn against_shared(allreduce: &Ranked, ranking: &[Ranked], workers: usize) -> Option<String> {
+fn against_shared(allreduce: &Ranked, ranking: &[Ranked], setup: &Setup) -> Option<String> {
     let shared: Vec<&Ranked> = ranking.iter().filter(|(row, _)| row.family == Family::Shared).collect();
     if shared.is_empty() {
         return None;
@@ -73,8 +73,14 @@ fn against_shared(allreduce: &Ranked, ranking: &[Ranked], workers: usize) -> Opt
     if !faster.is_empty() {
         parts.push(format!("behind {}, whose parameter servers beat it here", name(&faster)));
     }
-    let mut sentence = format!("On the same {workers} machines {}", parts.join(", "));
-    if shared.iter().any(|(row, _)| row.servers >= workers) {
+    let workers = setup.workers;
+    let place = if setup.own_hosts {
+        format!("the same {workers} machines")
+    } else {
+        format!("one machine with {workers} ranks")
+    };
+    let mut sentence = format!("On {place} {}", parts.join(", "));
+    if setup.own_hosts && shared.iter().any(|(row, _)| row.servers >= workers) {
         sentence.push_str(
             "; a server on every worker's host moves the same bytes through each link as an allreduce, so both have one bound",
         );
@@ -84,9 +90,17 @@ fn against_shared(allreduce: &Ranked, ranking: &[Ranked], workers: usize) -> Opt
 }
 
 /// What dedicated servers buy, and what they cost.
-fn against_dedicated(allreduce: &Ranked, ranking: &[Ranked], workers: usize) -> Option<String> {
+fn against_dedicated(allreduce: &Ranked, ranking: &[Ranked], setup: &Setup) -> Option<String> {
     let (row, summary) = ranking.iter().find(|(row, _)| row.family == Family::Dedicated)?;
     let factor = summary.median / allreduce.1.median;
+    if !setup.own_hosts {
+        let noise = if summary.differs_from(&allreduce.1) { "" } else { ", which is within noise" };
+        return Some(format!(
+            "{}, whose servers are more processes of the same machine and none that add a link, takes {factor:.2}x of allreduce's time{noise}.",
+            row.variant
+        ));
+    }
+    let workers = setup.workers;
     let extra = row.machines - workers;
     let machines = if extra == 1 { "1 machine".to_owned() } else { format!("{extra} machines") };
     let charged = factor * row.machines as f64 / workers as f64;

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::compress::{Codec, Feedback};
+use crate::compress::{Codec, Compression, Feedback};
+use crate::dtype::DType;
 use crate::key::Key;
 
 fn place() -> Place {

@@ -15,6 +15,7 @@
 mod detour;
 mod push;
 mod slot;
+mod step;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -23,7 +24,6 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 
 use crate::buffer::Buffer;
-use crate::communicator::Host;
 use crate::communicator::staged::Route;
 use crate::compress::Compression;
 use crate::device::{Devices, array_of};
@@ -31,14 +31,15 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::optim::{Optimizer, State};
-use crate::progress::{Engine, Job, Launch, Terms, Topic};
-use crate::store::anywhere::{self, of_rank};
+use crate::progress::{Engine, Terms, Topic};
+use crate::store::anywhere;
 use crate::store::compressed::Compressor;
 use crate::store::update::{Update, Updates, no_optimizer};
 use crate::store::{Anywhere, Backend, Contribution, Entry, Gradient, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut, Waiter};
 use push::Push;
 use slot::Slot;
+use step::{Init, OverRanks, Step};
 
 /// The backend of stores on devices.
 pub struct OnDevices {
@@ -92,14 +93,13 @@ impl OnDevices {
     }
 
     /// Takes a step: by way of the ranks' agreement, or here and now.
-    fn run(&self, slot: &Slot, operation: &str, terms: String, step: impl Step + 'static) -> Result<()> {
+    fn run(&self, slot: &Slot, operation: &str, terms: impl Into<Terms>, step: impl Step + 'static) -> Result<()> {
         slot.call();
         if let Some(ranks) = &self.ranks {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
-            let terms = Terms { words: terms, settings: Vec::new() };
             return ranks
                 .engine
-                .submit(topic, operation, terms, Box::new(OverRanks { step, rank: self.rank() }))
+                .submit(topic, operation, terms.into(), Box::new(OverRanks { step, rank: self.rank() }))
                 .inspect_err(|_| slot.cancel());
         }
         let mut step = step;
@@ -116,9 +116,9 @@ impl OnDevices {
     fn terms(entry: &Entry, update: &Update) -> String {
         let Entry { dtype, shape, .. } = entry;
         match update {
-            Update::Overwrite => format!("{dtype} {shape:?} on devices"),
-            Update::Optimize(optimizer) => format!("{dtype} {shape:?} on devices with {optimizer:?}"),
-            Update::Call(_) => format!("{dtype} {shape:?} on devices with an updater"),
+            Update::Overwrite => format!("{dtype} of shape {shape:?} on devices"),
+            Update::Optimize(optimizer) => format!("{dtype} of shape {shape:?} on devices with {optimizer:?}"),
+            Update::Call(_) => format!("{dtype} of shape {shape:?} on devices with an updater"),
         }
     }
 
@@ -211,13 +211,17 @@ impl Backend for OnDevices {
         }
     }
 
+    fn failing(&self, why: Option<&str>) {
+        self.ranks.iter().for_each(|ranks| ranks.engine.failing(why));
+    }
+
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let host = if value.remote().is_some() { self.devices.download(value)? } else { value.clone() };
         let value = host.read()?.snapshot();
         let slot = Arc::new(Slot::new(entry, &self.devices)?);
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        let settings = self.ranks.as_ref().map_or("", |ranks| ranks.engine.settings());
-        let terms = format!("{} {settings}", Self::terms(entry, &Update::Overwrite));
+        let how = self.ranks.as_ref().map_or_else(String::new, |ranks| ranks.engine.settings().to_owned());
+        let terms = Terms { how, ..Self::terms(entry, &Update::Overwrite).into() };
         let job = Init { slot: Arc::clone(&slot), devices: Arc::clone(&self.devices), value, limit: self.limit };
         self.run(&slot, "init", terms, job)
     }
@@ -342,74 +346,4 @@ fn take_loaded(loaded: &Mutex<SavedStates>, key: &Key, optimizer: &Optimizer) ->
     let mut loaded = loaded.lock();
     let carried = loaded.optimizer.as_ref().is_some_and(|earlier| optimizer.keeps_states_of(earlier));
     loaded.states.remove(key).filter(|_| carried)
-}
-
-/// What is to be done to one key.
-trait Step: Send {
-    /// Queues it on the devices; the ranks' part of it blocks.
-    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()>;
-    /// Whether it goes by way of the ranks even if there is only one.
-    fn is_coded(&self) -> bool {
-        false
-    }
-    /// What is left when it is queued.
-    fn finish(self) -> Result<()>;
-    /// Called instead of `finish` when it will never be done.
-    fn fail(self, fault: &Error);
-}
-
-/// A step as a job of the engine.
-struct OverRanks<S> {
-    step: S,
-    rank: usize,
-}
-
-impl<S: Step> Job for OverRanks<S> {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        let ranks = (host.size() > 1 || self.step.is_coded()).then_some((host, launch));
-        self.step.queue(ranks).map_err(|fault| of_rank(fault, self.rank))
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        self.step.finish().map_err(|fault| of_rank(fault, self.rank))
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.step.fail(fault);
-    }
-}
-
-/// Rank 0's value becomes everybody's, a part on each device.
-struct Init {
-    slot: Arc<Slot>,
-    devices: Arc<Devices>,
-    value: Arc<Buffer>,
-    limit: Duration,
-}
-
-impl Step for Init {
-    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
-        if let Some((host, launch)) = ranks {
-            let mut value = Buffer::zeroed(self.slot.entry.len_bytes());
-            if host.rank() == 0 {
-                value.bytes_mut().copy_from_slice(self.value.bytes());
-            }
-            if let Err(cause) = host.broadcast(0, value.bytes_mut(), launch.number) {
-                // The transport may still use it.
-                std::mem::forget(value);
-                return Err(cause);
-            }
-            self.value = Arc::new(value);
-        }
-        self.slot.put(&self.devices, self.value.bytes(), self.limit)
-    }
-
-    fn finish(self) -> Result<()> {
-        self.slot.settle();
-        Ok(())
-    }
-
-    fn fail(self, fault: &Error) {
-        self.slot.fail(fault);
-    }
 }
