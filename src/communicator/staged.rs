@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::{Host, direct};
 use crate::collective::Parts;
 use crate::compress::{Compression, Feedback};
-use crate::device::{Devices, Event, Layout, Memory, Slice, Work};
+use crate::device::{Devices, Event, Layout, Memory, Pool, Slice, Work};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::transport::Stamp;
@@ -35,14 +35,18 @@ struct Berth {
     up: Vec<Event>,
 }
 
-/// Which way the sums of a store go, which its ranks agree on with its first one.
+/// Which way the sums of a store go, which its ranks agree on with its first one, and the memory that they pass through: kept from sum
+/// to sum, so that from the second of its kind on nothing is allocated.
 #[derive(Default)]
-pub struct Route(OnceLock<bool>);
+pub struct Route {
+    is_direct: OnceLock<bool>,
+    pool: Arc<Pool>,
+}
 
 impl Route {
     /// Whether the transport is given the memory of devices. Collective the first time.
     fn is_direct(&self, host: &mut Host, devices: &Devices, stamp: Stamp) -> Result<bool> {
-        if let Some(known) = self.0.get() {
+        if let Some(known) = self.is_direct.get() {
             return Ok(*known);
         }
         let (rank, size) = (host.rank(), host.size());
@@ -59,7 +63,7 @@ impl Route {
             let way = if is_direct { "is given their memory" } else { "is given copies in pinned memory" };
             tracing::info!("sums over the ranks' devices: {} {way}", host.library());
         }
-        Ok(*self.0.get_or_init(|| is_direct))
+        Ok(*self.is_direct.get_or_init(|| is_direct))
     }
 }
 
@@ -80,7 +84,7 @@ pub struct How<'a> {
 pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Slice], route: &Route) -> Result<()> {
     let How { layout, dtype, stamp, limit } = *how;
     if route.is_direct(host, devices, stamp)? {
-        return direct::allreduce(host, devices, dtype, parts, stamp, limit);
+        return direct::allreduce(host, devices, dtype, parts, stamp, limit, &route.pool);
     }
     let segments = segments(layout);
     for device in 0..devices.count() {
@@ -88,7 +92,8 @@ pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Sli
         devices.up(device).follow(devices.lane(device))?;
     }
     let longest = segments.iter().map(Range::len).max().unwrap_or(0);
-    let berth = |_| Ok(Berth { memory: Memory::pinned(devices.platform(), longest)?, down: vec![], up: vec![] });
+    let memory = || route.pool.take(devices.platform(), None, longest);
+    let berth = |_| Ok(Berth { memory: memory()?, down: vec![], up: vec![] });
     let mut berths = (0..DEPTH.min(segments.len())).map(berth).collect::<Result<Vec<_>>>()?;
     let depth = berths.len();
     let staging = Staging { devices, layout, parts, limit };
@@ -114,8 +119,9 @@ pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Sli
     for device in 0..devices.count() {
         devices.lane(device).follow(devices.up(device))?;
     }
-    // The berths are given back with this function.
-    berths.iter().flat_map(|berth| &berth.up).try_for_each(|event| event.synchronize(limit))
+    berths.iter().flat_map(|berth| &berth.up).try_for_each(|event| event.synchronize(limit))?;
+    berths.into_iter().for_each(|berth| route.pool.give(berth.memory));
+    Ok(())
 }
 
 /// As [`allreduce`], of what the ranks' compressed gradients say: the whole passes through host memory, where it is encoded, so bits and

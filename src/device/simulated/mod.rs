@@ -60,6 +60,7 @@ pub struct Simulated {
     fault: Option<Fault>,
     turn: Mutex<()>,
     exposed: AtomicU64,
+    allocations: AtomicU64,
 }
 
 impl Simulated {
@@ -77,9 +78,9 @@ impl Simulated {
             races: Races::default(),
             collectives: Clock::default(),
         };
-        let (next, steps, exposed) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
+        let (next, [steps, exposed, allocations]) = (AtomicU64::new(1), std::array::from_fn(|_| AtomicU64::default()));
         let (health, state, turn) = (Arc::default(), Mutex::new(state), Mutex::default());
-        Arc::new(Simulated { count, health, state, next, steps, fault, turn, exposed })
+        Arc::new(Simulated { count, health, state, next, steps, fault, turn, exposed, allocations })
     }
 
     /// The steps so far.
@@ -90,6 +91,11 @@ impl Simulated {
     /// How often memory was given to a library that no stream orders.
     pub fn exposed(&self) -> u64 {
         self.exposed.load(Ordering::Relaxed)
+    }
+
+    /// How often memory was allocated, of devices or pinned.
+    pub fn allocations(&self) -> u64 {
+        self.allocations.load(Ordering::Relaxed)
     }
 
     fn id(&self) -> u64 {
@@ -192,6 +198,7 @@ impl Platform for Simulated {
 
     fn allocate(&self, _device: usize, len_bytes: usize) -> Result<u64> {
         self.step("allocate", true)?;
+        self.allocations.fetch_add(1, Ordering::Relaxed);
         let mut memory = Buffer::zeroed(len_bytes);
         memory.bytes_mut().fill(0xa5);
         Ok(self.keep(memory).0)
@@ -220,6 +227,7 @@ impl Platform for Simulated {
 
     fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
         self.step("allocate pinned", true)?;
+        self.allocations.fetch_add(1, Ordering::Relaxed);
         Ok(self.keep(Buffer::zeroed(len_bytes)))
     }
 
