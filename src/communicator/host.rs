@@ -273,14 +273,8 @@ impl Host {
         stamp: Stamp,
     ) -> Result<()> {
         let (rank, size, each) = (self.rank(), self.size(), compression.code_bytes(out.len()));
-        let mut codes = Buffer::zeroed(size * each);
-        compression.encode(gradient.unwrap_or(out), feedback, &mut codes.bytes_mut()[rank * each..(rank + 1) * each]);
         let parts = Parts::of((0..=size).map(|rank| rank * each).collect());
-        if let Err(cause) = self.allgather(parts, codes.bytes_mut(), stamp) {
-            // The transport may still write into it.
-            std::mem::forget(codes);
-            return Err(cause);
-        }
+        let codes = self.gather(parts, stamp, |code| compression.encode(gradient.unwrap_or(out), feedback, code))?;
         out.fill(0.0);
         for (peer, code) in codes.bytes().chunks_exact(each.max(1)).enumerate() {
             compression.check_code(code, out.len()).map_err(|what| Error::Protocol {
@@ -338,6 +332,18 @@ impl Host {
     pub fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::allgather(self.rank(), self.size(), parts);
         self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
+    }
+
+    /// As [`allgather`](Self::allgather), into memory of its own, which after an error the transport keeps: every rank's part, of which `fill`
+    /// writes this rank's.
+    pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
+        let mut all = Buffer::zeroed(parts.len());
+        fill(&mut all.bytes_mut()[parts.range(self.rank()..self.rank() + 1)]);
+        if let Err(cause) = self.allgather(parts, all.bytes_mut(), stamp) {
+            std::mem::forget(all);
+            return Err(cause);
+        }
+        Ok(all)
     }
 
     /// By shared memory within hosts, and by a plan between them.

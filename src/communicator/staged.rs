@@ -49,17 +49,12 @@ impl Route {
         if let Some(known) = self.is_direct.get() {
             return Ok(*known);
         }
-        let (rank, size) = (host.rank(), host.size());
-        let mut counts = vec![0u8; size];
+        let size = host.size();
         // No machine has as many.
-        counts[rank] = if host.takes_device_memory() { u8::try_from(devices.count()).unwrap_or(0) } else { 0 };
-        if let Err(cause) = host.allgather(Parts::even(size, size), &mut counts, stamp) {
-            // The transport may still write into it.
-            std::mem::forget(counts);
-            return Err(cause);
-        }
-        let is_direct = counts[0] > 0 && counts.iter().all(|count| *count == counts[0]);
-        if rank == 0 {
+        let own = if host.takes_device_memory() { u8::try_from(devices.count()).unwrap_or(0) } else { 0 };
+        let counts = host.gather(Parts::even(size, size), stamp, |count| count[0] = own)?;
+        let is_direct = own > 0 && counts.bytes().iter().all(|count| *count == own);
+        if host.rank() == 0 {
             let way = if is_direct { "is given their memory" } else { "is given copies in pinned memory" };
             tracing::info!("sums over the ranks' devices: {} {way}", host.library());
         }
