@@ -8,11 +8,12 @@ use crate::buffer::Buffer;
 use crate::collective::{self, Elsewhere, Parts, Plan, Runner, Segments, Ticket};
 use crate::communicator::choice::Choice;
 use crate::communicator::compressed;
+use crate::communicator::ends::{Coded, Elements};
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
-use crate::compress::{Compression, Feedback};
+use crate::compress::{Codec, Compression, Feedback};
 use crate::config::{Config, ModelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -246,21 +247,34 @@ impl Host {
     ) -> Result<()> {
         match compression {
             Compression::Codec(codec) => {
-                let work =
-                    compressed::Work { codec: *codec, gradient, residual: feedback.residual_mut(out.len()), out };
-                let mut wire = compressed::Wire {
-                    transport: &mut *self.transport,
-                    stamp,
-                    stop: &self.stop,
-                    limit: self.runner.limit,
-                };
-                let (sent, received) = compressed::allreduce(work, &mut wire, &mut self.segments)?;
-                self.runner.sent_bytes += sent;
-                self.runner.received_bytes += received;
-                Ok(())
+                let (codec, len) = (*codec, out.len());
+                let mut ends = Elements { codec, gradient, residual: feedback.residual_mut(len), out };
+                self.exchange(compressed::Work { codec, len, ends: &mut ends }, stamp)
             }
             Compression::TopK(_) => self.gather_compressed(compression, feedback, gradient, out, stamp),
         }
+    }
+
+    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that somebody else has encoded and will decode:
+    /// `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`] writes it.
+    pub fn allreduce_codes(
+        &mut self,
+        codec: Codec,
+        len: usize,
+        codes: &[u8],
+        sums: &mut [u8],
+        stamp: Stamp,
+    ) -> Result<()> {
+        self.exchange(compressed::Work { codec, len, ends: &mut Coded { codec, codes, sums } }, stamp)
+    }
+
+    fn exchange(&mut self, work: compressed::Work<'_>, stamp: Stamp) -> Result<()> {
+        let (transport, limit) = (&mut *self.transport, self.runner.limit);
+        let mut wire = compressed::Wire { transport, stamp, stop: &self.stop, limit };
+        let (sent, received) = compressed::allreduce(work, &mut wire, &mut self.segments)?;
+        self.runner.sent_bytes += sent;
+        self.runner.received_bytes += received;
+        Ok(())
     }
 
     /// Every rank gets every rank's code and adds them up in the order of the ranks.

@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use super::{Host, direct};
 use crate::collective::Parts;
-use crate::compress::{Compression, Feedback};
 use crate::device::{Devices, Event, Layout, Memory, Pool, Slice, Work};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -40,7 +39,7 @@ struct Berth {
 #[derive(Default)]
 pub struct Route {
     is_direct: OnceLock<bool>,
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
 }
 
 impl Route {
@@ -117,32 +116,6 @@ pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Sli
     berths.iter().flat_map(|berth| &berth.up).try_for_each(|event| event.synchronize(limit))?;
     berths.into_iter().for_each(|berth| route.pool.give(berth.memory));
     Ok(())
-}
-
-/// As [`allreduce`], of what the ranks' compressed gradients say: the whole passes through host memory, where it is encoded, so bits and
-/// `feedback` are those of gradients that were there. Blocks; collective.
-pub fn allreduce_compressed(
-    host: &mut Host,
-    devices: &Devices,
-    how: &How<'_>,
-    parts: &[Slice],
-    (compression, feedback): (&Compression, &mut Feedback),
-) -> Result<()> {
-    let How { layout, stamp, limit, .. } = *how;
-    let staging = Slice::of(&Memory::pinned(devices.platform(), layout.len_bytes())?, 0..layout.len_bytes());
-    let on_host = |device: usize| staging.part(layout.bytes(device));
-    for (device, part) in parts.iter().enumerate() {
-        devices.platform().enqueue(devices.lane(device), &Work::copy(part.clone(), on_host(device)))?;
-    }
-    devices.drain(limit)?;
-    // The transport sees codes only: the memory may be given back after an error.
-    let mut sum = staging.host_bytes_mut()?;
-    host.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut sum), stamp)?;
-    drop(sum);
-    for (device, part) in parts.iter().enumerate() {
-        devices.platform().enqueue(devices.lane(device), &Work::copy(on_host(device), part.clone()))?;
-    }
-    devices.drain(limit)
 }
 
 struct Staging<'a> {
