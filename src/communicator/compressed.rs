@@ -25,6 +25,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::ends::Ends;
 use crate::buffer::Buffer;
 use crate::collective::{Idle, Parts};
 use crate::compress::Codec;
@@ -40,13 +41,11 @@ const SEGMENT_LEN: (usize, usize) = (16 << 10, 128 << 10);
 /// A part has about this many segments, so that filling and draining the pipeline costs little.
 const SEGMENTS_PER_PART: usize = 16;
 
-/// What an exchange works on.
+/// What an exchange works on: a gradient of `len` elements.
 pub(super) struct Work<'a> {
     pub(super) codec: Codec,
-    /// `None` if the gradient stands in `out`.
-    pub(super) gradient: Option<&'a [f32]>,
-    pub(super) residual: &'a mut [f32],
-    pub(super) out: &'a mut [f32],
+    pub(super) len: usize,
+    pub(super) ends: &'a mut dyn Ends,
 }
 
 /// The wire as an exchange uses it.
@@ -57,12 +56,12 @@ pub(super) struct Wire<'a> {
     pub(super) limit: Duration,
 }
 
-/// `work.out` becomes the sum over all ranks of what their codes say. Blocks; collective. Gives the bytes sent and received.
+/// `work.ends` are given the sum over all ranks of what their codes say. Blocks; collective. Gives the bytes sent and received.
 ///
 /// After an error the transport may still use memory of `pool`'s buffers, which is therefore never freed.
 pub(super) fn allreduce(work: Work<'_>, wire: &mut Wire<'_>, pool: &mut Vec<Buffer>) -> Result<(u64, u64)> {
     let (rank, size) = (wire.transport.rank(), wire.transport.size());
-    let geometry = Geometry::new(work.out.len(), size);
+    let geometry = Geometry::new(work.len, size);
     let own_segments = geometry.segments(rank);
     let messages = (0..size).filter(|peer| *peer != rank).map(|peer| 2 * (own_segments + geometry.segments(peer)));
     let mut exchange = Exchange {
@@ -281,7 +280,7 @@ impl Exchange<'_> {
                 let (range, size) = (self.geometry.segment(peer, segment), self.size());
                 let len_bytes = self.work.codec.sum_bytes(range.len(), size);
                 self.traffic.1 += len_bytes as u64;
-                self.work.codec.decode_sum(&sums.bytes()[..len_bytes], size, &mut self.work.out[range]);
+                self.work.ends.decode(range, &sums.bytes()[..len_bytes], size);
                 self.pool.push(sums);
             }
         }
@@ -305,7 +304,7 @@ impl Exchange<'_> {
             let place = self.sums_of(self.summed);
             let sums = &mut self.sums.bytes_mut()[place];
             self.work.codec.sum(&codes, range.len(), sums);
-            self.work.codec.decode_sum(sums, size, &mut self.work.out[range]);
+            self.work.ends.decode(range, sums, size);
             self.pool.extend(gathered.into_iter().flatten());
             self.summed += 1;
         }
@@ -314,9 +313,7 @@ impl Exchange<'_> {
     fn encode(&mut self, range: Range<usize>) -> Buffer {
         let len_bytes = self.work.codec.code_bytes(range.len());
         let mut codes = self.buffer(len_bytes);
-        let Work { codec, gradient, residual, out } = &mut self.work;
-        let gradient = gradient.unwrap_or(out);
-        codec.encode(&gradient[range.clone()], &mut residual[range], &mut codes.bytes_mut()[..len_bytes]);
+        self.work.ends.encode(range, &mut codes.bytes_mut()[..len_bytes]);
         codes
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::Host;
 use crate::collective::Elsewhere;
-use crate::device::{Devices, Memory, Slice, Stream, Work};
+use crate::device::{Devices, Memory, Pool, Slice, Stream, Work};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::transport::Stamp;
@@ -28,6 +28,7 @@ pub(super) fn allreduce(
     parts: &[Slice],
     stamp: Stamp,
     limit: Duration,
+    pool: &Arc<Pool>,
 ) -> Result<()> {
     devices.without_collectives(limit, || {
         for part in parts.iter().filter(|part| part.len_bytes() > 0) {
@@ -39,7 +40,8 @@ pub(super) fn allreduce(
                 lane: Arc::clone(devices.lane(device)),
                 dtype,
                 part: part.clone(),
-                rooms: Vec::new(),
+                pool: Arc::clone(pool),
+                given: Vec::new(),
                 limit,
             };
             // SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part but what the owner waits
@@ -50,47 +52,40 @@ pub(super) fn allreduce(
     })
 }
 
-/// A part, and rooms for what is added to it.
+/// A part, and the rooms that the transport may write what is added to it into.
 struct Owner {
     platform: Arc<dyn crate::device::Platform>,
     lane: Arc<Stream>,
     dtype: DType,
     part: Slice,
-    rooms: Vec<Room>,
+    pool: Arc<Pool>,
+    given: Vec<Room>,
     limit: Duration,
 }
 
 struct Room {
     memory: Arc<Memory>,
     address: *mut u8,
-    is_free: bool,
 }
 
 impl Elsewhere for Owner {
     fn room(&mut self, len_bytes: usize) -> Result<*mut u8> {
-        let fits = |room: &Room| room.is_free && room.memory.len_bytes() >= len_bytes;
-        let at = if let Some(at) = self.rooms.iter().position(fits) {
-            at
-        } else {
-            let memory = Memory::on(&self.platform, self.lane.device(), len_bytes)?;
-            self.rooms.push(Room { memory, address: std::ptr::null_mut(), is_free: true });
-            self.rooms.len() - 1
-        };
-        let room = &mut self.rooms[at];
-        room.address = self.platform.expose(&Slice::of(&room.memory, 0..len_bytes), true)?;
-        room.is_free = false;
-        Ok(room.address)
+        let memory = self.pool.take(&self.platform, Some(self.lane.device()), len_bytes)?;
+        let address = self.platform.expose(&Slice::of(&memory, 0..len_bytes), true)?;
+        self.given.push(Room { memory, address });
+        Ok(address)
     }
 
     fn add(&mut self, start: usize, room: *mut u8, len_bytes: usize) -> Result<()> {
-        let Some(room) = self.rooms.iter_mut().find(|own| !own.is_free && own.address == room) else {
+        let Some(at) = self.given.iter().position(|given| given.address == room) else {
             return Err(Error::argument("a room that was not given", "report this as a bug"));
         };
         let sum = self.part.part(start..start + len_bytes);
-        let arrived = Slice::of(&room.memory, 0..len_bytes);
+        let arrived = Slice::of(&self.given[at].memory, 0..len_bytes);
         self.platform.enqueue(&self.lane, &Work::sum(self.dtype, vec![sum.clone(), arrived], sum))?;
         self.lane.record()?.synchronize(self.limit)?;
-        room.is_free = true;
+        // Only here: after an error the owner keeps it.
+        self.pool.give(self.given.swap_remove(at).memory);
         Ok(())
     }
 }
@@ -109,8 +104,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// What every rank has in its tensors afterwards, and how often its transport was given memory of devices.
-    fn sum(config: &Config, counts: &[usize], dtype: DType, len: usize) -> Vec<(Vec<Tensor>, u64)> {
+    /// What every rank has in its tensors after two sums, how often its transport was given memory of devices, and what the second allocated.
+    fn sum(config: &Config, counts: &[usize], dtype: DType, len: usize) -> Vec<(Vec<Tensor>, u64, u64)> {
         let ranks = inproc::world(counts.len()).into_iter().zip(counts).map(|(transport, &count)| {
             let config = config.clone();
             thread::spawn(move || {
@@ -125,17 +120,20 @@ mod tests {
                 let inputs: Vec<Slice> =
                     tensors.iter().map(|one| devices.array(one.remote()).unwrap().slice().clone()).collect();
                 let parts = devices.parts(&layout).unwrap();
-                let route = Route::default();
+                let (route, mut allocated) = (Route::default(), 0);
                 for stamp in 0..2 {
                     devices.join().unwrap();
                     devices.sum_parts(dtype, &layout, &inputs, &parts, &mut Scratch::default()).unwrap();
                     let how = staged::How { layout: &layout, dtype, stamp, limit: LIMIT };
+                    let before = platform.allocations();
                     staged::allreduce(&mut host, &devices, &how, &parts, &route).unwrap();
+                    allocated = platform.allocations() - before;
                     devices.join().unwrap();
                     devices.gather_parts(dtype, &layout, &parts, &inputs).unwrap();
                 }
                 devices.drain(LIMIT).unwrap();
-                (tensors.iter().map(|one| devices.download(one).unwrap()).collect(), platform.exposed())
+                let downloaded = tensors.iter().map(|one| devices.download(one).unwrap());
+                (downloaded.collect(), platform.exposed(), allocated)
             })
         });
         let ranks: Vec<_> = ranks.collect();
@@ -155,7 +153,7 @@ mod tests {
                 let total: usize = (1..=counts.len()).sum();
                 // Each rank gives what it has from each of its devices, twice.
                 let value = (total * counts[0] * counts.len() * counts[0]) as f32;
-                for (rank, (tensors, exposed)) in sum(&config, &counts, DType::F32, len).into_iter().enumerate() {
+                for (rank, (tensors, exposed, _)) in sum(&config, &counts, DType::F32, len).into_iter().enumerate() {
                     assert!(exposed > 0, "{algorithm} on {counts:?}");
                     for tensor in tensors {
                         assert_eq!(
@@ -177,7 +175,7 @@ mod tests {
             let bits = |config: &Config| {
                 sum(config, &[1, 1, 1], dtype, 1003)
                     .iter()
-                    .map(|(all, _)| all[0].read().unwrap().bytes().to_vec())
+                    .map(|(all, ..)| all[0].read().unwrap().bytes().to_vec())
                     .collect::<Vec<_>>()
             };
             assert_eq!(bits(&config), bits(&staged), "{dtype}");
@@ -186,9 +184,22 @@ mod tests {
 
     #[test]
     fn ranks_with_different_numbers_of_devices_pass_through_the_host() {
-        for (tensors, exposed) in sum(&direct(), &[1, 2], DType::F32, 9) {
+        for (tensors, exposed, _) in sum(&direct(), &[1, 2], DType::F32, 9) {
             assert_eq!(exposed, 0);
             assert!(tensors.iter().all(|tensor| tensor.to_vec::<f32>().unwrap() == [5.0 * 3.0; 9]));
+        }
+    }
+
+    #[test]
+    fn sums_after_the_first_allocate_nothing() {
+        let staged = Config { mpi_device_memory: Some(false), ..direct() };
+        for config in [staged, direct()] {
+            // The whole is some segments; a plan's few messages are all given rooms before the first arrives.
+            for (counts, len) in [(vec![1, 1], 9), (vec![2; 3], 1001), (vec![2, 2], (5 << 20) / 4 + 3)] {
+                for (rank, (.., allocated)) in sum(&config, &counts, DType::F32, len).into_iter().enumerate() {
+                    assert_eq!(allocated, 0, "rank {rank} of {counts:?} with {len} elements");
+                }
+            }
         }
     }
 

@@ -8,11 +8,12 @@ use crate::buffer::Buffer;
 use crate::collective::{self, Elsewhere, Parts, Plan, Runner, Segments, Ticket};
 use crate::communicator::choice::Choice;
 use crate::communicator::compressed;
+use crate::communicator::ends::{Coded, Elements};
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
-use crate::compress::{Compression, Feedback};
+use crate::compress::{Codec, Compression, Feedback};
 use crate::config::{Config, ModelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -248,21 +249,34 @@ impl Host {
     ) -> Result<()> {
         match compression {
             Compression::Codec(codec) => {
-                let work =
-                    compressed::Work { codec: *codec, gradient, residual: feedback.residual_mut(out.len()), out };
-                let mut wire = compressed::Wire {
-                    transport: &mut *self.transport,
-                    stamp,
-                    stop: &self.stop,
-                    limit: self.runner.limit,
-                };
-                let (sent, received) = compressed::allreduce(work, &mut wire, &mut self.segments)?;
-                self.runner.sent_bytes += sent;
-                self.runner.received_bytes += received;
-                Ok(())
+                let (codec, len) = (*codec, out.len());
+                let mut ends = Elements { codec, gradient, residual: feedback.residual_mut(len), out };
+                self.exchange(compressed::Work { codec, len, ends: &mut ends }, stamp)
             }
             Compression::TopK(_) => self.gather_compressed(compression, feedback, gradient, out, stamp),
         }
+    }
+
+    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that somebody else has encoded and will decode:
+    /// `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`] writes it.
+    pub fn allreduce_codes(
+        &mut self,
+        codec: Codec,
+        len: usize,
+        codes: &[u8],
+        sums: &mut [u8],
+        stamp: Stamp,
+    ) -> Result<()> {
+        self.exchange(compressed::Work { codec, len, ends: &mut Coded { codec, codes, sums } }, stamp)
+    }
+
+    fn exchange(&mut self, work: compressed::Work<'_>, stamp: Stamp) -> Result<()> {
+        let (transport, limit) = (&mut *self.transport, self.runner.limit);
+        let mut wire = compressed::Wire { transport, stamp, stop: &self.stop, limit };
+        let (sent, received) = compressed::allreduce(work, &mut wire, &mut self.segments)?;
+        self.runner.sent_bytes += sent;
+        self.runner.received_bytes += received;
+        Ok(())
     }
 
     /// Every rank gets every rank's code and adds them up in the order of the ranks.
@@ -275,14 +289,8 @@ impl Host {
         stamp: Stamp,
     ) -> Result<()> {
         let (rank, size, each) = (self.rank(), self.size(), compression.code_bytes(out.len()));
-        let mut codes = Buffer::zeroed(size * each);
-        compression.encode(gradient.unwrap_or(out), feedback, &mut codes.bytes_mut()[rank * each..(rank + 1) * each]);
         let parts = Parts::of((0..=size).map(|rank| rank * each).collect());
-        if let Err(cause) = self.allgather(parts, codes.bytes_mut(), stamp) {
-            // The transport may still write into it.
-            std::mem::forget(codes);
-            return Err(cause);
-        }
+        let codes = self.gather(parts, stamp, |code| compression.encode(gradient.unwrap_or(out), feedback, code))?;
         out.fill(0.0);
         for (peer, code) in codes.bytes().chunks_exact(each.max(1)).enumerate() {
             compression.check_code(code, out.len()).map_err(|what| Error::Protocol {
@@ -340,6 +348,18 @@ impl Host {
     pub fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::allgather(self.rank(), self.size(), parts);
         self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
+    }
+
+    /// As [`allgather`](Self::allgather), into memory of its own, which after an error the transport keeps: every rank's part, of which `fill`
+    /// writes this rank's.
+    pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
+        let mut all = Buffer::zeroed(parts.len());
+        fill(&mut all.bytes_mut()[parts.range(self.rank()..self.rank() + 1)]);
+        if let Err(cause) = self.allgather(parts, all.bytes_mut(), stamp) {
+            std::mem::forget(all);
+            return Err(cause);
+        }
+        Ok(all)
     }
 
     /// By shared memory within hosts, and by a plan between them.

@@ -4,12 +4,15 @@
 //! What `auto` knows of the cluster comes from `learn`, which reads it or has `probe` measure it.
 //!
 //! [`Choice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
-//! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`;
+//! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`,
+//! between whatever `ends` encode and decode them, and those on devices by [`coded`];
 //! [`staged`] sums memory of devices, by way of the host's or, where the transport takes it as it is, by `direct`.
 
 mod choice;
+pub mod coded;
 mod compressed;
 mod direct;
+mod ends;
 mod hierarchy;
 mod host;
 mod learn;

@@ -17,8 +17,7 @@ use std::time::Duration;
 
 use super::{Host, direct};
 use crate::collective::Parts;
-use crate::compress::{Compression, Feedback};
-use crate::device::{Devices, Event, Layout, Memory, Slice, Work};
+use crate::device::{Devices, Event, Layout, Memory, Pool, Slice, Work};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::transport::Stamp;
@@ -35,31 +34,30 @@ struct Berth {
     up: Vec<Event>,
 }
 
-/// Which way the sums of a store go, which its ranks agree on with its first one.
+/// Which way the sums of a store go, which its ranks agree on with its first one, and the memory that they pass through: kept from sum
+/// to sum, so that from the second of its kind on nothing is allocated.
 #[derive(Default)]
-pub struct Route(OnceLock<bool>);
+pub struct Route {
+    is_direct: OnceLock<bool>,
+    pub(super) pool: Arc<Pool>,
+}
 
 impl Route {
     /// Whether the transport is given the memory of devices. Collective the first time.
     fn is_direct(&self, host: &mut Host, devices: &Devices, stamp: Stamp) -> Result<bool> {
-        if let Some(known) = self.0.get() {
+        if let Some(known) = self.is_direct.get() {
             return Ok(*known);
         }
-        let (rank, size) = (host.rank(), host.size());
-        let mut counts = vec![0u8; size];
+        let size = host.size();
         // No machine has as many.
-        counts[rank] = if host.takes_device_memory() { u8::try_from(devices.count()).unwrap_or(0) } else { 0 };
-        if let Err(cause) = host.allgather(Parts::even(size, size), &mut counts, stamp) {
-            // The transport may still write into it.
-            std::mem::forget(counts);
-            return Err(cause);
-        }
-        let is_direct = counts[0] > 0 && counts.iter().all(|count| *count == counts[0]);
-        if rank == 0 {
+        let own = if host.takes_device_memory() { u8::try_from(devices.count()).unwrap_or(0) } else { 0 };
+        let counts = host.gather(Parts::even(size, size), stamp, |count| count[0] = own)?;
+        let is_direct = own > 0 && counts.bytes().iter().all(|count| *count == own);
+        if host.rank() == 0 {
             let way = if is_direct { "is given their memory" } else { "is given copies in pinned memory" };
             tracing::info!("sums over the ranks' devices: {} {way}", host.library());
         }
-        Ok(*self.0.get_or_init(|| is_direct))
+        Ok(*self.is_direct.get_or_init(|| is_direct))
     }
 }
 
@@ -80,7 +78,7 @@ pub struct How<'a> {
 pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Slice], route: &Route) -> Result<()> {
     let How { layout, dtype, stamp, limit } = *how;
     if route.is_direct(host, devices, stamp)? {
-        return direct::allreduce(host, devices, dtype, parts, stamp, limit);
+        return direct::allreduce(host, devices, dtype, parts, stamp, limit, &route.pool);
     }
     let segments = segments(layout);
     for device in 0..devices.count() {
@@ -88,7 +86,8 @@ pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Sli
         devices.up(device).follow(devices.lane(device))?;
     }
     let longest = segments.iter().map(Range::len).max().unwrap_or(0);
-    let berth = |_| Ok(Berth { memory: Memory::pinned(devices.platform(), longest)?, down: vec![], up: vec![] });
+    let memory = || route.pool.take(devices.platform(), None, longest);
+    let berth = |_| Ok(Berth { memory: memory()?, down: vec![], up: vec![] });
     let mut berths = (0..DEPTH.min(segments.len())).map(berth).collect::<Result<Vec<_>>>()?;
     let depth = berths.len();
     let staging = Staging { devices, layout, parts, limit };
@@ -114,34 +113,9 @@ pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Sli
     for device in 0..devices.count() {
         devices.lane(device).follow(devices.up(device))?;
     }
-    // The berths are given back with this function.
-    berths.iter().flat_map(|berth| &berth.up).try_for_each(|event| event.synchronize(limit))
-}
-
-/// As [`allreduce`], of what the ranks' compressed gradients say: the whole passes through host memory, where it is encoded, so bits and
-/// `feedback` are those of gradients that were there. Blocks; collective.
-pub fn allreduce_compressed(
-    host: &mut Host,
-    devices: &Devices,
-    how: &How<'_>,
-    parts: &[Slice],
-    (compression, feedback): (&Compression, &mut Feedback),
-) -> Result<()> {
-    let How { layout, stamp, limit, .. } = *how;
-    let staging = Slice::of(&Memory::pinned(devices.platform(), layout.len_bytes())?, 0..layout.len_bytes());
-    let on_host = |device: usize| staging.part(layout.bytes(device));
-    for (device, part) in parts.iter().enumerate() {
-        devices.platform().enqueue(devices.lane(device), &Work::copy(part.clone(), on_host(device)))?;
-    }
-    devices.drain(limit)?;
-    // The transport sees codes only: the memory may be given back after an error.
-    let mut sum = staging.host_bytes_mut()?;
-    host.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut sum), stamp)?;
-    drop(sum);
-    for (device, part) in parts.iter().enumerate() {
-        devices.platform().enqueue(devices.lane(device), &Work::copy(on_host(device), part.clone()))?;
-    }
-    devices.drain(limit)
+    berths.iter().flat_map(|berth| &berth.up).try_for_each(|event| event.synchronize(limit))?;
+    berths.into_iter().for_each(|berth| route.pool.give(berth.memory));
+    Ok(())
 }
 
 struct Staging<'a> {

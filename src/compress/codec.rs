@@ -36,6 +36,18 @@ enum SumKind {
     Integer(Width, f32),
 }
 
+/// How integers that are sums of codes are stored, for whoever decodes them elsewhere: a block of [`Codec::BLOCK`] sums is `bits` words of 32
+/// bits, little endian, and bit `i` of word `j` is bit `j` of the number stored for sum `i`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stored {
+    /// Bits of a number.
+    pub bits: usize,
+    /// The sum of `n` workers' codes is `factor` times the number, less `n`;
+    pub factor: i32,
+    /// and it stands for so many times this.
+    pub unit: f32,
+}
+
 /// Halves are added up so many elements at a time, on the stack.
 const RUN: usize = 1024;
 
@@ -126,6 +138,14 @@ impl Codec {
         match self.sum_kind() {
             SumKind::Half(_) => 2 * len,
             SumKind::Integer(width, _) => planes::bytes(len, width.bits(count)),
+        }
+    }
+
+    /// How sums of `count` workers' codes are stored, if they are integers.
+    pub fn stored(self, count: usize) -> Option<Stored> {
+        match self.sum_kind() {
+            SumKind::Half(_) => None,
+            SumKind::Integer(width, unit) => Some(Stored { bits: width.bits(count), factor: width.factor(), unit }),
         }
     }
 

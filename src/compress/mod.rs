@@ -41,7 +41,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-pub use codec::Codec;
+pub use codec::{Codec, Stored};
 pub use level::Level;
 pub use topk::TopK;
 
@@ -188,6 +188,11 @@ impl Feedback {
     /// What has been pushed and not been sent, of `len` elements.
     pub fn residual_mut(&mut self, len: usize) -> &mut [f32] {
         elements(&mut self.residual, len)
+    }
+
+    /// Gives the residual away, if there is one: whoever takes it goes on with it, and this begins anew.
+    pub fn take_residual(&mut self) -> Option<Buffer> {
+        self.residual.take()
     }
 
     fn both_mut(&mut self, len: usize, has_momentum: bool) -> (&mut [f32], &mut [f32]) {

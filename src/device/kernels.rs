@@ -38,7 +38,7 @@ pub const UNITS: [Unit; 4] = [
     Unit {
         name: "codec.cu",
         source: include_str!("kernels/codec.cu"),
-        kernels: &["quantise_2bit", "quantise_1bit", "add_dequantised_2bit", "add_dequantised_1bit"],
+        kernels: &["quantise_2bit", "quantise_1bit", "add_dequantised_2bit", "add_dequantised_1bit", "decode_sum"],
     },
     Unit {
         name: "update.cu",

@@ -9,7 +9,7 @@
 //! another stream writes must wait for that stream's event. The simulated platform proves of every piece of work that it
 //! does (`races`), and fails the work that does not.
 //!
-//! Where things stand: `handle` owns memory, streams and events; `work` says what can be put on a stream; `reference` is its
+//! Where things stand: `handle` owns memory, streams and events; `pool` keeps memory from use to use; `work` says what can be put on a stream; `reference` is its
 //! meaning, on bytes; `races` and `simulated` are the simulated platform; `devices` opens platforms and makes tensors;
 //! `spread` sums tensors over the devices of a process and back; `open` finds devices by name; `lent` makes tensors of memory that
 //! another library has.
@@ -21,6 +21,7 @@ mod handle;
 pub mod kernels;
 mod lent;
 mod open;
+mod pool;
 mod races;
 mod reference;
 mod simulated;
@@ -35,6 +36,7 @@ pub use devices::{Array, Devices, array_of};
 pub use handle::{Event, Home, Memory, Slice, Stream};
 pub use lent::{CUDA, Loan};
 pub use open::{Library, Survey, cuda_aware_mpi, open, survey};
+pub use pool::Pool;
 pub use reference::compute;
 pub use simulated::{Fault, Manner, Simulated};
 pub use spread::{Layout, Scratch};

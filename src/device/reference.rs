@@ -22,6 +22,12 @@ pub fn compute(operation: &Operation, reads: Vec<Buffer>, lengths: &[usize]) -> 
         Operation::Quantise1 { threshold } => encode(Codec::OneBit { threshold: *threshold }, reads),
         // Decoded values are 1 and -1 whatever it is.
         Operation::AddDequantised1 => decode_add(Codec::OneBit { threshold: 0.0 }, reads),
+        Operation::DecodeSum { codec, count } => {
+            let mut values = Buffer::zeroed(lengths.first().copied().unwrap_or(0));
+            let sums = reads.first().map_or(&[][..], Buffer::bytes);
+            codec.decode_sum_at(Level::Scalar, sums, *count, bytemuck::cast_slice_mut(values.bytes_mut()));
+            vec![values]
+        }
         Operation::Update { optimizer, dtype, updates } => {
             let mut parts = reads.into_iter();
             let (Some(gradient), Some(mut weight)) = (parts.next(), parts.next()) else {

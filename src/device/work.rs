@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::handle::Slice;
+use crate::compress::Codec;
 use crate::dtype::DType;
 use crate::optim::Optimizer;
 
@@ -33,6 +34,13 @@ pub enum Operation {
     },
     /// As `AddDequantised2` with MXNet's 1-bit compression.
     AddDequantised1,
+    /// Reads the sum of `count` workers' codes; writes the f32 values that it stands for.
+    DecodeSum {
+        /// A codec whose sums are integers.
+        codec: Codec,
+        /// The workers.
+        count: usize,
+    },
     /// One step of an optimizer. Reads the gradient, the weight and the slots; writes the weight and the slots.
     Update {
         /// The optimizer.

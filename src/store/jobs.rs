@@ -226,15 +226,7 @@ impl PushRows {
 pub(super) fn sum_rows(host: &mut Host, launch: &Launch, entry: &Entry, own: &MergedRows) -> Result<MergedRows> {
     let (ranks, row_bytes) = (host.size(), entry.row_bytes());
     let gather = |host: &mut Host, own: &[u8], bounds: Vec<usize>| -> Result<Buffer> {
-        let mut all = Buffer::zeroed(bounds[ranks]);
-        let (start, end) = (bounds[host.rank()], bounds[host.rank() + 1]);
-        all.bytes_mut()[start..end].copy_from_slice(own);
-        if let Err(cause) = host.allgather(Parts::of(bounds), all.bytes_mut(), launch.number) {
-            // The transport may still write into it.
-            std::mem::forget(all);
-            return Err(cause);
-        }
-        Ok(all)
+        host.gather(Parts::of(bounds), launch.number, |part| part.copy_from_slice(own))
     };
     let own_rows = own.ids.len() as u64;
     let each = size_of_val(&own_rows);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use libloading::Library;
 use ringpull::buffer::Buffer;
+use ringpull::compress::{Codec, Stored};
 use ringpull::device::kernels::{ADDENDS, PAIRS, UNITS};
 use ringpull::device::{Operation, compute};
 use ringpull::dtype::Element;
@@ -169,6 +170,25 @@ fn codes_and_residuals_have_the_references_bits() {
                 launch!(library, kernel, 1, *mut c_void: to(&mut sum), *const c_void: from(&codes), u64: many);
             }
             assert_eq!(sum.bytes(), wanted[0].bytes(), "{name} sum of {len}");
+        }
+    }
+}
+
+#[test]
+fn decoded_sums_have_the_references_bits() {
+    let Some((library, _folder)) = build(2) else { return };
+    for codec in [Codec::TwoBit { threshold: 0.3 }, Codec::OneBit { threshold: 0.5 }] {
+        for (len, count) in LENGTHS.into_iter().flat_map(|len| [1, 2, 7, 300].map(|count| (len, count))) {
+            // Any codes: those that no worker sends count as none.
+            let codes: Vec<Buffer> =
+                (0..count).map(|seed| pattern(DType::U8, codec.code_bytes(len), seed, |v| v * 9.0)).collect();
+            let mut sums = Buffer::zeroed(codec.sum_bytes(len, count));
+            codec.sum(&codes.iter().map(Buffer::bytes).collect::<Vec<_>>(), len, sums.bytes_mut());
+            let Stored { bits, factor, unit } = codec.stored(count).unwrap();
+            let mut values = Buffer::zeroed(len * 4);
+            launch!(library, "decode_sum", 1, *mut c_void: to(&mut values), *const c_void: from(&sums), u32: bits as u32, i32: factor, i32: count as i32, f32: unit, u64: len as u64);
+            let wanted = compute(&Operation::DecodeSum { codec, count }, vec![sums], &[len * 4]).unwrap();
+            assert_eq!(values.bytes(), wanted[0].bytes(), "{len} sums of {count} codes by {codec:?}");
         }
     }
 }

@@ -7,6 +7,7 @@ use cudarc::driver::result;
 use cudarc::driver::sys;
 
 use super::{Gpu, checked};
+use crate::compress::{Codec, Stored};
 use crate::device::handle::Slice;
 use crate::device::kernels::{self, ADDENDS, PAIRS};
 use crate::device::work::{Operation, Work};
@@ -85,6 +86,7 @@ impl Queue<'_> {
                 let (to, from, len) = (sum.address(), codes.address(), sum.len_bytes() as u64 / 4);
                 self.launch("add_dequantised_1bit", len / 8, &mut arguments!(to, from, len))
             }
+            (Operation::DecodeSum { codec, count }, [sums], [values]) => self.decode_sum(*codec, *count, sums, values),
             (Operation::Update { optimizer, dtype, updates }, [gradient, ..], [weight, slots @ ..]) => {
                 self.update(optimizer, *dtype, *updates, [gradient, weight], slots)
             }
@@ -155,6 +157,18 @@ impl Queue<'_> {
         let (to, left, from) = (codes.address(), residual.address(), gradient.address());
         let len = gradient.len_bytes() as u64 / 4;
         self.launch(kernel, codes.len_bytes() as u64, &mut arguments!(to, left, from, threshold, len))
+    }
+
+    fn decode_sum(&self, codec: Codec, count: usize, sums: &Slice, values: &Slice) -> Result<()> {
+        let Some(Stored { bits, factor, unit }) = codec.stored(count) else {
+            return Err(Error::argument(
+                format!("sums of {codec:?} on a device"),
+                "report this as a bug: they are no integers",
+            ));
+        };
+        let (to, from, len) = (values.address(), sums.address(), values.len_bytes() as u64 / 4);
+        let (bits, count) = (bits as u32, count as i32);
+        self.launch("decode_sum", len, &mut arguments!(to, from, bits, factor, count, unit, len))
     }
 
     fn update(

@@ -60,6 +60,8 @@ pub struct Simulated {
     fault: Option<Fault>,
     turn: Mutex<()>,
     exposed: AtomicU64,
+    allocations: AtomicU64,
+    crossed_bytes: AtomicU64,
 }
 
 impl Simulated {
@@ -77,9 +79,10 @@ impl Simulated {
             races: Races::default(),
             collectives: Clock::default(),
         };
-        let (next, steps, exposed) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
-        let (health, state, turn) = (Arc::default(), Mutex::new(state), Mutex::default());
-        Arc::new(Simulated { count, health, state, next, steps, fault, turn, exposed })
+        let [steps, exposed, allocations, crossed_bytes] = std::array::from_fn(|_| AtomicU64::default());
+        let (health, state, next) = (Arc::default(), Mutex::new(state), AtomicU64::new(1));
+        let turn = Mutex::default();
+        Arc::new(Simulated { count, health, state, next, steps, fault, turn, exposed, allocations, crossed_bytes })
     }
 
     /// The steps so far.
@@ -90,6 +93,16 @@ impl Simulated {
     /// How often memory was given to a library that no stream orders.
     pub fn exposed(&self) -> u64 {
         self.exposed.load(Ordering::Relaxed)
+    }
+
+    /// How often memory was allocated, of devices or pinned.
+    pub fn allocations(&self) -> u64 {
+        self.allocations.load(Ordering::Relaxed)
+    }
+
+    /// Bytes copied between devices and the host.
+    pub fn crossed_bytes(&self) -> u64 {
+        self.crossed_bytes.load(Ordering::Relaxed)
     }
 
     fn id(&self) -> u64 {
@@ -137,6 +150,9 @@ impl Simulated {
             Operation::Sum(_) => writes.len() == 1 && !reads.is_empty() && reads.iter().all(|len| *len == writes[0]),
             Operation::Quantise2 { .. } | Operation::Quantise1 { .. } => reads.len() == 2 && writes.len() == 2,
             Operation::AddDequantised2 { .. } | Operation::AddDequantised1 => reads.len() == 2 && writes.len() == 1,
+            Operation::DecodeSum { codec, count } => {
+                writes.len() == 1 && reads == [codec.sum_bytes(writes[0] / size_of::<f32>(), *count)]
+            }
             Operation::Update { .. } => reads.len() == writes.len() + 1,
         };
         if fits {
@@ -192,6 +208,7 @@ impl Platform for Simulated {
 
     fn allocate(&self, _device: usize, len_bytes: usize) -> Result<u64> {
         self.step("allocate", true)?;
+        self.allocations.fetch_add(1, Ordering::Relaxed);
         let mut memory = Buffer::zeroed(len_bytes);
         memory.bytes_mut().fill(0xa5);
         Ok(self.keep(memory).0)
@@ -220,6 +237,7 @@ impl Platform for Simulated {
 
     fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
         self.step("allocate pinned", true)?;
+        self.allocations.fetch_add(1, Ordering::Relaxed);
         Ok(self.keep(Buffer::zeroed(len_bytes)))
     }
 
@@ -287,6 +305,10 @@ impl Platform for Simulated {
         }
         Self::check_lengths(work)?;
         let later = self.step("enqueue", false)?;
+        let ends = work.reads.iter().zip(&work.writes);
+        let crossing = ends.filter(|(from, to)| from.device().is_some() != to.device().is_some());
+        let crossed_bytes: usize = crossing.map(|(_, to)| to.len_bytes()).sum();
+        self.crossed_bytes.fetch_add(crossed_bytes as u64, Ordering::Relaxed);
         let mut state = self.state.lock();
         let (reads, writes) = (spans(&work.reads), spans(&work.writes));
         state.races.step(stream.id(), &reads, &writes).map_err(|text| race(format!("{:?}: {text}", work.operation)))?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Check, FIRST, check};
 use crate::buffer::Buffer;
+use crate::compress::Codec;
 use crate::device::{Devices, Memory, Operation, Slice, Work, compute};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -81,6 +82,15 @@ fn codec(devices: &Arc<Devices>, quantise: &Operation) -> Result<()> {
         compare(devices, quantise, &reads, &[codes_bytes, len * 4])?;
         let written = compute(quantise, vec![gradient, residual], &[codes_bytes, len * 4])?;
         compare(devices, &add, &[Buffer::copy_of(written[0].bytes()), fractions(len, 3)], &[len * 4])?;
+        let codec = match quantise {
+            Operation::Quantise2 { threshold } => Codec::TwoBit { threshold: *threshold },
+            _ => Codec::OneBit { threshold: 0.5 },
+        };
+        for count in [1, 2, 8] {
+            let mut sums = Buffer::zeroed(codec.sum_bytes(len, count));
+            codec.sum(&vec![written[0].bytes(); count], len, sums.bytes_mut());
+            compare(devices, &Operation::DecodeSum { codec, count }, &[sums], &[len * 4])?;
+        }
     }
     Ok(())
 }

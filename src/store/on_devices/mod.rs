@@ -5,7 +5,8 @@
 //! pass through pinned memory of the host and an allreduce over MPI, or straight through MPI where it takes memory of devices
 //! (`communicator::staged`).
 //!
-//! Compressed gradients pass through host memory whole, where they are encoded as those of `dist_sync_mpi` without devices are.
+//! Compressed gradients are encoded on the devices where those know the codec, and otherwise pass through host memory whole
+//! (`communicator::coded`); either way the bits are those of `dist_sync_mpi` without devices.
 //!
 //! What waits for what: a push queues its work and returns. Outputs on devices are ready in the order of their streams,
 //! after their guards are free; outputs in host memory are copied before the guard is free, and so before a push of kind

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 use super::slot::{Content, Outputs, Slot};
 use super::{OnDevices, Step, detour, take_loaded};
-use crate::communicator::Host;
 use crate::communicator::staged::{self, How, Route};
+use crate::communicator::{Host, coded};
 use crate::device::{Devices, Event, Memory, Slice};
 use crate::error::{Error, Result};
 use crate::progress::Launch;
@@ -128,8 +128,9 @@ impl Step for Push {
             match &self.coding {
                 None => staged::allreduce(host, &self.devices, &how, &content.sum, &self.route)?,
                 Some(Coding { compression, feedback }) => {
-                    let feedback = &mut feedback.lock();
-                    staged::allreduce_compressed(host, &self.devices, &how, &content.sum, (compression, feedback))?;
+                    let Content { sum, residual, .. } = &mut *content;
+                    let coding = coded::Coding { compression, feedback: &mut feedback.lock(), residual };
+                    coded::allreduce(host, &self.devices, &how, sum, coding, &self.route)?;
                 }
             }
         }

@@ -28,6 +28,8 @@ pub(super) struct Content {
     /// The sum of the last push, or a value that it took the place of.
     pub(super) sum: Vec<Slice>,
     pub(super) scratch: Scratch,
+    /// What gradients encoded on the devices have not said yet.
+    pub(super) residual: Option<Vec<Slice>>,
     kept: Option<Kept>,
 }
 
@@ -49,8 +51,8 @@ struct Progress {
 impl Slot {
     pub(super) fn new(entry: &Entry, devices: &Devices) -> Result<Self> {
         let layout = Layout::new(entry.len(), entry.dtype.size_bytes(), devices.count());
-        let content =
-            Content { value: devices.parts(&layout)?, sum: Vec::new(), scratch: Scratch::default(), kept: None };
+        let (value, scratch) = (devices.parts(&layout)?, Scratch::default());
+        let content = Content { value, sum: Vec::new(), scratch, residual: None, kept: None };
         Ok(Slot {
             entry: entry.clone(),
             layout,
@@ -142,9 +144,10 @@ impl Slot {
         }
     }
 
-    /// The optimizer's state begins anew, or with what was loaded.
+    /// The optimizer's state begins anew, or with what was loaded; what is kept of compressed gradients is gone. The devices are idle.
     pub(super) fn forget_state(&self) {
-        self.content().kept = None;
+        let mut content = self.content();
+        (content.kept, content.residual) = (None, None);
     }
 
     /// Puts a state from host memory on the devices. Blocks.
