@@ -33,5 +33,5 @@ __all__ = [
     "errors",
     "kinds",
     "zeros",
-    *errors.__all__,
 ]
+__all__ += errors.__all__

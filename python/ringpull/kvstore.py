@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Literal, Union, overload
 
 from . import _native, arguments
 from .arguments import pairs
@@ -114,6 +114,38 @@ class KVStore(Worker):
         for one, outs in arguments.outputs(key, out):
             self._native.pull(one, outs, priority)
 
+    @overload
+    def pushpull(
+        self,
+        key: Key | Sequence[Key],
+        value: Any,
+        out: Any = None,
+        priority: int = 0,
+        wait: Literal[True] = True,
+        keep: bool = True,
+    ) -> None: ...
+    @overload
+    def pushpull(
+        self,
+        key: Key | Sequence[Key],
+        value: Any,
+        out: Any = None,
+        priority: int = 0,
+        *,
+        wait: Literal[False],
+        keep: bool = True,
+    ) -> Handle: ...
+    @overload
+    def pushpull(
+        self,
+        key: Key | Sequence[Key],
+        value: Any,
+        out: Any = None,
+        priority: int = 0,
+        *,
+        wait: bool,
+        keep: bool = True,
+    ) -> Handle | None: ...
     def pushpull(
         self,
         key: Key | Sequence[Key],

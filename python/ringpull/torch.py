@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .kvstore import Handle, KVStore
+from .kvstore import Handle, KVStore, create
 
 __all__ = ["DistributedOptimizer", "broadcast_parameters", "ddp_hook"]
 
@@ -53,12 +53,17 @@ class _Waiter:
                 future.set_exception(error)
 
 
-def ddp_hook(store: KVStore) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
-    """A hook that averages DistributedDataParallel's buckets over the ranks of ``store``, while the backward pass goes on.
+def _opened(store: KVStore | str) -> KVStore:
+    return create(store) if isinstance(store, str) else store
+
+
+def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
+    """A hook that averages DistributedDataParallel's buckets over the ranks of ``store``, a store or a kind, while the backward pass goes on.
 
         model = DistributedDataParallel(model)
-        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
+        model.register_comm_hook(None, ringpull.torch.ddp_hook("dist_sync_mpi"))
     """
+    opened = _opened(store)
     waiter = _Waiter()
     known: set[str] = set()
 
@@ -68,31 +73,30 @@ def ddp_hook(store: KVStore) -> Callable[[Any, Any], torch.futures.Future[torch.
         # DistributedDataParallel divides its buckets anew after the first step.
         key = f"bucket.{bucket.index()}.{buffer.numel()}"
         if key not in known:
-            store.init(key, torch.zeros_like(buffer))
+            opened.init(key, torch.zeros_like(buffer))
             known.add(key)
-        handle = store.pushpull(key, buffer, priority=-bucket.index(), wait=False, keep=False)
-        assert handle is not None
-        return waiter.add(handle, lambda: buffer.div_(store.num_workers), buffer.device)
+        handle = opened.pushpull(key, buffer, priority=-bucket.index(), wait=False, keep=False)
+        return waiter.add(handle, lambda: buffer.div_(opened.num_workers), buffer.device)
 
     return hook
 
 
 class DistributedOptimizer:
-    """An optimizer whose ``step`` first averages the gradients over the ranks of ``store``; all else is the optimizer's own.
+    """An optimizer whose ``step`` first averages the gradients over the ranks of ``store``, a store or a kind; all else is the optimizer's own.
 
-        optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store)
+        optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), "dist_sync_mpi")
 
-    Parameters begin as those of rank 0. A gradient leaves as soon as the backward pass has accumulated it. A parameter without a
-    gradient on some rank counts as zero there.
+    The store is its ``store``. Parameters begin as those of rank 0. A gradient leaves as soon as the backward pass has accumulated it. A
+    parameter without a gradient on some rank counts as zero there.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, store: KVStore, prefix: str = "parameter") -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, store: KVStore | str, prefix: str = "parameter") -> None:
         self.optimizer = optimizer
-        self._store = store
+        self.store = _opened(store)
         self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._keys = {parameter: f"{prefix}.{index}" for index, parameter in enumerate(self._parameters)}
         self._handles: dict[torch.Tensor, Handle | None] = {}
-        broadcast_parameters(store, self._parameters, prefix)
+        broadcast_parameters(self.store, self._parameters, prefix)
         #: Set to False while gradients of several backward passes add up; the last pass before `step` needs it True.
         self.communicates = True
         for parameter in self._parameters:
@@ -122,7 +126,7 @@ class DistributedOptimizer:
         elif not parameter.grad.is_contiguous():
             parameter.grad = parameter.grad.contiguous()
         key = self._keys[parameter]
-        self._handles[parameter] = self._store.pushpull(key, parameter.grad, wait=False, keep=False)
+        self._handles[parameter] = self.store.pushpull(key, parameter.grad, wait=False, keep=False)
 
     def synchronize(self) -> None:
         """Waits until every gradient is the average over the ranks; ``step`` does so by itself. For clipping, say."""
@@ -134,7 +138,7 @@ class DistributedOptimizer:
             if handle is not None:
                 handle.wait()
                 assert parameter.grad is not None
-                parameter.grad.div_(self._store.num_workers)
+                parameter.grad.div_(self.store.num_workers)
                 self._handles[parameter] = None
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:

@@ -8,38 +8,71 @@ import pytest
 from conftest import ROOT
 
 PROGRAM = """
+from typing import Any, assert_type
+
 import numpy
 import ringpull
 
 store: ringpull.KVStore = ringpull.create("local")
 store.init("w", numpy.zeros(4))
-handle = store.pushpull(["w"], [numpy.zeros(4)], wait=False)
-if handle is not None:
-    done: bool = handle.wait(1.0)
+assert_type(store.pushpull(["w"], [numpy.zeros(4)], wait=False).wait(1.0), bool)
+handle: ringpull.Handle | None = store.pushpull("w", numpy.zeros(4), wait=store.rank > 0)
+store.row_sparse_pull("w", out=ringpull.zeros((2, 4)), row_ids=[1, 2])
+store.push(3, ringpull.RowSparse([1], numpy.ones((1, 4)), (3, 4)), priority=-3)
+
+
+def update(key: ringpull.Key, received: Any, stored: Any) -> None:
+    stored += received
+
+
+store.set_updater(update)
+store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+store.set_gradient_compression("none")
 store.set_optimizer(ringpull.SGD(learning_rate=0.1))
 try:
     store.push("w", numpy.zeros(4))
 except ringpull.StalledError as error:
     missing: list[int] = error.missing
 rank: int = store.rank
+with ringpull.create() as other:
+    assert_type(other.join(), int)
+    assert_type(other.stats(), dict[str, int])
+    assert_type(ringpull.kinds(), list[str])
+"""
+
+WRONG = """
+import ringpull
+
+store = ringpull.create("local")
+store.pushpull("w", 1).wait()
+store.push(1.5, 1)
+store.set_optimizer(0.1)
+store.rank = 1
+ringpull.creat("local")
 """
 
 
-def check(folder, *arguments, **more):
-    """Lets mypy check what the arguments name; its cache and its own settings are of `folder`."""
+def found(folder, *arguments, **more):
+    """What mypy says of what the arguments name; its cache and its own settings are of `folder`."""
     pytest.importorskip("mypy")
     strict = ["--strict", "--ignore-missing-imports", "--config-file=", "--cache-dir", folder / "cache"]
     command = [sys.executable, "-m", "mypy", *map(str, [*strict, *arguments])]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=os.environ | more
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def test_the_package_is_typed(tmp_path):
-    check(tmp_path, "-p", "ringpull", MYPYPATH=str(ROOT / "python"))
+    assert "no issues found" in found(tmp_path, "-p", "ringpull", MYPYPATH=str(ROOT / "python"))
 
 
 def test_a_program_is_checked_against_the_stubs(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    check(tmp_path, "program.py")
+    assert "no issues found" in found(tmp_path, "program.py")
+
+
+def test_each_misuse_in_a_program_is_found(tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    errors = found(tmp_path, "wrong.py")
+    assert [line for line in range(5, 10) if f"wrong.py:{line}: error" not in errors] == [], errors

@@ -6,7 +6,7 @@ import difflib
 import sys
 from typing import Any
 
-import mxnet
+from mxnet import kvstore
 
 from .. import _native
 from ..errors import UnknownKindError
@@ -33,7 +33,7 @@ def _class(name: str, kind: str) -> type[MXNetKVStore]:
 
 
 def _register(name: str, kind: str) -> None:
-    registry = mxnet.kvstore.KVStoreBase.kv_registry
+    registry = kvstore.KVStoreBase.kv_registry
     if name not in registry:
         registry[name] = _class(name, kind)
 
@@ -42,23 +42,24 @@ def register() -> None:
     """Registers every kind, and makes a name that nobody knows an error: MXNet would make a local store or a worker of servers of it."""
     for kind in _native.KINDS:
         _register(f"ringpull_{kind}" if kind in _NATIVE else kind, kind)
-    if getattr(mxnet.kvstore.create, "_of_ringpull", False):
+    if getattr(kvstore.create, "_of_ringpull", False):
         return
-    original = mxnet.kvstore.create
+    original = kvstore.create
 
     def create(name: str = "local") -> Any:
-        if isinstance(name, str) and name.lower() not in mxnet.kvstore.KVStoreBase.kv_registry:
+        if isinstance(name, str) and name.lower() not in kvstore.KVStoreBase.kv_registry:
             _check_native(name)
         return original(name)
 
     create.__doc__ = original.__doc__
     create._of_ringpull = True  # type: ignore[attr-defined]
-    mxnet.kvstore.create = mxnet.kvstore.base.create = create
+    setattr(kvstore, "create", create)
+    setattr(kvstore.base, "create", create)
 
 
 def _check_native(given: str) -> None:
     """Raises if a name that is not registered is none of MXNet's own; warns where MXNet's store would be of this process alone."""
-    name, registry = given.lower(), mxnet.kvstore.KVStoreBase.kv_registry
+    name, registry = given.lower(), kvstore.KVStoreBase.kv_registry
     if name not in _NATIVE and name not in _NATIVE_TOO:
         ours = [known for known, klass in registry.items() if issubclass(klass, MXNetKVStore)]
         known = [*registry, *(native for native in (*_NATIVE, *_NATIVE_TOO) if native not in registry)]

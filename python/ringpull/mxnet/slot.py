@@ -31,7 +31,7 @@ class Slot:
         self.key = key
         self.shape = like.shape
         self.dtype = like.dtype
-        self.array = mxnet.nd.zeros(like.shape, ctx=mxnet.cpu(), dtype=like.dtype)
+        self.array: Any = mxnet.nd.zeros(like.shape, ctx=mxnet.cpu(), dtype=like.dtype)
         #: The value that an updater keeps; without one the travelling array is the value.
         self.weight: Any = None
         self.array.wait_to_read()

@@ -266,7 +266,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         slot.gather(values)
         # Without an updater in the store the sum, which comes back in place, is the value or what the updater is given.
         slot.submit(what if self._stored else "sum", priority)
-        if slot.weight is not None and not self._stored:
+        if self._updater is not None and slot.weight is not None and not self._stored:
             self._updater(slot.key, slot.array, slot.weight)
 
     def _push_rows(self, slot: Slot, values: list[Any], priority: int, what: str) -> None:
@@ -283,7 +283,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         if self._stored and what == "push":
             return
         slot.submit("pull", priority)
-        if slot.weight is not None and not self._stored:
+        if self._updater is not None and slot.weight is not None and not self._stored:
             self._updater(slot.key, slot.array.tostype("row_sparse"), slot.weight)
 
     def _hand_out(self, slot: Slot, outs: list[Any]) -> None:
@@ -301,7 +301,8 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
                 f"  hint: row ids lie between 0 and {slot.shape[0] - 1}"
             )
         if not len(ids):
-            mxnet.nd.sparse.zeros("row_sparse", out.shape, ctx=out.context, dtype=out.dtype).copyto(out)
+            empty: Any = mxnet.nd.sparse.zeros("row_sparse", out.shape, ctx=out.context, dtype=out.dtype)
+            empty.copyto(out)
             return
         if self._stored:
             slot.array.wait_to_read()
@@ -311,7 +312,8 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         else:
             data = slot.value.take(mxnet.nd.array(ids, dtype="int64")).astype(out.dtype)
         indices = mxnet.nd.array(ids, dtype="int64")
-        mxnet.nd.sparse.row_sparse_array((data, indices), shape=out.shape, dtype=out.dtype).copyto(out)
+        found: Any = mxnet.nd.sparse.row_sparse_array((data, indices), shape=out.shape, dtype=out.dtype)
+        found.copyto(out)
 
     def _send(self, spec: str) -> None:
         """Makes the store's optimizer this one, for the pushes after those called so far."""

@@ -34,7 +34,8 @@ train(alone, torch.optim.SGD(alone.parameters(), lr=0.5, momentum=0.9), slice(No
 
 if sys.argv[1] == "optimizer":
     net = network(rank)
-    optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9), store)
+    optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9), "dist_sync_mpi")
+    assert (optimizer.store.rank, optimizer.store.type) == (rank, "dist_sync_mpi")
     assert optimizer.param_groups[0]["lr"] == 0.5
     train(net, optimizer, slice(rank, None, ranks))
 else:
@@ -43,7 +44,7 @@ else:
     with tempfile.NamedTemporaryFile() as file:
         torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
         model = nn.parallel.DistributedDataParallel(net)
-        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
+        model.register_comm_hook(None, ringpull.torch.ddp_hook("dist_sync_mpi"))
         train(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), slice(rank, None, ranks))
         torch.distributed.destroy_process_group()
 for own, other in zip(net.parameters(), alone.parameters()):
