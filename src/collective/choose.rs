@@ -41,43 +41,23 @@ pub struct Prediction {
     pub time_us: f64,
 }
 
-/// What `auto` stands for: the prediction of least time, for a sum by itself.
+/// What `auto` stands for: the prediction of least time.
 pub fn choose(model: &Model, len_bytes: usize, size: usize, segments: Segments) -> Prediction {
-    choose_among(1, model, len_bytes, size, segments)
+    let [first, rest @ ..] = Algorithm::ALL.map(|algorithm| predict(model, algorithm, len_bytes, size, segments));
+    rest.into_iter().fold(first, |best, other| if other.time_us < best.time_us { other } else { best })
 }
 
-/// What `auto` stands for where `together` sums are under way at once: the latency of each is hidden by the others, and what counts is what it
-/// takes of the links and the processors.
-pub fn choose_among(together: usize, model: &Model, len_bytes: usize, size: usize, segments: Segments) -> Prediction {
-    let predict = |algorithm| predict_among(together, model, algorithm, len_bytes, size, segments);
-    let [first, rest @ ..] = Algorithm::ALL.map(predict);
-    rest.into_iter().fold(first, lesser)
-}
-
-/// The best that `algorithm` can do for a sum by itself.
+/// The best that `algorithm` can do.
 pub fn predict(model: &Model, algorithm: Algorithm, len_bytes: usize, size: usize, segments: Segments) -> Prediction {
-    predict_among(1, model, algorithm, len_bytes, size, segments)
-}
-
-fn predict_among(
-    together: usize,
-    model: &Model,
-    algorithm: Algorithm,
-    len_bytes: usize,
-    size: usize,
-    segments: Segments,
-) -> Prediction {
     let with = |segment_bytes| Prediction {
         algorithm,
         segment_bytes,
-        time_us: model.predicted_among_us(together, algorithm, len_bytes, size, segment_bytes),
+        time_us: model.predicted_us(algorithm, len_bytes, size, segment_bytes),
     };
     let shorter = SEGMENTS.into_iter().filter(|bytes| !segments.is_fixed && *bytes < segments.most_bytes);
-    shorter.map(with).fold(with(segments.most_bytes), lesser)
-}
-
-fn lesser(best: Prediction, other: Prediction) -> Prediction {
-    if other.time_us < best.time_us { other } else { best }
+    shorter
+        .map(with)
+        .fold(with(segments.most_bytes), |best, other| if other.time_us < best.time_us { other } else { best })
 }
 
 /// How many times the shortest sum's time a bucket's bytes may take. A bucket saves about as much for each sum in it but one; its
@@ -134,18 +114,6 @@ mod tests {
             assert_eq!(chosen(&model, (len_bytes * 0.95) as usize, size), below, "{size} ranks below {len_bytes}");
             assert_eq!(chosen(&model, (len_bytes * 1.05) as usize, size), above, "{size} ranks above {len_bytes}");
         }
-    }
-
-    #[test]
-    fn among_others_a_sum_takes_the_least_of_the_link_or_of_the_processors() {
-        let slow = Model { latency_us: 450.0, long_bytes_per_us: 25.0, short_bytes_per_us: 25.0, ..Model::default() };
-        let among =
-            |together, model: Model, len_bytes| choose_among(together, &model, len_bytes, 8, SEGMENTS).algorithm;
-        assert_eq!(among(1, slow, 64 << 10), Algorithm::Direct);
-        assert_eq!(among(30, slow, 64 << 10), Algorithm::Ring);
-        let dear = Model { message_us: 500.0, ..Model::default() };
-        assert_eq!(among(1, dear, 16 << 10), Algorithm::Doubling);
-        assert_eq!(among(30, dear, 16 << 10), Algorithm::Doubling);
     }
 
     #[test]

@@ -60,7 +60,7 @@ mod star;
 mod tokens;
 mod tree;
 
-pub use choose::{Prediction, Segments, choose, choose_among, predict};
+pub use choose::{Prediction, Segments, choose, predict};
 pub use elsewhere::Elsewhere;
 pub(crate) use idle::Idle;
 pub use model::Model;

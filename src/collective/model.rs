@@ -27,10 +27,6 @@
 //! circulant. A message longer than a segment counts once for each segment. The ring's latency hides behind the other
 //! segments of a part: with `j` of them a step waits for `A` less the time that `j - 1` segments take.
 //!
-//! So much for a sum by itself. Of `k` sums under way together each hides the others' latency, and the links work while the processors do:
-//! one of them costs `1/k` of that time and, for the rest, the longer of what it asks of the links, `wire(x)` with its factor, and of the
-//! processors, all but the wire and the latency.
-//!
 //! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers predict
 //! the same.
 
@@ -98,39 +94,9 @@ impl Model {
         if size < 2 {
             return 0.0;
         }
-        let work = self.work(algorithm, len_bytes, size, segment_bytes);
-        match algorithm {
-            Algorithm::Ring => {
-                let part = (len_bytes as f64 / size as f64).ceil();
-                self.ring_us(&work, size as f64, segments(part, segment_bytes))
-            }
-            _ => work.rounds * self.latency_us + self.busy_us(&work),
-        }
-    }
-
-    /// As [`predicted_us`](Self::predicted_us), of one of `together` sums of such lengths that are under way at once.
-    pub fn predicted_among_us(
-        &self,
-        together: usize,
-        algorithm: Algorithm,
-        len_bytes: usize,
-        size: usize,
-        segment_bytes: usize,
-    ) -> f64 {
-        let alone = self.predicted_us(algorithm, len_bytes, size, segment_bytes);
-        if size < 2 || together < 2 {
-            return alone;
-        }
-        let work = self.work(algorithm, len_bytes, size, segment_bytes);
-        let wire = work.fan * work.link_bytes / self.long_bytes_per_us;
-        let share = 1.0 / together as f64;
-        share * alone + (1.0 - share) * wire.max(self.processors_us(&work))
-    }
-
-    fn work(&self, algorithm: Algorithm, len_bytes: usize, size: usize, segment_bytes: usize) -> Work {
         let (bytes, ranks) = (len_bytes as f64, size as f64);
         let part = (bytes / ranks).ceil();
-        let segments = |len: f64| segments(len, segment_bytes);
+        let segments = |len: f64| (len / segment_bytes.max(1) as f64).ceil().max(1.0);
         let (floor, ceil) = (f64::from(size.ilog2()), f64::from(size.next_power_of_two().ilog2()));
         let scattered = |messages: f64, rounds: f64, fan: f64| Work {
             rounds,
@@ -141,8 +107,10 @@ impl Model {
             added: (ranks - 1.0) * part,
             fan,
         };
-        match algorithm {
-            Algorithm::Ring => scattered(2.0 * (ranks - 1.0) * segments(part), 2.0 * (ranks - 1.0), 1.0),
+        let work = match algorithm {
+            Algorithm::Ring => {
+                return self.ring_us(&scattered(2.0 * (ranks - 1.0) * segments(part), 0.0, 1.0), ranks, segments(part));
+            }
             Algorithm::Direct => scattered(2.0 * (ranks - 1.0) * segments(part), 2.0, self.fan_factor),
             Algorithm::Circulant => {
                 // Rounds whose range passes the last part are two messages.
@@ -177,18 +145,15 @@ impl Model {
                     fan: 1.0,
                 }
             }
-        }
+        };
+        work.rounds * self.latency_us + self.busy_us(&work)
     }
 
     /// All but the latency.
     fn busy_us(&self, work: &Work) -> f64 {
-        self.processors_us(work) + work.fan * self.wire_us(work.link_bytes)
-    }
-
-    /// All but the latency and the wire.
-    fn processors_us(&self, work: &Work) -> f64 {
         work.messages * self.message_us
             + work.all_messages * self.shared_message_us
+            + work.fan * self.wire_us(work.link_bytes)
             + work.all_bytes * self.shared_us_per_byte
             + work.added / self.sum_bytes_per_us
     }
@@ -205,11 +170,6 @@ impl Model {
         let short = bytes.min(self.short_bytes);
         short / self.short_bytes_per_us + (bytes - short) / self.long_bytes_per_us
     }
-}
-
-/// How many messages `len` bytes make.
-fn segments(len: f64, segment_bytes: usize) -> f64 {
-    (len / segment_bytes.max(1) as f64).ceil().max(1.0)
 }
 
 #[cfg(test)]

@@ -100,9 +100,9 @@ impl Host {
         &self.placement.hosts
     }
 
-    /// The plan of a sum by messages, one of `together` under way at once, and the segments that suit it; `None` if `choice` is to sum another way.
-    fn plan(&self, choice: Choice, dtype: DType, len_bytes: usize, together: usize) -> Option<(Plan, usize)> {
-        (!self.sums_at_once(choice)).then(|| self.plan_of_messages(choice, dtype, len_bytes, together))
+    /// The plan of a sum by messages, and the segments that suit it; `None` if `choice` is to sum another way.
+    fn plan(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<(Plan, usize)> {
+        (!self.sums_at_once(choice)).then(|| self.plan_of_messages(choice, dtype, len_bytes))
     }
 
     /// Whether sums by `choice` are done in shared memory or by the library, and not by a plan.
@@ -116,7 +116,7 @@ impl Host {
     }
 
     /// As [`plan`](Self::plan), where nothing but messages will do.
-    fn plan_of_messages(&self, choice: Choice, dtype: DType, len_bytes: usize, together: usize) -> (Plan, usize) {
+    fn plan_of_messages(&self, choice: Choice, dtype: DType, len_bytes: usize) -> (Plan, usize) {
         let (rank, size, element_bytes, most_bytes) =
             (self.rank(), self.size(), dtype.size_bytes(), self.cuts.most_bytes);
         let len = len_bytes / element_bytes;
@@ -127,7 +127,7 @@ impl Host {
                 if let Some(plan) = in_racks {
                     return (plan, most_bytes);
                 }
-                let chosen = collective::choose_among(together, &self.learned.model, len_bytes, size, self.cuts);
+                let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
                 (collective::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
             }
             Choice::Plan(algorithm) => (collective::allreduce(algorithm, rank, size, len), most_bytes),
@@ -167,8 +167,7 @@ impl Host {
     }
 
     /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what is under way is then
-    /// finished first. Sums of higher `priority` go first. On every rank the same number of sums may be under way `together` with it, itself
-    /// included: what suits one by itself need not suit one of many. Operations under way together have stamps of their own.
+    /// finished first. Sums of higher `priority` go first. Operations under way together have stamps of their own.
     ///
     /// # Safety
     /// `data` stays valid, and nobody else touches it, until the ticket is reported by [`take_finished`](Self::take_finished); after
@@ -179,9 +178,8 @@ impl Host {
         data: *mut [u8],
         stamp: Stamp,
         priority: i32,
-        together: usize,
     ) -> Result<Option<Ticket>> {
-        let Some((plan, segment_bytes)) = self.plan(self.choice, dtype, data.len(), together) else {
+        let Some((plan, segment_bytes)) = self.plan(self.choice, dtype, data.len()) else {
             self.drain()?;
             // SAFETY: the caller gives the memory away until this is done.
             return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
@@ -225,7 +223,7 @@ impl Host {
 
     /// As [`allreduce`](Self::allreduce), by the given way.
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        let Some((plan, segment_bytes)) = self.plan(choice, dtype, data.len(), 1) else {
+        let Some((plan, segment_bytes)) = self.plan(choice, dtype, data.len()) else {
             return match choice {
                 Choice::Native => self.allreduce_natively(dtype, data),
                 _ => self.allreduce_by_host(dtype, data, stamp),
@@ -322,7 +320,7 @@ impl Host {
         least_bytes: usize,
         stamp: Stamp,
     ) -> Result<()> {
-        let (plan, _) = self.plan_of_messages(self.choice, dtype, data.len(), 1);
+        let (plan, _) = self.plan_of_messages(self.choice, dtype, data.len());
         let Segments { most_bytes, is_fixed } = self.cuts;
         self.runner.segment_bytes = if is_fixed { most_bytes } else { most_bytes.max(least_bytes) };
         // SAFETY: as the caller promises.

@@ -158,14 +158,13 @@ impl Agreement {
 
     fn freeze(&mut self, last: Launch) -> Order {
         let Phase::Freezing(freezing) = &self.phase else { unreachable!("only what is being frozen is frozen") };
-        let (steps, units, together) = self.logs.cycle(freezing, self.bucket_bytes);
+        let (steps, units) = self.logs.cycle(freezing, self.bucket_bytes);
         self.epochs += 1;
         self.phase = Phase::Frozen { epoch: self.epochs, units: units.len() as u64 };
         // What is left was called after the cycle began: each rank finds its own calls in it.
         self.pending.clear();
         self.logs.clear();
-        let number = self.launched.wrapping_add(1);
-        Order::Freeze(Freeze { epoch: self.epochs, last, number, steps, units, together })
+        Order::Freeze(Freeze { epoch: self.epochs, last, number: self.launched.wrapping_add(1), steps, units })
     }
 
     /// Goes back to launching one by one; what every rank has called launches now.

@@ -60,7 +60,7 @@ pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>
                 Some(fault) => job.fail(fault),
                 None => comm.done(job, launch.topic),
             },
-            Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], &launch, 1),
+            Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], &launch),
             Command::Unit(jobs, unit) => comm.take_unit(jobs, unit),
             Command::Go => comm.go_on(),
             Command::Stop => break,
@@ -77,12 +77,11 @@ impl Comm<'_> {
     fn take_unit(&mut self, jobs: Vec<Box<dyn Job>>, unit: Unit) {
         let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
         let topics = unit.members.into_iter().map(|(topic, _)| topic);
-        let launch = Launch { topic, ordinal, number: unit.number, call: None };
-        self.take(topics.zip(jobs).collect(), &launch, unit.together as usize);
+        self.take(topics.zip(jobs).collect(), &Launch { topic, ordinal, number: unit.number, call: None });
     }
 
-    /// Begins a sum, one of `together` on every rank, or runs a job that wants the host to itself.
-    fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: &Launch, together: usize) {
+    /// Begins a sum, or runs a job that wants the host to itself.
+    fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: &Launch) {
         if let Some(fault) = self.shared.fault.get() {
             return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
         }
@@ -108,8 +107,7 @@ impl Comm<'_> {
         self.shared.running.lock().push((launch.number, launch.topic.clone()));
         // SAFETY: the flight owns the bucket, or the job that owns the memory or its lock, and is kept until its ticket is reported;
         // after a fault buckets are kept for ever, and jobs are told to fail and then keep what the transport may still use.
-        let begun =
-            unsafe { self.host.begin_allreduce(dtype, addend, launch.number, priority, together.min(MOST_FLIGHTS)) };
+        let begun = unsafe { self.host.begin_allreduce(dtype, addend, launch.number, priority) };
         let ticket = *begun.as_ref().unwrap_or(&None);
         if ticket.is_none() {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::progress::fusion::{Step, together, units};
+use crate::progress::fusion::{Step, units};
 use crate::progress::order::{Call, Topic};
 use crate::progress::period::Sequence;
 
@@ -106,8 +106,8 @@ impl Logs {
         freezing
     }
 
-    /// The operations of the frozen cycle, named as in its first round, its units, and how many may be under way with each.
-    pub(super) fn cycle(&self, freezing: &Freezing, bucket_bytes: usize) -> (Vec<Step>, Vec<Vec<u32>>, Vec<u32>) {
+    /// The operations of the frozen cycle, named as in its first round, and its units.
+    pub(super) fn cycle(&self, freezing: &Freezing, bucket_bytes: usize) -> (Vec<Step>, Vec<Vec<u32>>) {
         let mut times: BTreeMap<&Topic, u64> = BTreeMap::new();
         freezing.cycle.iter().for_each(|call| *times.entry(&call.topic).or_default() += 1);
         let step = |call: &Call| Step {
@@ -134,8 +134,7 @@ impl Logs {
             }
         }
         let units = units(&steps, &phases, bucket_bytes);
-        let together = together(&units, &phases);
-        (steps, units, together)
+        (steps, units)
     }
 
     pub(super) fn clear(&mut self) {

@@ -27,8 +27,6 @@ pub struct Freeze {
     pub steps: Vec<Step>,
     /// The units of a cycle, as indices of `steps`.
     pub units: Vec<Vec<u32>>,
-    /// For each unit, how many may be under way at once, itself included.
-    pub together: Vec<u32>,
 }
 
 /// Operations that travel together.
@@ -38,8 +36,6 @@ pub struct Unit {
     pub number: u32,
     /// Topic and ordinal of each, in the order in which they lie in a bucket.
     pub members: Vec<(Topic, u64)>,
-    /// How many units may be under way at once, itself included.
-    pub together: u32,
 }
 
 /// The operations of one topic in a cycle.
@@ -188,13 +184,11 @@ impl Frozen {
         let each = self.freeze.units.len() as u64;
         let cycle = number / each;
         let called = self.called.get(&cycle)?;
-        let place = (number % each) as usize;
-        let members = &self.freeze.units[place];
+        let members = &self.freeze.units[(number % each) as usize];
         let indices = members.iter().map(|step| called[*step as usize]).collect::<Option<Vec<u64>>>()?;
         let members =
             members.iter().map(|step| (self.freeze.steps[*step as usize].topic.clone(), self.ordinal(cycle, *step)));
-        let number = self.freeze.number.wrapping_add(number as u32);
-        Some((Unit { number, members: members.collect(), together: self.freeze.together[place] }, indices))
+        Some((Unit { number: self.freeze.number.wrapping_add(number as u32), members: members.collect() }, indices))
     }
 
     /// The ordinal of a step in a cycle.

@@ -94,14 +94,6 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
     units
 }
 
-/// For each unit, how many units share its phase: so many may be under way at once.
-pub fn together(units: &[Vec<u32>], phases: &[u64]) -> Vec<u32> {
-    let phase = |unit: &Vec<u32>| phases[unit[0] as usize];
-    let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
-    units.iter().for_each(|unit| *counts.entry(phase(unit)).or_default() += 1);
-    units.iter().map(|unit| counts[&phase(unit)]).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,11 +127,6 @@ mod tests {
         assert_eq!(units(&steps, &[0, 1, 1, 0], 100), [vec![0, 3], vec![1, 2]]);
         steps[1].wire = Wire::Alone;
         assert_eq!(units(&steps, &[0; 4], 100), [vec![0], vec![1], vec![2, 3]]);
-    }
-
-    #[test]
-    fn units_of_one_phase_are_under_way_together() {
-        assert_eq!(together(&[vec![0, 1], vec![2], vec![3, 4]], &[0, 0, 0, 1, 1]), [2, 2, 1]);
     }
 
     #[test]
