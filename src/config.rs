@@ -12,6 +12,27 @@ use crate::spelling::closest;
 pub const ALGORITHMS: [&str; 9] =
     ["auto", "ring", "direct", "circulant", "doubling", "star", "tree", "ordered", "native"];
 
+/// The variables of our own that a process reads or `ringpull` sets, without `RINGPULL_`.
+const OURS: [&str; 17] = [
+    "timeout",
+    "log",
+    "algorithm",
+    "model",
+    "segment",
+    "fusion_bytes",
+    "devices",
+    "mpi_device_memory",
+    "shared_memory",
+    "rack",
+    "check_nan",
+    "timeline",
+    "mpirun",
+    "local_workers",
+    "ssh",
+    "hostfile",
+    "min_hosts",
+];
+
 /// What one process of a parameter-server job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -136,7 +157,7 @@ impl Config {
                 None => default.model,
             },
             check_nan: match text("RINGPULL_CHECK_NAN") {
-                Some(given) => one_of("RINGPULL_CHECK_NAN", &given, &["0", "1"], &[])? == "1",
+                Some(given) => switch("RINGPULL_CHECK_NAN", &given)?,
                 None => default.check_nan,
             },
             mpi_device_memory: match text("RINGPULL_MPI_DEVICE_MEMORY") {
@@ -150,6 +171,8 @@ impl Config {
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
             heartbeat_timeout: seconds("PS_HEARTBEAT_TIMEOUT", default.heartbeat_timeout)?,
         };
+        // It is asked for where no error can be returned.
+        text(SHARED_MEMORY).map_or(Ok(true), |given| switch(SHARED_MEMORY, &given))?;
         if !SEGMENTS.contains(&config.segment_bytes) && text("RINGPULL_SEGMENT").is_some() {
             return Err(bad("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824"));
         }
@@ -281,9 +304,25 @@ pub fn launcher_local_rank() -> Option<usize> {
     names.into_iter().find_map(|name| text(name)?.parse().ok())
 }
 
-/// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different ones.
+const SHARED_MEMORY: &str = "RINGPULL_SHARED_MEMORY";
+
+/// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different ones. Another word is an error
+/// of [`Config::from_env`].
 pub fn shared_memory() -> bool {
-    text("RINGPULL_SHARED_MEMORY").is_none_or(|value| value != "0")
+    text(SHARED_MEMORY).is_none_or(|given| switch(SHARED_MEMORY, &given) != Ok(false))
+}
+
+/// A line for each variable of the environment that is nearly one of ours, and has no effect.
+pub fn misspelt_variables() -> Vec<String> {
+    std::env::vars_os().filter_map(|(name, _)| misspelt(name.to_str()?)).collect()
+}
+
+fn misspelt(name: &str) -> Option<String> {
+    let (ours, rest) = name.split_once('_')?;
+    let (ours, rest) = (closest(ours, ["ringpull"])?.to_uppercase(), rest.to_lowercase());
+    let meant = format!("{ours}_{}", closest(&rest, OURS)?.to_uppercase());
+    (meant != name)
+        .then(|| format!("warning: {name} is no variable of ringpull and has no effect\n  hint: did you mean {meant}?"))
 }
 
 /// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above it.
@@ -352,6 +391,18 @@ fn one_of(variable: &str, given: &str, names: &[&str], others: &[&str]) -> Resul
     Err(wrong(variable, given, &format!("one of {}", names.join(", ")), remedy))
 }
 
+/// The value of a variable that says yes or no.
+fn switch(variable: &str, given: &str) -> Result<bool> {
+    match given.to_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "0" | "false" | "no" | "off" => Ok(false),
+        _ => {
+            let remedy = "correct it, or unset it for the default".to_owned();
+            Err(wrong(variable, given, "1 or 0 (or true, false, yes, no, on, off)", remedy))
+        }
+    }
+}
+
 fn parsed<T: FromStr>(name: &str, expected: &str, default: T) -> Result<T> {
     text(name).map_or(Ok(default), |value| value.parse().map_err(|_| bad(name, expected)))
 }
@@ -383,8 +434,38 @@ mod tests {
             assert!(error.contains(part), "{error}");
         }
         assert_eq!(one_of("RINGPULL_ALGORITHM", "halving", &ALGORITHMS, &["halving"]), Ok("halving".to_owned()));
-        let error = one_of("RINGPULL_CHECK_NAN", "yes", &["0", "1"], &[]).unwrap_err().to_string();
-        assert!(error.contains("one of 0, 1\n  hint: correct it"), "{error}");
+        let error = one_of("RINGPULL_ALGORITHM", "horovod", &ALGORITHMS, &[]).unwrap_err().to_string();
+        assert!(error.contains("native\n  hint: correct it"), "{error}");
+    }
+
+    #[test]
+    fn a_switch_takes_the_usual_words_and_no_other() {
+        for (given, on) in [("1", true), ("True", true), ("yes", true), ("0", false), ("off", false), ("FALSE", false)]
+        {
+            assert_eq!(switch(SHARED_MEMORY, given), Ok(on), "{given}");
+        }
+        for given in ["2", "nope", "-"] {
+            let error = switch(SHARED_MEMORY, given).unwrap_err().to_string();
+            assert!(error.contains(&format!("{SHARED_MEMORY}=\"{given}\"")) && error.contains("1 or 0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_variable_that_is_nearly_ours_is_told_from_others() {
+        for (given, meant) in [
+            ("RINGPULL_TIMOUT", "RINGPULL_TIMEOUT"),
+            ("RINGPUL_TIMEOUT", "RINGPULL_TIMEOUT"),
+            ("ringpull_algorithm", "RINGPULL_ALGORITHM"),
+            ("RINGPULL_DEVICE", "RINGPULL_DEVICES"),
+        ] {
+            let warning = misspelt(given).unwrap();
+            assert!(warning.contains(given) && warning.ends_with(&format!("did you mean {meant}?")), "{warning}");
+        }
+        for given in
+            ["RINGPULL_TIMEOUT", "RINGPULL_TASK", "RINGPULL_WAIT", "RINGPULL_", "PATH", "DMLC_ROLE", "MY_TIMEOUT"]
+        {
+            assert_eq!(misspelt(given), None, "{given}");
+        }
     }
 
     #[test]

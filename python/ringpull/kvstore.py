@@ -218,7 +218,8 @@ class KVStore(Worker):
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
         """Switches gradient compression on, as ``{"type": "2bit", "threshold": 0.5}`` or in one word, as ``"2bit:0.5"``.
 
-        The types are ``fp16``, ``bf16``, ``2bit`` and ``1bit`` with a ``threshold``, ``topk`` with a ``ratio`` and a ``momentum``.
+        The types are ``fp16``, ``bf16``, ``2bit`` and ``1bit`` with a ``threshold`` (0.5), ``topk`` with a ``ratio`` (0.01) and a ``momentum`` (0);
+        ``none`` switches it off and drops what compressed gradients could not say.
         """
         self._compress(compression_params)
 

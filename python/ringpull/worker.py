@@ -66,7 +66,7 @@ class Worker:
         else:
             raise ArgumentError(
                 f"gradient compression by a {type(params).__name__}\n"
-                "  hint: give {'type': '2bit', 'threshold': 0.5} or '2bit:0.5'; the types are fp16, bf16, 2bit, 1bit and topk"
+                "  hint: give {'type': '2bit', 'threshold': 0.5} or '2bit:0.5'; the types are fp16, bf16, 2bit, 1bit, topk and none"
             )
 
 

@@ -80,11 +80,11 @@ enum CompressionParams {
 }
 
 impl CompressionParams {
-    fn read(&self) -> Result<Compression> {
+    fn read(&self) -> Result<Option<Compression>> {
         match self {
-            Self::Word(word) => word.parse(),
+            Self::Word(word) => Compression::choice(word),
             Self::Pairs(pairs) => {
-                Compression::from_params(pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())))
+                Compression::choice_of_params(pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())))
             }
         }
     }
@@ -252,7 +252,10 @@ impl Store {
     }
 
     fn set_gradient_compression(&self, py: Python<'_>, params: CompressionParams) -> PyResult<()> {
-        self.with(py, |store| store.set_gradient_compression(&params.read()?))
+        self.with(py, |store| match params.read()? {
+            Some(compression) => store.set_gradient_compression(&compression),
+            None => store.unset_gradient_compression(),
+        })
     }
 
     fn save_optimizer_states(&self, py: Python<'_>, path: PathBuf, dump_optimizer: bool) -> PyResult<()> {

@@ -252,6 +252,16 @@ def test_compression_is_a_word_or_mxnets_parameters(given):
         store.set_gradient_compression(given)
 
 
+@pytest.mark.parametrize("given", ["none", {"type": "none"}])
+def test_no_compression_is_what_every_kind_has(store, given):
+    store.set_gradient_compression(given)
+    store.init("a", np.zeros(2))
+    store.push("a", np.full(2, 0.25))
+    out = np.empty(2)
+    store.pull("a", out)
+    assert out.tolist() == [0.25, 0.25]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -259,6 +269,7 @@ def test_compression_is_a_word_or_mxnets_parameters(given):
         ("2bit:0", "greater than 0"),
         ("2bit:0.5:1", "more parameters"),
         ({"type": "3bit"}, "the types are fp16"),
+        ({"type": "none", "threshold": 0.5}, "the types are fp16"),
         ({"threshold": 0.5}, "type"),
         (None, "by a NoneType"),
         (["2bit"], "by a list"),

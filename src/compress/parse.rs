@@ -32,9 +32,21 @@ impl Compression {
         compression.check().map(|()| compression)
     }
 
-    /// `none`, or a compression in one word.
+    /// `none`, or a compression in one word or in MXNet's parameters.
     pub fn choice(text: &str) -> Result<Option<Self>> {
-        if text == "none" { Ok(None) } else { text.parse().map(Some) }
+        match params_of(text)? {
+            Some(pairs) => {
+                Compression::choice_of_params(pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())))
+            }
+            None if text == "none" => Ok(None),
+            None => text.parse().map(Some),
+        }
+    }
+
+    /// As [`from_params`](Self::from_params); `None` for the type `none`, which has no parameters.
+    pub fn choice_of_params<'a>(params: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Option<Self>> {
+        let params: Vec<_> = params.into_iter().collect();
+        if params == [("type", "none")] { Ok(None) } else { Compression::from_params(params).map(Some) }
     }
 
     fn of_type(name: &str) -> Result<Self> {
@@ -71,6 +83,17 @@ impl Compression {
     }
 }
 
+/// The pairs of `{'type': '2bit', 'threshold': 0.5}`, as Python or JSON writes them, if the text is such.
+fn params_of(text: &str) -> Result<Option<Vec<(String, String)>>> {
+    let Some(inside) = text.trim().strip_prefix('{').and_then(|text| text.strip_suffix('}')) else { return Ok(None) };
+    let bare = |word: &str| word.trim().trim_matches(['\'', '"']).to_owned();
+    let pairs = inside.split(',').filter(|pair| !pair.trim().is_empty());
+    let pairs: Option<Vec<_>> =
+        pairs.map(|pair| pair.split_once(':').map(|(key, value)| (bare(key), bare(value)))).collect();
+    let wrong = || Error::argument(format!("{text:?} are no parameters"), "write {'type': '2bit', 'threshold': 0.5}");
+    pairs.ok_or_else(wrong).map(Some)
+}
+
 fn number<T: FromStr>(key: &str, value: &str) -> Result<T> {
     value.parse().map_err(|_| Error::argument(format!("{key}={value:?} is no number"), "give a number such as 0.5"))
 }
@@ -80,14 +103,7 @@ impl FromStr for Compression {
 
     /// Reads `2bit`, `2bit:0.5`, `topk:0.01`, `topk:0.01:0.9`, or MXNet's parameters as Python or JSON writes them.
     fn from_str(text: &str) -> Result<Self> {
-        if let Some(inside) = text.trim().strip_prefix('{').and_then(|text| text.strip_suffix('}')) {
-            let bare = |word: &'_ str| -> String { word.trim().trim_matches(['\'', '"']).to_owned() };
-            let pairs = inside.split(',').filter(|pair| !pair.trim().is_empty());
-            let pairs: Option<Vec<_>> =
-                pairs.map(|pair| pair.split_once(':').map(|(key, value)| (bare(key), bare(value)))).collect();
-            let pairs = pairs.ok_or_else(|| {
-                Error::argument(format!("{text:?} are no parameters"), "write {'type': '2bit', 'threshold': 0.5}")
-            })?;
+        if let Some(pairs) = params_of(text)? {
             return Compression::from_params(pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())));
         }
         let mut words = text.split(':');
@@ -137,6 +153,17 @@ mod tests {
             texts.iter().for_each(|text| assert_eq!(parsed(text), name));
             assert_eq!(parsed(name), name);
         }
+    }
+
+    #[test]
+    fn none_is_a_choice_and_no_compression() {
+        for text in ["none", "{'type': 'none'}"] {
+            assert_eq!(Compression::choice(text), Ok(None), "{text}");
+        }
+        for text in ["2bit", "{'type': '2bit'}"] {
+            assert_eq!(Compression::choice(text), text.parse().map(Some), "{text}");
+        }
+        assert!(Compression::choice("{'type': 'none', 'threshold': 1}").is_err());
     }
 
     #[test]

@@ -146,7 +146,7 @@ impl Backend for Allreduce {
         Ok(())
     }
 
-    fn set_compression(&self, compression: &Compression) -> Result<()> {
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
         self.replica.compressor.set(compression);
         Ok(())
     }

@@ -33,8 +33,8 @@ pub trait Backend: Send + Sync {
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()>;
     /// Pushes made from now on are applied by `updater`.
     fn set_updater(&self, updater: Updater) -> Result<()>;
-    /// Dense `f32` gradients pushed from now on are compressed so. `compression` has been checked.
-    fn set_compression(&self, compression: &Compression) -> Result<()>;
+    /// Dense `f32` gradients pushed from now on are compressed so, or not at all. `compression` has been checked.
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()>;
     /// The optimizer's states, after every push that this worker has made. Blocks.
     fn states(&self) -> Result<SavedStates>;
     /// Replaces the optimizer's states.

@@ -34,9 +34,12 @@ pub(super) struct Coding {
 }
 
 impl Compressor {
-    /// Gradients pushed from now on are compressed so. What earlier codecs kept is sent by this one.
-    pub(super) fn set(&self, compression: &Compression) {
-        *self.present.lock() = Some(*compression);
+    /// Gradients pushed from now on are compressed so. What earlier codecs kept is sent by this one, and dropped if there is none.
+    pub(super) fn set(&self, compression: Option<&Compression>) {
+        *self.present.lock() = compression.copied();
+        if compression.is_none() {
+            self.forget();
+        }
     }
 
     /// How a dense gradient pushed now is compressed, if it is.

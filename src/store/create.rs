@@ -63,6 +63,7 @@ fn build(kind: Kind, config: &Config, devices: Option<Arc<Devices>>) -> Result<K
         check_role(kind)?;
     }
     warn_of_separate_models(kind)?;
+    warn_of_variables()?;
     let limit = config.timeout;
     let backend: Box<dyn Backend> = match (kind, devices) {
         (Kind::Device, Some(devices)) => {
@@ -112,6 +113,16 @@ fn warn_of_separate_models(kind: Kind) -> Result<()> {
     if let Some(warning) = by_servers.or_else(config::launcher_world_size).and_then(|told| separate_models(kind, told))
     {
         ONCE.call_once(|| eprintln!("{warning}"));
+    }
+    Ok(())
+}
+
+/// Says once in a job which variables were hardly meant as they are spelled.
+fn warn_of_variables() -> Result<()> {
+    static ONCE: Once = Once::new();
+    let speaks = Dmlc::from_env()?.map_or_else(config::is_first_rank, |job| job.role == Role::Scheduler);
+    if speaks {
+        ONCE.call_once(|| config::misspelt_variables().iter().for_each(|warning| eprintln!("{warning}")));
     }
     Ok(())
 }

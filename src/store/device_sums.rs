@@ -198,7 +198,7 @@ impl Backend for DeviceSums {
         self.servers.set_updater(updater)
     }
 
-    fn set_compression(&self, compression: &Compression) -> Result<()> {
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
         self.servers.set_compression(compression)
     }
 

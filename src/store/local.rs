@@ -108,7 +108,8 @@ impl Backend for Local {
         Ok(())
     }
 
-    fn set_compression(&self, compression: &Compression) -> Result<()> {
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
+        let Some(compression) = compression else { return Ok(()) };
         Err(Error::Unsupported {
             kind: "local".to_owned(),
             operation: format!("set_gradient_compression({compression})"),

@@ -221,8 +221,8 @@ impl KvStore {
         self.call(|| self.backend.set_updater(updater))
     }
 
-    /// Compresses every dense gradient pushed from now on, on its way to the sum; every rank must call it alike. It cannot be switched
-    /// off again. What a push could not say is kept and added to this worker's next gradient of the key.
+    /// Compresses every dense gradient pushed from now on, on its way to the sum; every rank must call it alike.
+    /// What a push could not say is kept and added to this worker's next gradient of the key.
     ///
     /// Only `f32` gradients can be pushed from then on, and row-sparse ones of any dtype, which are not compressed. What is kept of the keys is no
     /// part of the optimizer's states: a run that goes on from saved states begins with nothing kept, and `load_optimizer_states` drops it.
@@ -231,8 +231,14 @@ impl KvStore {
     pub fn set_gradient_compression(&self, compression: &Compression) -> Result<()> {
         self.call(|| {
             compression.check()?;
-            self.backend.set_compression(compression)
+            self.backend.set_compression(Some(compression))
         })
+    }
+
+    /// Gradients pushed from now on travel as they are; every rank must call it alike. What compressed ones could not say is dropped. Any kind
+    /// takes it, compressed or not.
+    pub fn unset_gradient_compression(&self) -> Result<()> {
+        self.call(|| self.backend.set_compression(None))
     }
 
     /// Writes the optimizer's states, and the optimizer too if `dump_optimizer`, to `path`, atomically. Blocks until every push is applied.

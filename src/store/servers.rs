@@ -198,7 +198,7 @@ impl Backend for Servers {
         Err(self.unsupported("set_updater", "code is never sent to a server; use set_optimizer, or dist_sync_mpi"))
     }
 
-    fn set_compression(&self, compression: &Compression) -> Result<()> {
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
         self.compressor.set(compression);
         Ok(())
     }

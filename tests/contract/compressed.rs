@@ -21,6 +21,7 @@ pub(crate) const SYNC: &[Promise] = promises![
     only_f32_gradients_are_compressed,
     an_optimizer_is_given_the_compressed_sum,
     loaded_states_begin_with_nothing_kept,
+    compression_can_be_switched_off,
 ];
 
 /// For `dist_async`.
@@ -194,6 +195,23 @@ fn only_f32_gradients_are_compressed(world: &World) {
     world.store.push_rows("rows beside codes", &[sparse([3, 2], &[(1, 0.375)])], 0).unwrap();
     let row = 0.375 * world.workers() as f32;
     assert_eq!(world.pull::<f32>("rows beside codes", &[3, 2]), [0.0, 0.0, row, row, 0.0, 0.0]);
+}
+
+fn compression_can_be_switched_off(world: &World) {
+    compress(world, "2bit:0.5");
+    world.vector("switched", 2);
+    for (push, each) in [([0.75f32, 0.25], [0.5f32, 0.0]), ([0.0, 0.375], [0.0, 0.375]), ([0.0, 0.375], [0.0, 0.0])] {
+        world.push("switched", &push);
+        let sum = each.map(|each| each * world.workers() as f32);
+        assert_eq!(world.pull_f32("switched", 2), sum);
+        if each[1] == 0.0 {
+            // What the first push could not say is gone.
+            world.store.unset_gradient_compression().unwrap();
+        } else {
+            world.init("doubles after codes", DType::F64, &[2], 3.0);
+            compress(world, "2bit:0.5");
+        }
+    }
 }
 
 fn an_optimizer_is_given_the_compressed_sum(world: &World) {

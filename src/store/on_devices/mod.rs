@@ -261,8 +261,10 @@ impl Backend for OnDevices {
         Ok(())
     }
 
-    fn set_compression(&self, compression: &Compression) -> Result<()> {
-        if self.ranks.is_none() {
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
+        if let Some(compression) = compression
+            && self.ranks.is_none()
+        {
             let reason = "gradients leave the process in dist_sync_mpi and the kinds with servers only";
             return Err(self.unsupported(&format!("set_gradient_compression({compression})"), reason));
         }
