@@ -382,7 +382,7 @@ fn disagreement(calls: &[Option<Call>]) -> Option<Error> {
     } else {
         (
             |call| format!("sums {}", call.terms.how),
-            "give every rank the same RINGPULL_ALGORITHM and RINGPULL_SEGMENT_BYTES, or the same Config",
+            "give every rank the same RINGPULL_ALGORITHM and RINGPULL_SEGMENT, or the same Config",
         )
     };
     Some(Error::Disagreement {

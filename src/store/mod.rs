@@ -236,7 +236,7 @@ impl KvStore {
     }
 
     /// Gradients pushed from now on travel as they are; every rank must call it alike. What compressed ones could not say is dropped. Any kind
-    /// takes it, compressed or not.
+    /// takes it, compressed or not; those on devices first wait for what this worker has pushed.
     pub fn unset_gradient_compression(&self) -> Result<()> {
         self.call(|| self.backend.set_compression(None))
     }

@@ -19,9 +19,9 @@ pub(crate) const SYNC: &[Promise] = promises![
     a_key_of_many_segments_is_compressed_as_a_short_one_is,
     several_values_are_summed_before_they_are_compressed,
     only_f32_gradients_are_compressed,
+    compression_can_be_switched_off,
     an_optimizer_is_given_the_compressed_sum,
     loaded_states_begin_with_nothing_kept,
-    compression_can_be_switched_off,
 ];
 
 /// For `dist_async`.

@@ -268,6 +268,11 @@ impl Backend for OnDevices {
             let reason = "gradients leave the process in dist_sync_mpi and the kinds with servers only";
             return Err(self.unsupported(&format!("set_gradient_compression({compression})"), reason));
         }
+        if compression.is_none() {
+            // Pushes that are under way keep what they cannot say on the devices.
+            self.wait_all()?;
+            self.slots.read().values().for_each(|slot| slot.forget_residual());
+        }
         self.compressor.set(compression);
         Ok(())
     }

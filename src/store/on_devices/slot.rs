@@ -146,8 +146,13 @@ impl Slot {
 
     /// The optimizer's state begins anew, or with what was loaded; what is kept of compressed gradients is gone. The devices are idle.
     pub(super) fn forget_state(&self) {
-        let mut content = self.content();
-        (content.kept, content.residual) = (None, None);
+        self.forget_residual();
+        self.content().kept = None;
+    }
+
+    /// What is kept of compressed gradients is gone. The devices are idle.
+    pub(super) fn forget_residual(&self) {
+        self.content().residual = None;
     }
 
     /// Puts a state from host memory on the devices. Blocks.
