@@ -54,8 +54,6 @@ pub struct Runner {
     /// Messages in flight to and from each peer, of all operations.
     sending: Vec<usize>,
     receiving: Vec<usize>,
-    /// Bytes of the messages in flight to this rank.
-    awaited_bytes: usize,
     /// The highest priority of what is ready for each peer and held back.
     held: Vec<Option<i32>>,
     /// Whether nothing has moved for long, and since then nothing of what was held back.
@@ -93,7 +91,6 @@ impl Runner {
             finished: Vec::new(),
             sending: Vec::new(),
             receiving: Vec::new(),
-            awaited_bytes: 0,
             held: Vec::new(),
             stands_still: false,
             tokens: Tokens::default(),
@@ -128,7 +125,7 @@ impl Runner {
         let messages = Messages::of(plan, element, self.segment_bytes);
         self.begun += 1;
         self.changed = true;
-        self.idle.start();
+        self.idle = Idle::default();
         if messages.unfinished == 0 {
             self.finished.push(self.begun);
         } else {
@@ -154,10 +151,10 @@ impl Runner {
     pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
         if self.flights.is_empty() {
             // What is finished without a message has nothing to wait for.
-            self.idle.start();
+            self.idle = Idle::default();
             return Ok(());
         }
-        self.idle.wait(self.awaited_bytes, self.limit, transport).map_err(|waited| {
+        self.idle.wait(self.limit, transport).map_err(|waited| {
             let error = self.stuck(transport.rank(), waited);
             self.abandon();
             error
@@ -257,7 +254,7 @@ impl Runner {
         }
         let moved = !done.is_empty();
         if moved {
-            self.idle.moved(done.len());
+            self.idle = Idle::default();
             self.changed = true;
             done.iter().try_for_each(|token| self.complete(*token))?;
         }
@@ -304,7 +301,6 @@ impl Runner {
                         transport.recv(lane.peer, *stamp, std::ptr::slice_from_raw_parts_mut(to, len), token)?;
                     }
                     self.receiving[lane.peer] += 1;
-                    self.awaited_bytes += len;
                     lane.posted();
                 }
             }
@@ -353,7 +349,6 @@ impl Runner {
             self.sent_bytes += len_bytes;
         } else {
             self.receiving[lane.peer] -= 1;
-            self.awaited_bytes -= len_bytes as usize;
             self.received_bytes += len_bytes;
         }
         let mut ready = if is_free { vec![index] } else { Vec::new() };

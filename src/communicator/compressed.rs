@@ -178,10 +178,10 @@ impl Exchange<'_> {
                 if wire.stop.load(Ordering::Acquire) {
                     return Err(self.lost("the job".to_owned(), "it was stopped".to_owned()));
                 }
-                idle.wait(0, wire.limit, &mut *wire.transport).map_err(|waited| self.stuck(waited))?;
+                idle.wait(wire.limit, &mut *wire.transport).map_err(|waited| self.stuck(waited))?;
                 continue;
             }
-            idle.moved(done.len());
+            idle = Idle::default();
             done.drain(..).for_each(|token| self.complete(token));
         }
     }
