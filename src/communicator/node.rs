@@ -5,8 +5,7 @@
 //! is read once and written once, and ranks meet twice. Who is done helps those who wait for a core.
 //!
 //! A buffer elsewhere, such as an array of `NumPy`'s, goes through the window in pieces. While piece `t` is copied in,
-//! piece `t-1` is summed, each rank its share, and the sums of piece `t-2` are copied out. A rank's share of its own buffer
-//! stays where it is: it is read and summed there, and only the others' shares are copied.
+//! piece `t-1` is summed, each rank its share, and the sums of piece `t-2` are copied out:
 //!
 //! ```text
 //!   between two meetings:    copy in 0 | copy in 1, sum 0 | copy in 2, sum 1, copy out 0 | ... | copy out n-1
@@ -232,11 +231,10 @@ impl Node {
             }
             if round >= 2 && !is_shared {
                 let piece = buffers.piece(round - 2);
+                let taken = overlap(&piece, &kept);
                 let from = self.window.sums(round - 2);
-                for taken in self.of_others(&piece).map(|range| overlap(&range, &kept)) {
-                    // SAFETY: the piece was summed before the last meeting, and is overwritten after the next one.
-                    unsafe { copy(from.add(taken.start - piece.start), buffers.own.add(taken.start), taken.len()) };
-                }
+                // SAFETY: the piece was summed before the last meeting, and is overwritten after the next one.
+                unsafe { copy(from.add(taken.start - piece.start), buffers.own.add(taken.start), taken.len()) };
             }
             if round <= count {
                 self.meet(patience)?;
@@ -258,7 +256,7 @@ impl Node {
         }
     }
 
-    /// Sums `range` of all buffers for those who keep it; what others have in no arena stands in the slots of piece `turn`.
+    /// Sums `range` of all buffers for those who keep it; what is in no arena stands in the slots of piece `turn`.
     fn sum(&self, dtype: DType, buffers: &Buffers, range: Range<usize>, turn: Option<usize>, keepers: Keepers) {
         let seats = self.window.seats();
         let slot_start = turn.map_or(0, |turn| buffers.piece(turn).start);
@@ -266,17 +264,16 @@ impl Node {
             if range.is_empty() {
                 return;
             }
-            let has_place = |seat: usize| seat == self.seat() || buffers.is_shared(seat);
             let input = |seat: usize| match (buffers.places[seat], turn) {
-                _ if seat == self.seat() => buffers.own.wrapping_add(range.start),
                 (Some(place), _) => place.wrapping_add(range.start),
                 (None, Some(turn)) => self.window.slot(turn, seat).wrapping_add(range.start - slot_start),
                 (None, None) => unreachable!("without a turn every buffer is shared"),
             };
             let inputs: Vec<*const u8> = (0..seats).map(|seat| input(seat).cast_const()).collect();
-            let mut outputs: Vec<*mut u8> = keepers.clone().filter(|seat| has_place(*seat)).map(input).collect();
+            let mut outputs: Vec<*mut u8> =
+                keepers.clone().filter(|seat| buffers.is_shared(*seat)).map(input).collect();
             if let Some(turn) = turn
-                && keepers.into_iter().any(|seat| !has_place(seat))
+                && keepers.into_iter().any(|seat| !buffers.is_shared(seat))
             {
                 outputs.push(self.window.sums(turn).wrapping_add(range.start - slot_start));
             }
@@ -295,17 +292,9 @@ impl Node {
 
     fn copy_in(&self, own: *const u8, piece: Range<usize>, turn: usize) {
         let to = self.window.slot(turn, self.seat());
-        for given in self.of_others(&piece) {
-            // SAFETY: the range is within the own buffer and the piece no longer than the slot, which is this seat's and was
-            // last read before the last meeting.
-            unsafe { copy(own.add(given.start), to.add(given.start - piece.start), given.len()) };
-        }
-    }
-
-    /// What the other seats sum of a piece: all before and after this seat's share.
-    fn of_others(&self, piece: &Range<usize>) -> [Range<usize>; 2] {
-        let share = share_of(piece.clone(), LINE_BYTES, self.seat(), self.window.seats());
-        [piece.start..share.start, share.end..piece.end]
+        // SAFETY: the piece is within the own buffer and no longer than the slot, which is this seat's and was last read
+        // before the last meeting.
+        unsafe { copy(own.add(piece.start), to, piece.len()) };
     }
 
     /// Shows where `data` lies in this rank's arena; whether it does.
