@@ -271,6 +271,16 @@ pub fn is_first_rank() -> bool {
     told.is_none_or(|rank| rank == "0")
 }
 
+/// If this is the first of several workers of a job: the variable by which a launcher says so, and how many they are. It speaks for the others.
+pub fn first_of_several() -> Result<Option<(&'static str, usize)>> {
+    let job = Dmlc::from_env()?;
+    if !is_first_rank() || job.as_ref().is_some_and(|job| job.preferred_rank.is_some_and(|rank| rank > 0)) {
+        return Ok(None);
+    }
+    let told = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers)).or_else(launcher_world_size);
+    Ok(told.filter(|(_, workers)| *workers > 1))
+}
+
 /// Whether Open MPI's `mpirun` runs for root.
 pub fn root_may_run_mpi() -> bool {
     text("OMPI_ALLOW_RUN_AS_ROOT").is_some() && text("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM").is_some()

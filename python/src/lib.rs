@@ -21,13 +21,10 @@ fn model_lens(py: Python<'_>, name: &str, scale: f64) -> PyResult<Vec<usize>> {
     Ok(keys.iter().map(ringpull::harness::models::ModelKey::len).collect())
 }
 
-/// The variable by which a launcher says that this process is one of several workers, and how many they are.
+/// If this is the first of several workers: the variable by which a launcher says so, and how many they are.
 #[pyfunction]
-fn one_of_several(py: Python<'_>) -> PyResult<Option<(&'static str, usize)>> {
-    use ringpull::config::{Dmlc, launcher_world_size};
-    let job = Dmlc::from_env().map_err(|error| errors::raise(py, &error))?;
-    let told = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers)).or_else(launcher_world_size);
-    Ok(told.filter(|(_, workers)| *workers > 1))
+fn first_of_several(py: Python<'_>) -> PyResult<Option<(&'static str, usize)>> {
+    ringpull::config::first_of_several().map_err(|error| errors::raise(py, &error))
 }
 
 #[pymodule]
@@ -39,7 +36,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("KINDS", ringpull::Kind::ALL.map(ringpull::Kind::name).to_vec())?;
     module.add_function(wrap_pyfunction!(model_lens, module)?)?;
-    module.add_function(wrap_pyfunction!(one_of_several, module)?)?;
+    module.add_function(wrap_pyfunction!(first_of_several, module)?)?;
     module.add_class::<store::Store>()?;
     module.add_class::<bench::RustIterations>()?;
     module.add_class::<handle::Handle>()?;

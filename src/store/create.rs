@@ -105,13 +105,7 @@ fn warn_of_separate_models(kind: Kind) -> Result<()> {
     if !matches!(kind, Kind::Local | Kind::Device) {
         return Ok(());
     }
-    let job = Dmlc::from_env()?;
-    if !config::is_first_rank() || job.as_ref().is_some_and(|job| job.preferred_rank.is_some_and(|rank| rank > 0)) {
-        return Ok(());
-    }
-    let by_servers = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers));
-    if let Some(warning) = by_servers.or_else(config::launcher_world_size).and_then(|told| separate_models(kind, told))
-    {
+    if let Some(warning) = config::first_of_several()?.and_then(|told| separate_models(kind, told)) {
         ONCE.call_once(|| eprintln!("{warning}"));
     }
     Ok(())

@@ -75,9 +75,9 @@ _warned = False
 
 
 def _warn_of_separate_models(name: str) -> None:
-    """Says once in a process that the other processes of its job know nothing of its store."""
+    """Says once in a job, on its first rank, that its processes know nothing of each other's stores."""
     global _warned
-    told = _native.one_of_several()
+    told = _native.first_of_several()
     if told is None or _warned:
         return
     _warned = True
