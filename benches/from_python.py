@@ -4,8 +4,9 @@
     .venv/bin/python benches/from_python.py [--ranks 2] [--rounds 5] [--model resnet50 | --bytes 25000000]
 
 Wants the package in the release profile: `scripts/python-setup --release`. A job is one `mpirun`, in which an iteration of
-`ringpull bench pushpull` and one of Python's take turns; a round has one job for each way of Python's. A ratio is of the two iterations
-of one turn; printed are the median of all turns, its 95 % confidence interval, and the medians of the best and worst round. Every
+`ringpull bench pushpull` and one of Python's take turns, now the one first and now the other; a round has one job for each way of
+Python's. A ratio is of the two iterations of one turn; printed are the median of all turns, its 95 % confidence interval, and the
+medians of the best and worst round. The first row is Rust's loop beside itself: a ratio that lies within its interval is none. Every
 sum is checked.
 """
 
@@ -17,6 +18,7 @@ import subprocess
 import sys
 
 WAYS = {
+    "Rust again": ["--memory", "rust"],
     "arrays of ringpull.zeros, keep=False": ["--memory", "shared", "--no-keep"],
     "arrays of ringpull.zeros": ["--memory", "shared"],
     "arrays of NumPy's, keep=False": ["--memory", "numpy", "--no-keep"],
@@ -25,7 +27,7 @@ WAYS = {
 
 
 def job(options, words):
-    """The seconds of each turn of one job, Rust's and Python's, the slowest rank's."""
+    """The seconds of each turn of one job, Rust's and the other's, the slowest rank's."""
     what = ["--model", options.model, "--scale", str(options.scale)] if options.model else ["--lens", str(options.bytes // 4)]
     command = [options.python, "-m", "ringpull.bench", "--beside-rust", *what, *words]
     command += ["--iters", str(options.iters), "--warmup", str(options.warmup)]
@@ -33,9 +35,9 @@ def job(options, words):
     # A second of computing threads that nobody asked for would be somebody's core.
     more = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*mpirun, *command], stdout=subprocess.PIPE, text=True, env=os.environ | more, timeout=300, check=True)
-    rust, python = json.loads(done.stdout)
-    assert rust["verified"] and python["verified"]
-    return list(zip(rust["seconds"], python["seconds"]))
+    rust, other = json.loads(done.stdout)
+    assert rust["verified"] and other["verified"]
+    return list(zip(rust["seconds"], other["seconds"]))
 
 
 def interval(ratios):
@@ -63,15 +65,15 @@ def main():
         for way in order:
             turns[way].append(job(options, WAYS[way]))
     what = options.model or f"{options.bytes / 1e6:g} MB"
-    print(f"pushpull of {what} by {options.ranks} ranks, {options.rounds} rounds x {options.iters} turns of Rust and Python\n")
+    print(f"pushpull of {what} by {options.ranks} ranks, {options.rounds} rounds x {options.iters} turns of Rust and another\n")
     for way, rounds in turns.items():
         pairs = [pair for turn in rounds for pair in turn]
-        rust, python = (1e3 * statistics.median(seconds) for seconds in zip(*pairs))
-        ratios = [python / rust for rust, python in pairs]
+        rust, other = (1e3 * statistics.median(seconds) for seconds in zip(*pairs))
+        ratios = [other / rust for rust, other in pairs]
         low, high = interval(ratios)
-        medians = sorted(statistics.median(python / rust for rust, python in turn) for turn in rounds)
+        medians = sorted(statistics.median(other / rust for rust, other in turn) for turn in rounds)
         print(
-            f"{way:<38} {python:8.2f} ms, Rust {rust:8.2f} ms: {statistics.median(ratios):5.3f}x ({low:.3f} to {high:.3f};"
+            f"{way:<38} {other:8.2f} ms, Rust {rust:8.2f} ms: {statistics.median(ratios):5.3f}x ({low:.3f} to {high:.3f};"
             f" rounds {medians[0]:.3f} to {medians[-1]:.3f})"
         )
 

@@ -13,8 +13,8 @@ use self::variables::{bad, one_of, parsed, required, seconds, switch, wrong};
 pub use self::variables::{misspelt_variables, text};
 
 /// The names that `RINGPULL_ALGORITHM` and `--algorithm` take, where `halving` is another name of `circulant`.
-pub const ALGORITHMS: [&str; 9] =
-    ["auto", "ring", "direct", "circulant", "doubling", "star", "tree", "ordered", "native"];
+pub const ALGORITHMS: [&str; 10] =
+    ["auto", "ring", "direct", "circulant", "doubling", "star", "tree", "ordered", "native", "nccl"];
 
 /// What one process of a parameter-server job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -154,16 +154,16 @@ impl Config {
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
             heartbeat_timeout: seconds("PS_HEARTBEAT_TIMEOUT", default.heartbeat_timeout)?,
         };
-        // It is asked for where no error can be returned.
-        text(SHARED_MEMORY).map_or(Ok(true), |given| switch(SHARED_MEMORY, &given))?;
         if !SEGMENTS.contains(&config.segment_bytes) && text("RINGPULL_SEGMENT").is_some() {
             return Err(bad("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824"));
         }
-        Ok(config)
+        config.check().map(|()| config)
     }
 
-    /// An error if a program has set what cannot be: MPI counts a message's bytes in an int.
+    /// An error if a program has set what cannot be, as MPI counts a message's bytes in an int, or if a variable has an impossible value that
+    /// is read where no error can be returned.
     pub(crate) fn check(&self) -> Result<()> {
+        wants_shared_memory()?;
         if SEGMENTS.contains(&self.segment_bytes) {
             return Ok(());
         }
@@ -271,14 +271,16 @@ pub fn is_first_rank() -> bool {
     told.is_none_or(|rank| rank == "0")
 }
 
-/// If this is the first of several workers of a job: the variable by which a launcher says so, and how many they are. It speaks for the others.
-pub fn first_of_several() -> Result<Option<(&'static str, usize)>> {
-    let job = Dmlc::from_env()?;
-    if !is_first_rank() || job.as_ref().is_some_and(|job| job.preferred_rank.is_some_and(|rank| rank > 0)) {
-        return Ok(None);
-    }
+/// Whether this process speaks for those of its job where one is enough: in a job with servers the first worker, or every worker if no
+/// variable numbers them, whatever rank a launcher gives; else the launcher's first rank.
+pub fn speaks_for_the_job(job: Option<&Dmlc>) -> bool {
+    job.map_or_else(is_first_rank, |job| job.role == Role::Worker && job.preferred_rank.unwrap_or(0) == 0)
+}
+
+/// If this process speaks for several workers: the variable by which a launcher says so, and how many they are.
+pub fn first_of_several(job: Option<&Dmlc>) -> Option<(&'static str, usize)> {
     let told = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers)).or_else(launcher_world_size);
-    Ok(told.filter(|(_, workers)| *workers > 1))
+    told.filter(|(_, workers)| *workers > 1 && speaks_for_the_job(job))
 }
 
 /// Whether Open MPI's `mpirun` runs for root.
@@ -300,9 +302,13 @@ pub fn launcher_local_rank() -> Option<usize> {
 const SHARED_MEMORY: &str = "RINGPULL_SHARED_MEMORY";
 
 /// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different ones. Another word is an error
-/// of [`Config::from_env`].
+/// of [`Config::from_env`] and of whatever creates a store.
 pub fn shared_memory() -> bool {
-    text(SHARED_MEMORY).is_none_or(|given| switch(SHARED_MEMORY, &given) != Ok(false))
+    wants_shared_memory() != Ok(false)
+}
+
+fn wants_shared_memory() -> Result<bool> {
+    text(SHARED_MEMORY).map_or(Ok(true), |given| switch(SHARED_MEMORY, &given))
 }
 
 /// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above it.

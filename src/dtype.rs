@@ -65,6 +65,11 @@ impl DType {
         }
     }
 
+    /// A value of the type and a shape, in words.
+    pub(crate) fn of_shape(self, shape: impl fmt::Debug) -> String {
+        format!("{self} of shape {shape:?}")
+    }
+
     /// Whether sums of the type are made in a longer one and rounded.
     pub fn is_half(self) -> bool {
         matches!(self, DType::F16 | DType::BF16)

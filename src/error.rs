@@ -154,7 +154,7 @@ pub enum Error {
         operation: String,
         /// The rank that waits.
         rank: usize,
-        /// The error that it ended with, in one line; empty if it said none.
+        /// The last error that it met, in one line, which need not be why it ended; empty if there was none, or a call has succeeded since.
         why: String,
     },
     /// A peer is gone.
@@ -256,12 +256,22 @@ fn say_variable(variable: &str, value: &str) -> String {
     if value.is_empty() { format!("{variable} is not set") } else { format!("{variable}={value:?} cannot be used") }
 }
 
+/// The remedy where ranks give a key different first values.
+pub(crate) const INIT_ALIKE: &str = "init the key with one shape and dtype on every rank";
+
+/// Why a peer was lost, and the last error that it had met, if it had told of one.
+pub(crate) fn after_error(cause: &str, why: Option<&str>) -> String {
+    why.map_or_else(|| cause.to_owned(), |why| format!("{cause} after this error: {why}"))
+}
+
 fn say_why_ended(why: &str) -> String {
+    let less_data =
+        "if it has less data than the others, give every rank equal numbers of steps, or call join() where it ends";
     if why.is_empty() {
-        return "\n  hint: see its own output for an error; if it has less data than the others, give every rank equal numbers of steps, or call join() where it ends".to_owned();
+        return format!("\n  hint: see its own output for an error; {less_data}");
     }
     format!(
-        ": it ended with this error: {why}\n  hint: its own output has all of the error; mend that, and restart the job from its last checkpoint"
+        "; before that it met this error: {why}\n  hint: its own output has all of the error; if it ended by that, mend it and restart the job from its last checkpoint; {less_data}"
     )
 }
 

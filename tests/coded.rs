@@ -5,15 +5,15 @@ mod ranks;
 use std::slice::from_ref;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringpull::compress::{Codec, Compression};
 use ringpull::config::Config;
-use ringpull::device::{Devices, Simulated};
+use ringpull::device::{Devices, Fault, Manner, Simulated};
 use ringpull::progress::Engine;
 use ringpull::store::KvStore;
 use ringpull::store::on_devices::OnDevices;
-use ringpull::{DType, Kind, Tensor};
+use ringpull::{DType, Kind, Result, Tensor};
 
 fn config() -> Config {
     Config { timeout: Duration::from_secs(30), ..Config::default() }
@@ -104,5 +104,116 @@ fn only_codes_leave_the_devices_and_only_sums_of_codes_come_back() {
         });
         let bytes = codec.code_bytes(len) + codec.sum_bytes(len, 2);
         assert_eq!(each, [(bytes as u64, 0); 2], "{codec:?}");
+    }
+}
+
+/// What one rank of a job met, and what its store says to calls after that.
+struct Outcome {
+    met: Result<Vec<f32>>,
+    after: Vec<Result<()>>,
+    took: Duration,
+}
+
+/// Three compressed pushes on two ranks of two devices, of which `who` has a fault; what every rank met, and the steps of `who`.
+fn faulty(codec: Codec, (who, fault): (usize, Fault), timeout: Duration) -> (Vec<Outcome>, u64) {
+    let config = Config { timeout, ..Config::default() };
+    let platforms = [0, 1].map(|rank| Simulated::faulty(2, Some(fault).filter(|_| rank == who)));
+    let engines = Engine::in_process(2, &config).unwrap();
+    let outcomes = thread::scope(|scope| {
+        let ranks: Vec<_> = engines
+            .into_iter()
+            .zip(&platforms)
+            .map(|(engine, platform)| {
+                let config = &config;
+                scope.spawn(move || one_of_two(&engine, platform, codec, config))
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    (outcomes, platforms[who].steps())
+}
+
+fn one_of_two(engine: &Arc<Engine>, platform: &Arc<Simulated>, codec: Codec, config: &Config) -> Outcome {
+    let start = Instant::now();
+    let opened = Devices::over(platform.clone(), config.timeout);
+    let devices = match opened {
+        Ok(devices) => devices,
+        Err(cause) => {
+            engine.give_up();
+            return Outcome { met: Err(cause), after: Vec::new(), took: start.elapsed() };
+        }
+    };
+    let backend = OnDevices::over_ranks(Arc::clone(&devices), Arc::clone(engine), config.timeout);
+    let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), config);
+    let steps = || -> Result<Vec<f32>> {
+        store.init("w", &Tensor::zeros(DType::F32, &[100]))?;
+        store.set_gradient_compression(&Compression::Codec(codec))?;
+        let tensor = devices.upload(1, &Tensor::full(DType::F32, &[100], 0.75))?;
+        (0..3).try_for_each(|_| store.push("w", from_ref(&tensor), 0))?;
+        let out = Tensor::zeros(DType::F32, &[100]);
+        store.pull("w", from_ref(&out), 0)?;
+        // What was queued on the tensor's own stream is waited for here, and the other rank hears of what comes before the barrier.
+        devices.download(&tensor)?;
+        store.barrier()?;
+        out.to_vec::<f32>()
+    };
+    let met = steps();
+    let took = start.elapsed();
+    let after = if met.is_err() {
+        engine.give_up();
+        let value = Tensor::zeros(DType::F32, &[100]);
+        let pulled = Tensor::zeros(DType::F32, &[100]);
+        vec![
+            store.init("other", &value),
+            store.push("w", from_ref(&value), 0),
+            store.pull("w", from_ref(&pulled), 0),
+            store.barrier(),
+        ]
+    } else {
+        vec![store.barrier()]
+    };
+    Outcome { met, after, took }
+}
+
+/// Where the gradient is encoded on the devices (`2bit`, `1bit`), and where it passes through the host (`fp16`).
+const ENCODED: [Codec; 3] = [Codec::TwoBit { threshold: 0.5 }, Codec::OneBit { threshold: 0.5 }, Codec::Fp16];
+
+#[test]
+fn every_rank_meets_a_fault_at_any_step_of_a_compressed_push_and_its_store_refuses_from_then_on() {
+    for codec in ENCODED {
+        for manner in [Manner::Returned, Manner::Later] {
+            meet_faults(codec, manner, Duration::from_secs(20));
+        }
+        meet_faults(codec, Manner::Never, Duration::from_millis(500));
+    }
+}
+
+fn meet_faults(codec: Codec, manner: Manner, timeout: Duration) {
+    let nowhere = (1, Fault { step: u64::MAX, manner });
+    let (well, steps) = faulty(codec, nowhere, Duration::from_secs(30));
+    for outcome in well {
+        assert!(outcome.met.unwrap().iter().all(|value| *value != 0.0) && outcome.after.iter().all(Result::is_ok));
+    }
+    // The last steps come after the last value was taken.
+    let faults: Vec<Fault> = (0..steps - 4).map(|step| Fault { step, manner }).collect();
+    for faults in faults.chunks(16) {
+        thread::scope(|scope| {
+            for fault in faults {
+                scope.spawn(move || {
+                    let (outcomes, _) = faulty(codec, (1, *fault), timeout);
+                    for (rank, outcome) in outcomes.into_iter().enumerate() {
+                        let text = outcome.met.expect_err(&format!("rank {rank}, {codec:?}, {fault:?}")).to_string();
+                        let known = ["injected at step", "rank 1", "rank(s) [1]", "aborted", "was not done"];
+                        assert!(
+                            known.iter().any(|word| text.contains(word)),
+                            "rank {rank}, {codec:?}, {fault:?}: {text}"
+                        );
+                        let late = outcome.took > timeout.max(Duration::from_secs(10));
+                        assert!(!late, "rank {rank}, {codec:?}, {fault:?}: {:?}", outcome.took);
+                        assert!(outcome.after.iter().all(Result::is_err), "rank {rank}, {codec:?}, {fault:?} goes on");
+                    }
+                });
+            }
+        });
     }
 }

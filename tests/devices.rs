@@ -4,15 +4,16 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::slice::from_ref;
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringpull::config::{Config, Dmlc, Role};
 use ringpull::device::{Devices, Fault, Manner, Simulated};
 use ringpull::progress::Engine;
-use ringpull::store::KvStore;
+use ringpull::store::allreduce::Allreduce;
 use ringpull::store::device_sums::DeviceSums;
 use ringpull::store::on_devices::OnDevices;
 use ringpull::store::servers::Servers;
+use ringpull::store::{Backend, KvStore};
 use ringpull::{DType, Kind, Result, Tensor, ps};
 
 /// Short, since work that never ends is waited for this long.
@@ -20,9 +21,19 @@ fn config(timeout: Duration) -> Config {
     Config { timeout, ..Config::default() }
 }
 
-/// As `config`, with a transport that takes the memory of devices.
+/// As `config`, by way of the host's memory.
+fn staged(timeout: Duration) -> Config {
+    Config { algorithm: "ring".to_owned(), ..config(timeout) }
+}
+
+/// As `staged`, with a transport that takes the memory of devices.
 fn direct(timeout: Duration) -> Config {
-    Config { mpi_device_memory: Some(true), ..config(timeout) }
+    Config { mpi_device_memory: Some(true), ..staged(timeout) }
+}
+
+/// As `config`, by the devices of all ranks themselves.
+fn joined(timeout: Duration) -> Config {
+    Config { algorithm: "nccl".to_owned(), ..config(timeout) }
 }
 
 /// One step of training on `devices`: outputs and values on every device, an optimizer, a pull to the host.
@@ -56,23 +67,23 @@ fn expected(counts: &[usize]) -> f32 {
     1.0 + first + second
 }
 
-/// Runs `train` on ranks with these numbers of devices, of which rank 0's may have a fault; every rank's outcome, and rank 0's steps.
-fn job(counts: &[usize], len: usize, fault: Option<Fault>, limit: Duration) -> (Vec<Result<Vec<f32>>>, u64) {
-    let (outcomes, platform) = job_of(&config(limit), counts, len, fault);
-    (outcomes, platform.steps())
+/// Runs `train` on ranks with these numbers of devices; every rank's outcome.
+fn job(counts: &[usize], len: usize, limit: Duration) -> Vec<Result<Vec<f32>>> {
+    job_of(&config(limit), counts, len, None).0
 }
 
-/// As `job`, with the ranks' settings; rank 0's platform.
+/// As `job`, with the ranks' settings, of whom one may have a fault; the platform of that one, or rank 0's.
 fn job_of(
     config: &Config,
     counts: &[usize],
     len: usize,
-    fault: Option<Fault>,
+    fault: Option<(usize, Fault)>,
 ) -> (Vec<Result<Vec<f32>>>, Arc<Simulated>) {
     let limit = config.timeout;
     let engines = Engine::in_process(counts.len(), config).unwrap();
+    let fault_of = |rank: usize| fault.filter(|(at, _)| *at == rank).map(|(_, fault)| fault);
     let platforms: Vec<Arc<Simulated>> =
-        counts.iter().enumerate().map(|(rank, count)| Simulated::faulty(*count, fault.filter(|_| rank == 0))).collect();
+        counts.iter().enumerate().map(|(rank, count)| Simulated::faulty(*count, fault_of(rank))).collect();
     let ranks: Vec<_> = engines
         .into_iter()
         .zip(&platforms)
@@ -92,7 +103,29 @@ fn job_of(
         })
         .collect();
     let outcomes = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-    (outcomes, Arc::clone(&platforms[0]))
+    (outcomes, Arc::clone(&platforms[fault.map_or(0, |(rank, _)| rank)]))
+}
+
+#[test]
+fn a_rank_on_devices_among_ranks_in_host_memory_is_told_which_variable_to_set() {
+    let config = config(Duration::from_secs(30));
+    let engines = Engine::in_process(2, &config).unwrap();
+    let stores: Vec<KvStore> = engines
+        .into_iter()
+        .map(|engine| {
+            let backend: Box<dyn Backend> = match engine.rank() {
+                0 => Box::new(OnDevices::over_ranks(Devices::simulated(2).unwrap(), engine, config.timeout)),
+                _ => Box::new(Allreduce::new(engine)),
+            };
+            KvStore::over(Kind::DistSyncMpi, backend, &config)
+        })
+        .collect();
+    stores.iter().for_each(|store| store.init("w", &Tensor::zeros(DType::F32, &[4])).unwrap());
+    for store in stores {
+        let text = store.wait_all().unwrap_err().to_string();
+        let views = text.contains("bytes on devices, rank 1 has sums by auto");
+        assert!(views && text.contains("RINGPULL_DEVICES to all or to none"), "{text}");
+    }
 }
 
 #[test]
@@ -124,8 +157,7 @@ fn any_number_of_ranks_with_any_number_of_devices_sums() {
     for ranks in 1..=4 {
         for devices in [1, 2, 4] {
             let counts = vec![devices; ranks];
-            let (outcomes, _) = job(&counts, 11, None, Duration::from_secs(30));
-            for outcome in outcomes {
+            for outcome in job(&counts, 11, Duration::from_secs(30)) {
                 assert_eq!(outcome.unwrap(), [expected(&counts); 11], "{ranks} ranks of {devices} devices");
             }
         }
@@ -135,8 +167,7 @@ fn any_number_of_ranks_with_any_number_of_devices_sums() {
 #[test]
 fn ranks_may_have_different_numbers_of_devices_and_tensors_several_segments() {
     let (len, counts) = ((5 << 20) / 4 + 3, [1, 3]);
-    let (outcomes, _) = job(&counts, len, None, Duration::from_secs(30));
-    for outcome in outcomes {
+    for outcome in job(&counts, len, Duration::from_secs(30)) {
         assert!(outcome.unwrap().iter().all(|value| *value == expected(&counts)));
     }
 }
@@ -177,49 +208,109 @@ fn check(outcome: &Result<Vec<f32>>, step: u64, manner: Manner, steps: u64) {
 
 #[test]
 fn every_rank_meets_the_fault_of_one() {
-    meet_the_fault_of_rank_0(&[2, 1]);
+    meet_the_fault_of(staged, &[2, 1], 0);
 }
 
 #[test]
 fn every_one_of_four_ranks_meets_the_fault_of_one() {
-    meet_the_fault_of_rank_0(&[1, 2, 1, 1]);
+    meet_the_fault_of(staged, &[1, 2, 1, 1], 0);
 }
 
 #[test]
 fn every_rank_meets_the_fault_of_one_whose_memory_the_transport_has() {
-    meet_the_fault_of(direct, &[2, 2]);
+    meet_the_fault_of(direct, &[2, 2], 0);
 }
 
-fn meet_the_fault_of_rank_0(counts: &[usize]) {
-    meet_the_fault_of(config, counts);
+#[test]
+fn every_rank_meets_the_fault_of_the_one_that_names_the_meeting_of_devices() {
+    meet_the_fault_of(joined, &[2, 2], 0);
 }
 
-fn meet_the_fault_of(config: fn(Duration) -> Config, counts: &[usize]) {
-    let (outcomes, platform) = job_of(&config(Duration::from_secs(30)), counts, 9, None);
-    let steps = platform.steps();
-    outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(counts); 9]));
-    let faults: Vec<Fault> = [Manner::Returned, Manner::Later]
-        .into_iter()
-        .flat_map(|manner| (0..steps - 10).map(move |step| Fault { step, manner }))
-        .collect();
-    // Each of them spends its time waiting.
+#[test]
+fn every_rank_meets_the_fault_of_another_whose_devices_sum_with_theirs() {
+    meet_the_fault_of(joined, &[1, 1, 1], 2);
+}
+
+/// The outcomes of jobs in which `who` has one of `faults`. Each of them spends its time waiting.
+fn jobs_with(
+    config: &Config,
+    counts: &[usize],
+    who: usize,
+    faults: impl Iterator<Item = Fault>,
+) -> Vec<(Fault, Vec<Result<Vec<f32>>>)> {
+    let faults: Vec<Fault> = faults.collect();
     let outcomes = faults.chunks(16).flat_map(|faults| {
         thread::scope(|scope| {
             let running: Vec<_> = faults
                 .iter()
-                .map(|fault| {
-                    scope.spawn(move || (fault, job_of(&config(Duration::from_secs(20)), counts, 9, Some(*fault)).0))
-                })
+                .map(|fault| scope.spawn(move || (*fault, job_of(config, counts, 9, Some((who, *fault))).0)))
                 .collect();
             running.into_iter().map(|job| job.join().unwrap()).collect::<Vec<_>>()
         })
     });
-    for (fault, outcomes) in outcomes {
+    outcomes.collect()
+}
+
+fn is_told(error: &str, who: usize) -> bool {
+    // Whoever uses devices beside the store hears from them only that their sum has ended, and not why.
+    ["injected at step", "aborted", "another rank is lost"].iter().any(|words| error.contains(words))
+        || error.contains(&format!("rank {who}"))
+}
+
+fn meet_the_fault_of(config: fn(Duration) -> Config, counts: &[usize], who: usize) {
+    let patient = config(Duration::from_secs(30));
+    let (outcomes, _) = job_of(&patient, counts, 9, None);
+    outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(counts); 9]));
+    let nowhere = Fault { step: u64::MAX, manner: Manner::Returned };
+    let steps = job_of(&patient, counts, 9, Some((who, nowhere))).1.steps();
+    let faults = [Manner::Returned, Manner::Later]
+        .into_iter()
+        .flat_map(|manner| (0..steps - 10).map(move |step| Fault { step, manner }));
+    for (fault, outcomes) in jobs_with(&config(Duration::from_secs(20)), counts, who, faults) {
         for (rank, outcome) in outcomes.iter().enumerate() {
             let text = outcome.as_ref().expect_err("a fault reaches every rank").to_string();
-            let known = text.contains("injected at step") || text.contains("rank 0") || text.contains("aborted");
-            assert!(known, "rank {rank} after {fault:?}: {text}");
+            assert!(is_told(&text, who), "rank {rank} after {fault:?}: {text}");
         }
+    }
+}
+
+#[test]
+fn work_that_never_ends_where_devices_sum_over_ranks_is_an_error_on_every_rank_in_time() {
+    let (counts, limit) = ([1, 1], Duration::from_millis(500));
+    let nowhere = Fault { step: u64::MAX, manner: Manner::Never };
+    let steps = job_of(&joined(Duration::from_secs(30)), &counts, 9, Some((1, nowhere))).1.steps();
+    let start = Instant::now();
+    let faults = (0..steps - 10).map(|step| Fault { step, manner: Manner::Never });
+    for (fault, outcomes) in jobs_with(&joined(limit), &counts, 1, faults) {
+        for (rank, outcome) in outcomes.iter().enumerate() {
+            assert!(outcome.is_err(), "rank {rank} after {fault:?}");
+        }
+    }
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?} for {steps} jobs", start.elapsed());
+}
+
+/// By `auto` devices that cannot meet are no error: the ranks sum another way. All other faults reach every rank.
+#[test]
+fn devices_that_cannot_join_leave_auto_the_other_routes() {
+    let counts = [1, 1];
+    for who in [0, 1] {
+        let nowhere = Fault { step: u64::MAX, manner: Manner::Returned };
+        let steps = job_of(&config(Duration::from_secs(30)), &counts, 9, Some((who, nowhere))).1.steps();
+        let faults = (0..steps - 10).map(|step| Fault { step, manner: Manner::Returned });
+        let mut survived = 0;
+        for (fault, outcomes) in jobs_with(&config(Duration::from_secs(20)), &counts, who, faults) {
+            if outcomes.iter().all(Result::is_ok) {
+                survived += 1;
+                outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(&counts); 9]));
+                continue;
+            }
+            for (rank, outcome) in outcomes.iter().enumerate() {
+                let text = outcome.as_ref().expect_err("a fault reaches every rank").to_string();
+                assert!(is_told(&text, who), "rank {rank} after {fault:?}: {text}");
+            }
+        }
+        // Naming the meeting is rank 0's alone.
+        assert_eq!(survived, if who == 0 { 2 } else { 1 });
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use ringpull::harness::lab::{self, Lab};
+use ringpull::harness::lab::{self, Lab, Racks, Shape};
 use ringpull::harness::link::LinkRate;
 use ringpull::harness::mpirun::{Flavour, Hosts, Mpirun, Ranks};
 
@@ -216,8 +216,10 @@ fn ranks_that_share_a_host_share_memory_and_hosts_exchange_messages() {
 #[test]
 fn two_racks_are_joined_by_one_link_of_its_own_rate() {
     let Some(_turn) = turn() else { return };
+    let racks = Racks { uplink: "50mbit".parse().unwrap(), alternate: false };
+    let shape = Shape { hosts: 4, rate: "none".parse().unwrap(), racks: Some(racks) };
     let lab = loop {
-        match Lab::up_in_racks(4, "none".parse().unwrap(), "50mbit".parse().unwrap()) {
+        match Lab::up_as(shape) {
             Err(error) if error.to_string().contains("in use") => {
                 std::thread::park_timeout(Duration::from_millis(200));
             }

@@ -157,6 +157,8 @@ fn what_cannot_be_launched_is_one_clear_error() {
         (&["-n", "1", "-H", "/dev/null", "--", "true"], "names no host"),
         (&["-n", "1", "-s", "0", "--launcher", "mpi", "--", "no-such-program"], "there is no program no-such-program"),
         (&["-n", "1", "--", "./no-such-program"], "there is no program ./no-such-program"),
+        (&["-n", "2", "--", "true", "--kv-store", "dist_sync_mpi"], "give --launcher mpi"),
+        (&["-n", "2", "-s", "1", "--", "true", "--kv-store=dist_sync_mpi"], "local, ssh and lab start none"),
     ] {
         let (output, _) = run(words);
         let text = String::from_utf8_lossy(&output.stderr);
@@ -341,12 +343,10 @@ fn an_unreachable_host_is_named_within_ten_seconds() {
 }
 
 #[test]
-fn a_launch_of_separate_models_and_words_without_effect_are_warned_about() {
-    let program = ["--", "sh", "-c", "true", "--kv-store", "local"];
-    let (output, _) = run(&[&["-n", "2", "-s", "1", "--sync-dst-dir", "/tmp/x"], &program[..]].concat());
+fn words_without_effect_are_warned_about() {
+    let (output, _) = run(&["-n", "2", "-s", "1", "--sync-dst-dir", "/tmp/x", "--", "true"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains("each of the 2 workers trains a model of its own"), "{text}");
     assert!(text.contains("--sync-dst-dir has no effect"), "{text}");
     let (output, _) = run(&["-n", "2", "-s", "1", "--", "sh", "-c", "true", "--kv-store", "dist_sync"]);
     assert!(output.stderr.is_empty(), "{output:?}");
@@ -363,6 +363,8 @@ fn a_batch_system_that_is_not_there_is_one_clear_error() {
     };
     let text = absent(&["-n", "2", "-s", "0", "--launcher", "slurm", "--", "true"]);
     assert!(text.contains("srun cannot be run") && text.contains("hint: "), "{text}");
+    let text = absent(&["-n", "2", "--launcher", "slurm", "--", "true"]);
+    assert!(text.contains("note: starts 2 servers too"), "{text}");
     let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--", "true"]);
     assert!(text.contains("--sge-pe NAME"), "{text}");
     let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--sge-pe", "orte", "--", "true"]);

@@ -46,9 +46,9 @@ fn of_ranks(count: usize, environment: &[(&str, &str)], arguments: &[&str]) -> O
     Some(text)
 }
 
-/// The accuracy in per cent that two ranks reach; `None` where there is no `mpirun`.
-fn accuracy_of_two(arguments: &[&str]) -> Option<f64> {
-    let text = of_ranks(2, &[], arguments)?;
+/// The accuracy in per cent that so many ranks reach; `None` where there is no `mpirun`.
+fn accuracy(ranks: usize, arguments: &[&str]) -> Option<f64> {
+    let text = of_ranks(ranks, &[], arguments)?;
     let figure = text.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
     Some(figure.expect("a run prints its accuracy"))
 }
@@ -160,6 +160,12 @@ fn a_checkpoint_that_only_some_hosts_have_is_an_error_before_the_first_step() {
     assert!(succeeded && text.contains("goes on from run.safetensors: step 1"), "{text}");
     let (succeeded, text) = go_on("3").unwrap();
     assert!(!succeeded && text.contains("rank(s) [1] have step 1, rank(s) [0] have step 2"), "{text}");
+    // Another run's, of the same step.
+    let other = ["--seed", "2", "--steps", "2", "--checkpoint", file("1").to_str().unwrap()].map(str::to_owned);
+    std::fs::remove_file(file("1")).unwrap();
+    hash(&other.each_ref().map(String::as_str));
+    let (succeeded, text) = go_on("3").unwrap();
+    assert!(!succeeded && text.contains("rank(s) [1] have another file of step 2"), "{text}");
 }
 
 #[test]
@@ -168,20 +174,37 @@ fn an_absent_data_set_is_an_error_that_names_the_package() {
     assert!(text.contains("dataset-fashion-mnist") && text.contains("/nowhere"), "{text}");
 }
 
+/// What one process says, with these variables, that asks for a kind of one process and finds no data.
+fn said_alone(environment: &[(&str, &str)]) -> String {
+    let mut run = Command::new(example());
+    run.args(["--data", "/nowhere"]).env_remove("SLURM_STEP_NUM_TASKS").envs(environment.iter().copied());
+    String::from_utf8_lossy(&run.output().unwrap().stderr).into_owned()
+}
+
 #[test]
 fn the_first_process_of_several_that_asks_for_a_kind_of_one_is_warned_once() {
-    let of_rank = |rank: &str, size: &str| {
-        let mut run = Command::new(example());
-        run.args(["--data", "/nowhere"]).env("OMPI_COMM_WORLD_SIZE", size).env("OMPI_COMM_WORLD_RANK", rank);
-        run.env_remove("SLURM_STEP_NUM_TASKS");
-        String::from_utf8_lossy(&run.output().unwrap().stderr).into_owned()
-    };
-    let of = |size| of_rank("0", size);
+    let of_rank = |rank, size| said_alone(&[("OMPI_COMM_WORLD_SIZE", size), ("OMPI_COMM_WORLD_RANK", rank)]);
     assert!(!of_rank("1", "3").contains("warning: "), "the first rank says it");
-    let text = of("3");
+    let text = of_rank("0", "3");
     assert_eq!(text.matches("warning: ").count(), 1, "{text}");
     assert!(text.contains("one of 3") && text.contains("--kv-store dist_sync_mpi"), "{text}");
-    assert!(!of("1").contains("warning: "));
+    assert!(!of_rank("0", "1").contains("warning: "));
+}
+
+#[test]
+fn the_first_worker_speaks_for_a_job_with_servers_whatever_rank_its_launcher_gives_it() {
+    let root = [("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_PS_ROOT_PORT", "9")];
+    let job = [("DMLC_ROLE", "worker"), ("DMLC_NUM_WORKER", "3"), ("DMLC_NUM_SERVER", "1"), ("RINGPULL_TIMOUT", "9")];
+    // The scheduler and the server are ranks of mpirun's too, and come first.
+    let of = |rank, more: &[_]| {
+        let launched = [("OMPI_COMM_WORLD_SIZE", "5"), ("OMPI_COMM_WORLD_RANK", rank)];
+        let text = said_alone(&[&root[..], &job, &launched, more].concat());
+        (text.matches("one of 3 (DMLC_NUM_WORKER)").count(), text.matches("did you mean RINGPULL_TIMEOUT?").count())
+    };
+    assert_eq!(of("2", &[("DMLC_WORKER_ID", "0")]), (1, 1));
+    assert_eq!(of("0", &[("DMLC_WORKER_ID", "1")]), (0, 0));
+    assert_eq!(of("2", &[("DMLC_RANK", "0")]), (1, 1));
+    assert_eq!(of("3", &[]), (1, 1), "where nobody numbers the workers each of them says it");
 }
 
 #[test]
@@ -225,28 +248,49 @@ fn a_full_disk_at_a_checkpoint_is_one_error_and_the_earlier_one_stays() {
     assert_eq!((earlier.as_str(), left), ("earlier", 1));
 }
 
-/// Trains without compression and with each codec, and compares what they end with.
-fn codecs_reach_the_accuracy_of_floats(codecs: &[&str], steps: &str) {
+/// Trains without compression and with each codec, and compares what they end with: a codec may lose so many points.
+fn codecs_reach_the_accuracy_of_floats(ranks: usize, common: &[&str], codecs: &[(&str, f64)]) {
     if !has_data() {
         return;
     }
-    let common = ["--steps", steps, "--lr", "0.01", "--compress-from", "50"];
-    let Some(plain) = accuracy_of_two(&common) else { return println!("skipped: there is no mpirun") };
-    for codec in codecs {
-        let arguments = [&common[..], &["--compression", codec]].concat();
-        let coded = accuracy_of_two(&arguments).unwrap_or(0.0);
-        assert!(coded > plain - 1.0, "{codec}: {coded} % where floats reach {plain} %");
+    let Some(plain) = accuracy(ranks, common) else { return println!("skipped: there is no mpirun") };
+    for (codec, points) in codecs {
+        let coded = accuracy(ranks, &[common, &["--compression", codec]].concat()).unwrap_or(0.0);
         println!("{codec}: {coded} % where floats reach {plain} %");
+        assert!(coded > plain - points, "{codec}: {coded} % where floats reach {plain} %");
     }
 }
 
+/// 2bit and 1bit are behind for as long as the learning rate is high, which in few steps is most of the time.
 #[test]
-fn halves_reach_the_accuracy_of_floats() {
-    codecs_reach_the_accuracy_of_floats(&["bf16"], "150");
+fn codecs_come_near_the_accuracy_of_floats_in_a_short_run() {
+    let common = ["--steps", "150", "--lr", "0.02", "--lr-decay", "--compress-from", "50"];
+    let codecs = [("fp16", 1.0), ("bf16", 1.0), ("topk:0.1", 3.0), ("2bit", 7.0), ("1bit", 4.0)];
+    codecs_reach_the_accuracy_of_floats(2, &common, &codecs);
 }
 
 #[test]
-#[ignore = "some minutes of training"]
-fn halves_and_the_largest_elements_reach_the_accuracy_of_floats_after_an_epoch() {
-    codecs_reach_the_accuracy_of_floats(&["fp16", "bf16", "topk:0.1"], "938");
+#[ignore = "a quarter of an hour of training"]
+fn codecs_reach_the_accuracy_of_floats_in_two_epochs() {
+    let common = ["--lr", "0.03", "--lr-decay", "--compress-from", "100"];
+    let codecs = ["fp16", "bf16", "topk:0.1", "2bit", "1bit"].map(|codec| (codec, 1.0));
+    codecs_reach_the_accuracy_of_floats(4, &common, &codecs);
+}
+
+#[test]
+fn fused_sums_train_the_same_weights_as_sums_of_one_key() {
+    if !has_data() {
+        return;
+    }
+    let weights = |algorithm: &str, fusion: Option<&str>| {
+        let apart = [("RINGPULL_SHARED_MEMORY", "0"), ("RINGPULL_ALGORITHM", algorithm)];
+        let fusion = fusion.map(|bytes| ("RINGPULL_FUSION_BYTES", bytes));
+        let environment: Vec<_> = apart.into_iter().chain(fusion).collect();
+        let text = of_ranks(3, &environment, &["--batch", "48", "--steps", "40"])?;
+        text.lines().find_map(|line| line.split("weights ").nth(1)).map(str::to_owned)
+    };
+    let Some(fused) = weights("ordered", None) else { return println!("skipped: there is no mpirun") };
+    assert_eq!(weights("ordered", Some("0")), Some(fused));
+    // The ring's order follows from where an element stands in a bucket: there are buckets.
+    assert_ne!(weights("ring", Some("0")), weights("ring", Some("1048576")));
 }

@@ -36,6 +36,8 @@ fn the_help_lists_every_algorithm_and_another_word_is_told_the_closest() {
 fn explain_hears_the_option_and_the_variable_and_the_option_wins() {
     let heard = |algorithm, words: &str| said(algorithm, &format!("bench allreduce --explain{words}")).1;
     assert!(heard(None, " --algorithm native").contains("nothing is predicted for native"));
+    assert!(heard(Some("nccl"), "").contains("nothing is predicted for nccl"));
+    assert!(said(None, "bench allreduce --algorithm nccl").1.contains("which nccl does not sum"));
     assert!(heard(Some("ordered"), "").contains("nothing is predicted for ordered"));
     assert!(heard(Some("ordered"), " --algorithm native").contains("nothing is predicted for native"));
 }

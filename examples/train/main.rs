@@ -49,29 +49,30 @@ fn run(options: &Options, store: &KvStore) -> Outcome<()> {
 
     let net = Net::new(options.first_seed(), &net::device(&options.device)?)?.over(store.devices());
     let weights = net.export()?;
-    let optimizer = Optimizer {
+    let scale = options.scale(workers)?;
+    let mut optimizer = Optimizer {
         rule: Rule::Sgd { momentum: 0.9, nesterov: false },
-        rescale_grad: 1.0 / (options.batch as f64 * options.gradient_scale),
+        rescale_grad: 1.0 / (options.batch as f64 * scale),
         ..Optimizer::sgd(options.lr)
     };
     let training::Start { step: first_step, batches } = options.begin(store, &optimizer, &weights, batches)?;
     net.import(&weights)?;
 
-    let last_step = options.last_step(&batches);
+    let steps = first_step..options.last_step(&batches);
     let (mut order, mut begun, mut begun_step) = (Vec::new(), Instant::now(), first_step);
-    for step in first_step..last_step {
+    for step in steps.clone() {
         let (epoch, number) = (step as usize / batches.per_epoch(), step as usize % batches.per_epoch());
         if number == 0 || order.is_empty() {
             order = batches.order(epoch);
         }
-        options.before(store, step, first_step)?;
+        options.before(store, &mut optimizer, step, &steps)?;
         let samples = batches.of(&order, number, rank, workers);
-        let (_, gradients) = net.gradients(&train, samples, options.gradient_scale)?;
+        let (_, gradients) = net.gradients(&train, samples, scale)?;
         for (index, ((name, weight), gradient)) in weights.iter().zip(&gradients).enumerate().rev() {
             store.push_pull(*name, std::slice::from_ref(gradient), std::slice::from_ref(weight), -(index as i32))?;
         }
         net.import(&weights)?;
-        if number + 1 < batches.per_epoch() && step + 1 < last_step {
+        if number + 1 < batches.per_epoch() && step + 1 < steps.end {
             continue;
         }
         let images_per_second = ((step + 1 - begun_step) * options.batch) as f64 / begun.elapsed().as_secs_f64();

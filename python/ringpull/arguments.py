@@ -20,7 +20,10 @@ def pairs(key: Any, value: Any) -> Iterator[tuple[Any, list[Any]]]:
     for one, values in zip(key, value):
         if isinstance(one, (list, tuple)):
             raise ArgumentError("a list of keys in a list of keys\n  hint: keys are integers or strings")
-        grouped.setdefault(one, []).extend(listed(values))
+        if one in grouped:
+            grouped[one].extend(listed(values))
+        else:
+            grouped[one] = listed(values)
     yield from grouped.items()
 
 

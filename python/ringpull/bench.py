@@ -1,8 +1,9 @@
 """Measures pushpull from Python: ``mpirun -n N python -m ringpull.bench --lens 6250000``; rank 0 prints one JSON array of records.
 
 Without more words it is what ``store.pushpull(key, array)`` costs for NumPy's own arrays. ``--memory shared`` takes arrays of
-``ringpull.zeros``, ``--no-keep`` leaves the sums to them. ``--beside-rust`` runs an iteration of ``ringpull bench pushpull`` before
-each of Python's, in the same processes and on the same store, and prints its record first.
+``ringpull.zeros``, ``--no-keep`` leaves the sums to them. ``--beside-rust`` takes turns with ``ringpull bench pushpull``, in the same
+processes and on the same store, and prints its record first; with ``--memory rust`` its partner is the same loop of Rust's on other
+keys, which says how far apart two equal things are measured. In every second turn the partner goes first.
 
 Inputs and checks are those of ``ringpull bench pushpull``: element e of rank r in iteration i is (e + i + r) mod m, so the sum over
 the ranks has a closed form, and a time is printed only beside a check of its sums. A time is the slowest rank's.
@@ -15,20 +16,59 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 
 from . import _native
-from .kvstore import create, zeros
+from .kvstore import KVStore, create, zeros
+
+#: Elements are filled and compared in runs of about this many, as Rust does it: a run as long as the arrays would take their place in the
+#: processor's caches before the clock starts.
+RUN_LEN = 512 * 17
 
 
-def strips(period: int, length: int, ranks: int) -> tuple[Any, Any]:
-    """As many periods as `length` elements from any phase need, of inputs and of what they sum to over the ranks."""
-    ramp = numpy.arange(period)
-    sums: Any = sum((ramp + other) % period for other in range(ranks))
-    inputs, sums = (numpy.resize(row.astype(numpy.float32), length + period) for row in (ramp, sums))
-    return inputs, sums
+class PythonIterations:
+    """Iterations of pushpull over arrays, taken one by one. Collective, as its ``seconds`` is."""
+
+    def __init__(self, store: KVStore, lens: list[int], memory: str, keep: bool) -> None:
+        self._store, self._keep = store, keep
+        self._period = min(16, (1 << 24) // store.num_workers) + 1
+        self._keys = [f"python.{index}" for index in range(len(lens))]
+        make = zeros if memory == "shared" else numpy.zeros
+        self._values: list[Any] = [make(length, numpy.float32) for length in lens]
+        store.init(self._keys, self._values)
+
+    def _run(self, ranks: range, iteration: int) -> Any:
+        """A whole number of periods of what so many ranks push, added up."""
+        phases = numpy.arange(self._period) + iteration
+        period = sum((phases + rank) % self._period for rank in ranks)
+        return numpy.tile(numpy.asarray(period, numpy.float32), RUN_LEN // self._period)
+
+    def seconds(self, iteration: int) -> float:
+        """The seconds of one iteration, whose sums have been verified. Iterations count from 0."""
+        store, keys, values = self._store, self._keys, self._values
+        inputs = self._run(range(store.rank, store.rank + 1), iteration)
+        for value in values:
+            for chunk in chunks(value, len(inputs)):
+                chunk[:] = inputs[: len(chunk)]
+        store.barrier()
+        start = time.perf_counter()
+        store.pushpull(keys[::-1], values[::-1], keep=self._keep)
+        seconds = time.perf_counter() - start
+        # Without this the first rank to finish would take the processor from the last.
+        store.barrier()
+        sums = self._run(range(store.num_workers), iteration)
+        for key, value in zip(keys, values):
+            if not all(numpy.array_equal(chunk, sums[: len(chunk)]) for chunk in chunks(value, len(sums))):
+                sys.exit(f"wrong sum of key {key} on rank {store.rank} in iteration {iteration}")
+        return seconds
+
+
+def chunks(value: Any, length: int) -> Iterator[Any]:
+    """The array in parts of that length; the last may be shorter."""
+    return (value[start : start + length] for start in range(0, len(value), length))
 
 
 def main() -> None:
@@ -39,7 +79,7 @@ def main() -> None:
     keys_of.add_argument("--lens", help="elements of each key, separated by commas")
     keys_of.add_argument("--model", help="the key list of vgg16, resnet50 or bert-large, or a file, as ringpull bench reads it")
     parser.add_argument("--scale", type=float, default=1.0, help="scale every key of the model to this part of its elements")
-    parser.add_argument("--memory", choices=["numpy", "shared"], default="numpy", help="where the arrays are")
+    parser.add_argument("--memory", choices=["numpy", "shared", "rust"], default="numpy", help="whose the arrays are")
     parser.add_argument("--no-keep", dest="keep", action="store_false", help="let the arrays alone have the sums")
     parser.add_argument("--beside-rust", action="store_true", help="measure Rust's own loop in turn with Python's")
     parser.add_argument("--iters", type=int, default=5)
@@ -47,41 +87,31 @@ def main() -> None:
     options = parser.parse_args()
     store = create(options.kv_store)
     rank, ranks = store.rank, store.num_workers
-    period = min(16, (1 << 24) // ranks) + 1
     lens = _native.model_lens(options.model, options.scale) if options.model else [int(word) for word in options.lens.split(",")]
-    keys = [f"python.{index}" for index in range(len(lens))]
-    make = zeros if options.memory == "shared" else numpy.zeros
-    values: list[Any] = [make(length, numpy.float32) for length in lens]
-    store.init(keys, values)
-    rust = _native.RustIterations(store._native, lens, "rust") if options.beside_rust else None
-    #: The seconds of each iteration, Rust's beside Python's.
+    kept = "kept" if options.keep else "not kept"
+    sides: dict[str, Any] = {}
+    if options.beside_rust:
+        sides["Rust"] = _native.RustIterations(store._native, lens, "rust")
+    if options.memory == "rust":
+        sides["Rust again"] = _native.RustIterations(store._native, lens, "again")
+    else:
+        sides[f"Python, {options.memory} memory, sums {kept}"] = PythonIterations(store, lens, options.memory, options.keep)
+    #: The seconds of each turn, side by side.
     rows: list[list[float]] = []
-    inputs, sums = strips(period, max(lens), ranks)
     for iteration in range(options.warmup + options.iters):
-        beside = rust.seconds(iteration) if rust is not None else 0.0
-        for value in values:
-            value[:] = inputs[(iteration + rank) % period :][: len(value)]
-        store.wait_all()
-        store.barrier()
-        start = time.perf_counter()
-        store.pushpull(keys[::-1], values[::-1], keep=options.keep)
-        seconds = time.perf_counter() - start
-        for key, value in zip(keys, values):
-            if not numpy.array_equal(value, sums[iteration % period :][: len(value)]):
-                sys.exit(f"wrong sum of key {key} on rank {rank} in iteration {iteration}")
+        order = list(sides)[:: -1 if iteration % 2 else 1]
+        seconds = {name: sides[name].seconds(iteration) for name in order}
         if iteration >= options.warmup:
-            rows.append([beside, seconds])
+            rows.append([seconds[name] for name in sides])
     # Every rank puts its own rows among zeros; the sum holds all of them.
-    matrix = numpy.zeros((ranks, options.iters, 2))
+    matrix = numpy.zeros((ranks, options.iters, len(sides)))
     matrix[rank] = rows
     store.init("seconds", numpy.zeros_like(matrix))
     store.pushpull("seconds", matrix)
-    slowest = matrix.max(axis=0)
+    slowest = matrix.max(axis=0).T.tolist()
     if rank == 0:
-        kept = "kept" if options.keep else "not kept"
-        modes = [f"{options.kv_store} (Rust)", f"{options.kv_store} (Python, {options.memory} memory, sums {kept})"]
-        taken = list(zip(modes, slowest.T.tolist()))[0 if options.beside_rust else 1 :]
-        print(json.dumps([record(mode, ranks, 4 * sum(lens), seconds) for mode, seconds in taken]))
+        modes = [f"{options.kv_store} ({name})" for name in sides]
+        print(json.dumps([record(mode, ranks, 4 * sum(lens), seconds) for mode, seconds in zip(modes, slowest)]))
 
 
 def record(mode: str, ranks: int, payload: int, seconds: list[float]) -> dict[str, Any]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Literal, Union, overload
 
 from . import _native, arguments
 from .arguments import pairs
 from .errors import ArgumentError
 from .optimizers import Optimizer
-from .worker import Worker, has_left, leave_at_exit
+from .worker import Worker, has_left, in_words, leave_at_exit
 
 __all__ = ["Handle", "KVStore", "Key", "RowSparse", "create", "kinds", "zeros"]
 
 Key = Union[int, str]
+
+#: One key, or several.
+Keys = Union[Key, Sequence[Key]]
 
 #: An object with the buffer protocol or ``__dlpack__``: NumPy, MXNet, PyTorch, JAX.
 Tensor = Any
@@ -35,23 +39,19 @@ class RowSparse:
 class Handle:
     """Operations under way. Their tensors may not be touched until :meth:`wait` has returned."""
 
-    def __init__(self, parts: list[_native.Handle]) -> None:
-        self._parts = parts
+    def __init__(self, native: _native.Handle) -> None:
+        self._native = native
 
     def wait(self, timeout: float | None = None) -> bool:
         """Returns True when every output holds its result, False if that takes longer than ``timeout`` seconds.
 
         Raises what kept an output from being written. Another thread may run Python meanwhile, and Ctrl-C ends it.
         """
-        while self._parts:
-            if not self._parts[-1].wait(timeout):
-                return False
-            self._parts.pop()
-        return True
+        return self._native.wait(timeout)
 
     def done(self) -> bool:
         """Whether :meth:`wait` would return at once."""
-        return all(part.done() for part in self._parts)
+        return self._native.done()
 
 
 class KVStore(Worker):
@@ -85,7 +85,7 @@ class KVStore(Worker):
 
     # Values.
 
-    def init(self, key: Key | Sequence[Key], value: Any) -> None:
+    def init(self, key: Keys, value: Any) -> None:
         """Gives ``key`` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once, in any order.
 
         Copies the value. Ranks that disagree on shape or dtype all get one error from the next call that waits.
@@ -93,7 +93,7 @@ class KVStore(Worker):
         for one, values in pairs(key, value):
             self._native.init(one, values[0])
 
-    def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
+    def push(self, key: Keys, value: Any, priority: int = 0) -> None:
         """Adds the sum of the values to this step's gradient of ``key``. Returns at once.
 
         Values are copied, so they may be changed as soon as it returns; :meth:`pushpull` borrows them. A value may be a
@@ -106,7 +106,7 @@ class KVStore(Worker):
             elif values:
                 self._native.push(one, values, priority)
 
-    def pull(self, key: Key | Sequence[Key], out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+    def pull(self, key: Keys, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copies the value of ``key``, with every push that this worker has made, into each output. Waits.
 
         ``ignore_sparse`` is accepted for MXNet's sake: outputs are dense here, so there is nothing to ignore.
@@ -116,69 +116,38 @@ class KVStore(Worker):
 
     @overload
     def pushpull(
-        self,
-        key: Key | Sequence[Key],
-        value: Any,
-        out: Any = None,
-        priority: int = 0,
-        wait: Literal[True] = True,
-        keep: bool = True,
+        self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: Literal[True] = True, keep: bool = True
     ) -> None: ...
     @overload
     def pushpull(
-        self,
-        key: Key | Sequence[Key],
-        value: Any,
-        out: Any = None,
-        priority: int = 0,
-        *,
-        wait: Literal[False],
-        keep: bool = True,
+        self, key: Keys, value: Any, out: Any = None, priority: int = 0, *, wait: Literal[False], keep: bool = True
     ) -> Handle: ...
     @overload
     def pushpull(
-        self,
-        key: Key | Sequence[Key],
-        value: Any,
-        out: Any = None,
-        priority: int = 0,
-        *,
-        wait: bool,
-        keep: bool = True,
+        self, key: Keys, value: Any, out: Any = None, priority: int = 0, *, wait: bool, keep: bool = True
     ) -> Handle | None: ...
     def pushpull(
-        self,
-        key: Key | Sequence[Key],
-        value: Any,
-        out: Any = None,
-        priority: int = 0,
-        wait: bool = True,
-        keep: bool = True,
+        self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True, keep: bool = True
     ) -> Handle | None:
         """:meth:`push` of the values and :meth:`pull` into the outputs in one; without ``out`` into the values.
 
         Waits for the result. With ``wait=False`` it returns a :class:`Handle` at once: neither values nor outputs may be
-        touched until its ``wait()`` has returned. Several keys travel together, and one after the other need not wait.
+        touched until its ``wait()`` has returned. Several keys travel together, and one after the other need not wait; what is no tensor
+        raises before the first of them leaves.
 
         The store keeps a copy of the sum, for a later :meth:`pull`. With ``keep=False`` it need not: the outputs alone have the sum, and
         where the store has left it to them pulling the key is an error until its next ``push``. An optimizer's or updater's value is
         always kept. Every rank must say the same.
         """
-        outs_of = [values for _, values in pairs(key, value if out is None else out)]
-        handles = [
-            self._native.push_pull(one, values, outs, priority, keep)
-            for (one, values), outs in zip(pairs(key, value), outs_of, strict=True)
-            if values
-        ]
-        handle = Handle(handles)
+        outs_of = repeat(None) if out is None else [outs for _, outs in pairs(key, out)]
+        exchanges = [(one, values, outs) for (one, values), outs in zip(pairs(key, value), outs_of) if values]
+        handle = Handle(self._native.push_pull(exchanges, priority, keep))
         if not wait:
             return handle
         handle.wait()
         return None
 
-    def row_sparse_pull(
-        self, key: Key | Sequence[Key], out: Any = None, priority: int = 0, row_ids: Any = None
-    ) -> None:
+    def row_sparse_pull(self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Row i of an output becomes row ``row_ids[i]`` of the key's value. Waits.
 
         With a list of outputs, ``row_ids`` is a list of as many.
@@ -266,7 +235,10 @@ class KVStore(Worker):
     def __enter__(self) -> KVStore:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, raised: BaseException | None, __: object) -> None:
+        # A program that exits has its reasons, and may have done its work.
+        if raised is not None and not isinstance(raised, SystemExit):
+            self.report_failure(in_words(raised))
         self.close()
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from . import _native
-from .errors import ArgumentError
+from .errors import ArgumentError, KVStoreError
 
 __all__ = ["Worker", "leave_at_exit"]
 
@@ -45,6 +45,15 @@ class Worker:
         """What the store has done: ``pushes``, ``pulls``, ``sent_bytes``, ``received_bytes``, ``control_messages``."""
         return self._native.stats()
 
+    def report_failure(self, why: str) -> None:
+        """Tells the other workers why this one is about to end: data that cannot be read, a loss that is no number.
+
+        Workers that wait for this one when it has ended raise an error with the first line of it; a call of a store that succeeds takes it
+        back. An exception that ends the program, or leaves a ``with`` of the store, is told without this. Does not wait; not collective. Does
+        nothing after a fault, and where there is nobody to tell.
+        """
+        self._native.report_failure(why)
+
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """``init`` with the value, then ``pull`` into the outputs: each becomes rank 0's value."""
         self.init(key, value)
@@ -76,8 +85,16 @@ class Leaving(Protocol):
     def finish(self) -> None:
         """Waits for what must be done before the program ends."""
 
+    def report_failure(self, why: str) -> None:
+        """Tells the other workers why this one ends."""
+
     def close(self) -> None:
         """Leaves the job."""
+
+
+def in_words(raised: BaseException) -> str:
+    """An exception as other workers are told of it."""
+    return str(raised) if isinstance(raised, KVStoreError) else f"{type(raised).__name__}: {raised}"
 
 
 _open: weakref.WeakSet[Leaving] = weakref.WeakSet()
@@ -96,11 +113,13 @@ def has_left(store: Leaving) -> None:
 @atexit.register
 def close_stores() -> None:
     """Ends every store that is still open, once. Servers take a worker that ends without a goodbye for lost; and an updater needs Python to finish what was pushed."""
-    failed = getattr(sys, "last_value", None) is not None
+    raised = getattr(sys, "last_value", None)
     for store in list(_open):
         try:
-            if not failed:
+            if raised is None:
                 store.finish()
+            else:
+                store.report_failure(in_words(raised))
         except RuntimeError as error:
             print(f"ringpull: at the end of the program: {error}", file=sys.stderr)
         finally:

@@ -1,4 +1,4 @@
-//! An operation under way.
+//! Operations under way.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use crate::errors::raise;
 /// How often a wait asks whether the user has interrupted it.
 const SIGNALS: Duration = Duration::from_millis(100);
 
-/// A pushpull that has been called: `wait` returns when its outputs hold the result.
+/// Pushpulls that have been called: `wait` returns when their outputs hold the results.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Handle {
-    /// Every tensor of the operation, its outputs first. Kept until the end, so that memory is given back on the caller's thread.
+    /// Every tensor of the operations, the outputs first. Kept until the end, so that memory is given back on the caller's thread.
     tensors: Mutex<Vec<Tensor>>,
     outs: usize,
     /// What the tensors may be on.
@@ -23,9 +23,14 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub(crate) fn new(outs: Vec<Tensor>, values: Vec<Tensor>, devices: Option<Arc<Devices>>) -> Self {
+    pub(crate) fn new(
+        mut outs: Vec<Tensor>,
+        values: impl Iterator<Item = Tensor>,
+        devices: Option<Arc<Devices>>,
+    ) -> Self {
         let count = outs.len();
-        Handle { tensors: Mutex::new(outs.into_iter().chain(values).collect()), outs: count, devices }
+        outs.extend(values);
+        Handle { tensors: Mutex::new(outs), outs: count, devices }
     }
 
     fn tensors(&self) -> std::sync::MutexGuard<'_, Vec<Tensor>> {
@@ -33,27 +38,38 @@ impl Handle {
     }
 }
 
+/// Takes outputs from the end, each once it holds its result, until there is none or one does not within `limit`.
+fn drop_done(outs: &mut Vec<Tensor>, limit: Duration) -> ringpull::Result<()> {
+    let end = Instant::now() + limit;
+    while let Some(last) = outs.last() {
+        if last.read_anywhere_within(end.saturating_duration_since(Instant::now()))?.is_none() {
+            return Ok(());
+        }
+        outs.pop();
+    }
+    Ok(())
+}
+
 #[pymethods]
 impl Handle {
-    /// Returns True when the operation is done, False if it is not within `timeout` seconds; raises what kept it from being done. On a device
-    /// whose library's stream is known it is done in the order of that stream.
+    /// Returns True when every operation is done, False if one is not within `timeout` seconds; raises what kept one from being done. On a
+    /// device whose library's stream is known they are done in the order of that stream.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = timeout.map(|seconds| Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
         let begun = Instant::now();
-        let outs: Vec<Tensor> = self.tensors().iter().take(self.outs).cloned().collect();
-        for out in &outs {
-            loop {
-                let left = limit.map_or(SIGNALS, |limit| limit.saturating_sub(begun.elapsed()).min(SIGNALS));
-                match py.detach(|| out.read_anywhere_within(left).map(|guard| guard.is_some())) {
-                    Ok(true) => break,
-                    Ok(false) if limit.is_some_and(|limit| begun.elapsed() >= limit) => return Ok(false),
-                    Ok(false) => py.check_signals()?,
-                    Err(error) => return Err(raise(py, &error)),
-                }
+        let mut outs: Vec<Tensor> = self.tensors().iter().take(self.outs).cloned().collect();
+        while !outs.is_empty() {
+            let left = limit.map_or(SIGNALS, |limit| limit.saturating_sub(begun.elapsed()).min(SIGNALS));
+            py.detach(|| drop_done(&mut outs, left)).map_err(|error| raise(py, &error))?;
+            if outs.is_empty() {
+                break;
             }
+            if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                return Ok(false);
+            }
+            py.check_signals()?;
         }
-        drop(outs);
         let done = std::mem::take(&mut *self.tensors());
         let settle = |devices: &Arc<Devices>| done.iter().try_for_each(|tensor| devices.settle(tensor));
         py.detach(|| self.devices.as_ref().map_or(Ok(()), settle)).map_err(|error| raise(py, &error))?;

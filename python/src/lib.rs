@@ -21,10 +21,11 @@ fn model_lens(py: Python<'_>, name: &str, scale: f64) -> PyResult<Vec<usize>> {
     Ok(keys.iter().map(ringpull::harness::models::ModelKey::len).collect())
 }
 
-/// If this is the first of several workers: the variable by which a launcher says so, and how many they are.
+/// If this process speaks for several workers: the variable by which a launcher says so, and how many they are.
 #[pyfunction]
 fn first_of_several(py: Python<'_>) -> PyResult<Option<(&'static str, usize)>> {
-    ringpull::config::first_of_several().map_err(|error| errors::raise(py, &error))
+    let job = ringpull::config::Dmlc::from_env().map_err(|error| errors::raise(py, &error))?;
+    Ok(ringpull::config::first_of_several(job.as_ref()))
 }
 
 #[pymodule]

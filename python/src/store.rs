@@ -1,4 +1,4 @@
-//! A store as `ringpull/kvstore.py` uses it: one key a call.
+//! A store as `ringpull/kvstore.py` uses it: one key a call, but for `push_pull`.
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
@@ -11,7 +11,7 @@ use ringpull::device::Devices;
 use ringpull::optim::Optimizer;
 use ringpull::sparse::RowSparse;
 use ringpull::store::{self, Capability, KvStore, Updater};
-use ringpull::{DType, Error, Key, Result, Tensor};
+use ringpull::{Error, Key, Result, Tensor};
 
 use crate::array::Array;
 use crate::errors::{argument, raise};
@@ -34,9 +34,22 @@ impl Store {
 
     /// Runs `work` on the store without holding the interpreter.
     fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> Result<T> + Send) -> PyResult<T> {
-        let store = self.open(py)?;
-        py.detach(move || work(&store)).map_err(|error| raise(py, &error))
+        self.told(py, |store| detached(py, store, work))
     }
+
+    /// Runs `work` on the store, and tells the other workers what it raises: most of what can be wrong with Python's arguments is found before
+    /// the store is called with them.
+    fn told<T>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> PyResult<T>) -> PyResult<T> {
+        let store = self.open(py)?;
+        work(&store).inspect_err(|raised| {
+            let why = raised.value(py).to_string();
+            py.detach(|| store.report_failure(&why));
+        })
+    }
+}
+
+fn detached<T: Send>(py: Python<'_>, store: &KvStore, work: impl FnOnce(&KvStore) -> Result<T> + Send) -> PyResult<T> {
+    py.detach(|| work(store)).map_err(|error| raise(py, &error))
 }
 
 /// A key from Python: an integer or a string.
@@ -65,9 +78,47 @@ fn outputs(objects: &[Bound<'_, PyAny>], devices: Option<&Arc<Devices>>) -> PyRe
     Ok(outs)
 }
 
-/// What the store's tensors may be on.
-fn devices_of(store: &KvStore) -> Option<Arc<Devices>> {
-    store.devices().cloned()
+/// A key of a `push_pull` with its values and outputs.
+type Exchange<'py> = (Bound<'py, PyAny>, Vec<Bound<'py, PyAny>>, Option<Vec<Bound<'py, PyAny>>>);
+
+/// A `push_pull` of one key.
+struct Call {
+    key: Key,
+    values: Vec<Tensor>,
+    outs: Vec<Tensor>,
+}
+
+impl Call {
+    fn new(
+        py: Python<'_>,
+        key: Key,
+        values: &[Bound<'_, PyAny>],
+        outs: Option<&[Bound<'_, PyAny>]>,
+        keep: bool,
+        devices: Option<&Arc<Devices>>,
+    ) -> PyResult<Self> {
+        let mut outs_by_place = outputs(outs.unwrap_or(values), devices)?;
+        if !keep {
+            outs_by_place = outs_by_place.into_iter().map(|(place, out)| (place, out.unkept())).collect();
+        }
+        let values = match (outs, &outs_by_place[..]) {
+            (None, [(_, only)]) => vec![only.clone(); values.len()],
+            _ => values
+                .iter()
+                .map(|value| {
+                    let foreign = Foreign::of(value, Access::Read, devices)?;
+                    let place = foreign.place();
+                    let same = outs_by_place.iter().find(|(known, _)| *known == place && place.1 > 0);
+                    same.map_or_else(|| foreign.into_tensor(py), |(_, out)| Ok(out.clone()))
+                })
+                .collect::<PyResult<Vec<_>>>()?,
+        };
+        Ok(Call { key, values, outs: outs_by_place.into_iter().map(|(_, out)| out).collect() })
+    }
+
+    fn make(&self, store: &KvStore, priority: i32) -> Result<()> {
+        store.push_pull(self.key.clone(), &self.values, &self.outs, priority)
+    }
 }
 
 /// Gradient compression as Python gives it.
@@ -88,6 +139,26 @@ impl CompressionParams {
             }
         }
     }
+}
+
+fn pull_rows(store: &KvStore, key: &Key, ids: &[i64], out: &Tensor, priority: i32) -> Result<()> {
+    let found = store.pull_rows(key.clone(), ids, priority)?;
+    let mut shape = found.shape().to_vec();
+    shape[0] = ids.len();
+    if out.shape() != shape || out.dtype() != found.rows().dtype() {
+        return Err(Error::argument(
+            format!("row_sparse_pull of key {key} into {out:?}"),
+            format!("give an output of {} {shape:?}: one row for each row id", found.rows().dtype()),
+        ));
+    }
+    let row_bytes = out.len_bytes().checked_div(ids.len()).unwrap_or(0);
+    let rows = found.rows().read()?;
+    let mut guard = out.write();
+    for (id, row) in ids.iter().zip(guard.bytes_mut().chunks_exact_mut(row_bytes.max(1))) {
+        let at = found.row_ids().binary_search(id).expect("every id that was asked for has its row");
+        row.copy_from_slice(&rows.bytes()[at * row_bytes..][..row_bytes]);
+    }
+    Ok(())
 }
 
 #[pymethods]
@@ -125,9 +196,10 @@ impl Store {
     }
 
     fn init(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        let devices = devices_of(&*self.open(py)?);
-        let (key, value) = (key_of(key)?, Foreign::of(value, Access::Read, devices.as_ref())?.into_tensor(py)?);
-        self.with(py, |store| store.init(key, &value))
+        self.told(py, |store| {
+            let (key, value) = (key_of(key)?, Foreign::of(value, Access::Read, store.devices())?.into_tensor(py)?);
+            detached(py, store, |store| store.init(key, &value))
+        })
     }
 
     /// Copies the values: they may be changed as soon as it returns.
@@ -138,52 +210,41 @@ impl Store {
         values: Vec<Bound<'_, PyAny>>,
         priority: i32,
     ) -> PyResult<()> {
-        let (key, devices) = (key_of(key)?, devices_of(&*self.open(py)?));
-        let tensors = values
-            .iter()
-            .map(|value| {
-                let foreign = Foreign::of(value, Access::Read, devices.as_ref())?;
+        self.told(py, |store| {
+            let (key, devices) = (key_of(key)?, store.devices());
+            let tensors = values.iter().map(|value| {
+                let foreign = Foreign::of(value, Access::Read, devices)?;
                 // In host memory several values are summed before the call returns, so only a single one has to be copied.
                 if values.len() == 1 || devices.is_some() { foreign.copied(py) } else { foreign.into_tensor(py) }
-            })
-            .collect::<PyResult<Vec<_>>>()?;
-        self.with(py, |store| store.push(key, &tensors, priority))
+            });
+            let tensors = tensors.collect::<PyResult<Vec<_>>>()?;
+            detached(py, store, |store| store.push(key, &tensors, priority))
+        })
     }
 
-    fn push_pull(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        values: Vec<Bound<'_, PyAny>>,
-        outs: Vec<Bound<'_, PyAny>>,
-        priority: i32,
-        keep: bool,
-    ) -> PyResult<Handle> {
-        let (key, devices) = (key_of(key)?, devices_of(&*self.open(py)?));
-        let mut outs = outputs(&outs, devices.as_ref())?;
-        if !keep {
-            outs = outs.into_iter().map(|(place, out)| (place, out.unkept())).collect();
-        }
-        let values = values
-            .iter()
-            .map(|value| {
-                let foreign = Foreign::of(value, Access::Read, devices.as_ref())?;
-                let place = foreign.place();
-                let same = outs.iter().find(|(known, _)| *known == place && place.1 > 0);
-                same.map_or_else(|| foreign.into_tensor(py), |(_, out)| Ok(out.clone()))
-            })
-            .collect::<PyResult<Vec<_>>>()?;
-        let outs: Vec<Tensor> = outs.into_iter().map(|(_, out)| out).collect();
-        self.with(py, |store| store.push_pull(key, &values, &outs, priority))?;
-        Ok(Handle::new(outs, values, devices))
+    /// For each key, in their order, its values and its outputs; without outputs they are the values. Every tensor is checked before the first
+    /// key is pushed.
+    fn push_pull(&self, py: Python<'_>, keys: Vec<Exchange<'_>>, priority: i32, keep: bool) -> PyResult<Handle> {
+        self.told(py, |store| {
+            let devices = store.devices();
+            let calls = keys
+                .into_iter()
+                .map(|(key, values, outs)| Call::new(py, key_of(&key)?, &values, outs.as_deref(), keep, devices))
+                .collect::<PyResult<Vec<_>>>()?;
+            detached(py, store, |store| calls.iter().try_for_each(|call| call.make(store, priority)))?;
+            let (outs, values): (Vec<_>, Vec<_>) = calls.into_iter().map(|call| (call.outs, call.values)).unzip();
+            Ok(Handle::new(outs.into_iter().flatten().collect(), values.into_iter().flatten(), devices.cloned()))
+        })
     }
 
     fn pull(&self, py: Python<'_>, key: &Bound<'_, PyAny>, outs: Vec<Bound<'_, PyAny>>, priority: i32) -> PyResult<()> {
-        let (key, devices) = (key_of(key)?, devices_of(&*self.open(py)?));
-        let outs: Vec<Tensor> = outputs(&outs, devices.as_ref())?.into_iter().map(|(_, out)| out).collect();
-        self.with(py, |store| {
-            store.pull(key, &outs, priority)?;
-            devices.map_or(Ok(()), |devices| outs.iter().try_for_each(|out| devices.settle(out)))
+        self.told(py, |store| {
+            let (key, devices) = (key_of(key)?, store.devices());
+            let outs: Vec<Tensor> = outputs(&outs, devices)?.into_iter().map(|(_, out)| out).collect();
+            detached(py, store, |store| {
+                store.pull(key, &outs, priority)?;
+                devices.map_or(Ok(()), |devices| outs.iter().try_for_each(|out| devices.settle(out)))
+            })
         })
     }
 
@@ -196,15 +257,15 @@ impl Store {
         shape: Vec<usize>,
         priority: i32,
     ) -> PyResult<()> {
-        let key = key_of(key)?;
-        let rows = values
-            .into_iter()
-            .map(|(ids, rows)| {
+        self.told(py, |store| {
+            let key = key_of(key)?;
+            let rows = values.into_iter().map(|(ids, rows)| {
                 let rows = Foreign::of(&rows, Access::Read, None)?.into_tensor(py)?;
                 RowSparse::new(&shape, &ids, rows).map_err(|error| raise(py, &error))
-            })
-            .collect::<PyResult<Vec<_>>>()?;
-        self.with(py, |store| store.push_rows(key, &rows, priority))
+            });
+            let rows = rows.collect::<PyResult<Vec<_>>>()?;
+            detached(py, store, |store| store.push_rows(key, &rows, priority))
+        })
     }
 
     /// Row i of `out` becomes row `ids[i]` of the key's value.
@@ -216,26 +277,17 @@ impl Store {
         out: &Bound<'_, PyAny>,
         priority: i32,
     ) -> PyResult<()> {
-        let (key, out) = (key_of(key)?, Foreign::of(out, Access::Write, None)?.into_tensor(py)?);
-        self.with(py, |store| {
-            let found = store.pull_rows(key.clone(), &ids, priority)?;
-            let mut shape = found.shape().to_vec();
-            shape[0] = ids.len();
-            if out.shape() != shape || out.dtype() != found.rows().dtype() {
-                return Err(Error::argument(
-                    format!("row_sparse_pull of key {key} into {out:?}"),
-                    format!("give an output of {} {shape:?}: one row for each row id", found.rows().dtype()),
-                ));
-            }
-            let row_bytes = out.len_bytes().checked_div(ids.len()).unwrap_or(0);
-            let rows = found.rows().read()?;
-            let mut guard = out.write();
-            for (id, row) in ids.iter().zip(guard.bytes_mut().chunks_exact_mut(row_bytes.max(1))) {
-                let at = found.row_ids().binary_search(id).expect("every id that was asked for has its row");
-                row.copy_from_slice(&rows.bytes()[at * row_bytes..][..row_bytes]);
-            }
-            Ok(())
+        self.told(py, |store| {
+            let (key, out) = (key_of(key)?, Foreign::of(out, Access::Write, None)?.into_tensor(py)?);
+            detached(py, store, |store| pull_rows(store, &key, &ids, &out, priority))
         })
+    }
+
+    /// What the other workers fail with if this one ends now and they wait for it. A store that was closed has nobody to tell.
+    fn report_failure(&self, py: Python<'_>, why: &str) {
+        if let Ok(store) = self.open(py) {
+            py.detach(|| store.report_failure(why));
+        }
     }
 
     /// Sets an optimizer written as `sgd,lr=0.1,momentum=0.9`.
@@ -288,8 +340,7 @@ impl Store {
         dtype: &str,
     ) -> PyResult<()> {
         let key = key_of(key)?;
-        let dtype: DType = dtype.parse().map_err(|error| raise(py, &error))?;
-        self.open(py)?.check(key, operation, &shape, dtype).map_err(|error| raise(py, &error))
+        self.with(py, |store| store.check(key, operation, &shape, dtype.parse()?))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -89,6 +89,22 @@ def test_a_fault_with_servers_is_one_exception_on_every_worker(workers, case, ex
     judge(output, workers, case, expected, of_last)
 
 
+#: How the last rank ends while the others wait for it, and what they are to be told of it.
+ENDS = [
+    ("ends_by_argument", "this error: .*complex|this error: a tensor of"),
+    ("ends_by_exception", "this error: ZeroDivisionError: the batch is empty\n"),
+    ("leaves_by_exception", "this error: ZeroDivisionError: the batch is empty\n"),
+]
+
+
+@pytest.mark.parametrize("kind", ["dist_sync_mpi", "dist_sync"])
+@pytest.mark.parametrize(("case", "told"), ENDS)
+def test_why_a_rank_has_ended_is_told_to_those_who_wait_for_it(kind, case, told):
+    of = HERE / "jobs/faults.py", case, kind
+    _, output = mpi(2, *of) if kind == "dist_sync_mpi" else launch(2, 1, *of, RINGPULL_TIMEOUT=2)
+    assert re.search(told, output) and outcomes(output)[0] == "PeerLostError", output
+
+
 @pytest.mark.parametrize("workers", [2, FOUR])
 @pytest.mark.parametrize(("case", "expected"), [("no_optimizer", "ArgumentError"), ("other_size_initialised", "DisagreementError")])
 def test_a_fault_of_asynchronous_servers_is_one_exception_on_every_worker(workers, case, expected):
@@ -131,7 +147,7 @@ def test_every_example_says_how_it_is_run(name):
 
 
 def test_the_bench_prints_what_it_has_checked():
-    for more, count in ([], 1), (["--beside-rust", "--memory", "shared", "--no-keep"], 2):
+    for more, count in ([], 1), (["--beside-rust", "--memory", "shared", "--no-keep"], 2), (["--beside-rust", "--memory", "rust"], 2):
         status, output = mpi(2, "-m", "ringpull.bench", "--lens", "1000,7", "--iters", 3, *more)
         records = json.loads(output[output.index("[{") : output.rindex("}]") + 2])
         assert status == 0 and len(records) == count, output

@@ -292,6 +292,14 @@ def test_a_closed_store_says_so(store):
         store.rank  # noqa: B018
 
 
+def test_what_is_no_tensor_is_found_before_the_first_key_is_pushed(store):
+    store.init(["a", "b"], [np.zeros(3), np.zeros(3)])
+    for values, outs in ([np.ones(3), "b"], None), ([np.ones(3), np.ones(3)], [np.ones(3), np.ones((3, 3))[:, 0]]):
+        with pytest.raises(ringpull.ArgumentError):
+            store.pushpull(["a", "b"], values, outs)
+    assert store.stats()["pushes"] == 0
+
+
 def test_memory_is_given_back_when_the_operation_is_done(store):
     import weakref
 

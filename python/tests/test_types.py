@@ -1,11 +1,13 @@
 """Type checkers accept the package and programs that use it."""
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import HERE, ROOT
 
 PROGRAM = """
 from typing import Any, assert_type
@@ -52,19 +54,41 @@ ringpull.creat("local")
 """
 
 
-def found(folder, *arguments, **more):
-    """What mypy says of what the arguments name; its cache and its own settings are of `folder`."""
-    pytest.importorskip("mypy")
-    strict = ["--strict", "--ignore-missing-imports", "--config-file=", "--cache-dir", folder / "cache"]
-    command = [sys.executable, "-m", "mypy", *map(str, [*strict, *arguments])]
+def said(folder, command, **more):
+    """What a command prints that is run in `folder`."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=os.environ | more
+        [str(word) for word in command], capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=os.environ | more
     )
     return done.stdout + done.stderr
 
 
+def found(folder, *arguments, strict=True, **more):
+    """What mypy says of what the arguments name; its cache and its own settings are of `folder`."""
+    pytest.importorskip("mypy")
+    settings = [*(["--strict"] if strict else []), "--ignore-missing-imports", "--config-file=", "--cache-dir", folder / "cache"]
+    return said(folder, [sys.executable, "-m", "mypy", *settings, *arguments], **more)
+
+
 def test_the_package_is_typed(tmp_path):
     assert "no issues found" in found(tmp_path, "-p", "ringpull", MYPYPATH=str(ROOT / "python"))
+
+
+def test_tests_and_benches_pass_mypy(tmp_path):
+    programs = [HERE, ROOT / "benches" / "from_python.py"]
+    assert "no issues found" in found(tmp_path, *programs, strict=False, MYPYPATH=str(ROOT / "python"))
+
+
+def test_pyright_accepts_the_package(tmp_path):
+    pytest.importorskip("pyright")
+    package = os.path.relpath(ROOT / "python" / "ringpull", tmp_path)
+    # Frameworks are optional; without its own, a file of that name is taken for it.
+    untyped = [] if importlib.util.find_spec("torch") else [f"{package}/torch.py"]
+    settings = {"include": [package], "exclude": untyped, "reportMissingImports": False}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    text = said(tmp_path, [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable])
+    report = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    errors = [problem for problem in report["generalDiagnostics"] if problem["severity"] == "error"]
+    assert report["summary"]["filesAnalyzed"] > 10 and errors == [], errors
 
 
 def test_a_program_is_checked_against_the_stubs(tmp_path):

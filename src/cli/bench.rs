@@ -53,7 +53,8 @@ pub struct AllreduceArgs {
     #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
     pub sizes: String,
     /// How buffers are summed: auto by what suits the cluster, ordered with the same bits wherever the ranks run, native by the MPI
-    /// library's own `MPI_Allreduce`, else by this plan; halving is another name of circulant [default: `RINGPULL_ALGORITHM`, or auto].
+    /// library's own `MPI_Allreduce`, else by this plan; halving is another name of circulant, and nccl is for stores on GPUs alone
+    /// [default: `RINGPULL_ALGORITHM`, or auto].
     #[arg(long, value_parser = algorithms())]
     pub algorithm: Option<String>,
     /// Measured iterations of each size.

@@ -8,15 +8,17 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Format;
+use super::lab::RackArgs;
 use crate::error::{Error, Result};
 use crate::harness::compare::launched::{Launched, Place};
 use crate::harness::compare::training::{self, TrainSetup};
 use crate::harness::compare::{
     Environment, Results, Setup, Workload, published, report, results, rounds, table, verdict,
 };
+use crate::harness::lab::{Racks, Shape};
 use crate::harness::layers;
 use crate::harness::link::LinkRate;
-use crate::harness::mode::{Mode, Peer, Variant};
+use crate::harness::mode::{Peer, Variant};
 use crate::harness::models::{self, ModelKey};
 use crate::harness::size::{format_size, parse_size};
 use crate::kind::Kind;
@@ -26,9 +28,12 @@ use crate::kind::Kind;
 #[command(after_help = "Examples:\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet --out out\n  \
     ringpull compare --local 4 --model resnet50 --scale 0.1 --out out\n  \
+    ringpull compare --hosts 8 --link 1gbit --bytes 100MB --modes dist_sync_mpi,dist_sync_mpi+2bit --out out\n  \
+    ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
-    Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts), dist_async likewise.\n\
+    Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts), dist_async likewise;\n\
+    behind a + the gradients' compression: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
     The exit code is 1 if a variant failed; an absent peer is named and is no failure.")]
 pub struct CompareArgs {
     /// Emulate so many hosts on this machine, joined by links of --link (root, Linux).
@@ -37,6 +42,8 @@ pub struct CompareArgs {
     /// The rate of a host's link, such as 200mbit or 10gbit: shaped with --hosts, taken for the bound with -H.
     #[arg(long, default_value = "none")]
     link: LinkRate,
+    #[command(flatten)]
+    racks: RackArgs,
     /// Run on the hosts of this file, one a line.
     #[arg(short = 'H', long, conflicts_with = "local")]
     hostfile: Option<PathBuf>,
@@ -64,9 +71,9 @@ pub struct CompareArgs {
     /// Images of one host in a step; 64 for vgg16, as published.
     #[arg(long, requires = "train")]
     batch: Option<usize>,
-    /// Modes of our own store, separated by commas.
+    /// Modes of our own store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in `dist_sync_mpi+2bit:0.5`.
     #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
-    modes: Vec<Mode>,
+    modes: Vec<Variant>,
     /// Other people's programs on the same hosts: mpi, mxnet, horovod, gloo.
     #[arg(long, value_delimiter = ',')]
     peers: Vec<Peer>,
@@ -103,8 +110,9 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     let variants = Variant::list(&args.modes, &args.peers);
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
+    let racks = racks(args, extra)?;
     let place = match (args.hosts, &args.hostfile) {
-        (Some(hosts), _) => Place::Lab { workers: hosts, link: args.link },
+        (Some(hosts), _) => Place::Lab(Shape { hosts, rate: args.link, racks }),
         (None, Some(file)) => Place::Hostfile { file: file.clone() },
         (None, None) => Place::Local { workers: args.local.unwrap_or(4) },
     };
@@ -115,6 +123,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
         own_hosts: runner.has_own_hosts(),
         workers: runner.workers(),
         link: args.link,
+        racks,
         payload: workload.words.clone(),
         bytes: workload.bytes(),
         rounds: args.rounds,
@@ -148,6 +157,24 @@ fn finish(results: &Results, args: &CompareArgs) -> Result<ExitCode> {
     }
     eprintln!("report: {}", page.display());
     Ok(if results.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The racks asked for. Dedicated servers would stand beside the workers' racks, where no ratio means anything.
+fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
+    let racks = args.racks.racks();
+    if racks.is_some() && args.hosts.is_none() {
+        return Err(Error::argument(
+            "--uplink without --hosts: only emulated hosts are put into racks",
+            "give --hosts N (root), or leave --uplink out",
+        ));
+    }
+    if racks.is_some() && extra > 0 {
+        return Err(Error::argument(
+            "--uplink with dedicated servers: they would fill one of the racks",
+            "ask for modes with shared servers, such as dist_sync:2shared",
+        ));
+    }
+    Ok(racks)
 }
 
 fn workload(args: &CompareArgs) -> Result<Workload> {
@@ -193,7 +220,7 @@ fn check_peers(args: &CompareArgs) -> Result<()> {
             "leave out --burn: all compute by the clock",
         ));
     }
-    let has_mode = args.modes.iter().any(|mode| mode.kind() == Kind::DistSync);
+    let has_mode = args.modes.iter().any(|variant| variant.mode.kind() == Kind::DistSync);
     if args.peers.contains(&Peer::Mxnet) && !has_mode {
         return Err(Error::argument(
             "--peers mxnet without a mode of dist_sync: MXNet runs with the servers that such a mode has",

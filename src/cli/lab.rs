@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use clap::{Args, Subcommand};
 
 use crate::error::{Error, Result};
-use crate::harness::lab::{self, Lab};
+use crate::harness::lab::{self, Lab, Racks, Shape};
 use crate::harness::link::LinkRate;
 
 /// The arguments of `ringpull lab`.
@@ -32,15 +32,16 @@ enum Action {
     #[command(after_help = "Examples:
   ringpull lab up 8 200mbit                        eight hosts with links of 200 Mbit/s
   ringpull lab up 8 1gbit --uplink 250mbit         two racks of four
+  ringpull lab up 8 1gbit --uplink 250mbit --alternate
+                                                   neighbours in different racks
   ringpull lab up 4 none                           links without a limit")]
     Up {
         /// How many hosts, 1 to 100.
         hosts: usize,
         /// The rate of every link, such as 200mbit or 1gbit; none for no limit.
         rate: LinkRate,
-        /// Two racks: each half of the hosts on a bridge of its own, and one link of this rate between them.
-        #[arg(long, value_name = "RATE")]
-        uplink: Option<LinkRate>,
+        #[command(flatten)]
+        racks: RackArgs,
     },
     /// Remove the hosts and everything that runs on them.
     Down,
@@ -54,20 +55,31 @@ enum Action {
     },
 }
 
+/// How emulated hosts stand in racks.
+#[derive(Debug, Args)]
+pub struct RackArgs {
+    /// Two racks: each half of the hosts on a bridge of its own, and one link of this rate between them.
+    #[arg(long, value_name = "RATE")]
+    uplink: Option<LinkRate>,
+    /// Hosts, and with them ranks, stand in the racks in turn instead of half and half.
+    #[arg(long, requires = "uplink")]
+    alternate: bool,
+}
+
+impl RackArgs {
+    /// The racks asked for, if any.
+    pub fn racks(&self) -> Option<Racks> {
+        self.uplink.map(|uplink| Racks { uplink, alternate: self.alternate })
+    }
+}
+
 /// Makes, removes or enters emulated hosts.
 pub fn run(args: LabArgs) -> Result<ExitCode> {
     match args.action {
-        Action::Up { hosts, rate, uplink } => {
-            let racks = match uplink {
-                None => {
-                    Lab::up(hosts, rate)?.leave_up();
-                    String::new()
-                }
-                Some(uplink) => {
-                    Lab::up_in_racks(hosts, rate, uplink)?.leave_up();
-                    format!(" in two racks joined by one of {uplink}")
-                }
-            };
+        Action::Up { hosts, rate, racks } => {
+            let racks = racks.racks();
+            Lab::up_as(Shape { hosts, rate, racks })?.leave_up();
+            let racks = racks.map_or(String::new(), |racks| format!(" {racks}"));
             eprintln!("h1 to h{hosts} are up with links of {rate}{racks}; remove them with `ringpull lab down`");
         }
         Action::Down => Lab::remove()?,

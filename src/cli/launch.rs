@@ -31,8 +31,8 @@ pub struct LaunchArgs {
     /// How many workers.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
     num_workers: u32,
-    /// How many servers; if not given as many as workers, as with MXNet's launch.py, whatever the launcher, but none where the command
-    /// has `--kv-store dist_sync_mpi`. 0 starts MPI ranks (--launcher mpi).
+    /// How many servers; if not given as many as workers, as with MXNet's launch.py. 0 starts MPI ranks (--launcher mpi, slurm or sge),
+    /// and is what those take where the command has `--kv-store dist_sync_mpi`; the others refuse such a command.
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
     /// A file with the hosts to run on.
@@ -96,9 +96,8 @@ fn variable(text: &str) -> std::result::Result<(String, String), String> {
 pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let default = if args.hostfile.is_some() { Launcher::Ssh } else { Launcher::Local };
     let launcher = args.launcher.unwrap_or(default);
+    let (workers, servers) = (args.num_workers as usize, servers(&args, launcher)? as usize);
     let hosts = read_hosts(&args, launcher)?;
-    let workers = args.num_workers as usize;
-    let servers = servers(&args, launcher);
     if matches!(launcher, Launcher::Local | Launcher::Lab) || launcher == Launcher::Mpi && hosts.is_empty() {
         check_program(&args.command)?;
     }
@@ -138,28 +137,31 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
 }
 
 /// How many servers the job has. One that asks for none by its kind of store gets none, for they would wait for workers that never come.
-fn servers(args: &LaunchArgs, launcher: Launcher) -> usize {
+fn servers(args: &LaunchArgs, launcher: Launcher) -> Result<u32> {
     let by_mpi = matches!(launcher, Launcher::Mpi | Launcher::Slurm | Launcher::Sge);
-    let needs_none = by_mpi && kind_asked_for(&args.command) == Some("dist_sync_mpi");
+    let kind = kind_asked_for(&args.command);
+    let needs_none = kind == Some("dist_sync_mpi");
+    if needs_none && !by_mpi {
+        return Err(Error::argument(
+            "--kv-store dist_sync_mpi is for MPI's ranks, and the launchers local, ssh and lab start none",
+            format!("give --launcher mpi, which takes a hostfile too, or start it with mpirun -n {}", args.num_workers),
+        ));
+    }
     match args.num_servers {
         Some(count) if count > 0 && needs_none => {
             eprintln!(
                 "warning: -s {count} starts servers that --kv-store dist_sync_mpi does not need\n  hint: give -s 0"
             );
-            count as usize
         }
-        Some(count) => count as usize,
-        None if needs_none => 0,
-        None => {
-            let count = args.num_workers;
-            if launcher == Launcher::Mpi && kind_asked_for(&args.command).is_none() {
-                eprintln!(
-                    "note: starts {count} servers too, as MXNet's launch.py does; for dist_sync_mpi, which needs none, give -s 0"
-                );
-            }
-            count as usize
+        None if by_mpi && kind.is_none() => {
+            eprintln!(
+                "note: starts {} servers too, as MXNet's launch.py does; for dist_sync_mpi, which needs none, give -s 0",
+                args.num_workers
+            );
         }
+        _ => {}
     }
+    Ok(args.num_servers.unwrap_or(if needs_none { 0 } else { args.num_workers }))
 }
 
 /// The kind of store that the command's words ask for, if they name one.
@@ -187,22 +189,13 @@ fn check_program(command: &[OsString]) -> Result<()> {
     ))
 }
 
-/// Words that were understood and change nothing, and a job that is not one.
+/// Words that were understood and change nothing.
 fn say_what_has_no_effect(args: &LaunchArgs, launcher: Launcher) {
     if args.sync_dst_dir.is_some() && args.hostfile.is_none() {
         eprintln!("warning: --sync-dst-dir has no effect: there are no hosts to copy the folder to");
     }
     if args.sge_pe.is_some() && launcher != Launcher::Sge {
         eprintln!("warning: --sge-pe has no effect without --launcher sge");
-    }
-    let store = kind_asked_for(&args.command);
-    let alone = store.is_some_and(|store| store.starts_with("local") || store == "device");
-    if alone && args.num_workers > 1 {
-        eprintln!(
-            "warning: with --kv-store {} each of the {} workers trains a model of its own\n  hint: give the program --kv-store dist_sync, or -s 0 --launcher mpi and --kv-store dist_sync_mpi",
-            store.unwrap_or(""),
-            args.num_workers
-        );
     }
 }
 

@@ -8,6 +8,7 @@ use clap::Args;
 use crate::error::{Error, Result};
 use crate::harness::compare::Environment;
 use crate::harness::compare::launched::{Launched, Place};
+use crate::harness::lab::Shape;
 use crate::harness::link::LinkRate;
 use crate::harness::mpirun::Mpirun;
 use crate::harness::size::parse_sizes;
@@ -102,7 +103,7 @@ fn measure(args: &SweepArgs) -> Result<Results> {
                 "give --hosts at least the largest of --ranks: each rank has a host",
             ));
         }
-        Some(hosts) => Place::Lab { workers: hosts, link: args.link },
+        Some(hosts) => Place::Lab(Shape { hosts, rate: args.link, racks: None }),
         None => Place::Local { workers: most },
     };
     let mpich = match &args.mpich {

@@ -65,7 +65,7 @@ pub use elsewhere::Elsewhere;
 pub(crate) use idle::Idle;
 pub use model::Model;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
-pub use run::{Runner, Ticket};
+pub use run::{Runner, Ticket, stopped};
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a row.
 /// Longer ones are rings: a part much longer than the others passes each link once, and all links at the same time.

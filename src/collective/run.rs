@@ -405,7 +405,7 @@ impl Runner {
 }
 
 /// What a run returns when it was told to stop; the caller knows the cause.
-fn stopped(rank: usize) -> Error {
+pub fn stopped(rank: usize) -> Error {
     Error::PeerLost {
         peer: "the job".to_owned(),
         cause: "it was stopped".to_owned(),

@@ -19,6 +19,15 @@ pub enum Choice {
     Ordered,
     /// By the library under the transport: `MPI_Allreduce`.
     Native,
+    /// Memory of devices by the devices themselves, on GPUs by NCCL; that of the host as by `auto`.
+    Nccl,
+}
+
+impl Choice {
+    /// Whether memory of the host is summed by what suits the cluster.
+    pub fn is_auto(self) -> bool {
+        matches!(self, Choice::Auto | Choice::Nccl)
+    }
 }
 
 impl FromStr for Choice {
@@ -29,11 +38,12 @@ impl FromStr for Choice {
             "auto" => Ok(Choice::Auto),
             "ordered" => Ok(Choice::Ordered),
             "native" => Ok(Choice::Native),
+            "nccl" => Ok(Choice::Nccl),
             other => other.parse().map(Choice::Plan).map_err(|_| {
                 Error::argument(
                     format!("unknown algorithm {other:?}"),
                     format!(
-                        "the algorithms are {} (ordered: the same bits wherever the ranks run; native: the MPI library's own){}",
+                        "the algorithms are {} (ordered: the same bits wherever the ranks run; native: the MPI library's own; nccl: between GPUs by NCCL){}",
                         ALGORITHMS.join(", "),
                         did_you_mean(other, ALGORITHMS)
                     ),
@@ -50,6 +60,7 @@ impl fmt::Display for Choice {
             Choice::Plan(algorithm) => algorithm.fmt(out),
             Choice::Ordered => out.pad("ordered"),
             Choice::Native => out.pad("native"),
+            Choice::Nccl => out.pad("nccl"),
         }
     }
 }

@@ -14,9 +14,9 @@
 use std::sync::Arc;
 
 use super::Host;
-use super::staged::{How, Route};
+use super::routes::Sum;
 use crate::compress::{Codec, Compression, Feedback};
-use crate::device::{Devices, Memory, Operation, Slice, Work};
+use crate::device::{Memory, Operation, Slice, Work};
 use crate::error::Result;
 
 /// How a key's gradients are encoded, and what is kept of them.
@@ -29,40 +29,30 @@ pub struct Coding<'a> {
     pub residual: &'a mut Option<Vec<Slice>>,
 }
 
-/// `parts`, one on each device and written on the lanes, become the sums over all ranks of what their compressed gradients say, in the order of
-/// the lanes. Blocks; collective. After an error what is kept of the key is not defined.
-pub fn allreduce(
-    host: &mut Host,
-    devices: &Devices,
-    how: &How<'_>,
-    parts: &[Slice],
-    coding: Coding<'_>,
-    route: &Route,
-) -> Result<()> {
+/// The parts, which are `f32`, become the sums over all ranks of what their compressed gradients say, in the order of the lanes. Blocks; collective.
+/// After an error what is kept of the key is not defined.
+pub fn allreduce(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
     match *coding.compression {
-        Compression::Codec(codec @ Codec::TwoBit { threshold }) if how.layout.is_blocked() => {
-            on_devices(host, devices, how, parts, (codec, &Operation::Quantise2 { threshold }), coding, route)
+        Compression::Codec(codec @ Codec::TwoBit { threshold }) if sum.layout.is_blocked() => {
+            on_devices(host, sum, (codec, &Operation::Quantise2 { threshold }), coding)
         }
-        Compression::Codec(codec @ Codec::OneBit { threshold }) if how.layout.is_blocked() => {
-            on_devices(host, devices, how, parts, (codec, &Operation::Quantise1 { threshold }), coding, route)
+        Compression::Codec(codec @ Codec::OneBit { threshold }) if sum.layout.is_blocked() => {
+            on_devices(host, sum, (codec, &Operation::Quantise1 { threshold }), coding)
         }
-        _ => on_host(host, devices, how, parts, coding, route),
+        _ => on_host(host, sum, coding),
     }
 }
 
 fn on_devices(
     host: &mut Host,
-    devices: &Devices,
-    how: &How<'_>,
-    parts: &[Slice],
+    sum: &Sum<'_>,
     (codec, quantise): (Codec, &Operation),
     coding: Coding<'_>,
-    route: &Route,
 ) -> Result<()> {
-    let How { layout, stamp, limit, .. } = *how;
+    let Sum { devices, layout, parts, stamp, limit, route, .. } = *sum;
     let (platform, count) = (devices.platform(), host.size());
     let len = layout.len_bytes() / layout.size_bytes();
-    let residual = residual_on_devices(devices, how, coding)?;
+    let residual = residual_on_devices(sum, coding)?;
     let codes_of = |device| {
         let elements = layout.elements(device);
         codec.code_bytes(elements.start)..codec.code_bytes(elements.end)
@@ -101,14 +91,15 @@ fn on_devices(
 }
 
 /// The residual, brought to the devices if the host has it.
-fn residual_on_devices<'a>(devices: &Devices, how: &How<'_>, coding: Coding<'a>) -> Result<&'a [Slice]> {
+fn residual_on_devices<'a>(sum: &Sum<'_>, coding: Coding<'a>) -> Result<&'a [Slice]> {
+    let Sum { devices, layout, limit, .. } = *sum;
     let Coding { feedback, residual, .. } = coding;
     if let Some(parts) = residual.take() {
         return Ok(residual.insert(parts));
     }
-    let parts = devices.parts(how.layout)?;
+    let parts = devices.parts(layout)?;
     if let Some(kept) = feedback.take_residual() {
-        devices.scatter(how.layout, kept.bytes(), &parts, how.limit)?;
+        devices.scatter(layout, kept.bytes(), &parts, limit)?;
     } else {
         for (device, part) in parts.iter().enumerate() {
             devices.platform().enqueue(devices.lane(device), &Work::zero(part.clone()))?;
@@ -117,15 +108,8 @@ fn residual_on_devices<'a>(devices: &Devices, how: &How<'_>, coding: Coding<'a>)
     Ok(residual.insert(parts))
 }
 
-fn on_host(
-    host: &mut Host,
-    devices: &Devices,
-    how: &How<'_>,
-    parts: &[Slice],
-    coding: Coding<'_>,
-    route: &Route,
-) -> Result<()> {
-    let How { layout, stamp, limit, .. } = *how;
+fn on_host(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
+    let Sum { devices, layout, parts, stamp, limit, route, .. } = *sum;
     let Coding { compression, feedback, residual } = coding;
     if let Some(parts) = residual.take() {
         let kept = devices.fetch(layout, &parts, limit)?;
@@ -141,9 +125,9 @@ fn on_host(
     }
     devices.drain(limit)?;
     // The transport sees codes only: the memory may be freed after an error.
-    let mut sum = staging.host_bytes_mut()?;
-    host.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut sum), stamp)?;
-    drop(sum);
+    let mut whole = staging.host_bytes_mut()?;
+    host.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut whole), stamp)?;
+    drop(whole);
     for (device, part) in parts.iter().enumerate() {
         devices.platform().enqueue(devices.lane(device), &Work::copy(on_host(device), part.clone()))?;
     }

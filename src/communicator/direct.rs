@@ -11,25 +11,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Host;
+use super::routes::Sum;
 use crate::collective::Elsewhere;
-use crate::device::{Devices, Memory, Pool, Slice, Stream, Work};
+use crate::device::{Memory, Pool, Slice, Stream, Work};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::transport::Stamp;
 
 /// Bytes of one message at least: a launch and a wait for it cost as much as some hundred kilobytes on the network.
 const LEAST_BYTES: usize = 2 << 20;
 
-/// `parts`, one on each device and written on the lanes, become the sums over all ranks, of which each has as many devices. Blocks; collective.
-pub(super) fn allreduce(
-    host: &mut Host,
-    devices: &Devices,
-    dtype: DType,
-    parts: &[Slice],
-    stamp: Stamp,
-    limit: Duration,
-    pool: &Arc<Pool>,
-) -> Result<()> {
+/// The parts become the sums over all ranks, of which each has as many devices. Blocks; collective.
+pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+    let Sum { devices, dtype, parts, stamp, limit, route, .. } = *sum;
     devices.without_collectives(limit, || {
         for part in parts.iter().filter(|part| part.len_bytes() > 0) {
             let start = devices.platform().expose(part, true)?;
@@ -40,7 +33,7 @@ pub(super) fn allreduce(
                 lane: Arc::clone(devices.lane(device)),
                 dtype,
                 part: part.clone(),
-                pool: Arc::clone(pool),
+                pool: Arc::clone(&route.pool),
                 given: Vec::new(),
                 limit,
             };
@@ -95,10 +88,10 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::thread;
 
-    use super::super::staged::{self, Route};
+    use super::super::routes::{self, Route};
     use super::*;
     use crate::config::Config;
-    use crate::device::{Layout, Scratch, Simulated};
+    use crate::device::{Devices, Layout, Scratch, Simulated};
     use crate::tensor::Tensor;
     use crate::transport::inproc;
 
@@ -124,9 +117,17 @@ mod tests {
                 for stamp in 0..2 {
                     devices.join().unwrap();
                     devices.sum_parts(dtype, &layout, &inputs, &parts, &mut Scratch::default()).unwrap();
-                    let how = staged::How { layout: &layout, dtype, stamp, limit: LIMIT };
+                    let sum = routes::Sum {
+                        devices: &devices,
+                        layout: &layout,
+                        dtype,
+                        parts: &parts,
+                        stamp,
+                        limit: LIMIT,
+                        route: &route,
+                    };
                     let before = platform.allocations();
-                    staged::allreduce(&mut host, &devices, &how, &parts, &route).unwrap();
+                    routes::allreduce(&mut host, &sum).unwrap();
                     allocated = platform.allocations() - before;
                     devices.join().unwrap();
                     devices.gather_parts(dtype, &layout, &parts, &inputs).unwrap();
@@ -192,8 +193,10 @@ mod tests {
 
     #[test]
     fn sums_after_the_first_allocate_nothing() {
-        let staged = Config { mpi_device_memory: Some(false), ..direct() };
-        for config in [staged, direct()] {
+        let direct = Config { algorithm: "ring".to_owned(), ..direct() };
+        let staged = Config { mpi_device_memory: Some(false), ..direct.clone() };
+        let joined = Config { algorithm: "nccl".to_owned(), ..direct.clone() };
+        for config in [staged, direct, joined] {
             // The whole is some segments; a plan's few messages are all given rooms before the first arrives.
             for (counts, len) in [(vec![1, 1], 9), (vec![2; 3], 1001), (vec![2, 2], (5 << 20) / 4 + 3)] {
                 for (rank, (.., allocated)) in sum(&config, &counts, DType::F32, len).into_iter().enumerate() {

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::buffer::Buffer;
 use crate::collective::{self, Elsewhere, Parts, Plan, Runner, Segments, Ticket};
@@ -69,9 +70,9 @@ impl Host {
         if self.placement.is_one_host() {
             return Ok(());
         }
-        let source = if self.choice == Choice::Auto { &config.model } else { &ModelSource::Default };
+        let source = if self.choice.is_auto() { &config.model } else { &ModelSource::Default };
         self.learned = learn::learn(&mut self.runner, &mut *self.transport, source, &self.stop)?;
-        if self.rank() == 0 && self.choice == Choice::Auto {
+        if self.rank() == 0 && self.choice.is_auto() {
             self.learned.explain(self.transport.size(), self.cuts);
         }
         Ok(())
@@ -88,6 +89,21 @@ impl Host {
             return usize::MAX;
         }
         self.learned.model.bucket_bytes(self.size(), self.cuts)
+    }
+
+    /// How sums are to be done.
+    pub fn choice(&self) -> Choice {
+        self.choice
+    }
+
+    /// How long ranks wait for each other.
+    pub fn limit(&self) -> Duration {
+        self.runner.limit
+    }
+
+    /// An error when the host was told to stop: for those who wait for other ranks elsewhere than here.
+    pub fn go_on(&self) -> Result<()> {
+        if self.stop.load(Ordering::Acquire) { Err(collective::stopped(self.rank())) } else { Ok(()) }
     }
 
     /// How messages are cut.
@@ -108,7 +124,7 @@ impl Host {
     /// Whether sums by `choice` are done in shared memory or by the library, and not by a plan.
     fn sums_at_once(&self, choice: Choice) -> bool {
         match choice {
-            Choice::Auto => self.placement.has_neighbours(),
+            Choice::Auto | Choice::Nccl => self.placement.has_neighbours(),
             Choice::Ordered => self.is_ordered_anyway(),
             Choice::Plan(_) => false,
             Choice::Native => true,
@@ -121,7 +137,7 @@ impl Host {
             (self.rank(), self.size(), dtype.size_bytes(), self.cuts.most_bytes);
         let len = len_bytes / element_bytes;
         match choice {
-            Choice::Auto | Choice::Native => {
+            Choice::Auto | Choice::Nccl | Choice::Native => {
                 let is_apart = !self.placement.has_neighbours();
                 let in_racks = is_apart.then(|| self.placement.plan_in_racks(rank, len_bytes, element_bytes)).flatten();
                 if let Some(plan) = in_racks {
@@ -155,10 +171,16 @@ impl Host {
         self.transport.name()
     }
 
-    /// Payload bytes sent and received; a buffer that is summed in shared memory counts once in each direction.
+    /// Payload bytes sent and received; a buffer that is summed in shared memory, or by devices themselves, counts once in each direction.
     pub fn traffic_bytes(&self) -> (u64, u64) {
         let moved = self.placement.node.as_ref().map_or(0, Node::moved_bytes);
         (self.runner.sent_bytes + moved, self.runner.received_bytes + moved)
+    }
+
+    /// Takes note of a buffer that others than the transport have summed over the ranks.
+    pub(super) fn count(&mut self, len_bytes: usize) {
+        self.runner.sent_bytes += len_bytes as u64;
+        self.runner.received_bytes += len_bytes as u64;
     }
 
     /// Whether sums by the host's own choice are done at once, one after another on every rank in one order.

@@ -6,7 +6,8 @@
 //! [`Choice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
 //! hosts; `racks` knows where hosts stand; gradients with a codec go by `compressed`,
 //! between whatever `ends` encode and decode them, and those on devices by [`coded`];
-//! [`staged`] sums memory of devices, by way of the host's or, where the transport takes it as it is, by `direct`.
+//! [`routes`] sums memory of devices: `staged` by way of the host's, `direct` where the transport takes it as it is, `joined` where the devices
+//! of all ranks do it by themselves.
 
 mod choice;
 pub mod coded;
@@ -15,14 +16,18 @@ mod direct;
 mod ends;
 mod hierarchy;
 mod host;
+mod joined;
 mod learn;
 mod node;
 mod placement;
 mod probe;
 mod racks;
+pub mod routes;
+#[cfg(test)]
+mod routes_tests;
 #[cfg(test)]
 mod sharing_tests;
-pub mod staged;
+mod staged;
 
 pub use choice::Choice;
 pub use host::Host;

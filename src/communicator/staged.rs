@@ -8,19 +8,15 @@
 //! | --- | --- | --- | --- | --- | --- | --- | --- |
 //! | ranks |   | 0 | 1 | 2 | 3 | 4 |   |
 //! | up |   |   | 0 | 1 | 2 | 3 | 4 |
-//!
-//! Where every rank's transport takes memory of devices, and all have as many of them, nothing is staged: `direct`.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Host, direct};
-use crate::collective::Parts;
-use crate::device::{Devices, Event, Layout, Memory, Pool, Slice, Work};
-use crate::dtype::DType;
+use super::Host;
+use super::routes::Sum;
+use crate::device::{Devices, Event, Layout, Memory, Slice, Work};
 use crate::error::Result;
-use crate::transport::Stamp;
 
 /// Bytes of one segment: long enough for a copy to run at full speed, short against what is worth staging.
 const SEGMENT_BYTES: usize = 2 << 20;
@@ -34,52 +30,9 @@ struct Berth {
     up: Vec<Event>,
 }
 
-/// Which way the sums of a store go, which its ranks agree on with its first one, and the memory that they pass through: kept from sum
-/// to sum, so that from the second of its kind on nothing is allocated.
-#[derive(Default)]
-pub struct Route {
-    is_direct: OnceLock<bool>,
-    pub(super) pool: Arc<Pool>,
-}
-
-impl Route {
-    /// Whether the transport is given the memory of devices. Collective the first time.
-    fn is_direct(&self, host: &mut Host, devices: &Devices, stamp: Stamp) -> Result<bool> {
-        if let Some(known) = self.is_direct.get() {
-            return Ok(*known);
-        }
-        let size = host.size();
-        // No machine has as many.
-        let own = if host.takes_device_memory() { u8::try_from(devices.count()).unwrap_or(0) } else { 0 };
-        let counts = host.gather(Parts::even(size, size), stamp, |count| count[0] = own)?;
-        let is_direct = own > 0 && counts.bytes().iter().all(|count| *count == own);
-        if host.rank() == 0 {
-            let way = if is_direct { "is given their memory" } else { "is given copies in pinned memory" };
-            tracing::info!("sums over the ranks' devices: {} {way}", host.library());
-        }
-        Ok(*self.is_direct.get_or_init(|| is_direct))
-    }
-}
-
-/// What is summed.
-pub struct How<'a> {
-    /// How it is spread over the devices.
-    pub layout: &'a Layout,
-    /// The element type.
-    pub dtype: DType,
-    /// The operation's stamp.
-    pub stamp: Stamp,
-    /// How long work on a device may take.
-    pub limit: Duration,
-}
-
-/// `parts`, one on each device and written on the lanes, become the sums over all ranks, in the order of the lanes. Blocks for
-/// the ranks; collective.
-pub fn allreduce(host: &mut Host, devices: &Devices, how: &How<'_>, parts: &[Slice], route: &Route) -> Result<()> {
-    let How { layout, dtype, stamp, limit } = *how;
-    if route.is_direct(host, devices, stamp)? {
-        return direct::allreduce(host, devices, dtype, parts, stamp, limit, &route.pool);
-    }
+/// The parts become the sums over all ranks. Blocks; collective.
+pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+    let Sum { devices, layout, dtype, parts, stamp, limit, route } = *sum;
     let segments = segments(layout);
     for device in 0..devices.count() {
         devices.down(device).follow(devices.lane(device))?;

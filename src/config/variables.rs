@@ -106,6 +106,9 @@ fn misspelt(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
     use super::*;
     use crate::config::{ALGORITHMS, SHARED_MEMORY};
 
@@ -118,7 +121,7 @@ mod tests {
         }
         assert_eq!(one_of("RINGPULL_ALGORITHM", "halving", &ALGORITHMS, &["halving"]), Ok("halving".to_owned()));
         let error = one_of("RINGPULL_ALGORITHM", "horovod", &ALGORITHMS, &[]).unwrap_err().to_string();
-        assert!(error.contains("native\n  hint: correct it"), "{error}");
+        assert!(error.contains("nccl\n  hint: correct it"), "{error}");
     }
 
     #[test]
@@ -149,6 +152,43 @@ mod tests {
         {
             assert_eq!(misspelt(given), None, "{given}");
         }
+    }
+
+    /// The names of our own variables that stand in `text` between `before` and `after`, without `RINGPULL_`.
+    fn named(text: &str, before: &str, after: char) -> BTreeSet<String> {
+        let between = |at: usize| text[at + before.len()..].split_once(after)?.0.strip_prefix("RINGPULL_");
+        let is_name = |name: &&str| !name.is_empty() && name.chars().all(|c| c == '_' || c.is_ascii_uppercase());
+        text.match_indices(before).filter_map(|(at, _)| between(at)).filter(is_name).map(str::to_lowercase).collect()
+    }
+
+    /// The same of the sources in `folder`, without their tests.
+    fn read_in(folder: &Path) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let is_source = path.extension().is_some_and(|extension| extension == "rs");
+            if path.is_dir() {
+                names.append(&mut read_in(&path));
+            } else if is_source && !path.to_string_lossy().ends_with("tests.rs") {
+                let source = std::fs::read_to_string(&path).unwrap();
+                names.append(&mut named(source.split("#[cfg(test)]").next().unwrap_or_default(), "\"", '"'));
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn the_names_that_are_ours_are_those_that_are_read_and_those_that_the_readme_lists() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        // `mpijob/entrypoint` reads these, before any process of ours is there.
+        let of_the_image = ["hostfile", "min_hosts"].map(str::to_owned);
+        let ours = |without: &[String]| -> BTreeSet<String> {
+            OURS.into_iter().map(str::to_owned).filter(|name| !without.contains(name)).collect()
+        };
+        let mut read = read_in(&root.join("src"));
+        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+        assert_eq!(named(&readme, "\n| `", '`'), ours(&of_the_image));
+        read.extend(of_the_image);
+        assert_eq!(read, ours(&[]));
     }
 
     #[test]

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::handle::{Event, Memory, Slice, Stream};
+use super::handle::{Event, Joined, Memory, Slice, Stream};
 use super::spread::Layout;
 use super::work::{Collective, Work};
-use super::{Platform, Simulated};
+use super::{GoOn, Platform, Simulated};
 use crate::buffer::Buffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -191,12 +191,31 @@ impl Devices {
         self.platform.collective(&self.lanes, calls)
     }
 
-    /// Lets `work` give these devices' memory to a library that no stream orders, such as MPI. It begins when the lanes are idle, and until it
-    /// has ended no collective begins on these devices.
+    /// Lets `work` give these devices' memory to a library that no stream orders, such as MPI, or to collectives with other processes. It begins
+    /// when the lanes are idle, and until it has ended no other collective begins on these devices.
     pub fn without_collectives<T>(&self, limit: Duration, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let _turn = self.platform.turn().lock();
         self.drain(limit)?;
         work()
+    }
+
+    /// `parts`, one on each device and written on the lanes, become the sums over the ranks that `joined` is of, the same bits on each. Nothing
+    /// else that waits for a peer is on these devices meanwhile: it begins when the lanes are idle, within `limit`, and blocks for the ranks
+    /// while `go_on` allows it, for `patience` at most. Collective.
+    pub fn sum_over_ranks(
+        &self,
+        joined: &Joined,
+        (dtype, parts): (DType, &[Slice]),
+        limit: Duration,
+        (patience, go_on): (Duration, GoOn<'_>),
+    ) -> Result<()> {
+        self.without_collectives(limit, || {
+            let queued = self.platform.sum_joined(joined.id(), &self.lanes, dtype, parts, go_on);
+            queued.inspect_err(|_| self.platform.abort())?;
+            let events = self.lanes.iter().map(|lane| lane.record()).collect::<Result<Vec<Event>>>();
+            let events = events.inspect_err(|_| self.platform.abort())?;
+            events.iter().try_for_each(|event| event.synchronize_while(patience, go_on))
+        })
     }
 
     /// Returns when everything on the lanes is done, or with the first error that any of it met.

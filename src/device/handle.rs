@@ -1,4 +1,4 @@
-//! Memory, streams and events with one owner each, who gives them back when dropped.
+//! Memory, streams, events and meetings with other ranks, with one owner each, who gives them back when dropped.
 
 use std::any::Any;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLockReadGuard, RwLockWriteGuard};
 
 use super::lent::Loan;
-use super::{Pinned, Platform, failed};
+use super::{GoOn, Meeting, Pinned, Platform, failed};
 use crate::error::{Error, Result};
 
 /// Where memory lies.
@@ -261,10 +261,15 @@ impl Event {
     /// Waits until the work before it is done; blocks the calling thread. An error of the device, or of a collective that
     /// is under way, or `limit`, ends the wait; collectives are then aborted, so that no stream waits for ever.
     pub fn synchronize(&self, limit: Duration) -> Result<()> {
+        self.synchronize_while(limit, &|| Ok(()))
+    }
+
+    /// As [`synchronize`](Self::synchronize); what `go_on` says instead of well ends the wait too.
+    pub fn synchronize_while(&self, limit: Duration, go_on: GoOn<'_>) -> Result<()> {
         let (deadline, spins) = (Instant::now() + limit, AtomicU32::new(0));
         loop {
             let outcome = self.platform.is_done(self).and_then(|done| self.platform.check().map(|()| done));
-            match outcome {
+            match outcome.and_then(|done| if done { Ok(done) } else { go_on().map(|()| done) }) {
                 Ok(true) => return Ok(()),
                 Ok(false) if Instant::now() < deadline => pause(&spins),
                 Ok(false) => {
@@ -278,6 +283,31 @@ impl Event {
                 }
             }
         }
+    }
+}
+
+/// The devices of this process, each joined with the devices of its number in the other ranks.
+pub struct Joined {
+    platform: Arc<dyn Platform>,
+    id: u64,
+}
+
+impl Joined {
+    /// Joins them. Blocks until every rank has come; collective.
+    pub fn at(platform: &Arc<dyn Platform>, meeting: &Meeting, go_on: GoOn<'_>) -> Result<Self> {
+        let id = platform.join(meeting, go_on)?;
+        Ok(Joined { platform: Arc::clone(platform), id })
+    }
+
+    /// Its name in the platform.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        self.platform.leave(self.id);
     }
 }
 

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 
 pub use devices::{Array, Devices, array_of};
-pub use handle::{Event, Home, Memory, Slice, Stream};
+pub use handle::{Event, Home, Joined, Memory, Slice, Stream};
 pub use lent::{CUDA, Loan};
 pub use open::{Library, Survey, cuda_aware_mpi, open, survey};
 pub use pool::Pool;
@@ -43,10 +43,27 @@ pub use spread::{Layout, Scratch};
 pub use work::{Collective, CollectiveKind, Operation, Work};
 
 use crate::buffer::Buffer;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// Host memory that devices copy from and to by themselves.
 pub type Pinned = Arc<RwLock<Buffer>>;
+
+/// A name that devices of several processes meet under, as long as NCCL's.
+pub type UniqueId = [u8; 128];
+
+/// Asked again and again by whoever waits for other processes: an error ends the wait, and is what the wait ends in.
+pub type GoOn<'a> = &'a dyn Fn() -> Result<()>;
+
+/// Where the devices of several ranks meet, those of one number in each.
+pub struct Meeting {
+    /// A name for each device of a rank, made by one of them all.
+    pub ids: Vec<UniqueId>,
+    /// This rank.
+    pub rank: usize,
+    /// The number of ranks.
+    pub size: usize,
+}
 
 /// A set of devices of one make. Ids and addresses are given out by it and mean nothing elsewhere.
 ///
@@ -96,12 +113,38 @@ pub trait Platform: Send + Sync {
     fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8>;
     /// Puts collectives on one stream of every device, in the order of the devices, all or none of them; by whose turn it is.
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()>;
+    /// Whether [`join`](Self::join) can be called.
+    fn can_join(&self) -> bool;
+    /// A name that devices meet under once. Who makes it must be one of the ranks that meet.
+    fn unique_id(&self) -> Result<UniqueId>;
+    /// Joins each device with those of its number in other processes. Waits for all of them while `go_on` allows it; after an error nothing
+    /// is joined. What it is called from then on.
+    fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64>;
+    /// Ends what was joined, when nothing of it is under way.
+    /// May wait a few seconds for ranks that still take what these devices send, and aborts then.
+    fn leave(&self, joined: u64);
+    /// Puts on one stream of every device, in their order, the sum of its part over the devices that it has joined, in place; by whose turn
+    /// it is. The same bits on every rank. May wait for the other ranks while `go_on` allows it; after an error some of it may be under way.
+    fn sum_joined(
+        &self,
+        joined: u64,
+        streams: &[Arc<Stream>],
+        dtype: DType,
+        parts: &[Slice],
+        go_on: GoOn<'_>,
+    ) -> Result<()>;
     /// What collectives that are under way have met, as far as is known. Never waits.
     fn check(&self) -> Result<()>;
-    /// Ends collectives that will never be complete, so that their streams go on; the platform is failed from then on.
+    /// Ends collectives that will never be complete, those with other processes too, so that their streams go on; the platform is failed
+    /// from then on.
     fn abort(&self);
     /// The host is about to read or write pinned memory: an error if a device may still use it.
     fn host_access(&self, slice: &Slice, writes: bool) -> Result<()>;
+}
+
+/// What is known of a meeting that another rank has left, or that does not reach it: why it has is for that rank to say.
+pub(crate) fn parted(call: &str, text: impl Into<String>) -> Error {
+    Error::PeerLost { peer: "another rank".to_owned(), cause: text.into(), operation: call.to_owned(), rank: 0 }
 }
 
 /// A call of a platform's library that failed.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::handle::Slice;
 use crate::compress::Codec;
 use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::optim::Optimizer;
 
 /// An operation, without its memory. `reference` is its meaning.
@@ -76,6 +77,28 @@ impl Work {
     /// `to` becomes zeros.
     pub fn zero(to: Slice) -> Self {
         Work { operation: Operation::Zero, reads: Vec::new(), writes: vec![to] }
+    }
+
+    /// An error if they do not fit together.
+    pub(super) fn check_lengths(&self) -> Result<()> {
+        let lengths = |slices: &[Slice]| slices.iter().map(Slice::len_bytes).collect::<Vec<_>>();
+        let (reads, writes) = (lengths(&self.reads), lengths(&self.writes));
+        let fits = match &self.operation {
+            Operation::Copy => reads == writes,
+            Operation::Zero => reads.is_empty() && writes.len() == 1,
+            Operation::Sum(_) => writes.len() == 1 && !reads.is_empty() && reads.iter().all(|len| *len == writes[0]),
+            Operation::Quantise2 { .. } | Operation::Quantise1 { .. } => reads.len() == 2 && writes.len() == 2,
+            Operation::AddDequantised2 { .. } | Operation::AddDequantised1 => reads.len() == 2 && writes.len() == 1,
+            Operation::DecodeSum { codec, count } => {
+                writes.len() == 1 && reads == [codec.sum_bytes(writes[0] / size_of::<f32>(), *count)]
+            }
+            Operation::Update { .. } => reads.len() == writes.len() + 1,
+        };
+        if fits {
+            return Ok(());
+        }
+        let what = format!("{:?} of {reads:?} bytes into {writes:?} bytes", self.operation);
+        Err(Error::argument(what, "report this as a bug: the lengths of work on a device do not fit together"))
     }
 
     /// Whether there is nothing to do.

@@ -54,6 +54,12 @@ pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<R
         ));
     }
     let choice: Choice = algorithm.parse()?;
+    if choice == Choice::Nccl {
+        return Err(Error::argument(
+            "what is measured here is in host memory, which nccl does not sum",
+            "choose another --algorithm; `RINGPULL_ALGORITHM=nccl` is for stores on GPUs",
+        ));
+    }
     // Only `auto` needs to know the cluster.
     let engine = connect(&Config { algorithm: plan_setting(choice), ..Config::from_env()? })?;
     let mut records = Vec::new();

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -30,6 +31,8 @@ pub struct Checkpoint {
     pub weights: BTreeMap<String, Tensor>,
     /// What [`KvStore::save_optimizer_states`] wrote.
     pub states: Vec<u8>,
+    /// A hash of the file that it was read from, 0 if it was taken: equal files, equal hashes.
+    pub contents: u64,
 }
 
 impl Checkpoint {
@@ -43,7 +46,7 @@ impl Checkpoint {
         saved.states.retain(|key, _| matches!(key, Key::Str(name) if weights.contains_key(&**name)));
         saved.write(&path)?;
         let states = std::fs::read(&path).map_err(|cause| Error::io("read", path.display(), &cause))?;
-        Ok(Checkpoint { step, seed, workers: Some(store.num_workers()), weights, states })
+        Ok(Checkpoint { step, seed, workers: Some(store.num_workers()), weights, states, contents: 0 })
     }
 
     /// Gives the optimizer's states to `store`. Every worker must do so.
@@ -132,7 +135,10 @@ impl Checkpoint {
         let states = tensors.tensor(STATES).map_err(|_| "another program wrote it: it has no optimizer's states")?;
         let workers = number("workers").and_then(|workers| usize::try_from(workers).ok());
         match (number("step"), number("seed")) {
-            (Some(step), Some(seed)) => Ok(Checkpoint { step, seed, workers, weights, states: states.data().to_vec() }),
+            (Some(step), Some(seed)) => {
+                let (states, contents) = (states.data().to_vec(), xxh3_64(bytes));
+                Ok(Checkpoint { step, seed, workers, weights, states, contents })
+            }
             _ => Err("another program wrote it: it has no step and seed"),
         }
     }

@@ -56,10 +56,10 @@ pub fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
     let plan = match asked {
         Choice::Auto => None,
         Choice::Plan(algorithm) => Some(algorithm),
-        Choice::Ordered | Choice::Native => {
+        Choice::Ordered | Choice::Native | Choice::Nccl => {
             return Err(Error::argument(
                 format!("nothing is predicted for {asked}"),
-                format!("explain --algorithm auto, or measure {asked} without --explain"),
+                "explain --algorithm auto; ordered and native are measured without --explain, and nccl is for stores on GPUs",
             ));
         }
     };

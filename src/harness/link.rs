@@ -33,12 +33,6 @@ impl LinkRate {
         self.bits_per_s.map(|bits| bits as f64 / 8.0)
     }
 
-    /// The time in seconds below which no allreduce of `bytes` over `hosts` hosts can come: 2(n-1)/n of them over each link.
-    pub fn allreduce_bound_s(self, hosts: usize, bytes: u64) -> Option<f64> {
-        let share = 2.0 * (hosts.max(1) - 1) as f64 / hosts.max(1) as f64;
-        self.bytes_per_s().map(|rate| share * bytes as f64 / rate)
-    }
-
     /// How much the shaper lets through at once: a millisecond's worth, and at least 128 KiB, below which the kernel
     /// cuts every large packet into small ones and the link reaches a fraction of its rate.
     pub(crate) fn burst_bytes(self) -> Option<u64> {
@@ -118,14 +112,6 @@ mod tests {
             let error = text.parse::<LinkRate>().unwrap_err().to_string();
             assert!(error.contains("200mbit"), "{text}: {error}");
         }
-    }
-
-    #[test]
-    fn the_bound_is_the_share_of_the_bytes_over_the_rate() {
-        let rate = LinkRate::of_bits(200_000_000);
-        assert_eq!(rate.allreduce_bound_s(8, 25_000_000), Some(1.75));
-        assert_eq!(rate.allreduce_bound_s(1, 25_000_000), Some(0.0));
-        assert_eq!(LinkRate::UNSHAPED.allreduce_bound_s(8, 25_000_000), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::compress::Compression;
 use crate::error::Error;
 use crate::kind::Kind;
 
@@ -153,13 +154,15 @@ impl FromStr for Peer {
     }
 }
 
-/// One row of the comparison: who sums, and by which mode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// One row of the comparison: who sums, by which mode, and how gradients are compressed.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Variant {
     /// `None` for our own store.
     pub peer: Option<Peer>,
     /// The mode: a peer that has servers has them where the mode says.
     pub mode: Mode,
+    /// The compression of our own store's gradients; a peer has none.
+    pub compression: Option<Compression>,
 }
 
 /// What variants have in common: the colour of a chart.
@@ -172,13 +175,16 @@ pub enum Family {
     Shared,
     /// Our servers on hosts of their own.
     Dedicated,
+    /// Any mode of ours with compressed gradients.
+    Compressed,
     /// A peer.
     Peer,
 }
 
 impl Family {
     /// Every family, in the order of the legend.
-    pub const ALL: [Family; 4] = [Family::Allreduce, Family::Shared, Family::Dedicated, Family::Peer];
+    pub const ALL: [Family; 5] =
+        [Family::Allreduce, Family::Shared, Family::Dedicated, Family::Compressed, Family::Peer];
 
     /// The legend's words.
     pub fn words(self) -> &'static str {
@@ -186,28 +192,40 @@ impl Family {
             Family::Allreduce => "allreduce (dist_sync_mpi)",
             Family::Shared => "parameter servers on the workers' hosts",
             Family::Dedicated => "parameter servers on hosts of their own",
+            Family::Compressed => "compressed gradients",
             Family::Peer => "other programs",
         }
     }
 }
 
 impl Variant {
-    /// The variants of `modes` and `peers`, a peer with servers once for each of our `dist_sync` modes.
-    pub fn list(modes: &[Mode], peers: &[Peer]) -> Vec<Variant> {
+    /// Our own store by `mode`, uncompressed.
+    pub fn ours(mode: Mode) -> Self {
+        Variant { peer: None, mode, compression: None }
+    }
+
+    /// The program of `peer`, where `mode` says.
+    pub fn theirs(peer: Peer, mode: Mode) -> Self {
+        Variant { peer: Some(peer), mode, compression: None }
+    }
+
+    /// The variants of our own and of `peers`, a peer with servers once for each of our `dist_sync` modes.
+    pub fn list(ours: &[Variant], peers: &[Peer]) -> Vec<Variant> {
         let mut list: Vec<Variant> = Vec::new();
         let mut add = |variant: Variant| {
             if !list.contains(&variant) {
                 list.push(variant);
             }
         };
-        modes.iter().for_each(|mode| add(Variant { peer: None, mode: *mode }));
+        ours.iter().for_each(|variant| add(*variant));
         for peer in peers {
             if *peer != Peer::Mxnet {
-                add(Variant { peer: Some(*peer), mode: Mode::Allreduce });
+                add(Variant::theirs(*peer, Mode::Allreduce));
                 continue;
             }
-            let sync = |mode: &&Mode| matches!(mode, Mode::Servers { sync: true, .. });
-            modes.iter().filter(sync).for_each(|mode| add(Variant { peer: Some(*peer), mode: *mode }));
+            let modes = ours.iter().map(|variant| variant.mode);
+            let sync = modes.filter(|mode| matches!(mode, Mode::Servers { sync: true, .. }));
+            sync.for_each(|mode| add(Variant::theirs(*peer, mode)));
         }
         list
     }
@@ -216,6 +234,7 @@ impl Variant {
     pub fn family(self) -> Family {
         match (self.peer, self.mode) {
             (Some(_), _) => Family::Peer,
+            (None, _) if self.compression.is_some() => Family::Compressed,
             (None, Mode::Allreduce) => Family::Allreduce,
             (None, Mode::Servers { placement: Placement::Shared, .. }) => Family::Shared,
             (None, Mode::Servers { placement: Placement::Dedicated, .. }) => Family::Dedicated,
@@ -224,7 +243,7 @@ impl Variant {
 
     /// The method in the words of a table.
     pub fn words(self) -> String {
-        match (self.peer, self.mode) {
+        let method = match (self.peer, self.mode) {
             (None, Mode::Allreduce) => "allreduce (dist_sync_mpi)".to_owned(),
             (None, Mode::Servers { sync, placement, .. }) => {
                 let place = if placement == Placement::Shared { "shared" } else { "dedicated" };
@@ -237,23 +256,54 @@ impl Variant {
             (Some(Peer::Mxnet), _) => "MXNet dist_sync shared".to_owned(),
             (Some(Peer::Horovod), _) => "Horovod allreduce".to_owned(),
             (Some(Peer::Gloo), _) => "gloo allreduce".to_owned(),
-        }
+        };
+        self.compression.map_or(method.clone(), |compression| format!("{method}, {compression}"))
     }
 }
 
 impl fmt::Display for Variant {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.peer, self.mode) {
-            (None, mode) => mode.fmt(out),
+            (None, mode) => match self.compression {
+                Some(compression) => out.pad(&format!("{mode}+{compression}")),
+                None => mode.fmt(out),
+            },
             (Some(peer), Mode::Allreduce) => peer.fmt(out),
             (Some(peer), mode) => out.pad(&format!("{peer}:{mode}")),
         }
     }
 }
 
+impl FromStr for Variant {
+    type Err = Error;
+
+    /// One of our own: a mode, and behind a `+` its compression, as in `dist_sync_mpi+2bit:0.5`.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (mode, compression) = match text.split_once('+') {
+            Some((mode, compression)) => (mode, Some(compression.parse()?)),
+            None => (text, None),
+        };
+        Ok(Variant { peer: None, mode: mode.parse()?, compression })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mode_of_ours_may_have_a_compression() {
+        for text in ["dist_sync_mpi", "dist_sync:8shared+fp16", "dist_sync_mpi+2bit:0.5"] {
+            assert_eq!(text.parse::<Variant>().unwrap().to_string(), text);
+        }
+        let variant: Variant = "dist_sync_mpi+2bit:0.5".parse().unwrap();
+        assert_eq!(
+            (variant.family(), variant.words().as_str()),
+            (Family::Compressed, "allreduce (dist_sync_mpi), 2bit:0.5")
+        );
+        let error = "dist_sync_mpi+3bit".parse::<Variant>().unwrap_err().to_string();
+        assert!(error.contains("3bit") && error.contains(Compression::NAMES), "{error}");
+    }
 
     #[test]
     fn every_mode_is_printed_as_it_is_read() {

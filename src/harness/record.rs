@@ -10,7 +10,7 @@ use crate::harness::statistics::Summary;
 use crate::harness::usage::Usage;
 
 /// What the figures of a record mean; every record carries it.
-pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, seen every 5 ms and without the MPI library's shared memory";
+pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, and with two racks at least bytes / uplink; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, seen every 5 ms and without the MPI library's shared memory";
 
 /// What the figures of a record of training mean.
 pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the least step of any schedule on this link; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
@@ -172,6 +172,16 @@ impl Record {
         self
     }
 
+    /// Raises the bound to what a link between two racks allows, if there is one: each rack must hear the other's sum.
+    #[must_use]
+    pub fn with_uplink(mut self, uplink_bytes_per_s: Option<f64>) -> Self {
+        if let (Some(bound), Some(rate)) = (self.bound_s, uplink_bytes_per_s) {
+            self.bound_s = Some(bound.max(self.bytes as f64 / rate));
+            self.ratio_to_bound = self.bound_s.map(|bound| self.median_s / bound);
+        }
+        self
+    }
+
     /// Reads the records that a job printed. A record whose samples were not verified is an error.
     pub fn parse_list(origin: &str, json: &str) -> Result<Vec<Record>> {
         let wrong = |what: String| Error::Protocol {
@@ -247,6 +257,15 @@ mod tests {
         assert_eq!(record.busbw_bytes_per_s, 7e8);
         assert_eq!((record.bound_s, record.mode_bound_s), (Some(0.56), Some(1.28)));
         assert_eq!(record.ratio_to_bound, Some(1.0 / 0.56));
+    }
+
+    #[test]
+    fn a_narrow_link_between_racks_raises_the_bound_and_a_wide_one_does_not() {
+        let bound = |uplink| record().with_link(1.25e9, None).with_uplink(uplink).bound_s;
+        assert_eq!(bound(None), Some(0.56));
+        assert_eq!(bound(Some(1.25e9)), Some(0.56));
+        let narrow = record().with_link(1.25e9, None).with_uplink(Some(0.4e9));
+        assert_eq!((narrow.bound_s, narrow.ratio_to_bound), (Some(1.0), Some(1.0)));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! What every training program asks for and does: its options, the first weights, and the hash that shows equal weights.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::compress::Compression;
+use crate::compress::{Codec, Compression};
 use crate::config;
 use crate::error::{Error, Result};
 use crate::harness::checkpoint::Checkpoint;
@@ -33,15 +34,19 @@ pub struct Options {
     /// Learning rate
     #[arg(long, default_value_t = 0.05)]
     pub lr: f64,
+    /// Let the learning rate fall in a straight line, to nothing at the run's end; a resumed run needs the same last step
+    #[arg(long)]
+    pub lr_decay: bool,
     /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO
     #[arg(long, default_value = "none")]
     pub compression: String,
     /// Compress from this step on: the first gradients are the largest
     #[arg(long, value_name = "STEP", default_value_t = 0)]
     pub compress_from: u64,
-    /// Push gradients times this, which the optimizer divides by: codes have a size of their own
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
-    pub gradient_scale: f64,
+    /// Push gradients times this, which the optimizer divides by. In a step 2bit can say no more of an element than its threshold, 1bit
+    /// no more than 1: nearly all that is pushed must be less [default: 1; for 2bit and 1bit what suits the networks of the examples]
+    #[arg(long, value_name = "FACTOR")]
+    pub gradient_scale: Option<f64>,
     /// What first weights and the order of images follow from [default: 1, or the checkpoint's]
     #[arg(long)]
     pub seed: Option<u64>,
@@ -64,6 +69,9 @@ pub struct Options {
     #[arg(long, value_name = "N")]
     pub limit_train: Option<usize>,
 }
+
+/// In how many stairs a learning rate falls. Few, because sums that the store has learned to expect are announced anew after each.
+const STAIRS: u64 = 32;
 
 /// Where a run begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +102,30 @@ impl Options {
     /// The step after the last.
     pub fn last_step(&self, batches: &Batches) -> u64 {
         self.steps.unwrap_or((self.epochs * batches.per_epoch()) as u64)
+    }
+
+    /// The learning rate of `step`, where `last` is the step after the last.
+    fn rate_at(&self, step: u64, last: u64) -> f64 {
+        if !self.lr_decay {
+            return self.lr;
+        }
+        let stair = (u128::from(step) * u128::from(STAIRS) / u128::from(last.max(1))) as u64;
+        self.lr * (STAIRS - stair.min(STAIRS - 1)) as f64 / STAIRS as f64
+    }
+
+    /// What the gradients of each of so many `workers` are to be multiplied by before they are pushed.
+    ///
+    /// Each is a sum over a worker's images, of which it grows with about the square root. Where codes have a size of their own it is made so
+    /// small that few of its elements exceed what a code says: a residual that cannot be sent as fast as it grows comes much too late. A
+    /// power of two, so that nothing is rounded.
+    pub fn scale(&self, workers: usize) -> Result<f64> {
+        let said = match Compression::choice(&self.compression)? {
+            Some(Compression::Codec(Codec::TwoBit { threshold })) => f64::from(threshold),
+            Some(Compression::Codec(Codec::OneBit { .. })) => 1.0,
+            _ => return Ok(self.gradient_scale.unwrap_or(1.0)),
+        };
+        let images = (self.batch as f64 / workers as f64).max(1.0);
+        Ok(self.gradient_scale.unwrap_or_else(|| (2.0 * said / images.sqrt()).log2().floor().exp2()))
     }
 
     /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store its optimizer. Rank 0 says
@@ -141,10 +173,18 @@ impl Options {
         }
     }
 
-    /// To be called before each step, of which `first` is the first of this run: switches compression on at the step that was asked for.
-    pub fn before(&self, store: &KvStore, step: u64, first: u64) -> Result<()> {
+    /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's learning rate, and switches compression
+    /// on at the step that was asked for.
+    pub fn before(&self, store: &KvStore, optimizer: &mut Optimizer, step: u64, steps: &Range<u64>) -> Result<()> {
+        let rate = self.rate_at(step, steps.end);
+        if optimizer.learning_rate != rate {
+            optimizer.learning_rate = rate;
+            store.set_optimizer(optimizer)?;
+        }
         match Compression::choice(&self.compression)? {
-            Some(compression) if step == self.compress_from.max(first) => store.set_gradient_compression(&compression),
+            Some(compression) if step == self.compress_from.max(steps.start) => {
+                store.set_gradient_compression(&compression)
+            }
             _ => Ok(()),
         }
     }
@@ -205,7 +245,7 @@ mod tests {
     use super::*;
 
     fn saved(step: u64, workers: Option<usize>) -> Checkpoint {
-        Checkpoint { step, seed: 7, workers, weights: [].into(), states: Vec::new() }
+        Checkpoint { step, seed: 7, workers, weights: [].into(), states: Vec::new(), contents: 0 }
     }
 
     #[test]
@@ -213,6 +253,29 @@ mod tests {
         assert_eq!(goes_on_from(&saved(4, Some(1)), 6, 1), "step 4 (epoch 1), seed 7, 1 worker");
         assert_eq!(goes_on_from(&saved(6, Some(4)), 6, 2), "step 6 (epoch 2), seed 7, 2 workers, saved by 4");
         assert_eq!(goes_on_from(&saved(6, None), 6, 2), "step 6 (epoch 2), seed 7, 2 workers");
+    }
+
+    #[test]
+    fn a_learning_rate_falls_in_stairs_to_nearly_nothing_or_stays() {
+        let of = |words: &[&str]| Options::parse_from([&["train", "--lr", "0.5"], words].concat());
+        let (stays, falls) = (of(&[]), of(&["--lr-decay"]));
+        let rates: Vec<f64> = (0..640).map(|step| falls.rate_at(step, 640)).collect();
+        assert_eq!((rates[0], rates[19], rates[20], rates[639]), (0.5, 0.5, 0.5 * 31.0 / 32.0, 0.5 / 32.0));
+        assert_eq!(rates.windows(2).filter(|pair| pair[0] > pair[1]).count(), 31);
+        assert!((0..3).all(|step| stays.rate_at(step, 3) == 0.5 && falls.rate_at(step, 3) > 0.0));
+        // A run that goes on behind its end does not learn backwards.
+        assert_eq!(falls.rate_at(700, 640), 0.5 / 32.0);
+    }
+
+    #[test]
+    fn gradients_are_scaled_where_codes_have_a_size_of_their_own() {
+        let scale = |words: &[&str], workers| Options::parse_from([&["train"], words].concat()).scale(workers).unwrap();
+        assert_eq!(scale(&["--compression", "2bit:0.5"], 4), 0.25);
+        assert_eq!(scale(&["--compression", "2bit:2"], 4), 1.0);
+        assert_eq!(scale(&["--compression", "1bit:0.1"], 4), 0.5);
+        assert_eq!(scale(&["--compression", "2bit", "--batch", "1024"], 4), 0.0625);
+        assert_eq!(scale(&["--compression", "2bit", "--gradient-scale", "3"], 4), 3.0);
+        assert_eq!([scale(&[], 4), scale(&["--compression", "fp16"], 4)], [1.0, 1.0]);
     }
 
     #[test]

@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::Error;
+use crate::error::{Error, INIT_ALIKE};
 use crate::key::Key;
 use crate::progress::calls::{RunTo, Stopped};
 use crate::progress::freezing::{Freezing, Logs};
@@ -104,10 +104,11 @@ impl Agreement {
         let size = self.size;
         let pending =
             self.pending.entry(name.clone()).or_insert_with(|| Pending { calls: vec![None; size], since_s: now_s });
+        // Not only when the last rank has called it, which may be long after. Earlier calls are alike.
+        let fits = pending.calls.iter().flatten().next().is_none_or(|first| first.is_like(&call));
         pending.calls[rank] = Some(call);
-        // Not only when the last rank has called it, which may be long after.
-        if let Some(error) = disagreement(&pending.calls) {
-            return Err(error);
+        if !fits {
+            return Err(disagreement(pending));
         }
         let is_complete = pending.missing().iter().all(|rank| self.joined[*rank]);
         if !is_complete {
@@ -357,40 +358,40 @@ impl Pending {
         (0..self.calls.len()).filter(|rank| self.calls[*rank].is_none()).collect()
     }
 
+    fn made(&self) -> impl Iterator<Item = (usize, &Call)> {
+        self.calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.as_ref()?)))
+    }
+
     fn first(&self) -> (usize, &Call) {
-        let mut present = self.calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.as_ref()?)));
-        present.next().expect("an operation is pending because some rank has called it")
+        self.made().next().expect("an operation is pending because some rank has called it")
     }
 }
 
-fn disagreement(calls: &[Option<Call>]) -> Option<Error> {
-    let made = || calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.as_ref()?)));
-    let (_, first) = made().next()?;
-    if made().all(|(_, call)| call.operation == first.operation && call.terms == first.terms) {
-        return None;
-    }
+/// What to say of calls that are not alike.
+fn disagreement(pending: &Pending) -> Error {
+    let (made, (_, first)) = (|| pending.made(), pending.first());
     let alike = |of: fn(&Call) -> &String| made().all(|(_, call)| of(call) == of(first));
     let (view, remedy): (fn(&Call) -> String, _) = if !alike(|call| &call.operation) {
         (|call| format!("{} of {}", call.operation, call.terms), "every rank must call the same operations on a key")
     } else if !alike(|call| &call.terms.words) && first.operation == "init" {
-        (|call| call.terms.to_string(), "init the key with one shape and dtype on every rank")
+        (|call| call.terms.to_string(), INIT_ALIKE)
     } else if !alike(|call| &call.terms.words) || alike(|call| &call.terms.how) {
         (
             |call| format!("{} of {}", call.operation, call.terms),
-            "every rank must use the same shapes, dtypes and optimizer for a key",
+            "every rank must use the same shapes, dtypes, optimizer and gradient compression for a key",
         )
     } else {
         (
             |call| format!("sums {}", call.terms.how),
-            "give every rank the same RINGPULL_ALGORITHM and RINGPULL_SEGMENT, or the same Config",
+            "give every rank the same RINGPULL_ALGORITHM and RINGPULL_SEGMENT, or the same Config, and RINGPULL_DEVICES to all or to none",
         )
     };
-    Some(Error::Disagreement {
+    Error::Disagreement {
         key: first.topic.key(),
         operation: first.operation.clone(),
         views: made().map(|(rank, call)| (rank, view(call))).collect(),
         remedy: remedy.to_owned(),
-    })
+    }
 }
 
 #[cfg(test)]

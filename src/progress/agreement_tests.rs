@@ -80,6 +80,10 @@ fn two_ranks_that_differ_are_an_error_before_the_third_has_called() {
     let text = differing(init("f32", "by ring"), init("f32", "by star"));
     assert!(text.contains("rank 1 has sums by star, rank 2 has sums by ring"), "{text}");
     assert!(text.contains("RINGPULL_ALGORITHM"), "{text}");
+    let text = differing(init("f32", "by ring on devices"), init("f32", "by ring"));
+    assert!(text.contains("rank 2 has sums by ring on devices") && text.contains("RINGPULL_DEVICES"), "{text}");
+    let text = differing(call(7, 0, "f32"), call(7, 0, "f32 compressed by 2bit"));
+    assert!(text.contains("hint: every rank must use") && text.contains("gradient compression"), "{text}");
 }
 
 #[test]

@@ -295,13 +295,10 @@ impl Engine {
     /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when it does; `None`: not any more.
     pub fn failing(&self, why: Option<&str>) {
         let shared = &self.shared;
-        if (why.is_none() && !shared.failing.load(Ordering::Acquire))
-            || shared.size == 1
-            || shared.fault.get().is_some()
-        {
+        let had_told = shared.failing.swap(why.is_some(), Ordering::AcqRel);
+        if !(had_told || why.is_some()) || shared.size == 1 || shared.fault.get().is_some() {
             return;
         }
-        shared.failing.store(why.is_some(), Ordering::Release);
         let note = || Note::Failing(why.map(str::to_owned));
         shared.tell_everyone(&note());
         if shared.rank == 0 {

@@ -62,6 +62,13 @@ pub struct Call {
     pub owes: bool,
 }
 
+impl Call {
+    /// Whether two ranks that have called it so go together.
+    pub(super) fn is_like(&self, other: &Call) -> bool {
+        self.operation == other.operation && self.terms == other.terms
+    }
+}
+
 /// An operation that every rank has called.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use crate::config::{Config, Role};
-use crate::error::Error;
+use crate::error::{Error, after_error};
 use crate::key::Key;
 use crate::progress::agreement::Agreement;
 use crate::progress::comm::AbortOnPanic;
@@ -244,8 +244,8 @@ impl Watcher {
 
     fn lost(&self, shared: &Shared, rank: usize, cause: &str) {
         let (peer, operation) = (self.name(rank), self.interrupted(shared));
-        let why = self.agreement.why(rank).map_or_else(String::new, |why| format!(" after this error: {why}"));
-        let fault = Error::PeerLost { peer, cause: format!("{cause}{why}"), operation, rank: shared.rank };
+        let cause = after_error(cause, self.agreement.why(rank));
+        let fault = Error::PeerLost { peer, cause, operation, rank: shared.rank };
         shared.poison(&fault, true);
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::config::Role;
-use crate::error::Error;
+use crate::error::{Error, after_error};
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::ps::message::{FromScheduler, Job, NodeInfo, ToScheduler};
@@ -75,8 +75,7 @@ impl Node {
 
     /// Its loss, and the error before it.
     fn lost(&self, cause: &str) -> Error {
-        let why = self.failing.as_ref().map_or_else(String::new, |why| format!(" after this error: {why}"));
-        lost_node(self.name(), format!("{cause}{why}"))
+        lost_node(self.name(), after_error(cause, self.failing.as_deref()))
     }
 }
 

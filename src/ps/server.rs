@@ -14,7 +14,7 @@ use zmq::Message;
 
 use self::payload::{broken_code, check_code, check_units, ids_of, in_words, rows_of};
 use self::segment::{Pull, Segment};
-use crate::error::{Error, Result};
+use crate::error::{Error, INIT_ALIKE, Result};
 use crate::optim::{Optimizer, State};
 use crate::ps::merge::{self, Geometry, Gradient};
 use crate::ps::message::{Place, Reply, Request, Want};
@@ -171,12 +171,12 @@ impl Server {
         }
         if differs {
             let views = segment.views.iter();
-            let views = views.map(|(rank, (dtype, shape))| (*rank, format!("{dtype} of shape {shape:?}")));
+            let views = views.map(|(rank, (dtype, shape))| (*rank, dtype.of_shape(shape)));
             self.outputs.push(Output::Fault(Error::Disagreement {
                 key: place.key.clone(),
                 operation: "init".to_owned(),
                 views: views.collect(),
-                remedy: "init the key with one shape and dtype on every rank".to_owned(),
+                remedy: INIT_ALIKE.to_owned(),
             }));
             return Ok(());
         }

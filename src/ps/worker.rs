@@ -150,10 +150,10 @@ impl Worker {
 
     /// Why this worker would end, if it ended now; the scheduler is told, as a worker that just exits says no goodbye.
     pub(crate) fn failing(&self, why: Option<&str>) {
-        if (why.is_none() && !self.shared.failing.load(Ordering::Acquire)) || self.fault().is_some() {
+        let had_told = self.shared.failing.swap(why.is_some(), Ordering::AcqRel);
+        if !(had_told || why.is_some()) || self.fault().is_some() {
             return;
         }
-        self.shared.failing.store(why.is_some(), Ordering::Release);
         if let Err(cause) = self.submit(Command::Failing(why.map(str::to_owned))) {
             tracing::debug!(%cause, "the scheduler is not told why this worker may end");
         }

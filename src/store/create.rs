@@ -30,9 +30,12 @@ pub fn create(kind: &str) -> Result<KvStore> {
 /// stores of a process.
 pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
     let kind = kind.parse::<Kind>()?;
+    let job = Dmlc::from_env()?;
+    // A server or the scheduler of the job needs no devices.
+    let becomes_a_node = kind.has_servers() && job.as_ref().is_some_and(|job| job.role != Role::Worker);
     let named = config::devices();
     let devices = match kind {
-        Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice if !becomes_a_node(kind)? => {
+        Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice if !becomes_a_node => {
             Some(device::open(named.as_deref().unwrap_or("cuda")).map_err(|cause| no_devices(kind, &cause))?)
         }
         Kind::DistSyncMpi => match named {
@@ -41,7 +44,7 @@ pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
         },
         _ => None,
     };
-    build(kind, config, devices)
+    build(kind, config, job.as_ref(), devices)
 }
 
 /// As [`create`], for a kind that works on devices: on these.
@@ -53,17 +56,17 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
             "choose device, dist_sync_device, dist_async_device or dist_sync_mpi",
         ));
     }
-    build(kind, &Config::from_env()?, Some(Arc::clone(devices)))
+    build(kind, &Config::from_env()?, Dmlc::from_env()?.as_ref(), Some(Arc::clone(devices)))
 }
 
-fn build(kind: Kind, config: &Config, devices: Option<Arc<Devices>>) -> Result<KvStore> {
+fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<Devices>>) -> Result<KvStore> {
     config.check()?;
     timeline::start(config::timeline_file());
     if !kind.has_servers() {
-        check_role(kind)?;
+        check_role(kind, job)?;
     }
-    warn_of_separate_models(kind)?;
-    warn_of_variables()?;
+    warn_of_separate_models(kind, job);
+    warn_of_variables(job);
     let limit = config.timeout;
     let backend: Box<dyn Backend> = match (kind, devices) {
         (Kind::Device, Some(devices)) => {
@@ -75,20 +78,15 @@ fn build(kind: Kind, config: &Config, devices: Option<Arc<Devices>>) -> Result<K
             Box::new(Local::default())
         }
         (Kind::DistSyncMpi, devices) => over_mpi(config, devices)?,
-        (_, Some(devices)) => Box::new(DeviceSums::new(over_servers(kind, config)?, devices, limit)),
-        (_, None) => Box::new(over_servers(kind, config)?),
+        (_, Some(devices)) => Box::new(DeviceSums::new(over_servers(kind, config, job)?, devices, limit)),
+        (_, None) => Box::new(over_servers(kind, config, job)?),
     };
     Ok(KvStore::over(kind, backend, config))
 }
 
-/// Whether this process is to be a server or the scheduler of the job, which needs no devices.
-fn becomes_a_node(kind: Kind) -> Result<bool> {
-    Ok(kind.has_servers() && Dmlc::from_env()?.is_some_and(|job| job.role != Role::Worker))
-}
-
 /// A process of a job with servers that asks for another kind would do each worker's work on its own, and call it done.
-fn check_role(kind: Kind) -> Result<()> {
-    match Dmlc::from_env()? {
+fn check_role(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
+    match job {
         Some(job) if job.role != Role::Worker || kind == Kind::DistSyncMpi => Err(Error::KindUnavailable {
             kind: kind.to_string(),
             reason: format!("this process is a {} of a job with parameter servers (DMLC_ROLE and others are set)", job.role),
@@ -99,50 +97,43 @@ fn check_role(kind: Kind) -> Result<()> {
     }
 }
 
-/// Says once in a job, on its first rank, that its processes know nothing of each other's stores.
-fn warn_of_separate_models(kind: Kind) -> Result<()> {
+/// Says once in a job that its processes know nothing of each other's stores.
+fn warn_of_separate_models(kind: Kind, job: Option<&Dmlc>) {
     static ONCE: Once = Once::new();
-    if !matches!(kind, Kind::Local | Kind::Device) {
-        return Ok(());
+    let told = if matches!(kind, Kind::Local | Kind::Device) { config::first_of_several(job) } else { None };
+    if let Some(told) = told {
+        ONCE.call_once(|| eprintln!("{}", separate_models(kind, told)));
     }
-    if let Some(warning) = config::first_of_several()?.and_then(|told| separate_models(kind, told)) {
-        ONCE.call_once(|| eprintln!("{warning}"));
-    }
-    Ok(())
 }
 
 /// Says once in a job which variables were hardly meant as they are spelled.
-fn warn_of_variables() -> Result<()> {
+fn warn_of_variables(job: Option<&Dmlc>) {
     static ONCE: Once = Once::new();
-    let speaks = Dmlc::from_env()?.map_or_else(config::is_first_rank, |job| job.role == Role::Scheduler);
-    if speaks {
+    if config::speaks_for_the_job(job) {
         ONCE.call_once(|| config::misspelt_variables().iter().for_each(|warning| eprintln!("{warning}")));
     }
-    Ok(())
 }
 
 /// The warning for a kind of one process in one of several, of which a variable tells.
-fn separate_models(kind: Kind, (variable, processes): (&str, usize)) -> Option<String> {
+fn separate_models(kind: Kind, (variable, processes): (&str, usize)) -> String {
     let instead = if variable == "DMLC_NUM_WORKER" { "dist_sync" } else { "dist_sync_mpi" };
-    (processes > 1).then(|| {
-        format!(
-            "warning: store kind {kind} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process"
-        )
-    })
+    format!(
+        "warning: store kind {kind} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process"
+    )
 }
 
-fn over_servers(kind: Kind, config: &Config) -> Result<Servers> {
-    let dmlc = Dmlc::from_env()?.ok_or_else(|| Error::KindUnavailable {
+fn over_servers(kind: Kind, config: &Config, job: Option<&Dmlc>) -> Result<Servers> {
+    let dmlc = job.ok_or_else(|| Error::KindUnavailable {
         kind: kind.to_string(),
         reason: "this process has no DMLC_* variables, so it belongs to no job with parameter servers".to_owned(),
         remedy: "start it with `ringpull launch -n 2 -s 2 -- CMD`: two workers, two servers and a scheduler".to_owned(),
     })?;
     if dmlc.role == Role::Worker {
-        let servers = Servers::connect(kind, config, &dmlc)?;
+        let servers = Servers::connect(kind, config, dmlc)?;
         timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
         return Ok(servers);
     }
-    if let Err(error) = ps::run_node(dmlc.role, config, &dmlc) {
+    if let Err(error) = ps::run_node(dmlc.role, config, dmlc) {
         eprintln!("ringpull {}: {error}", dmlc.role);
         std::process::exit(1)
     }
@@ -203,13 +194,28 @@ mod tests {
 
     #[test]
     fn a_kind_of_one_process_in_one_of_several_is_worth_a_warning() {
-        assert_eq!(separate_models(Kind::Local, ("OMPI_COMM_WORLD_SIZE", 1)), None);
         for (variable, instead) in [("OMPI_COMM_WORLD_SIZE", "dist_sync_mpi;"), ("DMLC_NUM_WORKER", "dist_sync;")] {
-            let warning = separate_models(Kind::Device, (variable, 4)).unwrap();
+            let warning = separate_models(Kind::Device, (variable, 4));
             for part in ["device", "one of 4", variable, "hint:", &format!("--kv-store {instead}")] {
                 assert!(warning.contains(part), "{warning}");
             }
         }
+    }
+
+    #[test]
+    fn a_variable_with_an_impossible_word_is_an_error_with_a_programs_own_settings_too() {
+        const NAME: &str =
+            "store::create::tests::a_variable_with_an_impossible_word_is_an_error_with_a_programs_own_settings_too";
+        if config::text("RINGPULL_SHARED_MEMORY").as_deref() == Some("of") {
+            let refused = create_with("local", &Config::default()).err();
+            return println!("refused: {}", refused.map_or_else(|| "not at all".to_owned(), |error| error.to_string()));
+        }
+        // Again, in a process of its own: the environment is of the whole process.
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args([NAME, "--exact", "--nocapture"]).env("RINGPULL_SHARED_MEMORY", "of");
+        let output = again.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("refused: RINGPULL_SHARED_MEMORY=\"of\" cannot be used"), "{text}");
     }
 
     #[test]

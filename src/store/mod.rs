@@ -118,7 +118,7 @@ impl KvStore {
     }
 
     /// Gives `key` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once, in any order;
-    /// ranks that disagree on shape or dtype all get one error from whatever they call next, as soon as two of them have called.
+    /// ranks that disagree on shape or dtype all get one error from a later call, soon after two of them have called.
     pub fn init(&self, key: impl Into<Key>, value: &Tensor) -> Result<()> {
         self.call(|| {
             let key = key.into();

@@ -45,7 +45,7 @@ impl Replica {
 /// What must be the same on every rank for a push.
 pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compression>) -> Terms {
     let Entry { dtype, shape, .. } = entry;
-    let mut words = format!("{dtype} of shape {shape:?}");
+    let mut words = dtype.of_shape(shape);
     let mut settings = Settings { optimizer: None, compression };
     match update {
         Update::Overwrite => {}

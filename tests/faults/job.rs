@@ -36,6 +36,11 @@ impl Job {
         Self::start_with(case, ranks, None, &[("RINGPULL_SHARED_MEMORY", "0")])
     }
 
+    /// As [`start`](Self::start), on two simulated devices each, that sum with those of the other ranks by themselves.
+    pub(crate) fn start_on_devices(case: &str, ranks: usize) -> Self {
+        Self::start_with(case, ranks, None, &[("RINGPULL_DEVICES", "sim:2"), ("RINGPULL_ALGORITHM", "nccl")])
+    }
+
     fn start_with(case: &str, ranks: usize, patience_s: Option<u64>, env: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let task = format!("{case}\n{}", folder.path().display());

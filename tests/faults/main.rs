@@ -84,7 +84,7 @@ fn a_rank_that_ends_by_an_error_is_told_to_the_others_with_the_error() {
         ["rank 1", "\"next\"", "this error: push_pull of key \"next\" on rank 1: shape [7] where init gave [6]"];
     Job::start("ends_by_error", 3, Some(60)).fails(&[1], &words);
     Job::start("aborts_after_error", 3, Some(60)).fails(&[1], &words);
-    let words = ["rank 1", "\"next\"", "it ended with this error: the data ends in the middle of an image"];
+    let words = ["rank 1", "\"next\"", "it met this error: the data ends in the middle of an image", "join()"];
     Job::start("reports_failure", 3, Some(60)).fails(&[1], &words);
 }
 
@@ -151,6 +151,13 @@ fn a_killed_rank_0_is_named_by_every_survivor() {
 fn a_rank_killed_while_messages_move_is_named_by_every_survivor() {
     for rank in [1, 0] {
         strike_job(Job::start_by_messages("transfers", 4), rank, Signal::KILL, LOSS);
+    }
+}
+
+#[test]
+fn a_rank_killed_while_its_devices_sum_with_others_is_named_by_every_survivor() {
+    for rank in [1, 0] {
+        strike_job(Job::start_on_devices("transfers", 4), rank, Signal::KILL, LOSS);
     }
 }
 

@@ -338,6 +338,10 @@ class _Closing:
         """Waits for MXNet's engine, which may hold operations on the store."""
         mxnet.nd.waitall()
 
+    def report_failure(self, why: str) -> None:
+        """Tells the other workers why this one ends."""
+        self._native.report_failure(why)
+
     def close(self) -> None:
         """Leaves the job."""
         self._native.close()

@@ -114,6 +114,40 @@ def peer_gone():
     store.pushpull("a", ones.copy())
 
 
+def ends_by_argument():
+    """The last rank gives what no store sums, and ends without the exception."""
+    store.init("a", ones)
+    store.pushpull("a", ones.copy())
+    if rank == last:
+        try:
+            store.push("a", np.ones(4, np.complex64))
+        finally:
+            sys.exit(3)
+    store.pushpull("a", ones.copy())
+
+
+def ends_by_exception():
+    """An exception that is none of the store's ends the last rank."""
+    store.init("a", ones)
+    store.pushpull("a", ones.copy())
+    if rank == last:
+        raise ZeroDivisionError("the batch is empty\nand this line is not told")
+    store.pushpull("a", ones.copy())
+
+
+def leaves_by_exception():
+    """The same where it leaves a `with` of the store, and the program goes on."""
+    store.init("a", ones)
+    store.pushpull("a", ones.copy())
+    try:
+        with store:
+            if rank == last:
+                raise ZeroDivisionError("the batch is empty")
+            store.pushpull("a", ones.copy())
+    except ZeroDivisionError:
+        sys.exit(0)
+
+
 def no_optimizer():
     store.init("a", ones)
     store.push("a", ones)

@@ -85,15 +85,15 @@ if kind != "ringpull_local":
     packed = mx.kv.create(kind) if kind == "dist_sync_mpi" else store
     packed.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     packed.init("packed", mx.nd.zeros((3,)))
-    for expected in ([0, 0.5, -0.5], [0.5, 0.5, -0.5]):
+    for codes in ([0, 0.5, -0.5], [0.5, 0.5, -0.5]):
         out = mx.nd.empty((3,))
         packed.pushpull("packed", mx.nd.array([0.3, 0.6, -0.9]), out=out)
         if kind == "dist_sync_mpi":
-            holds(out, ranks * np.array(expected, "float32"))
+            holds(out, ranks * np.array(codes, "float32"))
     # The same by push and then pull, with an optimizer, in a tensor whose codes fill no whole number of words.
     packed.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE))
     packed.init("ragged", mx.nd.zeros((37, 3)))
-    said = 0
+    said = 0.0
     for gradient, code in ((0.375, 0), (0.125, 0.5), (-0.25, 0), (-0.25, -0.5), (0.5, 0.5)):
         packed.push("ragged", mx.nd.ones((37, 3)) * gradient)
         out = mx.nd.empty((37, 3))
@@ -126,7 +126,7 @@ if kind == "dist_sync_mpi":
         except RuntimeError as error:
             assert "reset" in str(error)
     # What a trainer asks for and may not have with a distributed store; row-sparse weights; unnormalised sums.
-    for stype, grad_stype, on_store, expected in (
+    for stype, grad_stype, on_store, outcome in (
         ("default", "default", None, True),
         ("default", "default", False, False),
         ("default", "row_sparse", None, True),
@@ -140,9 +140,9 @@ if kind == "dist_sync_mpi":
         trainer = mx.gluon.Trainer(parameters, "sgd", {}, kvstore=mx.kv.create(kind), update_on_kvstore=on_store)
         try:
             trainer._init_kvstore()
-            assert trainer._update_on_kvstore is expected
+            assert trainer._update_on_kvstore is outcome
         except ValueError:
-            assert expected is ValueError
+            assert outcome is ValueError
     for stype in ("default", "row_sparse"):
         x = mx.gluon.Parameter("x", shape=(2, 10), stype=stype, grad_stype=stype)
         x.initialize(init="ones")

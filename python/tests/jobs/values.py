@@ -50,7 +50,7 @@ for memory in (np.zeros(3, np.float32), ringpull.zeros(50_000)):
     for step in range(3):
         memory[:] = rank + step
         store.pushpull(name, memory, [copies[0], memory, copies[1]], keep=False)
-        assert all((held == total - ranks + ranks * step).all() for held in (memory, *copies)), held
+        assert all((held == total - ranks + ranks * step).all() for held in (memory, *copies)), (memory, *copies)
     try:
         store.pull(name, memory)
         # With servers the value is theirs.
@@ -105,9 +105,9 @@ if kind == "dist_sync_mpi":
         other.init("u", np.ones(3))
         other.set_updater(update)
         for step in range(1, 3):
-            out = np.empty(3)
-            other.pushpull("u", np.full(3, rank + 1.0), out)
-            assert (out == 1 + step * total).all(), out
+            updated = np.empty(3)
+            other.pushpull("u", np.full(3, rank + 1.0), updated)
+            assert (updated == 1 + step * total).all(), updated
         other.push("u", np.ones(3))
 # Workers with different amounts of data.
 if kind == "dist_sync_mpi":

@@ -1,47 +1,43 @@
 //! GPUs of NVIDIA, over the CUDA driver, NVRTC and NCCL, each loaded at run time.
 //!
-//! `nccl` is NCCL, `compile` NVRTC, `launch` turns operations into launches, `survey` says what is there. Bound at cudarc's `result` and `sys` levels: its safe
+//! `gpu` opens one GPU; `nccl` is NCCL, `compile` NVRTC, `launch` turns operations into launches, `survey` says what is there. Bound at cudarc's `result` and `sys` levels: its safe
 //! ones track streams in ways of their own. Every entry asks first whether the library is there, since cudarc panics otherwise.
 #![allow(unsafe_code)]
 
 mod compile;
+mod gpu;
 mod launch;
 mod nccl;
 mod slices;
 mod survey;
 
 use std::any::Any;
-use std::collections::HashMap;
-use std::ffi::{CString, c_int, c_void};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
 
 use super::handle::{Event, Slice, Stream};
-use super::kernels::UNITS;
 use super::lent::{self, Loan};
-use super::work::{Collective, Work};
-use super::{Pinned, Platform, failed};
+use super::work::{Collective, CollectiveKind, Work};
+use super::{GoOn, Meeting, Pinned, Platform, UniqueId, failed};
 use crate::buffer::Buffer;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
+use gpu::Gpu;
 pub(super) use survey::{cuda_aware_mpi, survey};
 
 /// GPUs of this process.
 pub(super) struct Cuda {
     gpus: Vec<Gpu>,
     group: Option<nccl::Group>,
-}
-
-/// One GPU, and the kernels that were loaded for it.
-struct Gpu {
-    ordinal: c_int,
-    context: sys::CUcontext,
-    name: String,
-    processors: u32,
-    kernels: HashMap<&'static str, sys::CUfunction>,
+    joined: Mutex<BTreeMap<u64, Arc<nccl::Group>>>,
+    next: AtomicU64,
 }
 
 // SAFETY: contexts and functions may be used by any thread that has made the context current, as every call here does.
@@ -97,7 +93,7 @@ impl Cuda {
         // NCCL knows a GPU once; one that is named twice is two devices that copy.
         let distinct = (1..ordinals.len()).all(|index| !ordinals[..index].contains(&ordinals[index]));
         let group = if distinct { nccl::Group::new(&ordinals)? } else { None };
-        Ok(Arc::new(Cuda { gpus, group }))
+        Ok(Arc::new(Cuda { gpus, group, joined: Mutex::default(), next: AtomicU64::new(1) }))
     }
 
     fn current(&self, device: usize) -> Result<&Gpu> {
@@ -106,59 +102,6 @@ impl Cuda {
         checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(gpu.context) })?;
         Ok(gpu)
     }
-}
-
-impl Gpu {
-    fn open(ordinal: c_int) -> Result<Self> {
-        let device = checked("cuDeviceGet", result::device::get(ordinal))?;
-        let name = checked("cuDeviceGetName", result::device::get_name(device))?;
-        let attribute = |attribute| {
-            // SAFETY: the device was just asked for.
-            checked("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, attribute) })
-        };
-        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
-        // SAFETY: the primary context is what other libraries of the process use too; it is kept until the process ends.
-        let context = checked("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(device) })?;
-        // SAFETY: the context was just retained.
-        checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(context) })?;
-        let mut kernels = HashMap::new();
-        for unit in &UNITS {
-            let ptx = compile::cached(unit, &format!("compute_{major}{minor}"))?;
-            // SAFETY: PTX ends with a zero, and the module is kept until the process ends.
-            let module = checked("cuModuleLoadData", unsafe { result::module::load_data(ptx.as_ptr().cast()) })?;
-            for kernel in unit.kernels {
-                let symbol = CString::new(*kernel).expect("names hold no zero");
-                // SAFETY: the module was just loaded.
-                let function = unsafe { result::module::get_function(module, symbol) };
-                kernels.insert(*kernel, checked("cuModuleGetFunction", function)?);
-            }
-        }
-        Ok(Gpu { ordinal, context, name, processors, kernels })
-    }
-
-    /// Lets this GPU read and write the others' memory where the machine can.
-    fn reach(&self, others: &[Gpu]) -> Result<()> {
-        // SAFETY: the contexts are held.
-        checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })?;
-        for other in
-            others.iter().filter(|other| other.ordinal != self.ordinal && can_reach(self.ordinal, other.ordinal))
-        {
-            // SAFETY: both contexts are held. That it was allowed before is no error.
-            let outcome = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) };
-            if outcome != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
-                checked("cuCtxEnablePeerAccess", outcome.result())?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn can_reach(from: c_int, to: c_int) -> bool {
-    let mut can = 0;
-    // SAFETY: writes one int; ordinals are devices of the driver API.
-    unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, from, to) == sys::CUresult::CUDA_SUCCESS && can != 0 }
 }
 
 /// Pinned memory, given back when its buffer is.
@@ -338,7 +281,7 @@ impl Platform for Cuda {
         let of_all = calls.iter().map(|call| {
             let of_one = |(device, stream): (usize, &Arc<Stream>)| {
                 let (send, receive) = (&call.send[device], &call.receive[device]);
-                let counted = if matches!(call.kind, super::CollectiveKind::ReduceScatter) { receive } else { send };
+                let counted = if matches!(call.kind, CollectiveKind::ReduceScatter) { receive } else { send };
                 nccl::Call {
                     kind: call.kind,
                     dtype: call.dtype,
@@ -353,14 +296,63 @@ impl Platform for Cuda {
         group.launch(&of_all.collect::<Vec<_>>())
     }
 
+    fn can_join(&self) -> bool {
+        // A GPU that was named twice has no group, and cannot meet others either.
+        self.group.is_some() && nccl::can_join()
+    }
+
+    fn unique_id(&self) -> Result<UniqueId> {
+        self.current(0)?;
+        nccl::unique_id()
+    }
+
+    fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64> {
+        let current = |device| self.current(device).map(drop);
+        let group = Arc::new(nccl::Group::join(meeting, &current, go_on)?);
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.joined.lock().insert(id, group);
+        Ok(id)
+    }
+
+    fn leave(&self, joined: u64) {
+        // Not under the lock: others ask it while they wait, and parting may take seconds.
+        let left = self.joined.lock().remove(&joined);
+        drop(left);
+    }
+
+    fn sum_joined(
+        &self,
+        joined: u64,
+        streams: &[Arc<Stream>],
+        dtype: DType,
+        parts: &[Slice],
+        go_on: GoOn<'_>,
+    ) -> Result<()> {
+        let Some(group) = self.joined.lock().get(&joined).cloned() else {
+            return Err(failed("NCCL", "ncclAllReduce", -1, "the ranks have parted"));
+        };
+        let call = |(part, stream): (&Slice, &Arc<Stream>)| nccl::Call {
+            kind: CollectiveKind::AllReduce,
+            dtype,
+            send: part.address(),
+            receive: part.address(),
+            len: part.len_bytes() / dtype.size_bytes(),
+            stream: stream.id(),
+        };
+        group.launch(&[parts.iter().zip(streams).map(call).collect()])?;
+        group.settle(go_on)
+    }
+
     fn check(&self) -> Result<()> {
-        self.group.as_ref().map_or(Ok(()), nccl::Group::poll)
+        self.group.as_ref().map_or(Ok(()), nccl::Group::poll)?;
+        self.joined.lock().values().try_for_each(|group| group.poll())
     }
 
     fn abort(&self) {
-        if let Some(group) = &self.group {
-            group.abort();
-        }
+        let joined = self.joined.lock().values().cloned().collect::<Vec<_>>();
+        let groups = || self.group.iter().chain(joined.iter().map(|group| &**group));
+        groups().for_each(nccl::Group::condemn);
+        groups().for_each(nccl::Group::abort);
     }
 
     fn host_access(&self, _slice: &Slice, _writes: bool) -> Result<()> {

@@ -5,7 +5,8 @@ use std::ffi::c_int;
 
 use cudarc::driver::{result, sys};
 
-use super::{DRIVER, can_reach, checked, compile, is_present, nccl, start_driver};
+use super::gpu::can_reach;
+use super::{DRIVER, checked, compile, is_present, nccl, start_driver};
 use crate::device::open::{Library, Survey};
 
 /// What this machine has, in words. Nothing is left open.

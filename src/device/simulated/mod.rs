@@ -1,8 +1,10 @@
 //! Devices that are threads: every stream is a queue with a thread of its own, so what is not ordered happens in any order.
 //!
 //! Work is checked when it is queued (`races`), run by the reference, and can be made to fail: at a step of one's choice, a step
-//! being a call of the platform that could fail on a real one.
+//! being a call of the platform that could fail on a real one. Devices of several ranks meet by `ranks`.
 
+mod counts;
+mod ranks;
 mod stream;
 
 use std::collections::BTreeMap;
@@ -12,13 +14,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crossbeam_channel::{Sender, unbounded};
 use parking_lot::{Mutex, RwLock};
 
-use self::stream::{Bytes, Health, Meeting, Task, serve};
+use self::counts::Counts;
+use self::ranks::Link;
+use self::stream::{Bytes, Health, Meeting as Rendezvous, Task, serve};
 use super::handle::{Event, Home, Slice, Stream};
 use super::lent::{self, Loan};
 use super::races::{Clock, HOST, Races, Span};
-use super::work::{Collective, CollectiveKind, Operation, Work};
-use super::{Pinned, Platform, failed};
+use super::work::{Collective, CollectiveKind, Work};
+use super::{GoOn, Meeting, Pinned, Platform, UniqueId, failed};
 use crate::buffer::Buffer;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// A step that goes wrong.
@@ -41,9 +46,11 @@ pub enum Manner {
     Never,
 }
 
+#[derive(Default)]
 struct State {
     memory: BTreeMap<u64, Pinned>,
     streams: BTreeMap<u64, Sender<Task>>,
+    joined: BTreeMap<u64, Vec<Arc<Link>>>,
     events: BTreeMap<u64, (Arc<AtomicBool>, Clock)>,
     races: Races,
     /// For each stream the last collective on it, by its number among the stream's work.
@@ -56,12 +63,9 @@ pub struct Simulated {
     health: Arc<Health>,
     state: Mutex<State>,
     next: AtomicU64,
-    steps: AtomicU64,
     fault: Option<Fault>,
     turn: Mutex<()>,
-    exposed: AtomicU64,
-    allocations: AtomicU64,
-    crossed_bytes: AtomicU64,
+    counts: Counts,
 }
 
 impl Simulated {
@@ -72,37 +76,12 @@ impl Simulated {
 
     /// `count` devices of which one step goes wrong.
     pub fn faulty(count: usize, fault: Option<Fault>) -> Arc<Self> {
-        let state = State {
-            memory: BTreeMap::new(),
-            streams: BTreeMap::new(),
-            events: BTreeMap::new(),
-            races: Races::default(),
-            collectives: Clock::default(),
-        };
-        let [steps, exposed, allocations, crossed_bytes] = std::array::from_fn(|_| AtomicU64::default());
-        let (health, state, next) = (Arc::default(), Mutex::new(state), AtomicU64::new(1));
-        let turn = Mutex::default();
-        Arc::new(Simulated { count, health, state, next, steps, fault, turn, exposed, allocations, crossed_bytes })
+        let (health, next, counts) = (Arc::default(), AtomicU64::new(1), Counts::default());
+        Arc::new(Simulated { count, health, state: Mutex::default(), next, fault, turn: Mutex::default(), counts })
     }
 
-    /// The steps so far.
-    pub fn steps(&self) -> u64 {
-        self.steps.load(Ordering::Relaxed)
-    }
-
-    /// How often memory was given to a library that no stream orders.
-    pub fn exposed(&self) -> u64 {
-        self.exposed.load(Ordering::Relaxed)
-    }
-
-    /// How often memory was allocated, of devices or pinned.
-    pub fn allocations(&self) -> u64 {
-        self.allocations.load(Ordering::Relaxed)
-    }
-
-    /// Bytes copied between devices and the host.
-    pub fn crossed_bytes(&self) -> u64 {
-        self.crossed_bytes.load(Ordering::Relaxed)
+    fn close_links(&self) {
+        self.state.lock().joined.values().flatten().for_each(|link| link.close());
     }
 
     fn id(&self) -> u64 {
@@ -112,7 +91,7 @@ impl Simulated {
     /// Counts a step. What is to go wrong with it later, or its error now; `now` steps have no later.
     fn step(&self, call: &str, now: bool) -> Result<Option<Task>> {
         self.health.fault().map_or(Ok(()), Err)?;
-        let number = self.steps.fetch_add(1, Ordering::Relaxed);
+        let number = self.counts.steps.fetch_add(1, Ordering::Relaxed);
         let Some(fault) = self.fault.filter(|fault| fault.step == number) else { return Ok(None) };
         let error = failed("sim", call, 700, format!("the fault injected at step {number}"));
         match fault.manner {
@@ -139,27 +118,6 @@ impl Simulated {
     fn check_turn(&self, what: &str) -> Result<()> {
         let held = self.turn.is_locked();
         held.then_some(()).ok_or_else(|| race(format!("{what} by somebody whose turn it is not")))
-    }
-
-    fn check_lengths(work: &Work) -> Result<()> {
-        let lengths = |slices: &[Slice]| slices.iter().map(Slice::len_bytes).collect::<Vec<_>>();
-        let (reads, writes) = (lengths(&work.reads), lengths(&work.writes));
-        let fits = match &work.operation {
-            Operation::Copy => reads == writes,
-            Operation::Zero => reads.is_empty() && writes.len() == 1,
-            Operation::Sum(_) => writes.len() == 1 && !reads.is_empty() && reads.iter().all(|len| *len == writes[0]),
-            Operation::Quantise2 { .. } | Operation::Quantise1 { .. } => reads.len() == 2 && writes.len() == 2,
-            Operation::AddDequantised2 { .. } | Operation::AddDequantised1 => reads.len() == 2 && writes.len() == 1,
-            Operation::DecodeSum { codec, count } => {
-                writes.len() == 1 && reads == [codec.sum_bytes(writes[0] / size_of::<f32>(), *count)]
-            }
-            Operation::Update { .. } => reads.len() == writes.len() + 1,
-        };
-        if fits {
-            return Ok(());
-        }
-        let what = format!("{:?} of {reads:?} bytes into {writes:?} bytes", work.operation);
-        Err(Error::argument(what, "report this as a bug: the lengths of work on a device do not fit together"))
     }
 }
 
@@ -208,7 +166,7 @@ impl Platform for Simulated {
 
     fn allocate(&self, _device: usize, len_bytes: usize) -> Result<u64> {
         self.step("allocate", true)?;
-        self.allocations.fetch_add(1, Ordering::Relaxed);
+        self.counts.allocations.fetch_add(1, Ordering::Relaxed);
         let mut memory = Buffer::zeroed(len_bytes);
         memory.bytes_mut().fill(0xa5);
         Ok(self.keep(memory).0)
@@ -237,7 +195,7 @@ impl Platform for Simulated {
 
     fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
         self.step("allocate pinned", true)?;
-        self.allocations.fetch_add(1, Ordering::Relaxed);
+        self.counts.allocations.fetch_add(1, Ordering::Relaxed);
         Ok(self.keep(Buffer::zeroed(len_bytes)))
     }
 
@@ -303,12 +261,12 @@ impl Platform for Simulated {
         if work.is_empty() {
             return Ok(());
         }
-        Self::check_lengths(work)?;
+        work.check_lengths()?;
         let later = self.step("enqueue", false)?;
         let ends = work.reads.iter().zip(&work.writes);
         let crossing = ends.filter(|(from, to)| from.device().is_some() != to.device().is_some());
         let crossed_bytes: usize = crossing.map(|(_, to)| to.len_bytes()).sum();
-        self.crossed_bytes.fetch_add(crossed_bytes as u64, Ordering::Relaxed);
+        self.counts.crossed_bytes.fetch_add(crossed_bytes as u64, Ordering::Relaxed);
         let mut state = self.state.lock();
         let (reads, writes) = (spans(&work.reads), spans(&work.writes));
         state.races.step(stream.id(), &reads, &writes).map_err(|text| race(format!("{:?}: {text}", work.operation)))?;
@@ -333,7 +291,7 @@ impl Platform for Simulated {
         let span = vec![(slice.memory().address(), slice.range())];
         let (reads, writes) = if writes { (vec![], span) } else { (span, vec![]) };
         races.step(HOST, &reads, &writes).map_err(race)?;
-        self.exposed.fetch_add(1, Ordering::Relaxed);
+        self.counts.exposed.fetch_add(1, Ordering::Relaxed);
         let mut memory = memory[&slice.memory().address()].write();
         Ok(memory.bytes_mut()[slice.range()].as_mut_ptr())
     }
@@ -370,7 +328,7 @@ impl Platform for Simulated {
         }
         let prepared =
             calls.iter().map(|call| (call.kind, call.dtype, state.bytes_of(&call.send), state.bytes_of(&call.receive)));
-        let meeting = Arc::new(Meeting {
+        let meeting = Arc::new(Rendezvous {
             calls: prepared.collect(),
             size: streams.len(),
             arrived: AtomicUsize::new(0),
@@ -382,6 +340,53 @@ impl Platform for Simulated {
         Ok(())
     }
 
+    fn can_join(&self) -> bool {
+        true
+    }
+
+    fn unique_id(&self) -> Result<UniqueId> {
+        self.step("unique id", true)?;
+        ranks::host(&self.health)
+    }
+
+    fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64> {
+        self.step("join", true)?;
+        let place = (meeting.rank, meeting.size);
+        let links = meeting.ids.iter().map(|id| Link::join(id, place, go_on)).collect::<Result<Vec<_>>>()?;
+        let id = self.id();
+        self.state.lock().joined.insert(id, links);
+        Ok(id)
+    }
+
+    fn leave(&self, joined: u64) {
+        let links = self.state.lock().joined.remove(&joined);
+        links.iter().flatten().for_each(|link| link.close());
+    }
+
+    fn sum_joined(
+        &self,
+        joined: u64,
+        streams: &[Arc<Stream>],
+        dtype: DType,
+        parts: &[Slice],
+        _go_on: GoOn<'_>,
+    ) -> Result<()> {
+        let mut later = self.step("sum over ranks", false)?;
+        self.check_turn("a sum over ranks is queued")?;
+        let mut state = self.state.lock();
+        let links = state.joined.get(&joined).cloned().unwrap_or_default();
+        for ((stream, part), link) in streams.iter().zip(parts).zip(links) {
+            let span = spans(std::slice::from_ref(part));
+            state.races.step(stream.id(), &span, &span).map_err(|text| race(format!("a sum over ranks: {text}")))?;
+            let number = state.races.number(stream.id());
+            state.collectives.insert(stream.id(), number);
+            let bytes = state.bytes_of(std::slice::from_ref(part)).remove(0);
+            state.put(stream, later.take().unwrap_or(Task::SumJoined(link, dtype, bytes)));
+        }
+        self.counts.sums_over_ranks.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn check(&self) -> Result<()> {
         self.health.fault().map_or(Ok(()), Err)
     }
@@ -389,6 +394,7 @@ impl Platform for Simulated {
     fn abort(&self) {
         self.health.fail(failed("sim", "abort", 702, "the devices were aborted"));
         self.health.raise(&self.health.aborted);
+        self.close_links();
     }
 
     fn host_access(&self, slice: &Slice, writes: bool) -> Result<()> {
@@ -401,7 +407,8 @@ impl Platform for Simulated {
 
 impl Drop for Simulated {
     fn drop(&mut self) {
-        // Threads that stand wait for it.
+        // Threads that stand wait for it, and those that wait for other ranks for the end of their links.
         self.health.raise(&self.health.aborted);
+        self.close_links();
     }
 }

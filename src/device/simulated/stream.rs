@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::super::work::{CollectiveKind, Operation};
 use super::super::{Pinned, reference};
+use super::ranks::Link;
 use crate::buffer::Buffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -53,6 +54,8 @@ pub(super) type Bytes = (Pinned, Range<usize>);
 pub(super) enum Task {
     Run(Operation, Vec<Bytes>, Vec<Bytes>),
     Meet(Arc<Meeting>),
+    /// A sum over ranks, in place.
+    SumJoined(Arc<Link>, DType, Bytes),
     Raise(Arc<AtomicBool>),
     Wait(Arc<AtomicBool>),
     /// An injected fault.
@@ -84,7 +87,11 @@ pub(super) fn serve(id: u64, inbox: &Receiver<Task>, health: &Health) {
                 }
             }
             Task::Meet(meeting) if healthy => meet(&meeting, health),
-            Task::Run(..) | Task::Meet(_) => {}
+            Task::SumJoined(link, dtype, part) if healthy => match link.sum(dtype, &load(&part)) {
+                Ok(sum) => store(&part, &sum),
+                Err(fault) => health.fail(fault),
+            },
+            Task::Run(..) | Task::Meet(_) | Task::SumJoined(..) => {}
             Task::Raise(flag) => health.raise(&flag),
             Task::Wait(flag) => health.wait(&flag),
             Task::Fail(fault) => health.fail(fault),

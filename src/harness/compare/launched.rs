@@ -14,10 +14,9 @@ use crate::error::{Error, Result};
 use crate::harness::childless::Childless;
 use crate::harness::compare::{Runner, Workload, peers};
 use crate::harness::interrupt::Interrupt;
-use crate::harness::lab::Lab;
+use crate::harness::lab::{Lab, Shape};
 use crate::harness::launch::hostfile::{self, Host};
 use crate::harness::launch::{self, Launch, Sink};
-use crate::harness::link::LinkRate;
 use crate::harness::machine::ProcessorTime;
 use crate::harness::mode::{Mode, Peer, Placement, Variant};
 use crate::harness::mpirun::{Hosts, Mpirun, Ranks};
@@ -26,13 +25,8 @@ use crate::harness::record::Record;
 /// Where the jobs run.
 #[derive(Debug, Clone)]
 pub enum Place {
-    /// On emulated hosts, which this makes and takes down.
-    Lab {
-        /// Workers, one a host.
-        workers: usize,
-        /// The rate of each link.
-        link: LinkRate,
-    },
+    /// On emulated hosts, which this makes and takes down: a worker on each of the shape's, and more for dedicated servers.
+    Lab(Shape),
     /// On the hosts of a file, the last of them for dedicated servers.
     Hostfile {
         /// The file.
@@ -68,7 +62,10 @@ impl Launched {
         let interrupt = Interrupt::watch()?;
         let ready = |workers, hosts, lab| Launched { workers, hosts, lab, program, interrupt };
         let launched = match place {
-            Place::Lab { workers, link } => ready(workers, None, Some(Lab::up(workers + extra, link)?)),
+            Place::Lab(shape) => {
+                let lab = Lab::up_as(Shape { hosts: shape.hosts + extra, ..shape })?;
+                ready(shape.hosts, None, Some(lab))
+            }
             Place::Local { workers } => ready(workers, None, None),
             Place::Hostfile { file } => {
                 let hosts = hostfile::read(&file)?;
@@ -95,7 +92,10 @@ impl Launched {
     pub fn words(&self) -> String {
         let hosts = if self.workers == 1 { "1 host" } else { &format!("{} hosts", self.workers) };
         match (&self.lab, &self.hosts) {
-            (Some(_), _) => hosts.replacen(' ', " emulated ", 1),
+            (Some(lab), _) => {
+                let racks = lab.racks().map_or(String::new(), |racks| format!(" {racks}"));
+                hosts.replacen(' ', " emulated ", 1) + &racks
+            }
             (None, Some(_)) => hosts.to_owned(),
             (None, None) => "processes of one machine".to_owned(),
         }
@@ -230,6 +230,8 @@ impl Runner for Launched {
             None => {
                 let mut words = vec![workload.bench, "--kv-store", kind.name()];
                 words.extend(workload.bench_args.iter().map(String::as_str));
+                let compression = variant.compression.map(|compression| compression.to_string());
+                words.extend(compression.iter().flat_map(|compression| ["--compression", compression]));
                 self.bench(&words, workload)
             }
             Some(Peer::Mpi) => {

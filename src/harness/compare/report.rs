@@ -12,7 +12,6 @@ use crate::harness::compare::results::{Outcome, Results, Row};
 use crate::harness::compare::table::{format_seconds, notes};
 use crate::harness::compare::training_page;
 use crate::harness::mode::Family;
-use crate::harness::size::format_size;
 use crate::harness::statistics::Summary;
 
 const TEMPLATE: &str = include_str!("report.html");
@@ -32,6 +31,7 @@ pub fn render(results: &Results) -> Result<String> {
         .collect();
     template
         .render(context! {
+            has_uplink => setup.uplink_bytes_per_s().is_some(),
             setup => context! {
                 place => setup.place,
                 workers => setup.workers,
@@ -75,6 +75,7 @@ pub(super) fn class(family: Family) -> &'static str {
         Family::Allreduce => "allreduce",
         Family::Shared => "shared",
         Family::Dedicated => "dedicated",
+        Family::Compressed => "compressed",
         Family::Peer => "peer",
     }
 }
@@ -128,8 +129,8 @@ fn charts(results: &Results) -> Vec<Chart> {
         axis: "MB in the busier direction, one push and pull".to_owned(),
         reference: None,
         bars: bars(&|row, _| {
-            let (bytes, measured) = row.host_bytes(results.setup.own_hosts);
-            Some((bytes / 1e6, format!("{}{}", format_size(bytes), if measured { "" } else { " *" }), Vec::new()))
+            let (bytes, _) = row.host_bytes(results.setup.own_hosts)?;
+            Some((bytes / 1e6, row.host_bytes_words(results.setup.own_hosts)?, Vec::new()))
         }),
         tick: plain,
     };
@@ -162,7 +163,6 @@ fn lines(results: &Results) -> Vec<Value> {
         let with = |words: &dyn Fn(&crate::harness::record::Record, &Summary) -> Option<String>| {
             measured.and_then(|(record, summary)| words(record, &summary)).unwrap_or_else(none)
         };
-        let (bytes, from_interface) = row.host_bytes(results.setup.own_hosts);
         context! {
             variant => row.variant.clone(),
             method => row.method.clone(),
@@ -176,9 +176,7 @@ fn lines(results: &Results) -> Vec<Value> {
             own_ratio => with(&|record, summary| Some(format!("{:.2}", summary.median / record.mode_bound_s?))),
             per_machine => with(&|_, _| row.per_machine_s(results.setup.workers).map(format_seconds)),
             relative => with(&|_, summary| Some(format!("{:.2}x", summary.median / best?))),
-            host_bytes => with(&|_, _| {
-                Some(format!("{}{}", format_size(bytes), if from_interface { "" } else { " *" }))
-            }),
+            host_bytes => with(&|_, _| row.host_bytes_words(results.setup.own_hosts)),
             status => row.status(),
         }
     };

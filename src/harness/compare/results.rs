@@ -4,9 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::harness::compare::Environment;
 use crate::harness::compare::training::TrainSetup;
+use crate::harness::lab::Racks;
 use crate::harness::link::LinkRate;
 use crate::harness::mode::Family;
 use crate::harness::record::Record;
+use crate::harness::size::format_size;
 use crate::harness::statistics::Summary;
 
 /// Everything: where, what, how, and one row for each variant.
@@ -38,6 +40,9 @@ pub struct Setup {
     pub workers: usize,
     /// The links' rate.
     pub link: LinkRate,
+    /// The racks that the hosts stand in, if there are two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub racks: Option<Racks>,
     /// The payload in words.
     pub payload: String,
     /// Payload bytes of one worker.
@@ -66,8 +71,9 @@ pub struct Row {
     pub servers: usize,
     /// Hosts used in all; 1 where every process is on this one.
     pub machines: usize,
-    /// Bytes through the busiest host in one push and pull, from the mode's closed form: the larger direction.
-    pub computed_host_bytes: f64,
+    /// Bytes through the busiest host in one push and pull, from the mode's closed form: the larger direction. `None` for
+    /// compressed gradients, whose bytes depend on the codec and its way.
+    pub computed_host_bytes: Option<f64>,
     /// What came of it.
     pub outcome: Outcome,
 }
@@ -110,6 +116,13 @@ pub struct Round {
     pub stolen: Option<f64>,
 }
 
+impl Setup {
+    /// What the link between the racks carries, in bytes a second, if there are racks and it has a limit.
+    pub fn uplink_bytes_per_s(&self) -> Option<f64> {
+        self.racks?.uplink.bytes_per_s()
+    }
+}
+
 impl Row {
     /// The record, if the variant was measured.
     pub fn record(&self) -> Option<&Record> {
@@ -139,14 +152,20 @@ impl Row {
         Some(self.summary()?.median * self.machines as f64 / workers as f64)
     }
 
+    /// [`host_bytes`](Self::host_bytes) in words, a computed number marked with a star.
+    pub fn host_bytes_words(&self, own_hosts: bool) -> Option<String> {
+        let (bytes, measured) = self.host_bytes(own_hosts)?;
+        Some(format!("{}{}", format_size(bytes), if measured { "" } else { " *" }))
+    }
+
     /// Bytes through the busiest host, and whether they were measured. A dedicated server's host is not a worker's, so
     /// what the workers' interfaces say does not cover it.
-    pub fn host_bytes(&self, own_hosts: bool) -> (f64, bool) {
+    pub fn host_bytes(&self, own_hosts: bool) -> Option<(f64, bool)> {
         match self.record().and_then(|record| record.host_bytes) {
             Some(measured) if own_hosts && self.machines == self.record().map_or(0, |record| record.ranks) => {
-                (measured as f64, true)
+                Some((measured as f64, true))
             }
-            _ => (self.computed_host_bytes, false),
+            _ => self.computed_host_bytes.map(|bytes| (bytes, false)),
         }
     }
 }

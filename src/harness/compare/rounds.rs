@@ -97,7 +97,10 @@ fn row(variant: Variant, progress: Progress, workload: &Workload, setup: &Setup)
         family: variant.family(),
         servers: variant.mode.servers(),
         machines: if setup.own_hosts { setup.workers + variant.mode.extra_hosts() } else { 1 },
-        computed_host_bytes: cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64),
+        computed_host_bytes: variant
+            .compression
+            .is_none()
+            .then(|| cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64)),
         outcome,
     }
 }
@@ -128,7 +131,7 @@ fn merged(variant: Variant, done: &[Done], workload: &Workload, setup: &Setup) -
         None => record,
     };
     let record = match setup.link.bytes_per_s() {
-        Some(rate) => record.with_link(rate, Some(variant.mode)),
+        Some(rate) => record.with_link(rate, Some(variant.mode)).with_uplink(setup.uplink_bytes_per_s()),
         None => record,
     };
     let rounds = done
@@ -230,6 +233,7 @@ mod tests {
             own_hosts: true,
             workers: 4,
             link: "8kbit".parse().unwrap(),
+            racks: None,
             payload: "4 kB".to_owned(),
             bytes: 4000,
             rounds: 3,
@@ -283,9 +287,9 @@ mod tests {
         assert_eq!((record.mode.as_str(), record.bound_s), ("dist_sync_mpi", Some(6.0)));
         assert_eq!((rows[2].machines, rows[2].per_machine_s(4)), (6, Some(7.5)));
         assert_eq!(stolen(&rows), Some(0.0625));
-        assert_eq!(rows[0].host_bytes(true), (6100.0, true));
-        assert_eq!(rows[0].host_bytes(false), (6000.0, false));
-        assert_eq!(rows[2].host_bytes(true), (8000.0, false), "a dedicated server's interface is not a worker's");
+        assert_eq!(rows[0].host_bytes(true), Some((6100.0, true)));
+        assert_eq!(rows[0].host_bytes(false), Some((6000.0, false)));
+        assert_eq!(rows[2].host_bytes(true), Some((8000.0, false)), "a dedicated server's interface is not a worker's");
     }
 
     #[test]

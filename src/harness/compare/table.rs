@@ -4,7 +4,6 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use crate::harness::compare::results::{Outcome, Results, Row};
 use crate::harness::compare::training;
-use crate::harness::size::format_size;
 use crate::harness::statistics;
 
 const HEADER: [&str; 9] =
@@ -25,7 +24,8 @@ pub fn render(results: &Results) -> String {
         format!("Every sum was checked. time: median of {}; spread: half the middle half.", counted(results)),
     ];
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
-        lines.push(format!("bound: {} for an allreduce, 2(n-1)/n x payload / link.", format_seconds(bound)));
+        let uplink = if setup.uplink_bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
+        lines.push(format!("bound: {} for an allreduce, 2(n-1)/n x payload / link{uplink}.", format_seconds(bound)));
     }
     let source = if measured_traffic(results) { "by its interface, * computed" } else { "* computed" };
     let charged = if setup.own_hosts { "per machine: time x machines / workers. " } else { "" };
@@ -106,14 +106,13 @@ fn cells(row: &Row, results: &Results, best: Option<f64>) -> Vec<String> {
         cells.extend(std::iter::repeat_n("-".to_owned(), HEADER.len() - cells.len()));
         return cells;
     };
-    let (bytes, measured) = row.host_bytes(results.setup.own_hosts);
     cells.extend([
         format_seconds(summary.median),
         format!("+-{:.1} %", 100.0 * summary.relative_spread()),
         record.ratio_to_bound.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
         row.per_machine_s(results.setup.workers).map_or("-".to_owned(), format_seconds),
         best.map_or("-".to_owned(), |best| format!("{:.2}x", summary.median / best)),
-        format!("{}{}", format_size(bytes), if measured { "" } else { " *" }),
+        row.host_bytes_words(results.setup.own_hosts).unwrap_or("-".to_owned()),
     ]);
     cells
 }
@@ -128,5 +127,5 @@ fn counted(results: &Results) -> String {
 }
 
 fn measured_traffic(results: &Results) -> bool {
-    results.rows.iter().any(|row| row.host_bytes(results.setup.own_hosts).1)
+    results.rows.iter().any(|row| row.host_bytes(results.setup.own_hosts).is_some_and(|(_, measured)| measured))
 }

@@ -23,6 +23,7 @@ pub fn sentences(results: &Results) -> Vec<String> {
         sentences.extend(against_dedicated(allreduce, &ranking, &results.setup));
     }
     sentences.extend(against_mxnet(results));
+    sentences.extend(compressed(results));
     sentences
 }
 
@@ -121,6 +122,20 @@ fn against_dedicated(allreduce: &Ranked, ranking: &[Ranked], setup: &Setup) -> O
             row.variant
         )
     })
+}
+
+/// What compression gains over the same mode without it.
+fn compressed(results: &Results) -> Option<String> {
+    let pairs: Vec<String> = results
+        .rows
+        .iter()
+        .filter_map(|row| {
+            let (mode, _) = row.variant.split_once('+')?;
+            let plain = results.row(mode)?.summary()?;
+            Some(format!("{:.2}x of the time of {}", plain.median / row.summary()?.median, row.variant))
+        })
+        .collect();
+    (!pairs.is_empty()).then(|| format!("The same mode without compression takes {}.", pairs.join(", ")))
 }
 
 /// Our servers against MXNet's, row by row.

@@ -27,11 +27,30 @@ pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
     for ranks in [2, 4] {
         checks.push(check(
             format!("dist_sync_mpi: {ranks} ranks that share the devices, in one process"),
-            share(name, ranks, &Config { timeout: LIMIT, ..Config::default() }),
+            share(&vec![name; ranks], &Config { timeout: LIMIT, ..Config::default() }),
         ));
     }
     checks.push(given(name));
+    checks.push(joined(name, devices.count()));
     checks
+}
+
+/// Two ranks with a GPU each, which NCCL joins; it does not join a GPU with itself.
+fn joined(name: &str, count: usize) -> Check {
+    let title = "dist_sync_mpi: 2 ranks whose devices sum by themselves (nccl)".to_owned();
+    let config = Config { timeout: LIMIT, algorithm: "nccl".to_owned(), ..Config::default() };
+    if name.starts_with("sim") {
+        return check(title, share(&[name; 2], &config));
+    }
+    let named: Vec<&str> = name.trim_start_matches("cuda").trim_start_matches(':').split(',').collect();
+    let of = |rank: usize| {
+        named.get(rank).filter(|one| !one.is_empty()).map_or(format!("cuda:{rank}"), |one| format!("cuda:{one}"))
+    };
+    let (first, second) = (of(0), of(1));
+    if count < 2 || first == second {
+        return Check { name: title, found: "takes two GPUs".to_owned(), passed: None };
+    }
+    check(title, share(&[&first, &second], &config))
 }
 
 /// The devices' memory given to the transport, which only MPI takes where it is not the host's.
@@ -39,7 +58,7 @@ fn given(name: &str) -> Check {
     let title = "dist_sync_mpi: 2 ranks whose transport is given the devices' memory".to_owned();
     if name.starts_with("sim") {
         let config = Config { timeout: LIMIT, mpi_device_memory: Some(true), ..Config::default() };
-        return check(title, share(name, 2, &config));
+        return check(title, share(&[name; 2], &config));
     }
     let found = format!("takes mpirun and a job on GPUs; {}", device::cuda_aware_mpi());
     Check { name: title, found, passed: None }
@@ -80,14 +99,15 @@ fn collectives(devices: &Arc<Devices>) -> Check {
     check(name, run())
 }
 
-/// Ranks as threads, each with devices of its own on the same GPUs, over the transport between threads.
-fn share(name: &str, ranks: usize, config: &Config) -> Result<String> {
-    let engines = Engine::in_process(ranks, config)?;
-    let counts = vec![device::open(name)?.count(); ranks];
+/// Ranks as threads, each with the devices of its name, which may be on the same GPUs, over the transport between threads.
+fn share(names: &[&str], config: &Config) -> Result<String> {
+    let engines = Engine::in_process(names.len(), config)?;
+    let counts = names.iter().map(|name| Ok(device::open(name)?.count())).collect::<Result<Vec<_>>>()?;
     let running: Vec<_> = engines
         .into_iter()
-        .map(|engine| {
-            let (name, counts, config) = (name.to_owned(), counts.clone(), config.clone());
+        .zip(names)
+        .map(|(engine, name)| {
+            let (name, counts, config) = ((*name).to_owned(), counts.clone(), config.clone());
             thread::spawn(move || {
                 let devices = device::open(&name)?;
                 let backend = OnDevices::over_ranks(Arc::clone(&devices), engine, LIMIT);

@@ -8,7 +8,7 @@
 //!    rp-h1 ---- ringpull0 ---- rp-h2 ...
 //! ```
 //!
-//! A lab in two racks has a bridge for each half of the hosts and one shaped link between the bridges.
+//! A lab in two racks has a bridge for each half of the hosts, or for every other one, and one shaped link between the bridges.
 //!
 //! One process at a time may change the lab or measure on it: it holds a lock (`lock`) which the kernel takes back when
 //! that process ends, however it ends. What was made is marked under `/run/ringpull/lab` before it is made, so that
@@ -16,6 +16,7 @@
 
 mod lock;
 mod network;
+mod shape;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -23,14 +24,10 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde::{Deserialize, Serialize};
-
 use self::lock::LabLock;
+pub use self::shape::{Racks, Shape};
 use super::link::LinkRate;
 use crate::error::{Error, Result};
-
-/// The most hosts a lab may have.
-pub const MAX_HOSTS: usize = 100;
 
 /// The network of the lab's hosts, for programs that must be told which interface to use.
 pub const NETWORK: &str = "10.55.0.0/24";
@@ -45,38 +42,16 @@ pub struct Lab {
     _lock: LabLock,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Shape {
-    hosts: usize,
-    rate: LinkRate,
-    /// The rate of the link between two racks, if there are two.
-    #[serde(default)]
-    uplink: Option<LinkRate>,
-}
-
 impl Lab {
     /// Makes `hosts` hosts with links of `rate`. Hosts that are already so are taken as they are, and then left when the
     /// `Lab` is dropped; anything else of an earlier lab is removed first. An error if another process uses the lab.
     pub fn up(hosts: usize, rate: LinkRate) -> Result<Self> {
-        Self::up_as(Shape { hosts, rate, uplink: None })
+        Self::up_as(Shape { hosts, rate, racks: None })
     }
 
-    /// As [`up`](Self::up), in two racks: hosts 1 to `hosts / 2`, and the others. One link of rate `uplink` joins them.
-    pub fn up_in_racks(hosts: usize, rate: LinkRate, uplink: LinkRate) -> Result<Self> {
-        if hosts < 2 {
-            return Err(Error::argument("two racks need two hosts", "ask for more hosts, or for one rack"));
-        }
-        Self::up_as(Shape { hosts, rate, uplink: Some(uplink) })
-    }
-
-    fn up_as(shape: Shape) -> Result<Self> {
-        let hosts = shape.hosts;
-        if !(1..=MAX_HOSTS).contains(&hosts) {
-            return Err(Error::argument(
-                format!("a lab of {hosts} hosts is not possible"),
-                format!("choose between 1 and {MAX_HOSTS} hosts"),
-            ));
-        }
+    /// As [`up`](Self::up), for hosts of `shape`.
+    pub fn up_as(shape: Shape) -> Result<Self> {
+        shape.check()?;
         need_root()?;
         let lock = LabLock::take()?;
         if read_shape() == Some(shape) {
@@ -85,11 +60,10 @@ impl Lab {
         clear()?;
         // From here on a drop removes what exists, also when a later step fails.
         let lab = Lab { shape, made_here: true, _lock: lock };
-        network::add_bridges(shape.uplink)?;
-        for host in 1..=hosts {
+        network::add_bridges(shape.racks.map(|racks| racks.uplink))?;
+        for host in 1..=shape.hosts {
             mark(host)?;
-            let rack = usize::from(shape.uplink.is_some() && host > hosts / 2);
-            network::add_host(host, hosts, shape.rate, rack)?;
+            network::add_host(host, shape.hosts, shape.rate, shape.rack(host))?;
         }
         write_shape(shape)?;
         Ok(lab)
@@ -103,6 +77,11 @@ impl Lab {
     /// The rate of every link.
     pub fn rate(&self) -> LinkRate {
         self.shape.rate
+    }
+
+    /// The two racks, if the hosts stand in any.
+    pub fn racks(&self) -> Option<Racks> {
+        self.shape.racks
     }
 
     /// The command that runs `program` on host `host`, counted from 1. It is killed when the thread that starts it ends.

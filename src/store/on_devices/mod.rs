@@ -2,8 +2,8 @@
 //!
 //! A key's value is spread over the devices of the process, a part on each (`device::Layout`), and so are the gradient's sum
 //! and the optimizer's slots: each device updates its part, and outputs are gathered from all. Between ranks the parts
-//! pass through pinned memory of the host and an allreduce over MPI, or straight through MPI where it takes memory of devices
-//! (`communicator::staged`).
+//! pass through pinned memory of the host and an allreduce over MPI, straight through MPI where it takes memory of devices, or by NCCL
+//! (`communicator::routes`).
 //!
 //! Compressed gradients are encoded on the devices where those know the codec, and otherwise pass through host memory whole
 //! (`communicator::coded`); either way the bits are those of `dist_sync_mpi` without devices.
@@ -25,7 +25,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 
 use crate::buffer::Buffer;
-use crate::communicator::staged::Route;
+use crate::communicator::routes::Route;
 use crate::compress::Compression;
 use crate::device::{Devices, array_of};
 use crate::error::{Error, Result};
@@ -35,6 +35,7 @@ use crate::optim::{Optimizer, State};
 use crate::progress::{Engine, Terms, Topic};
 use crate::store::anywhere;
 use crate::store::compressed::Compressor;
+use crate::store::replica::terms;
 use crate::store::update::{Update, Updates, no_optimizer};
 use crate::store::{Anywhere, Backend, Contribution, Entry, Gradient, MergedRows, SavedStates, Stats, Updater};
 use crate::tensor::{Tensor, TensorMut, Waiter};
@@ -94,13 +95,13 @@ impl OnDevices {
     }
 
     /// Takes a step: by way of the ranks' agreement, or here and now.
-    fn run(&self, slot: &Slot, operation: &str, terms: impl Into<Terms>, step: impl Step + 'static) -> Result<()> {
+    fn run(&self, slot: &Slot, operation: &str, terms: Terms, step: impl Step + 'static) -> Result<()> {
         slot.call();
         if let Some(ranks) = &self.ranks {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
             return ranks
                 .engine
-                .submit(topic, operation, terms.into(), Box::new(OverRanks { step, rank: self.rank() }))
+                .submit(topic, operation, terms, Box::new(OverRanks { step, rank: self.rank() }))
                 .inspect_err(|_| slot.cancel());
         }
         let mut step = step;
@@ -110,16 +111,6 @@ impl OnDevices {
                 step.fail(&fault);
                 Err(fault)
             }
-        }
-    }
-
-    /// What must be the same on every rank.
-    fn terms(entry: &Entry, update: &Update) -> String {
-        let Entry { dtype, shape, .. } = entry;
-        match update {
-            Update::Overwrite => format!("{dtype} of shape {shape:?} on devices"),
-            Update::Optimize(optimizer) => format!("{dtype} of shape {shape:?} on devices with {optimizer:?}"),
-            Update::Call(_) => format!("{dtype} of shape {shape:?} on devices with an updater"),
         }
     }
 
@@ -169,10 +160,7 @@ impl Anywhere for OnDevices {
         let remotes = gradient.remotes(&outs).chain(outs.iter().filter_map(TensorMut::remote));
         remotes.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
         let coding = self.compressor.coding(entry, self.rank())?;
-        let mut terms = Self::terms(entry, &update);
-        if let Some(coding) = &coding {
-            terms = format!("{terms} compressed by {}", coding.compression);
-        }
+        let terms = terms(entry, &update, coding.as_ref().map(|coding| coding.compression));
         let job = Push::new(self, &slot, gradient, outs, (update, coding))?;
         self.run(&slot, "push", terms, job)
     }
@@ -221,8 +209,9 @@ impl Backend for OnDevices {
         let value = host.read()?.snapshot();
         let slot = Arc::new(Slot::new(entry, &self.devices)?);
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        let how = self.ranks.as_ref().map_or_else(String::new, |ranks| ranks.engine.settings().to_owned());
-        let terms = Terms { how, ..Self::terms(entry, &Update::Overwrite).into() };
+        let how =
+            self.ranks.as_ref().map_or_else(String::new, |ranks| format!("{} on devices", ranks.engine.settings()));
+        let terms = Terms { how, ..terms(entry, &Update::Overwrite, None) };
         let job = Init { slot: Arc::clone(&slot), devices: Arc::clone(&self.devices), value, limit: self.limit };
         self.run(&slot, "init", terms, job)
     }
@@ -234,7 +223,7 @@ impl Backend for OnDevices {
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
         let slot = self.slot(entry, "push_rows")?;
         let update = self.present(entry)?;
-        let terms = Self::terms(entry, &update);
+        let terms = terms(entry, &update, None);
         let job = detour::PushRows::new(self, &slot, gradient, update);
         self.run(&slot, "push_rows", terms, job)
     }

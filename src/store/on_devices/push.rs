@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::slot::{Content, Outputs, Slot};
 use super::{OnDevices, Step, detour, take_loaded};
-use crate::communicator::staged::{self, How, Route};
+use crate::communicator::routes::{self, Route, Sum};
 use crate::communicator::{Host, coded};
 use crate::device::{Devices, Event, Memory, Slice};
 use crate::error::{Error, Result};
@@ -124,13 +124,21 @@ impl Step for Push {
         let mut content = slot.content();
         self.sum(&mut content, &inputs)?;
         if let Some((host, launch)) = ranks {
-            let how = How { layout: &slot.layout, dtype: slot.entry.dtype, stamp: launch.number, limit: self.limit };
+            let Content { sum: parts, residual, .. } = &mut *content;
+            let sum = Sum {
+                devices: &self.devices,
+                layout: &slot.layout,
+                dtype: slot.entry.dtype,
+                parts,
+                stamp: launch.number,
+                limit: self.limit,
+                route: &self.route,
+            };
             match &self.coding {
-                None => staged::allreduce(host, &self.devices, &how, &content.sum, &self.route)?,
+                None => routes::allreduce(host, &sum)?,
                 Some(Coding { compression, feedback }) => {
-                    let Content { sum, residual, .. } = &mut *content;
                     let coding = coded::Coding { compression, feedback: &mut feedback.lock(), residual };
-                    coded::allreduce(host, &self.devices, &how, sum, coding, &self.route)?;
+                    coded::allreduce(host, &sum, coding)?;
                 }
             }
         }

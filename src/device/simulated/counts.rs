@@ -1,0 +1,41 @@
+//! What has been asked of simulated devices so far, in numbers that tests look at.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Simulated;
+
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) steps: AtomicU64,
+    pub(super) exposed: AtomicU64,
+    pub(super) allocations: AtomicU64,
+    pub(super) crossed_bytes: AtomicU64,
+    pub(super) sums_over_ranks: AtomicU64,
+}
+
+impl Simulated {
+    /// The steps so far.
+    pub fn steps(&self) -> u64 {
+        self.counts.steps.load(Ordering::Relaxed)
+    }
+
+    /// How often memory was given to a library that no stream orders.
+    pub fn exposed(&self) -> u64 {
+        self.counts.exposed.load(Ordering::Relaxed)
+    }
+
+    /// How often memory was allocated, of devices or pinned.
+    pub fn allocations(&self) -> u64 {
+        self.counts.allocations.load(Ordering::Relaxed)
+    }
+
+    /// Bytes copied between devices and the host.
+    pub fn crossed_bytes(&self) -> u64 {
+        self.counts.crossed_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How often parts were summed with those of other ranks.
+    pub fn sums_over_ranks(&self) -> u64 {
+        self.counts.sums_over_ranks.load(Ordering::Relaxed)
+    }
+}
