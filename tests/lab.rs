@@ -38,6 +38,18 @@ fn up(hosts: usize, rate: &str) -> Lab {
     }
 }
 
+fn up_in_racks(hosts: usize, rate: &str, racks: Racks) -> Lab {
+    let shape = Shape { hosts, rate: rate.parse().unwrap(), racks: Some(racks) };
+    loop {
+        match Lab::up_as(shape) {
+            Err(error) if error.to_string().contains("in use") => {
+                std::thread::park_timeout(Duration::from_millis(200));
+            }
+            result => break result.unwrap(),
+        }
+    }
+}
+
 fn ringpull(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
     command.args(words).stdin(Stdio::null());
@@ -216,16 +228,7 @@ fn ranks_that_share_a_host_share_memory_and_hosts_exchange_messages() {
 #[test]
 fn two_racks_are_joined_by_one_link_of_its_own_rate() {
     let Some(_turn) = turn() else { return };
-    let racks = Racks { uplink: "50mbit".parse().unwrap(), alternate: false };
-    let shape = Shape { hosts: 4, rate: "none".parse().unwrap(), racks: Some(racks) };
-    let lab = loop {
-        match Lab::up_as(shape) {
-            Err(error) if error.to_string().contains("in use") => {
-                std::thread::park_timeout(Duration::from_millis(200));
-            }
-            result => break result.unwrap(),
-        }
-    };
+    let lab = up_in_racks(4, "none", Racks { uplink: "50mbit".parse().unwrap(), alternate: false });
     let master = |port: &str| std::fs::read_link(format!("/sys/class/net/{port}/master")).unwrap();
     assert!(master("rp-h2").ends_with("ringpull0") && master("rp-h3").ends_with("ringpull1"));
     let shaper = Command::new("tc").args(["qdisc", "show", "dev", "rp-up1"]).output().unwrap();
@@ -233,4 +236,13 @@ fn two_racks_are_joined_by_one_link_of_its_own_rate() {
     assert!(lab.command(1, "getent").args(["hosts", "h4"]).status().unwrap().success());
     lab.down().unwrap();
     assert!(!Path::new("/sys/class/net/ringpull1").exists() && !Path::new("/sys/class/net/rp-up0").exists());
+}
+
+#[test]
+fn ranks_find_the_racks_that_nobody_has_named() {
+    let Some(_turn) = turn() else { return };
+    let lab = up_in_racks(6, "400mbit", Racks { uplink: "50mbit".parse().unwrap(), alternate: true });
+    let told = bench_on(&[1, 2, 3, 4, 5, 6], 6, &["--explain"]);
+    assert!(told.contains("[[0,2,4],[1,3,5]]"), "{told}");
+    lab.down().unwrap();
 }

@@ -25,7 +25,7 @@ use crate::harness::mpirun::Hosts;
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
 
-A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get RINGPULL_TIMEOUT seconds (10),
+A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get one and a half RINGPULL_TIMEOUT (10 s),
 then SIGTERM, then SIGKILL, on every host; the exit code is that of the first failure.")]
 pub struct LaunchArgs {
     /// How many workers.
@@ -130,7 +130,8 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         let mut launch = Launch::new(at(0, workers), at(0, servers), args.command)?;
         (launch.env, launch.env_server, launch.env_worker) = (args.env, args.env_server, args.env_worker);
         launch.sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
-        launch.grace = Config::from_env()?.timeout;
+        // Those that wait for the one that failed find out for whom within their limit and the quarter until they ask again.
+        launch.grace = Config::from_env()?.timeout * 3 / 2;
         launch.run()?.code
     };
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))

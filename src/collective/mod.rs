@@ -142,6 +142,15 @@ pub fn broadcast(root: usize, rank: usize, size: usize, len: usize) -> Plan {
     }
 }
 
+/// The plan of `rank` that swaps with `other`: of `2 len` elements the lower rank sends the first half, the higher the second.
+pub fn exchange(rank: usize, other: usize, len: usize) -> Plan {
+    let mut plan = Plan::new(Parts::even(2 * len, 2));
+    let (own, theirs) = if rank < other { (0, 1) } else { (1, 0) };
+    plan.send(other, own..own + 1);
+    plan.recv(other, theirs..theirs + 1, Then::Copy);
+    plan
+}
+
 /// The plan of `rank` that gives every rank all parts, of which rank `r` brings part `r`. Parts may differ in length.
 ///
 /// # Panics

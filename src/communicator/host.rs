@@ -14,6 +14,7 @@ use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
+use crate::communicator::racks::Racks;
 use crate::compress::{Codec, Compression, Feedback};
 use crate::config::{Config, ModelSource};
 use crate::dtype::DType;
@@ -71,7 +72,11 @@ impl Host {
             return Ok(());
         }
         let source = if self.choice.is_auto() { &config.model } else { &ModelSource::Default };
-        self.learned = learn::learn(&mut self.runner, &mut *self.transport, source, &self.stop)?;
+        let hosts = &self.placement.hosts;
+        self.learned = learn::learn(&mut self.runner, &mut *self.transport, hosts, source, &self.stop)?;
+        if self.placement.racks.is_none() {
+            self.placement.racks = Racks::of_bits(self.learned.racks, hosts.len());
+        }
         if self.rank() == 0 && self.choice.is_auto() {
             self.learned.explain(self.transport.size(), self.cuts);
         }
@@ -114,6 +119,11 @@ impl Host {
     /// The ranks that share memory, host by host: among those of one host `auto` sums there.
     pub fn hosts(&self) -> &[Vec<usize>] {
         &self.placement.hosts
+    }
+
+    /// The racks the hosts stand in, if there are two, named or found: each one's hosts, by their place in [`hosts`](Self::hosts).
+    pub fn racks(&self) -> Option<&[Vec<usize>; 2]> {
+        Some(self.placement.racks.as_ref()?.hosts())
     }
 
     /// The plan of a sum by messages, and the segments that suit it; `None` if `choice` is to sum another way.

@@ -23,7 +23,7 @@ use crate::topology::host_name;
 use crate::transport::Transport;
 
 /// Part of every key: a model that another way of measuring or predicting has made is of no use.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// How far the smallest ring may be from what a cached model predicts.
 const CREDIBLE: f64 = 4.0;
 
@@ -32,13 +32,15 @@ const CREDIBLE: f64 = 4.0;
 pub struct Learned {
     /// The numbers.
     pub model: Model,
+    /// Which of two racks each host was found in, bit `h` for host `h`; 0 for one rack.
+    pub racks: u64,
     /// Where they are from.
     pub source: String,
 }
 
 impl Default for Learned {
     fn default() -> Self {
-        Learned { model: Model::default(), source: "the default".to_owned() }
+        Learned { model: Model::default(), racks: 0, source: "the default".to_owned() }
     }
 }
 
@@ -46,6 +48,12 @@ impl Learned {
     /// Says in the log what was learned and what follows from it on `size` ranks.
     pub(super) fn explain(&self, size: usize, segments: Segments) {
         tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
+        if self.racks != 0 {
+            tracing::debug!(
+                "two racks, found by timing: host h stands in the second if bit h is set in {:#b}",
+                self.racks
+            );
+        }
         for len_bytes in [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 100_000_000] {
             let times: Vec<String> = Algorithm::ALL
                 .map(|algorithm| predict(&self.model, algorithm, len_bytes, size, segments))
@@ -64,9 +72,11 @@ impl Learned {
 }
 
 /// A file of the cache, and what `RINGPULL_MODEL` may name.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Stored {
     model: Model,
+    #[serde(default)]
+    racks: u64,
     /// For people.
     #[serde(default)]
     library: String,
@@ -76,8 +86,8 @@ struct Stored {
 
 /// What rank 0 has found.
 enum Found {
-    Given(Model),
-    Cached(Model),
+    Given(Stored),
+    Cached(Stored),
     Nothing,
     Wrong(Error),
 }
@@ -87,6 +97,7 @@ enum Found {
 #[repr(C)]
 struct Told {
     origin: u64,
+    racks: u64,
     model: Model,
 }
 
@@ -97,20 +108,22 @@ impl Told {
     const WRONG: u64 = 3;
 
     fn of(found: &Found) -> Self {
-        let (origin, model) = match found {
-            Found::Given(model) => (Self::GIVEN, *model),
-            Found::Cached(model) => (Self::CACHED, *model),
-            Found::Nothing => (Self::NOTHING, Model::default()),
-            Found::Wrong(_) => (Self::WRONG, Model::default()),
+        let (origin, stored) = match found {
+            Found::Given(stored) => (Self::GIVEN, Some(stored)),
+            Found::Cached(stored) => (Self::CACHED, Some(stored)),
+            Found::Nothing => (Self::NOTHING, None),
+            Found::Wrong(_) => (Self::WRONG, None),
         };
-        Told { origin, model }
+        let (racks, model) = stored.map_or((0, Model::default()), |stored| (stored.racks, stored.model));
+        Told { origin, racks, model }
     }
 }
 
-/// The model of the cluster under `transport`. Collective, in well under a second.
+/// The model of the cluster of `hosts` (ranks by host) under `transport`. Collective, in well under a second.
 pub(super) fn learn(
     runner: &mut Runner,
     transport: &mut dyn Transport,
+    hosts: &[Vec<usize>],
     source: &ModelSource,
     stop: &AtomicBool,
 ) -> Result<Learned> {
@@ -128,18 +141,18 @@ pub(super) fn learn(
     if let Found::Wrong(cause) = found {
         return Err(cause);
     }
-    let known = told.model;
+    let (known, racks) = (told.model, told.racks);
     if told.origin == Told::WRONG {
         return Err(Error::argument("rank 0 could not use what its RINGPULL_MODEL names", "see rank 0's own message"));
     }
     if told.origin == Told::GIVEN {
-        return Ok(Learned { model: known, source: format!("{source}, on rank 0's word") });
+        return Ok(Learned { model: known, racks, source: format!("{source}, on rank 0's word") });
     }
     if told.origin == Told::CACHED {
         let (now, then) =
             (prober.smallest_ring_us()?, known.predicted_us(Algorithm::Ring, size, size, prober.runner.segment_bytes));
         if (1.0 / CREDIBLE..CREDIBLE).contains(&(now / then)) {
-            return Ok(Learned { model: known, source: "the cache".to_owned() });
+            return Ok(Learned { model: known, racks, source: "the cache".to_owned() });
         }
         if rank == 0 {
             tracing::info!(
@@ -147,23 +160,24 @@ pub(super) fn learn(
             );
         }
     }
-    let model = probe::fit(&prober.measure()?);
+    let times = prober.measure()?;
+    let (model, racks) = (probe::fit(&times), prober.racks(hosts, &times)?);
     if let Some(file) = cached {
-        let stored = Stored { model, library, ranks: size };
+        let stored = Stored { model, racks, library, ranks: size };
         if let Err(cause) = store(&file, &stored) {
             tracing::info!(%cause, "the model is not kept for later runs");
         }
     }
-    Ok(Learned { model, source: format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3) })
+    Ok(Learned { model, racks, source: format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3) })
 }
 
 fn find(source: &ModelSource, cached: Option<&Path>) -> Found {
     match source {
-        ModelSource::Default => Found::Given(Model::default()),
+        ModelSource::Default => Found::Given(Stored::default()),
         ModelSource::Probe => Found::Nothing,
-        ModelSource::File(path) => read(path).map_or_else(Found::Wrong, |stored| Found::Given(stored.model)),
+        ModelSource::File(path) => read(path).map_or_else(Found::Wrong, Found::Given),
         ModelSource::Cached => match cached.map(read) {
-            Some(Ok(stored)) => Found::Cached(stored.model),
+            Some(Ok(stored)) => Found::Cached(stored),
             _ => Found::Nothing,
         },
     }
@@ -225,7 +239,8 @@ mod tests {
                 .map(|mut end| {
                     scope.spawn(move || {
                         let mut runner = Runner::new(256 << 10, Duration::from_secs(20));
-                        learn(&mut runner, &mut end, source, &AtomicBool::new(false))
+                        let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
+                        learn(&mut runner, &mut end, &hosts, source, &AtomicBool::new(false))
                     })
                 })
                 .collect();
@@ -238,7 +253,10 @@ mod tests {
         for size in [1, 2, 3, 5] {
             let models: Vec<Learned> = learned(size, &ModelSource::Probe).into_iter().map(Result::unwrap).collect();
             assert!(models[0].model.is_sound());
-            assert!(models.iter().all(|learned| learned.model == models[0].model), "{models:?}");
+            assert!(
+                models.iter().all(|learned| (learned.model, learned.racks) == (models[0].model, models[0].racks)),
+                "{models:?}"
+            );
         }
     }
 
@@ -247,11 +265,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/model.json");
         let model = Model { latency_us: 1.0 / 3.0, ..Model::default() };
-        store(&path, &Stored { model, library: "a library".to_owned(), ranks: 3 }).unwrap();
+        store(&path, &Stored { model, racks: 0b110, library: "a library".to_owned(), ranks: 3 }).unwrap();
         for learned in learned(3, &ModelSource::File(path.clone())) {
-            assert_eq!(learned.unwrap().model, model);
+            let learned = learned.unwrap();
+            assert_eq!((learned.model, learned.racks), (model, 0b110));
         }
-        let wrong = Stored { model: Model { fan_factor: -1.0, ..model }, library: String::new(), ranks: 0 };
+        let wrong = Stored { model: Model { fan_factor: -1.0, ..model }, ..Stored::default() };
         store(&path, &wrong).unwrap();
         let errors: Vec<String> =
             learned(2, &ModelSource::File(path)).into_iter().map(|it| it.unwrap_err().to_string()).collect();

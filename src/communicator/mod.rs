@@ -21,6 +21,7 @@ mod learn;
 mod node;
 mod placement;
 mod probe;
+mod rack_probe;
 mod racks;
 pub mod routes;
 #[cfg(test)]

@@ -24,7 +24,7 @@ use std::time::Instant;
 use bytemuck::Pod;
 
 use crate::buffer::Buffer;
-use crate::collective::{self, Algorithm, Model, Parts, Runner};
+use crate::collective::{self, Algorithm, Model, Parts, Plan, Runner};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::reduce;
@@ -138,8 +138,12 @@ impl Prober<'_> {
         let plan = collective::allreduce(algorithm, self.transport.rank(), self.transport.size(), len);
         let mut data = Buffer::zeroed(len);
         let start = Instant::now();
-        self.runner.run(&plan, DType::U8, data.bytes_mut(), self.transport, STAMP, self.stop)?;
+        self.run_plan(&plan, DType::U8, data.bytes_mut())?;
         Ok(start.elapsed().as_secs_f64() * 1e6)
+    }
+
+    pub(super) fn run_plan(&mut self, plan: &Plan, dtype: DType, data: &mut [u8]) -> Result<()> {
+        self.runner.run(plan, dtype, data, self.transport, STAMP, self.stop)
     }
 
     /// Every rank's `own` rows, in the order of the ranks.
@@ -150,7 +154,7 @@ impl Prober<'_> {
         let bounds = (0..=size).map(|rank| rank * size_of::<[f64; N]>()).collect();
         let plan = collective::allgather(rank, size, Parts::of(bounds));
         let bytes = bytemuck::cast_slice_mut(all.as_flattened_mut());
-        self.runner.run(&plan, DType::U8, bytes, self.transport, STAMP, self.stop)?;
+        self.run_plan(&plan, DType::U8, bytes)?;
         Ok(all)
     }
 
@@ -158,7 +162,7 @@ impl Prober<'_> {
     pub(super) fn told<T: Pod>(&mut self, mut word: T) -> Result<T> {
         let bytes = bytemuck::bytes_of_mut(&mut word);
         let plan = collective::broadcast(0, self.transport.rank(), self.transport.size(), bytes.len());
-        self.runner.run(&plan, DType::U8, bytes, self.transport, STAMP, self.stop)?;
+        self.run_plan(&plan, DType::U8, bytes)?;
         Ok(word)
     }
 

@@ -1,7 +1,7 @@
 //! Two racks: which hosts stand in which, and the plan that crosses the link between them as little as can be.
 //!
 //! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm where that knows the network. Names matter only if all
-//! ranks have one and there are two different ones.
+//! ranks have one and there are two different ones; where they do not, `rack_probe` looks for racks by timing.
 
 use crate::collective::{self, Plan};
 use crate::config;
@@ -11,7 +11,7 @@ const LEAST_BYTES: usize = 1 << 20;
 /// A block of a piece is about so long: some segments.
 const BLOCK_BYTES: usize = 512 << 10;
 /// More pieces than this save less time than they cost messages.
-const MOST_PIECES: usize = 16;
+const MOST_PIECES: usize = 64;
 
 /// The hosts of each rack, by their number among the hosts.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,6 +29,16 @@ impl Racks {
         }
         let in_rack = |name: u64| (0..names.len()).filter(|host| names[*host] == name).collect();
         Some(Racks { hosts: [in_rack(first), in_rack(second)] })
+    }
+
+    /// The racks of `hosts` hosts, where bit `h` is the rack of host `h`: `None` unless there are two racks.
+    pub(super) fn of_bits(bits: u64, hosts: usize) -> Option<Self> {
+        Racks::of(&(0..hosts).map(|host| 1 + (bits.checked_shr(host as u32).unwrap_or(0) & 1)).collect::<Vec<_>>())
+    }
+
+    /// The hosts of each rack, by their number among the hosts.
+    pub(super) fn hosts(&self) -> &[Vec<usize>; 2] {
+        &self.hosts
     }
 
     /// The plan of host `place` for `len` elements, if they are enough.
@@ -55,5 +65,7 @@ mod tests {
         for names in [&[5, 5, 5][..], &[5, 7, 0], &[5, 7, 9], &[0, 0], &[]] {
             assert_eq!(Racks::of(names), None);
         }
+        assert_eq!(Racks::of_bits(0b1010, 4), Some(Racks { hosts: [vec![0, 2], vec![1, 3]] }));
+        assert_eq!(Racks::of_bits(0, 4), None);
     }
 }

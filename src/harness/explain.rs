@@ -17,6 +17,9 @@ pub struct Explanation {
     pub ranks: usize,
     /// The ranks that share memory, host by host. `auto` sums there among them; what is predicted is for the messages of ranks that do not.
     pub hosts: Vec<Vec<usize>>,
+    /// The two racks that hosts stand in, named or found by timing, if there are: places in `hosts`. `auto` sums long buffers across
+    /// the link between them once, whatever is predicted.
+    pub racks: Option<[Vec<usize>; 2]>,
     /// Where the model is from.
     pub source: String,
     /// Its numbers.
@@ -65,13 +68,15 @@ pub fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
     };
     // The cluster is looked at for `auto` alone.
     let engine = connect(&Config { algorithm: Choice::Auto.to_string(), ..Config::from_env()? })?;
-    let (learned, segments, hosts) = engine.collective("bench --explain", Vec::new(), |host: &mut Host, _, _| {
-        Ok((host.learned().clone(), host.segments(), host.hosts().to_vec()))
-    })?;
+    let (learned, segments, hosts, racks) =
+        engine.collective("bench --explain", Vec::new(), |host: &mut Host, _, _| {
+            Ok((host.learned().clone(), host.segments(), host.hosts().to_vec(), host.racks().cloned()))
+        })?;
     Ok((engine.rank() == 0).then(|| Explanation {
         ranks: engine.size(),
         source: learned.source,
         hosts,
+        racks,
         model: learned.model,
         asked: asked.to_string(),
         sizes: sizes.iter().map(|bytes| explained(&learned.model, plan, *bytes, engine.size(), segments)).collect(),
@@ -133,6 +138,10 @@ impl Explanation {
             let shared = "ranks that share a host's memory sum there, whatever is predicted";
             text.extend([format!("{shared}: {:?}\n", self.hosts)]);
         }
+        if let Some([one, other]) = &self.racks {
+            let crossing = "long buffers cross the link between them once in each direction, whatever is predicted";
+            text.extend([format!("hosts {one:?} and {other:?} stand in two racks: {crossing}\n")]);
+        }
         text
     }
 }
@@ -161,6 +170,7 @@ mod tests {
         let explanation = Explanation {
             ranks: 8,
             hosts: vec![vec![0, 2], vec![1]],
+            racks: Some([vec![1], vec![0]]),
             source: "the default".to_owned(),
             model,
             asked: "auto".to_owned(),
@@ -178,6 +188,7 @@ mod tests {
             "400 MB/s",
             "1.05x",
             "[[0, 2], [1]]",
+            "hosts [1] and [0] stand in two racks",
         ] {
             assert!(table.contains(part), "{part} in {table}");
         }

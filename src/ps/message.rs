@@ -254,6 +254,8 @@ pub enum FromScheduler {
         /// Which.
         number: u64,
     },
+    /// A worker has left with an error of its own: whoever waits for it waits in vain.
+    WorkerFailed,
     /// The job has failed.
     Abort(Error),
     /// The job has ended: the answer to `Goodbye`, and to servers after the last worker's.

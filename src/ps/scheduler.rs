@@ -149,15 +149,20 @@ impl Scheduler {
                 let Error::Stalled { missing, .. } = &error else {
                     return Err("a stall that is none".to_owned());
                 };
-                if missing.iter().any(|rank| !self.is_quiet(*rank, now)) {
-                    return Ok(());
+                if missing.iter().any(|rank| self.has_failed(*rank))
+                    || missing.iter().all(|rank| self.is_quiet(*rank, now))
+                {
+                    self.fail(&error);
                 }
-                self.fail(&error);
             }
             ToScheduler::Failing(why) => self.nodes[index].failing = why,
             ToScheduler::Goodbye => {
-                self.nodes[index].left = true;
+                let node = &mut self.nodes[index];
+                node.left = true;
                 self.outputs.push((from.to_vec(), FromScheduler::Farewell));
+                if role == Role::Worker && node.failing.is_some() && self.standing == Standing::Running {
+                    self.tell(Role::Worker, &FromScheduler::WorkerFailed);
+                }
                 let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
                 if self.complete && workers.all(|node| node.left) && self.standing == Standing::Running {
                     self.standing = Standing::Ended;
@@ -197,7 +202,8 @@ impl Scheduler {
             let missing: Vec<usize> = (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect();
             let waited = now.saturating_sub(*since);
             let quiet = waited > self.settings.timeout && missing.iter().all(|rank| self.is_quiet(*rank, now));
-            quiet.then(|| Error::Stalled {
+            let vain = missing.iter().any(|rank| self.has_failed(*rank));
+            (quiet || vain).then(|| Error::Stalled {
                 operation: "barrier".to_owned(),
                 key: Key::from("(barrier)"),
                 rank: ranks[0],
@@ -357,10 +363,18 @@ impl Scheduler {
         }
     }
 
+    fn worker(&self, rank: usize) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.info.role == Role::Worker && node.rank == rank)
+    }
+
     fn is_quiet(&self, worker: usize, now: Duration) -> bool {
-        let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
-        let found = workers.find(|node| node.rank == worker);
-        found.is_none_or(|node| node.left || now.saturating_sub(node.moved_at) >= self.settings.timeout)
+        let quiet = |node: &Node| node.left || now.saturating_sub(node.moved_at) >= self.settings.timeout;
+        self.worker(worker).is_none_or(quiet)
+    }
+
+    /// Whether the worker has left with an error of its own.
+    fn has_failed(&self, worker: usize) -> bool {
+        self.worker(worker).is_some_and(|node| node.left && node.failing.is_some())
     }
 
     fn tell(&mut self, role: Role, message: &FromScheduler) {

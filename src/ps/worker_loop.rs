@@ -64,6 +64,8 @@ pub(super) struct WorkerLoop {
     next: u64,
     progress: Instant,
     asked: Option<Instant>,
+    /// Since when it is known that a worker has left with an error of its own.
+    failed: Option<Instant>,
     closing: bool,
 }
 
@@ -99,6 +101,7 @@ impl WorkerLoop {
             next: 0,
             progress: Instant::now(),
             asked: None,
+            failed: None,
             closing: false,
         }
     }
@@ -161,6 +164,7 @@ impl WorkerLoop {
                         answer(&done, Ok(()));
                     }
                 }
+                FromScheduler::WorkerFailed => self.failed = self.failed.or_else(|| Some(Instant::now())),
                 FromScheduler::Welcome(_) | FromScheduler::Alive | FromScheduler::Farewell => {}
             }
         }

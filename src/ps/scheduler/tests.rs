@@ -77,6 +77,26 @@ fn a_stall_is_believed_only_when_the_missing_rank_moves_nothing() {
 }
 
 #[test]
+fn who_waits_for_a_worker_that_failed_is_told_at_once_and_with_its_error() {
+    let stall = || {
+        let (operation, key) = ("push".to_owned(), Key::Int(3));
+        ToScheduler::Stalled(Error::Stalled { operation, key, rank: 1, missing: vec![0], waited_s: 0 })
+    };
+    for (waits, told) in [(stall(), "push of key 3"), (ToScheduler::Barrier { number: 1 }, "barrier")] {
+        let mut scheduler = complete();
+        scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND).unwrap();
+        scheduler.handle(b"b", ToScheduler::Failing(Some("ValueError: broken".to_owned())), SECOND).unwrap();
+        scheduler.take_outputs();
+        scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
+        assert!(scheduler.take_outputs().contains(&(b"a".to_vec(), FromScheduler::WorkerFailed)));
+        scheduler.handle(b"a", waits, SECOND).unwrap();
+        scheduler.tick(SECOND);
+        let error = failure(&scheduler);
+        assert!(error.contains("ValueError: broken") && error.contains(told), "{error}");
+    }
+}
+
+#[test]
 fn barriers_end_when_all_have_come_and_name_who_has_not() {
     let mut scheduler = complete();
     scheduler.handle(b"a", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();

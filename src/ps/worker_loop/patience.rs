@@ -1,6 +1,6 @@
 //! What a worker does about nodes that keep it waiting: it asks its servers who is missing, and notices which of them is lost.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use zmq::Message;
 
@@ -14,13 +14,17 @@ use crate::ps::scheduler::lost_node;
 use crate::ps::socket::{self, Event};
 
 impl WorkerLoop {
+    /// How long nothing may move before it is asked for whom: what a worker said before it failed is given time to arrive.
+    fn patience(&self) -> Duration {
+        self.failed.map_or(self.timeout, |_| GRACE.min(self.timeout))
+    }
+
     /// Asks the server that has kept us waiting longest, once nothing has moved for the limit.
     pub(super) fn ask_who_is_missing(&mut self) -> Result<()> {
-        let quiet = self.progress.elapsed();
-        if quiet < self.timeout {
+        let Some((reply, waiting)) = self.waiting.first_key_value() else { return self.check_unsent() };
+        if self.failed.map_or(self.progress, |since| since.max(self.progress)).elapsed() < self.patience() {
             return Ok(());
         }
-        let Some((reply, waiting)) = self.waiting.first_key_value() else { return self.check_unsent() };
         match self.asked {
             // An answer clears this; a server that gives none for the limit is lost.
             Some(since) if since.elapsed() > self.timeout => {
@@ -40,17 +44,20 @@ impl WorkerLoop {
     /// Segments that could not even leave for the limit.
     fn check_unsent(&self) -> Result<()> {
         match self.servers.iter().position(|server| !server.queue.is_empty()) {
-            Some(server) => Err(self.lost_server(server, "it takes no more messages")),
-            None => Ok(()),
+            Some(server) if self.progress.elapsed() >= self.timeout => {
+                Err(self.lost_server(server, "it takes no more messages"))
+            }
+            _ => Ok(()),
         }
     }
 
     pub(super) fn claim(&mut self, reply: u64, operation: String, missing: Vec<usize>) -> Result<()> {
+        let patience = self.patience();
         let Some(waiting) = self.waiting.get_mut(&reply) else { return Ok(()) };
         let key = self.operations.get(&waiting.operation).map_or(Key::Int(0), |operation| operation.key().clone());
         let waited_s = waiting.since.elapsed().as_secs();
         // Asked again after the next turn of the clock, if the scheduler finds that the missing ranks make progress.
-        self.progress = Instant::now().checked_sub(self.timeout * 3 / 4).unwrap_or_else(Instant::now);
+        self.progress = Instant::now().checked_sub(patience * 3 / 4).unwrap_or_else(Instant::now);
         if missing.is_empty() {
             // An answer and a claim keep their order on the way: the second time there is no answer to wait for.
             if std::mem::replace(&mut waiting.vouched, true) {

@@ -1,0 +1,250 @@
+//! Finds two racks by timing, where nobody has named them.
+//!
+//! A narrow link between racks shows only when several pairs of hosts use it at once. So all hosts talk in pairs, as the players of a
+//! tournament do, every host with every other once (the circle method: in round `r` of `m` hosts, `i` meets `r - i`,
+//! modulo `m - 1`), and all pairs of a round at the same time. If the times fall into two classes, short within two groups of
+//! hosts and long between them, without one exception, the groups are racks. What a busy machine does to some pairs fits no two
+//! groups, so tournaments are repeated, each pair's median counts, and two in a row must tell the same.
+//!
+//! The racks are used if crossing the link once in each direction is predicted to be worth it: a ring over hosts that stand in
+//! order may lose little.
+
+use std::time::Instant;
+
+use super::probe::{Prober, Times};
+use crate::buffer::Buffer;
+use crate::collective;
+use crate::dtype::DType;
+use crate::error::Result;
+
+/// The times of fewer hosts fall into two groups by chance too often; with more this would take long.
+const HOSTS: std::ops::RangeInclusive<usize> = 6..=32;
+/// At most so many tournaments; two in a row must tell the same racks.
+const TOURNAMENTS: usize = 6;
+/// What a pair sends in each direction: what a ring passes on in about 12 ms.
+const GAME_US: f64 = 12_000.0;
+const GAME_BYTES: std::ops::RangeInclusive<f64> = 65_536.0..=262_144.0;
+/// The longest time within a rack is less than the shortest between racks by this factor,
+const APART: f64 = 1.2;
+/// and of all times the long ones are longer than the short ones by this, or there are no racks to look for.
+const SPREAD: f64 = 1.5;
+/// What the plan for racks takes beyond the time of its busiest link.
+const OVERHEAD: f64 = 1.15;
+
+/// The times of all pairs, by host and host, in microseconds.
+type PairTimes = Vec<Vec<f64>>;
+
+impl Prober<'_> {
+    /// The racks of `hosts` (ranks by host), bit `h` for host `h`; 0 if they stand in one, or summing as if they did costs no more.
+    /// Collective.
+    pub(super) fn racks(&mut self, hosts: &[Vec<usize>], times: &Times) -> Result<u64> {
+        if !HOSTS.contains(&hosts.len()) {
+            return Ok(0);
+        }
+        let ring_us_per_byte = times.long_ring_us / (2 * (times.size - 1) * times.long_part).max(1) as f64;
+        let bytes = (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end()) as usize;
+        let (mut played, mut last) = (Vec::new(), None);
+        for _ in 0..TOURNAMENTS {
+            played.push(self.tournament(hosts, bytes)?);
+            let pairs = typical(&played);
+            let found = split(&pairs).filter(|racks| is_worth_it(*racks, &pairs, bytes, ring_us_per_byte));
+            tracing::trace!(?pairs, bytes, ring_us_per_byte, ?found, "pairs of hosts, in microseconds");
+            if are_alike(&pairs) {
+                return Ok(0);
+            }
+            if let Some(racks) = found.filter(|_| found == last) {
+                return Ok(racks);
+            }
+            last = found;
+        }
+        Ok(0)
+    }
+
+    /// Every host meets every other.
+    fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize) -> Result<PairTimes> {
+        let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
+        let own = hosts.iter().position(|ranks| ranks[0] == self.transport.rank());
+        for round in 0..rounds(hosts.len()) {
+            let other = own.and_then(|own| partner(own, round, hosts.len()));
+            let took = other.map_or(Ok(0.0), |other| self.game(hosts[other][0], bytes))?;
+            // Nobody begins the next round before all have ended this one.
+            let rows = self.gather([took])?;
+            for (host, ranks) in hosts.iter().enumerate() {
+                if let Some(other) = partner(host, round, hosts.len()) {
+                    pairs[host][other] = rows[ranks[0]][0].max(rows[hosts[other][0]][0]);
+                }
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has then been used up.
+    fn game(&mut self, other: usize, bytes: usize) -> Result<f64> {
+        let plan = collective::exchange(self.transport.rank(), other, bytes);
+        let mut data = Buffer::zeroed(2 * bytes);
+        self.run_plan(&plan, DType::U8, data.bytes_mut())?;
+        let start = Instant::now();
+        self.run_plan(&plan, DType::U8, data.bytes_mut())?;
+        Ok(start.elapsed().as_secs_f64() * 1e6)
+    }
+}
+
+/// Each pair's median; of an even number the lower of the two.
+fn typical(played: &[PairTimes]) -> PairTimes {
+    let hosts = played[0].len();
+    let median = |host: usize, other: usize| {
+        let mut times: Vec<f64> = played.iter().map(|pairs| pairs[host][other]).collect();
+        times.sort_unstable_by(f64::total_cmp);
+        times[(times.len() - 1) / 2]
+    };
+    (0..hosts).map(|host| (0..hosts).map(|other| median(host, other)).collect()).collect()
+}
+
+/// How many rounds it takes until every host has met every other.
+fn rounds(hosts: usize) -> usize {
+    hosts.next_multiple_of(2) - 1
+}
+
+/// Whom `host` meets in `round`, if anybody.
+fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
+    let odd = rounds(hosts);
+    let other = if host == odd {
+        // The last one stands still and meets whoever would meet itself: `2 other = round`, modulo an odd number.
+        round * odd.div_ceil(2) % odd
+    } else {
+        let other = (round + odd - host) % odd;
+        if other == host { odd } else { other }
+    };
+    (other < hosts).then_some(other)
+}
+
+/// Whether the times, but for a tenth at either end, are much the same.
+fn are_alike(pairs: &PairTimes) -> bool {
+    let sorted = sorted(pairs);
+    let tenth = sorted.len() / 10;
+    sorted[sorted.len() - 1 - tenth] < SPREAD * sorted[tenth]
+}
+
+fn sorted(pairs: &PairTimes) -> Vec<f64> {
+    let mut times: Vec<f64> = pairs.iter().enumerate().flat_map(|(host, row)| row[..host].iter().copied()).collect();
+    times.sort_unstable_by(f64::total_cmp);
+    times
+}
+
+fn is_apart(racks: u64, host: usize, other: usize) -> bool {
+    (racks >> host ^ racks >> other) & 1 == 1
+}
+
+/// The two groups of hosts, each of at least two, that all short times are within and all long ones between.
+fn split(pairs: &PairTimes) -> Option<u64> {
+    let hosts = pairs.len();
+    let all = || (0..hosts).flat_map(|host| (0..host).map(move |other| (host, other)));
+    sorted(pairs).windows(2).filter(|two| two[1] >= APART * two[0]).find_map(|two| {
+        let racks = (1..hosts).filter(|host| pairs[0][*host] >= two[1]).fold(0, |racks, host| racks | 1u64 << host);
+        let fits = all().all(|(host, other)| (pairs[host][other] >= two[1]) == is_apart(racks, host, other));
+        let second = racks.count_ones() as usize;
+        (fits && second >= 2 && hosts - second >= 2).then_some(racks)
+    })
+}
+
+/// Whether sums that cross the link between `racks` once are faster than a ring over all hosts.
+fn is_worth_it(racks: u64, pairs: &PairTimes, bytes: usize, ring_us_per_byte: f64) -> bool {
+    let hosts = pairs.len();
+    let within = |host: usize, other: usize| !is_apart(racks, host, other);
+    // Of all rounds, what a byte takes over the link between the racks, and what it takes over a host's own.
+    let (mut across_us_per_byte, mut within_us_per_byte) = (f64::INFINITY, f64::INFINITY);
+    for round in 0..rounds(hosts) {
+        let met = (0..hosts).filter_map(|host| Some((host, partner(host, round, hosts)?)));
+        let met: Vec<(usize, usize)> = met.filter(|(host, other)| host < other).collect();
+        let crossing: Vec<f64> = met.iter().filter(|(a, b)| !within(*a, *b)).map(|(a, b)| pairs[*a][*b]).collect();
+        if let Some(slowest) = crossing.iter().copied().max_by(f64::total_cmp) {
+            across_us_per_byte = across_us_per_byte.min(slowest / (crossing.len() * bytes) as f64);
+        }
+        for (host, other) in met.into_iter().filter(|(host, other)| within(*host, *other)) {
+            within_us_per_byte = within_us_per_byte.min(pairs[host][other] / bytes as f64);
+        }
+    }
+    let share = 2.0 * (hosts - 1) as f64 / hosts as f64;
+    OVERHEAD * across_us_per_byte.max(share * within_us_per_byte) < share * ring_us_per_byte
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a tournament measures where host `h` stands in rack `h` of `racks` and a byte takes `(host, uplink)` microseconds.
+    fn times(racks: u64, hosts: usize, bytes: usize, (host_us, uplink_us): (f64, f64)) -> PairTimes {
+        let mut pairs = vec![vec![f64::INFINITY; hosts]; hosts];
+        for round in 0..rounds(hosts) {
+            let crossing = (0..hosts)
+                .filter(|host| partner(*host, round, hosts).is_some_and(|other| is_apart(racks, *host, other)));
+            let at_once = crossing.count() as f64 / 2.0;
+            for host in 0..hosts {
+                if let Some(other) = partner(host, round, hosts) {
+                    let uplink = if is_apart(racks, host, other) { at_once * uplink_us } else { 0.0 };
+                    pairs[host][other] = bytes as f64 * host_us.max(uplink);
+                }
+            }
+        }
+        pairs
+    }
+
+    #[test]
+    fn every_host_meets_every_other_once() {
+        for hosts in HOSTS {
+            let mut met = vec![vec![0; hosts]; hosts];
+            for round in 0..rounds(hosts) {
+                for host in 0..hosts {
+                    if let Some(other) = partner(host, round, hosts) {
+                        assert_eq!(partner(other, round, hosts), Some(host), "{hosts} hosts, round {round}");
+                        met[host][other] += 1;
+                    }
+                }
+            }
+            for (host, row) in met.iter().enumerate() {
+                assert!(row.iter().enumerate().all(|(other, count)| *count == usize::from(other != host)), "{met:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn racks_are_found_wherever_their_hosts_stand() {
+        for (racks, hosts) in [(0b1111_0000, 8), (0b1010_1010, 8), (0b0110_1010, 8), (0b01_1100, 6), (0b010_0110, 7)] {
+            let racks = if racks & 1 == 1 { !racks & ((1 << hosts) - 1) } else { racks };
+            for uplink_us in [0.016, 0.02, 0.1] {
+                assert_eq!(
+                    split(&times(racks, hosts, 1 << 18, (0.008, uplink_us))),
+                    Some(racks),
+                    "{racks:b} {uplink_us}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn one_rack_a_slow_host_and_noise_are_no_racks() {
+        let one_rack = times(0, 8, 1 << 18, (0.008, 1.0));
+        assert!(split(&one_rack).is_none() && are_alike(&one_rack));
+        let slow_host = |host, other| if host == 3 || other == 3 { 50.0 } else { 8.0 };
+        let pairs = (0..8).map(|host| (0..8).map(|other| slow_host(host, other)).collect()).collect();
+        assert_eq!(split(&pairs), None);
+        let mut noisy = times(0b1111_0000, 8, 1 << 18, (0.008, 0.02));
+        (noisy[1][2], noisy[2][1]) = (1e5, 1e5);
+        assert_eq!(split(&noisy), None);
+    }
+
+    #[test]
+    fn racks_count_where_the_link_between_them_is_what_a_ring_waits_for() {
+        let (hosts, bytes, host_us) = (8, 1 << 18, 0.008);
+        for (racks, uplink_us, ring_us, expected) in [
+            // A ring of hosts in order crosses once in each direction, one of hosts in turn with every second message.
+            (0b1111_0000u64, 0.016, 0.016, true),
+            (0b1010_1010, 0.016, 0.064, true),
+            (0b1111_0000, 0.008, 0.008, false),
+            (0b1010_1010, 0.008, 0.032, true),
+        ] {
+            let pairs = times(racks, hosts, bytes, (host_us, uplink_us));
+            assert_eq!(is_worth_it(racks, &pairs, bytes, ring_us), expected, "{racks:b} {uplink_us}");
+        }
+    }
+}
