@@ -317,6 +317,11 @@ pub fn rack() -> Option<String> {
     text("RINGPULL_RACK").or_else(switches)
 }
 
+/// `NCCL_COMM_BLOCKING`: whether NCCL was told to let its calls wait for other processes, so that none can be given up.
+pub fn nccl_blocks() -> bool {
+    text("NCCL_COMM_BLOCKING").is_some_and(|given| given.trim() == "1")
+}
+
 /// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull launch` says it.
 pub fn local_workers() -> usize {
     let told = text("RINGPULL_LOCAL_WORKERS").and_then(|count| count.parse().ok());

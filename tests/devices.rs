@@ -1,6 +1,8 @@
 //! Stores over simulated devices, in one process: any number of ranks and devices, repeated steps, and a fault at every step.
 
 use std::net::{Ipv4Addr, SocketAddr};
+#[cfg(feature = "mpi")]
+use std::process::Stdio;
 use std::slice::from_ref;
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -8,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use ringpull::config::{Config, Dmlc, Role};
 use ringpull::device::{Devices, Fault, Manner, Simulated};
+#[cfg(feature = "mpi")]
+use ringpull::harness::mpirun::{Hosts, Mpirun, Ranks};
 use ringpull::progress::Engine;
 use ringpull::store::allreduce::Allreduce;
 use ringpull::store::device_sums::DeviceSums;
@@ -267,10 +271,12 @@ fn meet_the_fault_of(config: fn(Duration) -> Config, counts: &[usize], who: usiz
         .into_iter()
         .flat_map(|manner| (0..steps - 10).map(move |step| Fault { step, manner }));
     for (fault, outcomes) in jobs_with(&config(Duration::from_secs(20)), counts, who, faults) {
-        for (rank, outcome) in outcomes.iter().enumerate() {
-            let text = outcome.as_ref().expect_err("a fault reaches every rank").to_string();
-            assert!(is_told(&text, who), "rank {rank} after {fault:?}: {text}");
-        }
+        let texts: Vec<String> = outcomes
+            .iter()
+            .map(|outcome| outcome.as_ref().expect_err("a fault reaches every rank").to_string())
+            .collect();
+        assert!(texts.iter().all(|text| is_told(text, who)), "after {fault:?}: {texts:#?}");
+        assert!(texts.iter().any(|text| text.contains("injected at step")), "after {fault:?}: {texts:#?}");
     }
 }
 
@@ -413,5 +419,21 @@ fn steps_on_devices_that_repeat_send_no_control_message() {
         let (before, after) = rank.join().unwrap();
         assert!(before > 0);
         assert_eq!(before, after);
+    }
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn processes_of_a_job_share_devices_as_gpu_check_starts_them() {
+    let Ok(mpirun) = Mpirun::find() else { return eprintln!("skipped: mpirun is not installed") };
+    for count in [2, 4] {
+        let command = [env!("CARGO_BIN_EXE_ringpull"), "gpu-check", "--rank", "--devices", "sim:2"];
+        let ranks = Ranks { count, command: command.map(Into::into).to_vec(), env: Vec::new() };
+        let output = mpirun.command(&Hosts::Local, ranks).unwrap().command.stdin(Stdio::null()).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{output:?}");
+        for rank in 0..count {
+            assert!(told.contains(&format!("rank {rank} of {count} on sim:2: sums and updates are right")), "{told}");
+        }
     }
 }

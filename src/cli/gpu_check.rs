@@ -6,17 +6,20 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::error::{Error, Result};
-use crate::harness::gpu_check::Findings;
+use crate::harness::gpu_check::{Findings, rank_of_a_job};
 
 /// The arguments of `ringpull gpu-check`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Examples:\n  ringpull gpu-check\n  ringpull gpu-check --devices cuda:0 --out results\n  ringpull gpu-check --devices sim:2"
+    after_help = "Examples:\n  ringpull gpu-check\n  ringpull gpu-check --devices cuda:0 --out results\n  ringpull gpu-check --devices sim:2\n  mpirun -n 2 ringpull gpu-check --rank --devices cuda:0"
 )]
 pub struct GpuCheckArgs {
     /// Which devices: `cuda` (all), `cuda:0,2`, or simulated ones such as `sim:2`.
     #[arg(long, default_value = "cuda")]
     devices: String,
+    /// Be one rank of an MPI job whose ranks share the devices, and check a store over them.
+    #[arg(long, conflicts_with = "out")]
+    rank: bool,
     /// A folder for the findings as JSON and as a table.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -24,6 +27,10 @@ pub struct GpuCheckArgs {
 
 /// Checks, prints a table, and writes both forms.
 pub fn run(args: &GpuCheckArgs) -> Result<ExitCode> {
+    if args.rank {
+        println!("{}", rank_of_a_job(&args.devices)?);
+        return Ok(ExitCode::SUCCESS);
+    }
     let findings = Findings::gather(&args.devices)?;
     let table = findings.table();
     print!("{table}");

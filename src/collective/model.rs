@@ -89,6 +89,15 @@ impl Model {
             && costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0)
     }
 
+    /// The cluster as a sum meets it that is one of many, of `step_bytes` together: what shapers let through at first has been used up by
+    /// the others, if they are many times that.
+    #[must_use]
+    pub fn within(&self, step_bytes: usize) -> Self {
+        const MANY: f64 = 16.0;
+        let short_bytes = if step_bytes as f64 > MANY * self.short_bytes { 0.0 } else { self.short_bytes };
+        Model { short_bytes, ..*self }
+    }
+
     /// The time of an allreduce of `len_bytes` over `size` ranks in messages of at most `segment_bytes`, in microseconds.
     pub fn predicted_us(&self, algorithm: Algorithm, len_bytes: usize, size: usize, segment_bytes: usize) -> f64 {
         if size < 2 {
@@ -196,6 +205,14 @@ mod tests {
             Model { short_bytes_per_us: 1000.0, short_bytes: 100_000.0, long_bytes_per_us: 100.0, ..Model::default() };
         assert_eq!(model.wire_us(50_000.0), 50.0);
         assert_eq!(model.wire_us(300_000.0), 2100.0);
+    }
+
+    #[test]
+    fn a_sum_of_many_has_the_long_rate_from_its_first_byte() {
+        let model =
+            Model { short_bytes_per_us: 1000.0, short_bytes: 100_000.0, long_bytes_per_us: 25.0, ..Model::default() };
+        assert_eq!(model.within(1_000_000), model);
+        assert_eq!(model.within(10_000_000).wire_us(50_000.0), 2000.0);
     }
 
     #[test]

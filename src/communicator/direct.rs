@@ -220,7 +220,7 @@ mod tests {
         devices.sum_parts(DType::F32, &layout, &slices, &parts, &mut Scratch::default()).unwrap();
         let by_whose_turn_it_is_not = devices.platform().expose(&Slice::all(&exposed), true).err().unwrap().to_string();
         assert!(by_whose_turn_it_is_not.contains("turn"), "{by_whose_turn_it_is_not}");
-        let turn = devices.platform().turn().lock();
+        let turn = devices.platform().turn();
         let beside = devices.platform().expose(&Slice::all(&exposed), true).err().unwrap().to_string();
         assert!(beside.contains("while a collective may be under way"), "{beside}");
         drop(turn);

@@ -72,10 +72,11 @@ impl Host {
             return Ok(());
         }
         let source = if self.choice.is_auto() { &config.model } else { &ModelSource::Default };
-        let hosts = &self.placement.hosts;
-        self.learned = learn::learn(&mut self.runner, &mut *self.transport, hosts, source, &self.stop)?;
-        if self.placement.racks.is_none() {
-            self.placement.racks = Racks::of_bits(self.learned.racks, hosts.len());
+        let Placement { hosts, racks, are_racks_named, .. } = &mut self.placement;
+        let cluster = (&hosts[..], *are_racks_named);
+        self.learned = learn::learn(&mut self.runner, &mut *self.transport, cluster, source, &self.stop)?;
+        if !*are_racks_named {
+            *racks = Racks::of_bits(self.learned.racks, hosts.len());
         }
         if self.rank() == 0 && self.choice.is_auto() {
             self.learned.explain(self.transport.size(), self.cuts);
@@ -127,8 +128,8 @@ impl Host {
     }
 
     /// The plan of a sum by messages, and the segments that suit it; `None` if `choice` is to sum another way.
-    fn plan(&self, choice: Choice, dtype: DType, len_bytes: usize) -> Option<(Plan, usize)> {
-        (!self.sums_at_once(choice)).then(|| self.plan_of_messages(choice, dtype, len_bytes))
+    fn plan(&self, choice: Choice, dtype: DType, len_bytes: usize, step_bytes: usize) -> Option<(Plan, usize)> {
+        (!self.sums_at_once(choice)).then(|| self.plan_of_messages(choice, dtype, len_bytes, step_bytes))
     }
 
     /// Whether sums by `choice` are done in shared memory or by the library, and not by a plan.
@@ -142,7 +143,7 @@ impl Host {
     }
 
     /// As [`plan`](Self::plan), where nothing but messages will do.
-    fn plan_of_messages(&self, choice: Choice, dtype: DType, len_bytes: usize) -> (Plan, usize) {
+    fn plan_of_messages(&self, choice: Choice, dtype: DType, len_bytes: usize, step_bytes: usize) -> (Plan, usize) {
         let (rank, size, element_bytes, most_bytes) =
             (self.rank(), self.size(), dtype.size_bytes(), self.cuts.most_bytes);
         let len = len_bytes / element_bytes;
@@ -153,7 +154,7 @@ impl Host {
                 if let Some(plan) = in_racks {
                     return (plan, most_bytes);
                 }
-                let chosen = collective::choose(&self.learned.model, len_bytes, size, self.cuts);
+                let chosen = collective::choose(&self.learned.model.within(step_bytes), len_bytes, size, self.cuts);
                 (collective::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
             }
             Choice::Plan(algorithm) => (collective::allreduce(algorithm, rank, size, len), most_bytes),
@@ -199,7 +200,8 @@ impl Host {
     }
 
     /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what is under way is then
-    /// finished first. Sums of higher `priority` go first. Operations under way together have stamps of their own.
+    /// finished first. Sums of higher `priority` go first. Operations under way together have stamps of their own. `step_bytes` is what the
+    /// step that it is part of sums in all, the same on every rank, and 0 where that is not known.
     ///
     /// # Safety
     /// `data` stays valid, and nobody else touches it, until the ticket is reported by [`take_finished`](Self::take_finished); after
@@ -209,9 +211,9 @@ impl Host {
         dtype: DType,
         data: *mut [u8],
         stamp: Stamp,
-        priority: i32,
+        (priority, step_bytes): (i32, usize),
     ) -> Result<Option<Ticket>> {
-        let Some((plan, segment_bytes)) = self.plan(self.choice, dtype, data.len()) else {
+        let Some((plan, segment_bytes)) = self.plan(self.choice, dtype, data.len(), step_bytes) else {
             self.drain()?;
             // SAFETY: the caller gives the memory away until this is done.
             return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
@@ -255,7 +257,7 @@ impl Host {
 
     /// As [`allreduce`](Self::allreduce), by the given way.
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        let Some((plan, segment_bytes)) = self.plan(choice, dtype, data.len()) else {
+        let Some((plan, segment_bytes)) = self.plan(choice, dtype, data.len(), 0) else {
             return match choice {
                 Choice::Native => self.allreduce_natively(dtype, data),
                 _ => self.allreduce_by_host(dtype, data, stamp),
@@ -352,7 +354,7 @@ impl Host {
         least_bytes: usize,
         stamp: Stamp,
     ) -> Result<()> {
-        let (plan, _) = self.plan_of_messages(self.choice, dtype, data.len());
+        let (plan, _) = self.plan_of_messages(self.choice, dtype, data.len(), 0);
         let Segments { most_bytes, is_fixed } = self.cuts;
         self.runner.segment_bytes = if is_fixed { most_bytes } else { most_bytes.max(least_bytes) };
         // SAFETY: as the caller promises.

@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 use super::Host;
 use super::routes::Sum;
 use crate::collective::Parts;
-use crate::device::{Joined, Meeting, UniqueId};
+use crate::device::{Joined, Meeting, UniqueId, may_be_of_a_peer};
 use crate::error::{Error, Result};
 
 /// How long a cause takes at most that another rank has told.
 const TELLING: Duration = Duration::from_secs(1);
 
-/// What a rank says of how joining went: it failed, it waited in vain, it has joined.
+/// What a rank says of how joining went: it failed, it failed or met the failure of another, it waited in vain, it has joined.
 const FAILED: u8 = 0;
-const WAITED: u8 = 1;
-const JOINED: u8 = 2;
+const UNSURE: u8 = 1;
+const WAITED: u8 = 2;
+const JOINED: u8 = 3;
 
 /// Joins the devices of all ranks, of which each has as many. What came of it is the same on every rank: that all have joined, or on each an
 /// error of its own, and then none has. Collective; an error of the transport is one.
@@ -42,27 +43,35 @@ pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
         ids.bytes().chunks_exact(size_of::<UniqueId>()).map(bytemuck::pod_read_unaligned).collect();
     // Less than a rank that could not join waits for the others to say how it went.
     let limit = host.limit() / 2;
-    let until = Instant::now() + limit;
     let nameless =
         || Error::argument("rank 0 could name no meeting for the ranks' devices", "see rank 0's own message");
     let joined = match own {
         Ok(_) if ids.iter().flatten().all(|byte| *byte == 0) => Err(nameless()),
-        Ok(_) => Joined::at(platform, &Meeting { ids, rank, size }, &|| go_on(host, until, limit)),
+        Ok(_) => sum.devices.without_collectives(sum.limit, || {
+            let until = Instant::now() + limit;
+            Ok(Joined::at(platform, &Meeting { ids, rank, size }, &|| go_on(host, until, limit)))
+        })?,
         Err(cause) => Err(cause),
     };
-    let waited = matches!(joined, Err(Error::PeerLost { .. }));
-    let outcome = if joined.is_ok() { JOINED } else { u8::from(waited) };
-    let outcomes = host.gather(Parts::even(size, size), sum.stamp, |told| told[0] = outcome)?;
-    let first = |outcome: u8| outcomes.bytes().iter().position(|other| *other == outcome);
-    // A rank that has waited in vain knows less than the one that it has waited for.
-    let Some(lacking) = first(FAILED).or(first(WAITED)) else { return Ok(joined) };
-    let elsewhere = || {
-        let what = format!("the devices of rank {lacking} could not join those of the other ranks");
-        Err(Error::argument(what, format!("see rank {lacking}'s own message")))
+    let outcome = match &joined {
+        Ok(_) => JOINED,
+        Err(Error::PeerLost { .. }) => WAITED,
+        Err(cause) if may_be_of_a_peer(cause) => UNSURE,
+        Err(_) => FAILED,
     };
+    let outcomes = host.gather(Parts::even(size, size), sum.stamp, |told| told[0] = outcome)?;
+    // A rank that has waited in vain knows less than the one that it has waited for.
+    let (lacking, least) =
+        outcomes.bytes().iter().copied().enumerate().min_by_key(|(_, outcome)| *outcome).expect("there are ranks");
+    if least == JOINED {
+        return Ok(joined);
+    }
     Ok(match joined {
-        Err(cause) if !waited || first(FAILED).is_none() => Err(cause),
-        _ => elsewhere(),
+        Err(cause) if outcome == least => Err(cause),
+        _ => {
+            let what = format!("the devices of rank {lacking} could not join those of the other ranks");
+            Err(Error::argument(what, format!("see rank {lacking}'s own message")))
+        }
     })
 }
 
@@ -74,12 +83,18 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>, joined: &Joined) -> Resu
     if outcome.is_ok() {
         host.count(sum.layout.len_bytes());
     }
-    let Err(Error::PeerLost { peer, cause, operation, .. }) = outcome else { return outcome };
+    let Err(cause) = outcome else { return Ok(()) };
+    if !matches!(cause, Error::PeerLost { .. }) && !may_be_of_a_peer(&cause) {
+        return Err(cause);
+    }
     let told_by = Instant::now() + TELLING;
     while host.go_on().is_ok() && Instant::now() < told_by {
         std::thread::park_timeout(Duration::from_millis(1));
     }
-    Err(Error::PeerLost { peer, cause, operation, rank: host.rank() })
+    Err(match cause {
+        Error::PeerLost { peer, cause, operation, .. } => Error::PeerLost { peer, cause, operation, rank: host.rank() },
+        other => other,
+    })
 }
 
 fn go_on(host: &Host, until: Instant, limit: Duration) -> Result<()> {

@@ -75,8 +75,9 @@ impl Learned {
 #[derive(Default, Serialize, Deserialize)]
 struct Stored {
     model: Model,
+    /// Bit `h` is the rack of host `h` of so many.
     #[serde(default)]
-    racks: u64,
+    racks: (u64, usize),
     /// For people.
     #[serde(default)]
     library: String,
@@ -98,6 +99,7 @@ enum Found {
 struct Told {
     origin: u64,
     racks: u64,
+    hosts: u64,
     model: Model,
 }
 
@@ -114,16 +116,18 @@ impl Told {
             Found::Nothing => (Self::NOTHING, None),
             Found::Wrong(_) => (Self::WRONG, None),
         };
-        let (racks, model) = stored.map_or((0, Model::default()), |stored| (stored.racks, stored.model));
-        Told { origin, racks, model }
+        let ((racks, hosts), model) =
+            stored.map_or_else(|| ((0, 0), Model::default()), |stored| (stored.racks, stored.model));
+        Told { origin, racks, hosts: hosts as u64, model }
     }
 }
 
-/// The model of the cluster of `hosts` (ranks by host) under `transport`. Collective, in well under a second.
+/// The model of the cluster of `hosts` (ranks by host) under `transport`; racks are looked for among hosts of which not all are in racks
+/// with names. Collective, in well under a second, and in about one where it finds racks.
 pub(super) fn learn(
     runner: &mut Runner,
     transport: &mut dyn Transport,
-    hosts: &[Vec<usize>],
+    (hosts, are_named): (&[Vec<usize>], bool),
     source: &ModelSource,
     stop: &AtomicBool,
 ) -> Result<Learned> {
@@ -135,13 +139,15 @@ pub(super) fn learn(
     let mut prober = Prober { runner, transport, stop };
     // The upper 48 bits of a hash, which an f64 holds exactly.
     let rows = prober.gather([(xxh3_64(this_host().as_bytes()) >> 16) as f64])?;
-    let cached = (rank == 0).then(|| cache_file(&library, &rows)).flatten();
+    let cached = (rank == 0).then(|| cache_file(&library, &rows, hosts, are_named)).flatten();
     let found = if rank == 0 { find(source, cached.as_deref()) } else { Found::Nothing };
     let told = prober.told(Told::of(&found))?;
     if let Found::Wrong(cause) = found {
         return Err(cause);
     }
-    let (known, racks) = (told.model, told.racks);
+    // The racks of other hosts, or of the same ranks on others, are none of these.
+    let is_of_these = !are_named && told.hosts == hosts.len() as u64;
+    let (known, racks) = (told.model, if is_of_these { told.racks } else { 0 });
     if told.origin == Told::WRONG {
         return Err(Error::argument("rank 0 could not use what its RINGPULL_MODEL names", "see rank 0's own message"));
     }
@@ -161,9 +167,10 @@ pub(super) fn learn(
         }
     }
     let times = prober.measure()?;
-    let (model, racks) = (probe::fit(&times), prober.racks(hosts, &times)?);
+    let model = probe::fit(&times);
+    let racks = if are_named { 0 } else { prober.racks(hosts, &times)? };
     if let Some(file) = cached {
-        let stored = Stored { model, racks, library, ranks: size };
+        let stored = Stored { model, racks: (racks, hosts.len()), library, ranks: size };
         if let Err(cause) = store(&file, &stored) {
             tracing::info!(%cause, "the model is not kept for later runs");
         }
@@ -205,9 +212,9 @@ fn store(path: &Path, stored: &Stored) -> Result<()> {
     file.persist(path).map(drop).map_err(|cause| io(cause.error))
 }
 
-fn cache_file(library: &str, hosts: &[[f64; 1]]) -> Option<PathBuf> {
-    let mut key = format!("{VERSION} {} {library} {}", env!("CARGO_PKG_VERSION"), hosts.len());
-    key.extend(hosts.iter().map(|[host]| format!(" {host}")));
+fn cache_file(library: &str, names: &[[f64; 1]], hosts: &[Vec<usize>], are_named: bool) -> Option<PathBuf> {
+    let mut key = format!("{VERSION} {} {library} {hosts:?} {are_named}", env!("CARGO_PKG_VERSION"));
+    key.extend(names.iter().map(|[name]| format!(" {name}")));
     Some(crate::config::cache_folder()?.join("ringpull").join(format!("model-{:016x}.json", xxh3_64(key.as_bytes()))))
 }
 
@@ -240,7 +247,7 @@ mod tests {
                     scope.spawn(move || {
                         let mut runner = Runner::new(256 << 10, Duration::from_secs(20));
                         let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
-                        learn(&mut runner, &mut end, &hosts, source, &AtomicBool::new(false))
+                        learn(&mut runner, &mut end, (&hosts, false), source, &AtomicBool::new(false))
                     })
                 })
                 .collect();
@@ -265,7 +272,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/model.json");
         let model = Model { latency_us: 1.0 / 3.0, ..Model::default() };
-        store(&path, &Stored { model, racks: 0b110, library: "a library".to_owned(), ranks: 3 }).unwrap();
+        store(&path, &Stored { model, racks: (0b110, 3), library: "a library".to_owned(), ranks: 3 }).unwrap();
         for learned in learned(3, &ModelSource::File(path.clone())) {
             let learned = learned.unwrap();
             assert_eq!((learned.model, learned.racks), (model, 0b110));
@@ -280,12 +287,16 @@ mod tests {
 
     #[test]
     fn another_library_or_another_host_is_another_cluster() {
-        let of = |library: &str, hosts: &[[f64; 1]]| cache_file(library, hosts);
+        let apart = [vec![0], vec![1]];
+        let of = |library: &str, names: &[[f64; 1]]| cache_file(library, names, &apart, false);
         if let Some(file) = of("a", &[[1.0], [2.0]]) {
             assert_eq!(of("a", &[[1.0], [2.0]]), Some(file.clone()));
             for other in [of("b", &[[1.0], [2.0]]), of("a", &[[1.0], [3.0]]), of("a", &[[1.0]])] {
                 assert_ne!(other, Some(file.clone()));
             }
+            let names = [[1.0], [2.0]];
+            assert_ne!(cache_file("a", &names, &[vec![0, 1]], false), Some(file.clone()));
+            assert_ne!(cache_file("a", &names, &apart, true), Some(file));
         }
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Placement {
     pub(super) hosts: Vec<Vec<usize>>,
     /// The racks the hosts stand in, if there are two.
     pub(super) racks: Option<Racks>,
+    /// Whether every rank has a name for its rack, be it one for all.
+    pub(super) are_racks_named: bool,
     /// This rank's neighbours, if it has any.
     pub(super) node: Option<Node>,
 }
@@ -60,7 +62,7 @@ impl Placement {
 
     /// Every rank on a host of its own.
     fn apart(size: usize) -> Self {
-        Placement { hosts: (0..size).map(|rank| vec![rank]).collect(), racks: None, node: None }
+        Placement { hosts: (0..size).map(|rank| vec![rank]).collect(), racks: None, are_racks_named: false, node: None }
     }
 
     /// Finds out. Collective.
@@ -77,10 +79,11 @@ impl Placement {
         let card = card(lowest[rank], window.as_ref());
         let cards: Vec<Card> = gather(&card, transport, runner, stop)?;
         let hosts = by_host(&cards);
+        let are_racks_named = cards.iter().all(|card| card[11] != 0);
         let racks =
             |hosts: &[Vec<usize>]| Racks::of(&hosts.iter().map(|ranks| cards[ranks[0]][11]).collect::<Vec<_>>());
         if all_apart {
-            return Ok(Placement { racks: racks(&hosts), ..Placement::apart(size) });
+            return Ok(Placement { racks: racks(&hosts), are_racks_named, ..Placement::apart(size) });
         }
         let own = hosts.iter().find(|ranks| ranks.contains(&rank)).expect("every rank is on a host").clone();
         let node = if own.len() > 1 { join(rank, &own, &cards, window) } else { None };
@@ -99,7 +102,7 @@ impl Placement {
             Node::new(window, arenas, rank)
         });
         tracing::debug!(rank, hosts = ?shared, arenas = succeeded(&own, 1), "ranks that share memory");
-        Ok(Placement { racks: racks(&shared), hosts: shared, node })
+        Ok(Placement { racks: racks(&shared), are_racks_named, hosts: shared, node })
     }
 }
 

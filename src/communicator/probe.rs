@@ -31,7 +31,7 @@ use crate::reduce;
 use crate::transport::{Stamp, Transport};
 
 /// No operation of a job has this number.
-const STAMP: Stamp = Stamp::MAX;
+pub(super) const STAMP: Stamp = Stamp::MAX;
 /// Runs of a short collective: so many batches, of which the median counts, of so many runs.
 const BATCHES: usize = 5;
 const RUNS: usize = 3;

@@ -11,16 +11,20 @@
 
 use std::time::Instant;
 
-use super::probe::{Prober, Times};
+use super::probe::{Prober, STAMP, Times};
 use crate::buffer::Buffer;
-use crate::collective;
+use crate::collective::{self, Algorithm};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::transport::Transport;
+use crate::transport::group::Group;
 
 /// The times of fewer hosts fall into two groups by chance too often; with more this would take long.
 const HOSTS: std::ops::RangeInclusive<usize> = 6..=32;
 /// At most so many tournaments; two in a row must tell the same racks.
 const TOURNAMENTS: usize = 6;
+/// About as long as all of them may take.
+const MOST_US: f64 = 1_500_000.0;
 /// What a pair sends in each direction: what a ring passes on in about 12 ms.
 const GAME_US: f64 = 12_000.0;
 const GAME_BYTES: std::ops::RangeInclusive<f64> = 65_536.0..=262_144.0;
@@ -41,11 +45,12 @@ impl Prober<'_> {
         if !HOSTS.contains(&hosts.len()) {
             return Ok(0);
         }
-        let ring_us_per_byte = times.long_ring_us / (2 * (times.size - 1) * times.long_part).max(1) as f64;
+        let ring_us_per_byte = self.ring_of(hosts, times.size * times.long_part)?;
         let bytes = (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end()) as usize;
-        let (mut played, mut last) = (Vec::new(), None);
+        let (mut played, mut last, mut spent_us) = (Vec::new(), None, 0.0);
         for _ in 0..TOURNAMENTS {
-            played.push(self.tournament(hosts, bytes)?);
+            let Some(times) = self.tournament(hosts, bytes, &mut spent_us)? else { return Ok(0) };
+            played.push(times);
             let pairs = typical(&played);
             let found = split(&pairs).filter(|racks| is_worth_it(*racks, &pairs, bytes, ring_us_per_byte));
             tracing::trace!(?pairs, bytes, ring_us_per_byte, ?found, "pairs of hosts, in microseconds");
@@ -60,8 +65,29 @@ impl Prober<'_> {
         Ok(0)
     }
 
-    /// Every host meets every other.
-    fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize) -> Result<PairTimes> {
+    /// What a byte on a link takes in a ring over the hosts' first ranks, in microseconds.
+    fn ring_of(&mut self, hosts: &[Vec<usize>], len: usize) -> Result<f64> {
+        let members: Vec<usize> = hosts.iter().map(|ranks| ranks[0]).collect();
+        let mut own_us = 0.0;
+        if members.contains(&self.transport.rank()) {
+            let mut group = Group::of(&mut *self.transport, &members, &|| ());
+            let plan = collective::allreduce(Algorithm::Ring, group.rank(), group.size(), len);
+            let mut data = Buffer::zeroed(len);
+            // The second time what shapers let through at first has been used up.
+            for _ in 0..2 {
+                let start = Instant::now();
+                self.runner.run(&plan, DType::U8, data.bytes_mut(), &mut group, STAMP, self.stop)?;
+                own_us = start.elapsed().as_secs_f64() * 1e6;
+            }
+        }
+        let rows = self.gather([own_us])?;
+        let mut times: Vec<f64> = members.iter().map(|rank| rows[*rank][0]).collect();
+        times.sort_unstable_by(f64::total_cmp);
+        Ok(times[times.len() / 2] * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
+    }
+
+    /// Every host meets every other. `None` once more than [`MOST_US`] have been spent, by the clock of the slowest.
+    fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize, spent_us: &mut f64) -> Result<Option<PairTimes>> {
         let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
         let own = hosts.iter().position(|ranks| ranks[0] == self.transport.rank());
         for round in 0..rounds(hosts.len()) {
@@ -69,13 +95,19 @@ impl Prober<'_> {
             let took = other.map_or(Ok(0.0), |other| self.game(hosts[other][0], bytes))?;
             // Nobody begins the next round before all have ended this one.
             let rows = self.gather([took])?;
+            // The half of each game that is not timed takes as long.
+            *spent_us += 2.0 * rows.iter().map(|row| row[0]).fold(0.0, f64::max);
+            if *spent_us > MOST_US {
+                tracing::debug!("looking for racks takes too long; RINGPULL_RACK can name them");
+                return Ok(None);
+            }
             for (host, ranks) in hosts.iter().enumerate() {
                 if let Some(other) = partner(host, round, hosts.len()) {
                     pairs[host][other] = rows[ranks[0]][0].max(rows[hosts[other][0]][0]);
                 }
             }
         }
-        Ok(pairs)
+        Ok(Some(pairs))
     }
 
     /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has then been used up.

@@ -101,7 +101,7 @@ impl Ways {
         let (size, choice) = (host.size(), host.choice());
         // No machine has as many.
         let count = u8::try_from(sum.devices.count()).unwrap_or(0);
-        let joins = matches!(choice, Choice::Auto | Choice::Nccl) && sum.devices.platform().can_join();
+        let joins = size > 1 && matches!(choice, Choice::Auto | Choice::Nccl) && sum.devices.platform().can_join();
         let own = [if host.takes_device_memory() { count } else { 0 }, if joins { count } else { 0 }];
         let parts = Parts::of((0..=size).map(|rank| rank * own.len()).collect());
         let cards = host.gather(parts, sum.stamp, |card| card.copy_from_slice(&own))?;
@@ -115,7 +115,7 @@ impl Ways {
                     "rank {rank} has {} devices that can sum with those of other ranks, rank 0 {}",
                     cards[rank][1], cards[0][1]
                 ),
-                "give every rank as many GPUs, each once, and NCCL 2.14 or later, which `ringpull info` shows; or leave RINGPULL_ALGORITHM at auto",
+                "give every rank as many GPUs, each once, and NCCL 2.14 or later, which `ringpull info` shows, without NCCL_COMM_BLOCKING=1; or leave RINGPULL_ALGORITHM at auto",
             )),
         };
         let mut open = if unlike(0).is_none() { vec![Way::Direct] } else { Vec::new() };

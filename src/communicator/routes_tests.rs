@@ -218,7 +218,7 @@ fn turn_is_held_while_devices_sum_over_ranks() {
         || devices.platform().sum_joined(joined.id(), &lanes, DType::F32, std::slice::from_ref(&part), &|| Ok(()));
     let text = queue().unwrap_err().to_string();
     assert!(text.contains("turn"), "{text}");
-    let turn = devices.platform().turn().lock();
+    let turn = devices.platform().turn();
     queue().unwrap();
     let text = devices.platform().expose(&part, true).unwrap_err().to_string();
     assert!(text.contains("while a collective may be under way"), "{text}");

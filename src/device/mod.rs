@@ -30,7 +30,7 @@ mod work;
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{MutexGuard, RwLock};
 
 pub use devices::{Array, Devices, array_of};
 pub use handle::{Event, Home, Joined, Memory, Slice, Stream};
@@ -107,7 +107,8 @@ pub trait Platform: Send + Sync {
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
     /// Who holds it alone may put collectives on the streams of these devices, or give their memory to MPI: the two libraries wait for
     /// each other for ever if a device runs both at once.
-    fn turn(&self) -> &Mutex<()>;
+    /// Waits for whoever has it, who has a deadline for what it waits for itself.
+    fn turn(&self) -> Turn<'_>;
     /// The address of a device's memory for a library that no stream orders, which is about to read or write it; an error if a device may still
     /// use it. By whose [`turn`](Self::turn) it is.
     fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8>;
@@ -121,7 +122,7 @@ pub trait Platform: Send + Sync {
     /// is joined. What it is called from then on.
     fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64>;
     /// Ends what was joined, when nothing of it is under way.
-    /// May wait a few seconds for ranks that still take what these devices send, and aborts then.
+    /// May wait some seconds for ranks that still take what these devices send, and aborts then.
     fn leave(&self, joined: u64);
     /// Puts on one stream of every device, in their order, the sum of its part over the devices that it has joined, in place; by whose turn
     /// it is. The same bits on every rank. May wait for the other ranks while `go_on` allows it; after an error some of it may be under way.
@@ -145,6 +146,15 @@ pub trait Platform: Send + Sync {
 /// What is known of a meeting that another rank has left, or that does not reach it: why it has is for that rank to say.
 pub(crate) fn parted(call: &str, text: impl Into<String>) -> Error {
     Error::PeerLost { peer: "another rank".to_owned(), cause: text.into(), operation: call.to_owned(), rank: 0 }
+}
+
+/// The right to run collectives on some devices, until it is dropped.
+pub type Turn<'a> = Vec<MutexGuard<'a, ()>>;
+
+/// Whether a library's error may come of another process's end: to NCCL a connection that broke is an error of the system or of itself
+/// (`ncclSystemError` 2, `ncclInternalError` 3).
+pub(crate) fn may_be_of_a_peer(error: &Error) -> bool {
+    matches!(error, Error::Library { library, code: 2 | 3, .. } if library == "NCCL")
 }
 
 /// A call of a platform's library that failed.

@@ -60,7 +60,7 @@ pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>
                 Some(fault) => job.fail(fault),
                 None => comm.done(job, launch.topic),
             },
-            Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], &launch),
+            Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], &launch, 0),
             Command::Unit(jobs, unit) => comm.take_unit(jobs, unit),
             Command::Go => comm.go_on(),
             Command::Stop => break,
@@ -77,11 +77,12 @@ impl Comm<'_> {
     fn take_unit(&mut self, jobs: Vec<Box<dyn Job>>, unit: Unit) {
         let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
         let topics = unit.members.into_iter().map(|(topic, _)| topic);
-        self.take(topics.zip(jobs).collect(), &Launch { topic, ordinal, number: unit.number, call: None });
+        let launch = Launch { topic, ordinal, number: unit.number, call: None };
+        self.take(topics.zip(jobs).collect(), &launch, unit.cycle_bytes);
     }
 
-    /// Begins a sum, or runs a job that wants the host to itself.
-    fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: &Launch) {
+    /// Begins a sum, of a step that sums so many bytes if that is known, or runs a job that wants the host to itself.
+    fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: &Launch, step_bytes: usize) {
         if let Some(fault) = self.shared.fault.get() {
             return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
         }
@@ -107,7 +108,7 @@ impl Comm<'_> {
         self.shared.running.lock().push((launch.number, launch.topic.clone()));
         // SAFETY: the flight owns the bucket, or the job that owns the memory or its lock, and is kept until its ticket is reported;
         // after a fault buckets are kept for ever, and jobs are told to fail and then keep what the transport may still use.
-        let begun = unsafe { self.host.begin_allreduce(dtype, addend, launch.number, priority) };
+        let begun = unsafe { self.host.begin_allreduce(dtype, addend, launch.number, (priority, step_bytes)) };
         let ticket = *begun.as_ref().unwrap_or(&None);
         if ticket.is_none() {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);

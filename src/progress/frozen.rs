@@ -36,6 +36,8 @@ pub struct Unit {
     pub number: u32,
     /// Topic and ordinal of each, in the order in which they lie in a bucket.
     pub members: Vec<(Topic, u64)>,
+    /// What a cycle sums in all.
+    pub cycle_bytes: usize,
 }
 
 /// The operations of one topic in a cycle.
@@ -58,6 +60,7 @@ pub(super) struct Frozen {
     freeze: Freeze,
     /// Whether sums are done one after another, on every rank in one order.
     sums_block: bool,
+    cycle_bytes: usize,
     places: BTreeMap<Topic, Place>,
     /// The unit of each step.
     unit_of: Vec<u32>,
@@ -80,7 +83,19 @@ impl Frozen {
         for (unit, members) in freeze.units.iter().enumerate() {
             members.iter().for_each(|step| unit_of[*step as usize] = unit as u32);
         }
-        Frozen { freeze, sums_block, places, unit_of, begun: 0, owed: BTreeSet::new(), called: BTreeMap::new() }
+        let sums =
+            freeze.steps.iter().map(|step| if let Wire::Sum { len_bytes, .. } = step.wire { len_bytes } else { 0 });
+        let cycle_bytes = sums.sum();
+        Frozen {
+            freeze,
+            sums_block,
+            cycle_bytes,
+            places,
+            unit_of,
+            begun: 0,
+            owed: BTreeSet::new(),
+            called: BTreeMap::new(),
+        }
     }
 
     pub(super) fn epoch(&self) -> u32 {
@@ -188,7 +203,8 @@ impl Frozen {
         let indices = members.iter().map(|step| called[*step as usize]).collect::<Option<Vec<u64>>>()?;
         let members =
             members.iter().map(|step| (self.freeze.steps[*step as usize].topic.clone(), self.ordinal(cycle, *step)));
-        Some((Unit { number: self.freeze.number.wrapping_add(number as u32), members: members.collect() }, indices))
+        let number = self.freeze.number.wrapping_add(number as u32);
+        Some((Unit { number, members: members.collect(), cycle_bytes: self.cycle_bytes }, indices))
     }
 
     /// The ordinal of a step in a cycle.

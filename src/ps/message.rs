@@ -110,6 +110,11 @@ pub enum Request {
         /// Where the confirmation is to go.
         reply: u64,
     },
+    /// Is answered once everything before it has arrived.
+    Flush {
+        /// Where the answer is to go.
+        reply: u64,
+    },
 }
 
 /// What a pull asks for.

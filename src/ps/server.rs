@@ -127,6 +127,10 @@ impl Server {
                 self.outputs.push(Output::Reply { rank, reply, payload: None });
                 Ok(())
             }
+            Request::Flush { reply } => {
+                self.outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: None });
+                Ok(())
+            }
             Request::SetState { place, optimizer, state, reply } => {
                 let rule = self.optimizers.get(&optimizer).map(|(_, rule)| Arc::clone(rule));
                 let segment = self.segments.get_mut(&place).ok_or("a state before init")?;

@@ -6,7 +6,7 @@
 
 mod patience;
 
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,6 +48,13 @@ struct Waiting {
     vouched: bool,
 }
 
+/// How many servers were asked whether everything sent has arrived, and which answers are still to come.
+#[derive(Default)]
+struct Flush {
+    asked: usize,
+    replies: BTreeSet<u64>,
+}
+
 /// The thread's state.
 pub(super) struct WorkerLoop {
     job: Job,
@@ -66,6 +73,8 @@ pub(super) struct WorkerLoop {
     asked: Option<Instant>,
     /// Since when it is known that a worker has left with an error of its own.
     failed: Option<Instant>,
+    flush: Flush,
+    closing_since: Option<Instant>,
     closing: bool,
 }
 
@@ -102,13 +111,15 @@ impl WorkerLoop {
             progress: Instant::now(),
             asked: None,
             failed: None,
+            flush: Flush::default(),
+            closing_since: None,
             closing: false,
         }
     }
 
     /// Runs until the store is dropped.
     pub(super) fn run(mut self, context: Context) {
-        while !(self.closing && self.operations.is_empty()) {
+        while !(self.closing && self.operations.is_empty() && self.has_flushed()) {
             match self.turn() {
                 Ok(()) => {}
                 Err(error) => {
@@ -143,6 +154,24 @@ impl WorkerLoop {
             }
         }
         drop(context);
+    }
+
+    /// Whether what was sent has arrived: nobody hears a goodbye before. Asks, and gives up after the limit.
+    fn has_flushed(&mut self) -> bool {
+        let since = *self.closing_since.get_or_insert_with(Instant::now);
+        while let Some(server) = self.servers.get(self.flush.asked) {
+            self.next += 1;
+            let request = Message::from(encode(&Request::Flush { reply: self.next }));
+            match socket::send(&server.socket, vec![request, Message::new()]) {
+                Ok(true) => drop(self.flush.replies.insert(self.next)),
+                // Until there is room for it.
+                Ok(false) => break,
+                Err(cause) => tracing::debug!(%cause, "a server is not asked what has arrived"),
+            }
+            self.flush.asked += 1;
+        }
+        let all = self.flush.asked == self.servers.len() && self.flush.replies.is_empty();
+        all || since.elapsed() >= self.timeout
     }
 
     fn turn(&mut self) -> Result<()> {
@@ -288,6 +317,7 @@ impl WorkerLoop {
             self.asked = None;
             match reply {
                 Reply::Missing { reply, operation, ranks } => self.claim(reply, operation, ranks)?,
+                Reply::Value { reply } if self.flush.replies.remove(&reply) => {}
                 Reply::Value { reply } => self.finish(reply, payload, None)?,
                 Reply::State { reply, state } => self.finish(reply, payload, Some(state))?,
             }

@@ -12,11 +12,12 @@ mod slices;
 mod survey;
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -25,7 +26,7 @@ use parking_lot::{Mutex, RwLock};
 use super::handle::{Event, Slice, Stream};
 use super::lent::{self, Loan};
 use super::work::{Collective, CollectiveKind, Work};
-use super::{GoOn, Meeting, Pinned, Platform, UniqueId, failed};
+use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
 use crate::buffer::Buffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -38,6 +39,8 @@ pub(super) struct Cuda {
     group: Option<nccl::Group>,
     joined: Mutex<BTreeMap<u64, Arc<nccl::Group>>>,
     next: AtomicU64,
+    /// Kernels of NCCL may run until the process ends.
+    is_stuck: AtomicBool,
 }
 
 // SAFETY: contexts and functions may be used by any thread that has made the context current, as every call here does.
@@ -93,7 +96,8 @@ impl Cuda {
         // NCCL knows a GPU once; one that is named twice is two devices that copy.
         let distinct = (1..ordinals.len()).all(|index| !ordinals[..index].contains(&ordinals[index]));
         let group = if distinct { nccl::Group::new(&ordinals)? } else { None };
-        Ok(Arc::new(Cuda { gpus, group, joined: Mutex::default(), next: AtomicU64::new(1) }))
+        let (next, is_stuck) = (AtomicU64::new(1), AtomicBool::new(false));
+        Ok(Arc::new(Cuda { gpus, group, joined: Mutex::default(), next, is_stuck }))
     }
 
     fn current(&self, device: usize) -> Result<&Gpu> {
@@ -146,6 +150,10 @@ impl Platform for Cuda {
     }
 
     fn free(&self, device: usize, address: u64) {
+        // The driver would wait for kernels that never end.
+        if self.is_stuck.load(Ordering::Acquire) {
+            return;
+        }
         // SAFETY: the address came from `allocate` and is given back once; the driver waits for work that uses it.
         let freed = self.current(device).and_then(|_| checked("cuMemFree", unsafe { result::free_sync(address) }));
         if let Err(cause) = freed {
@@ -262,10 +270,11 @@ impl Platform for Cuda {
         launch::Queue { gpus: &self.gpus, gpu, stream: stream.id() as sys::CUstream }.put(work)
     }
 
-    fn turn(&self) -> &Mutex<()> {
-        // Of the process: several stores may have opened one GPU.
-        static TURN: Mutex<()> = Mutex::new(());
-        &TURN
+    fn turn(&self) -> Turn<'_> {
+        // Of the process: several stores may have opened one GPU. In one order, so that no two wait for each other.
+        static TURNS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+        let ordinals: BTreeSet<usize> = self.gpus.iter().map(|gpu| gpu.ordinal.unsigned_abs() as usize % 64).collect();
+        ordinals.into_iter().map(|ordinal| TURNS[ordinal].lock()).collect()
     }
 
     fn expose(&self, slice: &Slice, _writes: bool) -> Result<*mut u8> {
@@ -352,7 +361,12 @@ impl Platform for Cuda {
         let joined = self.joined.lock().values().cloned().collect::<Vec<_>>();
         let groups = || self.group.iter().chain(joined.iter().map(|group| &**group));
         groups().for_each(nccl::Group::condemn);
-        groups().for_each(nccl::Group::abort);
+        let endings: Vec<nccl::Ending> = groups().map(nccl::Group::begin_abort).collect();
+        let until = Instant::now() + nccl::LONG;
+        let running = endings.into_iter().map(|ending| ending.wait(until)).filter(|has_ended| !has_ended).count();
+        if running > 0 {
+            self.is_stuck.store(true, Ordering::Release);
+        }
     }
 
     fn host_access(&self, _slice: &Slice, _writes: bool) -> Result<()> {

@@ -6,14 +6,16 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use libloading::Library;
 use parking_lot::Mutex;
 
 use super::super::{GoOn, Meeting, UniqueId, failed, parted};
+use crate::config;
 use crate::device::work::CollectiveKind;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -28,6 +30,9 @@ const SUM: c_int = 0;
 
 /// How often a call that goes on by itself is asked whether it is done.
 const LOOK: Duration = Duration::from_micros(50);
+
+/// How long parting may take, and aborting what was joined.
+pub(super) const LONG: Duration = Duration::from_secs(3);
 
 type Comm = *mut c_void;
 type Stream = *mut c_void;
@@ -133,9 +138,9 @@ pub(super) fn version() -> Option<String> {
     })
 }
 
-/// Whether ranks can meet: NCCL is here, in a version whose calls can be given up.
+/// Whether ranks can meet: NCCL is here, in a version whose calls can be given up, and has not been told that they cannot.
 pub(super) fn can_join() -> bool {
-    api().is_some_and(|api| api.init_rank.is_some())
+    !config::nccl_blocks() && api().is_some_and(|api| api.init_rank.is_some())
 }
 
 /// A name to meet under. The thread that serves it is NCCL's own.
@@ -169,6 +174,12 @@ pub(super) struct Call {
     pub(super) len: usize,
     pub(super) stream: u64,
 }
+
+/// Communicators that nobody uses any more, on their way to the thread that ends them.
+struct Orphans(Vec<Comm>);
+
+// SAFETY: NCCL's communicators may be used by any thread, one at a time.
+unsafe impl Send for Orphans {}
 
 /// A communicator of each device of this process: with each other, or each with those of its number in the other ranks.
 pub(super) struct Group {
@@ -314,7 +325,6 @@ impl Group {
 
     /// Parts from other processes when all that these devices still send has left; aborts where that fails or takes long.
     fn part(&self) {
-        const LONG: Duration = Duration::from_secs(5);
         let finalize = || {
             let finalize = self.api.finalize.ok_or_else(|| missing("ncclCommFinalize"))?;
             self.comms.lock().iter().try_for_each(|comm| {
@@ -341,14 +351,45 @@ impl Group {
         }
     }
 
-    /// Ends what is under way.
+    /// Ends what is under way, and waits for that a while.
     pub(super) fn abort(&self) {
         self.condemn();
-        for comm in self.comms.lock().drain(..).filter(|comm| !comm.is_null()) {
-            // SAFETY: the communicator is used by nobody else, and not again.
-            let code = unsafe { (self.api.abort)(comm) };
-            tracing::debug!(code, "ncclCommAbort");
+        self.begin_abort().wait(Instant::now() + LONG);
+    }
+
+    /// Begins to end what is under way, on a thread of its own, for an abort waits for kernels.
+    pub(super) fn begin_abort(&self) -> Ending {
+        let comms = Orphans(std::mem::take(&mut *self.comms.lock()));
+        let (abort, (done, ended)) = (self.api.abort, mpsc::channel());
+        let work = move || {
+            for comm in { comms }.0.into_iter().filter(|comm| !comm.is_null()) {
+                // SAFETY: the communicator is used by nobody else, and not again.
+                let code = unsafe { abort(comm) };
+                tracing::debug!(code, "ncclCommAbort");
+            }
+            if done.send(()).is_err() {
+                tracing::debug!("nobody waits any more for NCCL's communicators to end");
+            }
+        };
+        let begun = std::thread::Builder::new().name("nccl-abort".to_owned()).spawn(work);
+        if let Err(cause) = begun {
+            tracing::warn!(%cause, "NCCL's communicators are not aborted: no thread could be had");
         }
+        Ending(ended)
+    }
+}
+
+/// Communicators that are being aborted.
+pub(super) struct Ending(Receiver<()>);
+
+impl Ending {
+    /// Returns when they are, at the latest at `until`; whether they are.
+    pub(super) fn wait(self, until: Instant) -> bool {
+        let outcome = self.0.recv_timeout(until.saturating_duration_since(Instant::now()));
+        if outcome.is_err() {
+            tracing::warn!("NCCL has not ended its communicators: its kernels hold the GPU until the process ends");
+        }
+        outcome.is_ok()
     }
 }
 

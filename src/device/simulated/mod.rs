@@ -21,7 +21,7 @@ use super::handle::{Event, Home, Slice, Stream};
 use super::lent::{self, Loan};
 use super::races::{Clock, HOST, Races, Span};
 use super::work::{Collective, CollectiveKind, Work};
-use super::{GoOn, Meeting, Pinned, Platform, UniqueId, failed};
+use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
 use crate::buffer::Buffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -276,8 +276,8 @@ impl Platform for Simulated {
         Ok(())
     }
 
-    fn turn(&self) -> &Mutex<()> {
-        &self.turn
+    fn turn(&self) -> Turn<'_> {
+        vec![self.turn.lock()]
     }
 
     fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8> {
@@ -374,7 +374,8 @@ impl Platform for Simulated {
         let mut later = self.step("sum over ranks", false)?;
         self.check_turn("a sum over ranks is queued")?;
         let mut state = self.state.lock();
-        let links = state.joined.get(&joined).cloned().unwrap_or_default();
+        let links = state.joined.get(&joined).cloned();
+        let links = links.ok_or_else(|| failed("sim", "sum over ranks", -1, "the ranks have parted"))?;
         for ((stream, part), link) in streams.iter().zip(parts).zip(links) {
             let span = spans(std::slice::from_ref(part));
             state.races.step(stream.id(), &span, &span).map_err(|text| race(format!("a sum over ranks: {text}")))?;

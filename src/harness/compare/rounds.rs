@@ -130,8 +130,10 @@ fn merged(variant: Variant, done: &[Done], workload: &Workload, setup: &Setup) -
         Some(train) => trained(record, train, variant, done, workload, setup),
         None => record,
     };
+    // What a mode must send is known of gradients as they are.
+    let own = variant.compression.is_none().then_some(variant.mode);
     let record = match setup.link.bytes_per_s() {
-        Some(rate) => record.with_link(rate, Some(variant.mode)).with_uplink(setup.uplink_bytes_per_s()),
+        Some(rate) => record.with_link(rate, own).with_uplink(setup.uplink_bytes_per_s()),
         None => record,
     };
     let rounds = done

@@ -25,7 +25,10 @@ pub fn render(results: &Results) -> String {
     ];
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
         let uplink = if setup.uplink_bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
-        lines.push(format!("bound: {} for an allreduce, 2(n-1)/n x payload / link{uplink}.", format_seconds(bound)));
+        lines.push(format!(
+            "bound: {} for an uncompressed allreduce, 2(n-1)/n x payload / link{uplink}.",
+            format_seconds(bound)
+        ));
     }
     let source = if measured_traffic(results) { "by its interface, * computed" } else { "* computed" };
     let charged = if setup.own_hosts { "per machine: time x machines / workers. " } else { "" };

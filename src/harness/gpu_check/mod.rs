@@ -6,6 +6,8 @@ mod lent;
 mod speed;
 mod stores;
 
+pub use stores::rank_of_a_job;
+
 use serde::Serialize;
 
 use crate::device::{self, Survey};

@@ -11,8 +11,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kind::Kind;
 use crate::progress::Engine;
-use crate::store::KvStore;
 use crate::store::on_devices::OnDevices;
+use crate::store::{KvStore, create_on};
 use crate::tensor::Tensor;
 
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
@@ -24,10 +24,12 @@ pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
     let alone = OnDevices::alone(Arc::clone(devices), LIMIT);
     let store = KvStore::over(Kind::Device, Box::new(alone), &Config::default());
     checks.push(check(format!("device on {} device(s)", devices.count()), train(&store, devices, &[devices.count()])));
+    // By a plan: threads that share a GPU take turns on it, and so would wait in vain for each other in NCCL.
+    let config = Config { timeout: LIMIT, algorithm: "ring".to_owned(), ..Config::default() };
     for ranks in [2, 4] {
         checks.push(check(
             format!("dist_sync_mpi: {ranks} ranks that share the devices, in one process"),
-            share(&vec![name; ranks], &Config { timeout: LIMIT, ..Config::default() }),
+            share(&vec![name; ranks], &config),
         ));
     }
     checks.push(given(name));
@@ -122,6 +124,14 @@ fn share(names: &[&str], config: &Config) -> Result<String> {
     let cause = |outcome: &Result<String>| !matches!(outcome, Err(Error::PeerLost { .. }));
     let at = faults.iter().position(cause).unwrap_or(0);
     faults.into_iter().nth(at).or_else(|| well.into_iter().next()).unwrap_or_else(lost)
+}
+
+/// One rank's part of a job in which every rank has the devices of the same name: a process of its own, over MPI. Collective.
+pub fn rank_of_a_job(name: &str) -> Result<String> {
+    let devices = device::open(name)?;
+    let store = create_on(Kind::DistSyncMpi.name(), &devices)?;
+    let found = train(&store, &devices, &vec![devices.count(); store.num_workers()])?;
+    Ok(format!("rank {} of {} on {name}: {found}", store.rank(), store.num_workers()))
 }
 
 /// Two pushes with momentum, of tensors on every device and of one, against their closed form.

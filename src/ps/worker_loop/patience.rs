@@ -14,7 +14,7 @@ use crate::ps::scheduler::lost_node;
 use crate::ps::socket::{self, Event};
 
 impl WorkerLoop {
-    /// How long nothing may move before it is asked for whom: what a worker said before it failed is given time to arrive.
+    /// How long nothing may move before it is asked for whom. What a worker sent before it failed has arrived before it is known to have.
     fn patience(&self) -> Duration {
         self.failed.map_or(self.timeout, |_| GRACE.min(self.timeout))
     }
