@@ -1,6 +1,6 @@
 //! Finds that a sequence of calls repeats itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::progress::job::Terms;
 use crate::progress::order::{Call, Topic};
@@ -15,6 +15,8 @@ type Identity = (Topic, String, Terms);
 #[derive(Default)]
 pub(super) struct Sequence {
     known: BTreeMap<Identity, u32>,
+    /// Those that are barriers.
+    barriers: BTreeSet<u32>,
     calls: Vec<u32>,
 }
 
@@ -29,12 +31,17 @@ impl Sequence {
         }
         let next = self.known.len() as u32;
         let identity = (call.topic.clone(), call.operation.clone(), call.terms.clone());
-        self.calls.push(*self.known.entry(identity).or_insert(next));
+        let number = *self.known.entry(identity).or_insert(next);
+        if call.topic == Topic::Barrier {
+            self.barriers.insert(number);
+        }
+        self.calls.push(number);
         true
     }
 
     /// The length of the shortest period of which the last `times` make up the end of the sequence. What was called more than once
-    /// lately must be part of it: three pushes of one key in a row are no cycle of a program that pushes others, too.
+    /// lately must be part of it: three pushes of one key in a row are no cycle of a program that pushes others, too. Nor are barriers alone,
+    /// one at the end of a step and one at the beginning of the next: nothing would be gained.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
         let calls = &self.calls;
         (1..=calls.len() / times).find(|period| {
@@ -43,6 +50,7 @@ impl Sequence {
             let one = &calls[calls.len() - period..];
             let once = |call: &u32| lately.iter().filter(|other| *other == call).count() == 1;
             (repeats..calls.len() - period).rev().all(|at| calls[at] == calls[at + period])
+                && one.iter().any(|call| !self.barriers.contains(call))
                 && lately.iter().all(|call| one.contains(call) || once(call))
         })
     }
@@ -58,10 +66,11 @@ mod tests {
     use super::*;
     use crate::progress::job::Wire;
 
+    /// A key of 0 is a barrier.
     fn periods(keys: &[i64], times: usize) -> Vec<Option<usize>> {
         let mut sequence = Sequence::default();
         let found = keys.iter().map(|key| {
-            let topic = Topic::Key { store: 0, key: (*key).into() };
+            let topic = if *key == 0 { Topic::Barrier } else { Topic::Key { store: 0, key: (*key).into() } };
             let (operation, terms) = ("push".to_owned(), Terms::default());
             sequence.push(&Call { topic, ordinal: 0, operation, terms, wire: Wire::Alone, waited: false, owes: false });
             sequence.period(times)
@@ -80,6 +89,13 @@ mod tests {
     fn a_key_that_repeats_within_a_cycle_is_not_taken_for_one_once_the_others_have_come_twice() {
         let found = periods(&[1, 1, 2, 1, 1, 2, 1, 1], 2);
         assert_eq!(found, [None, Some(1), None, None, Some(1), Some(3), Some(3), Some(3)]);
+    }
+
+    #[test]
+    fn barriers_between_steps_are_no_cycle_of_their_own() {
+        let mut expected = vec![None; 7];
+        expected.extend([Some(4); 2]);
+        assert_eq!(periods(&[0, 1, 2, 0, 0, 1, 2, 0, 0], 2), expected);
     }
 
     #[test]
