@@ -12,8 +12,14 @@ store on devices, on its GPUs.
 ``ringpull.mxnet`` makes MXNet 1.9 itself use these stores, ``ringpull.torch`` PyTorch's DistributedDataParallel.
 """
 
+try:
+    from ._native import __version__
+except ModuleNotFoundError as missing:
+    raise ImportError(
+        "ringpull's native part is not here\n  hint: build it with scripts/setup --python, or `pip install ./python`"
+    ) from missing
+
 from . import errors
-from ._native import __version__
 from .errors import *  # noqa: F403
 from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds, zeros
 from .optimizers import NAG, SGD, Adam, Optimizer, Test

@@ -8,8 +8,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::Host;
 use super::routes::Sum;
+use super::{Choice, Host};
 use crate::collective::Parts;
 use crate::device::{Joined, Meeting, UniqueId, may_be_of_a_peer};
 use crate::error::{Error, Result};
@@ -43,10 +43,9 @@ pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
         ids.bytes().chunks_exact(size_of::<UniqueId>()).map(bytemuck::pod_read_unaligned).collect();
     // Less than a rank that could not join waits for the others to say how it went.
     let limit = host.limit() / 2;
-    let nameless =
-        || Error::argument("rank 0 could name no meeting for the ranks' devices", "see rank 0's own message");
+    let is_nameless = ids.iter().flatten().all(|byte| *byte == 0);
     let joined = match own {
-        Ok(_) if ids.iter().flatten().all(|byte| *byte == 0) => Err(nameless()),
+        Ok(_) if is_nameless => Err(Error::argument("rank 0 could name no meeting", "see rank 0's own message")),
         Ok(_) => sum.devices.without_collectives(sum.limit, || {
             let until = Instant::now() + limit;
             Ok(Joined::at(platform, &Meeting { ids, rank, size }, &|| go_on(host, until, limit)))
@@ -56,6 +55,7 @@ pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
     let outcome = match &joined {
         Ok(_) => JOINED,
         Err(Error::PeerLost { .. }) => WAITED,
+        Err(_) if is_nameless && rank != 0 => WAITED,
         Err(cause) if may_be_of_a_peer(cause) => UNSURE,
         Err(_) => FAILED,
     };
@@ -69,6 +69,9 @@ pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
     Ok(match joined {
         Err(cause) if outcome == least => Err(cause),
         _ => {
+            if host.choice() == Choice::Nccl {
+                await_cause(host);
+            }
             let what = format!("the devices of rank {lacking} could not join those of the other ranks");
             Err(Error::argument(what, format!("see rank {lacking}'s own message")))
         }
@@ -87,14 +90,19 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>, joined: &Joined) -> Resu
     if !matches!(cause, Error::PeerLost { .. }) && !may_be_of_a_peer(&cause) {
         return Err(cause);
     }
-    let told_by = Instant::now() + TELLING;
-    while host.go_on().is_ok() && Instant::now() < told_by {
-        std::thread::park_timeout(Duration::from_millis(1));
-    }
+    await_cause(host);
     Err(match cause {
         Error::PeerLost { peer, cause, operation, .. } => Error::PeerLost { peer, cause, operation, rank: host.rank() },
         other => other,
     })
+}
+
+/// Waits a little for what another rank has to say of the error that this one is about to report.
+fn await_cause(host: &Host) {
+    let told_by = Instant::now() + TELLING;
+    while host.go_on().is_ok() && Instant::now() < told_by {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
 }
 
 fn go_on(host: &Host, until: Instant, limit: Duration) -> Result<()> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, Dmlc, Role};
 use crate::error::{Error, Result};
 use crate::progress::engine::{Connect, Connected, Engine, settings_of};
 use crate::timeline;
@@ -35,6 +35,12 @@ pub fn mpi_engine(config: &Config) -> Result<Arc<Engine>> {
             ));
         }
         return Ok(Arc::clone(engine));
+    }
+    if let Some(job) = Dmlc::from_env()?.filter(|job| job.role != Role::Worker) {
+        return Err(Error::argument(
+            format!("this process was started as a {} and is to be a rank of dist_sync_mpi, which has none", job.role),
+            "start no servers: `ringpull launch -s 0`, or plain `mpirun`",
+        ));
     }
     timeline::start(config::timeline_file());
     let engine = Engine::start(config, connect(config))?;

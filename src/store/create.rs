@@ -162,7 +162,6 @@ fn no_devices(kind: Kind, cause: &Error) -> Error {
     let host_kind = match kind {
         Kind::Device => Kind::Local,
         Kind::DistAsyncDevice => Kind::DistAsync,
-        Kind::DistSyncMpi => Kind::DistSyncMpi,
         _ => Kind::DistSync,
     };
     let (what, how) = match cause {
@@ -172,7 +171,10 @@ fn no_devices(kind: Kind, cause: &Error) -> Error {
     Error::KindUnavailable {
         kind: kind.to_string(),
         reason: format!("it sums on GPUs, which takes a CUDA driver and, for several, NCCL 2: {what}"),
-        remedy: format!("{how}; or use {host_kind}, which gives the same results with tensors in host memory"),
+        remedy: match kind {
+            Kind::DistSyncMpi => format!("{how}; or unset RINGPULL_DEVICES: the same sums of tensors in host memory"),
+            _ => format!("{how}; or use {host_kind}, which gives the same results with tensors in host memory"),
+        },
     }
 }
 

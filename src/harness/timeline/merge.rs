@@ -28,6 +28,15 @@ pub fn merge(traces: Vec<Trace>) -> Result<Merged> {
             "name each file of one run once",
         ));
     }
+    let ranks = processes.iter().filter(|about| about.role == crate::config::Role::Worker);
+    let mut sizes: Vec<usize> = ranks.map(|about| about.size).collect();
+    sizes.dedup();
+    if let [one, other, ..] = sizes[..] {
+        return Err(Error::argument(
+            format!("the files are of different runs: one of {one} ranks and one of {other}"),
+            "name the files of one run, and write those of each into a folder of its own",
+        ));
+    }
     // Whole nanoseconds until the common zero is known: those since 1970 are too many for an f64.
     let zero_of = |about: &About| i128::from(about.zero_unix_ns) - i128::from(about.ahead_ns);
     let first = traces.iter().map(|trace| zero_of(&trace.about)).min().unwrap_or_default();
