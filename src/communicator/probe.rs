@@ -240,7 +240,7 @@ fn sum_bytes_per_us() -> f64 {
     median(&mut rates)
 }
 
-fn median(values: &mut [f64]) -> f64 {
+pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values[values.len() / 2]
 }

@@ -11,7 +11,7 @@
 
 use std::time::Instant;
 
-use super::probe::{Prober, STAMP, Times};
+use super::probe::{Prober, STAMP, Times, median};
 use crate::buffer::Buffer;
 use crate::collective::{self, Algorithm};
 use crate::dtype::DType;
@@ -82,8 +82,7 @@ impl Prober<'_> {
         }
         let rows = self.gather([own_us])?;
         let mut times: Vec<f64> = members.iter().map(|rank| rows[*rank][0]).collect();
-        times.sort_unstable_by(f64::total_cmp);
-        Ok(times[times.len() / 2] * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
+        Ok(median(&mut times) * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
     }
 
     /// Every host meets every other. `None` once more than [`MOST_US`] have been spent, by the clock of the slowest.
