@@ -244,7 +244,7 @@ fn table(records: &[Record]) -> String {
         ]);
     }
     format!(
-        "{}\nevery sum was checked; times are the slowest rank's; waiting: of a core, for a late rank; memory: beyond the payload\n{}",
+        "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n; waiting: of a core, for a late rank; memory: beyond the payload\n{}",
         table.trim_fmt(),
         doubts.concat()
     )

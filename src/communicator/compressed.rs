@@ -9,7 +9,7 @@
 //!   rank 0  encode part 1 ---codes---> rank 1: 0 + 1 + 2, pack ---sums of part 1---> ranks 0 and 2, decode
 //! ```
 //!
-//! Between two ranks messages go in one order: all codes, then all sums. Segments are encoded when there is room for them on
+//! Between two ranks messages go in one order, which `interleave` tells. Segments are encoded when there is room for them on
 //! the wire and decoded as they come, so that encoding, the wire, adding up and decoding overlap. In flight are a few segments for each peer, and
 //! besides them only the sums of this rank's own part are kept, compressed. A code leaves before the sum of its segment can come back, so the
 //! result may take the gradient's place.
@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::ends::Ends;
+use super::interleave::{self, Item};
 use crate::buffer::Buffer;
 use crate::collective::{Idle, Parts};
 use crate::compress::Codec;
@@ -123,7 +124,7 @@ impl Geometry {
     }
 }
 
-/// Messages to and from one peer, in their order: segments of codes, then segments of sums.
+/// How many messages to and from one peer have been posted, in their order, and how many of them are under way.
 #[derive(Default)]
 struct Lane {
     sent: usize,
@@ -203,23 +204,21 @@ impl Exchange<'_> {
     fn post_receive(&mut self, peer: usize, wire: &mut Wire<'_>) -> Result<bool> {
         let (own, theirs) = (self.geometry.segments(self.rank), self.geometry.segments(peer));
         let lane = &self.lanes[peer];
-        let number = lane.posted;
-        let has_room = number >= own || number < self.summed + RECV_WINDOW;
-        if lane.receiving == RECV_WINDOW || number == own + theirs || !has_room {
-            return Ok(false);
-        }
+        let item = match interleave::item(lane.posted, own, theirs) {
+            Some(Item::Codes(segment)) if segment >= self.summed + RECV_WINDOW => return Ok(false),
+            Some(item) if lane.receiving < RECV_WINDOW => item,
+            _ => return Ok(false),
+        };
         let (codec, size) = (self.work.codec, self.size());
-        let len_bytes = if number < own {
-            codec.code_bytes(self.geometry.segment(self.rank, number).len())
-        } else {
-            codec.sum_bytes(self.geometry.segment(peer, number - own).len(), size)
+        let len_bytes = match item {
+            Item::Codes(segment) => codec.code_bytes(self.geometry.segment(self.rank, segment).len()),
+            Item::Sum(segment) => codec.sum_bytes(self.geometry.segment(peer, segment).len(), size),
         };
         let mut buffer = self.buffer(len_bytes);
         let into = std::ptr::from_mut(&mut buffer.bytes_mut()[..len_bytes]);
-        let flight = if number < own {
-            Flight::Codes { peer, segment: number, codes: buffer }
-        } else {
-            Flight::Sum { peer, segment: number - own, sums: buffer }
+        let flight = match item {
+            Item::Codes(segment) => Flight::Codes { peer, segment, codes: buffer },
+            Item::Sum(segment) => Flight::Sum { peer, segment, sums: buffer },
         };
         let token = self.board(flight);
         // SAFETY: the buffer's memory does not move with it, and is touched again when the token has come back; after an error it is kept
@@ -233,18 +232,22 @@ impl Exchange<'_> {
     fn post_send(&mut self, peer: usize, wire: &mut Wire<'_>) -> Result<bool> {
         let (theirs, own) = (self.geometry.segments(peer), self.geometry.segments(self.rank));
         let lane = &self.lanes[peer];
-        let number = lane.sent;
-        if lane.sending == SEND_WINDOW || number == theirs + own || number >= theirs + self.summed {
-            return Ok(false);
-        }
-        let (data, len_bytes, codes) = if number < theirs {
-            let range = self.geometry.segment(peer, number);
-            let codes = self.encode(range.clone());
-            let len_bytes = self.work.codec.code_bytes(range.len());
-            (std::ptr::from_ref(&codes.bytes()[..len_bytes]), len_bytes, Some(codes))
-        } else {
-            let range = self.sums_of(number - theirs);
-            (std::ptr::from_ref(&self.sums.bytes()[range.clone()]), range.len(), None)
+        let item = match interleave::item(lane.sent, theirs, own) {
+            Some(Item::Sum(segment)) if segment >= self.summed => return Ok(false),
+            Some(item) if lane.sending < SEND_WINDOW => item,
+            _ => return Ok(false),
+        };
+        let (data, len_bytes, codes) = match item {
+            Item::Codes(segment) => {
+                let range = self.geometry.segment(peer, segment);
+                let codes = self.encode(range.clone());
+                let len_bytes = self.work.codec.code_bytes(range.len());
+                (std::ptr::from_ref(&codes.bytes()[..len_bytes]), len_bytes, Some(codes))
+            }
+            Item::Sum(segment) => {
+                let range = self.sums_of(segment);
+                (std::ptr::from_ref(&self.sums.bytes()[range.clone()]), range.len(), None)
+            }
         };
         let token = self.board(Flight::Send { peer, len_bytes, codes });
         // SAFETY: codes do not move with their buffer, which changes hands when the token has come back; the sums of a segment are written once,

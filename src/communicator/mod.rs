@@ -16,6 +16,7 @@ mod direct;
 mod ends;
 mod hierarchy;
 mod host;
+mod interleave;
 mod joined;
 mod learn;
 mod node;

@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::Level;
+use super::planes::{BLOCK, Width};
 
 /// Functions that may be called on any processor, and panic on one without the instructions of the loops behind them.
 macro_rules! checked {
@@ -24,7 +25,12 @@ checked! {
     add_2bit(code: &[u8], threshold: f32, sum: &mut [f32]) -> usize;
     encode_1bit(gradient: &[f32], residual: &mut [f32], threshold: f32, code: &mut [u8]) -> usize;
     add_1bit(code: &[u8], sum: &mut [f32]) -> usize;
+    decode_planes(width: Width, count: usize, sums: &[u8], bits: usize, unit: f32, values: &mut [f32]) -> usize;
 }
+
+/// From so many values on, decoded ones go past the caches: they are a part of a gradient that no cache holds, and memory is not read before it
+/// is written.
+const STREAMED_LEN: usize = 64 << 10;
 
 mod loops {
     use super::*;
@@ -121,6 +127,43 @@ mod loops {
             let decoded = _mm512_mask_blend_ps(up, minus_one, one);
             let total = _mm512_add_ps(load(sum, 0), decoded);
             store(sum, 0, total);
+        }
+        done
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn decode_planes(
+        width: Width,
+        count: usize,
+        sums: &[u8],
+        bits: usize,
+        unit: f32,
+        values: &mut [f32],
+    ) -> usize {
+        let (unit, count) = (_mm512_set1_ps(unit), _mm512_set1_epi32(count as i32));
+        let streams = values.len() >= STREAMED_LEN && values.as_ptr().addr().is_multiple_of(64);
+        let blocks = values.as_chunks_mut::<BLOCK>().0;
+        let done = BLOCK * blocks.len();
+        for (values, sums) in blocks.iter_mut().zip(sums.chunks_exact(4 * bits)) {
+            let mut stored = [_mm512_setzero_si512(); 2];
+            for (bit, word) in sums.as_chunks::<4>().0.iter().enumerate() {
+                let (plane, one) = (u32::from_le_bytes(*word), _mm512_set1_epi32(width.factor() << bit));
+                stored[0] = _mm512_mask_or_epi32(stored[0], plane as u16, stored[0], one);
+                stored[1] = _mm512_mask_or_epi32(stored[1], (plane >> 16) as u16, stored[1], one);
+            }
+            for (stored, values) in stored.into_iter().zip(values.as_chunks_mut::<16>().0) {
+                let value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(stored, count)), unit);
+                if streams {
+                    // SAFETY: the place holds 16 floats, and begins at a multiple of 64 bytes as the first one does.
+                    unsafe { _mm512_stream_ps(values.as_mut_ptr(), value) };
+                } else {
+                    store(values, 0, value);
+                }
+            }
+        }
+        if streams {
+            // Whoever is told that the values are there sees them.
+            _mm_sfence();
         }
         done
     }

@@ -9,7 +9,7 @@
 
 use super::Level;
 #[cfg(target_arch = "x86_64")]
-use super::avx2;
+use super::{avx2, avx512};
 
 /// The sums in a block.
 pub(super) const BLOCK: usize = 32;
@@ -99,7 +99,9 @@ pub(super) fn decode(level: Level, width: Width, count: usize, sums: &[u8], unit
     assert_eq!(sums.len(), bytes(values.len(), bits), "a sum for each element");
     let done = match level {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::Avx512 if bits <= 8 => avx2::decode_planes(width, count, sums, bits, unit, values),
+        Level::Avx512 => avx512::decode_planes(width, count, sums, bits, unit, values),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 if bits <= 8 => avx2::decode_planes(width, count, sums, bits, unit, values),
         _ => 0,
     };
     for (sums, values) in sums[bytes(done, bits)..].chunks_exact(bits * 4).zip(values[done..].chunks_mut(BLOCK)) {

@@ -108,12 +108,14 @@ impl Explanation {
         let names = Algorithm::ALL.map(|algorithm| algorithm.name().to_owned());
         let head = ["payload", &self.asked, "segments"].map(str::to_owned);
         table.set_header(head.into_iter().chain(names));
+        let shares = self.ranks > 1 && self.hosts.len() == 1 && self.asked == Choice::Auto.to_string();
         for size in &self.sizes {
-            let mut cells = vec![
-                format_size(size.bytes as f64),
-                size.algorithm.to_string(),
-                format!("{} KiB", size.segment_bytes as f64 / 1024.0),
-            ];
+            let (way, segments) = if shares {
+                ("shared memory".to_owned(), "-".to_owned())
+            } else {
+                (size.algorithm.to_string(), format!("{} KiB", size.segment_bytes as f64 / 1024.0))
+            };
+            let mut cells = vec![format_size(size.bytes as f64), way, segments];
             cells.extend(size.predictions.iter().map(|of| format_seconds(of.seconds)));
             table.add_row(cells);
         }
@@ -134,7 +136,12 @@ impl Explanation {
             ("adding", format!("{}/s", format_size(of.sum_bytes_per_us * 1e6))),
         ];
         text.extend(numbers.map(|(name, value)| format!("  {name:24}{value}\n")));
-        if self.hosts.len() < self.ranks {
+        if shares {
+            let told = "all ranks share one host's memory and sum there: no network was measured and no model read";
+            text.extend([format!(
+                "{told}\n  hint: RINGPULL_SHARED_MEMORY=0 shows what messages between them would do\n"
+            )]);
+        } else if self.hosts.len() < self.ranks {
             let shared = "ranks that share a host's memory sum there, whatever is predicted";
             text.extend([format!("{shared}: {:?}\n", self.hosts)]);
         }
@@ -163,19 +170,30 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_table_names_every_algorithm_and_every_number() {
+    fn of_hosts(hosts: Vec<Vec<usize>>, racks: Option<[Vec<usize>; 2]>) -> Explanation {
         let segments = Segments { most_bytes: 256 << 10, is_fixed: false };
         let model = Model::default();
-        let explanation = Explanation {
+        Explanation {
             ranks: 8,
-            hosts: vec![vec![0, 2], vec![1]],
-            racks: Some([vec![1], vec![0]]),
+            hosts,
+            racks,
             source: "the default".to_owned(),
             model,
             asked: "auto".to_owned(),
             sizes: [4, 25_000_000].map(|bytes| explained(&model, None, bytes, 8, segments)).to_vec(),
-        };
+        }
+    }
+
+    #[test]
+    fn where_all_ranks_share_memory_the_table_says_that_auto_sums_there() {
+        let table = of_hosts(vec![(0..8).collect()], None).table();
+        assert!(table.contains("shared memory") && table.contains("no network was measured"), "{table}");
+        assert!(!of_hosts((0..8).map(|rank| vec![rank]).collect(), None).table().contains("shared memory"));
+    }
+
+    #[test]
+    fn the_table_names_every_algorithm_and_every_number() {
+        let explanation = of_hosts(vec![vec![0, 2], vec![1]], Some([vec![1], vec![0]]));
         let table = explanation.table();
         for part in [
             "ring",

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::compress::Compression;
 use crate::error::Error;
 use crate::kind::Kind;
+use crate::spelling::did_you_mean;
 
 /// Where the servers of a parameter-server mode run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -80,9 +81,14 @@ impl FromStr for Mode {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let unknown = || {
+            let kind = text.split(':').next().unwrap_or(text);
+            let names = [Kind::DistSyncMpi, Kind::DistSync, Kind::DistAsync].map(Kind::name);
+            let meant = if names.contains(&kind) { String::new() } else { did_you_mean(kind, names) };
             Error::argument(
                 format!("unknown mode {text:?}"),
-                "the modes are dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (K servers on the workers' hosts), dist_async:K and dist_async:Kshared, with K at least 1",
+                format!(
+                    "the modes are dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (K servers on the workers' hosts), dist_async:K and dist_async:Kshared, with K at least 1{meant}"
+                ),
             )
         };
         if text == Kind::DistSyncMpi.name() {
@@ -318,6 +324,9 @@ mod tests {
         {
             let error = wrong.parse::<Mode>().unwrap_err().to_string();
             assert!(error.contains("dist_sync:Kshared") && error.contains(&format!("{wrong:?}")), "{error}");
+        }
+        for (wrong, meant) in [("dist_snyc:1", "; did you mean dist_sync?"), ("dist_sync", "at least 1")] {
+            assert!(wrong.parse::<Mode>().unwrap_err().to_string().ends_with(meant));
         }
         let error = "nccl".parse::<Peer>().unwrap_err().to_string();
         assert!(error.contains("mpi, mxnet, horovod, gloo"), "{error}");

@@ -9,7 +9,7 @@ use std::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::compress::Compression;
-use crate::config::Dmlc;
+use crate::config::{self, Dmlc};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::harness::expected::Expected;
@@ -208,6 +208,8 @@ pub(super) fn count_hosts(rows: &[Vec<f64>]) -> usize {
 fn record(store: &KvStore, algorithm: &str, keys: &[ModelKey], plan: &Plan, rows: &[Vec<f64>]) -> Result<Record> {
     let dtype = plan.dtype;
     let way = match (&plan.compression, store.kind()) {
+        // NCCL sums on GPUs; what is not there goes by `auto`.
+        (None, Kind::DistSyncMpi) if algorithm == "nccl" && config::devices().is_none() => "auto".to_owned(),
         (None, Kind::DistSyncMpi) => algorithm.to_owned(),
         (Some(compression), Kind::DistSyncMpi) => compression.to_string(),
         (None, Kind::Local | Kind::Device) => "local".to_owned(),

@@ -104,7 +104,7 @@ impl Engine {
             reported: AtomicBool::new(false),
             failing: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
-            peers_gone: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             waiting: Mutex::default(),
             joining: Mutex::default(),
             stand_ins: Mutex::default(),
@@ -333,13 +333,19 @@ impl Engine {
             }
         }
         drop(shared.commands.send(Command::Stop));
-        // Finalising waits for the slowest rank, however long that takes; only once peers have gone is there a limit.
+        // Finalising waits for the slowest rank, however long that takes; only once all have come, or one has gone, is there a limit.
         let mut deadline = None;
         for thread in self.threads.lock().drain(..) {
             while !thread.is_finished() && shared.fault.get().is_none() {
-                if shared.peers_gone.load(Ordering::Acquire)
+                if shared.ending.load(Ordering::Acquire)
                     && Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + self.limit)
                 {
+                    tracing::warn!(
+                        "rank {}: {} has not ended {} s after the other ranks had done their work: this process ends without it\n  hint: nothing is lost; MPICH 4.0 over TCP is known for it, Open MPI is not",
+                        shared.rank,
+                        self.library,
+                        self.limit.as_secs()
+                    );
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(1));

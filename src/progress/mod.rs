@@ -16,6 +16,8 @@ mod freezing;
 pub mod frozen;
 pub mod fusion;
 pub mod job;
+#[cfg(test)]
+mod leave_tests;
 pub mod order;
 mod period;
 #[cfg(feature = "mpi")]

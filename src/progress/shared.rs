@@ -34,6 +34,8 @@ pub(super) enum Note {
     Failed(Error),
     /// This rank calls no more; how far it has come in a frozen cycle.
     Leaving(Option<Stopped>),
+    /// From rank 0: every rank is leaving.
+    Ending,
     Alive,
     /// Why this rank would end, if it ended now: its last call failed.
     Failing(Option<String>),
@@ -73,8 +75,8 @@ pub(super) struct Shared {
     /// Whether the others were told why this rank would end.
     pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
-    /// A peer has left and its process has ended.
-    pub(super) peers_gone: AtomicBool,
+    /// All ranks are leaving, or one has left and its process has ended: ending the library has a limit from then on.
+    pub(super) ending: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
     /// What a caller waits at that has joined.
     pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,

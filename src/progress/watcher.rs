@@ -152,7 +152,17 @@ impl Watcher {
                 shared.poison(&fault, shared.rank == 0);
                 Ok(())
             }
-            Note::Leaving(begun) => self.agreement.leave(from, begun).map(|orders| spread(shared, orders)),
+            Note::Leaving(begun) => self.agreement.leave(from, begun).map(|orders| {
+                spread(shared, orders);
+                if shared.rank == 0 && (0..shared.size).all(|rank| self.agreement.has_left(rank)) {
+                    shared.tell_everyone(&Note::Ending);
+                    shared.ending.store(true, Ordering::Release);
+                }
+            }),
+            Note::Ending => {
+                shared.ending.store(true, Ordering::Release);
+                Ok(())
+            }
             Note::Asked(sent_ns) => {
                 shared.tell(from, &Note::Answered(sent_ns, timeline::clock_ns()));
                 Ok(())
@@ -236,7 +246,7 @@ impl Watcher {
     fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
         if self.agreement.has_left(rank) {
             self.departed[rank] = true;
-            shared.peers_gone.store(true, Ordering::Release);
+            shared.ending.store(true, Ordering::Release);
         } else {
             self.lost(shared, rank, cause);
         }

@@ -52,6 +52,7 @@ thread_local! {
 /// Switches the recorder on for the rest of the process, if there is a file to write to. Later calls change nothing.
 pub fn start(file: Option<String>) {
     let Some(pattern) = file else { return };
+    let folder = trace::folder(&pattern).to_owned();
     let mut first = false;
     RECORDER.get_or_init(|| {
         first = true;
@@ -65,6 +66,11 @@ pub fn start(file: Option<String>) {
         }
     });
     if first {
+        if let Err(cause) = trace::try_folder(&folder) {
+            tracing::warn!(
+                "{cause}\n  hint: RINGPULL_TIMELINE names a file in a folder that every rank can write to; without one no timeline will be there in the end"
+            );
+        }
         ON.store(true, Ordering::Relaxed);
         // SAFETY: `write_at_exit` is a plain function, and may run on the thread that exits.
         if unsafe { libc::atexit(write_at_exit) } != 0 {

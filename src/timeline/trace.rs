@@ -176,7 +176,24 @@ pub fn file_name(pattern: &str, about: &About) -> String {
     }
 }
 
+/// The folder of the files of a pattern, as far as it is the same for all ranks.
+pub(super) fn folder(pattern: &str) -> &Path {
+    let folder = Path::new(pattern).parent().filter(|folder| !folder.as_os_str().is_empty());
+    let of_rank = |folder: &Path| folder.to_string_lossy().contains("{rank}");
+    folder.and_then(|folder| folder.ancestors().find(|folder| !of_rank(folder))).unwrap_or(Path::new("."))
+}
+
+/// Makes the folder if it is not there; an error if nothing can be written in it.
+pub(super) fn try_folder(folder: &Path) -> Result<()> {
+    let failed = |cause: std::io::Error| Error::io("write timelines in", folder.display(), &cause);
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    tempfile::tempfile_in(folder).map(drop).map_err(failed)
+}
+
 pub(super) fn write(path: &Path, about: About, threads: &[Thread]) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|cause| Error::io("make the folder", folder.display(), &cause))?;
+    }
     let pid = about.number();
     let mut events = vec![naming("process_name", pid, 0, about.words())];
     for (index, thread) in threads.iter().enumerate() {
@@ -231,6 +248,20 @@ mod tests {
 
     fn about(role: Role, rank: Option<usize>) -> About {
         About { role, rank, pid: 77, ..About::new("h1".to_owned(), 5) }
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_made_and_one_that_cannot_be_is_an_error() {
+        let place = tempfile::tempdir().unwrap();
+        let of = |rest: &str| format!("{}/{rest}", place.path().display());
+        assert_eq!((folder("t.json"), folder("a/{rank}/b/t.json")), (Path::new("."), Path::new("a")));
+        let pattern = of("new/{rank}/t.json");
+        try_folder(folder(&pattern)).unwrap();
+        write(Path::new(&file_name(&pattern, &about(Role::Worker, Some(2)))), about(Role::Worker, Some(2)), &[])
+            .unwrap();
+        assert!(place.path().join("new/2/t.json").is_file());
+        let error = try_folder(folder(&of("new/2/t.json/below/t.json"))).unwrap_err().to_string();
+        assert!(error.contains("write timelines in") && error.contains("below"), "{error}");
     }
 
     #[test]
