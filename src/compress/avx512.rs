@@ -28,8 +28,8 @@ checked! {
     decode_planes(width: Width, count: usize, sums: &[u8], bits: usize, unit: f32, values: &mut [f32]) -> usize;
 }
 
-/// From so many values on, decoded ones go past the caches: they are a part of a gradient that no cache holds, and memory is not read before it
-/// is written.
+/// From so many values on, decoded ones that begin at a whole line go past the caches: they are a segment of a gradient of megabytes, and its memory
+/// need not be read before it is written.
 const STREAMED_LEN: usize = 64 << 10;
 
 mod loops {

@@ -132,18 +132,20 @@ fn a_sum_has_the_fewest_bits_that_hold_it() {
 
 #[test]
 fn long_sums_are_decoded_with_the_same_bits_wherever_they_begin() {
-    let (codec, len) = (Codec::TwoBit { threshold: 0.5 }, (64 << 10) + 37);
-    let sums: Vec<u8> = (0..codec.sum_bytes(len, 8)).map(|at| (at * at / 7) as u8).collect();
-    let run = |level: Level, from: usize| {
-        let mut room = vec![f32::NAN; len + 32];
-        let first = room.as_ptr().align_offset(64) + from;
-        codec.decode_sum_at(level, &sums, 8, &mut room[first..first + len]);
-        bits(&room[first..first + len])
-    };
-    let reference = run(Level::Scalar, 0);
-    for level in Level::available() {
-        for from in [0, 1, 16] {
-            assert_eq!(run(level, from), reference, "{level:?} from {from}");
+    let len = (64 << 10) + 37;
+    for codec in [Codec::TwoBit { threshold: 0.5 }, Codec::OneBit { threshold: 0.5 }] {
+        let sums: Vec<u8> = (0..codec.sum_bytes(len, 8)).map(|at| (at * at / 7) as u8).collect();
+        let run = |level: Level, from: usize| {
+            let mut room = vec![f32::NAN; len + 32];
+            let first = room.as_ptr().align_offset(64) + from;
+            codec.decode_sum_at(level, &sums, 8, &mut room[first..first + len]);
+            bits(&room[first..first + len])
+        };
+        let reference = run(Level::Scalar, 0);
+        for level in Level::available() {
+            for from in [0, 1, 16] {
+                assert_eq!(run(level, from), reference, "{codec:?} at {level:?} from {from}");
+            }
         }
     }
 }

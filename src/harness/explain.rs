@@ -141,7 +141,7 @@ impl Explanation {
             text.extend([format!(
                 "{told}\n  hint: RINGPULL_SHARED_MEMORY=0 shows what messages between them would do\n"
             )]);
-        } else if self.hosts.len() < self.ranks {
+        } else if self.hosts.len() < self.ranks && self.asked == Choice::Auto.to_string() {
             let shared = "ranks that share a host's memory sum there, whatever is predicted";
             text.extend([format!("{shared}: {:?}\n", self.hosts)]);
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::compress::Compression;
 use crate::error::Error;
 use crate::kind::Kind;
-use crate::spelling::did_you_mean;
+use crate::spelling::closest;
 
 /// Where the servers of a parameter-server mode run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -83,7 +83,9 @@ impl FromStr for Mode {
         let unknown = || {
             let kind = text.split(':').next().unwrap_or(text);
             let names = [Kind::DistSyncMpi, Kind::DistSync, Kind::DistAsync].map(Kind::name);
-            let meant = if names.contains(&kind) { String::new() } else { did_you_mean(kind, names) };
+            let with_servers = |name: &str| if name == names[0] { name.to_owned() } else { format!("{name}:K") };
+            let meant = closest(kind, names).map(|name| format!("; did you mean {}?", with_servers(name)));
+            let meant = meant.filter(|_| !names.contains(&kind)).unwrap_or_default();
             Error::argument(
                 format!("unknown mode {text:?}"),
                 format!(
@@ -325,7 +327,7 @@ mod tests {
             let error = wrong.parse::<Mode>().unwrap_err().to_string();
             assert!(error.contains("dist_sync:Kshared") && error.contains(&format!("{wrong:?}")), "{error}");
         }
-        for (wrong, meant) in [("dist_snyc:1", "; did you mean dist_sync?"), ("dist_sync", "at least 1")] {
+        for (wrong, meant) in [("dist_snyc:1", "; did you mean dist_sync:K?"), ("dist_sync", "at least 1")] {
             assert!(wrong.parse::<Mode>().unwrap_err().to_string().ends_with(meant));
         }
         let error = "nccl".parse::<Peer>().unwrap_err().to_string();

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
@@ -85,6 +85,7 @@ impl Engine {
                 drop(ready.send(Ok((control, host.library(), host.sums_block(), bucket_bytes, handle))));
                 if let Ok(shared) = shared.recv() {
                     communicate(&shared, host, &inbox, &finishing);
+                    drop(finishing);
                     if shared.fault.get().is_none()
                         && let Some(finalise) = end
                     {
@@ -333,26 +334,27 @@ impl Engine {
             }
         }
         drop(shared.commands.send(Command::Stop));
-        // Finalising waits for the slowest rank, however long that takes; only once all have come, or one has gone, is there a limit.
-        let mut deadline = None;
+        // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has gone, is there a limit.
+        // It is counted in looks, so that a process that was stopped meanwhile has all of it.
+        const LOOK: Duration = Duration::from_millis(1);
+        let mut left = self.limit;
         for thread in self.threads.lock().drain(..) {
-            while !thread.is_finished() && shared.fault.get().is_none() {
-                if shared.ending.load(Ordering::Acquire)
-                    && Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + self.limit)
-                {
-                    tracing::warn!(
-                        "rank {}: {} has not ended {} s after the other ranks had done their work: this process ends without it\n  hint: nothing is lost; MPICH 4.0 over TCP is known for it, Open MPI is not",
-                        shared.rank,
-                        self.library,
-                        self.limit.as_secs()
-                    );
-                    break;
+            while !thread.is_finished() && shared.fault.get().is_none() && !left.is_zero() {
+                if shared.ending.load(Ordering::Acquire) {
+                    left = left.saturating_sub(LOOK);
                 }
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::sleep(LOOK);
             }
             if thread.is_finished() {
                 drop(thread.join());
             }
+        }
+        if left.is_zero() && shared.fault.get().is_none() {
+            // The log may be gone where a process exits.
+            eprintln!(
+                "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: what was summed is there, but mpirun may call the job failed; MPICH 4.0 over TCP is known for it, Open MPI is not",
+                shared.rank, self.library, self.limit
+            );
         }
         if shared.fault.get().is_some() && shared.size > 1 {
             // A launcher that sees this process end may kill the others; they, too, have to say why first.
@@ -373,13 +375,16 @@ pub(super) fn settings_of(config: &Config) -> String {
     format!("by {} in segments of {most}{} bytes", config.algorithm, config.segment_bytes)
 }
 
-/// The finishing thread. Ends when the comm thread has.
+/// The finishing thread. Ends when the comm thread has run everything and all of it is finished, which it says.
 fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
     for job in finished {
         if let Err(cause) = job.finish() {
             shared.poison(&cause, true);
         }
+    }
+    if shared.fault.get().is_none() {
+        shared.tell_rank_0(Note::Done);
     }
 }
 

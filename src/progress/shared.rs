@@ -34,7 +34,9 @@ pub(super) enum Note {
     Failed(Error),
     /// This rank calls no more; how far it has come in a frozen cycle.
     Leaving(Option<Stopped>),
-    /// From rank 0: every rank is leaving.
+    /// To rank 0: this rank is leaving, and all that it has called is done.
+    Done,
+    /// From rank 0: every rank is done.
     Ending,
     Alive,
     /// Why this rank would end, if it ended now: its last call failed.
@@ -75,7 +77,7 @@ pub(super) struct Shared {
     /// Whether the others were told why this rank would end.
     pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
-    /// All ranks are leaving, or one has left and its process has ended: ending the library has a limit from then on.
+    /// All ranks are done, or one has left and its process has ended: ending the library has a limit from then on.
     pub(super) ending: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
     /// What a caller waits at that has joined.

@@ -42,6 +42,8 @@ pub(super) struct Watcher {
     heard_s: Vec<f64>,
     /// Peers that left in order and whose processes have ended since.
     departed: Vec<bool>,
+    /// On rank 0: who has done all that it had called.
+    done: Vec<bool>,
     clock: Clock,
     interval: Duration,
     silence_s: f64,
@@ -69,6 +71,7 @@ impl Watcher {
             peers: BTreeMap::new(),
             heard_s: vec![0.0; size],
             departed: vec![false; size],
+            done: vec![false; size],
             clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
             interval,
             silence_s: config.timeout.as_secs_f64(),
@@ -152,13 +155,15 @@ impl Watcher {
                 shared.poison(&fault, shared.rank == 0);
                 Ok(())
             }
-            Note::Leaving(begun) => self.agreement.leave(from, begun).map(|orders| {
-                spread(shared, orders);
-                if shared.rank == 0 && (0..shared.size).all(|rank| self.agreement.has_left(rank)) {
+            Note::Leaving(begun) => self.agreement.leave(from, begun).map(|orders| spread(shared, orders)),
+            Note::Done => {
+                self.done[from] = true;
+                if self.done.iter().all(|done| *done) {
                     shared.tell_everyone(&Note::Ending);
                     shared.ending.store(true, Ordering::Release);
                 }
-            }),
+                Ok(())
+            }
             Note::Ending => {
                 shared.ending.store(true, Ordering::Release);
                 Ok(())

@@ -178,9 +178,13 @@ pub fn file_name(pattern: &str, about: &About) -> String {
 
 /// The folder of the files of a pattern, as far as it is the same for all ranks.
 pub(super) fn folder(pattern: &str) -> &Path {
-    let folder = Path::new(pattern).parent().filter(|folder| !folder.as_os_str().is_empty());
-    let of_rank = |folder: &Path| folder.to_string_lossy().contains("{rank}");
-    folder.and_then(|folder| folder.ancestors().find(|folder| !of_rank(folder))).unwrap_or(Path::new("."))
+    let folder = pattern.rfind('/').map_or(".", |at| &pattern[..=at]);
+    let is_common = |folder: &&Path| !folder.to_string_lossy().contains("{rank}");
+    Path::new(folder)
+        .ancestors()
+        .find(is_common)
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Makes the folder if it is not there; an error if nothing can be written in it.
@@ -254,7 +258,11 @@ mod tests {
     fn a_folder_that_is_not_there_is_made_and_one_that_cannot_be_is_an_error() {
         let place = tempfile::tempdir().unwrap();
         let of = |rest: &str| format!("{}/{rest}", place.path().display());
-        assert_eq!((folder("t.json"), folder("a/{rank}/b/t.json")), (Path::new("."), Path::new("a")));
+        for (pattern, common) in
+            [("t.json", "."), ("a/{rank}/b/t.json", "a"), ("{rank}/t", "."), ("a/", "a"), ("/t", "/")]
+        {
+            assert_eq!(folder(pattern), Path::new(common), "{pattern}");
+        }
         let pattern = of("new/{rank}/t.json");
         try_folder(folder(&pattern)).unwrap();
         write(Path::new(&file_name(&pattern, &about(Role::Worker, Some(2)))), about(Role::Worker, Some(2)), &[])

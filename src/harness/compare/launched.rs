@@ -168,14 +168,14 @@ impl Launched {
         Ok(vec![("MASTER_ADDR".to_owned(), name), ("MASTER_PORT".to_owned(), port.to_string())])
     }
 
-    /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed.
+    /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed and how it ended.
     pub fn mpi_job(
         &self,
         mpirun: &Mpirun,
         count: usize,
         command: Vec<OsString>,
         env: Vec<(String, String)>,
-    ) -> Result<String> {
+    ) -> Result<Printed> {
         let hosts = match (&self.lab, &self.hosts) {
             (Some(_), _) => Hosts::Lab((1..=count).collect()),
             (None, Some(hosts)) => Hosts::Ssh(hosts[..count].to_vec()),
@@ -201,13 +201,30 @@ impl Launched {
             }
         };
         let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
-        match status {
-            Some(status) if status.success() => Ok(out),
-            Some(status) => Err(failed(&format!("mpirun ended with {status}"), &err)),
-            None if self.interrupt.count() > 0 => Err(failed("interrupted", "")),
-            None if Instant::now() <= deadline => Err(failed("all ranks ended and mpirun did not", &err)),
-            None => Err(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
-        }
+        let fault = match status {
+            Some(status) if status.success() => None,
+            Some(status) => Some(failed(&format!("mpirun ended with {status}"), &err)),
+            None if self.interrupt.count() > 0 => return Err(failed("interrupted", "")),
+            None if Instant::now() <= deadline => Some(failed("all ranks ended and mpirun did not", &err)),
+            None => Some(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
+        };
+        Ok(Printed { text: out, fault })
+    }
+}
+
+/// What a job printed and how it ended.
+#[derive(Debug)]
+pub struct Printed {
+    /// Its standard output.
+    pub text: String,
+    /// Why it is said to have failed.
+    pub fault: Option<Error>,
+}
+
+impl Printed {
+    /// The text of a job that ended well.
+    pub fn ended_well(self) -> Result<String> {
+        self.fault.map_or(Ok(self.text), Err)
     }
 }
 
@@ -249,7 +266,7 @@ impl Runner for Launched {
             }
         };
         let printed = match variant.mode {
-            Mode::Allreduce => self.mpi_job(&Mpirun::find()?, self.workers, command, Vec::new())?,
+            Mode::Allreduce => self.mpi_job(&Mpirun::find()?, self.workers, command, Vec::new())?.ended_well()?,
             Mode::Servers { servers, placement, .. } => self.with_servers(command, servers, placement)?,
         };
         Record::parse_list(&variant.to_string(), &printed)

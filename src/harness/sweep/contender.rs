@@ -163,7 +163,15 @@ impl Runner for Processes {
             }
         };
         let printed = self.launched.mpi_job(mpirun, job.ranks, command, contender.env())?;
-        Record::parse_list(&contender.to_string(), &printed)
+        let name = contender.to_string();
+        if *contender == Contender::Mpich
+            && let Ok(records) = Record::parse_list(&name, &printed.text)
+        {
+            // All was measured and verified before MPI_Finalize, from which the MPICH 4.0 of Debian does not always come back.
+            tracing::debug!(fault = ?printed.fault, "the job of MPICH ended after its records");
+            return Ok(records);
+        }
+        Record::parse_list(&name, &printed.ended_well()?)
     }
 }
 
