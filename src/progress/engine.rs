@@ -318,6 +318,7 @@ impl Engine {
 
     /// Ends the engine: waits for what was called, tells the peers, ends the library. After a fault it ends at once.
     pub fn leave(&self) {
+        const LOOK: Duration = Duration::from_millis(1);
         let shared = &self.shared;
         if shared.leaving.swap(true, Ordering::AcqRel) {
             return;
@@ -336,7 +337,6 @@ impl Engine {
         drop(shared.commands.send(Command::Stop));
         // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has gone, is there a limit.
         // It is counted in looks, so that a process that was stopped meanwhile has all of it.
-        const LOOK: Duration = Duration::from_millis(1);
         let mut left = self.limit;
         for thread in self.threads.lock().drain(..) {
             while !thread.is_finished() && shared.fault.get().is_none() && !left.is_zero() {
