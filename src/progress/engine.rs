@@ -337,7 +337,7 @@ impl Engine {
         drop(shared.commands.send(Command::Stop));
         // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has gone, is there a limit.
         // It is counted in looks, so that a process that was stopped meanwhile has all of it.
-        let mut left = self.limit;
+        let (mut left, mut is_stuck) = (self.limit, false);
         for thread in self.threads.lock().drain(..) {
             while !thread.is_finished() && shared.fault.get().is_none() && !left.is_zero() {
                 if shared.ending.load(Ordering::Acquire) {
@@ -347,9 +347,11 @@ impl Engine {
             }
             if thread.is_finished() {
                 drop(thread.join());
+            } else {
+                is_stuck = true;
             }
         }
-        if left.is_zero() && shared.fault.get().is_none() {
+        if is_stuck && shared.fault.get().is_none() {
             // The log may be gone where a process exits.
             eprintln!(
                 "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: what was summed is there, but mpirun may call the job failed; MPICH 4.0 over TCP is known for it, Open MPI is not",
