@@ -18,9 +18,13 @@ impl Idle {
         self.waited
     }
 
-    /// Waits a little; an error with the time waited if `limit` is over.
-    pub(crate) fn wait(&mut self, limit: Duration, transport: &mut dyn Transport) -> Result<(), Duration> {
+    /// Waits a little for what is still to come, so many bytes; an error with the time waited if `limit` is over.
+    pub(crate) fn wait(&mut self, limit: Duration, bytes: usize, transport: &mut dyn Transport) -> Result<(), Duration> {
         const YIELDS: u32 = 30;
+        /// What is short is all latency: to wake from a sleep would take a good part of its time. So it is worth a core that nobody else
+        /// wants, for as long as it should take.
+        const SHORT_BYTES: usize = 128 << 10;
+        const SOON: Duration = Duration::from_millis(1);
         const SHORTEST: Duration = Duration::from_micros(20);
         const LONGEST: Duration = Duration::from_millis(4);
         /// A sleep is this part of the time waited so far: the longer nothing comes, the less it matters to be quick.
@@ -34,7 +38,7 @@ impl Idle {
             return Err(self.waited);
         }
         self.rounds += 1;
-        if self.rounds <= YIELDS {
+        if self.rounds <= YIELDS || (bytes <= SHORT_BYTES && self.waited < SOON) {
             std::thread::yield_now();
         } else {
             transport.wait((self.waited / PART).clamp(SHORTEST, LONGEST));

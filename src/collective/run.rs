@@ -51,6 +51,8 @@ pub struct Runner {
     flights: Vec<Flight>,
     begun: Ticket,
     finished: Vec<Ticket>,
+    /// Bytes of all messages that are not done.
+    open_bytes: usize,
     /// Messages in flight to and from each peer, of all operations.
     sending: Vec<usize>,
     receiving: Vec<usize>,
@@ -89,6 +91,7 @@ impl Runner {
             flights: Vec::new(),
             begun: 0,
             finished: Vec::new(),
+            open_bytes: 0,
             sending: Vec::new(),
             receiving: Vec::new(),
             held: Vec::new(),
@@ -123,6 +126,7 @@ impl Runner {
         let element = dtype.size_bytes();
         assert_eq!(plan.parts.len() * element, data.len(), "a plan runs on a buffer of its own length");
         let messages = Messages::of(plan, element, self.segment_bytes);
+        self.open_bytes += messages.all.iter().map(|message| message.end - message.start).sum::<usize>();
         self.begun += 1;
         self.changed = true;
         self.idle = Idle::default();
@@ -154,7 +158,7 @@ impl Runner {
             self.idle = Idle::default();
             return Ok(());
         }
-        self.idle.wait(self.limit, transport).map_err(|waited| {
+        self.idle.wait(self.limit, self.open_bytes, transport).map_err(|waited| {
             let error = self.stuck(transport.rank(), waited);
             self.abandon();
             error
@@ -369,6 +373,7 @@ impl Runner {
             }
             drop(span);
             messages.unfinished -= 1;
+            self.open_bytes -= len;
             for dependent in std::mem::take(&mut messages.all[index as usize].dependents) {
                 let other = &mut messages.all[dependent as usize];
                 other.waits -= 1;

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::spelling::did_you_mean;
 
 /// How an allreduce is to be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Choice {
     /// By the plan that suits the size and the number of ranks.
     Auto,

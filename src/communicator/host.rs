@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::collective::{self, Elsewhere, Parts, Plan, Runner, Segments, Ticket};
+use crate::collective::{self, Elsewhere, Parts, Runner, Segments, Ticket};
 use crate::communicator::choice::Choice;
 use crate::communicator::compressed;
 use crate::communicator::ends::{Coded, Elements};
@@ -14,6 +14,7 @@ use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
+use crate::communicator::plans::{Planned, Plans, Sum};
 use crate::communicator::racks::Racks;
 use crate::compress::{Codec, Compression, Feedback};
 use crate::config::{Config, ModelSource};
@@ -31,6 +32,7 @@ pub struct Host {
     learned: Learned,
     /// How messages are cut.
     cuts: Segments,
+    plans: Plans,
     stop: Arc<AtomicBool>,
     native_sum: Buffer,
     placement: Placement,
@@ -57,6 +59,7 @@ impl Host {
             choice,
             learned,
             cuts,
+            plans: Plans::default(),
             stop,
             native_sum: Buffer::zeroed(0),
             placement,
@@ -78,6 +81,7 @@ impl Host {
         if !*are_racks_named {
             *racks = Racks::of_bits(self.learned.racks, hosts.len());
         }
+        self.plans = Plans::default();
         if self.rank() == 0 && self.choice.is_auto() {
             self.learned.explain(self.transport.size(), self.cuts);
         }
@@ -127,11 +131,6 @@ impl Host {
         Some(self.placement.racks.as_ref()?.hosts())
     }
 
-    /// The plan of a sum by messages, and the segments that suit it; `None` if `choice` is to sum another way.
-    fn plan(&self, choice: Choice, dtype: DType, len_bytes: usize, step_bytes: usize) -> Option<(Plan, usize)> {
-        (!self.sums_at_once(choice)).then(|| self.plan_of_messages(choice, dtype, len_bytes, step_bytes))
-    }
-
     /// Whether sums by `choice` are done in shared memory or by the library, and not by a plan.
     fn sums_at_once(&self, choice: Choice) -> bool {
         match choice {
@@ -142,24 +141,12 @@ impl Host {
         }
     }
 
-    /// As [`plan`](Self::plan), where nothing but messages will do.
-    fn plan_of_messages(&self, choice: Choice, dtype: DType, len_bytes: usize, step_bytes: usize) -> (Plan, usize) {
-        let (rank, size, element_bytes, most_bytes) =
-            (self.rank(), self.size(), dtype.size_bytes(), self.cuts.most_bytes);
-        let len = len_bytes / element_bytes;
-        match choice {
-            Choice::Auto | Choice::Nccl | Choice::Native => {
-                let is_apart = !self.placement.has_neighbours();
-                let in_racks = is_apart.then(|| self.placement.plan_in_racks(rank, len_bytes, element_bytes)).flatten();
-                if let Some(plan) = in_racks {
-                    return (plan, most_bytes);
-                }
-                let chosen = collective::choose(&self.learned.model.within(step_bytes), len_bytes, size, self.cuts);
-                (collective::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
-            }
-            Choice::Plan(algorithm) => (collective::allreduce(algorithm, rank, size, len), most_bytes),
-            Choice::Ordered => (collective::allreduce_in_order(rank, size, len), most_bytes),
-        }
+    /// The plan of a sum by messages, and the most bytes of one; `step_bytes` is 0 where it is not known.
+    fn plan(&mut self, choice: Choice, dtype: DType, len_bytes: usize, step_bytes: usize) -> Planned {
+        let sum = Sum { choice, element_bytes: dtype.size_bytes(), len_bytes, step_bytes };
+        let (rank, size) = (self.rank(), self.size());
+        let (placement, model, cuts) = (&self.placement, &self.learned.model, self.cuts);
+        self.plans.find(sum, || sum.plan((rank, size), placement, model, cuts))
     }
 
     /// Whether all ranks sum in shared memory, which adds in the order of the ranks anyway.
@@ -213,11 +200,12 @@ impl Host {
         stamp: Stamp,
         (priority, step_bytes): (i32, usize),
     ) -> Result<Option<Ticket>> {
-        let Some((plan, segment_bytes)) = self.plan(self.choice, dtype, data.len(), step_bytes) else {
+        if self.sums_block() {
             self.drain()?;
             // SAFETY: the caller gives the memory away until this is done.
             return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
-        };
+        }
+        let (plan, segment_bytes) = self.plan(self.choice, dtype, data.len(), step_bytes);
         self.runner.segment_bytes = segment_bytes;
         // SAFETY: as the caller promises.
         let ticket = unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) };
@@ -257,12 +245,13 @@ impl Host {
 
     /// As [`allreduce`](Self::allreduce), by the given way.
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        let Some((plan, segment_bytes)) = self.plan(choice, dtype, data.len(), 0) else {
+        if self.sums_at_once(choice) {
             return match choice {
                 Choice::Native => self.allreduce_natively(dtype, data),
                 _ => self.allreduce_by_host(dtype, data, stamp),
             };
-        };
+        }
+        let (plan, segment_bytes) = self.plan(choice, dtype, data.len(), 0);
         self.runner.segment_bytes = segment_bytes;
         let outcome = self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
         self.runner.segment_bytes = self.cuts.most_bytes;
@@ -354,7 +343,7 @@ impl Host {
         least_bytes: usize,
         stamp: Stamp,
     ) -> Result<()> {
-        let (plan, _) = self.plan_of_messages(self.choice, dtype, data.len(), 0);
+        let (plan, _) = self.plan(self.choice, dtype, data.len(), 0);
         let Segments { most_bytes, is_fixed } = self.cuts;
         self.runner.segment_bytes = if is_fixed { most_bytes } else { most_bytes.max(least_bytes) };
         // SAFETY: as the caller promises.

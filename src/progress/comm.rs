@@ -6,8 +6,9 @@
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, RecvError, Sender};
 
 use crate::buffer::Buffer;
 use crate::collective::Ticket;
@@ -48,9 +49,10 @@ struct Comm<'a> {
 pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>, finishing: &Sender<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
     let mut comm = Comm { shared, host, flights: Vec::new(), finishing, buckets: Vec::new() };
+    let mut lingers = false;
     loop {
         let command = match comm.flights.len() {
-            0 => inbox.recv().unwrap_or(Command::Stop),
+            0 => next(inbox, std::mem::take(&mut lingers)).unwrap_or(Command::Stop),
             MOST_FLIGHTS.. => Command::Go,
             _ => inbox.try_recv().unwrap_or(Command::Go),
         };
@@ -62,7 +64,10 @@ pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>
             },
             Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], &launch, 0),
             Command::Unit(jobs, unit) => comm.take_unit(jobs, unit),
-            Command::Go => comm.go_on(),
+            Command::Go => {
+                comm.go_on();
+                lingers = true;
+            }
             Command::Stop => break,
         }
     }
@@ -71,6 +76,19 @@ pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>
         // Requests may be in flight; the library must not be called any more, not even to free it.
         std::mem::forget(comm.host);
     }
+}
+
+/// The next command. A caller that waited for what is just done may have one soon, and to sleep would make it wait longer.
+fn next(inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvError> {
+    const LINGER: Duration = Duration::from_micros(50);
+    let since = Instant::now();
+    while lingers && since.elapsed() < LINGER {
+        if let Ok(command) = inbox.try_recv() {
+            return Ok(command);
+        }
+        std::thread::yield_now();
+    }
+    inbox.recv()
 }
 
 impl Comm<'_> {
@@ -226,6 +244,13 @@ impl Comm<'_> {
 
     fn done(&self, job: Box<dyn Job>, topic: Topic) {
         *self.shared.last.lock() = Some(topic);
+        if job.is_soon_finished() && self.shared.unfinished.load(Ordering::Acquire) == 0 {
+            if let Err(cause) = job.finish() {
+                self.shared.poison(&cause, true);
+            }
+            return;
+        }
+        self.shared.unfinished.fetch_add(1, Ordering::Relaxed);
         drop(self.finishing.send(job));
     }
 

@@ -112,6 +112,7 @@ impl Engine {
             running: Mutex::default(),
             last: Mutex::default(),
             commands,
+            unfinished: AtomicU64::new(0),
             own_notes,
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
@@ -377,13 +378,14 @@ pub(super) fn settings_of(config: &Config) -> String {
     format!("by {} in segments of {most}{} bytes", config.algorithm, config.segment_bytes)
 }
 
-/// The finishing thread. Ends when the comm thread has run everything and all of it is finished, which it says.
+/// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is finished, which it says.
 fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
     for job in finished {
         if let Err(cause) = job.finish() {
             shared.poison(&cause, true);
         }
+        shared.unfinished.fetch_sub(1, Ordering::Release);
     }
     if shared.fault.get().is_none() {
         shared.tell_rank_0(Note::Done);

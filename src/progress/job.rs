@@ -70,7 +70,12 @@ pub trait Job: Send {
     /// The collective part as a whole, on the comm thread.
     fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()>;
 
-    /// What follows on this rank alone, on the finishing thread.
+    /// Whether `finish` takes less than to wake another thread for it: then the comm thread does it, if nothing is left to finish before.
+    fn is_soon_finished(&self) -> bool {
+        false
+    }
+
+    /// What follows on this rank alone, on the finishing thread or the comm thread.
     fn finish(self: Box<Self>) -> Result<()>;
 
     /// Called instead of `finish` when the job will never be done. The transport may still use the job's memory.
@@ -100,6 +105,10 @@ impl<T: Send> Job for Direct<T> {
             self.value = Some(work(host, &self.memory, launch.number)?);
         }
         Ok(())
+    }
+
+    fn is_soon_finished(&self) -> bool {
+        true
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -141,6 +150,10 @@ impl Job for Barrier {
     /// It launches when every rank has called it: there is nothing left to be done.
     fn run(&mut self, _host: &mut Host, _launch: &Launch) -> Result<()> {
         Ok(())
+    }
+
+    fn is_soon_finished(&self) -> bool {
+        true
     }
 
     fn finish(self: Box<Self>) -> Result<()> {

@@ -5,13 +5,15 @@
 //! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`);
 //! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
-//!   applies updates; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share;
+//!   applies updates, and whatever else takes its time when a sum is there; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit.
 
 pub mod agreement;
 pub mod calls;
 mod comm;
 pub mod engine;
+#[cfg(test)]
+mod finish_tests;
 mod freezing;
 pub mod frozen;
 pub mod fusion;

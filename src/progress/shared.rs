@@ -91,6 +91,8 @@ pub(super) struct Shared {
     /// What it was at before.
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
+    /// Jobs that the finishing thread has been given and has not finished.
+    pub(super) unfinished: AtomicU64,
     /// Notes of rank 0 to itself.
     pub(super) own_notes: Sender<Note>,
     pub(super) sent_bytes: AtomicU64,

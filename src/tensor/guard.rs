@@ -92,6 +92,11 @@ impl TensorMut {
         self
     }
 
+    /// Whether to let go of it does nothing but unlock: nothing follows the write, and no other library is told.
+    pub(crate) fn is_simply_dropped(&self) -> bool {
+        self.then.is_none() && self.content.released.is_none() && !self.content.data.is_foreign()
+    }
+
     /// The bytes, for reading; none if the memory is not the host's.
     pub fn bytes(&self) -> &[u8] {
         self.content.data.bytes()

@@ -15,7 +15,7 @@ mod guard;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::{Mutex, RawRwLock, RwLock};
@@ -200,7 +200,20 @@ impl Tensor {
     /// As [`read`](Self::read), wherever the memory is. On a device it blocks until a store has queued its work on the tensor's stream.
     pub fn read_anywhere(&self) -> Result<TensorRef> {
         self.come_for(WRITTEN);
-        self.guard(if timeline::is_on() { self.read_timed() } else { RwLock::read_arc(&self.content) })
+        self.guard(if timeline::is_on() { self.read_timed() } else { self.read_locked() })
+    }
+
+    /// The lock. What is short may be there soon, and to sleep would take longer than it.
+    fn read_locked(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
+        const SHORT_BYTES: usize = 64 << 10;
+        const SOON: Duration = Duration::from_micros(50);
+        if self.len_bytes() <= SHORT_BYTES && self.content.is_locked_exclusive() {
+            let since = Instant::now();
+            while self.content.is_locked_exclusive() && since.elapsed() < SOON {
+                std::thread::yield_now();
+            }
+        }
+        RwLock::read_arc(&self.content)
     }
 
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
