@@ -19,7 +19,12 @@ impl Idle {
     }
 
     /// Waits a little for what is still to come, so many bytes; an error with the time waited if `limit` is over.
-    pub(crate) fn wait(&mut self, limit: Duration, bytes: usize, transport: &mut dyn Transport) -> Result<(), Duration> {
+    pub(crate) fn wait(
+        &mut self,
+        limit: Duration,
+        bytes: usize,
+        transport: &mut dyn Transport,
+    ) -> Result<(), Duration> {
         const YIELDS: u32 = 30;
         /// What is short is all latency: to wake from a sleep would take a good part of its time. So it is worth a core that nobody else
         /// wants, for as long as it should take.
