@@ -158,11 +158,11 @@ fn a_call_after_rank_0_has_ended_its_run_is_an_error_that_names_it() {
 #[test]
 fn ranks_that_compress_differently_all_get_one_error() {
     let errors = workers(3, LONG, |store| {
-        store.init("w", &ones(4)).unwrap();
         let text = if store.rank() == 1 { "2bit:0.25" } else { "2bit:0.5" };
         // The fault of two ranks may reach the third in whatever it does.
         let pushed = store
-            .set_gradient_compression(&text.parse().unwrap())
+            .init("w", &ones(4))
+            .and_then(|()| store.set_gradient_compression(&text.parse().unwrap()))
             .and_then(|()| store.push("w", &[ones(4)], 0))
             .and_then(|()| store.wait_all());
         pushed.unwrap_err()

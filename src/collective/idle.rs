@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::transport::Transport;
 
-/// One wait for something to move: a few yields, then waits for data that grow with the time waited.
+/// One wait for something to move: yields at first, then waits for data that grow with the time waited.
 #[derive(Default)]
 pub(crate) struct Idle {
-    rounds: u32,
     looked: Option<Instant>,
     waited: Duration,
 }
@@ -25,15 +24,15 @@ impl Idle {
         bytes: usize,
         transport: &mut dyn Transport,
     ) -> Result<(), Duration> {
-        const YIELDS: u32 = 4;
-        /// What is short is all latency: to wake from a sleep would take a good part of its time. So it is worth a core that nobody else
-        /// wants, for as long as it should take.
+        /// What is short, or the end of what is long, is all latency: to wake from a sleep would take a good part of its time. So it is worth
+        /// yields for as long as it should take.
         const SHORT_BYTES: usize = 128 << 10;
-        const SOON: Duration = Duration::from_millis(1);
+        const SHORT_LOOKS: Duration = Duration::from_millis(1);
+        const LOOKS: Duration = Duration::from_micros(20);
         const SHORTEST: Duration = Duration::from_micros(20);
         const LONGEST: Duration = Duration::from_millis(4);
-        /// A sleep is this part of the time waited so far: the longer nothing comes, the less it matters to be quick.
-        /// More than a tenth was seen to hold up sums of many tensors, and less to keep processors busy with every packet.
+        /// A sleep is this part of the time waited so far: the longer nothing comes, the less it matters to be quick. An eighth was
+        /// seen to hold up sums of many tensors; a fortieth kept processors busy with every few packets.
         const PART: u32 = 16;
         /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.
         const LONGEST_ROUND: Duration = Duration::from_millis(200);
@@ -43,8 +42,7 @@ impl Idle {
         if self.waited > limit {
             return Err(self.waited);
         }
-        self.rounds += 1;
-        if self.rounds <= YIELDS || (bytes <= SHORT_BYTES && self.waited < SOON) {
+        if self.waited < if bytes <= SHORT_BYTES { SHORT_LOOKS } else { LOOKS } {
             std::thread::yield_now();
         } else {
             transport.wait((self.waited / PART).clamp(SHORTEST, LONGEST));

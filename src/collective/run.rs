@@ -406,6 +406,7 @@ impl Runner {
     /// Keeps for ever what the transport may still touch.
     fn abandon(&mut self) {
         std::mem::forget(std::mem::take(&mut self.flights));
+        self.open_bytes = 0;
     }
 }
 

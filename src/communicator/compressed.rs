@@ -169,7 +169,7 @@ impl Exchange<'_> {
     fn drive(&mut self, wire: &mut Wire<'_>) -> Result<()> {
         self.add_up();
         let (mut idle, mut done) = (Idle::default(), Vec::new());
-        let bytes = self.work.codec.code_bytes(self.work.len);
+        let segment_bytes = self.work.codec.code_bytes(self.geometry.segment_len);
         loop {
             self.post(wire)?;
             if self.unfinished == 0 {
@@ -180,6 +180,7 @@ impl Exchange<'_> {
                 if wire.stop.load(Ordering::Acquire) {
                     return Err(self.lost("the job".to_owned(), "it was stopped".to_owned()));
                 }
+                let bytes = self.unfinished * segment_bytes;
                 idle.wait(wire.limit, bytes, &mut *wire.transport).map_err(|waited| self.stuck(waited))?;
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The plans of sums by messages: what each is to be, found once and kept for the next sum like it.
+//! The plans of sums by messages between all ranks: what each is to be, found once and kept for the next sum like it.
 //!
 //! To find a plan takes a microsecond or more, most of it to predict what each algorithm would take, and a sum of few bytes no more than twenty.
 
@@ -78,6 +78,12 @@ mod tests {
         let made = |len_bytes| (Arc::new(collective::allreduce(Algorithm::Ring, 0, 2, len_bytes / 4)), 1 << 16);
         let first = plans.find(sum(8), || made(8));
         assert!(Arc::ptr_eq(&first.0, &plans.find(sum(8), || unreachable!("it is there")).0));
+        let others = [
+            Sum { choice: Choice::Ordered, ..sum(8) },
+            Sum { element_bytes: 8, ..sum(8) },
+            Sum { step_bytes: 1 << 20, ..sum(8) },
+        ];
+        others.into_iter().for_each(|other| assert_eq!(plans.find(other, || made(16)).0.parts.len(), 4));
         (0..5000).for_each(|len| assert_eq!(plans.find(sum(4 * len), || made(4 * len)).0.parts.len(), len));
         assert!(plans.0.len() <= 1024);
     }

@@ -32,7 +32,8 @@ use crate::transport::{Stamp, Transport};
 
 /// No operation of a job has this number.
 pub(super) const STAMP: Stamp = Stamp::MAX;
-/// Runs of a short collective: so many batches of so many runs. The lower quartile counts: what else a machine does makes runs longer, never shorter.
+/// Runs of a short collective: so many batches of so many runs. The lower quartile counts: what else
+/// a machine does makes most of them longer.
 const BATCHES: usize = 12;
 const RUNS: usize = 3;
 /// What the short transfers move over the busiest link: less than a shaper's burst.

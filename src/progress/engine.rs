@@ -2,7 +2,7 @@
 //!
 //! `submit` names an operation and returns. The control thread of rank 0 launches it when every rank has called it; the
 //! comm thread, which alone talks to the transport, runs launched jobs in the order of their numbers; the finishing thread
-//! applies updates and hands out results. The first fault poisons the engine: it is spread to every rank, running
+//! applies updates and hands out results, but for short ones that the comm thread hands out itself. The first fault poisons the engine: it is spread to every rank, running
 //! collectives stop, every job that waits fails with it, and so does every later call.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -108,7 +108,8 @@ impl<T: Send> Job for Direct<T> {
     }
 
     fn is_soon_finished(&self) -> bool {
-        true
+        // To let go of memory may take its time.
+        self.memory.is_empty()
     }
 
     fn finish(self: Box<Self>) -> Result<()> {

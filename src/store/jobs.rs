@@ -170,7 +170,7 @@ impl Job for Push {
 
     fn is_soon_finished(&self) -> bool {
         const SHORT_BYTES: usize = 64 << 10;
-        let is_short = self.slot.entry.len_bytes() <= SHORT_BYTES;
+        let is_short = self.slot.entry.len_bytes() * self.outs.len().max(1) <= SHORT_BYTES;
         is_short && matches!(self.update, Update::Overwrite) && self.outs.iter().all(TensorMut::is_simply_dropped)
     }
 

@@ -94,7 +94,8 @@ impl TensorMut {
 
     /// Whether to let go of it does nothing but unlock: nothing follows the write, and no other library is told.
     pub(crate) fn is_simply_dropped(&self) -> bool {
-        self.then.is_none() && self.content.released.is_none() && !self.content.data.is_foreign()
+        let is_own = self.remote.is_none() && !self.content.data.is_foreign();
+        is_own && self.then.is_none() && self.content.released.is_none()
     }
 
     /// The bytes, for reading; none if the memory is not the host's.

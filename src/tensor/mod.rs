@@ -203,17 +203,22 @@ impl Tensor {
         self.guard(if timeline::is_on() { self.read_timed() } else { self.read_locked() })
     }
 
-    /// The lock. What is short may be there soon, and to sleep would take longer than it.
     fn read_locked(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
-        const SHORT_BYTES: usize = 64 << 10;
-        const SOON: Duration = Duration::from_micros(50);
-        if self.len_bytes() <= SHORT_BYTES && self.content.is_locked_exclusive() {
-            let since = Instant::now();
-            while self.content.is_locked_exclusive() && since.elapsed() < SOON {
-                std::thread::yield_now();
-            }
-        }
+        self.look_out();
         RwLock::read_arc(&self.content)
+    }
+
+    /// A moment for a store to write what is short: to sleep until then would take longer.
+    fn look_out(&self) {
+        const SHORT_BYTES: usize = 64 << 10;
+        const MOMENT: Duration = Duration::from_micros(50);
+        if self.len_bytes() > SHORT_BYTES || !self.content.is_locked_exclusive() {
+            return;
+        }
+        let since = Instant::now();
+        while self.content.is_locked_exclusive() && since.elapsed() < MOMENT {
+            std::thread::yield_now();
+        }
     }
 
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
@@ -225,6 +230,9 @@ impl Tensor {
     /// As [`read_within`](Self::read_within), wherever the memory is.
     pub fn read_anywhere_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
         self.come_for(WRITTEN);
+        if !limit.is_zero() {
+            self.look_out();
+        }
         RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
     }
 
@@ -238,7 +246,7 @@ impl Tensor {
     fn read_timed(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
         RwLock::try_read_arc(&self.content).unwrap_or_else(|| {
             let since_ns = timeline::now_ns();
-            let content = RwLock::read_arc(&self.content);
+            let content = self.read_locked();
             let name = || content.written.as_ref().map_or("an output".into(), timeline::Name::from);
             timeline::record(Phase::Wait, name, since_ns, self.len_bytes() as u64);
             content
@@ -379,6 +387,21 @@ mod tests {
         assert!(heard.try_recv().is_err());
         drop(handle);
         assert_eq!(heard.try_recv(), Ok(Some(fault)));
+    }
+
+    #[test]
+    fn only_a_plain_tensor_of_ours_is_simply_dropped() {
+        let plain = Tensor::zeros(DType::F32, &[1]);
+        assert!(plain.write().is_simply_dropped());
+        assert!(!plain.write().then(|_| ()).is_simply_dropped());
+        let watched = Tensor::watched(DType::F32, &[1], Buffer::zeroed(4), Box::new(|_| ()));
+        assert!(!watched.write().is_simply_dropped());
+        let mut memory = vec![0f32].into_boxed_slice();
+        let start = std::ptr::NonNull::new(memory.as_mut_ptr().cast()).unwrap();
+        #[allow(unsafe_code)]
+        // SAFETY: the box outlives the tensor as its owner, and is not touched meanwhile.
+        let foreign = unsafe { Buffer::foreign(start, 4, Box::new(memory)) };
+        assert!(!Tensor::from_buffer(DType::F32, &[1], foreign).write().is_simply_dropped());
     }
 
     #[test]

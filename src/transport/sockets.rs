@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 /// How long after a look for sockets comes the next: connections are made late, and then stay.
 const SOON: Duration = Duration::from_millis(2);
 const LATE: Duration = Duration::from_millis(500);
+/// A sleep for less would take longer than that to wake from: on a fast network each arrival is worth a look.
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
 
 /// The connections, as far as they are known.
 #[derive(Default)]
@@ -34,7 +36,7 @@ impl Sockets {
         if self.looked.is_none_or(|looked| looked.elapsed() > self.interval) {
             self.look();
         }
-        if self.polled.is_empty() || self.was_fruitless {
+        if self.polled.is_empty() || (self.was_fruitless && longest > SHORTEST_NAP) {
             self.was_fruitless = false;
             std::thread::sleep(longest);
             return;
