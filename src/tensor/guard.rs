@@ -92,10 +92,11 @@ impl TensorMut {
         self
     }
 
-    /// Whether to let go of it does nothing but unlock: nothing follows the write, and no other library is told.
+    /// Whether to let go of it does nothing but unlock: nothing follows the write, and no other library gets its memory back by it.
     pub(crate) fn is_simply_dropped(&self) -> bool {
         let is_own = self.remote.is_none() && !self.content.data.is_foreign();
-        is_own && self.then.is_none() && self.content.released.is_none()
+        let is_last = || Arc::strong_count(ArcRwLockWriteGuard::rwlock(&self.content)) == 1;
+        self.then.is_none() && self.content.released.is_none() && (is_own || !is_last())
     }
 
     /// The bytes, for reading; none if the memory is not the host's.

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_plain_tensor_of_ours_is_simply_dropped() {
+    fn a_tensor_that_nobody_gets_back_is_simply_dropped() {
         let plain = Tensor::zeros(DType::F32, &[1]);
         assert!(plain.write().is_simply_dropped());
         assert!(!plain.write().then(|_| ()).is_simply_dropped());
@@ -401,7 +401,11 @@ mod tests {
         #[allow(unsafe_code)]
         // SAFETY: the box outlives the tensor as its owner, and is not touched meanwhile.
         let foreign = unsafe { Buffer::foreign(start, 4, Box::new(memory)) };
-        assert!(!Tensor::from_buffer(DType::F32, &[1], foreign).write().is_simply_dropped());
+        let lent = Tensor::from_buffer(DType::F32, &[1], foreign);
+        assert!(lent.write().is_simply_dropped(), "it is held here, too");
+        let last = lent.write();
+        drop(lent);
+        assert!(!last.is_simply_dropped());
     }
 
     #[test]
