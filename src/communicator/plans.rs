@@ -37,10 +37,12 @@ impl Sum {
                 let is_apart = !placement.has_neighbours();
                 let in_racks =
                     is_apart.then(|| placement.plan_in_racks(rank, self.len_bytes, self.element_bytes)).flatten();
-                in_racks.map(|plan| (plan, cuts.most_bytes)).unwrap_or_else(|| {
+                if let Some(plan) = in_racks {
+                    (plan, cuts.most_bytes)
+                } else {
                     let chosen = collective::choose(&model.within(self.step_bytes), self.len_bytes, size, cuts);
                     (collective::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
-                })
+                }
             }
             Choice::Plan(algorithm) => (collective::allreduce(algorithm, rank, size, len), cuts.most_bytes),
             Choice::Ordered => (collective::allreduce_in_order(rank, size, len), cuts.most_bytes),

@@ -184,6 +184,12 @@ impl Calls {
         }
     }
 
+    /// A call follows on the return of everything that was called before, by a caller that is told of each return. It may have waited for that
+    /// and does not say so.
+    pub fn all_returned(&mut self) {
+        self.waited = true;
+    }
+
     /// An operation was launched by itself.
     ///
     /// On ranks that have begun what this one owes it comes behind that: an operation that runs alone would wait here for the ranks

@@ -113,6 +113,7 @@ impl Engine {
             last: Mutex::default(),
             commands,
             unfinished: AtomicU64::new(0),
+            watched: AtomicU64::new(0),
             own_notes,
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),

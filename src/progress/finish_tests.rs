@@ -18,12 +18,12 @@ struct Told {
     is_short: bool,
     may: Receiver<()>,
     runs: Sender<i64>,
-    told: Sender<(i64, String)>,
+    by: Sender<(i64, String)>,
 }
 
 impl Job for Told {
     fn run(&mut self, _host: &mut Host, _launch: &Launch) -> Result<()> {
-        drop(self.runs.send(self.name));
+        self.runs.send(self.name).ok();
         Ok(())
     }
 
@@ -32,9 +32,9 @@ impl Job for Told {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        drop(self.may.recv());
+        self.may.recv().ok();
         let name = thread::current().name().unwrap_or_default().to_owned();
-        drop(self.told.send((self.name, name)));
+        drop(self.by.send((self.name, name)));
         Ok(())
     }
 
@@ -46,7 +46,7 @@ fn what_is_soon_finished_needs_no_other_thread_but_overtakes_nothing() {
     let engine = Engine::in_process(1, &Config::default()).unwrap().remove(0);
     let ((told, heard), (runs, running)) = (unbounded(), unbounded());
     let submit = |name: i64, is_short, may: &Receiver<()>| {
-        let job = Told { name, is_short, may: may.clone(), runs: runs.clone(), told: told.clone() };
+        let job = Told { name, is_short, may: may.clone(), runs: runs.clone(), by: told.clone() };
         let topic = Topic::Key { store: 0, key: Key::from(name) };
         engine.submit(topic, "test", Terms::default(), Box::new(job)).unwrap();
     };

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::progress::fusion::{Step, units};
 use crate::progress::order::{Call, Topic};
 use crate::progress::period::Sequence;
+use crate::progress::phases::phases;
 
 /// The most calls of a rank that are remembered.
 const MEMORY: usize = 1 << 15;
@@ -73,9 +74,14 @@ impl Logs {
         }
     }
 
-    /// The length of the shortest period that makes up the end of rank 0's calls `times` times.
+    /// The length of the shortest period that makes up the end of rank 0's calls `times` times. It begins where rank 0 has waited, if that
+    /// waits in it at all: other ranks make the calls of a step in other orders, and a line within it would cut theirs.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
-        self.sequence.period(times)
+        let is_whole = |period: &usize| {
+            let mut waits = self.own.range(self.own.len() - period..).map(|call| call.waited);
+            waits.next() == Some(true) || !waits.any(|waited| waited)
+        };
+        self.sequence.period(times).filter(is_whole)
     }
 
     /// Draws the line behind rank 0's last call. `open` are the operations that have not launched, with the ranks that they lack.
@@ -120,19 +126,19 @@ impl Logs {
         let steps: Vec<Step> = freezing.cycle.iter().map(step).collect();
         let place: BTreeMap<(&Topic, u64), usize> =
             freezing.cycle.iter().enumerate().map(|(index, call)| ((&call.topic, call.ordinal), index)).collect();
-        let mut phases = vec![0; steps.len()];
-        for seen in &self.seen {
-            let place_of = |seen: &Seen| place.get(&(&seen.topic, seen.ordinal)).copied();
-            let (mut waits, mut has_begun) = (0, false);
+        let parts = |seen: &VecDeque<Seen>| {
+            let mut parts: Vec<Vec<usize>> = Vec::new();
             for seen in seen {
+                let step = place.get(&(&seen.topic, seen.ordinal));
                 // A wait before the first call of the period is one between two cycles.
-                waits += u64::from(has_begun && seen.waited);
-                if let Some(index) = place_of(seen) {
-                    has_begun = true;
-                    phases[index] += waits;
+                if seen.waited && !parts.is_empty() || parts.is_empty() && step.is_some() {
+                    parts.push(Vec::new());
                 }
+                parts.last_mut().into_iter().for_each(|part| part.extend(step));
             }
-        }
+            parts
+        };
+        let phases = phases(steps.len(), &self.seen.iter().map(parts).collect::<Vec<_>>());
         let units = units(&steps, &phases, bucket_bytes);
         (steps, units)
     }

@@ -3,8 +3,7 @@
 //! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element type that travel
 //! as one. Long sums are not copied into buckets, and do not end them: a bucket collects the short sums between them.
 //!
-//! Units never reach across a wait. Each operation has a phase: how often the ranks, all of them counted together, have
-//! waited in the cycle before they called it. If some rank waits for `a` before it calls `b`, the phase of `a` is the lower one: so
+//! Units never reach across a wait. If some rank waits for `a` before it calls `b`, the phase of `a` is the lower one (`phases`): so
 //! whatever a rank waits for can be done before that rank calls anything more.
 
 use std::collections::BTreeMap;

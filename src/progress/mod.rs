@@ -1,7 +1,7 @@
 //! Communication that goes on while the caller computes.
 //!
 //! - [`agreement`] (pure): which operations every rank has called, and in which order all of them launch; `period` and `freezing`:
-//!   when rank 0's calls repeat themselves; [`fusion`]: what travels together then, and in which order;
+//!   when rank 0's calls repeat themselves; `phases` and [`fusion`]: what travels together then, and in which order;
 //! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`);
 //! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
@@ -22,6 +22,7 @@ pub mod job;
 mod leave_tests;
 pub mod order;
 mod period;
+mod phases;
 #[cfg(feature = "mpi")]
 pub mod process;
 #[cfg(test)]

@@ -93,6 +93,8 @@ pub(super) struct Shared {
     pub(super) commands: Sender<Command>,
     /// Jobs that the finishing thread has been given and has not finished.
     pub(super) unfinished: AtomicU64,
+    /// Tensors that were lent and have not been returned, of those whose owners are told when they are.
+    pub(super) watched: AtomicU64,
     /// Notes of rank 0 to itself.
     pub(super) own_notes: Sender<Note>,
     pub(super) sent_bytes: AtomicU64,
@@ -245,6 +247,16 @@ impl Waiter for Shared {
     fn wait(&self) {
         let mut calls = self.calls.lock();
         self.act(calls.wait());
+    }
+
+    fn watched(&self) {
+        if self.watched.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.calls.lock().all_returned();
+        }
+    }
+
+    fn returned(&self) {
+        self.watched.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

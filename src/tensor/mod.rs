@@ -11,17 +11,19 @@
 //! A store that has been given a tensor is told when its owner comes for it again (`Waiter`), once, and before that may block.
 
 mod guard;
+mod lent;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
-use parking_lot::{Mutex, RawRwLock, RwLock};
+use parking_lot::{RawRwLock, RwLock};
 
 pub(crate) use guard::unshare;
 pub use guard::{TensorMut, TensorRef};
+pub use lent::Waiter;
+use lent::{Lent, READ, WRITTEN};
 
 use crate::buffer::Buffer;
 use crate::dtype::{DType, Element};
@@ -57,25 +59,6 @@ impl Drop for Content {
         }
     }
 }
-
-/// Told that a caller comes for a tensor which it has given to a store.
-pub trait Waiter: Send + Sync {
-    /// The caller may be about to block until the store is done with the tensor.
-    fn wait(&self);
-}
-
-/// Which store has been given a tensor that its owner has not come for since.
-#[derive(Default)]
-struct Lent {
-    /// 0, `READ` or `WRITTEN`.
-    how: AtomicU8,
-    to: Mutex<Option<Weak<dyn Waiter>>>,
-}
-
-/// The store reads it: writers block.
-const READ: u8 = 1;
-/// The store writes it: readers block, too.
-const WRITTEN: u8 = 2;
 
 /// A dense tensor, C-contiguous, in host memory or on a device. Cloning clones the handle, not the elements.
 #[derive(Clone)]
@@ -127,8 +110,12 @@ impl Tensor {
     /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard are gone, and so no
     /// store uses the memory any more. That may be on a store's thread, which must not be kept.
     pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
-        let tensor = Self::from_buffer(dtype, shape, buffer);
-        tensor.content.write().released = Some(released);
+        let lent = Arc::new(Lent::watched());
+        let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };
+        tensor.content.write().released = Some(Box::new(move |fault| {
+            lent.take_back();
+            released(fault);
+        }));
         tensor
     }
 
@@ -279,16 +266,12 @@ impl Tensor {
 
     /// A store has been given the tensor, to write or only to read it.
     pub(crate) fn lend(&self, to: &Weak<dyn Waiter>, is_written: bool) {
-        *self.lent.to.lock() = Some(Weak::clone(to));
-        self.lent.how.store(if is_written { WRITTEN } else { READ }, Ordering::Release);
+        self.lent.lend(to, if is_written { WRITTEN } else { READ });
     }
 
     /// Tells the store, if it was given the tensor in a way that may make this access block.
     fn come_for(&self, blocks_from: u8) {
-        if self.lent.how.load(Ordering::Acquire) >= blocks_from && self.lent.how.swap(0, Ordering::AcqRel) > 0 {
-            let waiter = self.lent.to.lock().take().and_then(|to| to.upgrade());
-            waiter.into_iter().for_each(|waiter| waiter.wait());
-        }
+        self.lent.come_for(blocks_from);
     }
 
     fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>) -> TensorMut {
@@ -348,31 +331,6 @@ mod tests {
         assert_eq!(tensor.read().err(), Some(fault));
         drop(tensor.write());
         assert!(tensor.read().is_ok());
-    }
-
-    #[test]
-    fn a_store_is_told_once_when_the_owner_comes_for_what_it_was_given() {
-        #[derive(Default)]
-        struct Count(AtomicU8);
-        impl Waiter for Count {
-            fn wait(&self) {
-                self.0.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        let count = Arc::new(Count::default());
-        let waiter: Arc<dyn Waiter> = count.clone();
-        let (input, output) = (Tensor::zeros(DType::F32, &[1]), Tensor::zeros(DType::F32, &[1]));
-        input.lend(&Arc::downgrade(&waiter), false);
-        output.lend(&Arc::downgrade(&waiter), true);
-        let counted = || count.0.load(Ordering::Relaxed);
-        drop(input.read());
-        assert_eq!(counted(), 0, "a store that only reads keeps no reader waiting");
-        drop(input.write());
-        assert_eq!(counted(), 1);
-        drop((output.read(), input.write()));
-        assert_eq!(counted(), 2);
-        drop((output.read(), output.clone().read()));
-        assert_eq!(counted(), 2);
     }
 
     #[test]

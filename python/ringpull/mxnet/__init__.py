@@ -6,9 +6,6 @@ this package is run by ``python -m ringpull.mxnet SCRIPT ARGS...``.
 
 In a process that ``ringpull launch`` started as a server or the scheduler, importing this package serves, and does not return.
 Import it before MXNet there: MXNet's own import would start its own server.
-
-Short gradients are summed each by itself here unless ``RINGPULL_FUSION_BYTES`` says otherwise: MXNet's engine does not say where its
-callers wait, and a bucket that reached across such a wait has been seen to hold a step up for ``RINGPULL_TIMEOUT``.
 """
 
 import os
@@ -25,9 +22,6 @@ if "mxnet" not in sys.modules:
     for _name, _stand_in in (("bool", bool), ("object", object)):
         if _name not in vars(numpy):
             setattr(numpy, _name, _stand_in)
-
-# Before the first store: its threads read it when they start.
-os.environ.setdefault("RINGPULL_FUSION_BYTES", "0")
 
 from .registry import register, serve_native_names
 from .store import MXNetKVStore

@@ -244,3 +244,25 @@ fn a_rank_that_joins_while_it_owes_makes_up_for_that() {
         assert_eq!(world.stood_in, [3, 3, 0], "seed {seed}");
     }
 }
+
+/// As MXNet's engine calls: the keys of a step in any order, and those of the next when all of these are done, which nobody says.
+#[test]
+fn a_cycle_of_one_who_does_not_say_where_steps_end_is_not_fused_across_their_end() {
+    let orders = [[1, 2, 3, 4], [2, 1, 3, 4], [1, 3, 2, 4], [4, 1, 2, 3]];
+    let program = |of: &dyn Fn(usize) -> usize| {
+        let step = |step: usize| orders[of(step) % 4].map(push).into_iter().chain([Do::Watch]);
+        (0..30).flat_map(step).collect::<Vec<_>>()
+    };
+    let mut fused = 0;
+    for seed in 0..400 {
+        let now_and_then = |step: usize| usize::from(step.is_multiple_of(3 + seed)) * (1 + seed % 3);
+        let programs = vec![program(&now_and_then), program(&|step| step / 5 + seed), program(&|_| 0)];
+        let mut world = World::new(programs, seed as u64);
+        if seed % 2 == 0 {
+            world.sums_block();
+        }
+        assert!(world.run(), "seed {seed}: {:?}, {:?}", world.begun[0].last(), world.fault);
+        fused += world.begun[0].iter().filter(|unit| unit.len() > 1).count();
+    }
+    assert!(fused > 0, "nothing was fused at all");
+}

@@ -17,6 +17,8 @@ pub(super) enum Do {
     Push(u32, i64, &'static str),
     /// Wait for everything called so far.
     Wait,
+    /// Go on when everything called so far is done, as one who is told of each end, and does not say that it waits.
+    Watch,
     /// Join, and wait until all have.
     Join,
 }
@@ -38,6 +40,8 @@ pub(super) struct World {
     pub(super) agreement: Agreement,
     pub(super) ranks: Vec<Calls>,
     sums_block: bool,
+    /// Whether the programs watch the ends of what they call.
+    watches: bool,
     pub(super) programs: Vec<VecDeque<Do>>,
     /// What each rank has called and not seen done.
     pub(super) open: Vec<BTreeSet<(Topic, u64)>>,
@@ -65,6 +69,7 @@ impl World {
             agreement: Agreement::new(size, 10.0, 1000),
             ranks: (0..size).map(|rank| Calls::new(rank, false)).collect(),
             sums_block: false,
+            watches: programs.iter().flatten().any(|what| *what == Do::Watch),
             programs: programs.into_iter().map(VecDeque::from).collect(),
             open: vec![BTreeSet::new(); size],
             waits: vec![false; size],
@@ -121,6 +126,7 @@ impl World {
         match self.programs[rank].front() {
             None => false,
             Some(Do::Wait) => !self.waits[rank] || self.open[rank].is_empty(),
+            Some(Do::Watch) => self.open[rank].is_empty(),
             Some(Do::Join) => !self.waits[rank],
             Some(Do::Push(..)) => true,
         }
@@ -131,6 +137,9 @@ impl World {
             Some(Do::Push(store, key, terms)) => {
                 self.programs[rank].pop_front();
                 let topic = Topic::Key { store, key: key.into() };
+                if self.watches && self.open[rank].is_empty() {
+                    self.ranks[rank].all_returned();
+                }
                 self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
                 let sum = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
                 let wire = if is_alone(&topic) { Wire::Alone } else { sum };
@@ -139,6 +148,10 @@ impl World {
             Some(Do::Wait) if self.waits[rank] => {
                 self.programs[rank].pop_front();
                 self.waits[rank] = false;
+                Vec::new()
+            }
+            Some(Do::Watch) => {
+                self.programs[rank].pop_front();
                 Vec::new()
             }
             Some(Do::Join) => {
