@@ -43,7 +43,7 @@ impl Idle {
             return Err(self.waited);
         }
         if self.waited < if bytes <= SHORT_BYTES { SHORT_LOOKS } else { LOOKS } {
-            std::thread::yield_now();
+            transport.relax();
         } else {
             transport.wait((self.waited / PART).clamp(SHORTEST, LONGEST));
         }

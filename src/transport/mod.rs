@@ -49,6 +49,11 @@ pub trait Transport {
     /// Appends the tokens that are done to `done`. Does not block.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()>;
 
+    /// Lets others run for a moment, between two looks at what may come very soon.
+    fn relax(&mut self) {
+        std::thread::yield_now();
+    }
+
     /// Returns when something may have arrived, at the latest after `longest`. Leaves the cores to others meanwhile.
     fn wait(&mut self, longest: std::time::Duration) {
         std::thread::sleep(longest);

@@ -30,6 +30,8 @@ pub struct Mpi {
     finished: Vec<c_int>,
     statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
     sockets: Sockets,
+    /// Whether a look at requests that are not done yields the processor.
+    yields: bool,
     initialised_here: bool,
 }
 
@@ -79,6 +81,7 @@ impl Mpi {
             finished: Vec::new(),
             statuses: Vec::new(),
             sockets: Sockets::default(),
+            yields: yields_when_idle(&library_name()),
             initialised_here,
         })
     }
@@ -210,6 +213,12 @@ impl Transport for Mpi {
             self.inflight.swap_remove(index as usize);
         }
         Ok(())
+    }
+
+    fn relax(&mut self) {
+        if !self.yields {
+            std::thread::yield_now();
+        }
     }
 
     fn wait(&mut self, longest: Duration) {
@@ -369,6 +378,14 @@ fn check_launcher(size: usize) -> Result<()> {
         }),
         _ => Ok(()),
     }
+}
+
+/// Whether the library yields the processor whenever nothing has come, as Open MPI does where `mpirun` finds or is told that ranks are more than
+/// cores: to yield once more would only cost another turn of all others.
+fn yields_when_idle(library: &str) -> bool {
+    let says = |name| config::text(name).map(|value| !matches!(value.as_str(), "0" | "false" | "no"));
+    let asked = says("OMPI_MCA_mpi_yield_when_idle").or_else(|| says("OMPI_MCA_mpi_oversubscribe"));
+    library.starts_with("Open MPI") && asked.unwrap_or(false)
 }
 
 /// Open MPI over TCP sends a message above its eager limit only after a round trip. A limit above our segments measured
