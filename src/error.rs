@@ -131,7 +131,8 @@ pub enum Error {
     },
     /// Some ranks wait for others that live but have not called.
     #[error(
-        "{operation} of key {key} on rank {rank} waited {waited_s} s: rank(s) {missing:?} have not called it\n  hint: every rank must {operation} every key of a step; look at what those ranks are doing, or raise RINGPULL_TIMEOUT (seconds) if they are only slow; if they have less data (uneven shares), give every rank equal numbers of steps, or call join() where it ends (dist_sync_mpi)"
+        "{operation} of key {key} on rank {rank} waited {waited_s} s: rank(s) {missing:?} have not called it{}\n  hint: every rank must {operation} every key of a step; look at what those ranks are doing, or raise RINGPULL_TIMEOUT (seconds) if they are only slow; if ranks wait for each other's keys, call all keys before waiting for one; if they have less data (uneven shares), give every rank equal numbers of steps, or call join() where it ends (dist_sync_mpi)",
+        if why.is_empty() { String::new() } else { format!("; {why}") }
     )]
     Stalled {
         /// The operation that waits.
@@ -144,6 +145,8 @@ pub enum Error {
         missing: Vec<usize>,
         /// How long it waited, in seconds.
         waited_s: u64,
+        /// What those wait for themselves, or nothing.
+        why: String,
     },
     /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
     #[error("{peer} ended its run without calling {operation}, for which rank {rank} waits{}", say_why_ended(why))]
@@ -198,7 +201,7 @@ pub enum Error {
         rank: usize,
     },
     /// A file or socket could not be used.
-    #[error("cannot {action} {path}: {text}")]
+    #[error("cannot {action} {path}: {text}{}", say_what_to_do(action, text))]
     Io {
         /// `write`, `connect to`, ...
         action: String,
@@ -244,6 +247,20 @@ impl Error {
     /// A wrong argument and what to do about it.
     pub fn argument(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::InvalidArgument { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+/// A hint on its own line where the system's words alone do not say what to do.
+fn say_what_to_do(action: &str, text: &str) -> &'static str {
+    let is = |number: i32| text.contains(&format!("(os error {number})"));
+    if is(2) && action == "run" {
+        "\n  hint: install it, or put its folder into PATH"
+    } else if is(2) {
+        "\n  hint: look at the spelling; a path that does not begin with / starts at the folder in which the command runs"
+    } else if is(13) {
+        "\n  hint: give this user access to it, or name another"
+    } else {
+        ""
     }
 }
 

@@ -72,6 +72,9 @@ impl Host {
     /// default model. Ranks that all share one host's memory need no network, and learn nothing.
     pub fn learn(&mut self, config: &Config) -> Result<()> {
         if self.placement.is_one_host() {
+            if let (ModelSource::File(path), 0) = (&config.model, self.rank()) {
+                tracing::warn!(path = %path.display(), "RINGPULL_MODEL is not read: all ranks share one host's memory, and no model is needed");
+            }
             return Ok(());
         }
         let source = if self.choice.is_auto() { &config.model } else { &ModelSource::Default };

@@ -103,25 +103,34 @@ fn explained(model: &Model, plan: Option<Algorithm>, bytes: usize, ranks: usize,
 impl Explanation {
     /// The table for people, and the numbers under it.
     pub fn table(&self) -> String {
+        if self.ranks == 1 {
+            let told = "one rank has nothing to sum with others, and no network was measured";
+            return format!("{told}\n  hint: mpirun -n 4 ringpull bench allreduce --explain\n");
+        }
+        let shares = self.hosts.len() == 1 && self.asked == Choice::Auto.to_string();
+        if shares {
+            let told = "all ranks share one host's memory and sum there: no network was measured and no model read";
+            let sizes: Vec<String> = self.sizes.iter().map(|size| format_size(size.bytes as f64)).collect();
+            return format!(
+                "{}: shared memory, by {} ranks\n{told}\n  hint: RINGPULL_SHARED_MEMORY=0 shows what messages between them would do\n",
+                sizes.join(", "),
+                self.ranks
+            );
+        }
         let mut table = comfy_table::Table::new();
         table.load_style(comfy_table::presets::NOTHING);
         let names = Algorithm::ALL.map(|algorithm| algorithm.name().to_owned());
         let head = ["payload", &self.asked, "segments"].map(str::to_owned);
         table.set_header(head.into_iter().chain(names));
-        let shares = self.ranks > 1 && self.hosts.len() == 1 && self.asked == Choice::Auto.to_string();
         for size in &self.sizes {
-            let (way, segments) = if shares {
-                ("shared memory".to_owned(), "-".to_owned())
-            } else {
-                (size.algorithm.to_string(), format!("{} KiB", size.segment_bytes as f64 / 1024.0))
-            };
-            let mut cells = vec![format_size(size.bytes as f64), way, segments];
+            let segments = format!("{} KiB", size.segment_bytes as f64 / 1024.0);
+            let mut cells = vec![format_size(size.bytes as f64), size.algorithm.to_string(), segments];
             cells.extend(size.predictions.iter().map(|of| format_seconds(of.seconds)));
             table.add_row(cells);
         }
-        let ranks = if self.ranks == 1 { "1 rank".to_owned() } else { format!("{} ranks", self.ranks) };
         let of = &self.model;
-        let mut text = format!("{}\ntimes are predicted for {ranks}, from {}:\n", table.trim_fmt(), self.source);
+        let (table, ranks) = (table.trim_fmt(), self.ranks);
+        let mut text = format!("{table}\ntimes are predicted for {ranks} ranks, from {}:\n", self.source);
         let numbers = [
             ("latency", format!("{:.1} us", of.latency_us)),
             ("a message, its rank", format!("{:.2} us", of.message_us)),
@@ -136,12 +145,7 @@ impl Explanation {
             ("adding", format!("{}/s", format_size(of.sum_bytes_per_us * 1e6))),
         ];
         text.extend(numbers.map(|(name, value)| format!("  {name:24}{value}\n")));
-        if shares {
-            let told = "all ranks share one host's memory and sum there: no network was measured and no model read";
-            text.extend([format!(
-                "{told}\n  hint: RINGPULL_SHARED_MEMORY=0 shows what messages between them would do\n"
-            )]);
-        } else if self.hosts.len() < self.ranks && self.asked == Choice::Auto.to_string() {
+        if self.hosts.len() < self.ranks && self.asked == Choice::Auto.to_string() {
             let shared = "ranks that share a host's memory sum there, whatever is predicted";
             text.extend([format!("{shared}: {:?}\n", self.hosts)]);
         }

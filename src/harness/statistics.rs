@@ -83,7 +83,7 @@ pub fn warnings(samples: &[f64]) -> Vec<String> {
     let slow_start = first > summary.median && is_outlier(first, &summary);
     if slow_start {
         doubts.push(format!(
-            "the first sample took {:.2}x of the median: raise --warmup, so that connections and memory are warm",
+            "the first sample took {:.2}x of the median: connections or memory were cold; run again with a higher --warmup, or leave it out of what you compare",
             first / summary.median
         ));
     }

@@ -1,9 +1,11 @@
 //! Optimizers on the command line: `sgd,lr=0.1,momentum=0.9`.
 
+use std::fmt;
 use std::str::FromStr;
 
 use super::{Optimizer, Rule};
 use crate::error::{Error, Result};
+use crate::spelling::did_you_mean;
 
 impl FromStr for Optimizer {
     type Err = Error;
@@ -34,6 +36,32 @@ impl FromStr for Optimizer {
     }
 }
 
+impl fmt::Display for Optimizer {
+    /// As it is parsed; what has MXNet's default is left out.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, own) = match self.rule {
+            Rule::Sgd { momentum, nesterov } => {
+                (if nesterov { "nag" } else { "sgd" }, vec![("momentum", momentum, 0.0)])
+            }
+            Rule::Adam { beta1, beta2, epsilon } => {
+                ("adam", vec![("beta1", beta1, 0.9), ("beta2", beta2, 0.999), ("epsilon", epsilon, 1e-8)])
+            }
+            Rule::Test => ("test", Vec::new()),
+        };
+        write!(out, "{name},lr={}", self.learning_rate)?;
+        let common = [("wd", self.weight_decay, 0.0), ("rescale_grad", self.rescale_grad, 1.0)];
+        for (name, value, default) in own.into_iter().chain(common) {
+            if value.to_bits() != f64::to_bits(default) {
+                write!(out, ",{name}={value}")?;
+            }
+        }
+        if let Some(limit) = self.clip_gradient {
+            write!(out, ",clip_gradient={limit}")?;
+        }
+        if self.multi_precision { out.write_str(",multi_precision=1") } else { Ok(()) }
+    }
+}
+
 impl Optimizer {
     fn set(&mut self, rule: &str, word: &str) -> Result<()> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
@@ -54,14 +82,20 @@ impl Optimizer {
             ("beta2", Rule::Adam { beta2, .. }) => *beta2 = number()?,
             ("epsilon", Rule::Adam { epsilon, .. }) => *epsilon = number()?,
             _ => {
-                let own = match self.rule {
-                    Rule::Sgd { .. } => ", momentum",
-                    Rule::Adam { .. } => ", beta1, beta2, epsilon",
-                    Rule::Test => "",
+                let own: &[&str] = match self.rule {
+                    Rule::Sgd { .. } => &["momentum"],
+                    Rule::Adam { .. } => &["beta1", "beta2", "epsilon"],
+                    Rule::Test => &[],
                 };
+                let common =
+                    ["lr", "learning_rate", "wd", "weight_decay", "rescale_grad", "clip_gradient", "multi_precision"];
+                let names: Vec<&str> = common.into_iter().chain(own.iter().copied()).collect();
                 return Err(Error::argument(
-                    format!("the optimizer {rule} has no parameter {name:?}"),
-                    format!("its parameters are lr, wd, rescale_grad, clip_gradient, multi_precision{own}"),
+                    format!(
+                        "the optimizer {rule} has no parameter {name:?}{}",
+                        did_you_mean(name, names.iter().copied())
+                    ),
+                    format!("its parameters are {}; lr is learning_rate and wd is weight_decay", names.join(", ")),
                 ));
             }
         }
@@ -81,6 +115,24 @@ mod tests {
         assert_eq!((nag.clip_gradient, nag.multi_precision), (Some(5.0), true));
         let adam: Optimizer = "adam".parse().unwrap();
         assert_eq!((adam.rule, adam.learning_rate), (Rule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }, 0.001));
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_leaves_out_what_is_the_default() {
+        for text in [
+            "sgd,lr=0.1",
+            "nag,lr=0.1,momentum=0.9,wd=0.0001,clip_gradient=5,multi_precision=1",
+            "adam,lr=0.001,beta2=0.99,epsilon=0.000001,rescale_grad=0.25",
+            "test,lr=0.01",
+        ] {
+            assert_eq!(text.parse::<Optimizer>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_parameter_that_is_nearly_one_is_named() {
+        let error = "sgd,learning_rat=0.1".parse::<Optimizer>().unwrap_err().to_string();
+        assert!(error.contains("did you mean learning_rate?"), "{error}");
     }
 
     #[test]

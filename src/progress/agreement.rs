@@ -214,7 +214,7 @@ impl Agreement {
                 let behind = |rank: &usize| answers[*rank].begun <= overdue.unit;
                 let missing = (0..answers.len()).filter(behind).collect();
                 let Overdue { rank, waited_s, .. } = *overdue;
-                return Err(Error::Stalled { operation, key, rank, missing, waited_s });
+                return Err(Error::Stalled { operation, key, rank, missing, waited_s, why: String::new() });
             }
         }
         self.behind = answers.iter().map(|answer| answer.begun < end.until).collect();
@@ -275,14 +275,16 @@ impl Agreement {
             let ((rank, call), missing) = (stalled.first(), self.lacking(stalled));
             let waited_s = (now_s - stalled.since_s) as u64;
             let (operation, key) = (call.operation.clone(), call.topic.key());
-            return Err(Error::Stalled { operation, key, rank, missing, waited_s });
+            let why = self.wait_of(&missing).unwrap_or_default();
+            return Err(Error::Stalled { operation, key, rank, missing, waited_s, why });
         }
         let waited_s = now_s - self.heard_s;
         match self.joined.iter().position(|joined| *joined) {
             Some(rank) if waited_s > self.limit_s => {
                 let missing = (0..self.size).filter(|rank| !self.joined[*rank]).collect();
                 let (operation, key) = ("join".to_owned(), Key::from("join"));
-                Err(Error::Stalled { operation, key, rank, missing, waited_s: waited_s as u64 })
+                let (waited_s, why) = (waited_s as u64, String::new());
+                Err(Error::Stalled { operation, key, rank, missing, waited_s, why })
             }
             _ => Ok(()),
         }
@@ -313,6 +315,17 @@ impl Agreement {
         let mut held =
             of_keys.map(|(_, pending)| pending).filter(|pending| !self.lacking(pending).is_empty() && is_held(pending));
         held.next().unwrap_or(barrier)
+    }
+
+    /// What one of these ranks has called and others have not: two ranks may wait for each other.
+    fn wait_of(&self, ranks: &[usize]) -> Option<String> {
+        let of = |pending: &Pending| ranks.iter().copied().find(|rank| pending.calls[*rank].is_some());
+        self.pending.values().find_map(|pending| {
+            let (rank, lacking) = (of(pending)?, self.lacking(pending));
+            let call = pending.calls[rank].as_ref().filter(|_| !lacking.is_empty())?;
+            let (operation, key) = (&call.operation, call.topic.key());
+            Some(format!("rank {rank} has called {operation} of key {key}, which rank(s) {lacking:?} have not"))
+        })
     }
 
     /// A call that this rank is part of or awaited in, to say what a lost peer interrupted.

@@ -242,7 +242,8 @@ impl Watcher {
                 shared.tell_rank_0(Note::Thaw(epoch, Some(Overdue { rank, unit, waited_s })));
             }
             Sight::Owing(by, key, operation) => {
-                let fault = Error::Stalled { operation, key, rank: by, missing: vec![rank], waited_s };
+                let fault =
+                    Error::Stalled { operation, key, rank: by, missing: vec![rank], waited_s, why: String::new() };
                 shared.poison(&fault, true);
             }
         }

@@ -209,6 +209,7 @@ impl Scheduler {
                 rank: ranks[0],
                 missing,
                 waited_s: waited.as_secs(),
+                why: String::new(),
             })
         });
         if let Some(error) = stalled {

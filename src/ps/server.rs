@@ -275,7 +275,7 @@ impl Server {
             self.outputs.push(Output::Fault(Error::Disagreement {
                 key: "(every key)".into(),
                 operation: "set_optimizer".to_owned(),
-                views: vec![(*first, format!("{known:?}")), (rank, format!("{optimizer:?}"))],
+                views: vec![(*first, known.to_string()), (rank, optimizer.to_string())],
                 remedy: "set the same optimizer on every rank".to_owned(),
             }));
             return;

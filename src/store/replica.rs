@@ -51,7 +51,7 @@ pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compress
         Update::Overwrite => {}
         Update::Optimize(optimizer) => {
             settings.optimizer = Some(Optimizer::clone(optimizer));
-            words.extend([format!(" with {optimizer:?}")]);
+            words.extend([format!(" with {optimizer}")]);
         }
         Update::Call(_) => words.push_str(" with an updater"),
     }

@@ -104,7 +104,7 @@ fn verdict(matches: &[Match]) -> String {
     let logs: f64 = matches.iter().map(|of| of.gain().ln()).sum();
     let lost: Vec<&Match> = matches.iter().filter(|of| of.is_lost()).collect();
     let mut text = format!(
-        "Over {} of ranks and size, against the best of the others in each: geometric mean {:.2}x, {} lost.\n",
+        "Over {} of ranks and size, against the best of the others in each: geometric mean {:.2}x (goal: 1.5x), {} lost (goal: none).\n",
         several(matches.len(), "combination"),
         (logs / matches.len() as f64).exp(),
         lost.len()
@@ -114,7 +114,7 @@ fn verdict(matches: &[Match]) -> String {
     let ratio = |of: &&Match| of.ours.ratio_to_bound.unwrap_or(f64::NAN);
     if let Some(worst) = bounded.iter().max_by(|a, b| ratio(a).total_cmp(&ratio(b))) {
         text.extend([format!(
-            "Of payloads from 25 MB on the farthest from the bound is {} on {}: {:.3} of it.\n",
+            "Of payloads from 25 MB on the farthest from the bound is {} on {}: {:.3} of it (goal for 100 MB on 8: 1.05).\n",
             format_size(worst.ours.bytes as f64),
             several(worst.ours.ranks, "rank"),
             ratio(worst)
@@ -135,7 +135,7 @@ mod tests {
         for part in [
             "## 3 emulated hosts, links of 1gbit",
             "ringpull sweep --hosts 3",
-            "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x, 0 lost.",
+            "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x (goal: 1.5x), 0 lost (goal: none).",
             "| 2 ranks | ours |",
             "| 4 B | 1.00 us +-0 % |",
             "Open MPI, its choice",
@@ -155,6 +155,6 @@ mod tests {
             }
         }
         let page = render(&[results]);
-        assert!(page.contains("0.20 (lost)") && page.contains(", 1 lost."), "{page}");
+        assert!(page.contains("0.20 (lost)") && page.contains(", 1 lost (goal"), "{page}");
     }
 }

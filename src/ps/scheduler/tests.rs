@@ -67,7 +67,14 @@ fn a_stall_is_believed_only_when_the_missing_rank_moves_nothing() {
     let mut scheduler = complete();
     let stalled = || {
         let (operation, key) = ("push".to_owned(), Key::Int(3));
-        ToScheduler::Stalled(Error::Stalled { operation, key, rank: 1, missing: vec![0], waited_s: 10 })
+        ToScheduler::Stalled(Error::Stalled {
+            operation,
+            key,
+            rank: 1,
+            missing: vec![0],
+            waited_s: 10,
+            why: String::new(),
+        })
     };
     scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND * 8).unwrap();
     scheduler.handle(b"a", stalled(), SECOND * 12).unwrap();
@@ -80,7 +87,14 @@ fn a_stall_is_believed_only_when_the_missing_rank_moves_nothing() {
 fn who_waits_for_a_worker_that_failed_is_told_at_once_and_with_its_error() {
     let stall = || {
         let (operation, key) = ("push".to_owned(), Key::Int(3));
-        ToScheduler::Stalled(Error::Stalled { operation, key, rank: 1, missing: vec![0], waited_s: 0 })
+        ToScheduler::Stalled(Error::Stalled {
+            operation,
+            key,
+            rank: 1,
+            missing: vec![0],
+            waited_s: 0,
+            why: String::new(),
+        })
     };
     for (waits, told) in [(stall(), "push of key 3"), (ToScheduler::Barrier { number: 1 }, "barrier")] {
         let mut scheduler = complete();

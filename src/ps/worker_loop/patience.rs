@@ -67,7 +67,7 @@ impl WorkerLoop {
             }
             return Ok(());
         }
-        let stalled = Error::Stalled { operation, key, rank: self.job.rank, missing, waited_s };
+        let stalled = Error::Stalled { operation, key, rank: self.job.rank, missing, waited_s, why: String::new() };
         self.link.send(&ToScheduler::Stalled(stalled))
     }
 
