@@ -3,6 +3,8 @@
 //! Errors travel: what one rank detects is sent to the others and raised there with the same words, so every
 //! variant can be cloned and serialised.
 
+use std::io::ErrorKind;
+
 use serde::{Deserialize, Serialize};
 
 use crate::key::Key;
@@ -201,7 +203,7 @@ pub enum Error {
         rank: usize,
     },
     /// A file or socket could not be used.
-    #[error("cannot {action} {path}: {text}{}", say_what_to_do(action, text))]
+    #[error("cannot {action} {path}: {text}{}", if remedy.is_empty() { String::new() } else { format!("\n  hint: {remedy}") })]
     Io {
         /// `write`, `connect to`, ...
         action: String,
@@ -209,6 +211,8 @@ pub enum Error {
         path: String,
         /// The system's words.
         text: String,
+        /// What to do, where those do not say it.
+        remedy: String,
     },
     /// `RINGPULL_CHECK_NAN=1` found a value that is not finite.
     #[error(
@@ -241,26 +245,21 @@ pub enum Error {
 impl Error {
     /// An I/O error with what was being done to which path.
     pub fn io(action: &str, path: impl std::fmt::Display, cause: &std::io::Error) -> Self {
-        Error::Io { action: action.to_owned(), path: path.to_string(), text: cause.to_string() }
+        let remedy = match cause.kind() {
+            ErrorKind::NotFound if action == "run" => "install it, or put its folder into PATH",
+            ErrorKind::NotFound => {
+                "look at the spelling; a path that does not begin with / starts at the folder in which the command runs"
+            }
+            ErrorKind::PermissionDenied => "give this user access to it, or name another",
+            _ => "",
+        };
+        let (action, path, text) = (action.to_owned(), path.to_string(), cause.to_string());
+        Error::Io { action, path, text, remedy: remedy.to_owned() }
     }
 
     /// A wrong argument and what to do about it.
     pub fn argument(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::InvalidArgument { what: what.into(), remedy: remedy.into() }
-    }
-}
-
-/// A hint on its own line where the system's words alone do not say what to do.
-fn say_what_to_do(action: &str, text: &str) -> &'static str {
-    let is = |number: i32| text.contains(&format!("(os error {number})"));
-    if is(2) && action == "run" {
-        "\n  hint: install it, or put its folder into PATH"
-    } else if is(2) {
-        "\n  hint: look at the spelling; a path that does not begin with / starts at the folder in which the command runs"
-    } else if is(13) {
-        "\n  hint: give this user access to it, or name another"
-    } else {
-        ""
     }
 }
 

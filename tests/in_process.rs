@@ -230,3 +230,34 @@ fn memory_of_a_collective_is_kept_after_a_fault_and_freed_without_one() {
         assert_eq!(freed.load(Ordering::SeqCst), if fails { 0 } else { 2 });
     }
 }
+
+/// As MXNet's engine: keys in the order in which gradients come, the next step when all sums have been returned, and no word of that.
+#[test]
+fn a_caller_that_only_watches_its_tensors_is_never_held_up_by_a_bucket() {
+    const KEYS: i64 = 4;
+    let timeout = Duration::from_secs(4);
+    for turns in 1..KEYS as usize {
+        let begun = Instant::now();
+        workers(2, timeout, |store| {
+            (0..KEYS).for_each(|key| store.init(key, &ones(8)).unwrap());
+            for step in 0..20 {
+                let (told, returned) = std::sync::mpsc::channel();
+                let mut keys: Vec<i64> = (0..KEYS).collect();
+                // The first steps come in another order than those after them, so that the first cycle found begins within a step.
+                keys[..=turns].rotate_left(usize::from(step < 2));
+                for key in keys {
+                    let told = told.clone();
+                    let released = Box::new(move |fault: Option<Error>| told.send(fault).unwrap());
+                    let value = Buffer::copy_of(bytemuck::cast_slice(&[key as f32 + 1.0; 8]));
+                    let tensor = Tensor::watched(DType::F32, &[8], value, released).unkept();
+                    let both = std::slice::from_ref(&tensor);
+                    store.push_pull(key, both, both, 0).unwrap();
+                }
+                for _ in 0..KEYS {
+                    assert_eq!(returned.recv_timeout(timeout * 2).unwrap(), None);
+                }
+            }
+        });
+        assert!(begun.elapsed() < timeout, "{turns}: {:?}: a sum waited for the next step's", begun.elapsed());
+    }
+}

@@ -52,7 +52,7 @@ pub struct SweepArgs {
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Measured iterations of payloads up to 1 MiB, in one job.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 100)]
     short_iters: usize,
     /// Measured iterations of longer payloads, in one job.
     #[arg(long, default_value_t = 2)]

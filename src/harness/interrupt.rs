@@ -24,7 +24,12 @@ impl Interrupt {
     pub fn watch() -> Result<Self> {
         let failure = STARTED.get_or_init(|| start().err().map(|cause| cause.to_string()));
         if let Some(text) = failure {
-            return Err(Error::Io { action: "watch".to_owned(), path: "signals".to_owned(), text: text.clone() });
+            return Err(Error::Io {
+                action: "watch".to_owned(),
+                path: "signals".to_owned(),
+                text: text.clone(),
+                remedy: String::new(),
+            });
         }
         WATCHERS.fetch_add(1, Ordering::SeqCst);
         Ok(Interrupt(()))

@@ -8,7 +8,8 @@
 //! When rank 0's own calls have repeated themselves, the sequence is frozen (`freezing`): from then on every rank begins the same
 //! units in the same order, as soon as it has called what is in them, and no message is sent. When some rank's calls do not fit
 //! any more, all ranks are stopped, run to the furthest of them, and are agreed with one by one again. What is frozen, and when, follows from
-//! the sequences of calls alone, never from the time at which they come.
+//! the sequences of calls and from where their callers wait, not from the time at which they come. (Where callers of `Tensor::watched` wait is
+//! inferred, and that does follow from time.) A cycle that stood still although every rank had come as far is the last.
 //!
 //! A rank that has no data left joins: operations launch without its call, and it stands in for them, until all ranks have joined. While
 //! some rank has joined nothing is frozen.
@@ -67,6 +68,8 @@ pub struct Agreement {
     phase: Phase,
     epochs: u32,
     times: usize,
+    /// Whether a frozen cycle stood still although no rank was behind: each waited for what its units did not let begin. Another would, too.
+    has_stood_still: bool,
 }
 
 impl Agreement {
@@ -88,6 +91,7 @@ impl Agreement {
             phase: Phase::Open,
             epochs: 0,
             times: TIMES,
+            has_stood_still: false,
         }
     }
 
@@ -143,6 +147,7 @@ impl Agreement {
         let are_ready = [&self.left, &self.joined, &self.owing].iter().all(|ranks| !ranks.contains(&true));
         if self.size > 1
             && are_ready
+            && !self.has_stood_still
             && let Some(period) = self.logs.period(self.times)
         {
             let open = self.pending.iter().map(|(name, pending)| (name, pending.missing()));
@@ -218,6 +223,7 @@ impl Agreement {
             }
         }
         self.behind = answers.iter().map(|answer| answer.begun < end.until).collect();
+        self.has_stood_still |= overdue.is_some() && !self.behind.contains(&true);
         self.owing.clone_from(&self.behind);
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);

@@ -104,3 +104,37 @@ fn a_rank_that_has_joined_waits_longer_while_a_sum_is_under_way() {
     let text = agreement.check_time(20.0).unwrap_err().to_string();
     assert!(text.contains("join") && text.contains("[1]"), "{text}");
 }
+
+#[test]
+fn two_ranks_that_wait_for_each_others_keys_are_both_named() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.call(0, call(3, 0, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.call(1, call(7, 0, "f32"), 1.0), Ok(vec![]));
+    let text = table.check_time(10.5).unwrap_err().to_string();
+    assert!(
+        text.contains("key 3 on rank 0 waited 10 s: rank(s) [1] have not called it; rank 1 has called push of key 7"),
+        "{text}"
+    );
+    assert!(text.contains("which rank(s) [0] have not"), "{text}");
+}
+
+/// Every rank waits for the units of a cycle, and none is behind: what is frozen next would stand as well.
+#[test]
+fn a_cycle_that_stood_still_is_the_last() {
+    for waited_s in [None, Some(10)] {
+        let mut table = Agreement::new(2, 10.0, 1000);
+        let freezes = |table: &mut Agreement, steps: std::ops::Range<u64>| {
+            let calls = steps
+                .flat_map(|step| [(0, 1), (1, 1), (0, 2), (1, 2)].map(|(rank, key)| (rank, call(key, step, "f32"))));
+            let orders: Vec<Order> = calls.flat_map(|(rank, call)| table.call(rank, call, 0.0).unwrap()).collect();
+            orders.iter().filter(|order| matches!(order, Order::Freeze(_))).count()
+        };
+        assert_eq!(freezes(&mut table, 0..2), 1);
+        let overdue = waited_s.map(|waited_s| Overdue { rank: 0, unit: 0, waited_s });
+        assert_eq!(table.thaw(1, overdue), [Order::Stop(1)]);
+        let stopped = || Stopped { epoch: 1, begun: 0, missing: None };
+        assert_eq!(table.stopped(0, stopped()), Ok(vec![]));
+        assert!(matches!(table.stopped(1, stopped()).unwrap()[..], [Order::RunTo(_)]));
+        assert_eq!(freezes(&mut table, 2..40) > 0, waited_s.is_none());
+    }
+}

@@ -184,8 +184,8 @@ impl Calls {
         }
     }
 
-    /// A call follows on the return of everything that was called before, by a caller that is told of each return. It may have waited for that
-    /// and does not say so.
+    /// The next call follows on the return of everything that was called before, to a caller that is told of each return. It may have waited
+    /// for that and does not say so.
     pub fn all_returned(&mut self) {
         self.waited = true;
     }

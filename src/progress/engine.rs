@@ -114,6 +114,7 @@ impl Engine {
             commands,
             unfinished: AtomicU64::new(0),
             watched: AtomicU64::new(0),
+            all_returned: AtomicBool::new(false),
             own_notes,
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
@@ -222,6 +223,9 @@ impl Engine {
                     format!("{operation} of key {} on rank {} while it has joined", topic.key(), shared.rank),
                     "call nothing on this rank until `join` has returned",
                 ));
+            }
+            if shared.all_returned.swap(false, Ordering::AcqRel) {
+                calls.all_returned();
             }
             shared.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
             shared.act(calls.call(topic, operation, terms, wire));
@@ -399,5 +403,10 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 }
 
 fn lost_thread() -> Error {
-    Error::Io { action: "use".to_owned(), path: "the comm thread".to_owned(), text: "it ended".to_owned() }
+    Error::Io {
+        action: "use".to_owned(),
+        path: "the comm thread".to_owned(),
+        text: "it ended".to_owned(),
+        remedy: String::new(),
+    }
 }

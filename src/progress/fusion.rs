@@ -1,4 +1,4 @@
-//! What is summed together, and in which order: a function of the sequence of calls alone.
+//! What is summed together, and in which order: a function of the sequence of calls and of where their callers wait.
 //!
 //! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element type that travel
 //! as one. Long sums are not copied into buckets, and do not end them: a bucket collects the short sums between them.

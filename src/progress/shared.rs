@@ -95,6 +95,8 @@ pub(super) struct Shared {
     pub(super) unfinished: AtomicU64,
     /// Tensors that were lent and have not been returned, of those whose owners are told when they are.
     pub(super) watched: AtomicU64,
+    /// Whether there was none of them left at some time since the last call.
+    pub(super) all_returned: AtomicBool,
     /// Notes of rank 0 to itself.
     pub(super) own_notes: Sender<Note>,
     pub(super) sent_bytes: AtomicU64,
@@ -250,13 +252,13 @@ impl Waiter for Shared {
     }
 
     fn watched(&self) {
-        if self.watched.fetch_add(1, Ordering::AcqRel) == 0 {
-            self.calls.lock().all_returned();
-        }
+        self.watched.fetch_add(1, Ordering::AcqRel);
     }
 
     fn returned(&self) {
-        self.watched.fetch_sub(1, Ordering::AcqRel);
+        if self.watched.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.all_returned.store(true, Ordering::Release);
+        }
     }
 }
 

@@ -87,10 +87,9 @@ impl Link {
                 return Err(Error::Io {
                     action: format!("join the job as a {role} of the scheduler at"),
                     path: link.root.to_string(),
-                    text: format!(
-                        "no answer for {:.0} s\n  hint: start a process with DMLC_ROLE=scheduler there, and check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT",
-                        now.elapsed().as_secs_f64()
-                    ),
+                    text: format!("no answer for {:.0} s", now.elapsed().as_secs_f64()),
+                    remedy: "start a process with DMLC_ROLE=scheduler there, and check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+                        .to_owned(),
                 });
             }
         }

@@ -54,12 +54,12 @@ pub(crate) fn listen(context: &Context, address: SocketAddr, receive_limit: i32)
 
 fn cannot_listen(address: SocketAddr, cause: zmq::Error) -> Error {
     let remedy = if cause == zmq::Error::EADDRINUSE {
-        "\n  hint: another process has this port; end it, or set DMLC_PS_ROOT_PORT to a free port on every node"
+        "another process has this port; end it, or set DMLC_PS_ROOT_PORT to a free port on every node"
     } else {
-        "\n  hint: DMLC_PS_ROOT_URI must be an address of the scheduler's host, DMLC_NODE_HOST one of this host"
+        "DMLC_PS_ROOT_URI must be an address of the scheduler's host, DMLC_NODE_HOST one of this host"
     };
-    let text = format!("{} ({}){remedy}", cause.message(), cause.to_raw());
-    Error::Io { action: "listen on".to_owned(), path: address.to_string(), text }
+    let text = format!("{} ({})", cause.message(), cause.to_raw());
+    Error::Io { action: "listen on".to_owned(), path: address.to_string(), text, remedy: remedy.to_owned() }
 }
 
 /// A connecting socket that calls itself `identity`, if it is given one.

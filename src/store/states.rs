@@ -47,8 +47,8 @@ impl SavedStates {
 /// Writes `parts` as the file `path` so that either the old file or the new one is there at any time, whole.
 pub(crate) fn replace_file(action: &str, path: &Path, parts: &[&[u8]]) -> Result<()> {
     let failed = |cause: &std::io::Error| {
-        let text = format!("{cause}; what was there before is unchanged");
-        Error::Io { action: action.to_owned(), path: path.display().to_string(), text }
+        let cause = std::io::Error::new(cause.kind(), format!("{cause}; what was there before is unchanged"));
+        Error::io(action, path.display(), &cause)
     };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // The permissions of any new file, which the umask narrows; temporary files are private otherwise.

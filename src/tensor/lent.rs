@@ -25,6 +25,7 @@ pub(super) const WRITTEN: u8 = 2;
 #[derive(Default)]
 pub(super) struct Lent {
     /// 0, `READ` or `WRITTEN`.
+    /// Changed while `to` is locked.
     how: AtomicU8,
     to: Mutex<Option<Weak<dyn Waiter>>>,
     is_watched: bool,
@@ -55,10 +56,15 @@ impl Lent {
 
     /// The store that had it, which has it no more.
     pub(super) fn take_back(&self) -> Option<Arc<dyn Waiter>> {
-        if self.how.swap(0, Ordering::AcqRel) == 0 {
+        if self.how.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let waiter = self.to.lock().take()?.upgrade()?;
+        let place = {
+            let mut place = self.to.lock();
+            self.how.store(0, Ordering::Release);
+            place.take()
+        };
+        let waiter = place?.upgrade()?;
         if self.is_watched {
             waiter.returned();
         }

@@ -108,7 +108,8 @@ impl Tensor {
     }
 
     /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard are gone, and so no
-    /// store uses the memory any more. That may be on a store's thread, which must not be kept.
+    /// store uses the memory any more. That may be on a store's thread, which must not be kept. To be given to stores of one kind at a time:
+    /// the first of them that has it is told when it is returned.
     pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
         let lent = Arc::new(Lent::watched());
         let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };

@@ -53,6 +53,10 @@ impl Transport for Group<'_> {
         Ok(())
     }
 
+    fn relax(&mut self) {
+        self.whole.relax();
+    }
+
     fn wait(&mut self, longest: std::time::Duration) {
         self.whole.wait(longest);
     }

@@ -383,7 +383,8 @@ fn check_launcher(size: usize) -> Result<()> {
 /// Whether the library yields the processor whenever nothing has come, as Open MPI does where `mpirun` finds or is told that ranks are more than
 /// cores: to yield once more would only cost another turn of all others.
 fn yields_when_idle(library: &str) -> bool {
-    let says = |name| config::text(name).map(|value| !matches!(value.as_str(), "0" | "false" | "no"));
+    let says =
+        |name| config::text(name).map(|value| !matches!(value.as_str(), "0" | "f" | "false" | "n" | "no" | "disabled"));
     let asked = says("OMPI_MCA_mpi_yield_when_idle").or_else(|| says("OMPI_MCA_mpi_oversubscribe"));
     library.starts_with("Open MPI") && asked.unwrap_or(false)
 }
