@@ -24,8 +24,7 @@ pub(super) const WRITTEN: u8 = 2;
 
 #[derive(Default)]
 pub(super) struct Lent {
-    /// 0, `READ` or `WRITTEN`.
-    /// Changed while `to` is locked.
+    /// 0, `READ` or `WRITTEN`; changed while `to` is locked.
     how: AtomicU8,
     to: Mutex<Option<Weak<dyn Waiter>>>,
     is_watched: bool,

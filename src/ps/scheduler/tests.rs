@@ -62,41 +62,25 @@ fn a_silent_node_is_named_to_all() {
     assert_eq!(aborts.count(), 3);
 }
 
+/// Rank 1 has waited so long for rank 0's push of key 3.
+fn stalled(waited_s: u64) -> ToScheduler {
+    let (operation, key, why) = ("push".to_owned(), Key::Int(3), String::new());
+    ToScheduler::Stalled(Error::Stalled { operation, key, rank: 1, missing: vec![0], waited_s, why })
+}
+
 #[test]
 fn a_stall_is_believed_only_when_the_missing_rank_moves_nothing() {
     let mut scheduler = complete();
-    let stalled = || {
-        let (operation, key) = ("push".to_owned(), Key::Int(3));
-        ToScheduler::Stalled(Error::Stalled {
-            operation,
-            key,
-            rank: 1,
-            missing: vec![0],
-            waited_s: 10,
-            why: String::new(),
-        })
-    };
     scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND * 8).unwrap();
-    scheduler.handle(b"a", stalled(), SECOND * 12).unwrap();
+    scheduler.handle(b"a", stalled(10), SECOND * 12).unwrap();
     assert_eq!(*scheduler.standing(), Standing::Running);
-    scheduler.handle(b"a", stalled(), SECOND * 18).unwrap();
+    scheduler.handle(b"a", stalled(10), SECOND * 18).unwrap();
     assert!(failure(&scheduler).contains("rank(s) [0]"));
 }
 
 #[test]
 fn who_waits_for_a_worker_that_failed_is_told_at_once_and_with_its_error() {
-    let stall = || {
-        let (operation, key) = ("push".to_owned(), Key::Int(3));
-        ToScheduler::Stalled(Error::Stalled {
-            operation,
-            key,
-            rank: 1,
-            missing: vec![0],
-            waited_s: 0,
-            why: String::new(),
-        })
-    };
-    for (waits, told) in [(stall(), "push of key 3"), (ToScheduler::Barrier { number: 1 }, "barrier")] {
+    for (waits, told) in [(stalled(0), "push of key 3"), (ToScheduler::Barrier { number: 1 }, "barrier")] {
         let mut scheduler = complete();
         scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND).unwrap();
         scheduler.handle(b"b", ToScheduler::Failing(Some("ValueError: broken".to_owned())), SECOND).unwrap();
