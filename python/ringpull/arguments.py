@@ -9,25 +9,25 @@ from typing import Any
 from .errors import ArgumentError
 
 
-def pairs(key: Any, value: Any) -> Iterator[tuple[Any, list[Any]]]:
+def pairs(key: Any, value: Any) -> list[tuple[Any, list[Any]]]:
     """Each key with its list of values. A key named several times in a list has all the values that stand beside it."""
     if not isinstance(key, (list, tuple)):
-        yield key, listed(value)
-        return
+        return [(key, listed(value))]
     if not isinstance(value, (list, tuple)) or len(key) != len(value):
         raise ArgumentError(f"{len(key)} keys with {len(listed(value))} values\n  hint: give one value, or one list of values, for each key")
+    try:
+        is_distinct = len(set(key)) == len(key)
+    except TypeError:
+        raise ArgumentError("a list of keys in a list of keys\n  hint: keys are integers or strings") from None
+    if is_distinct:
+        return list(zip(key, map(listed, value)))
     grouped: dict[Any, list[Any]] = {}
     for one, values in zip(key, value):
-        if isinstance(one, (list, tuple)):
-            raise ArgumentError("a list of keys in a list of keys\n  hint: keys are integers or strings")
-        if one in grouped:
-            grouped[one].extend(listed(values))
-        else:
-            grouped[one] = listed(values)
-    yield from grouped.items()
+        grouped.setdefault(one, []).extend(listed(values))
+    return list(grouped.items())
 
 
-def outputs(key: Any, out: Any) -> Iterator[tuple[Any, list[Any]]]:
+def outputs(key: Any, out: Any) -> list[tuple[Any, list[Any]]]:
     """Each key of a pull with its outputs."""
     if out is None:
         raise ArgumentError(f"pull of key {key!r} without an output\n  hint: give out=")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from typing import Any, Literal, Union, overload
 
 from . import _native, arguments
@@ -139,9 +138,8 @@ class KVStore(Worker):
         where the store has left it to them pulling the key is an error until its next ``push``. An optimizer's or updater's value is
         always kept. Every rank must say the same.
         """
-        outs_of = repeat(None) if out is None else [outs for _, outs in pairs(key, out)]
-        exchanges = [(one, values, outs) for (one, values), outs in zip(pairs(key, value), outs_of) if values]
-        handle = Handle(self._native.push_pull(exchanges, priority, keep))
+        outs = None if out is None else pairs(key, out)
+        handle = Handle(self._native.push_pull(pairs(key, value), outs, priority, keep))
         if not wait:
             return handle
         handle.wait()

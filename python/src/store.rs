@@ -78,8 +78,8 @@ fn outputs(objects: &[Bound<'_, PyAny>], devices: Option<&Arc<Devices>>) -> PyRe
     Ok(outs)
 }
 
-/// A key of a `push_pull` with its values and outputs.
-type Exchange<'py> = (Bound<'py, PyAny>, Vec<Bound<'py, PyAny>>, Option<Vec<Bound<'py, PyAny>>>);
+/// Keys, each with its values or its outputs.
+type Pairs<'py> = Vec<(Bound<'py, PyAny>, Vec<Bound<'py, PyAny>>)>;
 
 /// A `push_pull` of one key.
 struct Call {
@@ -222,14 +222,24 @@ impl Store {
         })
     }
 
-    /// For each key, in their order, its values and its outputs; without outputs they are the values. Every tensor is checked before the first
-    /// key is pushed.
-    fn push_pull(&self, py: Python<'_>, keys: Vec<Exchange<'_>>, priority: i32, keep: bool) -> PyResult<Handle> {
+    /// Values and outputs of the same keys in the same order; without outputs they are the values, without values a key is left out. Every
+    /// tensor is checked before the first key is pushed.
+    fn push_pull(
+        &self,
+        py: Python<'_>,
+        values: Pairs<'_>,
+        outs: Option<Pairs<'_>>,
+        priority: i32,
+        keep: bool,
+    ) -> PyResult<Handle> {
         self.told(py, |store| {
             let devices = store.devices();
-            let calls = keys
-                .into_iter()
-                .map(|(key, values, outs)| Call::new(py, key_of(&key)?, &values, outs.as_deref(), keep, devices))
+            let outs_of = |index: usize| outs.as_ref().map(|outs| &outs[index].1[..]);
+            let calls = values
+                .iter()
+                .enumerate()
+                .filter(|(_, (_, values))| !values.is_empty())
+                .map(|(index, (key, values))| Call::new(py, key_of(key)?, values, outs_of(index), keep, devices))
                 .collect::<PyResult<Vec<_>>>()?;
             detached(py, store, |store| calls.iter().try_for_each(|call| call.make(store, priority)))?;
             let (outs, values): (Vec<_>, Vec<_>) = calls.into_iter().map(|call| (call.outs, call.values)).unzip();

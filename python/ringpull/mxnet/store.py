@@ -236,7 +236,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
     def _pairs(self, key: Any, value: Any) -> Iterator[tuple[Any, list[Any]]]:
         return self._fit(pairs(key, value))
 
-    def _fit(self, grouped: Iterator[tuple[Any, list[Any]]]) -> Iterator[tuple[Any, list[Any]]]:
+    def _fit(self, grouped: list[tuple[Any, list[Any]]]) -> Iterator[tuple[Any, list[Any]]]:
         for one, values in grouped:
             for array in values:
                 if not isinstance(array, mxnet.nd.NDArray):
