@@ -1,4 +1,5 @@
-//! The codecs' rates on one core, by level of instructions: first a table in GB/s of floats, then criterion's own report.
+//! The codecs' rates on one core, by level of instructions: first a table in GB/s of floats, then criterion's own report. The table
+//! begins with what this machine's memory allows: an encoder reads two arrays and writes one of them, `decode-add` reads and writes one.
 //!
 //!     cargo bench --bench codec               from memory: 128 MB of floats, more than the caches hold
 //!     cargo bench --bench codec -- --test     each once, to see that they run
@@ -8,7 +9,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
+use ringpull::DType;
 use ringpull::compress::{Codec, Compression, Level};
+use ringpull::reduce::add_assign;
 
 /// Floats that are coded: 128 MB.
 const LEN: usize = 32 << 20;
@@ -65,22 +68,37 @@ fn codecs() -> [(&'static str, Codec); 4] {
     })
 }
 
+/// The rate of `work` on all floats, in GB/s.
+fn rate(rounds: usize, buffers: &mut Buffers, work: impl Fn(&mut Buffers)) -> f64 {
+    let mut seconds: Vec<f64> = (0..rounds)
+        .map(|_| {
+            let start = Instant::now();
+            work(buffers);
+            black_box(&buffers.residual[0]);
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    (4 * LEN) as f64 / 1e9 / seconds[rounds / 2]
+}
+
+fn add(buffers: &mut Buffers) {
+    add_assign(DType::F32, bytemuck::cast_slice_mut(&mut buffers.residual), bytemuck::cast_slice(&buffers.gradient));
+}
+
+fn negate(buffers: &mut Buffers) {
+    buffers.residual.iter_mut().for_each(|value| *value = -*value);
+}
+
 fn table(buffers: &mut Buffers, rounds: usize) {
     println!("GB/s of floats on one core, from memory: median of {rounds}");
+    let (added, negated) = (rate(rounds, buffers, add), rate(rounds, buffers, negate));
+    println!("memory allows  encode {added:6.2}  decode-add {negated:6.2}    (a += b; a = -a)");
     for (name, codec) in codecs() {
         for level in Level::available() {
             let mut line = format!("{name:<5} {:<8}", format!("{level:?}").to_lowercase());
             for step in STEPS {
-                let mut seconds: Vec<f64> = (0..rounds)
-                    .map(|_| {
-                        let start = Instant::now();
-                        run(step, codec, level, buffers);
-                        black_box(&buffers.residual[0]);
-                        start.elapsed().as_secs_f64()
-                    })
-                    .collect();
-                seconds.sort_by(f64::total_cmp);
-                let rate = (4 * LEN) as f64 / 1e9 / seconds[rounds / 2];
+                let rate = rate(rounds, buffers, |buffers| run(step, codec, level, buffers));
                 let _ = write!(line, "  {step} {rate:6.2}");
             }
             println!("{line}");
