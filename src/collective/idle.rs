@@ -25,8 +25,8 @@ impl Idle {
         transport: &mut dyn Transport,
     ) -> Result<(), Duration> {
         /// What is short, or the end of what is long, is all latency: to wake from a sleep would take a good part of its time. So it is worth
-        /// yields for as long as it should take.
-        const SHORT_BYTES: usize = 128 << 10;
+        /// yields for as long as it should take. A sum of 64 KiB sends and receives 224 KiB on eight ranks.
+        const SHORT_BYTES: usize = 320 << 10;
         const SHORT_LOOKS: Duration = Duration::from_millis(1);
         const LOOKS: Duration = Duration::from_micros(20);
         const SHORTEST: Duration = Duration::from_micros(20);

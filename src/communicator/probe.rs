@@ -32,15 +32,17 @@ use crate::transport::{Stamp, Transport};
 
 /// No operation of a job has this number.
 pub(super) const STAMP: Stamp = Stamp::MAX;
-/// Runs of a short collective: so many batches of so many runs. The lower quartile counts: what else
+/// Runs of each short collective: so many batches of so many runs. The lower quartile counts: what else
 /// a machine does makes most of them longer.
-const BATCHES: usize = 12;
-const RUNS: usize = 3;
+const BATCHES: usize = 28;
+const RUNS: usize = 2;
 /// What the short transfers move over the busiest link: less than a shaper's burst.
 const SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
+/// Runs of each long transfer, whose median counts.
+const LONG_RUNS: usize = 3;
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
 
@@ -79,14 +81,14 @@ impl Prober<'_> {
         let segment_bytes = self.runner.segment_bytes;
         let sum = sum_bytes_per_us();
         let short_part = (SHORT_BYTES / 2 / (size - 1)).max(1);
-        let own = [
-            self.short(Algorithm::Ring, size)?,
-            self.short(Algorithm::Star, size)?,
-            self.short(Algorithm::Direct, size)?,
-            self.short(Algorithm::Star, short_part)?,
-            self.short(Algorithm::Ring, size * short_part)?,
-            sum,
-        ];
+        let [ring, star, direct, short_star, short_ring] = self.short([
+            (Algorithm::Ring, size),
+            (Algorithm::Star, size),
+            (Algorithm::Direct, size),
+            (Algorithm::Star, short_part),
+            (Algorithm::Ring, size * short_part),
+        ])?;
+        let own = [ring, star, direct, short_star, short_ring, sum];
         let [ring_us, star_us, direct_us, short_star_us, short_ring_us, sum_bytes_per_us] = self.medians(own)?;
         let (mut long_part, mut first_ring_us) = (0, 0.0);
         for bytes in LONG_BYTES {
@@ -97,8 +99,13 @@ impl Prober<'_> {
                 break;
             }
         }
-        let own = [self.run(Algorithm::Ring, size * long_part)?, self.run(Algorithm::Direct, size * long_part)?];
-        let [long_ring_us, long_direct_us] = self.medians(own)?;
+        let mut rings = [0.0; LONG_RUNS];
+        let mut directs = [0.0; LONG_RUNS];
+        for (ring_us, direct_us) in rings.iter_mut().zip(&mut directs) {
+            let own = [self.run(Algorithm::Ring, size * long_part)?, self.run(Algorithm::Direct, size * long_part)?];
+            [*ring_us, *direct_us] = self.medians(own)?;
+        }
+        let (long_ring_us, long_direct_us) = (median(&mut rings), median(&mut directs));
         Ok(Times {
             size,
             ring_us,
@@ -118,21 +125,27 @@ impl Prober<'_> {
 
     /// The time of the smallest ring now, to hold a known model against.
     pub(super) fn smallest_ring_us(&mut self) -> Result<f64> {
-        let own = self.short(Algorithm::Ring, self.transport.size())?;
-        Ok(self.medians([own])?[0])
+        let own = self.short([(Algorithm::Ring, self.transport.size())])?;
+        Ok(self.medians(own)?[0])
     }
 
-    fn short(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
+    /// The times of short allreduces, taken in turn: a job's first tenths of a second are when its last processes start, and whatever was
+    /// timed first has been seen to take three times as long as later.
+    fn short<const N: usize>(&mut self, what: [(Algorithm, usize); N]) -> Result<[f64; N]> {
         // The first run makes connections.
-        self.run(algorithm, len)?;
-        let mut batches = [0.0; BATCHES];
-        for batch in &mut batches {
-            for _ in 0..RUNS {
-                *batch += self.run(algorithm, len)? / RUNS as f64;
+        what.into_iter().try_for_each(|(algorithm, len)| self.run(algorithm, len).map(drop))?;
+        let mut batches = [[0.0; BATCHES]; N];
+        for batch in 0..BATCHES {
+            for (times, (algorithm, len)) in batches.iter_mut().zip(what) {
+                for _ in 0..RUNS {
+                    times[batch] += self.run(algorithm, len)? / RUNS as f64;
+                }
             }
         }
-        batches.sort_unstable_by(f64::total_cmp);
-        Ok(batches[BATCHES / 4])
+        Ok(batches.map(|mut times| {
+            times.sort_unstable_by(f64::total_cmp);
+            times[BATCHES / 4]
+        }))
     }
 
     /// Sums `len` bytes once.
