@@ -249,12 +249,17 @@ pub fn ssh_command() -> Vec<String> {
     text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Parameters of Open MPI under which a segment is one eager message; set before `MPI_Init` unless the user has set them.
-pub fn open_mpi_settings(segment_bytes: usize) -> Vec<(&'static str, String)> {
+/// Parameters of MPI libraries under which a segment is one eager message over TCP; set before `MPI_Init` unless the user has set them. UCX,
+/// under MPICH, has one limit for all networks: it is left alone where there is InfiniBand.
+pub fn eager_settings(segment_bytes: usize) -> Vec<(&'static str, String)> {
     let limit = (segment_bytes + 4096).to_string();
     let tcp = ["OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"];
     let mut settings: Vec<_> = tcp.into_iter().map(|name| (name, limit.clone())).collect();
     settings.push(("OMPI_MCA_mpi_yield_when_idle", "1".to_owned()));
+    let has_infiniband = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut found| found.next().is_some());
+    if !has_infiniband {
+        settings.push(("UCX_RNDV_THRESH", limit));
+    }
     settings
 }
 

@@ -120,9 +120,11 @@ def main():
     net.hybridize()
     net(prepare(images[:1]))
 
-    # The rate falls to nothing: at a constant one the last batches decide half a point of the accuracy.
+    # The rate falls to nothing, so that the last batches do not decide the accuracy. An asynchronous server counts every worker's pushes.
     batches = len(labels) // options.batch * options.epochs
-    falling = mx.lr_scheduler.CosineScheduler(max_update=options.steps or batches, base_lr=options.lr)
+    steps = batches if options.steps is None else min(options.steps, batches)
+    counted = workers if options.kv_store.startswith("dist_async") and not options.update_on_worker else 1
+    falling = mx.lr_scheduler.CosineScheduler(max_update=steps * counted + 1, base_lr=options.lr)
     settings = {"learning_rate": options.lr, "lr_scheduler": falling}
     if options.optimizer in ("sgd", "nag"):
         settings["momentum"] = options.momentum

@@ -15,10 +15,13 @@ def pairs(key: Any, value: Any) -> list[tuple[Any, list[Any]]]:
         return [(key, listed(value))]
     if not isinstance(value, (list, tuple)) or len(key) != len(value):
         raise ArgumentError(f"{len(key)} keys with {len(listed(value))} values\n  hint: give one value, or one list of values, for each key")
+    for one in key:
+        if isinstance(one, (list, tuple)):
+            raise ArgumentError("a list of keys in a list of keys\n  hint: keys are integers or strings")
     try:
         is_distinct = len(set(key)) == len(key)
-    except TypeError:
-        raise ArgumentError("a list of keys in a list of keys\n  hint: keys are integers or strings") from None
+    except TypeError as error:
+        raise ArgumentError(f"a list of keys holds what is none: {error}\n  hint: keys are integers or strings") from None
     if is_distinct:
         return list(zip(key, map(listed, value)))
     grouped: dict[Any, list[Any]] = {}

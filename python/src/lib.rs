@@ -8,6 +8,7 @@ mod bench;
 mod dependency;
 mod dlpack;
 mod errors;
+mod exchange;
 mod foreign;
 mod handle;
 mod store;

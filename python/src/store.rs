@@ -15,6 +15,7 @@ use ringpull::{Error, Key, Result, Tensor};
 
 use crate::array::Array;
 use crate::errors::{argument, raise};
+use crate::exchange::{Exchange, Pairs, outputs};
 use crate::foreign::{Access, Foreign};
 use crate::handle::Handle;
 
@@ -63,62 +64,6 @@ pub(crate) fn key_of(object: &Bound<'_, PyAny>) -> PyResult<Key> {
     }
     let what = format!("unexpected type for keys: {}", object.get_type().name()?);
     Err(argument(py, what, "keys are integers or strings"))
-}
-
-/// Tensors over the memory of `objects`, each memory once.
-fn outputs(objects: &[Bound<'_, PyAny>], devices: Option<&Arc<Devices>>) -> PyResult<Vec<((usize, usize), Tensor)>> {
-    let mut outs: Vec<((usize, usize), Tensor)> = Vec::new();
-    for object in objects {
-        let foreign = Foreign::of(object, Access::Write, devices)?;
-        let place = foreign.place();
-        if !outs.iter().any(|(known, _)| *known == place) {
-            outs.push((place, foreign.into_tensor(object.py())?));
-        }
-    }
-    Ok(outs)
-}
-
-/// Keys, each with its values or its outputs.
-type Pairs<'py> = Vec<(Bound<'py, PyAny>, Vec<Bound<'py, PyAny>>)>;
-
-/// A `push_pull` of one key.
-struct Call {
-    key: Key,
-    values: Vec<Tensor>,
-    outs: Vec<Tensor>,
-}
-
-impl Call {
-    fn new(
-        py: Python<'_>,
-        key: Key,
-        values: &[Bound<'_, PyAny>],
-        outs: Option<&[Bound<'_, PyAny>]>,
-        keep: bool,
-        devices: Option<&Arc<Devices>>,
-    ) -> PyResult<Self> {
-        let mut outs_by_place = outputs(outs.unwrap_or(values), devices)?;
-        if !keep {
-            outs_by_place = outs_by_place.into_iter().map(|(place, out)| (place, out.unkept())).collect();
-        }
-        let values = match (outs, &outs_by_place[..]) {
-            (None, [(_, only)]) => vec![only.clone(); values.len()],
-            _ => values
-                .iter()
-                .map(|value| {
-                    let foreign = Foreign::of(value, Access::Read, devices)?;
-                    let place = foreign.place();
-                    let same = outs_by_place.iter().find(|(known, _)| *known == place && place.1 > 0);
-                    same.map_or_else(|| foreign.into_tensor(py), |(_, out)| Ok(out.clone()))
-                })
-                .collect::<PyResult<Vec<_>>>()?,
-        };
-        Ok(Call { key, values, outs: outs_by_place.into_iter().map(|(_, out)| out).collect() })
-    }
-
-    fn make(&self, store: &KvStore, priority: i32) -> Result<()> {
-        store.push_pull(self.key.clone(), &self.values, &self.outs, priority)
-    }
 }
 
 /// Gradient compression as Python gives it.
@@ -235,14 +180,14 @@ impl Store {
         self.told(py, |store| {
             let devices = store.devices();
             let outs_of = |index: usize| outs.as_ref().map(|outs| &outs[index].1[..]);
-            let calls = values
+            let exchanges = values
                 .iter()
                 .enumerate()
                 .filter(|(_, (_, values))| !values.is_empty())
-                .map(|(index, (key, values))| Call::new(py, key_of(key)?, values, outs_of(index), keep, devices))
+                .map(|(index, (key, values))| Exchange::new(py, key_of(key)?, values, outs_of(index), keep, devices))
                 .collect::<PyResult<Vec<_>>>()?;
-            detached(py, store, |store| calls.iter().try_for_each(|call| call.make(store, priority)))?;
-            let (outs, values): (Vec<_>, Vec<_>) = calls.into_iter().map(|call| (call.outs, call.values)).unzip();
+            detached(py, store, |store| exchanges.iter().try_for_each(|each| each.make(store, priority)))?;
+            let (outs, values): (Vec<_>, Vec<_>) = exchanges.into_iter().map(|each| (each.outs, each.values)).unzip();
             Ok(Handle::new(outs.into_iter().flatten().collect(), values.into_iter().flatten(), devices.cloned()))
         })
     }

@@ -21,7 +21,7 @@ use crate::harness::sweep::{self, Contender, Plan, Results, page};
     ringpull sweep --hosts 8 --link 1gbit --out benches/results\n  \
     ringpull sweep --local --ranks 2,4 --sizes 4,64KiB,1MiB --contenders ours,openmpi:default,openmpi:4\n  \
     ringpull sweep --report --out benches/results\n\n\
-    Contenders: ours, openmpi:default, openmpi:1 to openmpi:6 (its algorithms by number), mpich, gloo, horovod.\n\
+    Contenders: ours, ours:mpich (the same over MPICH), openmpi:default, openmpi:1 to openmpi:6 (its algorithms by number), mpich, gloo, horovod.\n\
     An absent contender is named on the page and is no failure.")]
 pub struct SweepArgs {
     /// Emulate so many hosts on this machine, one rank on each (root, Linux); without it ranks are processes of this machine.
@@ -42,7 +42,7 @@ pub struct SweepArgs {
     /// Who is measured; everybody who is there unless given.
     #[arg(long, value_delimiter = ',')]
     contenders: Vec<Contender>,
-    /// This program built with MPICH: its allreduce is MPICH's.
+    /// This program built with MPICH: to measure ours over it, and MPICH's own allreduce.
     #[arg(long)]
     mpich: Option<PathBuf>,
     /// The `mpirun` of that MPICH.

@@ -18,6 +18,8 @@ use crate::harness::record::Record;
 pub enum Contender {
     /// Ours, with `auto`.
     Ours,
+    /// The same over MPICH.
+    OursOnMpich,
     /// Open MPI's `MPI_Allreduce`: its own choice, or one of its algorithms, numbered from 1 as its parameter
     /// `coll_tuned_allreduce_algorithm` does.
     OpenMpi(Option<u8>),
@@ -37,7 +39,7 @@ impl Contender {
     /// Everybody.
     pub fn all() -> Vec<Contender> {
         let numbered = (1..=OPEN_MPI.len() as u8).map(|number| Contender::OpenMpi(Some(number)));
-        let mut all = vec![Contender::Ours, Contender::OpenMpi(None)];
+        let mut all = vec![Contender::Ours, Contender::OursOnMpich, Contender::OpenMpi(None)];
         all.extend(numbered);
         all.extend([Contender::Mpich, Contender::Gloo, Contender::Horovod]);
         all
@@ -47,6 +49,7 @@ impl Contender {
     pub fn words(self) -> String {
         match self {
             Contender::Ours => "ringpull, auto".to_owned(),
+            Contender::OursOnMpich => "ringpull on MPICH, auto".to_owned(),
             Contender::OpenMpi(None) => "Open MPI, its choice".to_owned(),
             Contender::OpenMpi(Some(number)) => format!("Open MPI, {}", OPEN_MPI[usize::from(number) - 1]),
             Contender::Mpich => "MPICH, its choice".to_owned(),
@@ -55,11 +58,22 @@ impl Contender {
         }
     }
 
+    /// Whether it is this program, and no rival.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Contender::Ours | Contender::OursOnMpich)
+    }
+
+    /// Whether its ranks are those of MPICH.
+    fn is_on_mpich(self) -> bool {
+        matches!(self, Contender::OursOnMpich | Contender::Mpich)
+    }
+
     /// The environment of its ranks.
     fn env(self) -> Vec<(String, String)> {
         let mut env: Vec<(&str, String)> = match self {
-            // This program raises Open MPI's eager limits for its own sake; others get what Open MPI gives everybody.
+            // This program raises the library's eager limits for its own sake; others get what it gives everybody.
             Contender::OpenMpi(_) => STOCK_OPEN_MPI.map(|(name, value)| (name, value.to_owned())).to_vec(),
+            Contender::Mpich => vec![("UCX_RNDV_THRESH", "auto".to_owned())],
             _ => Vec::new(),
         };
         if let Contender::OpenMpi(Some(number)) = self {
@@ -81,6 +95,7 @@ impl fmt::Display for Contender {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Contender::Ours => out.pad("ours"),
+            Contender::OursOnMpich => out.pad("ours:mpich"),
             Contender::OpenMpi(None) => out.pad("openmpi:default"),
             Contender::OpenMpi(Some(number)) => out.pad(&format!("openmpi:{number}")),
             Contender::Mpich => out.pad("mpich"),
@@ -120,7 +135,7 @@ impl Processes {
 impl Runner for Processes {
     fn missing(&mut self, contender: &Contender) -> Option<String> {
         match contender {
-            Contender::Mpich if self.mpich.is_none() => Some(
+            contender if contender.is_on_mpich() && self.mpich.is_none() => Some(
                 "scripts/setup --mpich, then scripts/bench builds with it and names the program with --mpich"
                     .to_owned(),
             ),
@@ -147,11 +162,11 @@ impl Runner for Processes {
         let command = match contender {
             Contender::Ours => bench(self.launched.program().to_owned(), "auto"),
             Contender::OpenMpi(_) => bench(self.launched.program().to_owned(), "native"),
-            Contender::Mpich => {
+            Contender::Mpich | Contender::OursOnMpich => {
                 let (program, its_mpirun) =
                     self.mpich.as_ref().ok_or_else(|| Error::argument("there is no MPICH build", "give --mpich"))?;
                 mpirun = its_mpirun;
-                bench(program.clone(), "native")
+                bench(program.clone(), if contender.is_ours() { "auto" } else { "native" })
             }
             Contender::Gloo | Contender::Horovod => {
                 let peer = if *contender == Contender::Gloo { Peer::Gloo } else { Peer::Horovod };
@@ -164,7 +179,7 @@ impl Runner for Processes {
         };
         let printed = self.launched.mpi_job(mpirun, job.ranks, command, contender.env())?;
         let name = contender.to_string();
-        if *contender == Contender::Mpich
+        if contender.is_on_mpich()
             && let Ok(records) = Record::parse_list(&name, &printed.text)
         {
             // All was measured and verified before MPI_Finalize, from which the MPICH 4.0 of Debian does not always come back.
@@ -195,6 +210,11 @@ mod tests {
         for part in ["btl_tcp_eager_limit", "use_dynamic_rules", "allreduce_algorithm"] {
             assert!(env.iter().any(|(name, _)| name.ends_with(part)), "{part}");
         }
-        assert!(Contender::Ours.env().is_empty());
+        assert!(Contender::Ours.env().is_empty() && Contender::OursOnMpich.env().is_empty());
+        for (name, is_ours, is_on_mpich) in [("ours", true, false), ("ours:mpich", true, true), ("mpich", false, true)]
+        {
+            let contender: Contender = name.parse().unwrap();
+            assert_eq!((contender.is_ours(), contender.is_on_mpich()), (is_ours, is_on_mpich));
+        }
     }
 }

@@ -10,6 +10,7 @@ use crate::harness::statistics::Summary;
 struct Match<'a> {
     ours: &'a Record,
     summary: Summary,
+    on_mpich: Option<Summary>,
     best: &'a Record,
     best_summary: Summary,
 }
@@ -63,19 +64,26 @@ fn section(page: &mut String, sweep: &Results) {
         let what = missing.lines().next().unwrap_or_default();
         page.extend(["\nMissing: ", what.strip_suffix("; its last words:").unwrap_or(what), "\n"]);
     }
+    let has_mpich = matches.iter().any(|of| of.on_mpich.is_some());
+    let (head, rule) = if has_mpich { (" ours on MPICH |", " --- |") } else { ("", "") };
     for ranks in &plan.ranks {
-        page.extend(["\n| ", &several(*ranks, "rank"), " | ours | of the bound | best other | its time | ratio |\n"]);
-        page.push_str("| --- | --- | --- | --- | --- | --- |\n");
+        let ranks_words = several(*ranks, "rank");
+        page.extend([format!(
+            "\n| {ranks_words} | ours | of the bound |{head} best other | its time | ratio |\n| --- | --- | --- |{rule} --- | --- | --- |\n"
+        )]);
+        let on_mpich = |of: &Match| {
+            let cell = of.on_mpich.as_ref().map_or("-".to_owned(), time);
+            if has_mpich { format!(" {cell} |") } else { String::new() }
+        };
         page.extend(matches.iter().filter(|of| of.ours.ranks == *ranks).map(|of| {
             format!(
-                "| {} | {} +-{:.0} % | {} | {} | {} +-{:.0} % | {:.2}{} |\n",
+                "| {} | {} | {} |{} {} | {} | {:.2}{} |\n",
                 format_size(of.ours.bytes as f64),
-                format_seconds(of.summary.median),
-                100.0 * of.summary.relative_spread(),
+                time(&of.summary),
                 of.ours.ratio_to_bound.map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
+                on_mpich(of),
                 words(&of.best.mode),
-                format_seconds(of.best_summary.median),
-                100.0 * of.best_summary.relative_spread(),
+                time(&of.best_summary),
                 of.gain(),
                 if of.is_lost() { " (lost)" } else { "" },
             )
@@ -83,17 +91,31 @@ fn section(page: &mut String, sweep: &Results) {
     }
 }
 
+fn time(summary: &Summary) -> String {
+    format!("{} +-{:.0} %", format_seconds(summary.median), 100.0 * summary.relative_spread())
+}
+
 fn words(mode: &str) -> String {
     mode.parse::<Contender>().map_or(mode.to_owned(), Contender::words)
 }
 
+fn is_ours(record: &Record) -> bool {
+    record.mode.parse().is_ok_and(Contender::is_ours)
+}
+
 fn matches(sweep: &Results, ranks: usize) -> Vec<Match<'_>> {
-    let ours = Contender::Ours.to_string();
     let of_size = |bytes: &usize| {
         let here = || sweep.records.iter().filter(|it| it.ranks == ranks && it.bytes == *bytes as u64);
-        let own = here().find(|it| it.mode == ours)?;
-        let best = here().filter(|it| it.mode != ours).min_by(|a, b| a.median_s.total_cmp(&b.median_s))?;
-        Some(Match { ours: own, summary: Summary::of(&own.seconds)?, best, best_summary: Summary::of(&best.seconds)? })
+        let of = |contender: Contender| here().find(|it| it.mode == contender.to_string());
+        let own = of(Contender::Ours)?;
+        let best = here().filter(|it| !is_ours(it)).min_by(|a, b| a.median_s.total_cmp(&b.median_s))?;
+        Some(Match {
+            ours: own,
+            summary: Summary::of(&own.seconds)?,
+            on_mpich: of(Contender::OursOnMpich).and_then(|it| Summary::of(&it.seconds)),
+            best,
+            best_summary: Summary::of(&best.seconds)?,
+        })
     };
     sweep.plan.sizes.iter().filter_map(of_size).collect()
 }
@@ -137,8 +159,8 @@ mod tests {
             "## 3 emulated hosts, links of 1gbit",
             "ringpull sweep --hosts 3",
             "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x, 0 lost.",
-            "| 2 ranks | ours |",
-            "| 4 B | 1.00 us +-0 % |",
+            "| 2 ranks | ours | of the bound | ours on MPICH |",
+            "| 4 B | 1.00 us +-0 % | 31.375 | 502 ns +-0 % |",
             "Open MPI, its choice",
             "Missing: horovod is not installed",
         ] {
