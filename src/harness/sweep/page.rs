@@ -160,7 +160,7 @@ mod tests {
             "ringpull sweep --hosts 3",
             "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x, 0 lost.",
             "| 2 ranks | ours | of the bound | ours on MPICH |",
-            "| 4 B | 1.00 us +-0 % | 31.375 | 502 ns +-0 % |",
+            "| 4 B | 1.00 us +-0 % | 31.375 | 0.50 us +-0 % |",
             "Open MPI, its choice",
             "Missing: horovod is not installed",
         ] {
