@@ -201,7 +201,8 @@ fn two_stores_on_one_engine_are_frozen_together() {
 
 #[test]
 fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
-    const LONG_LEN: usize = 4 << 20;
+    // Long enough for a thread that a crowded machine keeps from running for some tens of milliseconds.
+    const LONG_LEN: usize = 16 << 20;
     let (config, rounds) = (patient(LONG), 6);
     let gates: Vec<Barrier> = (0..rounds).map(|_| Barrier::new(2)).collect();
     let orders = workers(2, &config, |store| {
