@@ -1,7 +1,7 @@
 """Trains a network on Fashion-MNIST through any KVStore of MXNet's, and through ours by the name alone.
 
     python examples/mxnet/train.py                                                              # one process
-    mpirun -n 4 python -m ringpull.mxnet examples/mxnet/train.py --kv-store dist_sync_mpi       # allreduce
+    mpirun -n 4 --oversubscribe python -m ringpull.mxnet examples/mxnet/train.py --kv-store dist_sync_mpi       # allreduce
     ringpull launch -n 4 -s 4 -- python examples/mxnet/train.py --kv-store dist_sync            # MXNet's own servers
 
 Every worker takes its share of each batch; gradients are summed over the workers. This program knows nothing of ringpull.
@@ -155,6 +155,8 @@ def main():
         accuracy = evaluate(net, test_images, test_labels, prepare)
         if rank == 0:
             print(f"epoch {epoch + 1} step {step} accuracy {accuracy:.2f} % images/s {speed:.0f}", flush=True)
+        if step == options.steps:
+            break
     print(f"rank {rank} of {workers} weights {weight_hash(net)}", flush=True)
 
 

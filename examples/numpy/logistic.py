@@ -1,8 +1,8 @@
 """Logistic regression by plain arrays: every rank has a part of the data, the store sums the gradients.
 
     python examples/numpy/logistic.py --kv-store local                                          # one process
-    mpirun -n 4 python examples/numpy/logistic.py                                               # allreduce
-    mpirun -n 4 python examples/numpy/logistic.py --jax                                         # gradients by JAX
+    mpirun -n 4 --oversubscribe python examples/numpy/logistic.py                               # allreduce
+    mpirun -n 4 --oversubscribe python examples/numpy/logistic.py --jax                         # gradients by JAX
     ringpull launch -n 4 -s 2 -- python examples/numpy/logistic.py --kv-store dist_sync         # servers
 
 JAX arrays cannot be written, so they go in as values and the sum comes out in a NumPy array; neither is copied.

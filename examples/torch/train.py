@@ -1,7 +1,7 @@
 """Trains a small network on Fashion-MNIST with PyTorch, gradients averaged over the workers by ringpull.torch.
 
     python examples/torch/train.py
-    mpirun -n 4 python examples/torch/train.py --kv-store dist_sync_mpi
+    mpirun -n 4 --oversubscribe python examples/torch/train.py --kv-store dist_sync_mpi
 """
 
 import argparse
@@ -77,6 +77,8 @@ def main():
             accuracy = (net(test_images).argmax(1) == test_labels).float().mean().item()
         if rank == 0:
             print(f"epoch {epoch + 1} step {step} accuracy {100 * accuracy:.2f} %", flush=True)
+        if step == options.steps:
+            break
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters()))
     print(f"rank {rank} of {workers} weights {digest.hexdigest()[:16]}", flush=True)
 

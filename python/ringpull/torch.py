@@ -60,8 +60,12 @@ def _opened(store: KVStore | str) -> KVStore:
 def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
     """A hook that averages DistributedDataParallel's buckets over the ranks of ``store``, a store or a kind, while the backward pass goes on.
 
+        store = ringpull.create("dist_sync_mpi")
+        # DistributedDataParallel wants a process group, which moves the first parameters only; the host is that of rank 0.
+        where = "tcp://127.0.0.1:29500"
+        torch.distributed.init_process_group("gloo", init_method=where, rank=store.rank, world_size=store.num_workers)
         model = DistributedDataParallel(model)
-        model.register_comm_hook(None, ringpull.torch.ddp_hook("dist_sync_mpi"))
+        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
     """
     opened = _opened(store)
     waiter = _Waiter()
