@@ -210,6 +210,11 @@ mod tests {
         for part in ["btl_tcp_eager_limit", "use_dynamic_rules", "allreduce_algorithm"] {
             assert!(env.iter().any(|(name, _)| name.ends_with(part)), "{part}");
         }
+        for (raised, _) in crate::config::eager_settings(1 << 18) {
+            let rival = if raised.starts_with("UCX") { Contender::Mpich } else { Contender::OpenMpi(None) };
+            let is_given_back = rival.env().iter().any(|(name, _)| name == raised);
+            assert!(is_given_back || raised == "OMPI_MCA_mpi_yield_when_idle", "{raised} for {rival}");
+        }
         assert!(Contender::Ours.env().is_empty() && Contender::OursOnMpich.env().is_empty());
         for (name, is_ours, is_on_mpich) in [("ours", true, false), ("ours:mpich", true, true), ("mpich", false, true)]
         {
