@@ -5,17 +5,18 @@
 
 Wants the package in the release profile: `scripts/python-setup --release`. A job is one `mpirun`, in which an iteration of
 `ringpull bench pushpull` and one of Python's take turns, now the one first and now the other; a round has one job for each way of
-Python's. A ratio is of the two iterations of one turn; printed are the median of all turns, its 95 % confidence interval, and the
-medians of the best and worst round. The first row is Rust's loop beside itself: a ratio that lies within its interval is none. Every
-sum is checked.
+Python's. A ratio is of the median of all of Python's iterations to that of Rust's; beside it stand its 95 % confidence interval, by
+bootstrap over the turns, and the ratios of the best and worst round. The first row is Rust's loop beside itself: a ratio that lies
+within its interval is none. Every sum is checked.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
+
+import numpy
 
 WAYS = {
     "Rust again": ["--memory", "rust"],
@@ -37,14 +38,20 @@ def job(options, words):
     done = subprocess.run([*mpirun, *command], stdout=subprocess.PIPE, text=True, env=os.environ | more, timeout=300, check=True)
     rust, other = json.loads(done.stdout)
     assert rust["verified"] and other["verified"]
-    return list(zip(rust["seconds"], other["seconds"]))
+    return numpy.array([rust["seconds"], other["seconds"]]).T
 
 
-def interval(ratios):
-    """The 95 % confidence interval of the median: the order statistics that a binomial distribution leaves outside."""
-    ordered, half = sorted(ratios), 0.98 * len(ratios) ** 0.5
-    last = len(ordered) - 1
-    return ordered[max(0, int(len(ordered) / 2 - half))], ordered[min(last, int(len(ordered) / 2 + half))]
+def ratio(turns):
+    """The median of the others' seconds over that of Rust's."""
+    rust, other = numpy.median(turns, axis=0)
+    return other / rust
+
+
+def interval(turns):
+    """The 95 % confidence interval of their ratio: what it is over turns that are drawn anew, a thousand times."""
+    random = numpy.random.default_rng(0)
+    drawn = sorted(ratio(turns[random.integers(len(turns), size=len(turns))]) for _ in range(1000))
+    return drawn[25], drawn[-26]
 
 
 def main():
@@ -52,13 +59,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iters", type=int, default=40, help="turns of a job")
+    parser.add_argument("--iters", type=int, help="turns of a job; 400, with --model 60, unless given")
     parser.add_argument("--warmup", type=int, default=6, help="turns before them")
     parser.add_argument("--bytes", type=int, default=25_000_000)
     parser.add_argument("--model", help="a model's key list in place of one key")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--python", default=sys.executable, help="the Python that has the package")
     options = parser.parse_args()
+    # A median within one per cent takes some hundred turns of a millisecond or two; the turns of a whole model are longer and steadier.
+    options.iters = options.iters or (60 if options.model else 400)
     turns = {way: [] for way in WAYS}
     for number in range(options.rounds):
         order = list(WAYS)[number % len(WAYS) :] + list(WAYS)[: number % len(WAYS)]
@@ -67,14 +76,13 @@ def main():
     what = options.model or f"{options.bytes / 1e6:g} MB"
     print(f"pushpull of {what} by {options.ranks} ranks, {options.rounds} rounds x {options.iters} turns of Rust and another\n")
     for way, rounds in turns.items():
-        pairs = [pair for turn in rounds for pair in turn]
-        rust, other = (1e3 * statistics.median(seconds) for seconds in zip(*pairs))
-        ratios = [other / rust for rust, other in pairs]
-        low, high = interval(ratios)
-        medians = sorted(statistics.median(other / rust for rust, other in turn) for turn in rounds)
+        together = numpy.concatenate(rounds)
+        rust, other = 1e3 * numpy.median(together, axis=0)
+        low, high = interval(together)
+        of_rounds = sorted(ratio(turn) for turn in rounds)
         print(
-            f"{way:<38} {other:8.2f} ms, Rust {rust:8.2f} ms: {statistics.median(ratios):5.3f}x ({low:.3f} to {high:.3f};"
-            f" rounds {medians[0]:.3f} to {medians[-1]:.3f})"
+            f"{way:<38} {other:8.2f} ms, Rust {rust:8.2f} ms: {ratio(together):5.3f}x ({low:.3f} to {high:.3f};"
+            f" rounds {of_rounds[0]:.3f} to {of_rounds[-1]:.3f})"
         )
 
 

@@ -249,13 +249,15 @@ pub fn ssh_command() -> Vec<String> {
     text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Parameters of MPI libraries under which a segment is one eager message over TCP; set before `MPI_Init` unless the user has set them. UCX,
-/// under MPICH, has one limit for all networks: it is left alone where there is InfiniBand.
-pub fn eager_settings(segment_bytes: usize) -> Vec<(&'static str, String)> {
+/// Parameters of MPI libraries, set before `MPI_Init` unless the user has set them: ranks that wait yield the processor, and a segment of
+/// ours, if there are any, is one eager message over TCP. UCX, under MPICH, has one limit for all networks: it is left alone where there is
+/// InfiniBand.
+pub fn library_settings(segment_bytes: Option<usize>) -> Vec<(&'static str, String)> {
+    let mut settings = vec![("OMPI_MCA_mpi_yield_when_idle", "1".to_owned())];
+    let Some(segment_bytes) = segment_bytes else { return settings };
     let limit = (segment_bytes + 4096).to_string();
     let tcp = ["OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"];
-    let mut settings: Vec<_> = tcp.into_iter().map(|name| (name, limit.clone())).collect();
-    settings.push(("OMPI_MCA_mpi_yield_when_idle", "1".to_owned()));
+    settings.extend(tcp.map(|name| (name, limit.clone())));
     let has_infiniband = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut found| found.next().is_some());
     if !has_infiniband {
         settings.push(("UCX_RNDV_THRESH", limit));
@@ -365,6 +367,14 @@ mod tests {
             let error = Config { segment_bytes, ..Config::default() }.check().unwrap_err().to_string();
             assert!(error.contains("Config::segment_bytes"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_library_that_sums_by_itself_keeps_its_own_limits() {
+        let names =
+            |segment_bytes| library_settings(segment_bytes).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names(None), ["OMPI_MCA_mpi_yield_when_idle"]);
+        assert!(names(Some(1 << 18)).contains(&"OMPI_MCA_btl_tcp_eager_limit"));
     }
 
     #[test]

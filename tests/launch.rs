@@ -189,6 +189,20 @@ fn mpirun_starts_the_same_roles() {
 }
 
 #[test]
+#[cfg(feature = "mpi")]
+fn the_librarys_own_allreduce_sums_in_place() {
+    let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--algorithm", "native", "--sizes", "8,4KB,1MB"];
+    for dtype in ["f32", "i64"] {
+        let words = [&["-n", "3", "-s", "0", "--launcher", "mpi", "--"], &bench[..], &["--dtype", dtype]].concat();
+        let (output, lines) = run(&[&words[..], &["--iters", "2"]].concat());
+        assert!(
+            output.status.success() && lines.iter().any(|line| line.contains("every sum was checked")),
+            "{output:?}"
+        );
+    }
+}
+
+#[test]
 fn mpirun_starts_no_servers_for_a_command_that_asks_for_none_and_says_so_where_it_cannot_tell() {
     if Command::new("mpirun").arg("--version").output().is_err() {
         eprintln!("skipped: mpirun is not installed");

@@ -10,7 +10,7 @@ Every worker takes its share of each batch; gradients are summed over the worker
 import argparse
 import gzip
 import hashlib
-import os
+import pathlib
 import struct
 import time
 
@@ -18,6 +18,12 @@ import mxnet as mx
 import numpy
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+
+#: Where Debian's package dataset-fashion-mnist puts the files, and where `scripts/setup` does without root.
+FASHION_MNIST = [
+    pathlib.Path("/usr/share/datasets/fashion-mnist"),
+    pathlib.Path(__file__).resolve().parents[2] / ".deps/usr/share/datasets/fashion-mnist",
+]
 
 #: The channels of VGG's convolutions; 0 is a pooling.
 VGG = {
@@ -42,8 +48,12 @@ def arguments():
     parser.add_argument("--limit-test", type=int, help="evaluate on the first N images only")
     parser.add_argument("--update-on-worker", action="store_true", help="the trainer updates, not the store")
     parser.add_argument("--compression", type=compression, help="how gradients are compressed, such as 2bit or 2bit:0.5")
-    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist", help="the folder of the IDX files")
-    return parser.parse_args()
+    parser.add_argument("--data", type=pathlib.Path, help="the folder of the IDX files; where scripts/setup has put them unless given")
+    options = parser.parse_args()
+    options.data = options.data or next((folder for folder in FASHION_MNIST if folder.is_dir()), FASHION_MNIST[0])
+    if not options.data.is_dir():
+        parser.error(f"no folder {options.data}: run scripts/setup, or name the folder of the IDX files with --data")
+    return options
 
 
 def compression(word):
@@ -54,9 +64,8 @@ def compression(word):
 
 def read_idx(folder, name):
     """An array of bytes from a file in IDX format, packed or not."""
-    path = os.path.join(folder, name)
-    packed = os.path.exists(path + ".gz")
-    with gzip.open(path + ".gz") if packed else open(path, "rb") as file:
+    packed = folder / f"{name}.gz"
+    with gzip.open(packed) if packed.exists() else open(folder / name, "rb") as file:
         content = file.read()
     dimensions = struct.unpack_from(f">{content[3]}i", content, 4)
     return numpy.frombuffer(content, numpy.uint8, offset=4 + 4 * len(dimensions)).reshape(dimensions)

@@ -7,7 +7,7 @@
 import argparse
 import gzip
 import hashlib
-import os
+import pathlib
 import struct
 
 import numpy
@@ -16,6 +16,12 @@ from torch import nn
 
 import ringpull
 import ringpull.torch
+
+#: Where Debian's package dataset-fashion-mnist puts the files, and where `scripts/setup` does without root.
+FASHION_MNIST = [
+    pathlib.Path("/usr/share/datasets/fashion-mnist"),
+    pathlib.Path(__file__).resolve().parents[2] / ".deps/usr/share/datasets/fashion-mnist",
+]
 
 
 def arguments():
@@ -28,13 +34,17 @@ def arguments():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit-train", type=int, help="train on the first N images only")
     parser.add_argument("--limit-test", type=int, help="evaluate on the first N images only")
-    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist", help="the folder of the IDX files")
-    return parser.parse_args()
+    parser.add_argument("--data", type=pathlib.Path, help="the folder of the IDX files; where scripts/setup has put them unless given")
+    options = parser.parse_args()
+    options.data = options.data or next((folder for folder in FASHION_MNIST if folder.is_dir()), FASHION_MNIST[0])
+    if not options.data.is_dir():
+        parser.error(f"no folder {options.data}: run scripts/setup, or name the folder of the IDX files with --data")
+    return options
 
 
 def read_idx(folder, name):
     """An array of bytes from a packed file in IDX format."""
-    with gzip.open(os.path.join(folder, name + ".gz")) as file:
+    with gzip.open(folder / f"{name}.gz") as file:
         content = file.read()
     dimensions = struct.unpack_from(f">{content[3]}i", content, 4)
     return numpy.frombuffer(content, numpy.uint8, offset=4 + 4 * len(dimensions)).reshape(dimensions)

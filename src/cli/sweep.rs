@@ -52,10 +52,10 @@ pub struct SweepArgs {
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Measured iterations of payloads up to 1 MiB, in one job.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 50)]
     short_iters: usize,
     /// Measured iterations of longer payloads, in one job.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 1)]
     long_iters: usize,
     /// Measure nothing: write the page anew from the JSON files in --out.
     #[arg(long)]

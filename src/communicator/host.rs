@@ -34,7 +34,6 @@ pub struct Host {
     cuts: Segments,
     plans: Plans,
     stop: Arc<AtomicBool>,
-    native_sum: Buffer,
     placement: Placement,
     takes_device_memory: bool,
     /// Segments of compressed gradients, between two of them.
@@ -61,7 +60,6 @@ impl Host {
             cuts,
             plans: Plans::default(),
             stop,
-            native_sum: Buffer::zeroed(0),
             placement,
             takes_device_memory,
             segments: Vec::new(),
@@ -250,7 +248,7 @@ impl Host {
     pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
         if self.sums_at_once(choice) {
             return match choice {
-                Choice::Native => self.allreduce_natively(dtype, data),
+                Choice::Native => self.transport.native_allreduce(dtype, data),
                 _ => self.allreduce_by_host(dtype, data, stamp),
             };
         }
@@ -402,14 +400,5 @@ impl Host {
         };
         let node = self.placement.node.as_mut();
         hierarchy::allreduce((hosts, node), (&mut *self.transport, &mut self.runner), dtype, data, patience)
-    }
-
-    fn allreduce_natively(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {
-        if self.native_sum.bytes().len() != data.len() {
-            self.native_sum = Buffer::zeroed(data.len());
-        }
-        self.transport.native_allreduce(dtype, data, self.native_sum.bytes_mut())?;
-        data.copy_from_slice(self.native_sum.bytes());
-        Ok(())
     }
 }

@@ -61,7 +61,7 @@ pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<R
         ));
     }
     // Only `auto` needs to know the cluster.
-    let engine = connect(&Config { algorithm: plan_setting(choice), ..Config::from_env()? })?;
+    let engine = connect(&Config { algorithm: choice.to_string(), ..Config::from_env()? })?;
     let mut records = Vec::new();
     for size in sizes {
         let size = *size;
@@ -85,11 +85,6 @@ pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<R
         })?);
     }
     Ok((engine.rank() == 0).then_some(records))
-}
-
-fn plan_setting(choice: Choice) -> String {
-    // What the library does by itself needs to know nothing, as a plan that was asked for does not.
-    if choice == Choice::Native { "ring".to_owned() } else { choice.to_string() }
 }
 
 #[cfg(feature = "mpi")]

@@ -71,7 +71,7 @@ pub fn warnings(samples: &[f64]) -> Vec<String> {
     let mut doubts = Vec::new();
     if summary.count < ENOUGH {
         doubts.push(format!(
-            "only {} sample{}: raise --rounds or --iters to at least {ENOUGH} samples for a spread that means something",
+            "only {} sample{}: take at least {ENOUGH} for a spread that means something, by --iters or, in compare, --rounds",
             summary.count,
             if summary.count == 1 { "" } else { "s" },
         ));

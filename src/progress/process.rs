@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
 
+use crate::communicator::Choice;
 use crate::config::{self, Config, Dmlc, Role};
 use crate::error::{Error, Result};
 use crate::progress::engine::{Connect, Connected, Engine, settings_of};
@@ -56,7 +57,9 @@ pub fn mpi_engine(config: &Config) -> Result<Arc<Engine>> {
 }
 
 fn connect(config: &Config) -> Connect {
-    let (segment_bytes, limit) = (config.segment_bytes, config.timeout);
+    // The library's own sum travels by the library's own settings.
+    let is_native = config.algorithm.parse() == Ok(Choice::Native);
+    let (segment_bytes, limit) = ((!is_native).then_some(config.segment_bytes), config.timeout);
     Box::new(move || {
         let mut mpi = Mpi::initialise(segment_bytes)?;
         let (rank, size) = (mpi.rank(), mpi.size());

@@ -59,8 +59,8 @@ pub trait Transport {
         std::thread::sleep(longest);
     }
 
-    /// `sum` becomes the sum of `data` over all ranks by the library's own allreduce, if it has one. Blocks; collective.
-    fn native_allreduce(&mut self, _dtype: crate::DType, _data: &[u8], _sum: &mut [u8]) -> Result<()> {
+    /// `data` becomes the sum over all ranks by the library's own allreduce, if it has one. Blocks; collective.
+    fn native_allreduce(&mut self, _dtype: crate::DType, _data: &mut [u8]) -> Result<()> {
         Err(crate::Error::Unsupported {
             kind: self.name(),
             operation: "native allreduce".to_owned(),

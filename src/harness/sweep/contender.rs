@@ -70,26 +70,13 @@ impl Contender {
 
     /// The environment of its ranks.
     fn env(self) -> Vec<(String, String)> {
-        let mut env: Vec<(&str, String)> = match self {
-            // This program raises the library's eager limits for its own sake; others get what it gives everybody.
-            Contender::OpenMpi(_) => STOCK_OPEN_MPI.map(|(name, value)| (name, value.to_owned())).to_vec(),
-            Contender::Mpich => vec![("UCX_RNDV_THRESH", "auto".to_owned())],
-            _ => Vec::new(),
-        };
-        if let Contender::OpenMpi(Some(number)) = self {
-            env.push(("OMPI_MCA_coll_tuned_use_dynamic_rules", "1".to_owned()));
-            env.push(("OMPI_MCA_coll_tuned_allreduce_algorithm", number.to_string()));
-        }
-        env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        let Contender::OpenMpi(Some(number)) = self else { return Vec::new() };
+        vec![
+            ("OMPI_MCA_coll_tuned_use_dynamic_rules".to_owned(), "1".to_owned()),
+            ("OMPI_MCA_coll_tuned_allreduce_algorithm".to_owned(), number.to_string()),
+        ]
     }
 }
-
-/// Open MPI's own values of what this program sets before `MPI_Init`.
-const STOCK_OPEN_MPI: [(&str, &str); 3] = [
-    ("OMPI_MCA_btl_tcp_eager_limit", "65536"),
-    ("OMPI_MCA_btl_tcp_rndv_eager_limit", "65536"),
-    ("OMPI_MCA_btl_tcp_max_send_size", "131072"),
-];
 
 impl fmt::Display for Contender {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -205,17 +192,20 @@ mod tests {
     }
 
     #[test]
-    fn others_do_not_run_with_our_settings() {
+    fn only_an_algorithm_by_number_is_set_by_hand() {
         let env = Contender::OpenMpi(Some(4)).env();
-        for part in ["btl_tcp_eager_limit", "use_dynamic_rules", "allreduce_algorithm"] {
-            assert!(env.iter().any(|(name, _)| name.ends_with(part)), "{part}");
-        }
-        for (raised, _) in crate::config::eager_settings(1 << 18) {
-            let rival = if raised.starts_with("UCX") { Contender::Mpich } else { Contender::OpenMpi(None) };
-            let is_given_back = rival.env().iter().any(|(name, _)| name == raised);
-            assert!(is_given_back || raised == "OMPI_MCA_mpi_yield_when_idle", "{raised} for {rival}");
-        }
-        assert!(Contender::Ours.env().is_empty() && Contender::OursOnMpich.env().is_empty());
+        assert!(
+            ["use_dynamic_rules", "allreduce_algorithm"]
+                .iter()
+                .all(|part| env.iter().any(|(name, _)| name.ends_with(part)))
+        );
+        let numbered = |contender: &Contender| matches!(contender, Contender::OpenMpi(Some(_)));
+        assert!(
+            Contender::all()
+                .iter()
+                .filter(|contender| !numbered(contender))
+                .all(|contender| contender.env().is_empty())
+        );
         for (name, is_ours, is_on_mpich) in [("ours", true, false), ("ours:mpich", true, true), ("mpich", false, true)]
         {
             let contender: Contender = name.parse().unwrap();
