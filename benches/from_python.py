@@ -6,8 +6,8 @@
 Wants the package in the release profile: `scripts/python-setup --release`. A job is one `mpirun`, in which an iteration of
 `ringpull bench pushpull` and one of Python's take turns, now the one first and now the other; a round has one job for each way of
 Python's. A ratio is of the median of all of Python's iterations to that of Rust's; beside it stand its 95 % confidence interval, by
-bootstrap over the turns, and the ratios of the best and worst round. The first row is Rust's loop beside itself: a ratio that lies
-within its interval is none. Every sum is checked.
+bootstrap over the rounds and the turns in each, and the ratios of the best and worst round. The first row is Rust's loop beside itself:
+what it lacks of 1 is the measurement's own error. Every sum is checked.
 """
 
 import argparse
@@ -47,11 +47,16 @@ def ratio(turns):
     return other / rust
 
 
-def interval(turns):
-    """The 95 % confidence interval of their ratio: what it is over turns that are drawn anew, a thousand times."""
+def interval(rounds):
+    """The 95 % confidence interval of their ratio: what it is over rounds, and turns in each, that are drawn anew, a thousand times."""
     random = numpy.random.default_rng(0)
-    drawn = sorted(ratio(turns[random.integers(len(turns), size=len(turns))]) for _ in range(1000))
-    return drawn[25], drawn[-26]
+
+    def drawn():
+        jobs = [rounds[index] for index in random.integers(len(rounds), size=len(rounds))]
+        return ratio(numpy.concatenate([job[random.integers(len(job), size=len(job))] for job in jobs]))
+
+    ordered = sorted(drawn() for _ in range(1000))
+    return ordered[25], ordered[-26]
 
 
 def main():
@@ -78,7 +83,7 @@ def main():
     for way, rounds in turns.items():
         together = numpy.concatenate(rounds)
         rust, other = 1e3 * numpy.median(together, axis=0)
-        low, high = interval(together)
+        low, high = interval(rounds)
         of_rounds = sorted(ratio(turn) for turn in rounds)
         print(
             f"{way:<38} {other:8.2f} ms, Rust {rust:8.2f} ms: {ratio(together):5.3f}x ({low:.3f} to {high:.3f};"

@@ -249,13 +249,12 @@ pub fn ssh_command() -> Vec<String> {
     text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Parameters of MPI libraries, set before `MPI_Init` unless the user has set them: ranks that wait yield the processor, and a segment of
-/// ours, if there are any, is one eager message over TCP. UCX, under MPICH, has one limit for all networks: it is left alone where there is
-/// InfiniBand.
-pub fn library_settings(segment_bytes: Option<usize>) -> Vec<(&'static str, String)> {
+/// Parameters of MPI libraries, set before `MPI_Init` unless the user has set them: ranks that wait yield the processor, and `eager_bytes`, if
+/// given, are one eager message over TCP. UCX, under MPICH, has one limit for all networks: it is left alone where there is InfiniBand.
+pub fn library_settings(eager_bytes: Option<usize>) -> Vec<(&'static str, String)> {
     let mut settings = vec![("OMPI_MCA_mpi_yield_when_idle", "1".to_owned())];
-    let Some(segment_bytes) = segment_bytes else { return settings };
-    let limit = (segment_bytes + 4096).to_string();
+    let Some(eager_bytes) = eager_bytes else { return settings };
+    let limit = (eager_bytes + 4096).to_string();
     let tcp = ["OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"];
     settings.extend(tcp.map(|name| (name, limit.clone())));
     let has_infiniband = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut found| found.next().is_some());

@@ -190,7 +190,7 @@ fn mpirun_starts_the_same_roles() {
 
 #[test]
 #[cfg(feature = "mpi")]
-fn the_librarys_own_allreduce_sums_in_place() {
+fn the_librarys_own_allreduce_is_checked_as_ours_is() {
     let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--algorithm", "native", "--sizes", "8,4KB,1MB"];
     for dtype in ["f32", "i64"] {
         let words = [&["-n", "3", "-s", "0", "--launcher", "mpi", "--"], &bench[..], &["--dtype", dtype]].concat();
@@ -200,6 +200,21 @@ fn the_librarys_own_allreduce_sums_in_place() {
             "{output:?}"
         );
     }
+}
+
+#[test]
+#[cfg(feature = "mpi")]
+fn segments_that_differ_between_ranks_are_an_error_on_each_before_anything_is_sent() {
+    let bench = concat!(
+        "RINGPULL_SEGMENT=$((65536 << ${OMPI_COMM_WORLD_RANK:-$PMI_RANK})) exec ",
+        env!("CARGO_BIN_EXE_ringpull"),
+        " bench allreduce --sizes 25MB"
+    );
+    let (output, _) = run(&["-n", "2", "-s", "0", "--launcher", "mpi", "--", "sh", "-c", bench]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    let said = text.matches("segments differ: rank 0 has 65536 bytes, rank 1 has 131072").count();
+    // Hydra ends the second rank as soon as the first has failed.
+    assert!(!output.status.success() && (1..=2).contains(&said) && text.contains("RINGPULL_SEGMENT"), "{text}");
 }
 
 #[test]

@@ -26,7 +26,8 @@ fn one_process_of_a_job() {
         println!("skipped: the other tests start this one as a process of a job");
         return;
     }
-    let engine = mpi_engine(&Config::from_env().unwrap()).unwrap();
+    let config = Config::from_env().unwrap();
+    let engine = mpi_engine(&config, Some(config.segment_bytes)).unwrap();
     let memory = vec![Tensor::zeros(DType::F32, &[16]), Tensor::zeros(DType::F32, &[LEN_BYTES / 4])];
     let work = |host: &mut Host, memory: &[Tensor], stamp: u32| -> Result<u64> {
         host.allreduce(DType::F32, memory[0].write().bytes_mut(), stamp)?;

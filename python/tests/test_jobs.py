@@ -1,5 +1,6 @@
 """The plain API in jobs of several ranks, and what goes wrong in them."""
 
+import importlib.util
 import json
 import re
 import sys
@@ -134,6 +135,8 @@ def test_what_the_readme_shows_runs(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert "pushpull" in blocks[0]
     for number, block in enumerate(blocks):
+        if "import torch" in block and not importlib.util.find_spec("torch"):
+            continue
         (tmp_path / f"{number}.py").write_text(block)
         status, output = mpi(2, tmp_path / f"{number}.py")
         assert status == 0, output

@@ -150,7 +150,7 @@ fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let late = Duration::try_from_secs_f64(args.late)
         .map_err(|_| Error::argument(format!("--late {} is no time", args.late), "give seconds, such as 0.25"))?;
     let plan = allreduce::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, late };
-    allreduce::run(&sizes, &args.algorithm()?, &plan)
+    allreduce::run(&sizes, args.algorithm.as_deref(), &plan)
 }
 
 fn run_explain(args: &AllreduceArgs) -> Result<ExitCode> {

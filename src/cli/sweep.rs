@@ -49,13 +49,13 @@ pub struct SweepArgs {
     #[arg(long, default_value = "mpirun.mpich", requires = "mpich")]
     mpich_mpirun: String,
     /// Rounds: in each, every contender runs once for each number of ranks, in rotating order.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 2)]
     rounds: usize,
     /// Measured iterations of payloads up to 1 MiB, in one job.
     #[arg(long, default_value_t = 50)]
     short_iters: usize,
     /// Measured iterations of longer payloads, in one job.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 2)]
     long_iters: usize,
     /// Measure nothing: write the page anew from the JSON files in --out.
     #[arg(long)]

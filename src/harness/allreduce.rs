@@ -41,8 +41,9 @@ struct Own {
     extra_rss_bytes: f64,
 }
 
-/// Sums buffers of `sizes` bytes over all ranks by `algorithm`, verifies every result, and gives rank 0 one record a size. Collective.
-pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<Record>>> {
+/// Sums buffers of `sizes` bytes over all ranks by `algorithm`, or else as the environment says, verifies every result, and gives rank 0 one
+/// record a size. Collective.
+pub fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Option<Vec<Record>>> {
     let dtype = plan.dtype;
     if plan.iters == 0 {
         return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));
@@ -53,7 +54,9 @@ pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<R
             format!("give sizes that are multiples of {}", dtype.size_bytes()),
         ));
     }
-    let choice: Choice = algorithm.parse()?;
+    let environment = Config::from_env()?;
+    let asked: Option<Choice> = algorithm.map(str::parse).transpose()?;
+    let choice = asked.map_or_else(|| environment.algorithm.parse(), Ok)?;
     if choice == Choice::Nccl {
         return Err(Error::argument(
             "what is measured here is in host memory, which nccl does not sum",
@@ -61,7 +64,8 @@ pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<R
         ));
     }
     // Only `auto` needs to know the cluster.
-    let engine = connect(&Config { algorithm: choice.to_string(), ..Config::from_env()? })?;
+    let engine =
+        connect(&Config { algorithm: choice.to_string(), ..environment.clone() }, eager_bytes(asked, &environment))?;
     let mut records = Vec::new();
     for size in sizes {
         let size = *size;
@@ -73,7 +77,7 @@ pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<R
         records.push(Record::of_verified(Measured {
             op: "allreduce",
             mode: if choice == Choice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned(),
-            algorithm: algorithm.to_owned(),
+            algorithm: choice.to_string(),
             ranks: engine.size(),
             hosts,
             servers: 0,
@@ -87,13 +91,19 @@ pub fn run(sizes: &[usize], algorithm: &str, plan: &Plan) -> Result<Option<Vec<R
     Ok((engine.rank() == 0).then_some(records))
 }
 
+/// What the MPI library is to send without asking: a segment, but where its own allreduce was asked for by the command line, which is the same
+/// on every rank as a variable need not be, it keeps its own limit.
+fn eager_bytes(asked: Option<Choice>, config: &Config) -> Option<usize> {
+    (asked != Some(Choice::Native)).then_some(config.segment_bytes)
+}
+
 #[cfg(feature = "mpi")]
-pub(super) fn connect(config: &Config) -> Result<Arc<Engine>> {
-    crate::progress::process::mpi_engine(config)
+pub(super) fn connect(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
+    crate::progress::process::mpi_engine(config, eager_bytes)
 }
 
 #[cfg(not(feature = "mpi"))]
-pub(super) fn connect(_config: &Config) -> Result<Arc<Engine>> {
+pub(super) fn connect(_config: &Config, _eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
     Err(Error::KindUnavailable {
         kind: "bench allreduce".to_owned(),
         reason: "this build has no MPI".to_owned(),
@@ -197,4 +207,18 @@ fn gather(host: &mut Host, stamp: u32, own: &[f64], all: &Tensor) -> Result<Vec<
     let bounds = (0..=host.size()).map(|rank| rank * size_of_val(own)).collect();
     host.allgather(Parts::of(bounds), all.bytes_mut(), stamp)?;
     Ok(all.as_mut_slice::<f64>().chunks_exact(own.len()).map(<[f64]>::to_vec).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_librarys_own_sum_asked_for_by_name_has_its_own_limit() {
+        let by_variable = Config { algorithm: "native".to_owned(), ..Config::default() };
+        assert_eq!(eager_bytes(Some(Choice::Native), &Config::default()), None);
+        for (asked, config) in [(Some(Choice::Auto), &Config::default()), (None, &by_variable)] {
+            assert_eq!(eager_bytes(asked, config), Some(config.segment_bytes));
+        }
+    }
 }

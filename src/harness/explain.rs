@@ -67,7 +67,8 @@ pub fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
         }
     };
     // The cluster is looked at for `auto` alone.
-    let engine = connect(&Config { algorithm: Choice::Auto.to_string(), ..Config::from_env()? })?;
+    let config = Config { algorithm: Choice::Auto.to_string(), ..Config::from_env()? };
+    let engine = connect(&config, Some(config.segment_bytes))?;
     let (learned, segments, hosts, racks) =
         engine.collective("bench --explain", Vec::new(), |host: &mut Host, _, _| {
             Ok((host.learned().clone(), host.segments(), host.hosts().to_vec(), host.racks().cloned()))

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use signal_hook::consts::SIGTERM;
 
-use crate::communicator::Choice;
 use crate::config::{self, Config, Dmlc, Role};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::progress::engine::{Connect, Connected, Engine, settings_of};
 use crate::timeline;
@@ -23,8 +23,9 @@ use crate::transport::star::{self, Hub};
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
 /// This process's engine over all ranks of its MPI job. The first call is collective. An error if `config` wants sums made in
-/// another way than by the engine there is.
-pub fn mpi_engine(config: &Config) -> Result<Arc<Engine>> {
+/// another way than by the engine there is. The MPI library is to send up to `eager_bytes` without asking, the same on every rank: into
+/// what is prepared for less it writes past the end. `None` leaves it its own limit.
+pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
     static STARTING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = STARTING.lock();
     if let Some(engine) = ENGINE.get() {
@@ -44,7 +45,7 @@ pub fn mpi_engine(config: &Config) -> Result<Arc<Engine>> {
         ));
     }
     timeline::start(config::timeline_file());
-    let engine = Engine::start(config, connect(config))?;
+    let engine = Engine::start(config, connect(config, eager_bytes))?;
     // SAFETY: `end_engine` is a plain function, and may run on the thread that exits.
     if unsafe { libc::atexit(end_engine) } != 0 {
         return Err(Error::argument(
@@ -56,13 +57,12 @@ pub fn mpi_engine(config: &Config) -> Result<Arc<Engine>> {
     Ok(Arc::clone(ENGINE.get_or_init(|| engine)))
 }
 
-fn connect(config: &Config) -> Connect {
-    // The library's own sum travels by the library's own settings.
-    let is_native = config.algorithm.parse() == Ok(Choice::Native);
-    let (segment_bytes, limit) = ((!is_native).then_some(config.segment_bytes), config.timeout);
+fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
+    let (segment_bytes, limit) = (config.segment_bytes, config.timeout);
     Box::new(move || {
-        let mut mpi = Mpi::initialise(segment_bytes)?;
+        let mut mpi = Mpi::initialise(eager_bytes)?;
         let (rank, size) = (mpi.rank(), mpi.size());
+        check_segments(&mut mpi, segment_bytes)?;
         let control = if rank == 0 {
             let hub = Hub::listen()?;
             mpi.broadcast_text(&hub.invitation()?)?;
@@ -74,6 +74,21 @@ fn connect(config: &Config) -> Connect {
         let finalise = mpi.finaliser();
         Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise })
     })
+}
+
+/// The same error on every rank unless all have segments of one length: no rank is to get a message longer than what its library has prepared
+/// for. Blocks; collective.
+fn check_segments(mpi: &mut Mpi, segment_bytes: usize) -> Result<()> {
+    let mut lens = vec![0u64; mpi.size()];
+    lens[mpi.rank()] = segment_bytes as u64;
+    mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut lens))?;
+    match lens.iter().position(|len| *len != lens[0]) {
+        None => Ok(()),
+        Some(other) => Err(Error::argument(
+            format!("segments differ: rank 0 has {} bytes, rank {other} has {}", lens[0], lens[other]),
+            "give every rank the same RINGPULL_SEGMENT, or the same Config",
+        )),
+    }
 }
 
 extern "C" fn end_engine() {

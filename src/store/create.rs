@@ -142,7 +142,7 @@ fn over_servers(kind: Kind, config: &Config, job: Option<&Dmlc>) -> Result<Serve
 
 #[cfg(feature = "mpi")]
 fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
-    let engine = crate::progress::process::mpi_engine(config)?;
+    let engine = crate::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
     Ok(match devices {
         None => Box::new(crate::store::allreduce::Allreduce::new(engine)),
         Some(devices) => Box::new(OnDevices::over_ranks(devices, engine, config.timeout)),

@@ -129,7 +129,7 @@ pub fn run(
 fn jobs(plan: &Plan, ranks: usize) -> Vec<Job> {
     let (short, long): (Vec<usize>, Vec<usize>) = plan.sizes.iter().partition(|bytes| **bytes <= SHORT_BYTES);
     let short = Job { ranks, sizes: short, iters: plan.short_iters, warmup: 2 + plan.short_iters / 5 };
-    let long = Job { ranks, sizes: long, iters: plan.long_iters, warmup: 1 };
+    let long = Job { ranks, sizes: long, iters: plan.long_iters, warmup: 2 };
     [short, long].into_iter().filter(|job| !job.sizes.is_empty()).collect()
 }
 

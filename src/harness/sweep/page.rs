@@ -46,7 +46,7 @@ fn section(page: &mut String, sweep: &Results) {
         plan.link.bits_per_s().map_or("links without a limit".to_owned(), |_| format!("links of {}", plan.link));
     let place = &sweep.environment;
     page.extend([format!(
-        "\n## {}, {links}\n\n{}; {} cores, {}; ringpull {}, {}; {}, {:.0} minutes.\n\n```\n{}\n```\n\n",
+        "\n## {}, {links}\n\n{}; {} cores, {}; ringpull {}, {}; {} of {} short and {} long iterations, {:.0} minutes.\n\n```\n{}\n```\n\n",
         plan.place,
         place.date,
         place.cores,
@@ -54,6 +54,8 @@ fn section(page: &mut String, sweep: &Results) {
         place.ringpull,
         place.mpi,
         several(plan.rounds, "round"),
+        plan.short_iters,
+        plan.long_iters,
         sweep.took_s / 60.0,
         sweep.command
     )]);
