@@ -47,6 +47,10 @@ def run(command, deadline=DEADLINE, **more):
     return process.returncode, output
 
 
+#: Whether the examples' images are where `scripts/setup` puts them, as root or not.
+HAS_IMAGES = any(Path(folder, "datasets/fashion-mnist").is_dir() for folder in ("/usr/share", ROOT / ".deps/usr/share"))
+
+
 def mpi(ranks, *command, **more):
     """`command` by this Python under mpirun."""
     oversubscribe = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi() else []

@@ -149,6 +149,13 @@ def test_every_example_says_how_it_is_run(name):
     assert status == 0 and "mpirun -n 4 --oversubscribe python" in output and "--kv-store" in output, output
 
 
+@pytest.mark.parametrize("name", ["mxnet/train.py", "torch/train.py"])
+def test_an_example_without_its_images_says_how_they_are_had(name, tmp_path):
+    pytest.importorskip(name.split("/")[0])
+    status, output = run([sys.executable, ROOT / "examples" / name, "--data", tmp_path / "nowhere"])
+    assert status == 2 and "nowhere: run scripts/setup" in output, output
+
+
 def test_the_bench_prints_what_it_has_checked():
     for more, count in ([], 1), (["--beside-rust", "--memory", "shared", "--no-keep"], 2), (["--beside-rust", "--memory", "rust"], 2):
         status, output = mpi(2, "-m", "ringpull.bench", "--lens", "1000,7", "--iters", 3, *more)

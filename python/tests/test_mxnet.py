@@ -1,12 +1,11 @@
 """MXNet on our stores: what MXNet's own tests of its KVStore promise, and the plug-in's own promises."""
 
-import os
 import re
 import sys
 
 import numpy as np
 import pytest
-from conftest import FOUR, HERE, ROOT, job, launched, mpi, run
+from conftest import FOUR, HAS_IMAGES, HERE, ROOT, job, launched, mpi, run
 
 mx = pytest.importorskip("mxnet")
 
@@ -309,7 +308,7 @@ EXAMPLE = ROOT / "examples/mxnet/train.py"
 SHORT = ["--steps", 4, "--epochs", 1, "--limit-train", 512, "--limit-test", 200]
 
 
-@pytest.mark.skipif(not os.path.isdir("/usr/share/datasets/fashion-mnist"), reason="Fashion-MNIST is not installed")
+@pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed")
 @pytest.mark.parametrize("more", [[], pytest.param(["--update-on-worker", "--optimizer", "adam", "--lr", 0.001], marks=pytest.mark.long)])
 def test_the_example_that_never_heard_of_us_ends_with_equal_weights(more):
     status, output = mpi(2, "-m", "ringpull.mxnet", EXAMPLE, "--kv-store", "dist_sync_mpi", *SHORT, *more)

@@ -1,10 +1,9 @@
 """PyTorch on our stores."""
 
-import os
 import re
 
 import pytest
-from conftest import ROOT, job, mpi
+from conftest import HAS_IMAGES, ROOT, job, mpi
 
 pytest.importorskip("torch")
 
@@ -14,7 +13,7 @@ def test_ranks_end_where_one_process_with_the_whole_batch_ends(how):
     assert job(2, "torch_values", how).count("is done") == 2
 
 
-@pytest.mark.skipif(not os.path.isdir("/usr/share/datasets/fashion-mnist"), reason="Fashion-MNIST is not installed")
+@pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed")
 def test_the_example_ends_with_equal_weights():
     short = ["--steps", 4, "--epochs", 1, "--limit-train", 512, "--limit-test", 200]
     status, output = mpi(2, ROOT / "examples/torch/train.py", "--kv-store", "dist_sync_mpi", *short)
