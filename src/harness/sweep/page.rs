@@ -6,6 +6,9 @@ use crate::harness::record::Record;
 use crate::harness::size::format_size;
 use crate::harness::statistics::Summary;
 
+/// Payloads up to here are decided by messages and turns on the processors more than by the link.
+const SHORT_BYTES: u64 = 1 << 16;
+
 /// Ours beside the best of the others, for one number of ranks and one size.
 struct Match<'a> {
     ours: &'a Record,
@@ -61,6 +64,7 @@ fn section(page: &mut String, sweep: &Results) {
     )]);
     let matches: Vec<Match> = sweep.plan.ranks.iter().flat_map(|ranks| matches(sweep, *ranks)).collect();
     page.push_str(&verdict(&matches));
+    page.push_str(&against_each(sweep));
     for missing in &sweep.missing {
         // Only the first line: the rest is what a failed job wrote.
         let what = missing.lines().next().unwrap_or_default();
@@ -148,6 +152,36 @@ fn verdict(matches: &[Match]) -> String {
     text
 }
 
+/// The geometric mean of each other's time over ours: what a program gains that has chosen one of them for everything.
+fn against_each(sweep: &Results) -> String {
+    let own = |of: &Record| {
+        let alike =
+            |it: &&Record| (it.ranks, it.bytes) == (of.ranks, of.bytes) && it.mode == Contender::Ours.to_string();
+        sweep.records.iter().find(alike).map(|it| it.median_s)
+    };
+    let mean = |mode: &str, of_size: &dyn Fn(u64) -> bool| {
+        let records = sweep.records.iter().filter(|it| it.mode == mode && of_size(it.bytes));
+        let logs: Vec<f64> = records.filter_map(|it| Some((it.median_s / own(it)?).ln())).collect();
+        let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
+        if logs.is_empty() { "-".to_owned() } else { format!("{mean:.2}x") }
+    };
+    let others: Vec<String> = Contender::all().iter().filter(|it| !it.is_ours()).map(ToString::to_string).collect();
+    let measured = others.iter().filter(|mode| sweep.records.iter().any(|it| it.mode == **mode));
+    let mut table = format!(
+        "\n| geometric mean of its time over ours | all | up to {short} | longer |\n| --- | --- | --- | --- |\n",
+        short = format_size(SHORT_BYTES as f64)
+    );
+    table.extend(measured.map(|mode| {
+        let [all, short, long] = [
+            mean(mode, &|_| true),
+            mean(mode, &|bytes| bytes <= SHORT_BYTES),
+            mean(mode, &|bytes| bytes > SHORT_BYTES),
+        ];
+        format!("| {} | {all} | {short} | {long} |\n", words(mode))
+    }));
+    table
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,7 +197,7 @@ mod tests {
             "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x, 0 lost.",
             "| 2 ranks | ours | of the bound | ours on MPICH |",
             "| 4 B | 1.00 us +-0 % | 31.375 | 0.50 us +-0 % |",
-            "Open MPI, its choice",
+            "| Open MPI, its choice | 2.00x | 2.00x | 2.00x |",
             "Missing: horovod is not installed",
         ] {
             assert!(page.contains(part), "{part} in {page}");
