@@ -370,8 +370,7 @@ mod tests {
 
     #[test]
     fn a_library_that_sums_by_itself_keeps_its_own_limits() {
-        let names =
-            |segment_bytes| library_settings(segment_bytes).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        let names = |eager_bytes| library_settings(eager_bytes).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         assert_eq!(names(None), ["OMPI_MCA_mpi_yield_when_idle"]);
         assert!(names(Some(1 << 18)).contains(&"OMPI_MCA_btl_tcp_eager_limit"));
     }

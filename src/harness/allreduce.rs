@@ -64,8 +64,8 @@ pub fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Opti
         ));
     }
     // Only `auto` needs to know the cluster.
-    let engine =
-        connect(&Config { algorithm: choice.to_string(), ..environment.clone() }, eager_bytes(asked, &environment))?;
+    let eager_bytes = eager_bytes(asked, &environment);
+    let engine = connect(&Config { algorithm: choice.to_string(), ..environment }, eager_bytes)?;
     let mut records = Vec::new();
     for size in sizes {
         let size = *size;

@@ -394,11 +394,13 @@ fn yields_when_idle(library: &str) -> bool {
 fn in_place(library: &str) -> Option<*const c_void> {
     const FIRST: *const c_void = std::ptr::without_provenance(1);
     const LAST: *const c_void = std::ptr::without_provenance(usize::MAX);
-    let is_one_of = |names: &[&str]| names.iter().any(|name| library.starts_with(name));
-    if is_one_of(&["Open MPI"]) {
+    if library.starts_with("Open MPI") {
         return Some(FIRST);
     }
-    is_one_of(&["MPICH Version: 3.", "MPICH Version: 4.", "Intel(R) MPI"]).then_some(LAST)
+    ["MPICH Version: 3.", "MPICH Version: 4.", "Intel(R) MPI"]
+        .iter()
+        .any(|name| library.starts_with(name))
+        .then_some(LAST)
 }
 
 /// Over TCP a message above the eager limit is sent only after a round trip. A limit above our segments measured 1.07 of the bandwidth bound

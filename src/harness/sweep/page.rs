@@ -7,7 +7,7 @@ use crate::harness::size::format_size;
 use crate::harness::statistics::Summary;
 
 /// Payloads up to here are decided by messages and turns on the processors more than by the link.
-const SHORT_BYTES: u64 = 1 << 16;
+const LATENCY_BYTES: u64 = 1 << 16;
 
 /// Ours beside the best of the others, for one number of ranks and one size.
 struct Match<'a> {
@@ -169,13 +169,13 @@ fn against_each(sweep: &Results) -> String {
     let measured = others.iter().filter(|mode| sweep.records.iter().any(|it| it.mode == **mode));
     let mut table = format!(
         "\n| geometric mean of its time over ours | all | up to {short} | longer |\n| --- | --- | --- | --- |\n",
-        short = format_size(SHORT_BYTES as f64)
+        short = format_size(LATENCY_BYTES as f64)
     );
     table.extend(measured.map(|mode| {
         let [all, short, long] = [
             mean(mode, &|_| true),
-            mean(mode, &|bytes| bytes <= SHORT_BYTES),
-            mean(mode, &|bytes| bytes > SHORT_BYTES),
+            mean(mode, &|bytes| bytes <= LATENCY_BYTES),
+            mean(mode, &|bytes| bytes > LATENCY_BYTES),
         ];
         format!("| {} | {all} | {short} | {long} |\n", words(mode))
     }));
