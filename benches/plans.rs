@@ -1,9 +1,10 @@
-//! What is computed before a collective: its plan, and `auto`'s choice.
+//! What is computed before a collective: its plan, its messages, and `auto`'s choice.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use ringpull::collective::{Algorithm, Model, Segments, allreduce, choose};
+use ringpull::DType;
+use ringpull::collective::{Algorithm, Model, Schedule, Segments, allreduce, choose};
 
 fn plans(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("plan");
@@ -17,6 +18,17 @@ fn plans(criterion: &mut Criterion) {
     group.finish();
 }
 
+fn schedules(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("schedule");
+    for len in [1, 25_000_000] {
+        let plan = allreduce(Algorithm::Ring, 3, 8, len);
+        group.bench_function(BenchmarkId::new("ring of 8", len), |bencher| {
+            bencher.iter(|| Schedule::of(black_box(&plan), DType::F32, 64 << 10));
+        });
+    }
+    group.finish();
+}
+
 fn choices(criterion: &mut Criterion) {
     let segments = Segments { most_bytes: 256 << 10, is_fixed: false };
     criterion.bench_function("choose", |bencher| {
@@ -24,5 +36,5 @@ fn choices(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(before, plans, choices);
+criterion_group!(before, plans, schedules, choices);
 criterion_main!(before);

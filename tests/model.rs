@@ -57,7 +57,8 @@ fn a_cluster_is_probed_once_and_a_file_is_taken_at_its_word() {
 fn a_sweep_writes_its_samples_and_a_page() {
     let out = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
-    command.args(["sweep", "--local", "--ranks", "2", "--sizes", "4,4KiB", "--rounds", "1", "--short-iters", "3"]);
+    command.args(["sweep", "--local", "--ranks", "2", "--sizes", "4,4KiB", "--rounds", "1", "--short-rounds", "1"]);
+    command.args(["--short-iters", "3"]);
     command.args(["--contenders", "ours,openmpi:default", "--out"]).arg(out.path());
     finished(command.env("XDG_CACHE_HOME", out.path().join("cache")));
     let page = std::fs::read_to_string(out.path().join("README.md")).unwrap();

@@ -51,8 +51,11 @@ pub struct SweepArgs {
     /// Rounds: in each, every contender runs once for each number of ranks, in rotating order.
     #[arg(long, default_value_t = 2)]
     rounds: usize,
+    /// Rounds of payloads up to 1 MiB, if those are to be more.
+    #[arg(long, default_value_t = 4)]
+    short_rounds: usize,
     /// Measured iterations of payloads up to 1 MiB, in one job.
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 20)]
     short_iters: usize,
     /// Measured iterations of longer payloads, in one job.
     #[arg(long, default_value_t = 2)]
@@ -120,6 +123,7 @@ fn measure(args: &SweepArgs) -> Result<Results> {
         ranks: args.ranks.clone(),
         sizes,
         rounds: args.rounds,
+        short_rounds: args.short_rounds,
         short_iters: args.short_iters,
         long_iters: args.long_iters,
     };

@@ -6,7 +6,7 @@
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
 //! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each, opened by the
 //!   prose that explains it;
-//! - `messages`: a plan cut into segments; `run`: the interpreter; `idle`: how it waits; `elsewhere`: memory that it may not touch; `scratch`: what arrives to
+//! - `schedule`: a plan cut into segments; `flight`: one under way; `run`: the interpreter; `idle`: how it waits; `elsewhere`: memory that it may not touch; `scratch`: what arrives to
 //!   be added; `tokens`: what a message is to the transport;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by symbols,
 //!   that the plans of all ranks do what they promise.
@@ -48,13 +48,14 @@ mod circulant;
 mod direct;
 mod doubling;
 mod elsewhere;
+mod flight;
 mod idle;
-mod messages;
 mod ordered;
 #[cfg(test)]
 mod proofs;
 mod racks;
 mod ring;
+mod schedule;
 mod scratch;
 mod star;
 mod tokens;
@@ -66,6 +67,7 @@ pub(crate) use idle::Idle;
 pub use model::Model;
 pub use plan::{Algorithm, Move, Parts, Plan, Then};
 pub use run::{Runner, Ticket, stopped};
+pub use schedule::Schedule;
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a row.
 /// Longer ones are rings: a part much longer than the others passes each link once, and all links at the same time.

@@ -101,12 +101,6 @@ impl Plan {
         }
     }
 
-    /// The number of elements this rank receives.
-    pub fn received_len(&self) -> usize {
-        let receives = self.moves.iter().filter(|step| matches!(step, Move::Recv { .. }));
-        receives.map(|step| self.parts.range(step.parts()).len()).sum()
-    }
-
     /// The number of elements this rank sends.
     pub fn sent_len(&self) -> usize {
         let sends = self.moves.iter().filter(|step| matches!(step, Move::Send { .. }));

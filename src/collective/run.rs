@@ -1,6 +1,6 @@
-//! The one interpreter: executes any [`Plan`] over any [`Transport`], in segments, and several plans at once.
+//! The one interpreter: executes any [`Schedule`] over any [`Transport`], and several at once.
 //!
-//! Messages come from `messages`: a segment is forwarded as soon as it is reduced, across step boundaries, and the wire never
+//! Schedules are of segments: a segment is forwarded as soon as it is reduced, across step boundaries, and the wire never
 //! waits for a whole part. What is added to what, and in which order, is each plan's program order alone: the bits do not
 //! depend on what arrives when, nor on what else is in flight.
 //!
@@ -12,18 +12,19 @@
 //! they have in flight.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::collective::elsewhere::{Elsewhere, Room};
+use crate::collective::elsewhere::Elsewhere;
+use crate::collective::flight::Flight;
 use crate::collective::idle::Idle;
-use crate::collective::messages::{Action, Messages};
 use crate::collective::plan::Plan;
+use crate::collective::schedule::{Action, Schedule};
 use crate::collective::scratch::Scratch;
 use crate::collective::tokens::Tokens;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::reduce;
 use crate::timeline::{self, Name, Phase};
 use crate::transport::{Stamp, Transport};
 
@@ -37,9 +38,9 @@ const STANDSTILL: Duration = Duration::from_millis(100);
 /// An operation that was begun. Tickets ascend.
 pub type Ticket = u64;
 
-/// Executes plans over a transport that each call names anew; always the same one.
+/// Executes schedules over a transport that each call names anew; always the same one.
 pub struct Runner {
-    /// The most bytes one message carries.
+    /// The most bytes one message carries of what [`schedule`](Self::schedule) cuts.
     pub segment_bytes: usize,
     /// How long a run goes on while nothing moves.
     pub limit: Duration,
@@ -68,18 +69,6 @@ pub struct Runner {
     idle: Idle,
 }
 
-/// An operation under way.
-struct Flight {
-    ticket: Ticket,
-    priority: i32,
-    stamp: Stamp,
-    dtype: DType,
-    base: *mut u8,
-    messages: Messages,
-    /// Who adds up, if the processor may not touch the memory.
-    elsewhere: Option<Box<dyn Elsewhere>>,
-}
-
 impl Runner {
     /// A runner that cuts messages of at most `segment_bytes`, and gives up when nothing moves for `limit`.
     pub fn new(segment_bytes: usize, limit: Duration) -> Self {
@@ -104,37 +93,35 @@ impl Runner {
         }
     }
 
-    /// Begins to execute this rank's `plan` on `data`, which holds the plan's elements of `dtype`. Moves nothing yet. Operations in
-    /// flight together have different stamps.
+    /// This rank's `plan` on elements of `dtype`, in messages as long as they may be.
+    pub fn schedule(&self, plan: &Plan, dtype: DType) -> Arc<Schedule> {
+        Arc::new(Schedule::of(plan, dtype, self.segment_bytes))
+    }
+
+    /// Begins to execute `schedule` on `data`, a buffer of its length. Moves nothing yet. Operations in flight together have different
+    /// stamps.
     ///
     /// # Safety
     /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an error it stays so
     /// until the transport is gone.
-    pub unsafe fn begin(&mut self, plan: &Plan, dtype: DType, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
-        self.start(plan, dtype, data, stamp, priority, None)
-    }
-
-    fn start(
+    pub unsafe fn begin(
         &mut self,
-        plan: &Plan,
-        dtype: DType,
+        schedule: &Arc<Schedule>,
         data: *mut [u8],
         stamp: Stamp,
         priority: i32,
         elsewhere: Option<Box<dyn Elsewhere>>,
     ) -> Ticket {
-        let element = dtype.size_bytes();
-        assert_eq!(plan.parts.len() * element, data.len(), "a plan runs on a buffer of its own length");
-        let messages = Messages::of(plan, element, self.segment_bytes);
-        self.open_bytes += messages.all.iter().map(|message| message.end - message.start).sum::<usize>();
+        assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
+        self.open_bytes += schedule.traffic_bytes;
         self.begun += 1;
         self.changed = true;
         self.idle = Idle::default();
-        if messages.unfinished == 0 {
+        let flight = Flight::new(self.begun, Arc::clone(schedule), data.cast(), (stamp, priority), elsewhere);
+        if flight.is_finished() {
             self.finished.push(self.begun);
         } else {
             let at = self.flights.partition_point(|flight| flight.priority >= priority);
-            let flight = Flight { ticket: self.begun, priority, stamp, dtype, base: data.cast(), messages, elsewhere };
             self.flights.insert(at, flight);
         }
         self.begun
@@ -179,40 +166,39 @@ impl Runner {
         self.finished.drain(..)
     }
 
-    /// Executes this rank's `plan` on `data` to its end. Blocks; collective. Others under way move on meanwhile.
+    /// Executes `schedule` on `data` to its end. Blocks; collective. Others under way move on meanwhile.
     ///
     /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do. After an error the transport may still use `data`: the
     /// caller must keep it alive until the transport is gone.
     pub fn run(
         &mut self,
-        plan: &Plan,
-        dtype: DType,
+        schedule: &Arc<Schedule>,
         data: &mut [u8],
         transport: &mut dyn Transport,
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
         // SAFETY: `data` is borrowed until this returns, which is when it is finished, or else an error that the caller heeds.
-        let ticket = unsafe { self.begin(plan, dtype, data, stamp, i32::MAX) };
+        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, None) };
         self.until(ticket, transport, stop)
     }
 
-    /// As [`run`](Self::run) of a plan that only sends.
+    /// As [`run`](Self::run) of a schedule that only sends.
     ///
     /// # Panics
-    /// If the plan receives.
+    /// If it receives.
     pub fn send_out(
         &mut self,
-        plan: &Plan,
+        schedule: &Arc<Schedule>,
         data: &[u8],
         transport: &mut dyn Transport,
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        assert_eq!(plan.received_len(), 0, "a plan that receives needs a buffer that it may write");
+        assert!(schedule.only_sends(), "a schedule that receives needs a buffer that it may write");
         let data = std::ptr::slice_from_raw_parts_mut(data.as_ptr().cast_mut(), data.len());
         // SAFETY: as in `run`; nothing is written, as no message is received.
-        let ticket = unsafe { self.begin(plan, DType::U8, data, stamp, i32::MAX) };
+        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, None) };
         self.until(ticket, transport, stop)
     }
 
@@ -222,14 +208,15 @@ impl Runner {
     /// The transport can read and write `data` and the owner's rooms, and nobody else does until this returns; after an error never again.
     pub unsafe fn run_elsewhere(
         &mut self,
-        plan: &Plan,
-        (dtype, data): (DType, *mut [u8]),
+        schedule: &Arc<Schedule>,
+        data: *mut [u8],
         owner: Box<dyn Elsewhere>,
         transport: &mut dyn Transport,
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        let ticket = self.start(plan, dtype, data, stamp, i32::MAX, Some(owner));
+        // SAFETY: as the caller promises.
+        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, Some(owner)) };
         self.until(ticket, transport, stop)
     }
 
@@ -273,60 +260,50 @@ impl Runner {
         self.held.clear();
         self.held.resize(transport.size(), None);
         for flight in &mut self.flights {
-            let Flight { ticket, stamp, base, messages, priority, elsewhere, .. } = flight;
-            let Messages { all, out, into, .. } = messages;
-            for lane in into {
-                while let Some(index) = lane.head() {
-                    if self.receiving[lane.peer] >= RECV_WINDOW && lane.inflight > 0 {
+            let schedule = Arc::clone(&flight.schedule);
+            let Flight { ticket, stamp, base, priority, .. } = *flight;
+            for (at, lane) in schedule.into.iter().enumerate() {
+                while let Some(index) = lane.message(flight.into[at].next) {
+                    if self.receiving[lane.peer] >= RECV_WINDOW && flight.into[at].inflight > 0 {
                         break;
                     }
-                    let message = &mut all[index as usize];
-                    let len = message.end - message.start;
+                    let message = &schedule.all[index as usize];
                     let to = match message.action {
-                        Action::Copy if message.waits > 0 => break,
+                        Action::Copy if flight.waits(index) => break,
                         // SAFETY: `start` lies in the buffer that `base` begins.
                         Action::Copy => unsafe { base.add(message.start) },
-                        _ => {
-                            let (start, room) = if let Some(owner) = elsewhere {
-                                let start = owner.room(len)?;
-                                (start, Room::Elsewhere(start))
-                            } else {
-                                let mut room = self.scratch.take(len);
-                                (room.bytes_mut().as_mut_ptr(), Room::Here(room))
-                            };
-                            message.room = Some(room);
-                            start
-                        }
+                        _ => flight.make_room(index, &mut self.scratch)?,
                     };
-                    let token = self.tokens.give(*ticket, index);
+                    let token = self.tokens.give(ticket, index);
                     // SAFETY: the range lies in the data or in scratch memory that the message owns until it is complete;
                     // nobody else touches it before: earlier messages on these segments are done, later ones wait.
                     unsafe {
-                        transport.recv(lane.peer, *stamp, std::ptr::slice_from_raw_parts_mut(to, len), token)?;
+                        let into = std::ptr::slice_from_raw_parts_mut(to, message.len());
+                        transport.recv(lane.peer, stamp, into, token)?;
                     }
                     self.receiving[lane.peer] += 1;
-                    lane.posted();
+                    flight.into[at].posted();
                 }
             }
-            for lane in out {
-                while let Some(index) = lane.head() {
-                    let message = &all[index as usize];
+            for (at, lane) in schedule.out.iter().enumerate() {
+                while let Some(index) = lane.message(flight.out[at].next) {
                     let held = &mut self.held[lane.peer];
-                    if message.waits > 0 || (held.is_some_and(|ahead| ahead > *priority) && !self.stands_still) {
+                    if flight.waits(index) || (held.is_some_and(|ahead| ahead > priority) && !self.stands_still) {
                         break;
                     }
-                    if self.sending[lane.peer] >= SEND_WINDOW && lane.inflight > 0 {
-                        held.get_or_insert(*priority);
+                    if self.sending[lane.peer] >= SEND_WINDOW && flight.out[at].inflight > 0 {
+                        held.get_or_insert(priority);
                         break;
                     }
-                    let token = self.tokens.give(*ticket, index);
+                    let message = &schedule.all[index as usize];
+                    let token = self.tokens.give(ticket, index);
                     // SAFETY: as above; a message that will change these segments waits for this one.
                     unsafe {
-                        let data = std::ptr::slice_from_raw_parts(base.add(message.start), message.end - message.start);
-                        transport.send(lane.peer, *stamp, data, token)?;
+                        let data = std::ptr::slice_from_raw_parts(base.add(message.start), message.len());
+                        transport.send(lane.peer, stamp, data, token)?;
                     }
                     self.sending[lane.peer] += 1;
-                    lane.posted();
+                    flight.out[at].posted();
                 }
             }
         }
@@ -338,51 +315,20 @@ impl Runner {
         let (ticket, index, since_ns) = self.tokens.redeem(token);
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
         let at = at.expect("an operation stays until all its messages are done");
-        let Flight { dtype, base, messages, priority, elsewhere, .. } = &mut self.flights[at];
-        let message = &mut messages.all[index as usize];
-        let (action, lane, len_bytes) = (message.action, message.lane, (message.end - message.start) as u64);
-        message.arrived = true;
-        let is_free = message.waits == 0;
-        let lane = messages.lane(action, lane);
-        lane.inflight -= 1;
-        let phase = if action == Action::Send { Phase::Send } else { Phase::Receive };
-        timeline::record(phase, || Name::Peer(lane.peer), since_ns, len_bytes);
-        if action == Action::Send {
-            self.sending[lane.peer] -= 1;
-            self.stands_still &= self.held[lane.peer].is_none_or(|held| *priority < held);
-            self.sent_bytes += len_bytes;
+        let flight = &mut self.flights[at];
+        let (peer, is_sent, len) = flight.landed(index);
+        let phase = if is_sent { Phase::Send } else { Phase::Receive };
+        timeline::record(phase, || Name::Peer(peer), since_ns, len as u64);
+        if is_sent {
+            self.sending[peer] -= 1;
+            self.stands_still &= self.held[peer].is_none_or(|held| flight.priority < held);
+            self.sent_bytes += len as u64;
         } else {
-            self.receiving[lane.peer] -= 1;
-            self.received_bytes += len_bytes;
+            self.receiving[peer] -= 1;
+            self.received_bytes += len as u64;
         }
-        let mut ready = if is_free { vec![index] } else { Vec::new() };
-        while let Some(index) = ready.pop() {
-            let message = &mut messages.all[index as usize];
-            let (start, len) = (message.start, message.end - message.start);
-            let room = message.room.take();
-            let span = room.as_ref().map(|_| timeline::span(Phase::Reduce, || "a segment").bytes(len));
-            match (room, &mut *elsewhere) {
-                (Some(Room::Here(room)), _) => {
-                    // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
-                    let sum = unsafe { std::slice::from_raw_parts_mut(base.add(start), len) };
-                    reduce::add_assign(*dtype, sum, &room.bytes()[..len]);
-                    self.scratch.put(room);
-                }
-                (Some(Room::Elsewhere(room)), Some(owner)) => owner.add(start, room, len)?,
-                _ => {}
-            }
-            drop(span);
-            messages.unfinished -= 1;
-            self.open_bytes -= len;
-            for dependent in std::mem::take(&mut messages.all[index as usize].dependents) {
-                let other = &mut messages.all[dependent as usize];
-                other.waits -= 1;
-                if other.waits == 0 && other.arrived {
-                    ready.push(dependent);
-                }
-            }
-        }
-        if messages.unfinished == 0 {
+        self.open_bytes -= flight.arrived(index, &mut self.scratch)?;
+        if flight.is_finished() {
             self.flights.remove(at);
             self.finished.push(ticket);
         }
@@ -391,7 +337,7 @@ impl Runner {
 
     /// Whom this rank waits for, when nothing has moved for too long.
     fn stuck(&self, rank: usize, waited: Duration) -> Error {
-        let mut peers: Vec<usize> = self.flights.iter().flat_map(|flight| flight.messages.awaited()).collect();
+        let mut peers: Vec<usize> = self.flights.iter().flat_map(Flight::awaited).collect();
         peers.sort_unstable();
         peers.dedup();
         let stamps: Vec<Stamp> = self.flights.iter().map(|flight| flight.stamp).collect();

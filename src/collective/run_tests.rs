@@ -39,7 +39,9 @@ fn every_plan_sums_exactly_and_leaves_equal_bits() {
                 let results = ranks(size, 64, |rank, runner, end| {
                     let mut data: Vec<f32> = (0..len).map(|i| (i * 3 + rank) as f32).collect();
                     let plan = allreduce(algorithm, rank, size, len);
-                    runner.run(&plan, DType::F32, bytemuck::cast_slice_mut(&mut data), end, 7, &stop).unwrap();
+                    runner
+                        .run(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
+                        .unwrap();
                     data
                 });
                 let expected: Vec<f32> = (0..len).map(|i| (size * i * 3 + size * (size - 1) / 2) as f32).collect();
@@ -59,7 +61,9 @@ fn inexact_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
             ranks(5, 64, |rank, runner, end| {
                 let mut data: Vec<f32> = (0..777).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
                 let plan = allreduce(algorithm, rank, 5, data.len());
-                runner.run(&plan, DType::F32, bytemuck::cast_slice_mut(&mut data), end, 7, &stop).unwrap();
+                runner
+                    .run(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
+                    .unwrap();
                 data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
             })
         };
@@ -76,7 +80,9 @@ fn broadcast_and_uneven_allgather_deliver_every_byte() {
         for root in 0..size {
             let results = ranks(size, 64, |rank, runner, end| {
                 let mut data = vec![rank as u8; 301];
-                runner.run(&broadcast(root, rank, size, 301), DType::U8, &mut data, end, 1, &stop).unwrap();
+                runner
+                    .run(&runner.schedule(&broadcast(root, rank, size, 301), DType::U8), &mut data, end, 1, &stop)
+                    .unwrap();
                 data
             });
             assert!(results.iter().all(|data| *data == vec![root as u8; 301]), "root {root} of {size}");
@@ -86,7 +92,7 @@ fn broadcast_and_uneven_allgather_deliver_every_byte() {
             let mut data = vec![0u8; bounds[size]];
             data[bounds[rank]..bounds[rank + 1]].fill(rank as u8 + 1);
             let plan = allgather(rank, size, Parts::of(bounds.clone()));
-            runner.run(&plan, DType::U8, &mut data, end, 1, &stop).unwrap();
+            runner.run(&runner.schedule(&plan, DType::U8), &mut data, end, 1, &stop).unwrap();
             data
         });
         let expected: Vec<u8> =
@@ -102,7 +108,7 @@ fn ranks_in_different_operations_get_an_error_and_not_a_mixture() {
         runner.limit = Duration::from_millis(50);
         let mut data = [0u8; 16];
         let plan = allreduce(Algorithm::Ring, rank, 2, 4);
-        runner.run(&plan, DType::F32, &mut data, end, rank as u32, &stop).unwrap_err().to_string()
+        runner.run(&runner.schedule(&plan, DType::F32), &mut data, end, rank as u32, &stop).unwrap_err().to_string()
     });
     assert!(errors.iter().any(|error| error.contains("nothing moved")), "{errors:?}");
 }
@@ -115,7 +121,7 @@ fn ranks_that_cut_messages_differently_get_an_error_and_not_a_mixture() {
         runner.limit = Duration::from_millis(50);
         let mut data = [0u8; 256];
         let plan = allreduce(Algorithm::Ring, rank, 2, 64);
-        runner.run(&plan, DType::F32, &mut data, end, 1, &stop).unwrap_err().to_string()
+        runner.run(&runner.schedule(&plan, DType::F32), &mut data, end, 1, &stop).unwrap_err().to_string()
     });
     assert!(errors.iter().any(|error| error.contains("bytes were due")), "{errors:?}");
 }
@@ -140,7 +146,7 @@ fn together(
         #[allow(unsafe_code)]
         // SAFETY: the buffers are not touched before all operations are finished; a failure ends the test.
         unsafe {
-            runner.begin(&plan, DType::F32, data, which as u32, (which % 3) as i32);
+            runner.begin(&runner.schedule(&plan, DType::F32), data, which as u32, (which % 3) as i32, None);
         }
     }
     let mut finished = Vec::new();
@@ -163,7 +169,15 @@ fn operations_in_flight_together_have_the_bits_of_operations_one_by_one_in_whate
             let one = |(which, len): (usize, &usize)| {
                 let mut data: Vec<f32> = (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
                 let plan = allreduce(ALGORITHMS[which % ALGORITHMS.len()], rank, size, *len);
-                runner.run(&plan, DType::F32, bytemuck::cast_slice_mut(&mut data), end, which as u32, &stop).unwrap();
+                runner
+                    .run(
+                        &runner.schedule(&plan, DType::F32),
+                        bytemuck::cast_slice_mut(&mut data),
+                        end,
+                        which as u32,
+                        &stop,
+                    )
+                    .unwrap();
                 data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
             };
             lens.iter().enumerate().map(one).collect::<Vec<_>>()
@@ -187,7 +201,8 @@ fn a_peer_that_does_not_move_is_an_error_after_the_limit() {
     let mut runner = Runner::new(64, Duration::from_millis(50));
     let mut data = [0u8; 16];
     let plan = allreduce(Algorithm::Ring, 0, 2, 4);
-    let error = runner.run(&plan, DType::F32, &mut data, &mut end, 1, &AtomicBool::new(false)).unwrap_err();
+    let error =
+        runner.run(&runner.schedule(&plan, DType::F32), &mut data, &mut end, 1, &AtomicBool::new(false)).unwrap_err();
     assert!(error.to_string().contains("rank"), "{error}");
 }
 
@@ -251,7 +266,8 @@ fn send_out(runner: &mut Runner, data: &mut [u8], segments: usize, stamp: Stamp,
     #[allow(unsafe_code)]
     // SAFETY: nobody touches the data before the test ends, and the runner with it.
     unsafe {
-        runner.begin(&broadcast(0, 0, 2, segments * 64), DType::U8, data, stamp, priority)
+        let schedule = runner.schedule(&broadcast(0, 0, 2, segments * 64), DType::U8);
+        runner.begin(&schedule, data, stamp, priority, None)
     }
 }
 
@@ -300,4 +316,30 @@ fn what_is_of_lower_priority_goes_on_when_what_is_of_higher_priority_stands_stil
     while runner.is_busy() {
         runner.advance(&mut near, &stop).unwrap();
     }
+}
+
+#[test]
+fn one_schedule_runs_again_and_several_times_at_once() {
+    let stop = AtomicBool::new(false);
+    let sums = ranks(3, 64, |rank, runner, end| {
+        let schedule = runner.schedule(&allreduce(Algorithm::Ring, rank, 3, 300), DType::I32);
+        let mut buffers = [1, 10, 100].map(|factor| vec![factor * (rank as i32 + 1); 300]);
+        for (stamp, buffer) in buffers.iter_mut().enumerate() {
+            let data: *mut [u8] = bytemuck::cast_slice_mut(buffer);
+            #[allow(unsafe_code)]
+            // SAFETY: the buffers are not touched before all operations are finished; a failure ends the test.
+            unsafe {
+                runner.begin(&schedule, data, stamp as u32, 0, None);
+            }
+        }
+        while runner.is_busy() {
+            if !runner.advance(end, &stop).unwrap() {
+                runner.pause(end).unwrap();
+            }
+        }
+        runner.take_finished().for_each(drop);
+        runner.run(&schedule, bytemuck::cast_slice_mut(&mut buffers[0]), end, 9, &stop).unwrap();
+        buffers
+    });
+    assert!(sums.iter().all(|sums| *sums == [vec![18; 300], vec![60; 300], vec![600; 300]]), "{:?}", sums[0][0]);
 }

@@ -8,9 +8,11 @@
 //! Each host's network carries `2 (h-1)/h S` for `h` hosts, however many ranks they have. Sums are made in the order of the ranks
 //! within a host and in the plan's order between hosts: all ranks hold the same bits, which depend on the placement.
 
+use std::sync::Arc;
+
 use super::node::{Node, Patience};
 use super::racks::Racks;
-use crate::collective::{self, Model, Parts, Runner, Segments};
+use crate::collective::{self, Model, Parts, Runner, Schedule, Segments};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::transport::Transport;
@@ -79,13 +81,13 @@ fn between_hosts(
     let (place, size, len) = (group.rank(), group.size(), share.len() / dtype.size_bytes());
     let chosen = collective::choose(hosts.model, share.len(), size, hosts.segments);
     let in_racks = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes()));
-    if in_racks.is_none() {
-        runner.segment_bytes = chosen.segment_bytes;
-    }
-    let plan = in_racks.unwrap_or_else(|| collective::allreduce(chosen.algorithm, place, size, len));
-    let outcome = runner.run(&plan, dtype, share, &mut group, patience.stamp, patience.stop);
-    runner.segment_bytes = hosts.segments.most_bytes;
-    outcome
+    let schedule = if let Some(plan) = in_racks {
+        Schedule::of(&plan, dtype, hosts.segments.most_bytes)
+    } else {
+        let plan = collective::allreduce(chosen.algorithm, place, size, len);
+        Schedule::of(&plan, dtype, chosen.segment_bytes)
+    };
+    runner.run(&Arc::new(schedule), share, &mut group, patience.stamp, patience.stop)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::collective::{self, Elsewhere, Parts, Runner, Segments, Ticket};
+use crate::collective::{self, Elsewhere, Parts, Runner, Schedule, Segments, Ticket};
 use crate::communicator::choice::Choice;
 use crate::communicator::compressed;
 use crate::communicator::ends::{Coded, Elements};
@@ -14,8 +14,8 @@ use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
-use crate::communicator::plans::{Planned, Plans, Sum};
 use crate::communicator::racks::Racks;
+use crate::communicator::schedules::{Schedules, Sum};
 use crate::compress::{Codec, Compression, Feedback};
 use crate::config::{Config, ModelSource};
 use crate::dtype::DType;
@@ -32,7 +32,7 @@ pub struct Host {
     learned: Learned,
     /// How messages are cut.
     cuts: Segments,
-    plans: Plans,
+    schedules: Schedules,
     stop: Arc<AtomicBool>,
     placement: Placement,
     takes_device_memory: bool,
@@ -58,7 +58,7 @@ impl Host {
             choice,
             learned,
             cuts,
-            plans: Plans::default(),
+            schedules: Schedules::default(),
             stop,
             placement,
             takes_device_memory,
@@ -82,7 +82,7 @@ impl Host {
         if !*are_racks_named {
             *racks = Racks::of_bits(self.learned.racks, hosts.len());
         }
-        self.plans = Plans::default();
+        self.schedules = Schedules::default();
         if self.rank() == 0 && self.choice.is_auto() {
             self.learned.explain(self.transport.size(), self.cuts);
         }
@@ -142,12 +142,11 @@ impl Host {
         }
     }
 
-    /// The plan of a sum by messages, and the most bytes of one; `step_bytes` is 0 where it is not known.
-    fn plan(&mut self, choice: Choice, dtype: DType, len_bytes: usize, step_bytes: usize) -> Planned {
-        let sum = Sum { choice, element_bytes: dtype.size_bytes(), len_bytes, step_bytes };
+    /// What a sum by messages is to do.
+    fn schedule(&mut self, sum: Sum) -> Arc<Schedule> {
         let (rank, size) = (self.rank(), self.size());
         let (placement, model, cuts) = (&self.placement, &self.learned.model, self.cuts);
-        self.plans.find(sum, || sum.plan((rank, size), placement, model, cuts))
+        self.schedules.find(sum, || sum.schedule((rank, size), placement, model, cuts))
     }
 
     /// Whether all ranks sum in shared memory, which adds in the order of the ranks anyway.
@@ -206,12 +205,10 @@ impl Host {
             // SAFETY: the caller gives the memory away until this is done.
             return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
         }
-        let (plan, segment_bytes) = self.plan(self.choice, dtype, data.len(), step_bytes);
-        self.runner.segment_bytes = segment_bytes;
+        let sum = Sum { choice: self.choice, dtype, len_bytes: data.len(), step_bytes, least_bytes: 0 };
+        let schedule = self.schedule(sum);
         // SAFETY: as the caller promises.
-        let ticket = unsafe { self.runner.begin(&plan, dtype, data, stamp, priority) };
-        self.runner.segment_bytes = self.cuts.most_bytes;
-        Ok(Some(ticket))
+        Ok(Some(unsafe { self.runner.begin(&schedule, data, stamp, priority, None) }))
     }
 
     /// Moves what can be moved now; whether anything did. Does not block.
@@ -252,11 +249,8 @@ impl Host {
                 _ => self.allreduce_by_host(dtype, data, stamp),
             };
         }
-        let (plan, segment_bytes) = self.plan(choice, dtype, data.len(), 0);
-        self.runner.segment_bytes = segment_bytes;
-        let outcome = self.runner.run(&plan, dtype, data, &mut *self.transport, stamp, &self.stop);
-        self.runner.segment_bytes = self.cuts.most_bytes;
-        outcome
+        let schedule = self.schedule(Sum { choice, dtype, len_bytes: data.len(), step_bytes: 0, least_bytes: 0 });
+        self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop)
     }
 
     /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each. The gradient stands in `out`
@@ -344,32 +338,31 @@ impl Host {
         least_bytes: usize,
         stamp: Stamp,
     ) -> Result<()> {
-        let (plan, _) = self.plan(self.choice, dtype, data.len(), 0);
-        let Segments { most_bytes, is_fixed } = self.cuts;
-        self.runner.segment_bytes = if is_fixed { most_bytes } else { most_bytes.max(least_bytes) };
+        let sum = Sum { choice: self.choice, dtype, len_bytes: data.len(), step_bytes: 0, least_bytes };
+        let schedule = self.schedule(sum);
         // SAFETY: as the caller promises.
-        let outcome =
-            unsafe { self.runner.run_elsewhere(&plan, (dtype, data), owner, &mut *self.transport, stamp, &self.stop) };
-        self.runner.segment_bytes = self.cuts.most_bytes;
-        outcome
+        unsafe { self.runner.run_elsewhere(&schedule, data, owner, &mut *self.transport, stamp, &self.stop) }
     }
 
     /// `data` becomes rank `root`'s.
     pub fn broadcast(&mut self, root: usize, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::broadcast(root, self.rank(), self.size(), data.len());
-        self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
+        let schedule = self.runner.schedule(&plan, DType::U8);
+        self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop)
     }
 
     /// `data` becomes every other rank's, which call [`broadcast`](Self::broadcast) with this rank as the root.
     pub fn broadcast_own(&mut self, data: &[u8], stamp: Stamp) -> Result<()> {
         let plan = collective::broadcast(self.rank(), self.rank(), self.size(), data.len());
-        self.runner.send_out(&plan, data, &mut *self.transport, stamp, &self.stop)
+        let schedule = self.runner.schedule(&plan, DType::U8);
+        self.runner.send_out(&schedule, data, &mut *self.transport, stamp, &self.stop)
     }
 
     /// Part `r` of `data`, bounded in bytes, becomes rank `r`'s on every rank.
     pub fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = collective::allgather(self.rank(), self.size(), parts);
-        self.runner.run(&plan, DType::U8, data, &mut *self.transport, stamp, &self.stop)
+        let schedule = self.runner.schedule(&plan, DType::U8);
+        self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop)
     }
 
     /// As [`allgather`](Self::allgather), into memory of its own, which after an error the transport keeps: every rank's part, of which `fill`

@@ -4,7 +4,7 @@
 //! What `auto` knows of the cluster comes from `learn`, which reads it or has `probe` measure it.
 //!
 //! [`Choice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
-//! hosts; `racks` knows where hosts stand; `plans` keeps what is to be sent for each kind of sum; gradients with a codec go by `compressed`,
+//! hosts; `racks` knows where hosts stand; `schedules` keeps what is to be sent for each kind of sum; gradients with a codec go by `compressed`,
 //! between whatever `ends` encode and decode them, and those on devices by [`coded`];
 //! [`routes`] sums memory of devices: `staged` by way of the host's, `direct` where the transport takes it as it is, `joined` where the devices
 //! of all ranks do it by themselves.
@@ -21,13 +21,13 @@ mod joined;
 mod learn;
 mod node;
 mod placement;
-mod plans;
 mod probe;
 mod rack_probe;
 mod racks;
 pub mod routes;
 #[cfg(test)]
 mod routes_tests;
+mod schedules;
 #[cfg(test)]
 mod sharing_tests;
 mod staged;

@@ -61,7 +61,7 @@ impl Placement {
     }
 
     /// Every rank on a host of its own.
-    fn apart(size: usize) -> Self {
+    pub(super) fn apart(size: usize) -> Self {
         Placement { hosts: (0..size).map(|rank| vec![rank]).collect(), racks: None, are_racks_named: false, node: None }
     }
 
@@ -185,7 +185,7 @@ fn gather<const WORDS: usize>(
     let parts = Parts::of((0..=size).map(|rank| rank * size_of_val(own)).collect());
     let plan = collective::allgather(rank, size, parts);
     let bytes = bytemuck::cast_slice_mut(all.as_flattened_mut());
-    if let Err(cause) = runner.run(&plan, DType::U8, bytes, transport, FIRST, stop) {
+    if let Err(cause) = runner.run(&runner.schedule(&plan, DType::U8), bytes, transport, FIRST, stop) {
         // The transport may still write into it.
         std::mem::forget(all);
         return Err(cause);

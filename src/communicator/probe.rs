@@ -151,14 +151,16 @@ impl Prober<'_> {
     /// Sums `len` bytes once.
     fn run(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
         let plan = collective::allreduce(algorithm, self.transport.rank(), self.transport.size(), len);
+        let schedule = self.runner.schedule(&plan, DType::U8);
         let mut data = Buffer::zeroed(len);
         let start = Instant::now();
-        self.run_plan(&plan, DType::U8, data.bytes_mut())?;
+        self.runner.run(&schedule, data.bytes_mut(), self.transport, STAMP, self.stop)?;
         Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
     pub(super) fn run_plan(&mut self, plan: &Plan, dtype: DType, data: &mut [u8]) -> Result<()> {
-        self.runner.run(plan, dtype, data, self.transport, STAMP, self.stop)
+        let schedule = self.runner.schedule(plan, dtype);
+        self.runner.run(&schedule, data, self.transport, STAMP, self.stop)
     }
 
     /// Every rank's `own` rows, in the order of the ranks.

@@ -1,7 +1,8 @@
 //! The sweep: our allreduce against others' for every number of ranks and every size, in rotating rounds.
 //!
 //! A job measures many sizes at once, since starting one takes longer than most of them. In each round every contender
-//! runs once for each number of ranks, and each round begins with another contender. [`page`] puts the results of one
+//! runs once for each number of ranks, and each round begins with another contender. Short payloads have more rounds: what they take hangs on where
+//! the scheduler has put a job's ranks more than on anything within the job. [`page`] puts the results of one
 //! or more sweeps into one Markdown page.
 
 pub mod contender;
@@ -34,6 +35,9 @@ pub struct Plan {
     pub sizes: Vec<usize>,
     /// Rounds.
     pub rounds: usize,
+    /// Rounds of payloads of up to [`SHORT_BYTES`], if those are more.
+    #[serde(default)]
+    pub short_rounds: usize,
     /// Measured iterations of a payload of up to [`SHORT_BYTES`], in one job.
     pub short_iters: usize,
     /// Measured iterations of a longer payload, in one job.
@@ -99,15 +103,16 @@ pub fn run(
     }
     let mut samples: Vec<Record> = Vec::new();
     let mut failed: Vec<(String, usize)> = Vec::new();
-    for round in 0..plan.rounds {
+    let rounds = plan.rounds.max(plan.short_rounds);
+    for round in 0..rounds {
         for ranks in &plan.ranks {
             for index in order(present.len(), round) {
                 let (contender, name) = (present[index], present[index].to_string());
                 if failed.contains(&(name.clone(), *ranks)) {
                     continue;
                 }
-                progress(format!("round {} of {}: {name} on {ranks} ranks", round + 1, plan.rounds));
-                for job in jobs(plan, *ranks) {
+                progress(format!("round {} of {}: {name} on {ranks} ranks", round + 1, rounds));
+                for job in jobs(plan, *ranks, round) {
                     let checked = runner.run(contender, &job).and_then(|records| expected(&name, &job, records));
                     match checked {
                         Ok(records) => records.into_iter().for_each(|record| add(&mut samples, &name, record)),
@@ -125,12 +130,13 @@ pub fn run(
     Results { environment, command, plan: plan.clone(), took_s: start.elapsed().as_secs_f64(), records, missing }
 }
 
-/// The short payloads in one job, the long ones in another.
-fn jobs(plan: &Plan, ranks: usize) -> Vec<Job> {
+/// The short payloads in one job, the long ones in another, if this round has them.
+fn jobs(plan: &Plan, ranks: usize, round: usize) -> Vec<Job> {
     let (short, long): (Vec<usize>, Vec<usize>) = plan.sizes.iter().partition(|bytes| **bytes <= SHORT_BYTES);
-    let short = Job { ranks, sizes: short, iters: plan.short_iters, warmup: 2 + plan.short_iters / 5 };
-    let long = Job { ranks, sizes: long, iters: plan.long_iters, warmup: 2 };
-    [short, long].into_iter().filter(|job| !job.sizes.is_empty()).collect()
+    let short = Job { ranks, sizes: short, iters: plan.short_iters, warmup: 2 + plan.short_iters / 2 };
+    let long = Job { ranks, sizes: long, iters: plan.long_iters, warmup: 1 };
+    let of_round = if round < plan.rounds { vec![short, long] } else { vec![short] };
+    of_round.into_iter().filter(|job| !job.sizes.is_empty()).collect()
 }
 
 /// The records, if they are those of the job.
@@ -230,6 +236,7 @@ pub(crate) mod tests {
             ranks: vec![2, 3],
             sizes: vec![4, 1 << 20, 10_000_000],
             rounds: 2,
+            short_rounds: 3,
             short_iters: 4,
             long_iters: 1,
         };
@@ -258,7 +265,7 @@ pub(crate) mod tests {
         let of = |mode: &str, ranks: usize| {
             results.records.iter().filter(|record| record.mode == mode && record.ranks == ranks).collect::<Vec<_>>()
         };
-        assert_eq!(of("ours", 2).iter().map(|record| record.seconds.len()).collect::<Vec<_>>(), [8, 8, 2]);
+        assert_eq!(of("ours", 2).iter().map(|record| record.seconds.len()).collect::<Vec<_>>(), [12, 12, 2]);
         assert!(of("ours", 3).iter().all(|record| record.ratio_to_bound.is_some()));
         assert!(of("openmpi:4", 3).is_empty());
         assert_eq!(jobs.iter().filter(|job| **job == ("openmpi:4".to_owned(), 3)).count(), 1, "not asked again");

@@ -49,15 +49,16 @@ fn section(page: &mut String, sweep: &Results) {
         plan.link.bits_per_s().map_or("links without a limit".to_owned(), |_| format!("links of {}", plan.link));
     let place = &sweep.environment;
     page.extend([format!(
-        "\n## {}, {links}\n\n{}; {} cores, {}; ringpull {}, {}; {} of {} short and {} long iterations, {:.0} minutes.\n\n```\n{}\n```\n\n",
+        "\n## {}, {links}\n\n{}; {} cores, {}; ringpull {}, {}; {} of {} short iterations, {} of {} long ones, {:.0} minutes.\n\n```\n{}\n```\n\n",
         plan.place,
         place.date,
         place.cores,
         place.kernel,
         place.ringpull,
         place.mpi,
-        several(plan.rounds, "round"),
+        several(plan.rounds.max(plan.short_rounds), "round"),
         plan.short_iters,
+        several(plan.rounds, "round"),
         plan.long_iters,
         sweep.took_s / 60.0,
         sweep.command
@@ -193,6 +194,7 @@ mod tests {
         let page = render(&[results]);
         for part in [
             "## 3 emulated hosts, links of 1gbit",
+            "3 rounds of 4 short iterations, 2 rounds of 1 long ones, ",
             "ringpull sweep --hosts 3",
             "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x, 0 lost.",
             "| 2 ranks | ours | of the bound | ours on MPICH |",
