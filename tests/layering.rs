@@ -43,6 +43,7 @@ const UNSAFE: &[&str] = &[
     "src/buffer/arena.rs",
     "src/buffer/mod.rs",
     "src/buffer/region.rs",
+    "src/collective/flight.rs",
     "src/collective/run.rs",
     "src/communicator/compressed.rs",
     "src/compress/avx2.rs",

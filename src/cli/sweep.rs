@@ -51,7 +51,7 @@ pub struct SweepArgs {
     /// Rounds: in each, every contender runs once for each number of ranks, in rotating order.
     #[arg(long, default_value_t = 2)]
     rounds: usize,
-    /// Rounds of payloads up to 1 MiB, if those are to be more.
+    /// Rounds of payloads up to 1 MiB, where that is more than --rounds.
     #[arg(long, default_value_t = 4)]
     short_rounds: usize,
     /// Measured iterations of payloads up to 1 MiB, in one job.

@@ -13,7 +13,7 @@ use crate::reduce;
 use crate::timeline::{self, Phase};
 use crate::transport::Stamp;
 
-/// How far a lane is.
+/// How far the messages of a lane have been posted.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Place {
     pub(super) inflight: usize,
@@ -79,7 +79,7 @@ impl Flight {
         self.pending[index as usize] > 1
     }
 
-    /// A room for what a message brings to be added: its address.
+    /// Makes a room for what a message brings to be added. Returns its address.
     pub(super) fn make_room(&mut self, index: u32, scratch: &mut Scratch) -> Result<*mut u8> {
         let len = self.schedule.all[index as usize].len();
         let (start, room) = if let Some(owner) = &mut self.elsewhere {
@@ -93,8 +93,8 @@ impl Flight {
         Ok(start)
     }
 
-    /// Takes a message off its lane: the peer, whether it was sent, and its bytes.
-    pub(super) fn landed(&mut self, index: u32) -> (usize, bool, usize) {
+    /// Takes a message, with which the transport is done, off its lane. Returns the peer, whether it was sent, and its bytes.
+    pub(super) fn leave_lane(&mut self, index: u32) -> (usize, bool, usize) {
         let message = &self.schedule.all[index as usize];
         let is_sent = message.action == Action::Send;
         let (lanes, places) =
@@ -103,8 +103,9 @@ impl Flight {
         (lanes[message.lane as usize].peer, is_sent, message.len())
     }
 
-    /// Takes note that the transport is done with a message, and finishes every message that this allows to finish: their bytes.
-    pub(super) fn arrived(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
+    /// Finishes a message, with which the transport is done, as soon as those before it are finished, and then those that have waited for it.
+    /// Returns the bytes of all that this finished.
+    pub(super) fn settle(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let mut finished_bytes = 0;
         self.pending[index as usize] -= 1;
         let mut ready = if self.pending[index as usize] == 0 { vec![index] } else { Vec::new() };

@@ -41,7 +41,7 @@ pub type Ticket = u64;
 /// Executes schedules over a transport that each call names anew; always the same one.
 pub struct Runner {
     /// The most bytes one message carries of what [`schedule`](Self::schedule) cuts.
-    pub segment_bytes: usize,
+    segment_bytes: usize,
     /// How long a run goes on while nothing moves.
     pub limit: Duration,
     /// Payload bytes sent so far.
@@ -93,6 +93,11 @@ impl Runner {
         }
     }
 
+    /// The most bytes of a message of what [`schedule`](Self::schedule) cuts.
+    pub fn segment_bytes(&self) -> usize {
+        self.segment_bytes
+    }
+
     /// This rank's `plan` on elements of `dtype`, in messages as long as they may be.
     pub fn schedule(&self, plan: &Plan, dtype: DType) -> Arc<Schedule> {
         Arc::new(Schedule::of(plan, dtype, self.segment_bytes))
@@ -103,7 +108,8 @@ impl Runner {
     ///
     /// # Safety
     /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an error it stays so
-    /// until the transport is gone.
+    /// until the transport is gone. With an owner of memory `elsewhere` that holds for the rooms it gives, too, and the transport can read
+    /// and write both.
     pub unsafe fn begin(
         &mut self,
         schedule: &Arc<Schedule>,
@@ -275,7 +281,7 @@ impl Runner {
                         _ => flight.make_room(index, &mut self.scratch)?,
                     };
                     let token = self.tokens.give(ticket, index);
-                    // SAFETY: the range lies in the data or in scratch memory that the message owns until it is complete;
+                    // SAFETY: the range lies in the data or in a room that the flight keeps until the message is finished;
                     // nobody else touches it before: earlier messages on these segments are done, later ones wait.
                     unsafe {
                         let into = std::ptr::slice_from_raw_parts_mut(to, message.len());
@@ -316,7 +322,7 @@ impl Runner {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
         let at = at.expect("an operation stays until all its messages are done");
         let flight = &mut self.flights[at];
-        let (peer, is_sent, len) = flight.landed(index);
+        let (peer, is_sent, len) = flight.leave_lane(index);
         let phase = if is_sent { Phase::Send } else { Phase::Receive };
         timeline::record(phase, || Name::Peer(peer), since_ns, len as u64);
         if is_sent {
@@ -327,7 +333,7 @@ impl Runner {
             self.receiving[peer] -= 1;
             self.received_bytes += len as u64;
         }
-        self.open_bytes -= flight.arrived(index, &mut self.scratch)?;
+        self.open_bytes -= flight.settle(index, &mut self.scratch)?;
         if flight.is_finished() {
             self.flights.remove(at);
             self.finished.push(ticket);

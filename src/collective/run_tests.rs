@@ -1,5 +1,6 @@
 //! The interpreter over threads and channels: every plan, every number of ranks, segments small enough that they interleave.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -117,11 +118,10 @@ fn ranks_in_different_operations_get_an_error_and_not_a_mixture() {
 fn ranks_that_cut_messages_differently_get_an_error_and_not_a_mixture() {
     let stop = AtomicBool::new(false);
     let errors = ranks(2, 64, |rank, runner, end| {
-        runner.segment_bytes = 64 >> rank;
         runner.limit = Duration::from_millis(50);
         let mut data = [0u8; 256];
-        let plan = allreduce(Algorithm::Ring, rank, 2, 64);
-        runner.run(&runner.schedule(&plan, DType::F32), &mut data, end, 1, &stop).unwrap_err().to_string()
+        let schedule = Arc::new(Schedule::of(&allreduce(Algorithm::Ring, rank, 2, 64), DType::F32, 64 >> rank));
+        runner.run(&schedule, &mut data, end, 1, &stop).unwrap_err().to_string()
     });
     assert!(errors.iter().any(|error| error.contains("bytes were due")), "{errors:?}");
 }

@@ -2,7 +2,7 @@
 //! message has to wait for.
 //!
 //! A message depends on the earlier messages of the plan that touch the same segments, and on nothing else. A schedule is made once and
-//! run any number of times: to make one of 100 MB takes longer than its first segment takes on the wire.
+//! run any number of times.
 
 use std::ops::Range;
 
@@ -110,7 +110,11 @@ impl Schedule {
         for (index, message) in schedule.all.iter_mut().enumerate() {
             message.first_dependent = edges.partition_point(|edge| (edge.0 as usize) < index) as u32;
         }
-        schedule.dependents = edges.into_iter().map(|edge| edge.1).collect();
+        schedule.dependents.extend(edges.iter().map(|edge| edge.1));
+        // It may be kept for long.
+        schedule.all.shrink_to_fit();
+        schedule.pending.shrink_to_fit();
+        schedule.out.iter_mut().chain(&mut schedule.into).for_each(|lane| lane.queue.shrink_to_fit());
         schedule
     }
 

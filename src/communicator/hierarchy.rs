@@ -8,11 +8,11 @@
 //! Each host's network carries `2 (h-1)/h S` for `h` hosts, however many ranks they have. Sums are made in the order of the ranks
 //! within a host and in the plan's order between hosts: all ranks hold the same bits, which depend on the placement.
 
-use std::sync::Arc;
-
 use super::node::{Node, Patience};
 use super::racks::Racks;
-use crate::collective::{self, Model, Parts, Runner, Schedule, Segments};
+use super::schedules::{Schedules, Sum};
+use crate::collective::{self, Model, Parts, Runner, Segments};
+use crate::communicator::choice::Choice;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::transport::Transport;
@@ -36,10 +36,17 @@ pub(super) struct Hosts<'a> {
     pub(super) segments: Segments,
 }
 
+/// What carries sums between hosts.
+pub(super) struct Wire<'a> {
+    pub(super) transport: &'a mut dyn Transport,
+    pub(super) runner: &'a mut Runner,
+    pub(super) schedules: &'a mut Schedules,
+}
+
 /// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this rank's own, if it has neighbours.
 pub(super) fn allreduce(
     (hosts, node): (Hosts, Option<&mut Node>),
-    (transport, runner): (&mut dyn Transport, &mut Runner),
+    wire: Wire,
     dtype: DType,
     data: &mut [u8],
     patience: Patience,
@@ -50,13 +57,13 @@ pub(super) fn allreduce(
     let bounds = Parts::of((0..=leaders).map(|leader| shares.range(0..leader).end * element).collect());
     let Some(node) = node else {
         // Alone on its host: then every host has one leader, and the share is the buffer.
-        return between_hosts(hosts, 0, (transport, runner), dtype, data, patience, &|| ());
+        return between_hosts(hosts, 0, wire, dtype, data, patience, &|| ());
     };
     node.reduce_scatter(dtype, data, &bounds, patience)?;
     if node.seat() < leaders {
         let share = bounds.range(node.seat()..node.seat() + 1);
         let beat = || node.beat();
-        between_hosts(hosts, node.seat(), (transport, runner), dtype, &mut data[share], patience, &beat)?;
+        between_hosts(hosts, node.seat(), wire, dtype, &mut data[share], patience, &beat)?;
     }
     node.allgather(data, &bounds, patience)
 }
@@ -70,24 +77,25 @@ fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
 fn between_hosts(
     hosts: Hosts,
     leader: usize,
-    (transport, runner): (&mut dyn Transport, &mut Runner),
+    wire: Wire,
     dtype: DType,
     share: &mut [u8],
     patience: Patience,
     beat: &dyn Fn(),
 ) -> Result<()> {
     let members: Vec<usize> = hosts.ranks.iter().map(|ranks| ranks[leader]).collect();
+    let Wire { transport, runner, schedules } = wire;
     let mut group = Group::of(transport, &members, beat);
     let (place, size, len) = (group.rank(), group.size(), share.len() / dtype.size_bytes());
-    let chosen = collective::choose(hosts.model, share.len(), size, hosts.segments);
-    let in_racks = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes()));
-    let schedule = if let Some(plan) = in_racks {
-        Schedule::of(&plan, dtype, hosts.segments.most_bytes)
-    } else {
-        let plan = collective::allreduce(chosen.algorithm, place, size, len);
-        Schedule::of(&plan, dtype, chosen.segment_bytes)
+    let plan = || {
+        if let Some(plan) = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes())) {
+            return (plan, hosts.segments.most_bytes);
+        }
+        let chosen = collective::choose(hosts.model, share.len(), size, hosts.segments);
+        (collective::allreduce(chosen.algorithm, place, size, len), chosen.segment_bytes)
     };
-    runner.run(&Arc::new(schedule), share, &mut group, patience.stamp, patience.stop)
+    let schedule = schedules.find(Sum { between_hosts: true, ..Sum::of(Choice::Auto, dtype, share.len()) }, plan);
+    runner.run(&schedule, share, &mut group, patience.stamp, patience.stop)
 }
 
 #[cfg(test)]

@@ -142,11 +142,11 @@ impl Host {
         }
     }
 
-    /// What a sum by messages is to do.
+    /// What a sum by messages between all ranks is to do.
     fn schedule(&mut self, sum: Sum) -> Arc<Schedule> {
         let (rank, size) = (self.rank(), self.size());
         let (placement, model, cuts) = (&self.placement, &self.learned.model, self.cuts);
-        self.schedules.find(sum, || sum.schedule((rank, size), placement, model, cuts))
+        self.schedules.find(sum, || sum.plan((rank, size), placement, model, cuts))
     }
 
     /// Whether all ranks sum in shared memory, which adds in the order of the ranks anyway.
@@ -205,8 +205,7 @@ impl Host {
             // SAFETY: the caller gives the memory away until this is done.
             return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
         }
-        let sum = Sum { choice: self.choice, dtype, len_bytes: data.len(), step_bytes, least_bytes: 0 };
-        let schedule = self.schedule(sum);
+        let schedule = self.schedule(Sum { step_bytes, ..Sum::of(self.choice, dtype, data.len()) });
         // SAFETY: as the caller promises.
         Ok(Some(unsafe { self.runner.begin(&schedule, data, stamp, priority, None) }))
     }
@@ -249,7 +248,7 @@ impl Host {
                 _ => self.allreduce_by_host(dtype, data, stamp),
             };
         }
-        let schedule = self.schedule(Sum { choice, dtype, len_bytes: data.len(), step_bytes: 0, least_bytes: 0 });
+        let schedule = self.schedule(Sum::of(choice, dtype, data.len()));
         self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop)
     }
 
@@ -338,8 +337,8 @@ impl Host {
         least_bytes: usize,
         stamp: Stamp,
     ) -> Result<()> {
-        let sum = Sum { choice: self.choice, dtype, len_bytes: data.len(), step_bytes: 0, least_bytes };
-        let schedule = self.schedule(sum);
+        let least_bytes = Some(least_bytes);
+        let schedule = self.schedule(Sum { least_bytes, ..Sum::of(self.choice, dtype, data.len()) });
         // SAFETY: as the caller promises.
         unsafe { self.runner.run_elsewhere(&schedule, data, owner, &mut *self.transport, stamp, &self.stop) }
     }
@@ -392,6 +391,11 @@ impl Host {
             segments: self.cuts,
         };
         let node = self.placement.node.as_mut();
-        hierarchy::allreduce((hosts, node), (&mut *self.transport, &mut self.runner), dtype, data, patience)
+        let wire = hierarchy::Wire {
+            transport: &mut *self.transport,
+            runner: &mut self.runner,
+            schedules: &mut self.schedules,
+        };
+        hierarchy::allreduce((hosts, node), wire, dtype, data, patience)
     }
 }

@@ -155,7 +155,7 @@ pub(super) fn learn(
         return Ok(Learned { model: known, racks, source: format!("{source}, on rank 0's word") });
     }
     if told.origin == Told::CACHED {
-        let then = known.predicted_us(Algorithm::Ring, size, size, prober.runner.segment_bytes);
+        let then = known.predicted_us(Algorithm::Ring, size, size, prober.runner.segment_bytes());
         let mut now = 0.0;
         // Once more if need be: a job that is still starting is slow for a moment.
         for _ in 0..2 {

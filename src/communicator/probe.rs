@@ -1,6 +1,7 @@
 //! Learns a cluster's [`Model`] by running a few small allreduces, and solving for its numbers.
 //!
-//! What is run is what will be used: the plans, the interpreter and the transport. With ranks that share cores that
+//! What is run is what will be used: the plans, the interpreter and the transport; to cut a plan is not timed, as it is done once for all
+//! sums alike. With ranks that share cores that
 //! matters more than the wire. All ranks take part, then hold one another's times, and compute the same numbers from
 //! them. In the words of the model, for `n` ranks:
 //!
@@ -78,7 +79,7 @@ impl Prober<'_> {
     /// Takes all times.
     pub(super) fn measure(&mut self) -> Result<Times> {
         let size = self.transport.size();
-        let segment_bytes = self.runner.segment_bytes;
+        let segment_bytes = self.runner.segment_bytes();
         let sum = sum_bytes_per_us();
         let short_part = (SHORT_BYTES / 2 / (size - 1)).max(1);
         let [ring, star, direct, short_star, short_ring] = self.short([

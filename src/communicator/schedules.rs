@@ -1,12 +1,13 @@
-//! What sums by messages between all ranks are to do: found once and kept for the next sum like it.
+//! What sums by messages are to do: found once and kept for the next sum like it.
 //!
 //! To find a plan takes a microsecond or more, most of it to predict what each algorithm would take, and a sum of few bytes no more than
-//! twenty. To cut one of 100 MB takes some tenths of a millisecond on every rank, before anything can be sent.
+//! twenty. To cut one of 100 MB takes some tenths of a millisecond (`cargo bench --bench plans`) before anything can be sent, and ranks that
+//! share cores do so one after another.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::collective::{self, Model, Schedule, Segments};
+use crate::collective::{self, Model, Plan, Schedule, Segments};
 use crate::communicator::choice::Choice;
 use crate::communicator::placement::Placement;
 use crate::dtype::DType;
@@ -19,19 +20,29 @@ pub(super) struct Sum {
     pub(super) len_bytes: usize,
     /// What its step sums in all; 0 where that is not known.
     pub(super) step_bytes: usize,
-    /// Messages are to be as long as this at least, rather than as the model says; 0 for no such wish.
-    pub(super) least_bytes: usize,
+    /// Messages are to be as long as this at least, rather than as the model says.
+    pub(super) least_bytes: Option<usize>,
+    /// Between the hosts' ranks in the place of this one, rather than between all ranks.
+    pub(super) between_hosts: bool,
 }
 
+/// A plan, and the most bytes that one message carries.
+pub(super) type Planned = (Plan, usize);
+
 impl Sum {
-    /// What `rank` of `size` is to do.
-    pub(super) fn schedule(
+    /// A sum between all ranks, of which no more is known.
+    pub(super) fn of(choice: Choice, dtype: DType, len_bytes: usize) -> Self {
+        Sum { choice, dtype, len_bytes, step_bytes: 0, least_bytes: None, between_hosts: false }
+    }
+
+    /// The plan of `rank` of `size`, between all ranks.
+    pub(super) fn plan(
         self,
         (rank, size): (usize, usize),
         placement: &Placement,
         model: &Model,
         cuts: Segments,
-    ) -> Schedule {
+    ) -> Planned {
         let element_bytes = self.dtype.size_bytes();
         let len = self.len_bytes / element_bytes;
         let (plan, segment_bytes) = match self.choice {
@@ -48,39 +59,48 @@ impl Sum {
             Choice::Plan(algorithm) => (collective::allreduce(algorithm, rank, size, len), cuts.most_bytes),
             Choice::Ordered => (collective::allreduce_in_order(rank, size, len), cuts.most_bytes),
         };
-        let segment_bytes = match self.least_bytes {
-            0 => segment_bytes,
-            _ if cuts.is_fixed => cuts.most_bytes,
-            least => cuts.most_bytes.max(least),
-        };
-        Schedule::of(&plan, self.dtype, segment_bytes)
+        match self.least_bytes {
+            Some(least_bytes) if !cuts.is_fixed => (plan, cuts.most_bytes.max(least_bytes)),
+            Some(_) => (plan, cuts.most_bytes),
+            None => (plan, segment_bytes),
+        }
     }
 }
 
 /// Schedules by what they are for.
 #[derive(Default)]
 pub(super) struct Schedules {
-    kept: HashMap<Sum, Arc<Schedule>>,
-    /// Of all that are kept.
+    kept: HashMap<Sum, Kept>,
+    /// Of all schedules that are kept.
     messages: usize,
 }
 
+struct Kept {
+    planned: Planned,
+    /// `None` where it is too long to be kept.
+    schedule: Option<Arc<Schedule>>,
+}
+
 impl Schedules {
-    /// The schedule of a sum like this; `make` makes it if it is the first.
-    pub(super) fn find(&mut self, sum: Sum, make: impl FnOnce() -> Schedule) -> Arc<Schedule> {
+    /// The schedule of a sum like this; `plan` makes its plan if it is the first.
+    pub(super) fn find(&mut self, sum: Sum, plan: impl FnOnce() -> Planned) -> Arc<Schedule> {
         /// More kinds of sums than any model's step has; who makes more has no use for old ones.
         const MOST: usize = 1024;
-        /// Some megabytes of them: as many as sums of 2 GB have on eight ranks.
+        /// As many as sums of 2 GB have on eight ranks, some megabytes. What is beyond is cut each time.
         const MOST_MESSAGES: usize = 128 << 10;
-        if let Some(schedule) = self.kept.get(&sum) {
-            return Arc::clone(schedule);
-        }
-        let schedule = Arc::new(make());
-        if self.kept.len() >= MOST || self.messages + schedule.messages() > MOST_MESSAGES {
+        if self.kept.len() >= MOST && !self.kept.contains_key(&sum) {
             *self = Schedules::default();
         }
-        self.messages += schedule.messages();
-        self.kept.insert(sum, Arc::clone(&schedule));
+        let kept = self.kept.entry(sum).or_insert_with(|| Kept { planned: plan(), schedule: None });
+        if let Some(schedule) = &kept.schedule {
+            return Arc::clone(schedule);
+        }
+        let (plan, segment_bytes) = &kept.planned;
+        let schedule = Arc::new(Schedule::of(plan, sum.dtype, *segment_bytes));
+        if self.messages + schedule.messages() <= MOST_MESSAGES {
+            self.messages += schedule.messages();
+            kept.schedule = Some(Arc::clone(&schedule));
+        }
         schedule
     }
 }
@@ -90,48 +110,66 @@ mod tests {
     use super::*;
     use crate::collective::Algorithm;
 
-    const SUM: Sum = Sum { choice: Choice::Auto, dtype: DType::F32, len_bytes: 8, step_bytes: 0, least_bytes: 0 };
+    fn sum(len_bytes: usize) -> Sum {
+        Sum::of(Choice::Auto, DType::F32, len_bytes)
+    }
 
-    fn made(len_bytes: usize, segment_bytes: usize) -> Schedule {
-        Schedule::of(&collective::allreduce(Algorithm::Ring, 0, 2, len_bytes / 4), DType::F32, segment_bytes)
+    fn planned(len_bytes: usize, segment_bytes: usize) -> Planned {
+        (collective::allreduce(Algorithm::Ring, 0, 2, len_bytes / 4), segment_bytes)
     }
 
     #[test]
     fn a_schedule_is_made_once_for_all_sums_alike() {
         let mut schedules = Schedules::default();
-        let first = schedules.find(SUM, || made(8, 1 << 16));
-        assert!(Arc::ptr_eq(&first, &schedules.find(SUM, || unreachable!("it is there"))));
+        let first = schedules.find(sum(8), || planned(8, 1 << 16));
+        assert!(Arc::ptr_eq(&first, &schedules.find(sum(8), || unreachable!("it is there"))));
         for other in [
-            Sum { choice: Choice::Ordered, ..SUM },
-            Sum { dtype: DType::I32, ..SUM },
-            Sum { len_bytes: 16, ..SUM },
-            Sum { step_bytes: 1 << 20, ..SUM },
-            Sum { least_bytes: 1 << 20, ..SUM },
+            Sum { choice: Choice::Ordered, ..sum(8) },
+            Sum { dtype: DType::I32, ..sum(8) },
+            Sum { step_bytes: 1 << 20, ..sum(8) },
+            Sum { least_bytes: Some(1 << 20), ..sum(8) },
+            Sum { between_hosts: true, ..sum(8) },
+            sum(16),
         ] {
-            assert!(!Arc::ptr_eq(&first, &schedules.find(other, || made(16, 1 << 16))));
+            assert!(!Arc::ptr_eq(&first, &schedules.find(other, || planned(16, 1 << 16))));
         }
     }
 
     #[test]
-    fn what_is_kept_is_bounded_in_number_and_in_messages() {
+    fn kinds_of_sums_that_are_kept_are_bounded() {
         let mut schedules = Schedules::default();
-        (0..5000).for_each(|len| drop(schedules.find(Sum { len_bytes: 4 * len, ..SUM }, || made(4 * len, 1 << 16))));
+        (0..5000).for_each(|len| drop(schedules.find(sum(4 * len), || planned(4 * len, 1 << 16))));
         assert!(schedules.kept.len() <= 1024);
-        for len_bytes in (1..20).map(|at| at << 20) {
-            let long = schedules.find(Sum { len_bytes, ..SUM }, || made(len_bytes, 1 << 10));
-            assert_eq!(long.messages(), 4 * len_bytes / 2 / 1024);
-            assert!(schedules.messages <= 128 << 10, "{} messages", schedules.messages);
-            assert!(schedules.kept.contains_key(&Sum { len_bytes, ..SUM }));
-        }
     }
 
     #[test]
-    fn messages_are_longer_where_that_is_wished_and_nobody_has_fixed_them() {
-        let messages = |least_bytes, is_fixed| {
+    fn messages_that_are_kept_are_bounded_and_what_is_too_long_drives_out_nothing() {
+        let mut schedules = Schedules::default();
+        let first = schedules.find(sum(8), || planned(8, 1 << 16));
+        for _ in 0..2 {
+            for len_bytes in [1 << 20, 256 << 20, 2 << 20] {
+                let schedule = schedules.find(sum(len_bytes), || planned(len_bytes, 1 << 10));
+                assert_eq!(schedule.messages(), 4 * len_bytes / 2 / 1024);
+            }
+        }
+        let is_kept = |len_bytes: usize| schedules.kept[&sum(len_bytes)].schedule.is_some();
+        assert_eq!([1 << 20, 256 << 20, 2 << 20].map(is_kept), [true, false, true]);
+        assert!(schedules.messages <= 128 << 10, "{} messages", schedules.messages);
+        assert!(Arc::ptr_eq(&first, &schedules.find(sum(8), || unreachable!("it is there"))));
+    }
+
+    #[test]
+    fn messages_are_longer_than_the_model_says_where_that_is_wished_and_nobody_has_fixed_them() {
+        let segment_bytes = |choice, least_bytes, is_fixed| {
             let cuts = Segments { most_bytes: 1 << 16, is_fixed };
-            let sum = Sum { choice: Choice::Plan(Algorithm::Ring), len_bytes: 1 << 20, least_bytes, ..SUM };
-            sum.schedule((0, 2), &Placement::apart(2), &Model::default(), cuts).messages()
+            let sum = Sum { least_bytes, ..Sum::of(choice, DType::F32, 1 << 20) };
+            sum.plan((0, 8), &Placement::apart(8), &Model::default(), cuts).1
         };
-        assert_eq!([messages(0, false), messages(1 << 18, false), messages(1 << 18, true)], [32, 8, 32]);
+        for choice in [Choice::Auto, Choice::Plan(Algorithm::Ring)] {
+            assert!(segment_bytes(choice, None, false) <= 1 << 16);
+            assert_eq!(segment_bytes(choice, Some(4), false), 1 << 16);
+            assert_eq!(segment_bytes(choice, Some(1 << 18), false), 1 << 18);
+            assert_eq!(segment_bytes(choice, Some(1 << 18), true), 1 << 16);
+        }
     }
 }

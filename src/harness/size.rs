@@ -58,6 +58,15 @@ pub fn format_size(bytes: f64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
+/// A payload as people ask for it: `64 KiB` and `1 MiB` where it is a whole number of those, else as [`format_size`].
+pub fn format_payload(bytes: u64) -> String {
+    let binary = [GIB, ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match binary.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {
+        Some((name, unit)) if !bytes.is_multiple_of(1000) => format!("{} {name}", bytes / unit),
+        _ => format_size(bytes as f64),
+    }
+}
+
 /// A positive number with three significant digits and no trailing zeros after the point.
 fn three_digits(value: f64) -> String {
     let decimals = usize::from(value < 10.0) + usize::from(value < 100.0);
@@ -74,6 +83,14 @@ mod tests {
         assert_eq!(parse_sizes("4,64KiB,25MB,1MiB, 2GB").unwrap(), [4, 65_536, 25_000_000, 1_048_576, 2_000_000_000]);
         assert_eq!(parse_size("0.5MB").unwrap(), 500_000);
         assert_eq!(parse_size("1GiB").unwrap(), 1 << 30);
+    }
+
+    #[test]
+    fn payloads_are_called_what_they_were_asked_for() {
+        for name in ["4 B", "1 KiB", "64 KiB", "1 MiB", "3 GiB", "25 MB", "100 MB", "1 GB"] {
+            let bytes = parse_size(&name.replace(' ', "")).unwrap();
+            assert_eq!(format_payload(bytes as u64), name);
+        }
     }
 
     #[test]

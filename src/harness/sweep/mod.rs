@@ -2,8 +2,8 @@
 //!
 //! A job measures many sizes at once, since starting one takes longer than most of them. In each round every contender
 //! runs once for each number of ranks, and each round begins with another contender. Short payloads have more rounds: what they take hangs on where
-//! the scheduler has put a job's ranks more than on anything within the job. [`page`] puts the results of one
-//! or more sweeps into one Markdown page.
+//! the scheduler has put a job's ranks more than on anything within the job. For the same reason a time is the median of the jobs' medians,
+//! and noise is what lies between jobs. [`page`] puts the results of one or more sweeps into one Markdown page.
 
 pub mod contender;
 pub mod page;
@@ -18,6 +18,8 @@ use crate::harness::compare::Environment;
 use crate::harness::compare::rounds::order;
 use crate::harness::link::LinkRate;
 use crate::harness::record::{Measured, Record};
+use crate::harness::size::format_payload;
+use crate::harness::statistics::Summary;
 
 /// Payloads up to here are measured many times in a job, longer ones a few times.
 pub const SHORT_BYTES: usize = 1 << 20;
@@ -42,6 +44,24 @@ pub struct Plan {
     pub short_iters: usize,
     /// Measured iterations of a longer payload, in one job.
     pub long_iters: usize,
+}
+
+impl Plan {
+    /// Rounds in which payloads of so many bytes are measured.
+    pub fn rounds_of(&self, bytes: usize) -> usize {
+        if bytes <= SHORT_BYTES { self.rounds.max(self.short_rounds) } else { self.rounds }
+    }
+
+    /// Their measured iterations in each job.
+    pub fn iters_of(&self, bytes: usize) -> usize {
+        if bytes <= SHORT_BYTES { self.short_iters } else { self.long_iters }
+    }
+
+    /// What the jobs of a contender took in the median: one figure for each job of the record.
+    pub fn of_jobs(&self, record: &Record) -> Option<Summary> {
+        let jobs = record.seconds.chunks(self.iters_of(record.bytes as usize).max(1));
+        Summary::of(&jobs.filter_map(|seconds| Some(Summary::of(seconds)?.median)).collect::<Vec<_>>())
+    }
 }
 
 /// What was found.
@@ -74,6 +94,13 @@ pub struct Job {
     pub warmup: usize,
 }
 
+impl Job {
+    fn words(&self) -> String {
+        let ends = [self.sizes.first(), self.sizes.last()].map(|bytes| format_payload(bytes.map_or(0, |b| *b as u64)));
+        format!("{} to {}", ends[0], ends[1])
+    }
+}
+
 /// Starts jobs. One implementation starts processes; the tests have another.
 pub trait Runner {
     /// How to install what the contender needs, if it is not there.
@@ -103,24 +130,20 @@ pub fn run(
     }
     let mut samples: Vec<Record> = Vec::new();
     let mut failed: Vec<(String, usize)> = Vec::new();
-    let rounds = plan.rounds.max(plan.short_rounds);
+    let rounds = plan.sizes.iter().map(|bytes| plan.rounds_of(*bytes)).max().unwrap_or(0);
     for round in 0..rounds {
-        for ranks in &plan.ranks {
+        for job in plan.ranks.iter().flat_map(|ranks| jobs(plan, *ranks, round)) {
             for index in order(present.len(), round) {
                 let (contender, name) = (present[index], present[index].to_string());
-                if failed.contains(&(name.clone(), *ranks)) {
+                if failed.contains(&(name.clone(), job.ranks)) {
                     continue;
                 }
-                progress(format!("round {} of {}: {name} on {ranks} ranks", round + 1, rounds));
-                for job in jobs(plan, *ranks, round) {
-                    let checked = runner.run(contender, &job).and_then(|records| expected(&name, &job, records));
-                    match checked {
-                        Ok(records) => records.into_iter().for_each(|record| add(&mut samples, &name, record)),
-                        Err(error) => {
-                            missing.push(format!("{name} on {ranks} ranks failed: {error}"));
-                            failed.push((name.clone(), *ranks));
-                            break;
-                        }
+                progress(format!("round {} of {rounds}: {name} on {} ranks, {}", round + 1, job.ranks, job.words()));
+                match runner.run(contender, &job).and_then(|records| expected(&name, &job, records)) {
+                    Ok(records) => records.into_iter().for_each(|record| add(&mut samples, &name, record)),
+                    Err(error) => {
+                        missing.push(format!("{name} on {} ranks failed: {error}", job.ranks));
+                        failed.push((name, job.ranks));
                     }
                 }
             }
@@ -130,13 +153,13 @@ pub fn run(
     Results { environment, command, plan: plan.clone(), took_s: start.elapsed().as_secs_f64(), records, missing }
 }
 
-/// The short payloads in one job, the long ones in another, if this round has them.
+/// The short payloads in one job, the long ones in another, as far as this round has them.
 fn jobs(plan: &Plan, ranks: usize, round: usize) -> Vec<Job> {
-    let (short, long): (Vec<usize>, Vec<usize>) = plan.sizes.iter().partition(|bytes| **bytes <= SHORT_BYTES);
+    let (short, long): (Vec<usize>, Vec<usize>) =
+        plan.sizes.iter().filter(|bytes| round < plan.rounds_of(**bytes)).partition(|bytes| **bytes <= SHORT_BYTES);
     let short = Job { ranks, sizes: short, iters: plan.short_iters, warmup: 2 + plan.short_iters / 2 };
     let long = Job { ranks, sizes: long, iters: plan.long_iters, warmup: 1 };
-    let of_round = if round < plan.rounds { vec![short, long] } else { vec![short] };
-    of_round.into_iter().filter(|job| !job.sizes.is_empty()).collect()
+    [short, long].into_iter().filter(|job| !job.sizes.is_empty()).collect()
 }
 
 /// The records, if they are those of the job.
@@ -258,10 +281,11 @@ pub(crate) mod tests {
     #[test]
     fn every_contender_is_measured_with_every_number_of_ranks_and_size_in_rotating_rounds() {
         let (results, jobs) = swept();
-        let first: Vec<&str> = jobs.iter().step_by(2).map(|(name, _)| name.as_str()).take(4).collect();
-        assert_eq!(first, ["ours", "ours:mpich", "openmpi:default", "openmpi:4"]);
-        let second = jobs.iter().filter(|(_, ranks)| *ranks == 2).nth(8).unwrap();
-        assert_eq!(second.0, "ours:mpich", "the second round begins with the second");
+        let names: Vec<&str> = jobs.iter().filter(|(_, ranks)| *ranks == 2).map(|(name, _)| name.as_str()).collect();
+        let all = ["ours", "ours:mpich", "openmpi:default", "openmpi:4"];
+        assert_eq!([&names[..4], &names[4..8]], [all, all], "the short payloads of all, then the long ones");
+        assert_eq!([names[8], names[16]], [all[1], all[2]], "each round begins with another");
+        assert_eq!(names.len(), 20, "the third round has the short payloads alone");
         let of = |mode: &str, ranks: usize| {
             results.records.iter().filter(|record| record.mode == mode && record.ranks == ranks).collect::<Vec<_>>()
         };
@@ -271,6 +295,22 @@ pub(crate) mod tests {
         assert_eq!(jobs.iter().filter(|job| **job == ("openmpi:4".to_owned(), 3)).count(), 1, "not asked again");
         assert!(results.missing[0].contains("horovod is not installed"), "{:?}", results.missing);
         assert!(results.missing[1].contains("openmpi:4 on 3 ranks failed: rank 2 is lost"), "{:?}", results.missing);
+    }
+
+    #[test]
+    fn a_time_is_the_median_of_the_jobs_medians() {
+        let (mut results, _) = swept();
+        let record = results.records.iter_mut().find(|record| record.bytes == 4).unwrap();
+        record.seconds = [[1.0, 1.0, 1.0, 9.0], [8.0, 8.0, 8.0, 1.0], [3.0, 3.0, 3.0, 3.0]].concat();
+        let summary = results.plan.of_jobs(record).unwrap();
+        assert_eq!((summary.count, summary.min, summary.median, summary.max), (3, 1.0, 3.0, 8.0));
+    }
+
+    #[test]
+    fn a_plan_of_a_version_without_rounds_of_their_own_for_short_payloads_is_read() {
+        let plan = serde_json::to_string(&swept().0.plan).unwrap().replace("\"short_rounds\":3,", "");
+        let plan: Plan = serde_json::from_str(&plan).unwrap();
+        assert_eq!((plan.short_rounds, plan.rounds_of(4), plan.rounds_of(10_000_000)), (0, 2, 2));
     }
 
     #[test]

@@ -1,19 +1,23 @@
 //! The results of sweeps as one Markdown page. Every word follows from the samples.
 
-use super::{Contender, Results};
+use super::{Contender, Plan, Results, SHORT_BYTES};
 use crate::harness::compare::table::{format_seconds, several};
 use crate::harness::record::Record;
-use crate::harness::size::format_size;
+use crate::harness::size::format_payload;
 use crate::harness::statistics::Summary;
 
 /// Payloads up to here are decided by messages and turns on the processors more than by the link.
 const LATENCY_BYTES: u64 = 1 << 16;
 
+/// Who has a column besides ours and the best of the others.
+const BESIDE: [Contender; 2] = [Contender::OursOnMpich, Contender::OpenMpi(None)];
+
 /// Ours beside the best of the others, for one number of ranks and one size.
 struct Match<'a> {
     ours: &'a Record,
     summary: Summary,
-    on_mpich: Option<Summary>,
+    /// Of [`BESIDE`].
+    beside: [Option<Summary>; 2],
     best: &'a Record,
     best_summary: Summary,
 }
@@ -22,6 +26,11 @@ impl Match<'_> {
     /// How many times our time the best of the others takes.
     fn gain(&self) -> f64 {
         self.best_summary.median / self.summary.median
+    }
+
+    /// Our time over the bound, where bytes decide.
+    fn of_bound(&self) -> Option<f64> {
+        Some(self.summary.median / self.ours.bound_s.filter(|_| self.ours.bytes > LATENCY_BYTES)?)
     }
 
     fn is_lost(&self) -> bool {
@@ -33,9 +42,12 @@ impl Match<'_> {
 pub fn render(sweeps: &[Results]) -> String {
     let mut page = "# Allreduce, measured against others\n\n\
         Generated from the JSON files beside it by `ringpull sweep --report`. Every sum of every sample was checked. Times are from a \
-        barrier to the slowest rank's end, the median of all samples, with half the middle half as spread; the ratio is the best \
-        other's time over ours, so above 1 is in our favour. *Lost* is what another does in less time beyond noise: the middle halves \
-        of the samples do not touch and the medians differ by more than 2 %. Nothing was set by hand: ours is `auto`.\n"
+        barrier to the slowest rank's end: the median of the jobs' medians, with half the middle half of those as spread, or the middle \
+        half itself where it is wide; the ratio is the best other's time over ours, so above 1 is in our favour. The best other is picked in each row, \
+        after the fact. *Lost* is what another does in less time beyond noise: the middle halves \
+        of the jobs' medians do not touch and the medians differ by more than 2 %. Nothing was set by hand: ours is `auto`. Ranks share \
+        the cores of one machine, emulated hosts too: who polls without yielding loses by that alone where payloads are short. The bound \
+        counts bytes on the links; it is left out where payloads are so short that latency decides and a link's first burst holds them.\n"
         .to_owned();
     for sweep in sweeps {
         section(&mut page, sweep);
@@ -49,17 +61,14 @@ fn section(page: &mut String, sweep: &Results) {
         plan.link.bits_per_s().map_or("links without a limit".to_owned(), |_| format!("links of {}", plan.link));
     let place = &sweep.environment;
     page.extend([format!(
-        "\n## {}, {links}\n\n{}; {} cores, {}; ringpull {}, {}; {} of {} short iterations, {} of {} long ones, {:.0} minutes.\n\n```\n{}\n```\n\n",
+        "\n## {}, {links}\n\n{}; {} cores, {}; ringpull {}, {}; {}, {:.0} minutes.\n\n```\n{}\n```\n\n",
         plan.place,
         place.date,
         place.cores,
         place.kernel,
         place.ringpull,
         place.mpi,
-        several(plan.rounds.max(plan.short_rounds), "round"),
-        plan.short_iters,
-        several(plan.rounds, "round"),
-        plan.long_iters,
+        samples(plan),
         sweep.took_s / 60.0,
         sweep.command
     )]);
@@ -71,24 +80,26 @@ fn section(page: &mut String, sweep: &Results) {
         let what = missing.lines().next().unwrap_or_default();
         page.extend(["\nMissing: ", what.strip_suffix("; its last words:").unwrap_or(what), "\n"]);
     }
-    let has_mpich = matches.iter().any(|of| of.on_mpich.is_some());
-    let (head, rule) = if has_mpich { (" ours on MPICH |", " --- |") } else { ("", "") };
+    let columns: Vec<usize> =
+        (0..BESIDE.len()).filter(|at| matches.iter().any(|of| of.beside[*at].is_some())).collect();
+    let head: String = columns.iter().flat_map(|at| [" ".to_owned(), BESIDE[*at].words(), " |".to_owned()]).collect();
+    let rule = " --- |".repeat(columns.len());
     for ranks in &plan.ranks {
         let ranks_words = several(*ranks, "rank");
         page.extend([format!(
             "\n| {ranks_words} | ours | of the bound |{head} best other | its time | ratio |\n| --- | --- | --- |{rule} --- | --- | --- |\n"
         )]);
-        let on_mpich = |of: &Match| {
-            let cell = of.on_mpich.as_ref().map_or("-".to_owned(), time);
-            if has_mpich { format!(" {cell} |") } else { String::new() }
+        let cells = |of: &Match| -> String {
+            let cell = |at: &usize| of.beside[*at].as_ref().map_or("-".to_owned(), time);
+            columns.iter().flat_map(|at| [" ".to_owned(), cell(at), " |".to_owned()]).collect()
         };
         page.extend(matches.iter().filter(|of| of.ours.ranks == *ranks).map(|of| {
             format!(
                 "| {} | {} | {} |{} {} | {} | {:.2}{} |\n",
-                format_size(of.ours.bytes as f64),
+                format_payload(of.ours.bytes),
                 time(&of.summary),
-                of.ours.ratio_to_bound.map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
-                on_mpich(of),
+                of.of_bound().map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
+                cells(of),
                 words(&of.best.mode),
                 time(&of.best_summary),
                 of.gain(),
@@ -98,8 +109,27 @@ fn section(page: &mut String, sweep: &Results) {
     }
 }
 
+/// How often everything was measured.
+fn samples(plan: &Plan) -> String {
+    let (short, long): (Vec<usize>, Vec<usize>) = plan.sizes.iter().partition(|bytes| **bytes <= SHORT_BYTES);
+    let limit = format_payload(SHORT_BYTES as u64);
+    let words = |sizes: &[usize], which: String| {
+        let bytes = *sizes.first()?;
+        let (rounds, iters) = (several(plan.rounds_of(bytes), "round"), plan.iters_of(bytes));
+        Some(format!("{rounds} of {} {which}", several(iters, "iteration")))
+    };
+    let both = [words(&short, format!("up to {limit}")), words(&long, format!("beyond {limit}"))];
+    both.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
 fn time(summary: &Summary) -> String {
-    format!("{} +-{:.0} %", format_seconds(summary.median), 100.0 * summary.relative_spread())
+    /// A spread beyond this says too little of where the samples lie.
+    const WIDE: f64 = 0.2;
+    let (median, spread) = (format_seconds(summary.median), summary.relative_spread());
+    if spread < WIDE {
+        return format!("{median} +-{:.0} %", 100.0 * spread);
+    }
+    format!("{median} ({} to {})", format_seconds(summary.q1), format_seconds(summary.q3))
 }
 
 fn words(mode: &str) -> String {
@@ -115,13 +145,14 @@ fn matches(sweep: &Results, ranks: usize) -> Vec<Match<'_>> {
         let here = || sweep.records.iter().filter(|it| it.ranks == ranks && it.bytes == *bytes as u64);
         let of = |contender: Contender| here().find(|it| it.mode == contender.to_string());
         let own = of(Contender::Ours)?;
-        let best = here().filter(|it| !is_ours(it)).min_by(|a, b| a.median_s.total_cmp(&b.median_s))?;
+        let others = here().filter(|it| !is_ours(it)).filter_map(|it| Some((it, sweep.plan.of_jobs(it)?)));
+        let (best, best_summary) = others.min_by(|a, b| a.1.median.total_cmp(&b.1.median))?;
         Some(Match {
             ours: own,
-            summary: Summary::of(&own.seconds)?,
-            on_mpich: of(Contender::OursOnMpich).and_then(|it| Summary::of(&it.seconds)),
+            summary: sweep.plan.of_jobs(own)?,
+            beside: BESIDE.map(|who| of(who).and_then(|it| sweep.plan.of_jobs(it))),
             best,
-            best_summary: Summary::of(&best.seconds)?,
+            best_summary,
         })
     };
     sweep.plan.sizes.iter().filter_map(of_size).collect()
@@ -139,15 +170,14 @@ fn verdict(matches: &[Match]) -> String {
         (logs / matches.len() as f64).exp(),
         lost.len()
     );
-    let bounded: Vec<&Match> =
-        matches.iter().filter(|of| of.ours.bytes >= 25_000_000 && of.ours.ratio_to_bound.is_some()).collect();
-    let ratio = |of: &&Match| of.ours.ratio_to_bound.unwrap_or(f64::NAN);
-    if let Some(worst) = bounded.iter().max_by(|a, b| ratio(a).total_cmp(&ratio(b))) {
+    let bounded = matches.iter().filter(|of| of.ours.bytes >= 25_000_000);
+    let bounded = bounded.filter_map(|of| Some((of, of.of_bound()?)));
+    if let Some((worst, ratio)) = bounded.max_by(|a, b| a.1.total_cmp(&b.1)) {
         text.extend([format!(
             "Of payloads from 25 MB on the farthest from the bound is {} on {}: {:.3} of it.\n",
-            format_size(worst.ours.bytes as f64),
+            format_payload(worst.ours.bytes),
             several(worst.ours.ranks, "rank"),
-            ratio(worst)
+            ratio
         )]);
     }
     text
@@ -158,11 +188,11 @@ fn against_each(sweep: &Results) -> String {
     let own = |of: &Record| {
         let alike =
             |it: &&Record| (it.ranks, it.bytes) == (of.ranks, of.bytes) && it.mode == Contender::Ours.to_string();
-        sweep.records.iter().find(alike).map(|it| it.median_s)
+        Some(sweep.plan.of_jobs(sweep.records.iter().find(alike)?)?.median)
     };
     let mean = |mode: &str, of_size: &dyn Fn(u64) -> bool| {
         let records = sweep.records.iter().filter(|it| it.mode == mode && of_size(it.bytes));
-        let logs: Vec<f64> = records.filter_map(|it| Some((it.median_s / own(it)?).ln())).collect();
+        let logs: Vec<f64> = records.filter_map(|it| Some((sweep.plan.of_jobs(it)?.median / own(it)?).ln())).collect();
         let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
         if logs.is_empty() { "-".to_owned() } else { format!("{mean:.2}x") }
     };
@@ -170,7 +200,7 @@ fn against_each(sweep: &Results) -> String {
     let measured = others.iter().filter(|mode| sweep.records.iter().any(|it| it.mode == **mode));
     let mut table = format!(
         "\n| geometric mean of its time over ours | all | up to {short} | longer |\n| --- | --- | --- | --- |\n",
-        short = format_size(LATENCY_BYTES as f64)
+        short = format_payload(LATENCY_BYTES)
     );
     table.extend(measured.map(|mode| {
         let [all, short, long] = [
@@ -194,11 +224,12 @@ mod tests {
         let page = render(&[results]);
         for part in [
             "## 3 emulated hosts, links of 1gbit",
-            "3 rounds of 4 short iterations, 2 rounds of 1 long ones, ",
+            "3 rounds of 4 iterations up to 1 MiB, 2 rounds of 1 iteration beyond 1 MiB, ",
             "ringpull sweep --hosts 3",
             "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x, 0 lost.",
-            "| 2 ranks | ours | of the bound | ours on MPICH |",
-            "| 4 B | 1.00 us +-0 % | 31.375 | 0.50 us +-0 % |",
+            "| 2 ranks | ours | of the bound | ringpull on MPICH, auto | Open MPI, its choice | best other |",
+            "| 4 B | 1.00 us +-0 % | - | 0.50 us +-0 % | 2.01 us +-0 % |",
+            "| 10 MB | 10.0 ms +-0 % | 0.125 | 5.00 ms +-0 % | 20.0 ms +-0 % |",
             "| Open MPI, its choice | 2.00x | 2.00x | 2.00x |",
             "Missing: horovod is not installed",
         ] {
