@@ -7,7 +7,7 @@ const ENOUGH: usize = 5;
 /// Iglewicz and Hoaglin's limit for the modified z-score, 0.6745 (x - median) / MAD.
 const OUTLIER_SCORE: f64 = 3.5;
 /// Differences smaller than this part of the median are never called outliers or gains.
-const RESOLUTION: f64 = 0.02;
+pub const RESOLUTION: f64 = 0.02;
 /// More than this part of the processors' time taken by the machine's host is worth a doubt.
 const STOLEN: f64 = 0.01;
 

@@ -4,13 +4,10 @@ use super::{Contender, Plan, Results, SHORT_BYTES};
 use crate::harness::compare::table::{format_seconds, several};
 use crate::harness::record::Record;
 use crate::harness::size::format_payload;
-use crate::harness::statistics::Summary;
+use crate::harness::statistics::{RESOLUTION, Summary};
 
 /// Payloads up to here are decided by messages and turns on the processors more than by the link.
 const LATENCY_BYTES: u64 = 1 << 16;
-
-/// Medians that differ by no more than this part are even.
-const EVEN: f64 = 0.02;
 
 /// Who has a column besides ours and the best of the others.
 const BESIDE: [Contender; 2] = [Contender::OursOnMpich, Contender::OpenMpi(None)];
@@ -38,7 +35,7 @@ impl Match<'_> {
 
     /// Whether the best of the others takes less time.
     fn is_behind(&self) -> bool {
-        self.gain() < 1.0 - EVEN
+        self.gain() < 1.0 - RESOLUTION
     }
 
     /// Whether it does beyond noise, which is what lies between jobs.
