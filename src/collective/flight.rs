@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::collective::ahead::Unasked;
 use crate::collective::elsewhere::{Elsewhere, Room};
 use crate::collective::run::Ticket;
 use crate::collective::schedule::{Action, Schedule};
@@ -17,6 +18,8 @@ use crate::transport::Stamp;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Place {
     pub(super) inflight: usize,
+    /// What has been sent without asking, if it is a lane that sends.
+    pub(super) unasked: Unasked,
     /// The next message of its queue to be posted.
     pub(super) next: usize,
 }

@@ -6,7 +6,8 @@
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
 //! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each, opened by the
 //!   prose that explains it;
-//! - `schedule`: a plan cut into segments; `flight`: one under way; `run`: the interpreter; `idle`: how it waits; `elsewhere`: memory that it may not touch; `scratch`: what arrives to
+//! - `schedule`: a plan cut into segments; `flight`: one under way; `run`: the interpreter; `idle`: how it waits; `ahead`: how far it
+//!   may be ahead of a peer; `elsewhere`: memory that it may not touch; `scratch`: what arrives to
 //!   be added; `tokens`: what a message is to the transport;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by symbols,
 //!   that the plans of all ranks do what they promise.
@@ -44,6 +45,9 @@ pub mod run;
 #[cfg(test)]
 mod run_tests;
 
+mod ahead;
+#[cfg(test)]
+mod ahead_tests;
 mod circulant;
 mod direct;
 mod doubling;

@@ -7,33 +7,32 @@
 //! Operations are begun, advanced together, and reported when they are finished. Each has lanes of its own, told apart by its stamp,
 //! so none waits for a message of another. They share what a peer is sent at a time: a message of higher priority goes first,
 //! then one of an operation begun earlier. No message leaves while one of higher priority is ready for the same peer and held back
-//! because enough are in flight. But for that, each operation may always have one message in flight to each peer; and if what
+//! because enough are in flight, and not all of them wait for the peer. But for that, each operation may always have one message in flight to each peer; and if what
 //! is in flight stands still, even so. Thus it ends however full the others' lanes are, and in whichever order the ranks begin what
-//! they have in flight.
+//! they have in flight. What is in flight to a peer is also what that peer may have to keep (`ahead`).
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::collective::ahead::Ahead;
 use crate::collective::elsewhere::Elsewhere;
 use crate::collective::flight::Flight;
 use crate::collective::idle::Idle;
 use crate::collective::plan::Plan;
 use crate::collective::schedule::{Action, Schedule};
 use crate::collective::scratch::Scratch;
-use crate::collective::tokens::Tokens;
+use crate::collective::tokens::{Given, Tokens};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::timeline::{self, Name, Phase};
-use crate::transport::{Stamp, Transport};
+use crate::transport::{Mode, Stamp, Transport};
 
-/// Messages in flight to one peer. Two keep a link busy; more hide the polling interval of a sleeping receiver.
-const SEND_WINDOW: usize = 4;
 /// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
 /// After nothing has moved for so long, what is ready no longer waits for what is in flight: the peer may need it first.
-const STANDSTILL: Duration = Duration::from_millis(100);
+pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
 
 /// An operation that was begun. Tickets ascend.
 pub type Ticket = u64;
@@ -54,8 +53,9 @@ pub struct Runner {
     finished: Vec<Ticket>,
     /// Bytes of all messages that are not done.
     open_bytes: usize,
-    /// Messages in flight to and from each peer, of all operations.
-    sending: Vec<usize>,
+    /// What is in flight to each peer, of all operations.
+    sending: Vec<Ahead>,
+    /// Messages in flight from each peer, of all operations.
     receiving: Vec<usize>,
     /// The highest priority of what is ready for each peer and held back.
     held: Vec<Option<i32>>,
@@ -261,7 +261,7 @@ impl Runner {
 
     /// Posts every message whose turn has come.
     fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
-        self.sending.resize(transport.size(), 0);
+        self.sending.resize(transport.size(), Ahead::default());
         self.receiving.resize(transport.size(), 0);
         self.held.clear();
         self.held.resize(transport.size(), None);
@@ -280,7 +280,7 @@ impl Runner {
                         Action::Copy => unsafe { base.add(message.start) },
                         _ => flight.make_room(index, &mut self.scratch)?,
                     };
-                    let token = self.tokens.give(ticket, index);
+                    let token = self.tokens.give(ticket, index, Mode::Standard);
                     // SAFETY: the range lies in the data or in a room that the flight keeps until the message is finished;
                     // nobody else touches it before: earlier messages on these segments are done, later ones wait.
                     unsafe {
@@ -297,18 +297,21 @@ impl Runner {
                     if flight.waits(index) || (held.is_some_and(|ahead| ahead > priority) && !self.stands_still) {
                         break;
                     }
-                    if self.sending[lane.peer] >= SEND_WINDOW && flight.out[at].inflight > 0 {
-                        held.get_or_insert(priority);
+                    let ahead = &mut self.sending[lane.peer];
+                    if ahead.is_full() && flight.out[at].inflight > 0 {
+                        if !ahead.waits_for_peer() {
+                            held.get_or_insert(priority);
+                        }
                         break;
                     }
                     let message = &schedule.all[index as usize];
-                    let token = self.tokens.give(ticket, index);
+                    let mode = ahead.send(message.len(), &mut flight.out[at].unasked);
+                    let token = self.tokens.give(ticket, index, mode);
                     // SAFETY: as above; a message that will change these segments waits for this one.
                     unsafe {
                         let data = std::ptr::slice_from_raw_parts(base.add(message.start), message.len());
-                        transport.send(lane.peer, stamp, data, token)?;
+                        transport.send(lane.peer, stamp, data, mode, token)?;
                     }
-                    self.sending[lane.peer] += 1;
                     flight.out[at].posted();
                 }
             }
@@ -318,7 +321,7 @@ impl Runner {
 
     /// Takes note that the transport is done with a message, and finishes every message that this allows to finish.
     fn complete(&mut self, token: u32) -> Result<()> {
-        let (ticket, index, since_ns) = self.tokens.redeem(token);
+        let Given { ticket, index, mode, since_ns } = self.tokens.redeem(token);
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
         let at = at.expect("an operation stays until all its messages are done");
         let flight = &mut self.flights[at];
@@ -326,7 +329,7 @@ impl Runner {
         let phase = if is_sent { Phase::Send } else { Phase::Receive };
         timeline::record(phase, || Name::Peer(peer), since_ns, len as u64);
         if is_sent {
-            self.sending[peer] -= 1;
+            self.sending[peer].done(mode);
             self.stands_still &= self.held[peer].is_none_or(|held| flight.priority < held);
             self.sent_bytes += len as u64;
         } else {

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::dtype::DType;
-use crate::error::Result;
-use crate::transport::{Stamp, Transport, inproc};
+use crate::transport::inproc;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const ALGORITHMS: [Algorithm; 6] = Algorithm::ALL;
@@ -204,118 +203,6 @@ fn a_peer_that_does_not_move_is_an_error_after_the_limit() {
     let error =
         runner.run(&runner.schedule(&plan, DType::F32), &mut data, &mut end, 1, &AtomicBool::new(false)).unwrap_err();
     assert!(error.to_string().contains("rank"), "{error}");
-}
-
-/// One rank's end that takes down what it sends, and keeps back that sends of some stamp are done.
-struct Recorder {
-    end: inproc::Inproc,
-    sent: Vec<Stamp>,
-    kept_back: Option<Stamp>,
-    kept: Vec<u32>,
-}
-
-impl Recorder {
-    /// Rank 0 of 2. What it sends is done at once, whatever the other does.
-    fn new() -> (Self, inproc::Inproc) {
-        let mut ends = inproc::world(2).into_iter();
-        let (Some(end), Some(other)) = (ends.next(), ends.next()) else { unreachable!("a world of two has two ends") };
-        (Recorder { end, sent: Vec::new(), kept_back: None, kept: Vec::new() }, other)
-    }
-}
-
-#[allow(unsafe_code)]
-impl Transport for Recorder {
-    fn rank(&self) -> usize {
-        self.end.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.end.size()
-    }
-
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], token: u32) -> Result<()> {
-        self.sent.push(stamp);
-        if self.kept_back == Some(stamp) {
-            self.kept.push(token);
-            return Ok(());
-        }
-        // SAFETY: as the caller promises.
-        unsafe { self.end.send(to, stamp, data, token) }
-    }
-
-    unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.end.recv(from, stamp, into, token) }
-    }
-
-    fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
-        if self.kept_back.is_none() {
-            done.append(&mut self.kept);
-        }
-        self.end.poll(done)
-    }
-
-    fn name(&self) -> String {
-        self.end.name()
-    }
-}
-
-/// Begins to send `segments` segments out of `data`.
-fn send_out(runner: &mut Runner, data: &mut [u8], segments: usize, stamp: Stamp, priority: i32) -> Ticket {
-    let data: *mut [u8] = &raw mut data[..segments * 64];
-    #[allow(unsafe_code)]
-    // SAFETY: nobody touches the data before the test ends, and the runner with it.
-    unsafe {
-        let schedule = runner.schedule(&broadcast(0, 0, 2, segments * 64), DType::U8);
-        runner.begin(&schedule, data, stamp, priority, None)
-    }
-}
-
-#[test]
-fn no_segment_of_lower_priority_leaves_while_one_of_higher_priority_is_ready() {
-    let stop = AtomicBool::new(false);
-    let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
-    let mut data = vec![1; 64 * 100];
-    for stamp in 0..6 {
-        send_out(&mut runner, &mut data, 100, stamp, stamp as i32 / 3);
-    }
-    while near.sent.len() < 50 {
-        runner.advance(&mut near, &stop).unwrap();
-    }
-    let before = near.sent.len();
-    assert!((0..6).any(|stamp| near.sent.contains(&stamp)), "what is of lower priority is under way");
-    send_out(&mut runner, &mut data, 30, 9, 7);
-    while runner.is_busy() {
-        runner.advance(&mut near, &stop).unwrap();
-    }
-    let (overtaking, rest) = near.sent[before..].split_at(30);
-    assert!(overtaking.iter().all(|stamp| *stamp == 9), "{overtaking:?}");
-    assert!(rest.iter().all(|stamp| *stamp < 6) && before + rest.len() == 6 * 100);
-    let last_of_the_middle = near.sent.iter().rposition(|stamp| (3..6).contains(stamp)).unwrap();
-    let low = near.sent[..last_of_the_middle].iter().filter(|stamp| **stamp < 3).count();
-    assert!(low <= 3 * 3, "{low} segments of the lowest priority have left before the last of the middle one");
-}
-
-#[test]
-fn what_is_of_lower_priority_goes_on_when_what_is_of_higher_priority_stands_still() {
-    let stop = AtomicBool::new(false);
-    let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
-    let mut data = vec![1; 64 * 20];
-    near.kept_back = Some(9);
-    send_out(&mut runner, &mut data, 20, 9, 7);
-    let low = send_out(&mut runner, &mut data, 20, 1, 0);
-    let mut finished = Vec::new();
-    while finished.is_empty() {
-        if !runner.advance(&mut near, &stop).unwrap() {
-            runner.pause(&mut near).unwrap();
-        }
-        finished.extend(runner.take_finished());
-    }
-    assert_eq!(finished, [low]);
-    near.kept_back = None;
-    while runner.is_busy() {
-        runner.advance(&mut near, &stop).unwrap();
-    }
 }
 
 #[test]

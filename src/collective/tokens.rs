@@ -2,19 +2,32 @@
 
 use crate::collective::run::Ticket;
 use crate::timeline;
+use crate::transport::Mode;
+
+/// A message in the transport.
+#[derive(Clone, Copy)]
+pub(super) struct Given {
+    /// The operation.
+    pub(super) ticket: Ticket,
+    /// The message of its schedule.
+    pub(super) index: u32,
+    /// How it was sent, if it was.
+    pub(super) mode: Mode,
+    /// When, by the timeline's clock.
+    pub(super) since_ns: u64,
+}
 
 /// The messages in the transport. A token is a place in the list.
 #[derive(Default)]
 pub(super) struct Tokens {
-    /// With the time by the timeline's clock.
-    given: Vec<(Ticket, u32, u64)>,
+    given: Vec<Given>,
     free: Vec<u32>,
 }
 
 impl Tokens {
-    /// A token for message `index` of an operation.
-    pub(super) fn give(&mut self, ticket: Ticket, index: u32) -> u32 {
-        let given = (ticket, index, timeline::now_ns());
+    /// A token for message `index` of an operation, from now on.
+    pub(super) fn give(&mut self, ticket: Ticket, index: u32, mode: Mode) -> u32 {
+        let given = Given { ticket, index, mode, since_ns: timeline::now_ns() };
         if let Some(token) = self.free.pop() {
             self.given[token as usize] = given;
             token
@@ -24,8 +37,8 @@ impl Tokens {
         }
     }
 
-    /// The operation, the message, and when its token was given.
-    pub(super) fn redeem(&mut self, token: u32) -> (Ticket, u32, u64) {
+    /// What the token was given for.
+    pub(super) fn redeem(&mut self, token: u32) -> Given {
         self.free.push(token);
         self.given[token as usize]
     }

@@ -31,7 +31,7 @@ use crate::buffer::Buffer;
 use crate::collective::{Idle, Parts};
 use crate::compress::Codec;
 use crate::error::{Error, Result};
-use crate::transport::{Stamp, Transport};
+use crate::transport::{Mode, Stamp, Transport};
 
 /// Messages in flight to one peer.
 const SEND_WINDOW: usize = 4;
@@ -253,8 +253,9 @@ impl Exchange<'_> {
         };
         let token = self.board(Flight::Send { peer, len_bytes, codes });
         // SAFETY: codes do not move with their buffer, which changes hands when the token has come back; the sums of a segment are written once,
-        // before they are sent. After an error both are kept for ever.
-        unsafe { wire.transport.send(peer, wire.stamp, data, token)? };
+        // before they are sent. After an error both are kept for ever. Nothing has to hold a rank back from one that lags: without that
+        // one's codes there are no sums, and codes are sent in turn with sums.
+        unsafe { wire.transport.send(peer, wire.stamp, data, Mode::Standard, token)? };
         let lane = &mut self.lanes[peer];
         (lane.sent, lane.sending) = (lane.sent + 1, lane.sending + 1);
         Ok(true)

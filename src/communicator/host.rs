@@ -220,6 +220,11 @@ impl Host {
         self.runner.pause(&mut *self.transport)
     }
 
+    /// To be called now and then while nothing is under way here: others may still wait for what the library owes them. Does not block.
+    pub fn progress(&mut self) {
+        self.transport.progress();
+    }
+
     /// The sums that have finished since this was asked last.
     pub fn take_finished(&mut self) -> impl Iterator<Item = Ticket> {
         self.runner.take_finished()

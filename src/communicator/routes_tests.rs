@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::transport::inproc::{Inproc, world};
-use crate::transport::{Stamp, Transport};
+use crate::transport::{Mode, Stamp, Transport};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -167,10 +167,10 @@ impl Transport for Slow {
         self.0.size()
     }
 
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], token: u32) -> Result<()> {
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
         thread::sleep(Duration::from_millis(30));
         // SAFETY: the caller's.
-        unsafe { self.0.send(to, stamp, data, token) }
+        unsafe { self.0.send(to, stamp, data, mode, token) }
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvError, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use crate::buffer::Buffer;
 use crate::collective::Ticket;
@@ -52,7 +52,7 @@ pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>
     let mut lingers = false;
     loop {
         let command = match comm.flights.len() {
-            0 => next(inbox, std::mem::take(&mut lingers)).unwrap_or(Command::Stop),
+            0 => comm.next(inbox, std::mem::take(&mut lingers)).unwrap_or(Command::Stop),
             MOST_FLIGHTS.. => Command::Go,
             _ => inbox.try_recv().unwrap_or(Command::Go),
         };
@@ -78,20 +78,30 @@ pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>
     }
 }
 
-/// The next command. A caller that waited for what is just done may have one soon, and to sleep would make it wait longer.
-fn next(inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvError> {
-    const LINGER: Duration = Duration::from_micros(50);
-    let since = Instant::now();
-    while lingers && since.elapsed() < LINGER {
-        if let Ok(command) = inbox.try_recv() {
-            return Ok(command);
-        }
-        std::thread::yield_now();
-    }
-    inbox.recv()
-}
-
 impl Comm<'_> {
+    /// The next command, while nothing is under way. A caller that waited for what is just done may have one soon, and to sleep would make it
+    /// wait longer.
+    fn next(&mut self, inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvTimeoutError> {
+        const LINGER: Duration = Duration::from_micros(50);
+        const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+        let since = Instant::now();
+        while lingers && since.elapsed() < LINGER {
+            if let Ok(command) = inbox.try_recv() {
+                return Ok(command);
+            }
+            std::thread::yield_now();
+        }
+        let mut nap = NAPS.0;
+        loop {
+            match inbox.recv_timeout(nap) {
+                Err(RecvTimeoutError::Timeout) if self.shared.fault.get().is_none() => self.host.progress(),
+                Err(RecvTimeoutError::Timeout) => {}
+                next => return next,
+            }
+            nap = (2 * nap).min(NAPS.1);
+        }
+    }
+
     fn take_unit(&mut self, jobs: Vec<Box<dyn Job>>, unit: Unit) {
         let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
         let topics = unit.members.into_iter().map(|(topic, _)| topic);

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::Result;
-use crate::transport::{Stamp, Transport};
+use crate::transport::{Mode, Stamp, Transport};
 
 /// The members, seen from one of them.
 pub struct Group<'a> {
@@ -34,9 +34,9 @@ impl Transport for Group<'_> {
         self.members.len()
     }
 
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], token: u32) -> Result<()> {
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
         // SAFETY: as the caller promises.
-        unsafe { self.whole.send(self.members[to], stamp, data, token) }
+        unsafe { self.whole.send(self.members[to], stamp, data, mode, token) }
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {

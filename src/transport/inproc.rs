@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, VecDeque};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 
 use crate::error::{Error, Result};
-use crate::transport::{Stamp, Transport};
+use crate::transport::{Mode, Stamp, Transport};
 
 struct Message {
-    stamp: Stamp,
     data: Vec<u8>,
+    /// Where the sender waits to hear that this was received, and its token.
+    waiting: Option<(Sender<u32>, u32)>,
 }
 
 struct Posted {
@@ -24,12 +25,14 @@ unsafe impl Send for Posted {}
 /// One rank's end.
 pub struct Inproc {
     rank: usize,
-    to: Vec<Sender<Message>>,
-    from: Vec<Receiver<Message>>,
+    to: Vec<Sender<(Stamp, Message)>>,
+    from: Vec<Receiver<(Stamp, Message)>>,
     /// Per peer and stamp: receives without a message, or messages without a receive.
     posted: Vec<BTreeMap<Stamp, VecDeque<Posted>>>,
-    early: Vec<BTreeMap<Stamp, VecDeque<Vec<u8>>>>,
+    early: Vec<BTreeMap<Stamp, VecDeque<Message>>>,
     sent: Vec<u32>,
+    /// The tokens of synchronous sends that the peers have received.
+    heard: (Sender<u32>, Receiver<u32>),
     received: Vec<u32>,
     hosts: Vec<usize>,
 }
@@ -42,8 +45,8 @@ pub fn world(size: usize) -> Vec<Inproc> {
 /// The ends of as many ranks, all connected; ranks with the same number are on the same host.
 pub fn world_on(hosts: &[usize]) -> Vec<Inproc> {
     let size = hosts.len();
-    let mut to: Vec<Vec<Sender<Message>>> = (0..size).map(|_| Vec::new()).collect();
-    let mut from: Vec<Vec<Receiver<Message>>> = (0..size).map(|_| Vec::new()).collect();
+    let mut to: Vec<Vec<Sender<(Stamp, Message)>>> = (0..size).map(|_| Vec::new()).collect();
+    let mut from: Vec<Vec<Receiver<(Stamp, Message)>>> = (0..size).map(|_| Vec::new()).collect();
     for sender in &mut to {
         for receiver in &mut from {
             let (tx, rx) = unbounded();
@@ -59,6 +62,7 @@ pub fn world_on(hosts: &[usize]) -> Vec<Inproc> {
         posted: (0..size).map(|_| BTreeMap::new()).collect(),
         early: (0..size).map(|_| BTreeMap::new()).collect(),
         sent: Vec::new(),
+        heard: unbounded(),
         received: Vec::new(),
         hosts: hosts.to_vec(),
     })
@@ -75,7 +79,8 @@ impl Inproc {
         }
     }
 
-    fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &Posted, data: &[u8]) -> Result<()> {
+    fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &Posted, message: Message) -> Result<()> {
+        let data = &message.data[..];
         if data.len() != posted.into.len() {
             return Err(Error::Protocol {
                 rank: self.rank,
@@ -87,6 +92,10 @@ impl Inproc {
         // SAFETY: the poster of the receive keeps `into` valid and untouched until its token is returned.
         unsafe { &mut *posted.into }.copy_from_slice(data);
         self.received.push(posted.token);
+        if let Some((sender, token)) = message.waiting {
+            // A sender that is gone waits for nothing.
+            sender.send(token).unwrap_or_default();
+        }
         Ok(())
     }
 }
@@ -110,18 +119,21 @@ impl Transport for Inproc {
         self.to.len()
     }
 
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], token: u32) -> Result<()> {
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
         // SAFETY: the caller keeps `data` valid and unchanged; it is copied before this returns.
         let data = unsafe { &*data }.to_vec();
-        self.to[to].send(Message { stamp, data }).map_err(|_| self.lost(to))?;
-        self.sent.push(token);
+        let waiting = (mode == Mode::Synchronous).then(|| (self.heard.0.clone(), token));
+        self.to[to].send((stamp, Message { data, waiting })).map_err(|_| self.lost(to))?;
+        if mode == Mode::Standard {
+            self.sent.push(token);
+        }
         Ok(())
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
         let posted = Posted { into, token };
-        if let Some(data) = take(&mut self.early[from], stamp) {
-            return self.deliver(from, stamp, &posted, &data);
+        if let Some(message) = take(&mut self.early[from], stamp) {
+            return self.deliver(from, stamp, &posted, message);
         }
         self.posted[from].entry(stamp).or_default().push_back(posted);
         Ok(())
@@ -129,12 +141,13 @@ impl Transport for Inproc {
 
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
         done.append(&mut self.sent);
+        done.extend(self.heard.1.try_iter());
         for peer in 0..self.posted.len() {
             loop {
                 match self.from[peer].try_recv() {
-                    Ok(Message { stamp, data }) => match take(&mut self.posted[peer], stamp) {
-                        Some(posted) => self.deliver(peer, stamp, &posted, &data)?,
-                        None => self.early[peer].entry(stamp).or_default().push_back(data),
+                    Ok((stamp, message)) => match take(&mut self.posted[peer], stamp) {
+                        Some(posted) => self.deliver(peer, stamp, &posted, message)?,
+                        None => self.early[peer].entry(stamp).or_default().push_back(message),
                     },
                     Err(TryRecvError::Disconnected) if !self.posted[peer].is_empty() => return Err(self.lost(peer)),
                     Err(_) => break,

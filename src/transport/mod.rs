@@ -11,6 +11,8 @@ pub mod control;
 pub mod group;
 pub mod inproc;
 #[cfg(feature = "mpi")]
+mod library;
+#[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "mpi")]
 mod sockets;
@@ -23,6 +25,15 @@ use crate::error::Result;
 /// behind another's. Operations whose stamps differ by a multiple of 32768 must not be in flight together.
 pub type Stamp = u32;
 
+/// When a send is done, in MPI's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// When the memory may change: the bytes may still be on their way, or wait at the peer for a receive.
+    Standard,
+    /// When the peer has also begun to receive them. Standard where the transport cannot answer for that.
+    Synchronous,
+}
+
 /// What one rank can do to another: post sends and receives, several in flight, and ask which are done.
 ///
 /// Messages are FIFO per ordered pair and stamp: the k-th send of a to b with a stamp meets the k-th receive of b from a with that
@@ -34,11 +45,11 @@ pub trait Transport {
     /// The number of ranks.
     fn size(&self) -> usize;
 
-    /// Starts sending `data` to rank `to`. `token` comes back from [`poll`](Self::poll) when the memory may change.
+    /// Starts sending `data` to rank `to`. `token` comes back from [`poll`](Self::poll) when that is done as `mode` says.
     ///
     /// # Safety
     /// `data` stays valid and unchanged until then, or until the transport is dropped.
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], token: u32) -> Result<()>;
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()>;
 
     /// Starts receiving exactly `into.len()` bytes from rank `from`. `token` comes back from [`poll`](Self::poll) when they are there.
     ///
@@ -48,6 +59,9 @@ pub trait Transport {
 
     /// Appends the tokens that are done to `done`. Does not block.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()>;
+
+    /// To be called now and then while nothing is in flight here: a peer may wait for an answer that did not fit into a socket. Does not block.
+    fn progress(&mut self) {}
 
     /// Lets others run for a moment, between two looks at what may come very soon.
     fn relax(&mut self) {

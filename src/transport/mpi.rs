@@ -4,20 +4,33 @@
 //! safe calls drop them), so the communicator returns its errors instead of ending the job without our words.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use mpi::ffi;
 
-use crate::config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::transport::library::{
+    check, check_launcher, error_text, in_place, library_error, library_name, set_parameters, yields_when_idle,
+};
 use crate::transport::sockets::Sockets;
-use crate::transport::{Stamp, Transport};
+use crate::transport::{Mode, Stamp, Transport};
 
 /// Bits of a tag that carry the stamp: every MPI allows tags up to 32767.
 const TAG_MASK: u32 = 0x7fff;
+
+/// `MPI_Isend`, or another that is called like it.
+type SendCall = unsafe extern "C" fn(
+    *const c_void,
+    c_int,
+    ffi::MPI_Datatype,
+    c_int,
+    c_int,
+    ffi::MPI_Comm,
+    *mut ffi::MPI_Request,
+) -> c_int;
 
 /// MPI, from initialisation to finalisation, and this process's place in it.
 pub struct Mpi {
@@ -34,6 +47,8 @@ pub struct Mpi {
     copy: Vec<u8>,
     /// Whether a look at requests that are not done yields the processor.
     yields: bool,
+    /// Whoever has initialised MPI may finalise it as soon as nothing of ours is under way. If that is not this thread, there is no looking after
+    /// answers to synchronous messages then, so there are none.
     initialised_here: bool,
 }
 
@@ -133,11 +148,15 @@ impl Transport for Mpi {
         self.size
     }
 
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], token: u32) -> Result<()> {
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
         let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
+        let (name, send): (_, SendCall) = match mode {
+            Mode::Synchronous if self.initialised_here => ("MPI_Issend", ffi::MPI_Issend),
+            _ => ("MPI_Isend", ffi::MPI_Isend),
+        };
         // SAFETY: the caller keeps `data` valid and unchanged until the token is returned; a segment fits an int.
         let code = unsafe {
-            ffi::MPI_Isend(
+            send(
                 data.cast::<c_void>(),
                 data.len() as c_int,
                 ffi::RSMPI_UINT8_T,
@@ -147,8 +166,8 @@ impl Transport for Mpi {
                 request.as_mut_ptr(),
             )
         };
-        check("MPI_Isend", self.rank, code)?;
-        // SAFETY: a successful MPI_Isend wrote the request.
+        check(name, self.rank, code)?;
+        // SAFETY: a successful call wrote the request.
         self.post(token, None, unsafe { request.assume_init() });
         Ok(())
     }
@@ -216,6 +235,23 @@ impl Transport for Mpi {
             self.inflight.swap_remove(index as usize);
         }
         Ok(())
+    }
+
+    fn progress(&mut self) {
+        if !self.initialised_here {
+            return;
+        }
+        let mut flag: c_int = 0;
+        // SAFETY: the out-pointer is valid, and no status is asked for. What is wrong will be found by the next operation.
+        unsafe {
+            ffi::MPI_Iprobe(
+                ffi::RSMPI_ANY_SOURCE,
+                ffi::RSMPI_ANY_TAG,
+                self.comm,
+                &raw mut flag,
+                ffi::RSMPI_STATUS_IGNORE,
+            );
+        }
     }
 
     fn relax(&mut self) {
@@ -325,22 +361,6 @@ impl Mpi {
     }
 }
 
-fn check(call: &str, rank: usize, code: c_int) -> Result<()> {
-    if code == 0 { Ok(()) } else { Err(library_error(call, rank, code)) }
-}
-
-fn library_error(call: &str, rank: usize, code: c_int) -> Error {
-    Error::Library { library: library_name(), call: call.to_owned(), code: code.into(), text: error_text(code), rank }
-}
-
-fn error_text(code: c_int) -> String {
-    let mut text = vec![0u8; 1024];
-    let mut len: c_int = 0;
-    // SAFETY: `text` is longer than MPI_MAX_ERROR_STRING of any MPI (at most 512).
-    unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
-    String::from_utf8_lossy(&text[..len as usize]).into_owned()
-}
-
 /// A message that is not as long as the one due is an error: its bytes have been received but are never used.
 fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi::MPI_Status) -> Result<()> {
     let mut count: c_int = 0;
@@ -356,79 +376,4 @@ fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi
         what: format!("{count} bytes of operation {stamp} where {len} bytes were due"),
         remedy: "every rank must run the same operations with the same settings".to_owned(),
     })
-}
-
-/// `Open MPI v4.1.4` or `MPICH Version: 4.0.2`: the first words of the library's own text.
-fn library_name() -> String {
-    let mut text = vec![0u8; 16384];
-    let mut len: c_int = 0;
-    // SAFETY: may be called at any time; `text` is longer than MPI_MAX_LIBRARY_VERSION_STRING of any MPI (at most 8192).
-    unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
-    let text = String::from_utf8_lossy(&text[..len as usize]).replace('\t', " ");
-    text.split(['\n', ',']).next().unwrap_or("MPI").trim().to_owned()
-}
-
-/// With another MPI's `mpirun` every process is rank 0 of a world of its own.
-fn check_launcher(size: usize) -> Result<()> {
-    match config::launcher_world_size() {
-        Some((name, told)) if told != size => Err(Error::KindUnavailable {
-            kind: "dist_sync_mpi".to_owned(),
-            reason: format!("{name} says {told} ranks, but this program's {} sees {size}", library_name()),
-            remedy: "start it with the mpirun of the MPI it was built with".to_owned(),
-        }),
-        _ => Ok(()),
-    }
-}
-
-/// Whether the library yields the processor whenever nothing has come, as Open MPI does where `mpirun` finds or is told that ranks are more than
-/// cores: to yield once more would only cost another turn of all others.
-fn yields_when_idle(library: &str) -> bool {
-    let says =
-        |name| config::text(name).map(|value| !matches!(value.as_str(), "0" | "f" | "false" | "n" | "no" | "disabled"));
-    let asked = says("OMPI_MCA_mpi_yield_when_idle").or_else(|| says("OMPI_MCA_mpi_oversubscribe"));
-    library.starts_with("Open MPI") && asked.unwrap_or(false)
-}
-
-/// What the library named so calls `MPI_IN_PLACE`, a macro of C that rsmpi does not hand on: what Open MPI's header says, and what the common
-/// ABI of MPICH 3 and 4 and of Intel MPI says.
-fn in_place(library: &str) -> Option<*const c_void> {
-    const FIRST: *const c_void = std::ptr::without_provenance(1);
-    const LAST: *const c_void = std::ptr::without_provenance(usize::MAX);
-    if library.starts_with("Open MPI") {
-        return Some(FIRST);
-    }
-    ["MPICH Version: 3.", "MPICH Version: 4.", "Intel(R) MPI"]
-        .iter()
-        .any(|name| library.starts_with(name))
-        .then_some(LAST)
-}
-
-/// Over TCP a message above the eager limit is sent only after a round trip. A limit above our segments measured 1.07 of the bandwidth bound
-/// where Open MPI's 64 KiB took up to 4.8, and 1.05 where UCX's took 1.37 under MPICH. What the user has set is left as it is.
-fn set_parameters(eager_bytes: Option<usize>) {
-    for (name, value) in config::library_settings(eager_bytes) {
-        if config::text(name).is_none() {
-            // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine, while the
-            // caller waits for it.
-            unsafe { std::env::set_var(name, value) };
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_libraries_whose_word_for_it_is_known_sum_in_place() {
-        for (library, word) in [
-            ("Open MPI v4.1.4", Some(1)),
-            ("MPICH Version: 4.0.2", Some(usize::MAX)),
-            ("Intel(R) MPI Library 2021.12 for Linux* OS", Some(usize::MAX)),
-            ("MPICH Version: 5.0.0", None),
-            ("MPI of somebody", None),
-        ] {
-            assert_eq!(in_place(library).map(|word| word as usize), word, "{library}");
-        }
-    }
 }

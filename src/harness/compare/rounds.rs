@@ -118,7 +118,7 @@ fn merged(variant: Variant, done: &[Done], workload: &Workload, setup: &Setup) -
         mode: variant.to_string(),
         algorithm: first.algorithm.clone(),
         ranks: first.ranks,
-        hosts: setup.workers,
+        hosts: if setup.own_hosts { setup.workers } else { 1 },
         servers: variant.mode.servers(),
         bytes: first.bytes,
         dtype: first.dtype,
