@@ -26,7 +26,7 @@ impl Idle {
     ) -> Result<(), Duration> {
         /// What is short, or the end of what is long, is all latency: to wake from a sleep would take a good part of its time. So it is worth
         /// yields for as long as it should take. By ring, direct or circulant a sum
-        /// of 256 KiB sends and receives 896 KiB on eight ranks, and sleeps there cost it a quarter of its time.
+        /// of 256 KiB sends and receives 896 KiB on eight ranks, and sleeps there cost it up to a third of its time.
         const SHORT_BYTES: usize = 1 << 20;
         const SHORT_LOOKS: Duration = Duration::from_millis(1);
         const LOOKS: Duration = Duration::from_micros(20);
