@@ -2,9 +2,14 @@
 //!
 //! A segment goes without asking, and MPI calls it sent when it lies in a socket: the library of a peer that lags takes it out of there
 //! and keeps it until it is wanted. So after every [`UNASKED_BYTES`] to a peer, and in each operation, a message is synchronous. It has a
-//! place in the window until the peer has begun to receive it, and with it all that its operation sent there before. So of one
-//! operation a peer keeps at most [`WINDOW`] times that, however long it is; of each further one that is under way at most
-//! that once, and mostly far less.
+//! place in the window until the peer has begun to receive it, and with it all that its operation sent there before.
+//!
+//! The answer comes a round trip later, through a queue that may be long. Nothing waits for it but the window: what will change the
+//! bytes goes on at once, as a synchronous message is sent from a copy. And the end of an operation, its last [`UNASKED_BYTES`], asks for none
+//! unless as much was sent before it, or it would end that much later.
+//!
+//! So of one operation a peer keeps less than [`WINDOW`] + 1 times [`UNASKED_BYTES`], however long it is; of many short ones twice [`WINDOW`]
+//! times that, and of each further one that is under way a message.
 
 use crate::transport::Mode;
 
@@ -27,16 +32,8 @@ pub(super) struct Ahead {
 }
 
 /// Bytes sent since a synchronous message.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Unasked(usize);
-
-impl Unasked {
-    /// Whether so many more should wait for an answer.
-    fn count(&mut self, bytes: usize) -> bool {
-        self.0 += bytes;
-        self.0 >= UNASKED_BYTES
-    }
-}
 
 impl Ahead {
     /// Whether an operation that has a message in flight to this peer must not send another.
@@ -49,12 +46,14 @@ impl Ahead {
         self.synchronous == self.messages
     }
 
-    /// Takes note of the next message, of so many bytes, of an operation that has sent so much. Returns how it is to be sent.
-    pub(super) fn send(&mut self, len: usize, operation: &mut Unasked) -> Mode {
+    /// Takes note of the next message, of `len` bytes, of an operation that has sent so much and has `left` bytes to send after it. Returns
+    /// how it is to be sent.
+    pub(super) fn send(&mut self, len: usize, left: usize, operation: &mut Unasked) -> Mode {
         self.messages += 1;
-        let bytes = len.max(LEAST_BYTES);
-        let asks = self.unasked.count(bytes) | operation.count(bytes);
-        if !asks && self.synchronous < WINDOW {
+        self.unasked.0 += len.max(LEAST_BYTES);
+        operation.0 += len.max(LEAST_BYTES);
+        let most = if left < UNASKED_BYTES { 2 * UNASKED_BYTES } else { UNASKED_BYTES };
+        if self.unasked.max(*operation) < Unasked(most) && self.synchronous < WINDOW {
             return Mode::Standard;
         }
         self.synchronous += 1;

@@ -19,6 +19,8 @@ struct Recorder {
     sent: Vec<Stamp>,
     kept_back: Option<Stamp>,
     kept: Vec<u32>,
+    /// Messages that were sent synchronously, if that they are done is kept back.
+    unanswered: Option<Vec<u32>>,
 }
 
 impl Recorder {
@@ -26,7 +28,7 @@ impl Recorder {
     fn new() -> (Self, inproc::Inproc) {
         let mut ends = inproc::world(2).into_iter();
         let (Some(end), Some(other)) = (ends.next(), ends.next()) else { unreachable!("a world of two has two ends") };
-        (Recorder { end, sent: Vec::new(), kept_back: None, kept: Vec::new() }, other)
+        (Recorder { end, sent: Vec::new(), kept_back: None, kept: Vec::new(), unanswered: None }, other)
     }
 }
 
@@ -46,6 +48,9 @@ impl Transport for Recorder {
             self.kept.push(token);
             return Ok(());
         }
+        if mode == Mode::Synchronous {
+            self.unanswered.iter_mut().for_each(|all| all.push(token));
+        }
         // SAFETY: as the caller promises.
         unsafe { self.end.send(to, stamp, data, mode, token) }
     }
@@ -59,7 +64,9 @@ impl Transport for Recorder {
         if self.kept_back.is_none() {
             done.append(&mut self.kept);
         }
-        self.end.poll(done)
+        self.end.poll(done)?;
+        done.retain(|token| self.unanswered.as_ref().is_none_or(|all| !all.contains(token)));
+        Ok(())
     }
 
     fn name(&self) -> String {
@@ -158,6 +165,8 @@ fn what_a_peer_that_lags_is_sent_has_a_bound() {
     let window = WINDOW * UNASKED_BYTES;
     assert_eq!(bytes_ahead(3 * window, &[0]), [window]);
     assert_eq!(bytes_ahead(window / 8, &[0; 5]), [window / 8; 5]);
+    let short: usize = bytes_ahead(window / 8, &[0; 60]).iter().sum();
+    assert!((window..=2 * window + window / 4).contains(&short), "{short}");
     let several = bytes_ahead(3 * window, &[2, 0, 0, 1, 0]);
     assert_eq!(several[0], window, "what is of the highest priority goes first");
     assert!(several[1..].iter().all(|bytes| (1..=UNASKED_BYTES).contains(bytes)), "{several:?}");
@@ -193,4 +202,43 @@ fn what_the_peer_does_not_want_yet_holds_up_nothing_of_lower_priority() {
         wanted.advance(&mut far, &stop).unwrap();
     }
     assert!(runner.is_busy() && !wanted.is_busy());
+}
+
+#[test]
+fn the_end_of_an_operation_asks_for_no_answer() {
+    let most = (WINDOW + 1) * UNASKED_BYTES - UNASKED_BYTES / 8;
+    assert_eq!(bytes_ahead(most, &[0]), [most]);
+}
+
+#[test]
+fn what_changes_the_bytes_of_a_message_does_not_wait_for_the_answer() {
+    const PART: usize = UNASKED_BYTES * 3 / 2;
+    let stop = AtomicBool::new(false);
+    let ((mut near, mut far), mut runner) = (Recorder::new(), Runner::new(64 << 10, LIMIT));
+    near.unanswered = Some(Vec::new());
+    let mut plan = Plan::new(Parts::even(PART, 1));
+    plan.send(1, 0..1);
+    plan.recv(1, 0..1, Then::Reduce);
+    plan.send(1, 0..1);
+    let mut theirs = Plan::new(Parts::even(3 * PART, 3));
+    theirs.recv(0, 1..2, Then::Copy);
+    theirs.send(0, 0..1);
+    theirs.recv(0, 2..3, Then::Copy);
+    let (mut data, mut others) = (vec![1_u8; PART], vec![2_u8; 3 * PART]);
+    let (ours, into): (*mut [u8], *mut [u8]) = (&raw mut data[..], &raw mut others[..]);
+    let mut peer = Runner::new(64 << 10, LIMIT);
+    #[allow(unsafe_code)]
+    // SAFETY: nobody touches the data before both are finished.
+    unsafe {
+        runner.begin(&runner.schedule(&plan, DType::U8), ours, 0, 0, None);
+        peer.begin(&peer.schedule(&theirs, DType::U8), into, 0, 0, None);
+    }
+    let begun = Instant::now();
+    while peer.is_busy() {
+        assert!(begun.elapsed() < LIMIT, "a sum waits for an answer");
+        runner.advance(&mut near, &stop).unwrap();
+        peer.advance(&mut far, &stop).unwrap();
+    }
+    assert!(runner.is_busy() && near.unanswered.take().is_some_and(|all| all.len() == 2));
+    assert!(others[PART..2 * PART].iter().all(|byte| *byte == 1) && others[2 * PART..].iter().all(|byte| *byte == 3));
 }

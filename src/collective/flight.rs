@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::collective::ahead::Unasked;
 use crate::collective::elsewhere::{Elsewhere, Room};
 use crate::collective::run::Ticket;
-use crate::collective::schedule::{Action, Schedule};
+use crate::collective::schedule::{Action, Lane, Schedule};
 use crate::collective::scratch::Scratch;
 use crate::error::Result;
 use crate::reduce;
@@ -20,12 +20,19 @@ pub(super) struct Place {
     pub(super) inflight: usize,
     /// What has been sent without asking, if it is a lane that sends.
     pub(super) unasked: Unasked,
+    /// Bytes of the messages that are still to be posted.
+    pub(super) left: usize,
     /// The next message of its queue to be posted.
     pub(super) next: usize,
 }
 
 impl Place {
-    pub(super) fn posted(&mut self) {
+    fn of(lane: &Lane) -> Self {
+        Place { left: lane.bytes, ..Place::default() }
+    }
+
+    pub(super) fn posted(&mut self, len: usize) {
+        self.left -= len;
         self.next += 1;
         self.inflight += 1;
     }
@@ -44,7 +51,7 @@ pub(super) struct Flight {
     /// For each message, how many of those that it waits for are not finished; itself counts until the transport is done with it.
     pending: Vec<u32>,
     unfinished: usize,
-    /// Where the bytes of messages arrive that are to be added and are not yet.
+    /// Where the bytes of messages arrive that are to be added and are not yet, and copies of what is sent.
     rooms: HashMap<u32, Room>,
     /// Who adds up, if the processor may not touch the memory.
     elsewhere: Option<Box<dyn Elsewhere>>,
@@ -63,8 +70,8 @@ impl Flight {
             priority,
             stamp,
             base,
-            out: vec![Place::default(); schedule.out.len()],
-            into: vec![Place::default(); schedule.into.len()],
+            out: schedule.out.iter().map(Place::of).collect(),
+            into: schedule.into.iter().map(Place::of).collect(),
             pending: schedule.pending.clone(),
             unfinished: schedule.all.len(),
             rooms: HashMap::new(),
@@ -106,16 +113,53 @@ impl Flight {
         (lanes[message.lane as usize].peer, is_sent, message.len())
     }
 
+    /// Copies what a message is to send, so that what waits for this goes on now and not when the transport is done with it. Returns the
+    /// copy's address, and the bytes of all that this finished; none if nothing waits, or the processor may not touch the memory.
+    pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*mut u8, usize)>> {
+        if self.elsewhere.is_some() || self.schedule.dependents(index).is_empty() {
+            return Ok(None);
+        }
+        let message = &self.schedule.all[index as usize];
+        let len = message.len();
+        let mut room = scratch.take(len);
+        // SAFETY: the range lies in the data, and what will change it waits for this message.
+        let data = unsafe { std::slice::from_raw_parts(self.base.add(message.start), len) };
+        room.bytes_mut()[..len].copy_from_slice(data);
+        let copy = room.bytes_mut().as_mut_ptr();
+        self.rooms.insert(index, Room::Here(room));
+        Ok(Some((copy, self.release(index, scratch)?)))
+    }
+
     /// Finishes a message, with which the transport is done, as soon as those before it are finished, and then those that have waited for it.
     /// Returns the bytes of all that this finished.
     pub(super) fn settle(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
+        let message = &self.schedule.all[index as usize];
+        let len = message.len();
+        if message.action != Action::Send {
+            return self.release(index, scratch);
+        }
+        self.unfinished -= 1;
+        match self.rooms.remove(&index) {
+            Some(Room::Here(copy)) => {
+                scratch.put(copy);
+                Ok(len)
+            }
+            _ => Ok(len + self.release(index, scratch)?),
+        }
+    }
+
+    /// A message no longer holds up itself nor, once those before it are finished, those that wait for it. Finishes what is received that
+    /// this allows to finish. Returns its bytes.
+    fn release(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let mut finished_bytes = 0;
         self.pending[index as usize] -= 1;
         let mut ready = if self.pending[index as usize] == 0 { vec![index] } else { Vec::new() };
         while let Some(index) = ready.pop() {
-            self.finish(index, scratch)?;
-            finished_bytes += self.schedule.all[index as usize].len();
-            self.unfinished -= 1;
+            if self.schedule.all[index as usize].action != Action::Send {
+                self.finish(index, scratch)?;
+                finished_bytes += self.schedule.all[index as usize].len();
+                self.unfinished -= 1;
+            }
             for dependent in self.schedule.dependents(index) {
                 let pending = &mut self.pending[*dependent as usize];
                 *pending -= 1;

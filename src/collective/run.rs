@@ -288,7 +288,7 @@ impl Runner {
                         transport.recv(lane.peer, stamp, into, token)?;
                     }
                     self.receiving[lane.peer] += 1;
-                    flight.into[at].posted();
+                    flight.into[at].posted(message.len());
                 }
             }
             for (at, lane) in schedule.out.iter().enumerate() {
@@ -305,14 +305,25 @@ impl Runner {
                         break;
                     }
                     let message = &schedule.all[index as usize];
-                    let mode = ahead.send(message.len(), &mut flight.out[at].unasked);
+                    let place = &mut flight.out[at];
+                    place.posted(message.len());
+                    let mode = ahead.send(message.len(), place.left, &mut place.unasked);
+                    // SAFETY: `start` lies in the buffer that `base` begins.
+                    let mut data = unsafe { base.add(message.start) };
+                    if mode == Mode::Synchronous
+                        && let Some((copy, finished_bytes)) = flight.copy_out(index, &mut self.scratch)?
+                    {
+                        data = copy;
+                        self.open_bytes -= finished_bytes;
+                        self.changed = true;
+                    }
                     let token = self.tokens.give(ticket, index, mode);
-                    // SAFETY: as above; a message that will change these segments waits for this one.
+                    // SAFETY: as above, or a copy that the flight keeps until the message is finished; a message that will change these
+                    // segments waits for this one, or for the copy.
                     unsafe {
-                        let data = std::ptr::slice_from_raw_parts(base.add(message.start), message.len());
+                        let data = std::ptr::slice_from_raw_parts(data, message.len());
                         transport.send(lane.peer, stamp, data, mode, token)?;
                     }
-                    flight.out[at].posted();
                 }
             }
         }

@@ -38,6 +38,8 @@ impl Message {
 pub(super) struct Lane {
     pub(super) peer: usize,
     queue: Vec<u32>,
+    /// Of all messages.
+    pub(super) bytes: usize,
 }
 
 /// What one rank sends and receives for one plan on elements of one type.
@@ -102,6 +104,7 @@ impl Schedule {
                 lanes[lane].queue.push(index);
                 schedule.pending.push(before.len() as u32 + 1);
                 let (start, end) = (cells.bounds[group.start] * element, cells.bounds[group.end] * element);
+                lanes[lane].bytes += end - start;
                 schedule.all.push(Message { lane: lane as u32, action, start, end, first_dependent: 0 });
             }
         }
@@ -139,7 +142,7 @@ impl Lane {
     /// The place of the peer's lane, which is added if it is new.
     fn of(lanes: &mut Vec<Lane>, peer: usize) -> usize {
         lanes.iter().position(|lane| lane.peer == peer).unwrap_or_else(|| {
-            lanes.push(Lane { peer, queue: Vec::new() });
+            lanes.push(Lane { peer, queue: Vec::new(), bytes: 0 });
             lanes.len() - 1
         })
     }
