@@ -5,18 +5,19 @@
 //! place in the window until the peer has begun to receive it, and with it all that its operation sent there before.
 //!
 //! The answer comes a round trip later, through a queue that may be long. Nothing waits for it but the window: what will change the
-//! bytes goes on at once, as a synchronous message is sent from a copy. And the end of an operation, its last [`UNASKED_BYTES`], asks for none
-//! unless as much was sent before it, or it would end that much later.
+//! bytes goes on at once, as a synchronous message is sent from a copy (not of memory that the processor may not touch). And the end of an
+//! operation, its last [`UNASKED_BYTES`], asks for none before twice as much was sent unasked: the operation would end a round trip later.
 //!
-//! So of one operation a peer keeps less than [`WINDOW`] + 1 times [`UNASKED_BYTES`], however long it is; of many short ones twice [`WINDOW`]
-//! times that, and of each further one that is under way a message.
+//! So of one operation a peer keeps at most [`WINDOW`] + 1 times [`UNASKED_BYTES`], and a message for each place of the window, however long it is.
+//! Of many short ones, which are all end, it keeps twice [`WINDOW`] times that together. What was sent of others than those that asked
+//! comes on top: less than twice [`UNASKED_BYTES`] of each, and mostly far less.
 
 use crate::transport::Mode;
 
 /// Messages in flight to one peer. Two keep a link busy; more hide the polling interval of a sleeping receiver.
 pub(super) const WINDOW: usize = 4;
 /// Between synchronous messages. Four times this is what 1 Gbit/s carries while a receiver waits 64 ms for its turn on a busy
-/// processor: half of it cost many tensors a twentieth of their time on such hosts, twice it gained nothing.
+/// processor: of many tensors half of it cost a twentieth of the time on such hosts, twice it gained nothing.
 pub(super) const UNASKED_BYTES: usize = 2 << 20;
 /// A short message counts as this much: the library keeps a record of each.
 const LEAST_BYTES: usize = 1 << 10;
@@ -46,8 +47,8 @@ impl Ahead {
         self.synchronous == self.messages
     }
 
-    /// Takes note of the next message, of `len` bytes, of an operation that has sent so much and has `left` bytes to send after it. Returns
-    /// how it is to be sent.
+    /// Takes note of the next message, of `len` bytes, of an operation that has sent `operation` unasked and has `left` bytes to send after it.
+    /// Returns how it is to be sent.
     pub(super) fn send(&mut self, len: usize, left: usize, operation: &mut Unasked) -> Mode {
         self.messages += 1;
         self.unasked.0 += len.max(LEAST_BYTES);

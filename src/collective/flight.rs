@@ -20,7 +20,7 @@ pub(super) struct Place {
     pub(super) inflight: usize,
     /// What has been sent without asking, if it is a lane that sends.
     pub(super) unasked: Unasked,
-    /// Bytes of the messages that are still to be posted.
+    /// Bytes of the messages that are still to be posted, in either direction.
     pub(super) left: usize,
     /// The next message of its queue to be posted.
     pub(super) next: usize,
@@ -48,7 +48,8 @@ pub(super) struct Flight {
     /// The places of the schedule's lanes.
     pub(super) out: Vec<Place>,
     pub(super) into: Vec<Place>,
-    /// For each message, how many of those that it waits for are not finished; itself counts until the transport is done with it.
+    /// For each message, how many of those that it waits for are not finished; itself counts until it may be counted as done: when
+    /// the transport is done with it, or has a copy.
     pending: Vec<u32>,
     unfinished: usize,
     /// Where the bytes of messages arrive that are to be added and are not yet, and copies of what is sent.
@@ -130,8 +131,8 @@ impl Flight {
         Ok(Some((copy, self.release(index, scratch)?)))
     }
 
-    /// Finishes a message, with which the transport is done, as soon as those before it are finished, and then those that have waited for it.
-    /// Returns the bytes of all that this finished.
+    /// Takes note that the transport is done with a message. What was sent is finished; what was received is as soon as those before it are
+    /// done. Returns the bytes of all that this finished.
     pub(super) fn settle(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let message = &self.schedule.all[index as usize];
         let len = message.len();
@@ -140,16 +141,17 @@ impl Flight {
         }
         self.unfinished -= 1;
         match self.rooms.remove(&index) {
+            None => Ok(len + self.release(index, scratch)?),
             Some(Room::Here(copy)) => {
                 scratch.put(copy);
                 Ok(len)
             }
-            _ => Ok(len + self.release(index, scratch)?),
+            Some(Room::Elsewhere(_)) => unreachable!("copies are host memory"),
         }
     }
 
-    /// A message no longer holds up itself nor, once those before it are finished, those that wait for it. Finishes what is received that
-    /// this allows to finish. Returns its bytes.
+    /// Counts a message as done for those that wait for it, and finishes all that was received and that this allows to finish. Returns
+    /// its bytes.
     fn release(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let mut finished_bytes = 0;
         self.pending[index as usize] -= 1;

@@ -133,7 +133,7 @@ impl Runner {
         self.begun
     }
 
-    /// Posts and takes what can be posted and taken now; whether anything was taken. Does not block.
+    /// Posts and takes what can be posted and taken now. Does not block. Returns whether to call it again at once, as more may be posted.
     ///
     /// Errors if what arrives is not what is due, or soon after `stop` is set. After an error every operation under way is lost.
     pub fn advance(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
@@ -249,14 +249,13 @@ impl Runner {
         if done.is_empty() && stop.load(Ordering::Acquire) {
             return Err(stopped(transport.rank()));
         }
-        let moved = !done.is_empty();
-        if moved {
+        if !done.is_empty() {
             self.idle = Idle::default();
             self.changed = true;
             done.iter().try_for_each(|token| self.complete(*token))?;
         }
         self.done = done;
-        Ok(moved)
+        Ok(self.changed)
     }
 
     /// Posts every message whose turn has come.
@@ -282,7 +281,7 @@ impl Runner {
                     };
                     let token = self.tokens.give(ticket, index, Mode::Standard);
                     // SAFETY: the range lies in the data or in a room that the flight keeps until the message is finished;
-                    // nobody else touches it before: earlier messages on these segments are done, later ones wait.
+                    // nobody else touches it before: earlier messages on these segments are done or copied, later ones wait.
                     unsafe {
                         let into = std::ptr::slice_from_raw_parts_mut(to, message.len());
                         transport.recv(lane.peer, stamp, into, token)?;

@@ -131,7 +131,7 @@ impl Schedule {
         self.into.is_empty()
     }
 
-    /// The messages that may not finish before this one.
+    /// The messages that may not finish before this one is finished, or is sent from a copy.
     pub(super) fn dependents(&self, index: u32) -> &[u32] {
         let first = |index: usize| self.all.get(index).map_or(self.dependents.len(), |at| at.first_dependent as usize);
         &self.dependents[first(index as usize)..first(index as usize + 1)]

@@ -1,10 +1,10 @@
-//! Host memory for what arrives to be added.
+//! Host memory for what arrives to be added, and for copies of what is sent. It is kept for the next.
 
 use std::collections::BTreeMap;
 
 use crate::buffer::Buffer;
 
-/// Buffers for what is to be added, kept by size: powers of two.
+/// Buffers, kept by size: powers of two.
 #[derive(Default)]
 pub(super) struct Scratch {
     free: BTreeMap<usize, Vec<Buffer>>,
