@@ -12,6 +12,14 @@ use crate::error::Result;
 use crate::transport::{Mode, Stamp, Transport, inproc};
 
 const LIMIT: Duration = Duration::from_secs(20);
+const SEGMENT: usize = 16 << 10;
+
+/// A synchronous message, and what it said when it was sent.
+struct Unanswered {
+    token: u32,
+    data: *const [u8],
+    bytes: Vec<u8>,
+}
 
 /// One rank's end that takes down what it sends, and keeps back that sends of some stamp are done.
 struct Recorder {
@@ -19,8 +27,10 @@ struct Recorder {
     sent: Vec<Stamp>,
     kept_back: Option<Stamp>,
     kept: Vec<u32>,
-    /// Messages that were sent synchronously, if that they are done is kept back.
-    unanswered: Option<Vec<u32>>,
+    /// Which of the messages were synchronous.
+    asked: Vec<usize>,
+    /// Those that are not done before `answer`, if they are kept back.
+    unanswered: Option<Vec<Unanswered>>,
 }
 
 impl Recorder {
@@ -28,7 +38,10 @@ impl Recorder {
     fn new() -> (Self, inproc::Inproc) {
         let mut ends = inproc::world(2).into_iter();
         let (Some(end), Some(other)) = (ends.next(), ends.next()) else { unreachable!("a world of two has two ends") };
-        (Recorder { end, sent: Vec::new(), kept_back: None, kept: Vec::new(), unanswered: None }, other)
+        (
+            Recorder { end, sent: Vec::new(), kept_back: None, kept: Vec::new(), asked: Vec::new(), unanswered: None },
+            other,
+        )
     }
 }
 
@@ -49,7 +62,11 @@ impl Transport for Recorder {
             return Ok(());
         }
         if mode == Mode::Synchronous {
-            self.unanswered.iter_mut().for_each(|all| all.push(token));
+            self.asked.push(self.sent.len() - 1);
+            if let Some(all) = &mut self.unanswered {
+                // SAFETY: as above.
+                all.push(Unanswered { token, data, bytes: unsafe { &*data }.to_vec() });
+            }
         }
         // SAFETY: as the caller promises.
         unsafe { self.end.send(to, stamp, data, mode, token) }
@@ -65,12 +82,27 @@ impl Transport for Recorder {
             done.append(&mut self.kept);
         }
         self.end.poll(done)?;
-        done.retain(|token| self.unanswered.as_ref().is_none_or(|all| !all.contains(token)));
+        done.retain(|token| self.unanswered.iter().flatten().all(|message| message.token != *token));
         Ok(())
     }
 
     fn name(&self) -> String {
         self.end.name()
+    }
+}
+
+impl Recorder {
+    /// From now on what was kept back is done; its bytes are what they were. Returns how many messages.
+    fn answer(&mut self) -> usize {
+        let all = self.unanswered.take().unwrap_or_default();
+        for message in &all {
+            #[allow(unsafe_code)]
+            // SAFETY: whoever sends keeps the bytes as they are until it hears that the message is done.
+            let data = unsafe { &*message.data };
+            assert_eq!(data, message.bytes);
+        }
+        self.kept.extend(all.iter().map(|message| message.token));
+        all.len()
     }
 }
 
@@ -133,9 +165,8 @@ fn what_is_of_lower_priority_goes_on_when_what_is_of_higher_priority_stands_stil
 }
 
 /// Begins broadcasts of `len` bytes, one for each priority, to a peer that wants none of them, and goes on until nothing moves.
-/// Returns the bytes that have left of each.
-fn bytes_ahead(len: usize, priorities: &[i32]) -> Vec<usize> {
-    const SEGMENT: usize = 16 << 10;
+/// Returns the bytes that have left of each, and which of all messages were synchronous.
+fn ahead_of_a_peer(len: usize, priorities: &[i32]) -> (Vec<usize>, Vec<usize>) {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(SEGMENT, LIMIT));
     let mut data = vec![1; len];
@@ -157,16 +188,18 @@ fn bytes_ahead(len: usize, priorities: &[i32]) -> Vec<usize> {
         }
     }
     let of = |stamp| near.sent.iter().filter(|sent| **sent == stamp).count() * SEGMENT;
-    (0..priorities.len()).map(|stamp| of(stamp as u32)).collect()
+    let sent = (0..priorities.len()).map(|stamp| of(stamp as u32)).collect();
+    (sent, near.asked)
 }
 
 #[test]
 fn what_a_peer_that_lags_is_sent_has_a_bound() {
     let window = WINDOW * UNASKED_BYTES;
+    let bytes_ahead = |len, priorities: &[i32]| ahead_of_a_peer(len, priorities).0;
     assert_eq!(bytes_ahead(3 * window, &[0]), [window]);
     assert_eq!(bytes_ahead(window / 8, &[0; 5]), [window / 8; 5]);
     let short: usize = bytes_ahead(window / 8, &[0; 60]).iter().sum();
-    assert!((window..=2 * window + window / 4).contains(&short), "{short}");
+    assert!((2 * window..=2 * window + 60 * SEGMENT).contains(&short), "{short}");
     let several = bytes_ahead(3 * window, &[2, 0, 0, 1, 0]);
     assert_eq!(several[0], window, "what is of the highest priority goes first");
     assert!(several[1..].iter().all(|bytes| (1..=UNASKED_BYTES).contains(bytes)), "{several:?}");
@@ -207,11 +240,14 @@ fn what_the_peer_does_not_want_yet_holds_up_nothing_of_lower_priority() {
 #[test]
 fn the_end_of_an_operation_asks_for_no_answer() {
     let most = (WINDOW + 1) * UNASKED_BYTES - UNASKED_BYTES / 8;
-    assert_eq!(bytes_ahead(most, &[0]), [most]);
+    let (sent, asked) = ahead_of_a_peer(most, &[0]);
+    assert_eq!(sent, [most]);
+    let after: Vec<usize> = asked.iter().map(|message| (message + 1) * SEGMENT).collect();
+    assert_eq!(after, [UNASKED_BYTES, 2 * UNASKED_BYTES, 3 * UNASKED_BYTES]);
 }
 
-#[test]
-fn what_changes_the_bytes_of_a_message_does_not_wait_for_the_answer() {
+/// A sum of which every segment goes out, is added to, and goes out again, with a peer whose answers do not come before it has all.
+fn sum_without_answers(is_peer_early: bool) {
     const PART: usize = UNASKED_BYTES * 3 / 2;
     let stop = AtomicBool::new(false);
     let ((mut near, mut far), mut runner) = (Recorder::new(), Runner::new(64 << 10, LIMIT));
@@ -234,11 +270,30 @@ fn what_changes_the_bytes_of_a_message_does_not_wait_for_the_answer() {
         peer.begin(&peer.schedule(&theirs, DType::U8), into, 0, 0, None);
     }
     let begun = Instant::now();
+    for _ in 0..if is_peer_early { 1000 } else { 0 } {
+        peer.advance(&mut far, &stop).unwrap();
+    }
     while peer.is_busy() {
         assert!(begun.elapsed() < LIMIT, "a sum waits for an answer");
         runner.advance(&mut near, &stop).unwrap();
         peer.advance(&mut far, &stop).unwrap();
     }
-    assert!(runner.is_busy() && near.unanswered.take().is_some_and(|all| all.len() == 2));
+    assert!(runner.is_busy(), "an operation ends when its answers have come");
+    assert_eq!(near.answer(), 2);
+    while runner.is_busy() {
+        assert!(begun.elapsed() < LIMIT, "the answers have come");
+        runner.advance(&mut near, &stop).unwrap();
+    }
     assert!(others[PART..2 * PART].iter().all(|byte| *byte == 1) && others[2 * PART..].iter().all(|byte| *byte == 3));
+    assert!(data.iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn what_changes_the_bytes_of_a_message_does_not_wait_for_the_answer() {
+    sum_without_answers(false);
+}
+
+#[test]
+fn what_has_come_before_is_added_when_the_copy_is_made() {
+    sum_without_answers(true);
 }
