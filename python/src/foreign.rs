@@ -19,6 +19,7 @@ use ringpull::{DType, Tensor};
 
 use crate::dlpack::{self, DlTensor, Managed, Versioned};
 use crate::errors::{argument, raise};
+use crate::interpreter;
 
 /// What a store is going to do with the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,7 +43,7 @@ unsafe impl Sync for Owner {}
 impl Drop for Owner {
     fn drop(&mut self) {
         // After the interpreter has ended there is nobody to give the memory back to.
-        let _: Option<()> = Python::try_attach(|_| {
+        let _: Option<()> = interpreter::attached(|_| {
             // SAFETY: each was taken over by us when the owner was made, and is given back once, attached.
             unsafe {
                 match self {

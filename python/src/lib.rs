@@ -11,6 +11,7 @@ mod errors;
 mod exchange;
 mod foreign;
 mod handle;
+mod interpreter;
 mod store;
 
 use pyo3::prelude::*;
@@ -35,6 +36,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // Somebody else's subscriber stays.
         drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
     }
+    interpreter::close_at_exit(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("KINDS", ringpull::Kind::ALL.map(ringpull::Kind::name).to_vec())?;
     module.add_function(wrap_pyfunction!(model_lens, module)?)?;

@@ -7,7 +7,6 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString};
 use ringpull::compress::Compression;
-use ringpull::device::Devices;
 use ringpull::optim::Optimizer;
 use ringpull::sparse::RowSparse;
 use ringpull::store::{self, Capability, KvStore, Updater};
@@ -18,6 +17,7 @@ use crate::errors::{argument, raise};
 use crate::exchange::{Exchange, Pairs, outputs};
 use crate::foreign::{Access, Foreign};
 use crate::handle::Handle;
+use crate::interpreter;
 
 /// A key-value store; `ringpull.KVStore` is what users see of it.
 #[pyclass(frozen, module = "ringpull._native")]
@@ -319,7 +319,7 @@ impl Store {
 /// The updater that calls `function`; what it raises becomes an error on every rank.
 fn calling(function: Py<PyAny>) -> Updater {
     Box::new(move |key, received, stored| {
-        let changed = Python::try_attach(|py| -> Result<Py<Array>> {
+        let changed = interpreter::attached(|py| -> Result<Py<Array>> {
             let raised = |cause: PyErr| {
                 let what = format!("the updater raised {cause} for key {key}");
                 cause.print(py);
@@ -343,7 +343,7 @@ fn calling(function: Py<PyAny>) -> Updater {
         })?;
         stored.write().copy_from(changed.get().bytes());
         // Its reference is given back with the interpreter, or not at all.
-        let _: Option<()> = Python::try_attach(|py| changed.drop_ref(py));
+        let _: Option<()> = interpreter::attached(|py| changed.drop_ref(py));
         Ok(())
     })
 }

@@ -19,6 +19,10 @@ def test_mpi_may_have_been_initialised_by_somebody_else():
     assert job(2, "values", "dist_sync_mpi", "mpi4py").count("is done") == 2
 
 
+def test_a_program_ends_while_a_thread_of_its_store_needs_python():
+    job(2, "ending")
+
+
 def test_the_promises_hold_with_servers():
     assert launched(2, 2, HERE / "jobs/values.py", "dist_sync").count("is done") == 2
 
