@@ -23,9 +23,12 @@
 //! | star | 2 | `2 (n-1)` | `2 (n-1)` | `2 (n-1) S` | `2 (n-1) S` | `(n-1) S` |
 //! | tree | `2 l` | `2 q` | `2 (n-1)` | `2 q S` | `2 (n-1) S` | `q S` |
 //!
-//! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for direct and
-//! circulant. A message longer than a segment counts once for each segment. The ring's latency hides behind the other
-//! segments of a part: with `j` of them a step waits for `A` less the time that `j - 1` segments take.
+//! `time = max(rounds A + messages O + all messages W + open(x) + X w + added / C, wire(x))`, with `F` before `open` and
+//! `wire` for direct and circulant. `open` is what a link takes that nothing holds back: `x/b` where `B` is less than
+//! `b`, else `wire`. So latency and work cost nothing where bytes wait for a shaper: what it lets through at once
+//! grows while nobody sends, whether between two sums or between two rounds. A message longer than a segment counts
+//! once for each segment. The ring's latency hides behind the other segments of a part: with `j` of them a step waits for
+//! `A` less the time that `j - 1` segments take.
 //!
 //! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers predict
 //! the same.
@@ -94,8 +97,11 @@ impl Model {
     #[must_use]
     pub fn within(&self, step_bytes: usize) -> Self {
         const MANY: f64 = 16.0;
-        let short_bytes = if step_bytes as f64 > MANY * self.short_bytes { 0.0 } else { self.short_bytes };
-        Model { short_bytes, ..*self }
+        if step_bytes as f64 > MANY * self.short_bytes {
+            Model { short_bytes: 0.0, short_bytes_per_us: self.long_bytes_per_us, ..*self }
+        } else {
+            *self
+        }
     }
 
     /// The time of an allreduce of `len_bytes` over `size` ranks in messages of at most `segment_bytes`, in microseconds.
@@ -118,7 +124,8 @@ impl Model {
         };
         let work = match algorithm {
             Algorithm::Ring => {
-                return self.ring_us(&scattered(2.0 * (ranks - 1.0) * segments(part), 0.0, 1.0), ranks, segments(part));
+                let work = scattered(2.0 * (ranks - 1.0) * segments(part), 0.0, 1.0);
+                return self.ring_us(&work, ranks, segments(part)).max(self.wire_us(work.link_bytes));
             }
             Algorithm::Direct => scattered(2.0 * (ranks - 1.0) * segments(part), 2.0, self.fan_factor),
             Algorithm::Circulant => {
@@ -155,14 +162,14 @@ impl Model {
                 }
             }
         };
-        work.rounds * self.latency_us + self.busy_us(&work)
+        (work.rounds * self.latency_us + self.busy_us(&work)).max(work.fan * self.wire_us(work.link_bytes))
     }
 
     /// All but the latency.
     fn busy_us(&self, work: &Work) -> f64 {
         work.messages * self.message_us
             + work.all_messages * self.shared_message_us
-            + work.fan * self.wire_us(work.link_bytes)
+            + work.fan * self.open_us(work.link_bytes)
             + work.all_bytes * self.shared_us_per_byte
             + work.added / self.sum_bytes_per_us
     }
@@ -172,6 +179,15 @@ impl Model {
         let busy = self.busy_us(work);
         let exposed = self.latency_us - (segments - 1.0) / segments * busy / steps;
         self.latency_us + busy + (steps - 1.0) * exposed.max(0.0)
+    }
+
+    /// The time that a link needs for `bytes` in one direction while no shaper holds it back.
+    fn open_us(&self, bytes: f64) -> f64 {
+        if self.is_shaped() { bytes / self.short_bytes_per_us } else { self.wire_us(bytes) }
+    }
+
+    fn is_shaped(&self) -> bool {
+        self.long_bytes_per_us < self.short_bytes_per_us
     }
 
     /// The time that a link needs for `bytes` in one direction.
@@ -205,6 +221,24 @@ mod tests {
             Model { short_bytes_per_us: 1000.0, short_bytes: 100_000.0, long_bytes_per_us: 100.0, ..Model::default() };
         assert_eq!(model.wire_us(50_000.0), 50.0);
         assert_eq!(model.wire_us(300_000.0), 2100.0);
+    }
+
+    #[test]
+    fn latency_hides_where_bytes_wait_for_a_shaper() {
+        let shaped =
+            Model { short_bytes_per_us: 1000.0, short_bytes: 60_000.0, long_bytes_per_us: 120.0, ..Model::default() };
+        let far = Model { latency_us: 2.0 * shaped.latency_us, ..shaped };
+        let on_eight = |model: &Model, algorithm, len| model.predicted_us(algorithm, len, 8, 256 << 10);
+        // Three rounds of 256 KiB wait for the shaper, whatever the latency; those of 4 KiB do not.
+        let bytes = 3.0 * f64::from(256 << 10);
+        for model in [shaped, far] {
+            assert_eq!(on_eight(&model, Algorithm::Doubling, 256 << 10), 60.0 + (bytes - 60_000.0) / 120.0);
+        }
+        let apart = on_eight(&far, Algorithm::Doubling, 4096) - on_eight(&shaped, Algorithm::Doubling, 4096);
+        assert!((apart - 3.0 * shaped.latency_us).abs() < 1e-9, "{apart}");
+        // So fewer bytes pay before fewer rounds do.
+        assert!(on_eight(&shaped, Algorithm::Circulant, 64 << 10) < on_eight(&shaped, Algorithm::Doubling, 64 << 10));
+        assert!(on_eight(&shaped, Algorithm::Circulant, 4096) > on_eight(&shaped, Algorithm::Doubling, 4096));
     }
 
     #[test]

@@ -12,9 +12,11 @@
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
 //! | ring with 64 KiB on each link | `x (1/b + n w)` |
 //! | star with 64 KiB on rank 0's link | `x (1/b + w)` |
-//! | ring, long: the first time | `P/b + (x-P)/B + n x w` |
-//! | ring, long: at once again | `x (1/B + n w)`: what shapers let through at first has been used up |
-//! | direct, long: at once again | `x (F/B + n w)` |
+//! | ring, long, not the first time | `x/B`, without anything else: what shapers let through at first has been used up |
+//! | direct, long, not the first time | `F x/B` |
+//!
+//! `P` is the 64 KiB of which `b` was seen. A long ring that takes no longer than `b` allows shows that nothing holds the link back; then its
+//! time has all the terms of the others.
 //!
 //! The long ones start small and grow until one takes [`LONG_ENOUGH_US`], so that a slow network is not kept busy and a
 //! fast one is not judged by a blink. `C` is measured on each rank alone, while all do the same.
@@ -42,6 +44,8 @@ const SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
+/// A long transfer that takes so many times what it would at the short rate has waited for the wire.
+const SHAPED: f64 = 1.1;
 /// Runs of each long transfer, whose median counts.
 const LONG_RUNS: usize = 3;
 /// Long transfers use segments as `auto` does for long buffers.
@@ -68,7 +72,6 @@ pub(super) struct Times {
     pub(super) short_star_us: f64,
     /// Allreduces of `size` long parts.
     pub(super) long_part: usize,
-    pub(super) first_ring_us: f64,
     pub(super) long_ring_us: f64,
     pub(super) long_direct_us: f64,
     pub(super) segment_bytes: usize,
@@ -91,12 +94,11 @@ impl Prober<'_> {
         ])?;
         let own = [ring, star, direct, short_star, short_ring, sum];
         let [ring_us, star_us, direct_us, short_star_us, short_ring_us, sum_bytes_per_us] = self.medians(own)?;
-        let (mut long_part, mut first_ring_us) = (0, 0.0);
+        let mut long_part = 0;
         for bytes in LONG_BYTES {
             long_part = bytes.div_ceil(size);
             let own = self.run(Algorithm::Ring, size * long_part)?;
-            [first_ring_us] = self.medians([own])?;
-            if first_ring_us > LONG_ENOUGH_US {
+            if self.medians([own])?[0] > LONG_ENOUGH_US {
                 break;
             }
         }
@@ -116,7 +118,6 @@ impl Prober<'_> {
             short_ring_us,
             short_star_us,
             long_part,
-            first_ring_us,
             long_ring_us,
             long_direct_us,
             segment_bytes,
@@ -226,23 +227,29 @@ pub(super) fn fit(times: &Times) -> Model {
     let one = per_byte(&model, Algorithm::Star, times.short_star_us, times.short_part, short_link);
     let shared_us_per_byte = ((all - one) / (n - 1.0)).clamp(0.0, 0.9 * all / n);
     let short_us_per_byte = all - n * shared_us_per_byte;
-    let link = 2.0 * (n - 1.0) * times.long_part as f64;
-    let len = times.size * times.long_part;
-    let steady = per_byte(&model, Algorithm::Ring, times.long_ring_us, len, link);
-    let first = per_byte(&model, Algorithm::Ring, times.first_ring_us, len, link);
-    let fanned = per_byte(&model, Algorithm::Direct, times.long_direct_us, len, link);
-    let beyond = |per_byte: f64| (per_byte - n * shared_us_per_byte).max(0.1 * per_byte);
-    let long_us_per_byte = beyond(steady);
     model.shared_us_per_byte = shared_us_per_byte;
     model.short_bytes_per_us = 1.0 / short_us_per_byte;
-    model.long_bytes_per_us = 1.0 / long_us_per_byte;
-    model.short_bytes = if long_us_per_byte > 1.1 * short_us_per_byte {
-        let burst = link * (long_us_per_byte - beyond(first)) / (long_us_per_byte - short_us_per_byte);
-        burst.clamp(short_link, link)
+    model.long_bytes_per_us = model.short_bytes_per_us;
+    model.short_bytes = short_link;
+    let link = 2.0 * (n - 1.0) * times.long_part as f64;
+    let len = times.size * times.long_part;
+    // At the short rate for ever: what takes longer has waited for the wire.
+    let open_us = model.predicted_us(Algorithm::Ring, len, times.size, times.segment_bytes);
+    if times.long_ring_us > SHAPED * open_us {
+        let long_us_per_byte = (times.long_ring_us / link).max(1.01 * short_us_per_byte);
+        model.long_bytes_per_us = 1.0 / long_us_per_byte;
+        model.fan_factor = times.long_direct_us / times.long_ring_us;
     } else {
-        short_link
-    };
-    model.fan_factor = (beyond(fanned) / long_us_per_byte).clamp(1.02, 3.0);
+        let beyond = |time_us: f64| {
+            let bytes_us = link * short_us_per_byte;
+            (time_us - (open_us - bytes_us)).max(0.1 * bytes_us) / link
+        };
+        // Not under the short rate, so that latency counts.
+        let long_us_per_byte = beyond(times.long_ring_us).min(short_us_per_byte);
+        model.long_bytes_per_us = 1.0 / long_us_per_byte;
+        model.fan_factor = beyond(times.long_direct_us) / long_us_per_byte;
+    }
+    model.fan_factor = model.fan_factor.clamp(1.02, 3.0);
     model
 }
 
@@ -285,7 +292,6 @@ mod tests {
             short_ring_us: time(Algorithm::Ring, size * short_part),
             short_star_us: time(Algorithm::Star, short_part),
             long_part,
-            first_ring_us: time(Algorithm::Ring, size * long_part),
             long_ring_us: steady(Algorithm::Ring, size * long_part),
             long_direct_us: steady(Algorithm::Direct, size * long_part),
             segment_bytes: SEGMENT,
@@ -301,7 +307,7 @@ mod tests {
             shared_message_us: 2.0,
             shared_us_per_byte: 1e-5,
             short_bytes_per_us: 1000.0,
-            short_bytes: 150_000.0,
+            short_bytes: SHORT_BYTES as f64,
             long_bytes_per_us: 120.0,
             fan_factor: 1.1,
             sum_bytes_per_us: 8000.0,
@@ -334,14 +340,13 @@ mod tests {
         for noise in [0.0, 1e-3, 1.0, 1e3, 1e9] {
             for size in [2, 3, 8] {
                 let mut times = Times { size, ..usual };
-                for at in 0..8 {
+                for at in 0..7 {
                     let fields = [
                         &mut times.ring_us,
                         &mut times.star_us,
                         &mut times.direct_us,
                         &mut times.short_ring_us,
                         &mut times.short_star_us,
-                        &mut times.first_ring_us,
                         &mut times.long_ring_us,
                         &mut times.long_direct_us,
                     ];
