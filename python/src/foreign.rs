@@ -35,14 +35,14 @@ enum Owner {
     Versioned(NonNull<Versioned>),
 }
 
-// SAFETY: the owner is only ever dropped, and that happens attached to the interpreter.
+// SAFETY: the owner is only ever dropped, and what that does is done attached to the interpreter, or not at all.
 unsafe impl Send for Owner {}
 // SAFETY: nothing can be done with a shared reference to it.
 unsafe impl Sync for Owner {}
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // After the interpreter has ended there is nobody to give the memory back to.
+        // When the program ends there is soon nobody to give the memory back to.
         let _: Option<()> = interpreter::attached(|_| {
             // SAFETY: each was taken over by us when the owner was made, and is given back once, attached.
             unsafe {

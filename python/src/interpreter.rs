@@ -1,11 +1,15 @@
 //! The interpreter, as threads of a store's may use it: until the program ends.
 //!
-//! A thread that waits for the interpreter while it ends never returns (`PyGILState_Ensure` of Python before 3.14 ends such a thread, `PyO3` stops
-//! it for good), and with a store's thread its job would stand still. So the end of the program waits for those who are inside, and lets nobody in
-//! after.
+//! A thread that waits for the interpreter while it ends never returns: before Python 3.14 `PyGILState_Ensure` would end the thread, and `PyO3` stops
+//! it for good. With a store's thread its whole job would stand still. So the end of the program waits for those who are inside, and lets
+//! nobody in after. Python's own threads are no concern of the door: Python ends or waits for them.
+
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use pyo3::ffi;
 use pyo3::prelude::*;
+use ringpull::config::Config;
 
 struct Door {
     inside: usize,
@@ -36,24 +40,67 @@ impl Drop for Visit {
     }
 }
 
-/// Does `work` with the interpreter, from any thread. Blocks until other threads let go of it. `None` once the program ends.
+/// Does `work` with the interpreter, from any thread. Blocks until other threads let go of it. `None` if the thread is a store's and the program ends.
 pub(crate) fn attached<T>(work: impl FnOnce(Python<'_>) -> T) -> Option<T> {
+    if is_known() {
+        return Python::try_attach(work);
+    }
     let _visit = Visit::begin()?;
     Python::try_attach(work)
 }
 
-/// Waits for everybody inside and lets nobody in any more.
+/// Whether this thread is one of Python's own, or inside already.
+#[allow(unsafe_code)]
+fn is_known() -> bool {
+    // SAFETY: may be called on any thread at any time since the module was imported.
+    !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null()
+}
+
+/// Lets nobody in any more and waits for those inside, at most for `RINGPULL_TIMEOUT` or until a signal's handler raises. A child that the
+/// `importer` forked has none of its threads.
 #[pyfunction]
-fn close_interpreter(py: Python<'_>) {
-    py.detach(|| {
-        let mut door = DOOR.lock();
-        door.is_closed = true;
-        LEFT.wait_while(&mut door, |door| door.inside > 0);
+fn close_interpreter(py: Python<'_>, importer: u32) -> PyResult<()> {
+    const LOOK: Duration = Duration::from_millis(50);
+    if importer != std::process::id() {
+        return Ok(());
+    }
+    let limit = Config::from_env().unwrap_or_default().timeout;
+    let begun = Instant::now();
+    loop {
+        let inside = py.detach(|| {
+            let mut door = DOOR.lock();
+            door.is_closed = true;
+            LEFT.wait_while_for(&mut door, |door| door.inside > 0, LOOK);
+            door.inside
+        });
+        if inside == 0 {
+            return Ok(());
+        }
+        py.check_signals()?;
+        if begun.elapsed() > limit {
+            eprintln!(
+                "ringpull: an updater, or what frees a tensor's memory, has run in Python for more than {limit:?} while the program was to end: it ends without\n  hint: let it return, or give it RINGPULL_TIMEOUT seconds"
+            );
+            leave_at_once(py);
+        }
+    }
+}
+
+/// Ends the process with what it has printed: Python would stop the thread that is inside for good, and a store would wait for that thread.
+#[allow(unsafe_code)]
+fn leave_at_once(py: Python<'_>) -> ! {
+    let flushed = py.import("sys").and_then(|sys| {
+        ["stdout", "stderr"].into_iter().try_for_each(|name| sys.getattr(name)?.call_method0("flush").map(drop))
     });
+    // Whoever was to read it may be gone.
+    drop(flushed);
+    ringpull::timeline::flush();
+    // SAFETY: ends the process; whatever holds is let go of by the system.
+    unsafe { libc::_exit(1) }
 }
 
 /// Closes the door at the end of the program: after whoever registers with `atexit` later, as the stores do.
 pub(crate) fn close_at_exit(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let close = wrap_pyfunction!(close_interpreter, module)?;
-    module.py().import("atexit")?.call_method1("register", (close,)).map(drop)
+    module.py().import("atexit")?.call_method1("register", (close, std::process::id())).map(drop)
 }

@@ -20,7 +20,12 @@ def test_mpi_may_have_been_initialised_by_somebody_else():
 
 
 def test_a_program_ends_while_a_thread_of_its_store_needs_python():
-    job(2, "ending")
+    job(2, "ending", 0.3)
+
+
+def test_a_thread_that_keeps_python_does_not_keep_a_program_from_its_end():
+    status, output = mpi(2, HERE / "jobs/ending.py", 60, RINGPULL_TIMEOUT="2", deadline=20)
+    assert status == 1 and "has run in Python for more than 2s" in output, output
 
 
 def test_the_promises_hold_with_servers():

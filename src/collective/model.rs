@@ -23,12 +23,13 @@
 //! | star | 2 | `2 (n-1)` | `2 (n-1)` | `2 (n-1) S` | `2 (n-1) S` | `(n-1) S` |
 //! | tree | `2 l` | `2 q` | `2 (n-1)` | `2 q S` | `2 (n-1) S` | `q S` |
 //!
-//! `time = max(rounds A + messages O + all messages W + open(x) + X w + added / C, wire(x))`, with `F` before `open` and
-//! `wire` for direct and circulant. `open` is what a link takes that nothing holds back: `x/b` where `B` is less than
-//! `b`, else `wire`. So latency and work cost nothing where bytes wait for a shaper: what it lets through at once
-//! grows while nobody sends, whether between two sums or between two rounds. A message longer than a segment counts
-//! once for each segment. The ring's latency hides behind the other segments of a part: with `j` of them a step waits for
-//! `A` less the time that `j - 1` segments take.
+//! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for direct and
+//! circulant. A message longer than a segment counts once for each segment. The ring's latency hides behind the other
+//! segments of a part: with `j` of them a step waits for `A` less the time that `j - 1` segments take.
+//!
+//! A link is shaped if `B` is less than half of `b`. What a shaper lets through at once grows while nobody sends, between
+//! two sums and between two rounds, so latency and work cost nothing while bytes wait for it: the time is the longer of
+//! the above with `x/b` for `wire(x)`, and `wire(x)`.
 //!
 //! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers predict
 //! the same.
@@ -71,6 +72,9 @@ impl Default for Model {
     }
 }
 
+/// A link is shaped whose rate in the long run is less than this part of the first one: caches have been seen to cost less than half.
+const SHAPED: f64 = 0.5;
+
 /// What an algorithm does, in the units of the table above.
 struct Work {
     rounds: f64,
@@ -97,11 +101,8 @@ impl Model {
     #[must_use]
     pub fn within(&self, step_bytes: usize) -> Self {
         const MANY: f64 = 16.0;
-        if step_bytes as f64 > MANY * self.short_bytes {
-            Model { short_bytes: 0.0, short_bytes_per_us: self.long_bytes_per_us, ..*self }
-        } else {
-            *self
-        }
+        let short_bytes = if step_bytes as f64 > MANY * self.short_bytes { 0.0 } else { self.short_bytes };
+        Model { short_bytes, ..*self }
     }
 
     /// The time of an allreduce of `len_bytes` over `size` ranks in messages of at most `segment_bytes`, in microseconds.
@@ -187,7 +188,7 @@ impl Model {
     }
 
     fn is_shaped(&self) -> bool {
-        self.long_bytes_per_us < self.short_bytes_per_us
+        self.long_bytes_per_us < SHAPED * self.short_bytes_per_us
     }
 
     /// The time that a link needs for `bytes` in one direction.
@@ -242,11 +243,24 @@ mod tests {
     }
 
     #[test]
+    fn latency_does_not_hide_behind_caches() {
+        let cached = Model { short_bytes_per_us: 2000.0, long_bytes_per_us: 1000.0, ..Model::default() };
+        let far = Model { latency_us: 2.0 * cached.latency_us, ..cached };
+        let time = |model: &Model| model.predicted_us(Algorithm::Direct, 1 << 20, 8, 256 << 10);
+        assert!((time(&far) - time(&cached) - 2.0 * cached.latency_us).abs() < 1e-9);
+    }
+
+    #[test]
     fn a_sum_of_many_has_the_long_rate_from_its_first_byte() {
         let model =
             Model { short_bytes_per_us: 1000.0, short_bytes: 100_000.0, long_bytes_per_us: 25.0, ..Model::default() };
         assert_eq!(model.within(1_000_000), model);
-        assert_eq!(model.within(10_000_000).wire_us(50_000.0), 2000.0);
+        let (within, rounds_us) = (model.within(10_000_000), 3.0 * (model.latency_us + model.message_us));
+        assert_eq!(within.wire_us(50_000.0), 2000.0);
+        // Latency still hides.
+        assert_eq!(within.predicted_us(Algorithm::Doubling, 50_000, 8, 1 << 18), 6000.0);
+        let few_bytes = within.predicted_us(Algorithm::Doubling, 4, 8, 1 << 18);
+        assert!((rounds_us..rounds_us + 1.0).contains(&few_bytes), "{few_bytes}");
     }
 
     #[test]

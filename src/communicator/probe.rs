@@ -12,11 +12,11 @@
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
 //! | ring with 64 KiB on each link | `x (1/b + n w)` |
 //! | star with 64 KiB on rank 0's link | `x (1/b + w)` |
-//! | ring, long, not the first time | `x/B`, without anything else: what shapers let through at first has been used up |
-//! | direct, long, not the first time | `F x/B` |
+//! | ring, long, after another | `x (1/B + n w)`: what shapers let through at first has been used up |
+//! | direct, long, after another | `x (F/B + n w)` |
 //!
-//! `P` is the 64 KiB of which `b` was seen. A long ring that takes no longer than `b` allows shows that nothing holds the link back; then its
-//! time has all the terms of the others.
+//! `P` is 64 KiB, of which `b` was seen. A long ring that takes half as long again as it would at `b` has waited for a shaper: then its time is `x/B` and
+//! direct's `F x/B`, without what is known already.
 //!
 //! The long ones start small and grow until one takes [`LONG_ENOUGH_US`], so that a slow network is not kept busy and a
 //! fast one is not judged by a blink. `C` is measured on each rank alone, while all do the same.
@@ -44,8 +44,8 @@ const SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
-/// A long transfer that takes so many times what it would at the short rate has waited for the wire.
-const SHAPED: f64 = 1.1;
+/// A long transfer that takes so many times what it would at the short rate has waited for a shaper: neither latency nor noise is that much of it.
+const SHAPED: f64 = 1.5;
 /// Runs of each long transfer, whose median counts.
 const LONG_RUNS: usize = 3;
 /// Long transfers use segments as `auto` does for long buffers.
@@ -97,7 +97,9 @@ impl Prober<'_> {
         let mut long_part = 0;
         for bytes in LONG_BYTES {
             long_part = bytes.div_ceil(size);
-            let own = self.run(Algorithm::Ring, size * long_part)?;
+            // The first of a size has been seen to take ten times as long as the next.
+            let first = self.run(Algorithm::Ring, size * long_part)?;
+            let own = first.min(self.run(Algorithm::Ring, size * long_part)?);
             if self.medians([own])?[0] > LONG_ENOUGH_US {
                 break;
             }
@@ -191,7 +193,7 @@ impl Prober<'_> {
     }
 }
 
-/// The numbers under which the model predicts these times. What noise has made impossible is held to what is possible.
+/// The numbers under which the model predicts these times, the long ones but for the shaper's first bytes. What noise has made impossible is held to what is possible.
 pub(super) fn fit(times: &Times) -> Model {
     let n = times.size as f64;
     let (step, star, direct) = (times.ring_us / (2.0 * (n - 1.0)), times.star_us / 2.0, times.direct_us / 2.0);
@@ -233,23 +235,16 @@ pub(super) fn fit(times: &Times) -> Model {
     model.short_bytes = short_link;
     let link = 2.0 * (n - 1.0) * times.long_part as f64;
     let len = times.size * times.long_part;
-    // At the short rate for ever: what takes longer has waited for the wire.
-    let open_us = model.predicted_us(Algorithm::Ring, len, times.size, times.segment_bytes);
-    if times.long_ring_us > SHAPED * open_us {
-        let long_us_per_byte = (times.long_ring_us / link).max(1.01 * short_us_per_byte);
-        model.long_bytes_per_us = 1.0 / long_us_per_byte;
-        model.fan_factor = times.long_direct_us / times.long_ring_us;
-    } else {
-        let beyond = |time_us: f64| {
-            let bytes_us = link * short_us_per_byte;
-            (time_us - (open_us - bytes_us)).max(0.1 * bytes_us) / link
-        };
-        // Not under the short rate, so that latency counts.
-        let long_us_per_byte = beyond(times.long_ring_us).min(short_us_per_byte);
-        model.long_bytes_per_us = 1.0 / long_us_per_byte;
-        model.fan_factor = beyond(times.long_direct_us) / long_us_per_byte;
-    }
-    model.fan_factor = model.fan_factor.clamp(1.02, 3.0);
+    let open_us = |algorithm| model.predicted_us(algorithm, len, times.size, times.segment_bytes);
+    let is_shaped = times.long_ring_us > SHAPED * open_us(Algorithm::Ring);
+    let long_per_byte = |algorithm, time_us: f64| {
+        let known_us = if is_shaped { 0.0 } else { open_us(algorithm) - link * short_us_per_byte };
+        (time_us - known_us).max(0.05 * time_us).max(1e-3) / link
+    };
+    let ring_per_byte = long_per_byte(Algorithm::Ring, times.long_ring_us);
+    let direct_per_byte = long_per_byte(Algorithm::Direct, times.long_direct_us);
+    model.long_bytes_per_us = 1.0 / ring_per_byte;
+    model.fan_factor = (direct_per_byte / ring_per_byte).clamp(1.02, 3.0);
     model
 }
 
@@ -313,7 +308,9 @@ mod tests {
             sum_bytes_per_us: 8000.0,
         };
         let own_cores = Model { shared_message_us: 0.0, shared_us_per_byte: 0.0, ..shaped };
-        for model in [shaped, own_cores] {
+        let cached = Model { long_bytes_per_us: 700.0, ..shaped };
+        let faster_later = Model { long_bytes_per_us: 1500.0, ..own_cores };
+        for model in [shaped, own_cores, cached, faster_later] {
             for size in [3, 4, 8, 13] {
                 let found = fit(&times_on(&model, size));
                 let close = |found: f64, true_value: f64, what: &str| {
@@ -331,6 +328,21 @@ mod tests {
                 close(found.long_bytes_per_us, model.long_bytes_per_us, "long rate");
                 close(found.fan_factor, model.fan_factor, "fan factor");
             }
+        }
+    }
+
+    #[test]
+    fn latency_is_not_taken_for_a_shaper() {
+        // A long ring that takes 8 ms of latency is not made longer, and noise adds a quarter.
+        let far =
+            Model { latency_us: 1000.0, short_bytes_per_us: 1250.0, long_bytes_per_us: 1250.0, ..Model::default() };
+        let mut times = Times { long_part: (64 << 10) / 5, ..times_on(&far, 5) };
+        let steady = |algorithm| far.predicted_us(algorithm, 5 * times.long_part, 5, SEGMENT);
+        (times.long_ring_us, times.long_direct_us) = (1.25 * steady(Algorithm::Ring), 1.25 * steady(Algorithm::Direct));
+        let found = fit(&times);
+        for algorithm in [Algorithm::Direct, Algorithm::Circulant] {
+            let time = |algorithm| found.predicted_us(algorithm, 256 << 10, 5, SEGMENT);
+            assert!(time(algorithm) < 0.9 * time(Algorithm::Ring), "{algorithm} on {found:?}");
         }
     }
 

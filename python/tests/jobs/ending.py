@@ -1,4 +1,4 @@
-"""A program that ends while a thread of its store gives the memory of the last sums back, which takes Python a while."""
+"""A program that ends while a thread of its store gives the memory of the last sums back, which takes Python the seconds of its argument."""
 
 import sys
 import threading
@@ -20,12 +20,13 @@ begun = threading.Event()
 def delete_slowly(address):
     if threading.current_thread() is not threading.main_thread():
         begun.set()
-        time.sleep(0.3)
+        time.sleep(float(sys.argv[1]))
     del test_devices.alive[address]
 
 
 test_devices.delete = delete_slowly
 store = ringpull.create("dist_sync_mpi")
 store.init("w", np.zeros(5, np.float32))
-store.pushpull("w", test_devices.full(1, code=CPU), wait=False, keep=False)
+for _ in range(4):
+    store.pushpull("w", test_devices.full(1, code=CPU), wait=False, keep=False)
 assert begun.wait(10), "no thread of the store's has given it back"
