@@ -97,7 +97,7 @@ impl Prober<'_> {
         let mut long_part = 0;
         for bytes in LONG_BYTES {
             long_part = bytes.div_ceil(size);
-            // The first of a size has been seen to take ten times as long as the next.
+            // The lesser of two, as noise only adds: one slow run would end the growth too soon.
             let first = self.run(Algorithm::Ring, size * long_part)?;
             let own = first.min(self.run(Algorithm::Ring, size * long_part)?);
             if self.medians([own])?[0] > LONG_ENOUGH_US {
