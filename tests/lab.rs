@@ -56,6 +56,11 @@ fn ringpull(words: &[&str]) -> Command {
     command
 }
 
+/// Whether Linux deals processors out to sessions first; nothing where it does not say.
+fn sessions_have_shares() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default()
+}
+
 fn nothing_is_left() {
     for path in
         ["/run/netns/h1", "/run/netns/h2", "/etc/netns/h1", "/run/ringpull/lab/h1.uts", "/sys/class/net/ringpull0"]
@@ -68,7 +73,9 @@ fn nothing_is_left() {
 #[test]
 fn every_host_has_its_name_and_finds_the_others() {
     let Some(_turn) = turn() else { return };
+    let sessions = sessions_have_shares();
     let lab = up(3, "none");
+    assert_ne!(sessions_have_shares().trim(), "1", "a rank that yields would yield to its own host alone");
     let output =
         lab.command(2, "sh").args(["-c", "hostname; getent hosts h3; getent hosts nosuch || echo none"]).output();
     let text = String::from_utf8(output.unwrap().stdout).unwrap();
@@ -80,6 +87,7 @@ fn every_host_has_its_name_and_finds_the_others() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("its hosts are h1 to h3"));
     lab.down().unwrap();
     nothing_is_left();
+    assert_eq!(sessions_have_shares(), sessions);
 }
 
 /// What the goodput test runs on the hosts: this same test binary.
@@ -147,6 +155,7 @@ fn a_lab_in_use_is_an_error_that_names_the_process() {
 #[test]
 fn what_a_killed_run_left_is_removed() {
     let Some(_turn) = turn() else { return };
+    let sessions = sessions_have_shares();
     up(2, "10mbit").leave_up();
     let mut sleeper = ringpull(&["lab", "exec", "h1", "sleep", "3600"]).spawn().unwrap();
     let start = Instant::now();
@@ -160,6 +169,7 @@ fn what_a_killed_run_left_is_removed() {
     let done = ringpull(&["lab", "down"]).status().unwrap();
     assert!(done.success());
     nothing_is_left();
+    assert_eq!(sessions_have_shares(), sessions);
     if sleeper.try_wait().unwrap().is_none() {
         sleeper.kill().unwrap();
     }

@@ -111,6 +111,16 @@ impl ProcessorTime {
         Some(ProcessorTime { all: ticks.iter().sum(), stolen })
     }
 
+    /// Whether the host has ever taken any.
+    pub fn has_stolen(self) -> bool {
+        self.stolen > 0
+    }
+
+    /// Whether it has taken any since `before`.
+    pub fn has_stolen_since(self, before: Self) -> bool {
+        self.stolen > before.stolen
+    }
+
     /// The part of the processors' time that was stolen since `before`; `None` if no time has passed.
     pub fn stolen_since(self, before: Self) -> Option<f64> {
         let all = self.all.checked_sub(before.all).filter(|ticks| *ticks > 0)?;

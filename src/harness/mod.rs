@@ -37,6 +37,7 @@ pub mod models;
 pub mod mpirun;
 pub mod pattern;
 pub mod pushpull;
+pub mod quiet;
 pub mod record;
 mod resume;
 pub mod schedule;

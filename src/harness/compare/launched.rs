@@ -20,6 +20,7 @@ use crate::harness::launch::{self, Launch, Sink};
 use crate::harness::machine::ProcessorTime;
 use crate::harness::mode::{Mode, Peer, Placement, Variant};
 use crate::harness::mpirun::{Hosts, Mpirun, Ranks};
+use crate::harness::quiet::wait_until_quiet;
 use crate::harness::record::Record;
 
 /// Where the jobs run.
@@ -236,6 +237,14 @@ impl Runner for Launched {
     /// Of the machine that starts the jobs; with a hostfile the other hosts are not asked.
     fn processor_time(&mut self) -> Option<ProcessorTime> {
         ProcessorTime::read()
+    }
+
+    /// As far as the machine that starts the jobs shows it.
+    fn settle(&mut self, last_job: Duration) {
+        wait_until_quiet(last_job, &mut ProcessorTime::read, &mut |time| {
+            std::thread::sleep(time);
+            self.interrupt.count() == 0
+        });
     }
 
     fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {

@@ -16,6 +16,8 @@ pub mod training;
 mod training_page;
 pub mod verdict;
 
+use std::time::Duration;
+
 use crate::error::Result;
 use crate::harness::compare::training::TrainSetup;
 use crate::harness::layers::Network;
@@ -62,6 +64,9 @@ pub trait Runner {
     fn processor_time(&mut self) -> Option<ProcessorTime> {
         None
     }
+
+    /// Waits until what the last job, which took so long, has left behind is no burden to the next, if that is known.
+    fn settle(&mut self, _last_job: Duration) {}
 
     /// Runs one job to its end and gives the records that its rank 0 printed.
     fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>>;

@@ -1,6 +1,8 @@
 //! Runs the variants round by round. Round `r` begins with variant `r`: whatever drifts on the machine, and whatever a job
 //! leaves behind for the next one, meets every variant alike.
 
+use std::time::{Duration, Instant};
+
 use crate::error::{Error, Result};
 use crate::harness::compare::results::{Outcome, Round, Row, Setup};
 use crate::harness::compare::{Runner, Workload};
@@ -32,14 +34,17 @@ pub fn run(
             None => Progress::Running(Vec::new()),
         })
         .collect();
+    let mut last_job = Duration::ZERO;
     for round in 0..setup.rounds {
         for (place, index) in order(variants.len(), round).into_iter().enumerate() {
             let variant = variants[index];
             progress(Some(format!("round {} of {}: {variant}", round + 1, setup.rounds)));
             if let Progress::Running(done) = &mut progresses[index] {
-                let before = runner.processor_time();
+                runner.settle(last_job);
+                let (start, before) = (Instant::now(), runner.processor_time());
                 let outcome = runner.run(variant, workload).and_then(|records| expected(variant, records, setup));
                 let stolen = runner.processor_time().zip(before).and_then(|(after, before)| after.stolen_since(before));
+                last_job = start.elapsed();
                 match outcome {
                     Ok(record) => done.push(Done { place: place + 1, record, stolen }),
                     Err(error) => progresses[index] = Progress::Ended(Outcome::Failed { error: error.to_string() }),

@@ -12,10 +12,12 @@
 //!
 //! One process at a time may change the lab or measure on it: it holds a lock (`lock`) which the kernel takes back when
 //! that process ends, however it ends. What was made is marked under `/run/ringpull/lab` before it is made, so that
-//! [`Lab::remove`] finds all of it, also after a kill half way. `network` is the commands that make and remove one host.
+//! [`Lab::remove`] finds all of it, also after a kill half way. `network` is the commands that make and remove one host,
+//! `sessions` what the processors are told.
 
 mod lock;
 mod network;
+mod sessions;
 mod shape;
 
 use std::ffi::OsStr;
@@ -60,6 +62,7 @@ impl Lab {
         clear()?;
         // From here on a drop removes what exists, also when a later step fails.
         let lab = Lab { shape, made_here: true, _lock: lock };
+        sessions::level(Path::new(sessions::SWITCH), &sessions_note())?;
         network::add_bridges(shape.racks.map(|racks| racks.uplink))?;
         for host in 1..=shape.hosts {
             mark(host)?;
@@ -186,6 +189,10 @@ fn shape_path() -> PathBuf {
     Path::new(FOLDER).join("shape.json")
 }
 
+fn sessions_note() -> PathBuf {
+    Path::new(FOLDER).join("sessions")
+}
+
 fn read_shape() -> Option<Shape> {
     serde_json::from_slice(&fs::read(shape_path()).ok()?).ok()
 }
@@ -202,11 +209,13 @@ fn clear() -> Result<()> {
         _ => Ok(()),
     };
     remove(&shape_path())?;
+    let restored = sessions::restore(Path::new(sessions::SWITCH), &sessions_note());
     for host in marked()? {
         network::remove_host(host)?;
         remove(&name_space(host))?;
     }
-    network::remove_bridges()
+    network::remove_bridges()?;
+    restored
 }
 
 fn need_root() -> Result<()> {
