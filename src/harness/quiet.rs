@@ -1,7 +1,9 @@
 //! Waits between jobs until the machine's host leaves it alone.
 //!
-//! A virtual machine gives memory that a job has freed back to its host, two seconds and more after the job has ended (Linux's free page reporting), and has its
-//! processors stopped for it. So a job that follows another at once pays for what that one has freed: most for one of many large processes.
+//! A virtual machine with free page reporting gives memory that a job has freed back to its host, in passes that begin two
+//! seconds after the job has ended, and has its processors stopped for it. So a job that follows another at once pays for
+//! what that one has freed: most for one of many large processes. What other guests of the host will take during the next
+//! job, a wait does not show.
 
 use std::time::Duration;
 
@@ -13,19 +15,24 @@ const QUIET: Duration = Duration::from_secs(3);
 const LONGEST: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Returns when the host has taken no processor time for three seconds, at the latest after fifteen; both at most as long as the last job took, `job`.
-/// At once where the host has never taken any. `wait` waits for so long, or says that there is no more waiting.
+/// Returns once the host has taken no processor time for three seconds, after fifteen in any case, and in neither case later
+/// than as long as the last job took, `job`: short ones free little. At once where the host has never taken any. `wait` waits
+/// for so long; its `false` ends the wait.
 pub fn wait_until_quiet(
     job: Duration,
     read: &mut dyn FnMut() -> Option<ProcessorTime>,
     wait: &mut dyn FnMut(Duration) -> bool,
 ) {
     let Some(mut last) = read().filter(|time| time.has_stolen()) else { return };
-    let (mut quiet, mut waited) = (Duration::ZERO, Duration::ZERO);
-    while quiet < QUIET.min(job) && waited < LONGEST.min(job) && wait(LOOK) {
+    let (mut quiet, mut left) = (Duration::ZERO, LONGEST.min(job));
+    while quiet < QUIET && !left.is_zero() {
+        let look = LOOK.min(left);
+        if !wait(look) {
+            return;
+        }
         let Some(now) = read() else { return };
-        waited += LOOK;
-        quiet = if now.has_stolen_since(last) { Duration::ZERO } else { quiet + LOOK };
+        left -= look;
+        quiet = if now.has_stolen_since(last) { Duration::ZERO } else { quiet + look };
         last = now;
     }
 }
@@ -34,41 +41,40 @@ pub fn wait_until_quiet(
 mod tests {
     use super::*;
 
-    /// How long is waited if the host has taken so many ticks at the start, and then one in each of these quarters of a second.
-    fn waited(job_s: u64, before: u64, taken: &[u64]) -> f64 {
-        let (mut looks, mut waits) = (0, 0);
+    /// How long is waited after a job, in ms, if the host has taken so many ticks before, and then one before each of these looks.
+    fn waited_ms(job_ms: u64, before: u64, taken: &[u64]) -> u128 {
+        let (mut looks, mut waited) = (0, Duration::ZERO);
         let mut read = || {
             let stolen = before + taken.iter().filter(|at| **at <= looks).count() as u64;
             looks += 1;
             ProcessorTime::parse(&format!("cpu  {looks} 0 0 0 0 0 0 {stolen} 0 0\n"))
         };
         let mut wait = |time| {
-            assert_eq!(time, LOOK);
-            waits += 1;
+            waited += time;
             true
         };
-        wait_until_quiet(Duration::from_secs(job_s), &mut read, &mut wait);
-        f64::from(waits) * LOOK.as_secs_f64()
+        wait_until_quiet(Duration::from_millis(job_ms), &mut read, &mut wait);
+        waited.as_millis()
     }
 
     #[test]
-    fn a_job_starts_three_seconds_after_the_host_took_anything() {
-        assert_eq!(waited(60, 7, &[]), 3.0);
-        assert_eq!(waited(60, 7, &[1, 8]), 5.0);
+    fn a_job_starts_once_the_host_has_taken_nothing_for_three_seconds() {
+        assert_eq!(waited_ms(60_000, 7, &[]), 3000);
+        assert_eq!(waited_ms(60_000, 7, &[1, 8]), 5000);
     }
 
     #[test]
     fn a_wait_ends_after_fifteen_seconds_and_is_no_longer_than_the_job_before() {
         let always: Vec<u64> = (1..1000).collect();
-        assert_eq!(waited(60, 7, &always), 15.0);
-        assert_eq!(waited(5, 7, &always), 5.0);
-        assert_eq!(waited(1, 7, &[]), 1.0);
-        assert_eq!(waited(0, 7, &[]), 0.0);
+        assert_eq!(waited_ms(60_000, 7, &always), 15_000);
+        assert_eq!(waited_ms(5000, 7, &always), 5000);
+        assert_eq!(waited_ms(900, 7, &[]), 900);
+        assert_eq!(waited_ms(0, 7, &[]), 0);
     }
 
     #[test]
     fn where_nothing_was_ever_taken_or_nobody_wants_to_wait_there_is_no_wait() {
-        assert_eq!(waited(60, 0, &[]), 0.0);
+        assert_eq!(waited_ms(60_000, 0, &[]), 0);
         let mut read = || ProcessorTime::parse("cpu  1 0 0 0 0 0 0 1 0 0\n");
         let mut asked = 0;
         wait_until_quiet(Duration::from_secs(60), &mut read, &mut |_| {

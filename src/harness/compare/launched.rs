@@ -239,8 +239,11 @@ impl Runner for Launched {
         ProcessorTime::read()
     }
 
-    /// As far as the machine that starts the jobs shows it.
+    /// Where the jobs run on this machine; the hosts of a hostfile are not asked.
     fn settle(&mut self, last_job: Duration) {
+        if self.hosts.is_some() {
+            return;
+        }
         wait_until_quiet(last_job, &mut ProcessorTime::read, &mut |time| {
             std::thread::sleep(time);
             self.interrupt.count() == 0

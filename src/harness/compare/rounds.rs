@@ -34,7 +34,8 @@ pub fn run(
             None => Progress::Running(Vec::new()),
         })
         .collect();
-    let mut last_job = Duration::ZERO;
+    // What ran before the first is not known: a build, or another comparison.
+    let mut last_job = Duration::MAX;
     for round in 0..setup.rounds {
         for (place, index) in order(variants.len(), round).into_iter().enumerate() {
             let variant = variants[index];
@@ -197,6 +198,8 @@ mod tests {
         bytes: u64,
         /// How often the kernel was asked.
         asked: u64,
+        /// How many jobs had been started at each wait between them.
+        settled: Vec<usize>,
     }
 
     impl Runner for Fake {
@@ -208,6 +211,11 @@ mod tests {
         fn processor_time(&mut self) -> Option<ProcessorTime> {
             self.asked += 1;
             ProcessorTime::parse(&format!("cpu  {} 0 0 0 0 0 0 {} 0 0\n", 9375 * self.asked, 625 * self.asked))
+        }
+
+        fn settle(&mut self, last_job: Duration) {
+            assert_eq!(last_job == Duration::MAX, self.jobs.is_empty());
+            self.settled.push(self.jobs.len());
         }
 
         fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {
@@ -259,8 +267,9 @@ mod tests {
         };
         let modes = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2"].map(|mode| mode.parse().unwrap());
         let variants = Variant::list(&modes, &[Peer::Horovod]);
-        let (mut fake, mut ended) = (Fake { jobs: vec![], bytes, asked: 0 }, 0);
+        let (mut fake, mut ended) = (Fake { jobs: vec![], bytes, asked: 0, settled: vec![] }, 0);
         let rows = run(&mut fake, &variants, &workload, &setup, &mut |job| ended += usize::from(job.is_none()));
+        assert_eq!(fake.settled, (0..fake.jobs.len()).collect::<Vec<_>>(), "one wait before each job that runs");
         (rows, fake.jobs, ended)
     }
 

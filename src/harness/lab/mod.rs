@@ -57,6 +57,7 @@ impl Lab {
         need_root()?;
         let lock = LabLock::take()?;
         if read_shape() == Some(shape) {
+            sessions::level(Path::new(sessions::SWITCH), &sessions_note())?;
             return Ok(Lab { shape, made_here: false, _lock: lock });
         }
         clear()?;

@@ -1,18 +1,20 @@
 //! Emulated hosts share processors rank by rank, not session by session.
 //!
-//! Linux deals processors out to sessions first (autogroups), and an MPI's daemon on each emulated host, or each of its ranks, begins one of its own. A rank
-//! that yields then yields to nobody until its session has had its share, so that a job takes tens of milliseconds, or for ever, to find a good order of turns.
-//! Real hosts share no processors. So it is switched off while a lab is up, and what was set is written down before.
+//! Linux deals processors out to sessions first (autogroups), and MPI's daemon on each emulated host, or each of its ranks,
+//! begins one of its own. A yield acts within the session, so there it is one to nobody. Real hosts share no processors. So
+//! the kernel's switch is off while a lab is up, and what was set is written down before. The switch is the machine's:
+//! labs in two containers that both may set it are not kept apart.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// The kernel's switch, where it has one. It is heeded by processes that start later.
+/// The kernel's switch, where it has one. Processes that start later heed it.
 pub(super) const SWITCH: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 
-/// Writes down in `note` what is set, and switches off. Nothing is changed where that is not allowed, as in most containers, whose
+/// Writes down in `note` what is set, and switches off. Nothing is changed where that is refused, as in most containers, whose
 /// processes have no autogroups anyway.
 pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     let Ok(set) = fs::read_to_string(switch) else { return Ok(()) };
@@ -21,7 +23,7 @@ pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     }
     fs::write(note, &set).map_err(|cause| Error::io("write", note.display(), &cause))?;
     if let Err(cause) = fs::write(switch, "0\n") {
-        tracing::debug!(%cause, "sessions keep their shares of the processors");
+        tracing::warn!(%cause, "sessions keep their shares of the processors: {}", switch.display());
         return remove(note);
     }
     Ok(())
@@ -29,8 +31,14 @@ pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
 
 /// Sets again what `note` says, if there is one, and removes it.
 pub(super) fn restore(switch: &Path, note: &Path) -> Result<()> {
-    let Ok(set) = fs::read_to_string(note) else { return Ok(()) };
-    fs::write(switch, set).map_err(|cause| Error::io("write", switch.display(), &cause))?;
+    let set = match fs::read_to_string(note) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(|cause| Error::io("read", note.display(), &cause))?,
+    };
+    // It may never have been switched off.
+    if fs::read_to_string(switch).is_ok_and(|now| now != set) {
+        fs::write(switch, set).map_err(|cause| Error::io("write", switch.display(), &cause))?;
+    }
     remove(note)
 }
 
@@ -40,12 +48,21 @@ fn remove(note: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use tempfile::TempDir;
+
     use super::*;
+
+    fn paths() -> (TempDir, PathBuf, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let [switch, note] = ["switch", "note"].map(|name| folder.path().join(name));
+        (folder, switch, note)
+    }
 
     #[test]
     fn what_was_set_is_set_again_and_what_was_off_stays_off() {
-        let folder = tempfile::tempdir().unwrap();
-        let [switch, note] = ["switch", "note"].map(|name| folder.path().join(name));
+        let (_folder, switch, note) = paths();
         for set in ["1\n", "0\n"] {
             fs::write(&switch, set).unwrap();
             level(&switch, &note).unwrap();
@@ -58,8 +75,7 @@ mod tests {
 
     #[test]
     fn a_lab_that_was_not_taken_down_leaves_the_first_setting_to_the_next() {
-        let folder = tempfile::tempdir().unwrap();
-        let [switch, note] = ["switch", "note"].map(|name| folder.path().join(name));
+        let (_folder, switch, note) = paths();
         fs::write(&switch, "1\n").unwrap();
         level(&switch, &note).unwrap();
         level(&switch, &note).unwrap();
@@ -68,11 +84,20 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_switch_nothing_is_done() {
-        let folder = tempfile::tempdir().unwrap();
-        let [switch, note] = ["switch", "note"].map(|name| folder.path().join(name));
+    fn where_there_is_no_switch_or_it_is_refused_nothing_is_left() {
+        let (folder, switch, note) = paths();
         level(&switch, &note).unwrap();
         restore(&switch, &note).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        // Nobody may write it, root either.
+        let refused = Path::new("/proc/version");
+        if refused.exists() {
+            level(refused, &note).unwrap();
+            assert!(!note.exists());
+            // Ended between the note and the refusal.
+            fs::write(&note, fs::read(refused).unwrap()).unwrap();
+            restore(refused, &note).unwrap();
+            assert!(!note.exists());
+        }
     }
 }
