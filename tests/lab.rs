@@ -67,9 +67,14 @@ fn yields_reach_other_hosts() {
 }
 
 fn nothing_is_left() {
-    for path in
-        ["/run/netns/h1", "/run/netns/h2", "/etc/netns/h1", "/run/ringpull/lab/h1.uts", "/run/ringpull/lab/sessions", "/sys/class/net/ringpull0"]
-    {
+    for path in [
+        "/run/netns/h1",
+        "/run/netns/h2",
+        "/etc/netns/h1",
+        "/run/ringpull/lab/h1.uts",
+        "/run/ringpull/lab/sessions",
+        "/sys/class/net/ringpull0",
+    ] {
         assert!(!Path::new(path).exists(), "{path} is left");
     }
     assert!(!std::fs::read_to_string("/proc/self/mounts").unwrap().contains("ringpull/lab"));

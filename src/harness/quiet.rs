@@ -2,8 +2,8 @@
 //!
 //! A virtual machine with free page reporting gives memory that a job has freed back to its host, in passes that begin two
 //! seconds after the job has ended, and has its processors stopped for it. So a job that follows another at once pays for
-//! what that one has freed: most for one of many large processes. What other guests of the host will take during the next
-//! job, a wait does not show.
+//! what that one has freed: most for one of many large processes. No wait avoids what the next job pays for
+//! memory that it gets back from the host, or what other guests take meanwhile.
 
 use std::time::Duration;
 
