@@ -97,8 +97,9 @@ impl Layout {
         ids.iter().flat_map(|id| (0..per_row).map(move |piece| *id as usize * per_row + piece)).collect()
     }
 
-    /// For each segment that holds any of `units` (ascending): its index and the positions in `units`.
+    /// For each segment that holds any of `units` (ascending, each once): its index and the positions in `units`.
     pub fn split(&self, units: &[usize]) -> Vec<(usize, Range<usize>)> {
+        debug_assert!(units.is_sorted_by(|before, after| before < after), "units ascend, each once");
         let found = self.segments.iter().enumerate().map(|(index, segment)| {
             let start = units.partition_point(|unit| *unit < segment.units.start);
             let end = units.partition_point(|unit| *unit < segment.units.end);
@@ -180,7 +181,8 @@ mod tests {
         #[test]
         fn every_row_is_found_in_exactly_one_place(rows in 1usize..3000, row_len in 1usize..9000, servers in 1usize..5) {
             let layout = Layout::new(&Key::Int(1), &[rows, row_len], 4, servers, 1000);
-            let ids = [0, rows as i64 / 2, rows as i64 - 1];
+            let mut ids = vec![0, rows as i64 / 2, rows as i64 - 1];
+            ids.dedup();
             let units = layout.units_of_rows(&ids);
             let split = layout.split(&units);
             prop_assert_eq!(split.iter().map(|(_, positions)| positions.len()).sum::<usize>(), units.len());
