@@ -42,10 +42,18 @@ fn a_cluster_is_probed_once_and_a_file_is_taken_at_its_word() {
     let stored: Vec<_> =
         std::fs::read_dir(cache.path().join("ringpull")).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(stored.len(), 1, "{stored:?}");
-    let again = explained(2, cache.path(), "cached");
-    if again["source"] == "the cache" {
-        assert_eq!(again["model"], first["model"]);
-    }
+    let mut before = first;
+    // On a machine that was busy or idle meanwhile the cached model may not be believed, and is then replaced.
+    let was_used = (0..5).any(|_| {
+        let again = explained(2, cache.path(), "cached");
+        let is_used = again["source"] == "the cache";
+        if is_used {
+            assert_eq!(again["model"], before["model"]);
+        }
+        before = again;
+        is_used
+    });
+    assert!(was_used, "five jobs, and none of them went by the cache: {before}");
     let from_file = explained(3, cache.path(), stored[0].to_str().unwrap());
     assert!(from_file["source"].as_str().unwrap().contains("the file"), "{from_file}");
     assert_eq!(from_file["ranks"], 3);

@@ -9,6 +9,7 @@ use ringpull::harness::compare::{Environment, Outcome, Results, Round, Row, Setu
 use ringpull::harness::cost;
 use ringpull::harness::mode::Variant;
 use ringpull::harness::record::{Measured, Record};
+use ringpull::harness::usage::Usage;
 
 /// Eight workers on links of 200 Mbit/s; seconds as such a run gives them.
 fn results() -> Results {
@@ -167,6 +168,7 @@ fn rounds(seconds: &[f64]) -> Vec<Round> {
         round: index + 1,
         place: index + 1,
         seconds: seconds.to_vec(),
+        usage: Usage::default(),
         stolen: None,
     };
     seconds.chunks(2).enumerate().map(round).collect()

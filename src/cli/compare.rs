@@ -34,7 +34,9 @@ use crate::kind::Kind;
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
     Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts), dist_async likewise;\n\
     behind a + the gradients' compression: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
-    On a virtual machine a job starts once its host has taken no processor time for 3 s, but waits at most 15 s.\n\
+    On a virtual machine a job starts once its host has taken no processor time for 3 s, but waits at most 15 s, no\n\
+    longer than the last job took, and not with a hostfile. While emulated hosts are up, Linux does not share processors\n\
+    out by session (kernel.sched_autogroup_enabled is 0, and set again afterwards).\n\
     The exit code is 1 if a variant failed; an absent peer is named and is no failure.")]
 pub struct CompareArgs {
     /// Emulate so many hosts on this machine, joined by links of --link (root, Linux).

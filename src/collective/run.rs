@@ -37,7 +37,7 @@ pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
 /// An operation that was begun. Tickets ascend.
 pub type Ticket = u64;
 
-/// Executes schedules over a transport that each call names anew; always the same one.
+/// Executes schedules over a transport that each call names anew: the whole job's, or a group of its ranks.
 pub struct Runner {
     /// The most bytes one message carries of what [`schedule`](Self::schedule) cuts.
     segment_bytes: usize,

@@ -84,7 +84,9 @@ impl Host {
         }
         self.schedules = Schedules::default();
         if self.rank() == 0 && self.choice.is_auto() {
-            self.learned.explain(self.transport.size(), self.cuts);
+            let is_in_named_racks = self.placement.are_racks_named && self.placement.racks.is_some();
+            let parties = (self.placement.hosts.len(), self.transport.size());
+            self.learned.explain(parties, is_in_named_racks, self.cuts);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,9 @@ use crate::transport::Transport;
 const VERSION: u32 = 5;
 /// How far the smallest ring may be from what a cached model predicts.
 const CREDIBLE: f64 = 4.0;
+
+/// The cache keeps the latest models: containers and emulated hosts are new ones, with new addresses, each time they are made.
+const KEPT: usize = 32;
 
 /// A model and its origin in words.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,22 +48,32 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// Says in the log what was learned and what follows from it on `size` ranks.
-    pub(super) fn explain(&self, size: usize, segments: Segments) {
+    /// Says in the log what was learned and what follows from it on `size` ranks, of which one talks for each of `hosts` hosts.
+    pub(super) fn explain(&self, (hosts, size): (usize, usize), are_racks_named: bool, segments: Segments) {
         tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
+        if hosts < size {
+            tracing::debug!(
+                "ranks that share a host sum in its memory; what follows is between {hosts} hosts, one rank of each"
+            );
+        }
+        if are_racks_named {
+            tracing::debug!(
+                "the hosts' racks have names: long sums cross the link between them once in each direction"
+            );
+        }
         if self.racks != 0 {
             tracing::debug!(
-                "two racks, found by timing: host h stands in the second if bit h is set in {:#b}",
+                "two racks, found by timing, the link between which long sums cross once in each direction: host h stands in the second if bit h is set in {:#b}",
                 self.racks
             );
         }
         for len_bytes in [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 100_000_000] {
             let times: Vec<String> = Algorithm::ALL
-                .map(|algorithm| predict(&self.model, algorithm, len_bytes, size, segments))
+                .map(|algorithm| predict(&self.model, algorithm, len_bytes, hosts, segments))
                 .iter()
                 .map(|of| format!("{} {:.0} us", of.algorithm, of.time_us))
                 .collect();
-            let chosen = choose(&self.model, len_bytes, size, segments);
+            let chosen = choose(&self.model, len_bytes, hosts, segments);
             tracing::debug!(
                 "{len_bytes} bytes: {} in segments of {}, the least of {}",
                 chosen.algorithm,
@@ -123,7 +136,8 @@ impl Told {
 }
 
 /// The model of the cluster of `hosts` (ranks by host) under `transport`; racks are looked for among hosts of which not all are in racks
-/// with names. Collective, in well under a second, and in about one where it finds racks.
+/// with names. Collective, in well under a second on links of 1 Gbit/s, in about one where it finds racks,
+/// and in several on links of 10 Mbit/s.
 pub(super) fn learn(
     runner: &mut Runner,
     transport: &mut dyn Transport,
@@ -213,7 +227,27 @@ fn store(path: &Path, stored: &Stored) -> Result<()> {
     let file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
     let text = serde_json::to_vec_pretty(stored).map_err(|cause| io(std::io::Error::other(cause)))?;
     fs::write(file.path(), text).map_err(io)?;
-    file.persist(path).map(drop).map_err(|cause| io(cause.error))
+    file.persist(path).map_err(|cause| io(cause.error))?;
+    forget(folder);
+    Ok(())
+}
+
+/// Removes all models from `folder` but the latest.
+fn forget(folder: &Path) {
+    let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let name = path.file_name()?.to_str()?;
+        let is_model = name.starts_with("model-") && name.ends_with(".json");
+        Some((fs::metadata(&path).ok()?.modified().ok()?, path)).filter(|_| is_model)
+    });
+    let mut models: Vec<(SystemTime, PathBuf)> = files.collect();
+    models.sort_unstable_by(|one, other| other.cmp(one));
+    for (_, path) in models.into_iter().skip(KEPT) {
+        // Another job may just have done it, and a file too many does no harm.
+        if let Err(cause) = fs::remove_file(&path) {
+            tracing::debug!(%cause, "an old model stays: {}", path.display());
+        }
+    }
 }
 
 fn cache_file(library: &str, names: &[[f64; 1]], hosts: &[Vec<usize>], are_named: bool) -> Option<PathBuf> {
@@ -287,6 +321,24 @@ mod tests {
             learned(2, &ModelSource::File(path)).into_iter().map(|it| it.unwrap_err().to_string()).collect();
         assert!(errors[0].contains("numbers are those of no cluster"), "{errors:?}");
         assert!(errors[1].contains("rank 0"), "{errors:?}");
+    }
+
+    #[test]
+    fn the_latest_models_are_kept_and_nothing_else_is_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("notes.json"), "a user's own").unwrap();
+        for index in 0..KEPT + 3 {
+            store(&path(&format!("model-{index}.json")), &Stored::default()).unwrap();
+            let age = Duration::from_secs((KEPT + 3 - index) as u64);
+            let file = fs::File::options().write(true).open(path(&format!("model-{index}.json"))).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+        }
+        store(&path("model-last.json"), &Stored::default()).unwrap();
+        let kept = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(kept, KEPT + 1, "the models and the user's file");
+        assert!(path("notes.json").exists() && path("model-last.json").exists());
+        assert!(!path("model-3.json").exists() && path("model-4.json").exists());
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct Explanation {
     pub ranks: usize,
     /// The ranks that share memory, host by host. `auto` sums there among them; what is predicted is for the messages of ranks that do not.
     pub hosts: Vec<Vec<usize>>,
+    /// For how many ranks that exchange messages is predicted: all, or with `auto` on several hosts one of each.
+    pub parties: usize,
     /// The two racks that hosts stand in, named or found by timing, if there are: places in `hosts`. `auto` sums long buffers across
     /// the link between them once, whatever is predicted.
     pub racks: Option<[Vec<usize>; 2]>,
@@ -73,14 +75,16 @@ pub fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
         engine.collective("bench --explain", Vec::new(), |host: &mut Host, _, _| {
             Ok((host.learned().clone(), host.segments(), host.hosts().to_vec(), host.racks().cloned()))
         })?;
+    let parties = if plan.is_none() && hosts.len() > 1 { hosts.len() } else { engine.size() };
     Ok((engine.rank() == 0).then(|| Explanation {
         ranks: engine.size(),
+        parties,
         source: learned.source,
         hosts,
         racks,
         model: learned.model,
         asked: asked.to_string(),
-        sizes: sizes.iter().map(|bytes| explained(&learned.model, plan, *bytes, engine.size(), segments)).collect(),
+        sizes: sizes.iter().map(|bytes| explained(&learned.model, plan, *bytes, parties, segments)).collect(),
     }))
 }
 
@@ -130,8 +134,9 @@ impl Explanation {
             table.add_row(cells);
         }
         let of = &self.model;
-        let (table, ranks) = (table.trim_fmt(), self.ranks);
-        let mut text = format!("{table}\ntimes are predicted for {ranks} ranks, from {}:\n", self.source);
+        let whom = if self.parties == self.ranks { "ranks" } else { "hosts, one rank of each" };
+        let (table, parties) = (table.trim_fmt(), self.parties);
+        let mut text = format!("{table}\ntimes are predicted for {parties} {whom}, from {}:\n", self.source);
         let numbers = [
             ("latency", format!("{:.1} us", of.latency_us)),
             ("a message, its rank", format!("{:.2} us", of.message_us)),
@@ -180,6 +185,7 @@ mod tests {
         let model = Model::default();
         Explanation {
             ranks: 8,
+            parties: hosts.len(),
             hosts,
             racks,
             source: "the default".to_owned(),
@@ -206,7 +212,7 @@ mod tests {
             "star",
             "25 MB",
             "256 KiB",
-            "predicted for 8 ranks, from the default",
+            "predicted for 2 hosts, one rank of each, from the default",
             "30.0 us",
             "400 MB/s",
             "1.05x",

@@ -16,13 +16,16 @@ const LONGEST: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Returns once the host has taken no processor time for three seconds, after fifteen in any case, and in neither case later
-/// than as long as the last job took, `job`: short ones free little. At once where the host has never taken any. `wait` waits
-/// for so long; its `false` ends the wait.
+/// than as long as the last job took, `job`. At once after a job of less than three seconds, which frees little, and where the
+/// host has never taken any. `wait` waits for so long; its `false` ends the wait.
 pub fn wait_until_quiet(
     job: Duration,
     read: &mut dyn FnMut() -> Option<ProcessorTime>,
     wait: &mut dyn FnMut(Duration) -> bool,
 ) {
+    if job < QUIET {
+        return;
+    }
     let Some(mut last) = read().filter(|time| time.has_stolen()) else { return };
     let (mut quiet, mut left) = (Duration::ZERO, LONGEST.min(job));
     while quiet < QUIET && !left.is_zero() {
@@ -68,8 +71,8 @@ mod tests {
         let always: Vec<u64> = (1..1000).collect();
         assert_eq!(waited_ms(60_000, 7, &always), 15_000);
         assert_eq!(waited_ms(5000, 7, &always), 5000);
-        assert_eq!(waited_ms(900, 7, &[]), 900);
-        assert_eq!(waited_ms(0, 7, &[]), 0);
+        assert_eq!(waited_ms(3000, 7, &always), 3000);
+        assert_eq!(waited_ms(2900, 7, &always), 0, "in less the host cannot be found quiet");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::region;
+use crate::harness::statistics::Summary;
 
 /// The costs of one operation, averages over the ranks but for memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -22,6 +23,21 @@ pub struct Usage {
     /// The most that any rank's memory, without what is its neighbours', grew beyond what it held, payload included, before the first
     /// iteration: at any time of the iterations that warm up, or at the end.
     pub extra_rss_bytes: Option<u64>,
+}
+
+impl Usage {
+    /// What several jobs of one kind cost: the median of their processor time, and the most memory of any.
+    pub fn over_jobs(jobs: &[Usage]) -> Usage {
+        let median = |of: fn(&Usage) -> Option<f64>| {
+            let known: Vec<f64> = jobs.iter().filter_map(of).collect();
+            Summary::of(&known).map(|summary| summary.median)
+        };
+        Usage {
+            cpu_s_per_gb: median(|job| job.cpu_s_per_gb),
+            waiting_cpu: median(|job| job.waiting_cpu),
+            extra_rss_bytes: jobs.iter().filter_map(|job| job.extra_rss_bytes).max(),
+        }
+    }
 }
 
 /// Processor seconds of all threads of this process so far.

@@ -3,7 +3,7 @@
 //! A [`Kernel`] is one set of machine code for all element types; the best that the processor has is chosen when the
 //! first sum is asked for. `x86` holds those for AVX-512 and for AVX2 with F16C, `portable` the one that every machine
 //! has and that the others are tested against. It is compiled for what the target always has: SSE2 on x86-64, NEON on
-//! 64-bit ARM, so there is nothing to choose there.
+//! 64-bit ARM, so there is nothing to choose there; halves (f16) it converts one at a time, by the `half` crate.
 //!
 //! Every kernel gives the same bits: sums are made from left to right, a half is rounded to nearest even after each
 //! addition, integers wrap. Only which of two NaNs comes out of their sum is the processor's business.

@@ -10,6 +10,7 @@ use crate::harness::mode::Family;
 use crate::harness::record::Record;
 use crate::harness::size::format_size;
 use crate::harness::statistics::Summary;
+use crate::harness::usage::Usage;
 
 /// Everything: where, what, how, and one row for each variant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -111,6 +112,9 @@ pub struct Round {
     pub place: usize,
     /// The samples.
     pub seconds: Vec<f64>,
+    /// What the job cost beside time. The row's are of all rounds: the median of the processor time, and the most memory.
+    #[serde(default)]
+    pub usage: Usage,
     /// The part of this machine's processor time that its host took away while the job ran; `None` where the kernel does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,

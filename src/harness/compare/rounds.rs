@@ -1,5 +1,6 @@
-//! Runs the variants round by round. Round `r` begins with variant `r`: whatever drifts on the machine, and whatever a job
-//! leaves behind for the next one, meets every variant alike.
+//! Runs the variants round by round. Round `r` begins with variant `r`, so that whatever drifts on the machine meets every
+//! variant alike. A variant still follows the same other one in nearly every round: what that one leaves behind is why
+//! `compare` waits before each job, and the sweep, which does not, measures it too.
 
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use crate::harness::mode::Variant;
 use crate::harness::record::{Measured, Record, Train};
 use crate::harness::schedule;
 use crate::harness::statistics::Summary;
+use crate::harness::usage::Usage;
 
 /// The order of `count` variants in round `round`, from 0.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
@@ -129,7 +131,7 @@ fn merged(variant: Variant, done: &[Done], workload: &Workload, setup: &Setup) -
         bytes: first.bytes,
         dtype: first.dtype,
         seconds: done.iter().flat_map(|job| job.record.seconds.iter().copied()).collect(),
-        usage: first.usage,
+        usage: Usage::over_jobs(&done.iter().map(|job| job.record.usage).collect::<Vec<_>>()),
         host_bytes: Some(traffic.iter().sum::<u64>() / traffic.len().max(1) as u64).filter(|bytes| *bytes > 0),
     })?;
     let record = match &first.train {
@@ -149,6 +151,7 @@ fn merged(variant: Variant, done: &[Done], workload: &Workload, setup: &Setup) -
             round: round + 1,
             place: *place,
             seconds: record.seconds.clone(),
+            usage: record.usage,
             stolen: *stolen,
         })
         .collect();
@@ -190,7 +193,6 @@ mod tests {
     use crate::harness::machine::ProcessorTime;
     use crate::harness::mode::Peer;
     use crate::harness::models::ModelKey;
-    use crate::harness::usage::Usage;
 
     /// Fails `dist_sync:1shared` in its second job, has no horovod, and takes longer for every job.
     struct Fake {
@@ -236,7 +238,12 @@ mod tests {
                 dtype: DType::F32,
                 seconds: vec![self.jobs.len() as f64; workload.iters],
                 host_bytes: Some(6100),
-                usage: Usage::default(),
+                // The one job in the middle takes most memory, the last most time.
+                usage: Usage {
+                    cpu_s_per_gb: Some(self.jobs.len() as f64),
+                    waiting_cpu: None,
+                    extra_rss_bytes: Some(if self.jobs.len() == 6 { 70 } else { 30 }),
+                },
             })?;
             Ok(vec![record])
         }
@@ -301,6 +308,8 @@ mod tests {
         let record = rows[0].record().unwrap();
         assert_eq!(record.seconds, [1.0, 1.0, 6.0, 6.0, 8.0, 8.0]);
         assert_eq!((record.mode.as_str(), record.bound_s), ("dist_sync_mpi", Some(6.0)));
+        let whole = Usage { cpu_s_per_gb: Some(6.0), waiting_cpu: None, extra_rss_bytes: Some(70) };
+        assert_eq!(record.usage, whole, "the median of jobs 1, 6 and 8, and the most of any");
         assert_eq!((rows[2].machines, rows[2].per_machine_s(4)), (6, Some(7.5)));
         assert_eq!(stolen(&rows), Some(0.0625));
         assert_eq!(rows[0].host_bytes(true), Some((6100.0, true)));

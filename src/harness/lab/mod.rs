@@ -57,13 +57,13 @@ impl Lab {
         need_root()?;
         let lock = LabLock::take()?;
         if read_shape() == Some(shape) {
-            sessions::level(Path::new(sessions::SWITCH), &sessions_note())?;
+            sessions::level(&sessions_note())?;
             return Ok(Lab { shape, made_here: false, _lock: lock });
         }
         clear()?;
         // From here on a drop removes what exists, also when a later step fails.
         let lab = Lab { shape, made_here: true, _lock: lock };
-        sessions::level(Path::new(sessions::SWITCH), &sessions_note())?;
+        sessions::level(&sessions_note())?;
         network::add_bridges(shape.racks.map(|racks| racks.uplink))?;
         for host in 1..=shape.hosts {
             mark(host)?;
@@ -210,7 +210,7 @@ fn clear() -> Result<()> {
         _ => Ok(()),
     };
     remove(&shape_path())?;
-    let restored = sessions::restore(Path::new(sessions::SWITCH), &sessions_note());
+    let restored = sessions::restore(&sessions_note());
     for host in marked()? {
         network::remove_host(host)?;
         remove(&name_space(host))?;

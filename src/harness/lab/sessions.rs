@@ -12,11 +12,20 @@ use std::path::Path;
 use crate::error::{Error, Result};
 
 /// The kernel's switch, where it has one. Processes that start later heed it.
-pub(super) const SWITCH: &str = "/proc/sys/kernel/sched_autogroup_enabled";
+const SWITCH: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 
 /// Writes down in `note` what is set, and switches off. Nothing is changed where that is refused, as in most containers, whose
 /// processes have no autogroups anyway.
-pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
+pub(super) fn level(note: &Path) -> Result<()> {
+    level_by(Path::new(SWITCH), note)
+}
+
+/// Sets again what `note` says, if there is one, and removes it. Where that is refused a warning says what was set.
+pub(super) fn restore(note: &Path) -> Result<()> {
+    restore_by(Path::new(SWITCH), note)
+}
+
+fn level_by(switch: &Path, note: &Path) -> Result<()> {
     let Ok(set) = fs::read_to_string(switch) else { return Ok(()) };
     if set.trim() == "0" {
         return Ok(());
@@ -29,15 +38,17 @@ pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Sets again what `note` says, if there is one, and removes it.
-pub(super) fn restore(switch: &Path, note: &Path) -> Result<()> {
+fn restore_by(switch: &Path, note: &Path) -> Result<()> {
     let set = match fs::read_to_string(note) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(()),
         read => read.map_err(|cause| Error::io("read", note.display(), &cause))?,
     };
     // It may never have been switched off.
-    if fs::read_to_string(switch).is_ok_and(|now| now != set) {
-        fs::write(switch, set).map_err(|cause| Error::io("write", switch.display(), &cause))?;
+    if fs::read_to_string(switch).is_ok_and(|now| now != set)
+        && let Err(cause) = fs::write(switch, &set)
+    {
+        // Not an error: it would stand in the way of every later lab.
+        tracing::warn!(%cause, "{} was {} before there was a lab, and cannot be set again", switch.display(), set.trim());
     }
     remove(note)
 }
@@ -65,9 +76,9 @@ mod tests {
         let (_folder, switch, note) = paths();
         for set in ["1\n", "0\n"] {
             fs::write(&switch, set).unwrap();
-            level(&switch, &note).unwrap();
+            level_by(&switch, &note).unwrap();
             assert_eq!(fs::read_to_string(&switch).unwrap(), "0\n");
-            restore(&switch, &note).unwrap();
+            restore_by(&switch, &note).unwrap();
             assert_eq!(fs::read_to_string(&switch).unwrap(), set);
             assert!(!note.exists());
         }
@@ -77,27 +88,29 @@ mod tests {
     fn a_lab_that_was_not_taken_down_leaves_the_first_setting_to_the_next() {
         let (_folder, switch, note) = paths();
         fs::write(&switch, "1\n").unwrap();
-        level(&switch, &note).unwrap();
-        level(&switch, &note).unwrap();
-        restore(&switch, &note).unwrap();
+        level_by(&switch, &note).unwrap();
+        level_by(&switch, &note).unwrap();
+        restore_by(&switch, &note).unwrap();
         assert_eq!(fs::read_to_string(&switch).unwrap(), "1\n");
     }
 
     #[test]
     fn where_there_is_no_switch_or_it_is_refused_nothing_is_left() {
         let (folder, switch, note) = paths();
-        level(&switch, &note).unwrap();
-        restore(&switch, &note).unwrap();
+        level_by(&switch, &note).unwrap();
+        restore_by(&switch, &note).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         // Nobody may write it, root either.
         let refused = Path::new("/proc/version");
         if refused.exists() {
-            level(refused, &note).unwrap();
+            level_by(refused, &note).unwrap();
             assert!(!note.exists());
-            // Ended between the note and the refusal.
-            fs::write(&note, fs::read(refused).unwrap()).unwrap();
-            restore(refused, &note).unwrap();
-            assert!(!note.exists());
+            // Ended between the note and the refusal, and refused only since.
+            for set in [&fs::read(refused).unwrap()[..], b"1\n"] {
+                fs::write(&note, set).unwrap();
+                restore_by(refused, &note).unwrap();
+                assert!(!note.exists());
+            }
         }
     }
 }
