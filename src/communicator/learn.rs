@@ -236,8 +236,7 @@ fn store(path: &Path, stored: &Stored) -> Result<()> {
 fn forget(folder: &Path) {
     let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| {
         let path = entry.ok()?.path();
-        let name = path.file_name()?.to_str()?;
-        let is_model = name.starts_with("model-") && name.ends_with(".json");
+        let is_model = path.extension()? == "json" && path.file_name()?.to_str()?.starts_with("model-");
         Some((fs::metadata(&path).ok()?.modified().ok()?, path)).filter(|_| is_model)
     });
     let mut models: Vec<(SystemTime, PathBuf)> = files.collect();
