@@ -20,6 +20,7 @@ arguments.add_argument("--lens", required=True, help="elements of each key, sepa
 arguments.add_argument("--apart", action="store_true", help="a record for each key instead of one for all")
 arguments.add_argument("--iters", type=int, default=3)
 arguments.add_argument("--warmup", type=int, default=1)
+arguments.add_argument("--rest", type=float, default=0.0, help="milliseconds without traffic before each iteration")
 add_train_arguments(arguments)  # noqa: F821
 options = arguments.parse_args()
 
@@ -145,6 +146,10 @@ def measure(lens):
     tensors = [torch.zeros(length) for length in lens]
     times = []
     for iteration in range(options.warmup + options.iters):
+        # Awake, as `ringpull bench allreduce` rests.
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < options.rest / 1e3:
+            os.sched_yield()
         for tensor, length in zip(tensors, lens):
             tensor.copy_(pattern(length, iteration + rank))
         peer.barrier()

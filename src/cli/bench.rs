@@ -63,6 +63,9 @@ pub struct AllreduceArgs {
     /// Iterations before them, not timed.
     #[arg(long, default_value_t = 2)]
     pub warmup: usize,
+    /// Milliseconds without traffic before each iteration, in which shapers save up what they let through at once.
+    #[arg(long, default_value_t = 2.0)]
+    pub rest: f64,
     /// Element type.
     #[arg(long, default_value = "f32")]
     pub dtype: DType,
@@ -147,9 +150,12 @@ fn algorithms() -> PossibleValuesParser {
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
-    let late = Duration::try_from_secs_f64(args.late)
-        .map_err(|_| Error::argument(format!("--late {} is no time", args.late), "give seconds, such as 0.25"))?;
-    let plan = allreduce::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, late };
+    let time = |seconds: f64, option: &str, remedy: &str| {
+        Duration::try_from_secs_f64(seconds).map_err(|_| Error::argument(format!("{option} is no time"), remedy))
+    };
+    let late = time(args.late, &format!("--late {}", args.late), "give seconds, such as 0.25")?;
+    let rest = time(args.rest / 1e3, &format!("--rest {}", args.rest), "give milliseconds, such as 2")?;
+    let plan = allreduce::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, rest, late };
     allreduce::run(&sizes, args.algorithm.as_deref(), &plan)
 }
 

@@ -126,6 +126,7 @@ fn measure(args: &SweepArgs) -> Result<Results> {
         short_rounds: args.short_rounds,
         short_iters: args.short_iters,
         long_iters: args.long_iters,
+        rest_ms: sweep::REST_MS,
     };
     let contenders = if args.contenders.is_empty() { Contender::all() } else { args.contenders.clone() };
     let mut processes = Processes::new(launched, mpich)?;

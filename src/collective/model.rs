@@ -14,22 +14,22 @@
 //! For `S` bytes on `n` ranks, `q = ceil(log2 n)` and `l = floor(log2 n)`, with `wire(x) = x/b` up to `P` and `P/b +
 //! (x-P)/B` beyond:
 //!
-//! | algorithm | rounds | messages of one rank | of all | bytes on one link `x` | on all `X` | added |
-//! | --- | --- | --- | --- | --- | --- | --- |
-//! | ring | `2 (n-1)` | `2 (n-1)` | `2 n (n-1)` | `2 (n-1)/n S` | `2 (n-1) S` | `(n-1)/n S` |
-//! | direct | 2 | `2 (n-1)` | `2 n (n-1)` | `2 (n-1)/n S` | `2 (n-1) S` | `(n-1)/n S` |
-//! | circulant | `2 q` | `2 q` | `2 n q` | `2 (n-1)/n S` | `2 (n-1) S` | `(n-1)/n S` |
-//! | doubling | `l`, and 2 if `n` is no power of two | the same | `l 2^l + 2 (n - 2^l)` | a row `S` | the same times `S` | `l S` |
-//! | star | 2 | `2 (n-1)` | `2 (n-1)` | `2 (n-1) S` | `2 (n-1) S` | `(n-1) S` |
-//! | tree | `2 l` | `2 q` | `2 (n-1)` | `2 q S` | `2 (n-1) S` | `q S` |
+//! | algorithm | rounds | messages of one rank | of all | bytes on one link `x` | one way | on all `X` | added |
+//! | --- | --- | --- | --- | --- | --- | --- | --- |
+//! | ring | `2 (n-1)` | `2 (n-1)` | `2 n (n-1)` | `2 (n-1)/n S` | the same | `2 (n-1) S` | `(n-1)/n S` |
+//! | direct | 2 | `2 (n-1)` | `2 n (n-1)` | `2 (n-1)/n S` | the same | `2 (n-1) S` | `(n-1)/n S` |
+//! | circulant | `2 q` | `2 q` | `2 n q` | `2 (n-1)/n S` | the same | `2 (n-1) S` | `(n-1)/n S` |
+//! | doubling | `l`, and 2 if `n` is no power of two | the same | `l 2^l + 2 (n - 2^l)` | a row `S` | `l S`, and `S` | messages times `S` | `l S` |
+//! | star | 2 | `2 (n-1)` | `2 (n-1)` | `2 (n-1) S` | `(n-1) S` | `2 (n-1) S` | `(n-1) S` |
+//! | tree | `2 l` | `2 q` | `2 (n-1)` | `2 q S` | `q S` | `2 (n-1) S` | `q S` |
 //!
 //! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for direct and
 //! circulant. A message longer than a segment counts once for each segment. The ring's latency hides behind the other
 //! segments of a part: with `j` of them a step waits for `A` less the time that `j - 1` segments take.
 //!
-//! A link is shaped if `B` is less than half of `b`. What a shaper lets through at once grows while nobody sends, between
-//! two sums and between two rounds, so latency and work cost nothing while bytes wait for it: the time is the longer of
-//! the above with `x/b` for `wire(x)`, and `wire(x)`.
+//! A link is shaped if `B` is less than half of `b`; then `P` is what its shaper lets through at once after a rest, of each
+//! direction. A shaper saves up while nobody sends that way, between two rounds too, so latency and work cost nothing while bytes wait for it:
+//! the time is the longer of the above with `x/b` for `wire(x)`, and `wire` of the bytes that go one way.
 //!
 //! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers predict
 //! the same.
@@ -81,6 +81,8 @@ struct Work {
     messages: f64,
     all_messages: f64,
     link_bytes: f64,
+    /// Those of them that go the way that more go.
+    way_bytes: f64,
     all_bytes: f64,
     added: f64,
     fan: f64,
@@ -119,6 +121,7 @@ impl Model {
             messages,
             all_messages: ranks * messages,
             link_bytes: 2.0 * (ranks - 1.0) * part,
+            way_bytes: 2.0 * (ranks - 1.0) * part,
             all_bytes: 2.0 * (ranks - 1.0) * bytes,
             added: (ranks - 1.0) * part,
             fan,
@@ -126,7 +129,7 @@ impl Model {
         let work = match algorithm {
             Algorithm::Ring => {
                 let work = scattered(2.0 * (ranks - 1.0) * segments(part), 0.0, 1.0);
-                return self.ring_us(&work, ranks, segments(part)).max(self.wire_us(work.link_bytes));
+                return self.ring_us(&work, ranks, segments(part)).max(self.wire_us(work.way_bytes));
             }
             Algorithm::Direct => scattered(2.0 * (ranks - 1.0) * segments(part), 2.0, self.fan_factor),
             Algorithm::Circulant => {
@@ -144,6 +147,7 @@ impl Model {
                     messages: (floor + folding) * segments(bytes),
                     all_messages: everywhere * segments(bytes),
                     link_bytes: (floor + folding) * bytes,
+                    way_bytes: (floor + folding / 2.0) * bytes,
                     all_bytes: everywhere * bytes,
                     added: floor * bytes,
                     fan: 1.0,
@@ -157,13 +161,14 @@ impl Model {
                     messages: 2.0 * degree * segments(bytes),
                     all_messages: 2.0 * (ranks - 1.0) * segments(bytes),
                     link_bytes: 2.0 * degree * bytes,
+                    way_bytes: degree * bytes,
                     all_bytes: 2.0 * (ranks - 1.0) * bytes,
                     added: degree * bytes,
                     fan: 1.0,
                 }
             }
         };
-        (work.rounds * self.latency_us + self.busy_us(&work)).max(work.fan * self.wire_us(work.link_bytes))
+        (work.rounds * self.latency_us + self.busy_us(&work)).max(work.fan * self.wire_us(work.way_bytes))
     }
 
     /// All but the latency.

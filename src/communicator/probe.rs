@@ -10,19 +10,21 @@
 //! | ring of `n` bytes, a step | `A + O + n W` |
 //! | star of `n` bytes, half of it | `A + (n-1) (O + W)` |
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
-//! | ring with 64 KiB on each link | `x (1/b + n w)` |
-//! | star with 64 KiB on rank 0's link | `x (1/b + w)` |
-//! | ring, long, after another | `x (1/B + n w)`: what shapers let through at first has been used up |
+//! | ring with `x` bytes on each link | `x (1/b + n w)` |
+//! | star with `x` bytes on rank 0's link | `x (1/b + w)` |
+//! | ring, long, after another | `x (1/B + n w)`: what shapers let through at once has been used up |
+//! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
-//! `P` is 64 KiB, of which `b` was seen. A long ring that takes half as long again as it would at `b` has waited for a shaper: then its time is `x/B` and
-//! direct's `F x/B`, without what is known already.
+//! The short ones move so few bytes that no shaper holds them back: what waited for one would be taken for the ranks' work, `w`. A long ring that
+//! takes half as long again as it would at `b` has waited for a shaper: then its time is `x/B` and
+//! direct's `F x/B`, without what is known already. Without a shaper `P` is what the short ones moved.
 //!
 //! The long ones start small and grow until one takes [`LONG_ENOUGH_US`], so that a slow network is not kept busy and a
 //! fast one is not judged by a blink. `C` is measured on each rank alone, while all do the same.
 
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 
@@ -39,15 +41,21 @@ pub(super) const STAMP: Stamp = Stamp::MAX;
 /// a machine does makes most of them longer.
 const BATCHES: usize = 28;
 const RUNS: usize = 2;
-/// What the short transfers move over the busiest link: less than a shaper's burst.
-const SHORT_BYTES: usize = 64 << 10;
+/// What the short transfers move over the busiest link, for each rank: together less than a shaper lets through in the time that they all take,
+/// which grows with the ranks as their messages do.
+const SHORT_BYTES: usize = 8 << 10;
+const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
+/// What shows a shaper's burst by the time it takes after a rest: more than a burst, and not many times that.
+const RESTED_BYTES: usize = 256 << 10;
 /// A long transfer that takes so many times what it would at the short rate has waited for a shaper: neither latency nor noise is that much of it.
 const SHAPED: f64 = 1.5;
-/// Runs of each long transfer, whose median counts.
-const LONG_RUNS: usize = 3;
+/// Runs of each long transfer, the least of which counts: what else a machine does only adds.
+const LONG_RUNS: usize = 4;
+/// Long enough for a shaper to save up, as `bench allreduce` rests.
+const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
 
@@ -74,6 +82,9 @@ pub(super) struct Times {
     pub(super) long_part: usize,
     pub(super) long_ring_us: f64,
     pub(super) long_direct_us: f64,
+    /// A ring of `size` parts after a rest.
+    pub(super) rested_part: usize,
+    pub(super) rested_ring_us: f64,
     pub(super) segment_bytes: usize,
     pub(super) sum_bytes_per_us: f64,
 }
@@ -84,7 +95,7 @@ impl Prober<'_> {
         let size = self.transport.size();
         let segment_bytes = self.runner.segment_bytes();
         let sum = sum_bytes_per_us();
-        let short_part = (SHORT_BYTES / 2 / (size - 1)).max(1);
+        let short_part = short_part(size);
         let [ring, star, direct, short_star, short_ring] = self.short([
             (Algorithm::Ring, size),
             (Algorithm::Star, size),
@@ -104,13 +115,18 @@ impl Prober<'_> {
                 break;
             }
         }
-        let mut rings = [0.0; LONG_RUNS];
-        let mut directs = [0.0; LONG_RUNS];
-        for (ring_us, direct_us) in rings.iter_mut().zip(&mut directs) {
-            let own = [self.run(Algorithm::Ring, size * long_part)?, self.run(Algorithm::Direct, size * long_part)?];
-            [*ring_us, *direct_us] = self.medians(own)?;
+        let mut runs = [[0.0; LONG_RUNS]; 3];
+        let rested_part = RESTED_BYTES.div_ceil(size);
+        for at in 0..LONG_RUNS {
+            let [ring, direct] = [Algorithm::Ring, Algorithm::Direct].map(|it| self.run(it, size * long_part));
+            std::thread::sleep(REST);
+            let own = [ring?, direct?, self.run(Algorithm::Ring, size * rested_part)?];
+            for (times, median) in runs.iter_mut().zip(self.medians(own)?) {
+                times[at] = median;
+            }
         }
-        let (long_ring_us, long_direct_us) = (median(&mut rings), median(&mut directs));
+        let [long_ring_us, long_direct_us, rested_ring_us] =
+            runs.map(|times| times.into_iter().fold(f64::INFINITY, f64::min));
         Ok(Times {
             size,
             ring_us,
@@ -122,6 +138,8 @@ impl Prober<'_> {
             long_part,
             long_ring_us,
             long_direct_us,
+            rested_part,
+            rested_ring_us,
             segment_bytes,
             sum_bytes_per_us,
         })
@@ -193,6 +211,11 @@ impl Prober<'_> {
     }
 }
 
+/// The bytes of one rank's part in the short transfers.
+fn short_part(size: usize) -> usize {
+    ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
+}
+
 /// The numbers under which the model predicts these times, the long ones but for the shaper's first bytes. What noise has made impossible is held to what is possible.
 pub(super) fn fit(times: &Times) -> Model {
     let n = times.size as f64;
@@ -244,6 +267,11 @@ pub(super) fn fit(times: &Times) -> Model {
     let ring_per_byte = long_per_byte(Algorithm::Ring, times.long_ring_us);
     let direct_per_byte = long_per_byte(Algorithm::Direct, times.long_direct_us);
     model.long_bytes_per_us = 1.0 / ring_per_byte;
+    if is_shaped {
+        let rested_link = 2.0 * (n - 1.0) * times.rested_part as f64;
+        let saved_us = rested_link * ring_per_byte - times.rested_ring_us;
+        model.short_bytes = (saved_us / (ring_per_byte - short_us_per_byte)).clamp(short_link, rested_link);
+    }
     model.fan_factor = (direct_per_byte / ring_per_byte).clamp(1.02, 3.0);
     model
 }
@@ -273,7 +301,7 @@ mod tests {
 
     /// What a cluster with these numbers would measure.
     fn times_on(model: &Model, size: usize) -> Times {
-        let (short_part, long_part) = (SHORT_BYTES / 2 / (size - 1), (1 << 20) / size);
+        let (short_part, long_part) = (short_part(size), (1 << 20) / size);
         let time = |algorithm, len| model.predicted_us(algorithm, len, size, SEGMENT);
         // Once the burst is used up, every byte goes at the long rate.
         let steady = Model { short_bytes: 0.0, ..*model };
@@ -289,6 +317,8 @@ mod tests {
             long_part,
             long_ring_us: steady(Algorithm::Ring, size * long_part),
             long_direct_us: steady(Algorithm::Direct, size * long_part),
+            rested_part: RESTED_BYTES / size,
+            rested_ring_us: time(Algorithm::Ring, RESTED_BYTES / size * size),
             segment_bytes: SEGMENT,
             sum_bytes_per_us: model.sum_bytes_per_us,
         }
@@ -302,7 +332,7 @@ mod tests {
             shared_message_us: 2.0,
             shared_us_per_byte: 1e-5,
             short_bytes_per_us: 1000.0,
-            short_bytes: SHORT_BYTES as f64,
+            short_bytes: f64::from(128 << 10),
             long_bytes_per_us: 120.0,
             fan_factor: 1.1,
             sum_bytes_per_us: 8000.0,
@@ -324,7 +354,9 @@ mod tests {
                 close(found.message_us, model.message_us, "message");
                 close(found.shared_message_us, model.shared_message_us, "shared message");
                 close(found.short_bytes_per_us, model.short_bytes_per_us, "short rate");
-                close(found.short_bytes, model.short_bytes, "short bytes");
+                if model == shaped {
+                    close(found.short_bytes, model.short_bytes, "short bytes");
+                }
                 close(found.long_bytes_per_us, model.long_bytes_per_us, "long rate");
                 close(found.fan_factor, model.fan_factor, "fan factor");
             }
@@ -352,7 +384,7 @@ mod tests {
         for noise in [0.0, 1e-3, 1.0, 1e3, 1e9] {
             for size in [2, 3, 8] {
                 let mut times = Times { size, ..usual };
-                for at in 0..7 {
+                for at in 0..8 {
                     let fields = [
                         &mut times.ring_us,
                         &mut times.star_us,
@@ -361,6 +393,7 @@ mod tests {
                         &mut times.short_star_us,
                         &mut times.long_ring_us,
                         &mut times.long_direct_us,
+                        &mut times.rested_ring_us,
                     ];
                     *fields.into_iter().nth(at).unwrap() = noise;
                     let model = fit(&times);

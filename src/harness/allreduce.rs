@@ -26,6 +26,9 @@ pub struct Plan {
     pub iters: usize,
     /// Iterations before them, verified but not timed.
     pub warmup: usize,
+    /// How long the ranks do nothing before each iteration. What a link's shaper lets through at once grows meanwhile: without a rest a
+    /// sample is the shorter the longer the barriers around it take.
+    pub rest: Duration,
     /// How late rank 0 comes to one more iteration, in which the others' processor time is taken. Zero leaves it out.
     pub late: Duration,
 }
@@ -170,6 +173,7 @@ fn measure_own(host: &mut Host, stamp: u32, choice: Choice, buffers: &Buffers, p
         if iteration == plan.warmup {
             memory.look_away();
         }
+        rest(plan.rest);
         pattern.fill(tensor, host.rank(), iteration);
         let mut data = tensor.write();
         barrier(host, stamp, &buffers.flag)?;
@@ -193,6 +197,14 @@ fn measure_own(host: &mut Host, stamp: u32, choice: Choice, buffers: &Buffers, p
     }
     own.extra_rss_bytes = memory.grown_bytes().map_or(-1.0, |bytes| bytes as f64);
     Ok(own)
+}
+
+/// Lets time pass awake: ranks that share cores and have slept come back one after the other, which the next sum would wait for.
+fn rest(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::thread::yield_now();
+    }
 }
 
 /// Returns when every rank is here, by a sum of one byte.

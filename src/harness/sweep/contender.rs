@@ -135,7 +135,7 @@ impl Runner for Processes {
     fn run(&mut self, contender: &Contender, job: &Job) -> Result<Vec<Record>> {
         let joined = |sizes: Vec<String>| sizes.join(",");
         let mut loops: Vec<String> = vec!["--iters".to_owned(), job.iters.to_string()];
-        loops.extend(["--warmup".to_owned(), job.warmup.to_string()]);
+        loops.extend(["--warmup".to_owned(), job.warmup.to_string(), "--rest".to_owned(), job.rest_ms.to_string()]);
         let bench = |program: PathBuf, algorithm: &str| {
             let sizes = joined(job.sizes.iter().map(ToString::to_string).collect());
             let fixed = ["bench", "allreduce", "--algorithm", algorithm, "--late", "0", "--format", "json", "--sizes"];

@@ -24,6 +24,10 @@ use crate::harness::statistics::Summary;
 /// Payloads up to here are measured many times in a job, longer ones a few times.
 pub const SHORT_BYTES: usize = 1 << 20;
 
+/// Milliseconds without traffic before each iteration, the same for everybody: a shaped link lets a burst through that it has saved up, so whoever
+/// has the slower barrier would seem to have the faster sum.
+pub const REST_MS: f64 = 2.0;
+
 /// What is swept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -44,6 +48,9 @@ pub struct Plan {
     pub short_iters: usize,
     /// Measured iterations of a longer payload, in one job.
     pub long_iters: usize,
+    /// Milliseconds without traffic before each iteration.
+    #[serde(default)]
+    pub rest_ms: f64,
 }
 
 impl Plan {
@@ -92,6 +99,8 @@ pub struct Job {
     pub iters: usize,
     /// Iterations before them.
     pub warmup: usize,
+    /// Milliseconds without traffic before each.
+    pub rest_ms: f64,
 }
 
 impl Job {
@@ -157,8 +166,9 @@ pub fn run(
 fn jobs(plan: &Plan, ranks: usize, round: usize) -> Vec<Job> {
     let (short, long): (Vec<usize>, Vec<usize>) =
         plan.sizes.iter().filter(|bytes| round < plan.rounds_of(**bytes)).partition(|bytes| **bytes <= SHORT_BYTES);
-    let short = Job { ranks, sizes: short, iters: plan.short_iters, warmup: 2 + plan.short_iters / 2 };
-    let long = Job { ranks, sizes: long, iters: plan.long_iters, warmup: 1 };
+    let rest_ms = plan.rest_ms;
+    let short = Job { ranks, sizes: short, iters: plan.short_iters, warmup: 2 + plan.short_iters / 2, rest_ms };
+    let long = Job { ranks, sizes: long, iters: plan.long_iters, warmup: 1, rest_ms };
     [short, long].into_iter().filter(|job| !job.sizes.is_empty()).collect()
 }
 
@@ -262,6 +272,7 @@ pub(crate) mod tests {
             short_rounds: 3,
             short_iters: 4,
             long_iters: 1,
+            rest_ms: REST_MS,
         };
         let contenders = ["ours", "ours:mpich", "openmpi:default", "openmpi:4", "horovod"]
             .map(|name| name.parse::<Contender>().unwrap());
@@ -307,15 +318,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_plan_of_a_version_without_rounds_of_their_own_for_short_payloads_is_read() {
-        let plan = serde_json::to_string(&swept().0.plan).unwrap().replace("\"short_rounds\":3,", "");
+    fn a_plan_of_a_version_without_rounds_of_their_own_for_short_payloads_and_rests_is_read() {
+        let plan = serde_json::to_string(&swept().0.plan).unwrap();
+        let plan = plan.replace("\"short_rounds\":3,", "").replace(",\"rest_ms\":2.0", "");
         let plan: Plan = serde_json::from_str(&plan).unwrap();
+        assert_eq!(plan.rest_ms, 0.0);
         assert_eq!((plan.short_rounds, plan.rounds_of(4), plan.rounds_of(10_000_000)), (0, 2, 2));
     }
 
     #[test]
     fn a_job_that_measured_something_else_is_a_failure() {
-        let job = Job { ranks: 2, sizes: vec![4, 8], iters: 1, warmup: 0 };
+        let job = Job { ranks: 2, sizes: vec![4, 8], iters: 1, warmup: 0, rest_ms: 0.0 };
         let error = expected("ours", &job, Vec::new()).unwrap_err().to_string();
         assert!(error.contains("[4, 8] on 2 ranks"), "{error}");
     }
