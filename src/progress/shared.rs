@@ -110,8 +110,10 @@ impl Shared {
         if note.is_counted() {
             self.control_messages.fetch_add(1, Ordering::Relaxed);
         }
-        if let Err(cause) = self.control.send(to, &bytes) {
-            // The reader of the same connection reports the loss, with what rank 0 knows about it.
+        if let Err(cause) = self.control.send(to, &bytes)
+            && !self.leaving.load(Ordering::Acquire)
+        {
+            // The reader of the same connection reports the loss, with what rank 0 knows about it. Who leaves may be the last to.
             tracing::debug!(%cause, to, "control message not sent");
         }
     }
