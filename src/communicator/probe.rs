@@ -116,7 +116,8 @@ impl Prober<'_> {
             }
         }
         let mut runs = [[0.0; LONG_RUNS]; 3];
-        let rested_part = RESTED_BYTES.div_ceil(size);
+        // On a slow network no more than was long enough.
+        let rested_part = RESTED_BYTES.div_ceil(size).min(long_part);
         for at in 0..LONG_RUNS {
             let [ring, direct] = [Algorithm::Ring, Algorithm::Direct].map(|it| self.run(it, size * long_part));
             std::thread::sleep(REST);
