@@ -119,9 +119,10 @@ impl Prober<'_> {
         // On a slow network no more than was long enough.
         let rested_part = RESTED_BYTES.div_ceil(size).min(long_part);
         for at in 0..LONG_RUNS {
-            let [ring, direct] = [Algorithm::Ring, Algorithm::Direct].map(|it| self.run(it, size * long_part));
+            let ring = self.run(Algorithm::Ring, size * long_part)?;
+            let direct = self.run(Algorithm::Direct, size * long_part)?;
             std::thread::sleep(REST);
-            let own = [ring?, direct?, self.run(Algorithm::Ring, size * rested_part)?];
+            let own = [ring, direct, self.run(Algorithm::Ring, size * rested_part)?];
             for (times, median) in runs.iter_mut().zip(self.medians(own)?) {
                 times[at] = median;
             }
