@@ -15,6 +15,7 @@ use crate::harness::models::{self, ModelKey};
 use crate::harness::record::Record;
 use crate::harness::size::{format_size, parse_sizes};
 use crate::harness::statistics::{self, Summary};
+use crate::harness::sweep::REST_MS;
 use crate::harness::{allreduce, explain, pushpull};
 use crate::kind::Kind;
 use crate::store;
@@ -64,7 +65,7 @@ pub struct AllreduceArgs {
     #[arg(long, default_value_t = 2)]
     pub warmup: usize,
     /// Milliseconds without traffic before each iteration, in which shapers save up what they let through at once.
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = REST_MS)]
     pub rest: f64,
     /// Element type.
     #[arg(long, default_value = "f32")]

@@ -9,9 +9,6 @@ use crate::harness::statistics::{RESOLUTION, Summary};
 /// Payloads up to here are decided by messages and turns on the processors more than by the link.
 const LATENCY_BYTES: u64 = 1 << 16;
 
-/// Payloads up to here gain much by the burst that a link at rest lets through.
-const BURST_BYTES: u64 = SHORT_BYTES as u64;
-
 /// Who has a column besides ours and the best of the others.
 const BESIDE: [Contender; 2] = [Contender::OursOnMpich, Contender::OpenMpi(None)];
 
@@ -31,9 +28,9 @@ impl Match<'_> {
         self.best_summary.median / self.summary.median
     }
 
-    /// Our time over the bound, where bytes decide.
+    /// Our time over the bound, but for short payloads, of which the burst that a link at rest lets through is much.
     fn of_bound(&self) -> Option<f64> {
-        Some(self.summary.median / self.ours.bound_s.filter(|_| self.ours.bytes > BURST_BYTES)?)
+        Some(self.summary.median / self.ours.bound_s.filter(|_| self.ours.bytes > SHORT_BYTES as u64)?)
     }
 
     /// Whether the best of the others takes less time.
