@@ -12,8 +12,8 @@
 //! | 3 | never | direct | 60 KB |
 //! | 4 | 34 KB | direct | 163 KB |
 //! | 8 | 26 KB | direct | 503 KB |
-//! | 16 | 34 KB | circulant | 1.25 MB |
-//! | 64 | 26 KB | circulant | 6.9 MB |
+//! | 16 | 30 KB | circulant | 1.25 MB |
+//! | 64 | 24 KB | circulant | 6.9 MB |
 
 use super::model::Model;
 use super::plan::Algorithm;
@@ -104,9 +104,9 @@ mod tests {
             (4, 163e3, Direct, Ring),
             (8, 26e3, Doubling, Direct),
             (8, 503e3, Direct, Ring),
-            (16, 34e3, Doubling, Circulant),
+            (16, 30e3, Doubling, Circulant),
             (16, 1.25e6, Circulant, Ring),
-            (64, 26e3, Doubling, Circulant),
+            (64, 24e3, Doubling, Circulant),
             (64, 6.9e6, Circulant, Ring),
         ];
         let model = Model::default();

@@ -27,8 +27,13 @@
 //! rank 2    c   c   c*         ca   c*   .         abc  .    .          abc* .    .         abc* abc  .
 //! ```
 //!
-//! With a power of two this is recursive halving and doubling on other partners; with any other number it needs no
-//! folding, in which two ranks would carry twice the bytes. A sum is added up in the order the rounds fix, different
+//! *A power of two.* There `+` and `-` are both the exclusive or: place `i` of rank `r` is part `r xor i`. Then a rank
+//! sends to the rank that it receives from, the places of a round are always one range of parts, and this is recursive
+//! halving and doubling. Two ranks that exchange wait for nobody else; where ranks share cores that is the faster (64
+//! KiB on 8 hosts, `ringpull bench allreduce --algorithm circulant`). Any other number needs no folding, in which two
+//! ranks would carry twice the bytes.
+//!
+//! A sum is added up in the order the rounds fix, different
 //! from part to part but the same in every run; as the order is not that of the ranks, the addition must be
 //! commutative, and it is.
 //!
@@ -53,7 +58,7 @@ pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
     let is_split = plan.parts.len() >= SPLIT_LEN;
     for pair in skips(size).windows(2) {
         let (above, skip) = (pair[0], pair[1]);
-        let (to, from) = ((rank + skip) % size, (rank + size - skip) % size);
+        let (to, from) = partners(rank, skip, size);
         let next = if is_split { skip.div_ceil(2).min(above - skip) } else { 0 };
         for places in [next..above - skip, 0..next] {
             for parts in parts_at(to, places.clone(), size) {
@@ -70,7 +75,7 @@ pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
 pub(super) fn allgather(plan: &mut Plan, rank: usize, size: usize) {
     for pair in skips(size).windows(2).rev() {
         let (above, skip) = (pair[0], pair[1]);
-        let (to, from) = ((rank + size - skip) % size, (rank + skip) % size);
+        let (from, to) = partners(rank, skip, size);
         for parts in parts_at(rank, 0..above - skip, size) {
             plan.send(to, parts);
         }
@@ -91,8 +96,21 @@ fn skips(size: usize) -> Vec<usize> {
     skips
 }
 
+/// The rank at a distance of `skip` upwards, and the one downwards.
+fn partners(rank: usize, skip: usize, size: usize) -> (usize, usize) {
+    if size.is_power_of_two() {
+        return (rank ^ skip, rank ^ skip);
+    }
+    ((rank + skip) % size, (rank + size - skip) % size)
+}
+
 /// The parts in consecutive places of a rank: one range, or two where they pass the last part.
 fn parts_at(rank: usize, places: Range<usize>, size: usize) -> [Range<usize>; 2] {
+    if size.is_power_of_two() {
+        // The places of a round begin at a multiple of their number, which is a power of two or 0.
+        let start = (rank ^ places.start) & !places.len().saturating_sub(1);
+        return [start..start + places.len(), 0..0];
+    }
     let (start, end) = (rank + places.start, rank + places.end);
     [start.min(size)..end.min(size), start.max(size) - size..end.max(size) - size]
 }
@@ -113,5 +131,14 @@ mod tests {
         assert_eq!(parts_at(3, 0..2, 5), [3..5, 0..0]);
         assert_eq!(parts_at(3, 1..4, 5), [4..5, 0..2]);
         assert_eq!(parts_at(3, 2..4, 5), [5..5, 0..2]);
+    }
+
+    #[test]
+    fn the_places_of_a_round_are_one_range_if_the_ranks_are_a_power_of_two() {
+        assert_eq!(parts_at(5, 0..4, 8), [4..8, 0..0]);
+        assert_eq!(parts_at(5, 4..8, 8), [0..4, 0..0]);
+        assert_eq!(parts_at(5, 2..4, 8), [6..8, 0..0]);
+        assert_eq!(parts_at(5, 1..2, 8), [4..5, 0..0]);
+        assert!(parts_at(5, 1..1, 8)[0].is_empty());
     }
 }

@@ -14,7 +14,7 @@
 //! For `S` bytes on `n` ranks, `q = ceil(log2 n)` and `l = floor(log2 n)`, with `wire(x) = x/b` up to `P` and `P/b +
 //! (x-P)/B` beyond:
 //!
-//! | algorithm | rounds | messages of one rank | of all | bytes on one link `x` | one way | on all `X` | added |
+//! | algorithm | rounds | messages of one rank | of all | bytes on one link `x` | one way `y` | on all `X` | added |
 //! | --- | --- | --- | --- | --- | --- | --- | --- |
 //! | ring | `2 (n-1)` | `2 (n-1)` | `2 n (n-1)` | `2 (n-1)/n S` | the same | `2 (n-1) S` | `(n-1)/n S` |
 //! | direct | 2 | `2 (n-1)` | `2 n (n-1)` | `2 (n-1)/n S` | the same | `2 (n-1) S` | `(n-1)/n S` |
@@ -29,7 +29,8 @@
 //!
 //! A link is shaped if `B` is less than half of `b`; then `P` is what its shaper lets through at once after a rest, of each
 //! direction. A shaper saves up while nobody sends that way, between two rounds too, so latency and work cost nothing while bytes wait for it:
-//! the time is the longer of the above with `x/b` for `wire(x)`, and `wire` of the bytes that go one way.
+//! the time is the longer of the above with `x/b` for `wire(x)`, and `x/y wire(y)`: each direction lets its `P` through, and what goes
+//! one way waits for what goes the other unless both go at once.
 //!
 //! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers predict
 //! the same.
@@ -133,8 +134,8 @@ impl Model {
             }
             Algorithm::Direct => scattered(2.0 * (ranks - 1.0) * segments(part), 2.0, self.fan_factor),
             Algorithm::Circulant => {
-                // Rounds whose range passes the last part are two messages.
-                let wrapping = if size.is_power_of_two() { 1.25 } else { 1.5 };
+                // Rounds whose range passes the last part are two messages; with a power of two none does.
+                let wrapping = if size.is_power_of_two() { 1.0 } else { 1.5 };
                 let messages = (2.0 * ceil * wrapping).max(2.0 * segments((ranks - 1.0) * part));
                 scattered(messages, 2.0 * ceil, self.fan_factor)
             }
@@ -168,7 +169,8 @@ impl Model {
                 }
             }
         };
-        (work.rounds * self.latency_us + self.busy_us(&work)).max(work.fan * self.wire_us(work.way_bytes))
+        let turns = work.link_bytes / work.way_bytes.max(1.0);
+        (work.rounds * self.latency_us + self.busy_us(&work)).max(work.fan * turns * self.wire_us(work.way_bytes))
     }
 
     /// All but the latency.
@@ -242,6 +244,8 @@ mod tests {
         }
         let apart = on_eight(&far, Algorithm::Doubling, 4096) - on_eight(&shaped, Algorithm::Doubling, 4096);
         assert!((apart - 3.0 * shaped.latency_us).abs() < 1e-9, "{apart}");
+        // A tree's two directions wait for one another: 3 times 256 KiB up, then as much down.
+        assert_eq!(on_eight(&shaped, Algorithm::Tree, 256 << 10), 2.0 * (60.0 + (bytes - 60_000.0) / 120.0));
         // So fewer bytes pay before fewer rounds do.
         assert!(on_eight(&shaped, Algorithm::Circulant, 64 << 10) < on_eight(&shaped, Algorithm::Doubling, 64 << 10));
         assert!(on_eight(&shaped, Algorithm::Circulant, 4096) > on_eight(&shaped, Algorithm::Doubling, 4096));

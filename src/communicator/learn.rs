@@ -23,7 +23,7 @@ use crate::topology::host_name;
 use crate::transport::Transport;
 
 /// Part of every key: a model that another way of measuring or predicting has made is of no use.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// How far the smallest ring may be from what a cached model predicts.
 const CREDIBLE: f64 = 4.0;
 
