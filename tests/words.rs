@@ -41,3 +41,18 @@ fn explain_hears_the_option_and_the_variable_and_the_option_wins() {
     assert!(heard(Some("ordered"), "").contains("nothing is predicted for ordered"));
     assert!(heard(Some("ordered"), " --algorithm native").contains("nothing is predicted for native"));
 }
+
+#[test]
+fn times_sizes_and_types_that_cannot_be_are_told_with_what_can() {
+    for (words, code, parts) in [
+        ("--rest -1", 2, ["--rest", "-1"]),
+        ("--rest=-1", 1, ["--rest -1 is no time", "give milliseconds, such as 2"]),
+        ("--rest inf", 1, ["--rest inf is no time", "give milliseconds, such as 2"]),
+        ("--sizes 0", 1, ["0 bytes are no whole number of f32 elements", "a multiple of 4 bytes, at least 4"]),
+        ("--sizes 6", 1, ["6 bytes are no whole number of f32 elements", "a multiple of 4 bytes, at least 4"]),
+        ("--dtype f31", 2, ["f31", "bf16"]),
+    ] {
+        let (had, text) = said(None, &format!("bench allreduce {words}"));
+        assert!(had == code && parts.iter().all(|part| text.contains(part)), "{words}: {had}, {text}");
+    }
+}

@@ -68,7 +68,7 @@ pub struct AllreduceArgs {
     #[arg(long, default_value_t = REST_MS)]
     pub rest: f64,
     /// Element type.
-    #[arg(long, default_value = "f32")]
+    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
     pub dtype: DType,
     /// Seconds by which rank 0 is late in one more iteration, which shows what waiting costs the others; 0 leaves it out.
     #[arg(long, default_value_t = 0.25)]
@@ -111,7 +111,7 @@ pub struct PushpullArgs {
     #[arg(long, default_value_t = 2)]
     warmup: usize,
     /// Element type.
-    #[arg(long, default_value = "f32")]
+    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
     dtype: DType,
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
@@ -189,7 +189,7 @@ fn elements(bytes: usize, dtype: DType) -> Result<usize> {
     if bytes == 0 || !bytes.is_multiple_of(dtype.size_bytes()) {
         return Err(Error::argument(
             format!("{bytes} bytes are no whole number of {dtype} elements"),
-            format!("give a multiple of {} bytes", dtype.size_bytes()),
+            format!("give a multiple of {0} bytes, at least {0}", dtype.size_bytes()),
         ));
     }
     Ok(bytes / dtype.size_bytes())
@@ -222,6 +222,9 @@ fn table(records: &[Record]) -> String {
         "memory",
     ]);
     let mut doubts = Vec::new();
+    if records.iter().any(|record| record.op == "allreduce" && record.algorithm == "auto" && record.ranks > 1) {
+        doubts.push("auto: --explain says what it takes for each size, and why\n".to_owned());
+    }
     for record in records {
         let Some(summary) = Summary::of(&record.seconds) else { continue };
         let ms = |seconds: f64| format!("{:.3} ms", seconds * 1e3);

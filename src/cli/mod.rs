@@ -18,9 +18,11 @@ pub mod train;
 use std::error::Error as _;
 use std::process::ExitCode;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::config;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
@@ -54,6 +56,11 @@ enum Command {
     GpuCheck(gpu_check::GpuCheckArgs),
     /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
     Lab(lab::LabArgs),
+}
+
+/// Reads the name of an element type; `--help` and errors list them.
+pub(crate) fn dtypes() -> impl TypedValueParser<Value = DType> {
+    PossibleValuesParser::new(DType::ALL.map(DType::name)).try_map(|name| name.parse::<DType>())
 }
 
 /// How a command prints its data.

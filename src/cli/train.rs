@@ -55,7 +55,7 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 2)]
     warmup: usize,
     /// Element type.
-    #[arg(long, default_value = "f32")]
+    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
     dtype: DType,
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]

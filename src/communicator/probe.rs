@@ -2,8 +2,8 @@
 //!
 //! What is run is what will be used: the plans, the interpreter and the transport; to cut a plan is not timed, as it is done once for all
 //! sums alike. With ranks that share cores that
-//! matters more than the wire. All ranks take part, then hold one another's times, and compute the same numbers from
-//! them. In the words of the model, for `n` ranks:
+//! matters more than the wire. Of each host its first rank takes part, as between hosts one rank talks for the others. Then all ranks hold
+//! those ranks' times, and compute the same numbers from them. In the words of the model, for `n` ranks:
 //!
 //! | run | its time, without what is known already |
 //! | --- | --- |
@@ -33,6 +33,7 @@ use crate::collective::{self, Algorithm, Model, Parts, Plan, Runner};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::reduce;
+use crate::transport::group::Group;
 use crate::transport::{Stamp, Transport};
 
 /// No operation of a job has this number.
@@ -59,10 +60,12 @@ const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
 
-/// Runs plans of all ranks and takes their times. Every method is collective.
+/// Runs plans and takes their times. Every method is collective over all ranks.
 pub(super) struct Prober<'a> {
     pub(super) runner: &'a mut Runner,
     pub(super) transport: &'a mut dyn Transport,
+    /// The first rank of each host: what is timed runs among these.
+    pub(super) firsts: &'a [usize],
     pub(super) stop: &'a AtomicBool,
 }
 
@@ -92,7 +95,7 @@ pub(super) struct Times {
 impl Prober<'_> {
     /// Takes all times.
     pub(super) fn measure(&mut self) -> Result<Times> {
-        let size = self.transport.size();
+        let size = self.firsts.len();
         let segment_bytes = self.runner.segment_bytes();
         let sum = sum_bytes_per_us();
         let short_part = short_part(size);
@@ -149,7 +152,7 @@ impl Prober<'_> {
 
     /// The time of the smallest ring now, to hold a known model against.
     pub(super) fn smallest_ring_us(&mut self) -> Result<f64> {
-        let own = self.short([(Algorithm::Ring, self.transport.size())])?;
+        let own = self.short([(Algorithm::Ring, self.firsts.len())])?;
         Ok(self.medians(own)?[0])
     }
 
@@ -172,13 +175,17 @@ impl Prober<'_> {
         }))
     }
 
-    /// Sums `len` bytes once.
-    fn run(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
-        let plan = collective::allreduce(algorithm, self.transport.rank(), self.transport.size(), len);
+    /// Sums `len` bytes once over the first ranks of the hosts. Others have nothing to do, and take no time.
+    pub(super) fn run(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
+        if !self.firsts.contains(&self.transport.rank()) {
+            return Ok(0.0);
+        }
+        let mut group = Group::of(&mut *self.transport, self.firsts, &|| ());
+        let plan = collective::allreduce(algorithm, group.rank(), group.size(), len);
         let schedule = self.runner.schedule(&plan, DType::U8);
         let mut data = Buffer::zeroed(len);
         let start = Instant::now();
-        self.runner.run(&schedule, data.bytes_mut(), self.transport, STAMP, self.stop)?;
+        self.runner.run(&schedule, data.bytes_mut(), &mut group, STAMP, self.stop)?;
         Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
@@ -207,9 +214,11 @@ impl Prober<'_> {
         Ok(word)
     }
 
-    fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
+    /// The medians over the first ranks of the hosts.
+    pub(super) fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
         let rows = self.gather(own)?;
-        Ok(std::array::from_fn(|at| median(&mut rows.iter().map(|row| row[at]).collect::<Vec<_>>())))
+        let of = |at: usize| median(&mut self.firsts.iter().map(|rank| rows[*rank][at]).collect::<Vec<_>>());
+        Ok(std::array::from_fn(of))
     }
 }
 

@@ -11,13 +11,11 @@
 
 use std::time::Instant;
 
-use super::probe::{Prober, STAMP, Times, median};
+use super::probe::{Prober, Times};
 use crate::buffer::Buffer;
 use crate::collective::{self, Algorithm};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::transport::Transport;
-use crate::transport::group::Group;
 
 /// The times of fewer hosts fall into two groups by chance too often; with more this would take long.
 const HOSTS: std::ops::RangeInclusive<usize> = 6..=32;
@@ -45,7 +43,7 @@ impl Prober<'_> {
         if !HOSTS.contains(&hosts.len()) {
             return Ok(0);
         }
-        let ring_us_per_byte = self.ring_of(hosts, times.size * times.long_part)?;
+        let ring_us_per_byte = self.ring_of(hosts.len(), times.size * times.long_part)?;
         let bytes = (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end()) as usize;
         let (mut played, mut last, mut spent_us) = (Vec::new(), None, 0.0);
         for _ in 0..TOURNAMENTS {
@@ -66,24 +64,12 @@ impl Prober<'_> {
     }
 
     /// What a byte on a link takes in a ring over the hosts' first ranks, in microseconds.
-    fn ring_of(&mut self, hosts: &[Vec<usize>], len: usize) -> Result<f64> {
-        let members: Vec<usize> = hosts.iter().map(|ranks| ranks[0]).collect();
-        let mut own_us = 0.0;
-        if members.contains(&self.transport.rank()) {
-            let mut group = Group::of(&mut *self.transport, &members, &|| ());
-            let plan = collective::allreduce(Algorithm::Ring, group.rank(), group.size(), len);
-            let schedule = self.runner.schedule(&plan, DType::U8);
-            let mut data = Buffer::zeroed(len);
-            // The second time what shapers let through at first has been used up.
-            for _ in 0..2 {
-                let start = Instant::now();
-                self.runner.run(&schedule, data.bytes_mut(), &mut group, STAMP, self.stop)?;
-                own_us = start.elapsed().as_secs_f64() * 1e6;
-            }
-        }
-        let rows = self.gather([own_us])?;
-        let mut times: Vec<f64> = members.iter().map(|rank| rows[*rank][0]).collect();
-        Ok(median(&mut times) * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
+    fn ring_of(&mut self, hosts: usize, len: usize) -> Result<f64> {
+        // The second time what shapers let through at first has been used up.
+        self.run(Algorithm::Ring, len)?;
+        let own_us = self.run(Algorithm::Ring, len)?;
+        let [ring_us] = self.medians([own_us])?;
+        Ok(ring_us * hosts as f64 / (2 * (hosts - 1) * len.max(1)) as f64)
     }
 
     /// Every host meets every other. `None` once more than [`MOST_US`] have been spent, by the clock of the slowest.
