@@ -45,8 +45,8 @@ fn explain_hears_the_option_and_the_variable_and_the_option_wins() {
 #[test]
 fn times_sizes_and_types_that_cannot_be_are_told_with_what_can() {
     for (words, code, parts) in [
-        ("--rest -1", 2, ["--rest", "-1"]),
-        ("--rest=-1", 1, ["--rest -1 is no time", "give milliseconds, such as 2"]),
+        ("--late -1", 1, ["--late -1 is no time", "give seconds, such as 0.25"]),
+        ("--rest -1", 1, ["--rest -1 is no time", "give milliseconds, such as 2"]),
         ("--rest inf", 1, ["--rest inf is no time", "give milliseconds, such as 2"]),
         ("--sizes 0", 1, ["0 bytes are no whole number of f32 elements", "a multiple of 4 bytes, at least 4"]),
         ("--sizes 6", 1, ["6 bytes are no whole number of f32 elements", "a multiple of 4 bytes, at least 4"]),

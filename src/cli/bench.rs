@@ -65,13 +65,13 @@ pub struct AllreduceArgs {
     #[arg(long, default_value_t = 2)]
     pub warmup: usize,
     /// Milliseconds without traffic before each iteration, in which shapers save up what they let through at once.
-    #[arg(long, default_value_t = REST_MS)]
+    #[arg(long, default_value_t = REST_MS, allow_negative_numbers = true)]
     pub rest: f64,
     /// Element type.
     #[arg(long, default_value = "f32", value_parser = super::dtypes())]
     pub dtype: DType,
     /// Seconds by which rank 0 is late in one more iteration, which shows what waiting costs the others; 0 leaves it out.
-    #[arg(long, default_value_t = 0.25)]
+    #[arg(long, default_value_t = 0.25, allow_negative_numbers = true)]
     pub late: f64,
     /// Measure nothing: print what the algorithm does for each size by the model of this cluster, by which auto chooses.
     #[arg(long)]
