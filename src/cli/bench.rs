@@ -222,9 +222,6 @@ fn table(records: &[Record]) -> String {
         "memory",
     ]);
     let mut doubts = Vec::new();
-    if records.iter().any(|record| record.op == "allreduce" && record.algorithm == "auto" && record.ranks > 1) {
-        doubts.push("auto: --explain says what it takes for each size, and why\n".to_owned());
-    }
     for record in records {
         let Some(summary) = Summary::of(&record.seconds) else { continue };
         let ms = |seconds: f64| format!("{:.3} ms", seconds * 1e3);

@@ -101,7 +101,7 @@ impl Host {
         if self.placement.is_one_host() {
             return usize::MAX;
         }
-        self.learned.model.bucket_bytes(self.placement.hosts.len(), self.cuts)
+        self.learned.model.bucket_bytes(self.size(), self.cuts)
     }
 
     /// How sums are to be done.

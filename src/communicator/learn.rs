@@ -5,7 +5,7 @@
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
 use xxhash_rust::xxh3::xxh3_64;
@@ -29,11 +29,13 @@ pub struct Learned {
     pub racks: u64,
     /// Where they are from.
     pub source: String,
+    /// How long ago the cache got them, on rank 0.
+    pub age: Option<Duration>,
 }
 
 impl Default for Learned {
     fn default() -> Self {
-        Learned { model: Model::default(), racks: 0, source: "the default".to_owned() }
+        Learned { model: Model::default(), racks: 0, source: "the default".to_owned(), age: None }
     }
 }
 
@@ -122,13 +124,11 @@ pub(super) fn learn(
     stop: &AtomicBool,
 ) -> Result<Learned> {
     let (rank, size, library) = (transport.rank(), transport.size(), transport.name());
-    if hosts.len() < 2 {
+    if size == 1 {
         return Ok(Learned::default());
     }
     let start = Instant::now();
-    let firsts: Vec<usize> = hosts.iter().map(|ranks| ranks[0]).collect();
-    let parties = firsts.len();
-    let mut prober = Prober { runner, transport, firsts: &firsts, stop };
+    let mut prober = Prober { runner, transport, stop };
     // The upper 48 bits of a hash, which an f64 holds exactly.
     let rows = prober.gather([(xxh3_64(model_cache::this_host().as_bytes()) >> 16) as f64])?;
     let cached = (rank == 0).then(|| model_cache::file_of(&library, &rows, hosts, are_named)).flatten();
@@ -144,17 +144,17 @@ pub(super) fn learn(
         return Err(Error::argument("rank 0 could not use what its RINGPULL_MODEL names", "see rank 0's own message"));
     }
     if told.origin == Told::GIVEN {
-        return Ok(Learned { model: known, racks, source: format!("{source}, on rank 0's word") });
+        return Ok(Learned { model: known, racks, source: format!("{source}, on rank 0's word"), age: None });
     }
     if told.origin == Told::CACHED {
-        let then = known.predicted_us(Algorithm::Ring, parties, parties, prober.runner.segment_bytes());
+        let then = known.predicted_us(Algorithm::Ring, size, size, prober.runner.segment_bytes());
         let mut now = 0.0;
-        let origin = format!("the cache{}; RINGPULL_MODEL=probe measures anew", model_cache::age(cached.as_deref()));
+        let age = cached.as_deref().and_then(model_cache::age);
         // Once more if need be: a job that is still starting is slow for a moment.
         for _ in 0..2 {
             now = prober.smallest_ring_us()?;
             if (1.0 / CREDIBLE..CREDIBLE).contains(&(now / then)) {
-                return Ok(Learned { model: known, racks, source: origin });
+                return Ok(Learned { model: known, racks, source: "the cache".to_owned(), age });
             }
         }
         if rank == 0 {
@@ -172,7 +172,8 @@ pub(super) fn learn(
             tracing::info!(%cause, "the model is not kept for later runs");
         }
     }
-    Ok(Learned { model, racks, source: format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3) })
+    let source = format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
+    Ok(Learned { model, racks, source, age: None })
 }
 
 fn find(source: &ModelSource, cached: Option<&Path>) -> Found {
@@ -189,42 +190,23 @@ fn find(source: &ModelSource, cached: Option<&Path>) -> Found {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::transport::inproc;
 
     fn learned(size: usize, source: &ModelSource) -> Vec<Result<Learned>> {
-        let apart: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
-        learned_on(&apart, source).into_iter().map(|(learned, _)| learned).collect()
-    }
-
-    /// What each rank learns, and the bytes it has sent.
-    fn learned_on(hosts: &[Vec<usize>], source: &ModelSource) -> Vec<(Result<Learned>, u64)> {
         std::thread::scope(|scope| {
-            let ranks: Vec<_> = inproc::world(hosts.iter().map(Vec::len).sum())
+            let ranks: Vec<_> = inproc::world(size)
                 .into_iter()
                 .map(|mut end| {
                     scope.spawn(move || {
                         let mut runner = Runner::new(256 << 10, Duration::from_secs(20));
-                        let stop = AtomicBool::new(false);
-                        let learned = learn(&mut runner, &mut end, (hosts, false), source, &stop);
-                        (learned, runner.sent_bytes)
+                        let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
+                        learn(&mut runner, &mut end, (&hosts, false), source, &AtomicBool::new(false))
                     })
                 })
                 .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
-    }
-
-    #[test]
-    fn of_a_host_with_several_ranks_the_first_is_timed_and_all_learn_the_same() {
-        let ranks = learned_on(&[vec![2, 3], vec![0, 4], vec![1]], &ModelSource::Probe);
-        let (models, sent): (Vec<_>, Vec<u64>) =
-            ranks.into_iter().map(|(learned, sent)| (learned.unwrap().model, sent)).unzip();
-        assert!(models[0].is_sound() && models.iter().all(|model| *model == models[0]), "{models:?}");
-        let least = [0, 1, 2].map(|first| sent[first]).into_iter().min().unwrap();
-        assert!([3, 4].iter().all(|other| sent[*other] < least / 10), "{sent:?}");
     }
 
     #[test]

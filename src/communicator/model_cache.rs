@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::topology::host_name;
 
 /// Part of every key: a model that another way of measuring or predicting has made is of no use.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 /// The cache keeps the latest models: containers and emulated hosts are new ones, with new addresses, each time they are made.
 const KEPT: usize = 32;
 
@@ -45,16 +45,8 @@ pub(super) fn read(path: &Path) -> Result<Stored> {
 }
 
 /// How long ago `file` was written, where that can be told.
-pub(super) fn age(file: Option<&Path>) -> String {
-    let written = file.and_then(|file| fs::metadata(file).ok()?.modified().ok()?.elapsed().ok());
-    let minutes = written.map(|age| age.as_secs() / 60);
-    match minutes {
-        None => String::new(),
-        Some(0) => ", measured within the last minute".to_owned(),
-        Some(minutes @ 1..120) => format!(", measured {minutes} min ago"),
-        Some(minutes @ 120..2880) => format!(", measured {} hours ago", minutes / 60),
-        Some(minutes) => format!(", measured {} days ago", minutes / 1440),
-    }
+pub(super) fn age(file: &Path) -> Option<Duration> {
+    fs::metadata(file).ok()?.modified().ok()?.elapsed().ok()
 }
 
 /// Whole or not at all: another job may read it at the same time.
@@ -66,20 +58,21 @@ pub(super) fn store(path: &Path, stored: &Stored) -> Result<()> {
     let text = serde_json::to_vec_pretty(stored).map_err(|cause| io(std::io::Error::other(cause)))?;
     fs::write(file.path(), text).map_err(io)?;
     file.persist(path).map_err(|cause| io(cause.error))?;
-    forget(folder);
+    forget(folder, path);
     Ok(())
 }
 
-/// Removes all models from `folder` but the latest.
-fn forget(folder: &Path) {
+/// Removes all models from `folder` but `stored`, which is new whatever the clocks of a shared folder say, and the latest others.
+fn forget(folder: &Path, stored: &Path) {
     let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| {
         let path = entry.ok()?.path();
-        let is_model = path.extension()? == "json" && path.file_name()?.to_str()?.starts_with("model-");
+        let is_model =
+            path.extension()? == "json" && path.file_name()?.to_str()?.starts_with("model-") && path != stored;
         Some((fs::metadata(&path).ok()?.modified().ok()?, path)).filter(|_| is_model)
     });
     let mut models: Vec<(SystemTime, PathBuf)> = files.collect();
     models.sort_unstable_by(|one, other| other.cmp(one));
-    for (_, path) in models.into_iter().skip(KEPT) {
+    for (_, path) in models.into_iter().skip(KEPT - 1) {
         // Another job may just have done it, and a file too many does no harm.
         if let Err(cause) = fs::remove_file(&path) {
             tracing::debug!(%cause, "an old model stays: {}", path.display());
@@ -110,30 +103,17 @@ pub(super) fn this_host() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
-    fn the_age_of_a_cached_model_is_told_in_words() {
+    fn a_model_is_as_old_as_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model-0.json");
+        assert_eq!(age(&path), None);
         store(&path, &Stored::default()).unwrap();
-        let of = |seconds: u64| {
-            let file = fs::File::options().write(true).open(&path).unwrap();
-            file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
-            age(Some(&path))
-        };
-        assert_eq!(of(1), ", measured within the last minute");
-        assert_eq!(
-            (of(600), of(7300), of(260_000)),
-            (
-                ", measured 10 min ago".to_owned(),
-                ", measured 2 hours ago".to_owned(),
-                ", measured 3 days ago".to_owned(),
-            )
-        );
-        assert_eq!(age(None), "");
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(600)).unwrap();
+        assert_eq!(age(&path).unwrap().as_secs() / 60, 10);
     }
 
     #[test]

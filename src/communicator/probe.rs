@@ -2,8 +2,8 @@
 //!
 //! What is run is what will be used: the plans, the interpreter and the transport; to cut a plan is not timed, as it is done once for all
 //! sums alike. With ranks that share cores that
-//! matters more than the wire. Of each host its first rank takes part, as between hosts one rank talks for the others. Then all ranks hold
-//! those ranks' times, and compute the same numbers from them. In the words of the model, for `n` ranks:
+//! matters more than the wire. All ranks take part, then hold one another's times, and compute the same numbers from
+//! them. In the words of the model, for `n` ranks:
 //!
 //! | run | its time, without what is known already |
 //! | --- | --- |
@@ -33,7 +33,6 @@ use crate::collective::{self, Algorithm, Model, Parts, Plan, Runner};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::reduce;
-use crate::transport::group::Group;
 use crate::transport::{Stamp, Transport};
 
 /// No operation of a job has this number.
@@ -60,12 +59,10 @@ const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
 
-/// Runs plans and takes their times. Every method is collective over all ranks.
+/// Runs plans of all ranks and takes their times. Every method is collective.
 pub(super) struct Prober<'a> {
     pub(super) runner: &'a mut Runner,
     pub(super) transport: &'a mut dyn Transport,
-    /// The first rank of each host: what is timed runs among these.
-    pub(super) firsts: &'a [usize],
     pub(super) stop: &'a AtomicBool,
 }
 
@@ -95,7 +92,7 @@ pub(super) struct Times {
 impl Prober<'_> {
     /// Takes all times.
     pub(super) fn measure(&mut self) -> Result<Times> {
-        let size = self.firsts.len();
+        let size = self.transport.size();
         let segment_bytes = self.runner.segment_bytes();
         let sum = sum_bytes_per_us();
         let short_part = short_part(size);
@@ -152,7 +149,7 @@ impl Prober<'_> {
 
     /// The time of the smallest ring now, to hold a known model against.
     pub(super) fn smallest_ring_us(&mut self) -> Result<f64> {
-        let own = self.short([(Algorithm::Ring, self.firsts.len())])?;
+        let own = self.short([(Algorithm::Ring, self.transport.size())])?;
         Ok(self.medians(own)?[0])
     }
 
@@ -175,51 +172,60 @@ impl Prober<'_> {
         }))
     }
 
-    /// Sums `len` bytes once over the first ranks of the hosts. Others have nothing to do, and take no time.
-    pub(super) fn run(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
-        if !self.firsts.contains(&self.transport.rank()) {
-            return Ok(0.0);
-        }
-        let mut group = Group::of(&mut *self.transport, self.firsts, &|| ());
-        let plan = collective::allreduce(algorithm, group.rank(), group.size(), len);
-        let schedule = self.runner.schedule(&plan, DType::U8);
-        let mut data = Buffer::zeroed(len);
-        let start = Instant::now();
-        self.runner.run(&schedule, data.bytes_mut(), &mut group, STAMP, self.stop)?;
-        Ok(start.elapsed().as_secs_f64() * 1e6)
+    /// Sums `len` bytes once.
+    fn run(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
+        let plan = collective::allreduce(algorithm, self.transport.rank(), self.transport.size(), len);
+        Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
     }
 
-    pub(super) fn run_plan(&mut self, plan: &Plan, dtype: DType, data: &mut [u8]) -> Result<()> {
-        let schedule = self.runner.schedule(plan, dtype);
-        self.runner.run(&schedule, data, self.transport, STAMP, self.stop)
+    /// `data` after `plan`, and the microseconds it took.
+    pub(super) fn timed(&mut self, plan: &Plan, data: Buffer) -> Result<(Buffer, f64)> {
+        timed(self.runner, self.transport, plan, data, self.stop)
     }
 
     /// Every rank's `own` rows, in the order of the ranks.
     pub(super) fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>> {
         let (rank, size) = (self.transport.rank(), self.transport.size());
-        let mut all = vec![[0f64; N]; size];
-        all[rank] = own;
-        let bounds = (0..=size).map(|rank| rank * size_of::<[f64; N]>()).collect();
-        let plan = collective::allgather(rank, size, Parts::of(bounds));
-        let bytes = bytemuck::cast_slice_mut(all.as_flattened_mut());
-        self.run_plan(&plan, DType::U8, bytes)?;
-        Ok(all)
+        let row_bytes = size_of::<[f64; N]>();
+        let plan = collective::allgather(rank, size, Parts::of((0..=size).map(|rank| rank * row_bytes).collect()));
+        let mut all = Buffer::zeroed(size * row_bytes);
+        all.bytes_mut()[rank * row_bytes..][..row_bytes].copy_from_slice(bytemuck::cast_slice(&own));
+        let (all, _) = self.timed(&plan, all)?;
+        let value =
+            |row: &[u8], at: usize| bytemuck::pod_read_unaligned(&row[at * size_of::<f64>()..][..size_of::<f64>()]);
+        Ok(all.bytes().chunks_exact(row_bytes).map(|row| std::array::from_fn(|at| value(row, at))).collect())
     }
 
     /// Rank 0's `word` on every rank.
-    pub(super) fn told<T: Pod>(&mut self, mut word: T) -> Result<T> {
-        let bytes = bytemuck::bytes_of_mut(&mut word);
-        let plan = collective::broadcast(0, self.transport.rank(), self.transport.size(), bytes.len());
-        self.run_plan(&plan, DType::U8, bytes)?;
-        Ok(word)
+    pub(super) fn told<T: Pod>(&mut self, word: T) -> Result<T> {
+        let plan = collective::broadcast(0, self.transport.rank(), self.transport.size(), size_of::<T>());
+        let mut data = Buffer::zeroed(size_of::<T>());
+        data.bytes_mut().copy_from_slice(bytemuck::bytes_of(&word));
+        let (data, _) = self.timed(&plan, data)?;
+        Ok(bytemuck::pod_read_unaligned(data.bytes()))
     }
 
-    /// The medians over the first ranks of the hosts.
-    pub(super) fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
+    fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
         let rows = self.gather(own)?;
-        let of = |at: usize| median(&mut self.firsts.iter().map(|rank| rows[*rank][at]).collect::<Vec<_>>());
-        Ok(std::array::from_fn(of))
+        Ok(std::array::from_fn(|at| median(&mut rows.iter().map(|row| row[at]).collect::<Vec<_>>())))
     }
+}
+
+/// `data` after `plan` among `ranks`, and the microseconds it took. After an error the transport, which may still write there, keeps it.
+pub(super) fn timed(
+    runner: &mut Runner,
+    ranks: &mut dyn Transport,
+    plan: &Plan,
+    mut data: Buffer,
+    stop: &AtomicBool,
+) -> Result<(Buffer, f64)> {
+    let schedule = runner.schedule(plan, DType::U8);
+    let start = Instant::now();
+    if let Err(cause) = runner.run(&schedule, data.bytes_mut(), ranks, STAMP, stop) {
+        std::mem::forget(data);
+        return Err(cause);
+    }
+    Ok((data, start.elapsed().as_secs_f64() * 1e6))
 }
 
 /// The bytes of one rank's part in the short transfers.

@@ -9,13 +9,12 @@
 //! The racks are used if crossing the link once in each direction is predicted to be worth it: a ring over hosts that stand in
 //! order may lose little.
 
-use std::time::Instant;
-
-use super::probe::{Prober, Times};
+use super::probe::{Prober, Times, median, timed};
 use crate::buffer::Buffer;
 use crate::collective::{self, Algorithm};
-use crate::dtype::DType;
 use crate::error::Result;
+use crate::transport::Transport;
+use crate::transport::group::Group;
 
 /// The times of fewer hosts fall into two groups by chance too often; with more this would take long.
 const HOSTS: std::ops::RangeInclusive<usize> = 6..=32;
@@ -43,7 +42,7 @@ impl Prober<'_> {
         if !HOSTS.contains(&hosts.len()) {
             return Ok(0);
         }
-        let ring_us_per_byte = self.ring_of(hosts.len(), times.size * times.long_part)?;
+        let ring_us_per_byte = self.ring_of(hosts, times.size * times.long_part)?;
         let bytes = (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end()) as usize;
         let (mut played, mut last, mut spent_us) = (Vec::new(), None, 0.0);
         for _ in 0..TOURNAMENTS {
@@ -64,12 +63,21 @@ impl Prober<'_> {
     }
 
     /// What a byte on a link takes in a ring over the hosts' first ranks, in microseconds.
-    fn ring_of(&mut self, hosts: usize, len: usize) -> Result<f64> {
-        // The second time what shapers let through at first has been used up.
-        self.run(Algorithm::Ring, len)?;
-        let own_us = self.run(Algorithm::Ring, len)?;
-        let [ring_us] = self.medians([own_us])?;
-        Ok(ring_us * hosts as f64 / (2 * (hosts - 1) * len.max(1)) as f64)
+    fn ring_of(&mut self, hosts: &[Vec<usize>], len: usize) -> Result<f64> {
+        let members: Vec<usize> = hosts.iter().map(|ranks| ranks[0]).collect();
+        let mut own_us = 0.0;
+        if members.contains(&self.transport.rank()) {
+            let mut group = Group::of(&mut *self.transport, &members, &|| ());
+            let plan = collective::allreduce(Algorithm::Ring, group.rank(), group.size(), len);
+            let mut data = Buffer::zeroed(len);
+            // The second time what shapers let through at first has been used up.
+            for _ in 0..2 {
+                (data, own_us) = timed(self.runner, &mut group, &plan, data, self.stop)?;
+            }
+        }
+        let rows = self.gather([own_us])?;
+        let mut times: Vec<f64> = members.iter().map(|rank| rows[*rank][0]).collect();
+        Ok(median(&mut times) * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
     }
 
     /// Every host meets every other. `None` once more than [`MOST_US`] have been spent, by the clock of the slowest.
@@ -99,11 +107,8 @@ impl Prober<'_> {
     /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has then been used up.
     fn game(&mut self, other: usize, bytes: usize) -> Result<f64> {
         let plan = collective::exchange(self.transport.rank(), other, bytes);
-        let mut data = Buffer::zeroed(2 * bytes);
-        self.run_plan(&plan, DType::U8, data.bytes_mut())?;
-        let start = Instant::now();
-        self.run_plan(&plan, DType::U8, data.bytes_mut())?;
-        Ok(start.elapsed().as_secs_f64() * 1e6)
+        let (data, _) = self.timed(&plan, Buffer::zeroed(2 * bytes))?;
+        Ok(self.timed(&plan, data)?.1)
     }
 }
 

@@ -1,5 +1,8 @@
 //! What `auto` or a plan would do and why: for each size the time that the cluster's model predicts for each algorithm.
 
+use std::time::Duration;
+
+use indicatif::HumanDuration;
 use serde::Serialize;
 
 use crate::collective::{self, Algorithm, Model, Segments};
@@ -24,6 +27,8 @@ pub struct Explanation {
     pub racks: Option<[Vec<usize>; 2]>,
     /// Where the model is from.
     pub source: String,
+    /// How long ago it was measured, if it is from the cache, in seconds.
+    pub age_seconds: Option<f64>,
     /// Its numbers.
     pub model: Model,
     /// The algorithm that was asked for.
@@ -80,6 +85,7 @@ pub fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
         ranks: engine.size(),
         parties,
         source: learned.source,
+        age_seconds: learned.age.map(|age| age.as_secs_f64()),
         hosts,
         racks,
         model: learned.model,
@@ -106,6 +112,15 @@ fn explained(model: &Model, plan: Option<Algorithm>, bytes: usize, ranks: usize,
 }
 
 impl Explanation {
+    /// Behind the words for the cache, how old what it holds is.
+    fn age(&self) -> String {
+        let words = |seconds| {
+            let ago = HumanDuration(Duration::from_secs_f64(seconds));
+            format!(" (measured {ago} ago; RINGPULL_MODEL=probe measures anew)")
+        };
+        self.age_seconds.map(words).unwrap_or_default()
+    }
+
     /// The table for people, and the numbers under it.
     pub fn table(&self) -> String {
         if self.ranks == 1 {
@@ -136,7 +151,8 @@ impl Explanation {
         let of = &self.model;
         let whom = if self.parties == self.ranks { "ranks" } else { "hosts, one rank of each" };
         let (table, parties) = (table.trim_fmt(), self.parties);
-        let mut text = format!("{table}\ntimes are predicted for {parties} {whom}, from {}:\n", self.source);
+        let mut text =
+            format!("{table}\ntimes are predicted for {parties} {whom}, from {}{}:\n", self.source, self.age());
         let numbers = [
             ("latency", format!("{:.1} us", of.latency_us)),
             ("a message, its rank", format!("{:.2} us", of.message_us)),
@@ -189,6 +205,7 @@ mod tests {
             hosts,
             racks,
             source: "the default".to_owned(),
+            age_seconds: None,
             model,
             asked: "auto".to_owned(),
             sizes: [4, 25_000_000].map(|bytes| explained(&model, None, bytes, 8, segments)).to_vec(),
@@ -221,6 +238,9 @@ mod tests {
         ] {
             assert!(table.contains(part), "{part} in {table}");
         }
+        let old = Explanation { source: "the cache".to_owned(), age_seconds: Some(600.0), ..explanation.clone() };
+        let words = "from the cache (measured 10 minutes ago; RINGPULL_MODEL=probe measures anew):";
+        assert!(old.table().contains(words), "{}", old.table());
         assert!(serde_json::to_string(&explanation).unwrap().contains("\"latency_us\":30.0"));
     }
 }
