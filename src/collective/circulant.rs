@@ -30,8 +30,8 @@
 //! *A power of two.* There `+` and `-` are both the exclusive or: place `i` of rank `r` is part `r xor i`. Then a rank
 //! sends to the rank that it receives from, the places of a round are always one range of parts, and this is recursive
 //! halving and doubling. Two ranks that exchange wait for nobody else, which pays where ranks share cores (8 emulated
-//! hosts on two, `ringpull bench allreduce --algorithm circulant --sizes 64KiB,1MiB`: medians of 537 and 491 us, of 18.9
-//! and 16.4 ms). Any other number needs no folding, in which two ranks would carry twice the bytes.
+//! hosts on two, `ringpull bench allreduce --algorithm circulant --sizes 64KiB,1MiB`: medians of 491 us in pairs, 537 in a
+//! circle, and of 16.4 and 18.9 ms). Any other number needs no folding, in which two ranks would carry twice the bytes.
 //!
 //! A sum is added up in the order the rounds fix, different
 //! from part to part but the same in every run; as the order is not that of the ranks, the addition must be

@@ -259,7 +259,7 @@ mod tests {
         let time = |model: &Model| model.predicted_us(Algorithm::Direct, 1 << 20, 8, 256 << 10);
         assert!((time(&far) - time(&cached) - 2.0 * cached.latency_us).abs() < 1e-9);
         // Nor does that of a tree, whose directions wait for one another at a shaper only, where the first bytes are the slow ones.
-        let warming = Model { short_bytes_per_us: 400.0, short_bytes: 400_000.0, ..cached };
+        let warming = Model { short_bytes_per_us: 400.0, short_bytes: 1_000_000.0, ..cached };
         let far = Model { latency_us: 2.0 * warming.latency_us, ..warming };
         let tree = |model: &Model| model.predicted_us(Algorithm::Tree, 1 << 20, 8, 256 << 10);
         assert!((tree(&far) - tree(&warming) - 6.0 * warming.latency_us).abs() < 1e-9);

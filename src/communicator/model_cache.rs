@@ -46,7 +46,8 @@ pub(super) fn read(path: &Path) -> Result<Stored> {
 
 /// How long ago `file` was written, where that can be told.
 pub(super) fn age(file: &Path) -> Option<Duration> {
-    fs::metadata(file).ok()?.modified().ok()?.elapsed().ok()
+    // Another host's clock, in a shared folder, may be ahead.
+    Some(fs::metadata(file).ok()?.modified().ok()?.elapsed().unwrap_or_default())
 }
 
 /// Whole or not at all: another job may read it at the same time.
