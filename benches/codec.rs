@@ -9,9 +9,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use ringpull::DType;
-use ringpull::compress::{Codec, Compression, Level};
-use ringpull::reduce::add_assign;
+
+use ringpull_base::DType;
+use ringpull_kernels::compress::{Codec, Compression, Level};
+use ringpull_kernels::reduce::add_assign;
 
 /// Floats that are coded: 128 MB.
 const LEN: usize = 32 << 20;

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ringpull::collective::Algorithm;
-use ringpull::communicator::{Choice, Host};
-use ringpull::config::Config;
-use ringpull::progress::Engine;
-use ringpull::{DType, Tensor};
+
+use ringpull_allreduce::communicator::{Choice, Host};
+use ringpull_allreduce::progress::Engine;
+use ringpull_base::config::Config;
+use ringpull_base::{DType, Tensor};
+use ringpull_plan::Algorithm;
 
 const RANKS: usize = 4;
 

@@ -1,9 +1,9 @@
 //! The sums that every collective does, in cache and from memory.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ringpull::DType;
-use ringpull::buffer::Buffer;
-use ringpull::reduce::add_assign;
+
+use ringpull_base::{Buffer, DType};
+use ringpull_kernels::reduce::add_assign;
 
 fn sums(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("add_assign");

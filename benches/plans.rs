@@ -3,8 +3,9 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use ringpull::DType;
-use ringpull::collective::{Algorithm, Model, Schedule, Segments, allreduce, choose};
+
+use ringpull_base::DType;
+use ringpull_plan::{Algorithm, Model, Schedule, Segments, allreduce, choose};
 
 fn plans(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("plan");

@@ -1,48 +1,63 @@
-//! Data-parallel training's push/pull KVStore, on MPI allreduce and on parameter servers.
+//! MXNet's push/pull KVStore for Rust: MPI ring allreduce without servers, parameter servers, GPUs.
 //!
-//! The layers, each importing only what stands before it (`tests/layering.rs` holds them to it):
-//!
-//! - the base: [`error`], [`key`], [`kind`], [`dtype`], [`buffer`], [`remote`], [`tensor`], [`sparse`], [`reduce`], [`config`], [`topology`],
-//!   [`timeline`], [`spelling`];
-//! - `transport`, `collective`, `communicator`, `progress`: the path of a gradient by allreduce;
-//! - `compress`: gradient codecs; `optim`: optimizers; `device`: GPUs, real and simulated; `ps`: parameter servers;
-//! - `store`: the KVStore that users call;
-//! - `harness` and `cli`: the comparison, the benches and the commands.
+//! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the job, and pulled by each.
+//! The names of this page are all there is to call.
 
 /// The README's example is compiled with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub mod buffer;
-pub mod config;
-pub mod dtype;
-pub mod error;
-pub mod key;
-pub mod kind;
-pub mod reduce;
-pub mod remote;
-pub mod sparse;
-pub mod spelling;
-pub mod tensor;
-pub mod timeline;
-pub mod topology;
+mod allreduce;
+mod anywhere;
+mod backend;
+mod compressed;
+mod contribution;
+mod create;
+#[cfg(feature = "ps")]
+mod device_sums;
+mod jobs;
+mod kvstore;
+mod local;
+mod on_devices;
+mod replica;
+#[cfg(feature = "ps")]
+mod servers;
+mod slot;
+mod states;
+mod table;
+mod update;
 
-pub mod cli;
-pub mod collective;
-pub mod communicator;
-pub mod compress;
-pub mod device;
-pub mod harness;
-pub mod optim;
-pub mod progress;
-pub mod ps;
-pub mod store;
-pub mod transport;
+pub use create::{create, create_on, create_with, run_node};
+pub use kvstore::{Capability, KvStore, Stats, Updater};
 
-pub use dtype::DType;
-pub use error::{Error, Result};
-pub use key::Key;
-pub use kind::Kind;
-pub use sparse::RowSparse;
-pub use tensor::{Tensor, TensorMut, TensorRef};
+#[doc(inline)]
+pub use ringpull_base::config::Config;
+#[doc(inline)]
+pub use ringpull_base::{Buffer, DType, Element, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, TensorRef};
+#[doc(inline)]
+pub use ringpull_device::Devices;
+#[doc(inline)]
+pub use ringpull_kernels::compress::{Codec, Compression, TopK};
+#[doc(inline)]
+pub use ringpull_kernels::optim::{Optimizer, Rule};
+
+pub(crate) use anywhere::{Anywhere, Gradient, Value};
+pub(crate) use backend::Backend;
+pub(crate) use contribution::{Contribution, MergedRows};
+pub(crate) use states::SavedStates;
+pub(crate) use table::Entry;
+pub(crate) use update::{Update, Updates};
+
+/// What this workspace's own tests, examples and command need from inside. It may change in any version.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::allreduce::Allreduce;
+    pub use crate::backend::Backend;
+    #[cfg(feature = "ps")]
+    pub use crate::device_sums::DeviceSums;
+    pub use crate::on_devices::OnDevices;
+    #[cfg(feature = "ps")]
+    pub use crate::servers::Servers;
+    pub use crate::states::{SavedStates, replace_file};
+}

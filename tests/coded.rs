@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringpull::compress::{Codec, Compression};
-use ringpull::config::Config;
-use ringpull::device::{Devices, Fault, Manner, Simulated};
-use ringpull::progress::Engine;
-use ringpull::store::KvStore;
-use ringpull::store::on_devices::OnDevices;
-use ringpull::{DType, Kind, Result, Tensor};
+use ringpull::KvStore;
+use ringpull::internal::OnDevices;
+use ringpull_allreduce::progress::Engine;
+use ringpull_base::config::Config;
+use ringpull_base::{DType, Kind, Result, Tensor};
+use ringpull_device::{Devices, Fault, Manner, Simulated};
+use ringpull_kernels::compress::{Codec, Compression};
 
 fn config() -> Config {
     Config { timeout: Duration::from_secs(30), ..Config::default() }

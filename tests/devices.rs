@@ -1,24 +1,18 @@
 //! Stores over simulated devices, in one process: any number of ranks and devices, repeated steps, and a fault at every step.
 
 use std::net::{Ipv4Addr, SocketAddr};
-#[cfg(feature = "mpi")]
-use std::process::Stdio;
 use std::slice::from_ref;
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringpull::config::{Config, Dmlc, Role};
-use ringpull::device::{Devices, Fault, Manner, Simulated};
-#[cfg(feature = "mpi")]
-use ringpull::harness::mpirun::{Hosts, Mpirun, Ranks};
-use ringpull::progress::Engine;
-use ringpull::store::allreduce::Allreduce;
-use ringpull::store::device_sums::DeviceSums;
-use ringpull::store::on_devices::OnDevices;
-use ringpull::store::servers::Servers;
-use ringpull::store::{Backend, KvStore};
-use ringpull::{DType, Kind, Result, Tensor, ps};
+use ringpull::KvStore;
+use ringpull::internal::{Allreduce, Backend, DeviceSums, OnDevices, Servers};
+use ringpull_allreduce::progress::Engine;
+use ringpull_base::config::{Config, Dmlc, Role};
+use ringpull_base::{DType, Kind, Result, Tensor};
+use ringpull_device::{Devices, Fault, Manner, Simulated};
+use ringpull_ps as ps;
 
 /// Short, since work that never ends is waited for this long.
 fn config(timeout: Duration) -> Config {
@@ -421,21 +415,5 @@ fn steps_on_devices_that_repeat_send_no_control_message() {
         let (before, after) = rank.join().unwrap();
         assert!(before > 0);
         assert_eq!(before, after);
-    }
-}
-
-#[cfg(feature = "mpi")]
-#[test]
-fn processes_of_a_job_share_devices_as_gpu_check_starts_them() {
-    let Ok(mpirun) = Mpirun::find() else { return eprintln!("skipped: mpirun is not installed") };
-    for count in [2, 4] {
-        let command = [env!("CARGO_BIN_EXE_ringpull"), "gpu-check", "--rank", "--devices", "sim:2"];
-        let ranks = Ranks { count, command: command.map(Into::into).to_vec(), env: Vec::new() };
-        let output = mpirun.command(&Hosts::Local, ranks).unwrap().command.stdin(Stdio::null()).output().unwrap();
-        let told = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{output:?}");
-        for rank in 0..count {
-            assert!(told.contains(&format!("rank {rank} of {count} on sim:2: sums and updates are right")), "{told}");
-        }
     }
 }

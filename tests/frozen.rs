@@ -6,13 +6,13 @@ mod ranks;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use ringpull::config::Config;
-use ringpull::progress::Engine;
-use ringpull::store::KvStore;
-use ringpull::store::allreduce::Allreduce;
-use ringpull::{DType, Error, Key, Kind, Result, Tensor};
-
 use ranks::workers;
+
+use ringpull::KvStore;
+use ringpull::internal::Allreduce;
+use ringpull_allreduce::progress::Engine;
+use ringpull_base::config::Config;
+use ringpull_base::{DType, Error, Key, Kind, Result, Tensor};
 
 const KEYS: i64 = 12;
 const LONG: Duration = Duration::from_secs(20);
@@ -92,7 +92,7 @@ fn barriers_push_pulls_and_row_sparse_pushes_in_a_loop_need_no_control_message_e
             }
             let ids: Vec<i64> = (0..=store.rank() as i64).collect();
             let rows = Tensor::full(DType::F32, &[ids.len(), 2], 1.0);
-            store.push_rows(100, &[ringpull::RowSparse::new(&[6, 2], &ids, rows).unwrap()], 0).unwrap();
+            store.push_rows(100, &[ringpull_base::RowSparse::new(&[6, 2], &ids, rows).unwrap()], 0).unwrap();
             for tensor in &tensors {
                 assert!(tensor.to_vec::<f32>().unwrap().iter().all(|sum| *sum == (3 * number + 3) as f32));
             }
@@ -268,7 +268,7 @@ fn odd_step(patience: Duration, odd: impl Fn(&KvStore) -> Result<()> + Sync) -> 
 #[test]
 fn a_mismatch_in_step_100_is_an_error_on_every_rank() {
     let errors = odd_step(LONG, |store| {
-        store.set_optimizer(&ringpull::optim::Optimizer::sgd(0.1))?;
+        store.set_optimizer(&ringpull_kernels::optim::Optimizer::sgd(0.1))?;
         step(store, &[0, 1, 2, 3], 100).map(drop)
     });
     for error in errors {

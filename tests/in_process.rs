@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use ringpull::buffer::Buffer;
-use ringpull::communicator::Host;
-use ringpull::config::Config;
-use ringpull::progress::Engine;
-use ringpull::store::KvStore;
-use ringpull::store::allreduce::Allreduce;
-use ringpull::{DType, Error, Kind, Result, Tensor};
+use ringpull::KvStore;
+use ringpull::internal::Allreduce;
+use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::progress::Engine;
+use ringpull_base::config::Config;
+use ringpull_base::{Buffer, DType, Error, Kind, Result, Tensor};
 
 /// As [`ranks::workers`], with faults after `timeout`.
 fn workers<T: Send>(size: usize, timeout: Duration, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {

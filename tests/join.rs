@@ -5,12 +5,12 @@ mod ranks;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use ringpull::config::Config;
-use ringpull::optim::Optimizer;
-use ringpull::progress::Engine;
-use ringpull::store::KvStore;
-use ringpull::store::allreduce::Allreduce;
-use ringpull::{DType, Error, Kind, Result, RowSparse, Tensor};
+use ringpull::KvStore;
+use ringpull::internal::Allreduce;
+use ringpull_allreduce::progress::Engine;
+use ringpull_base::config::Config;
+use ringpull_base::{DType, Error, Kind, Result, RowSparse, Tensor};
+use ringpull_kernels::optim::Optimizer;
 
 const LONG: Duration = Duration::from_secs(20);
 const KEYS: i64 = 4;
@@ -114,7 +114,7 @@ fn sums_in_place_are_those_with_explicit_zeros() {
 fn an_optimizer_gives_the_same_weights_and_may_be_changed_while_a_rank_has_joined() {
     let schedule = |store: &KvStore, batch: usize| {
         let mut optimizer = Optimizer::sgd(if batch < 6 { 0.125 } else { 0.0625 });
-        optimizer.rule = ringpull::optim::Rule::Sgd { momentum: 0.5, nesterov: false };
+        optimizer.rule = ringpull_kernels::optim::Rule::Sgd { momentum: 0.5, nesterov: false };
         store.set_optimizer(&optimizer).unwrap();
     };
     compare(schedule, push);
@@ -124,7 +124,7 @@ fn an_optimizer_gives_the_same_weights_and_may_be_changed_while_a_rank_has_joine
 fn an_updater_gives_the_same_values() {
     let set = |store: &KvStore, batch: usize| {
         if batch == 0 {
-            let add = |_: &ringpull::Key, received: &Tensor, stored: &Tensor| {
+            let add = |_: &ringpull_base::Key, received: &Tensor, stored: &Tensor| {
                 let received = received.to_vec::<f32>()?;
                 let mut stored = stored.write();
                 stored.as_mut_slice::<f32>().iter_mut().zip(received).for_each(|(value, sum)| *value += sum / 8.0);
@@ -199,7 +199,7 @@ fn a_job_in_which_nobody_has_data_can_join_and_one_rank_alone_need_not_wait() {
     let last = ranks::workers(3, &patient(LONG), |store| (store.join().unwrap(), store.join().unwrap()));
     assert!(last.iter().all(|both| *both == last[0]), "{last:?}");
     assert_eq!(ranks::workers(1, &patient(LONG), |store| store.join().unwrap()), [0]);
-    let local = ringpull::store::create("local").unwrap();
+    let local = ringpull::create("local").unwrap();
     assert_eq!(local.join(), Ok(0));
 }
 

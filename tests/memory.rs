@@ -2,17 +2,14 @@
 //! messages, also between ranks that lag behind one another.
 #![cfg(feature = "mpi")]
 
-#[path = "processes/mod.rs"]
-mod processes;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use processes::{Process, mpirun};
-use ringpull::communicator::Host;
-use ringpull::config::{self, Config};
-use ringpull::progress::process::mpi_engine;
-use ringpull::{DType, Result, Tensor};
+use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::progress::process::mpi_engine;
+use ringpull_base::config::{self, Config};
+use ringpull_base::{DType, Result, Tensor};
+use ringpull_processes::{Process, mpirun};
 
 /// The variable that makes a process of this binary a rank.
 const CHILD: &str = "RINGPULL_MEMORY_CHILD";

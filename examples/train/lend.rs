@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
-use ringpull::device::Devices;
+
+use ringpull::Devices;
 
 /// `tensor`, of f32 on a GPU and contiguous, as the store's: reading and writing it follows the order of candle's stream.
 #[cfg(candle_cuda)]
 #[allow(unsafe_code)]
-pub(crate) fn lend(devices: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
+pub fn lend(devices: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
     use candle_core::{Storage, cuda::CudaStorageSlice};
 
     let kept = tensor.contiguous()?;
@@ -30,6 +31,6 @@ pub(crate) fn lend(devices: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::
 
 /// As above, in a build that has no such tensors.
 #[cfg(not(candle_cuda))]
-pub(crate) fn lend(_: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
+pub fn lend(_: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
     candle_core::bail!("a tensor on {:?} in a build without candle's CUDA", tensor.device())
 }

@@ -14,11 +14,13 @@ use std::time::Instant;
 
 use clap::Parser;
 use net::Net;
-use ringpull::config::Config;
-use ringpull::harness::training::{self, Options};
-use ringpull::harness::{dataset::Dataset, shard, total::total};
-use ringpull::optim::{Optimizer, Rule};
-use ringpull::store::{KvStore, create_with};
+
+use ringpull::{Config, Kind, KvStore, Optimizer, Rule, create_with, run_node};
+use ringpull_base::notice;
+use ringpull_examples::dataset::Dataset;
+use ringpull_examples::shard;
+use ringpull_examples::total::total;
+use ringpull_examples::training::{self, Options};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -33,9 +35,13 @@ fn main() -> std::process::ExitCode {
 }
 
 fn train(options: &Options) -> Outcome<()> {
+    notice::to_stderr();
+    // First: in a server's or the scheduler's process this is all there is.
+    if options.kv_store.parse::<Kind>()?.has_servers() && run_node()? {
+        return Ok(());
+    }
     // Sums are ordered, so that the weights are the same bits wherever the ranks run. Without it a job on several hosts is faster.
     let config = Config::from_env_or(Config { algorithm: "ordered".to_owned(), ..Config::default() })?;
-    // First: in a server's or the scheduler's process this call is all there is.
     let store = create_with(&options.kv_store, &config)?;
     // The others hear why this rank ends, whatever the error was about.
     run(options, &store).inspect_err(|error| store.report_failure(&error.to_string()))

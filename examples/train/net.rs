@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
-use candle_nn::{Conv2d, Conv2dConfig, Linear, loss::cross_entropy};
-use ringpull::device::Devices;
-use ringpull::harness::{dataset::Dataset, shard::Random};
+use candle_nn::loss::cross_entropy;
+use candle_nn::{Conv2d, Conv2dConfig, Linear};
+
+use ringpull::Devices;
+use ringpull_examples::dataset::Dataset;
+use ringpull_examples::shard::Random;
 
 use crate::lend::lend;
 
@@ -42,7 +45,7 @@ pub(crate) fn device(name: &str) -> std::result::Result<Device, String> {
 
 impl Net {
     /// The weights that follow from `seed`, spread evenly within `1 / sqrt(inputs)`.
-    pub(crate) fn new(seed: u64, device: &Device) -> Result<Self> {
+    pub fn new(seed: u64, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed);
         let mut weight = |shape: &[usize]| {
             let bound = match shape {

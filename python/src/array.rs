@@ -7,8 +7,8 @@ use std::sync::Arc;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use ringpull::buffer::Buffer;
-use ringpull::{DType, Result, Tensor};
+
+use ringpull_base::{Buffer, DType, Result, Tensor};
 
 use crate::errors::raise;
 
@@ -42,7 +42,7 @@ impl Array {
     }
 
     /// The elements as Python has left them.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         self.data.bytes()
     }
 }

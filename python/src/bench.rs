@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use ringpull::harness::pushpull::Iterations;
-use ringpull::store::KvStore;
+
+use ringpull::KvStore;
+use ringpull_workload::iterations::Iterations;
 
 use crate::errors::raise;
 use crate::store::Store;

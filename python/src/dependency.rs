@@ -11,9 +11,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use pyo3::prelude::*;
-use ringpull::buffer::Buffer;
-use ringpull::store::KvStore;
-use ringpull::{DType, Error, Key, Result, Tensor};
+
+use ringpull::KvStore;
+use ringpull_base::{Buffer, DType, Error, Key, Result, Tensor};
 
 use crate::errors::raise;
 use crate::store::{Store, key_of};

@@ -4,7 +4,8 @@
 use std::ffi::{CStr, c_void};
 use std::fmt;
 
-use ringpull::{DType, device};
+use ringpull_base::DType;
+use ringpull_device as device;
 
 pub(crate) const NAME: &CStr = c"dltensor";
 pub(crate) const USED_NAME: &CStr = c"used_dltensor";
@@ -53,7 +54,7 @@ pub(crate) struct DlTensor {
     pub(crate) data: *mut c_void,
     pub(crate) device: Device,
     pub(crate) ndim: i32,
-    pub(crate) dtype: DataType,
+    pub dtype: DataType,
     pub(crate) shape: *mut i64,
     pub(crate) strides: *mut i64,
     pub(crate) byte_offset: u64,
@@ -77,7 +78,7 @@ pub(crate) struct Versioned {
 
 impl DlTensor {
     /// The element type, if a store has it.
-    pub(crate) fn dtype(&self) -> Option<DType> {
+    pub fn dtype(&self) -> Option<DType> {
         let DataType { code, bits, lanes } = self.dtype;
         DType::ALL.into_iter().find(|dtype| lanes == 1 && (code, bits) == code_of(*dtype))
     }

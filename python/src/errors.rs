@@ -1,7 +1,8 @@
 //! A store's error as the Python exception of its kind; `ringpull/errors.py` has the classes and the table.
 
 use pyo3::prelude::*;
-use ringpull::Error;
+
+use ringpull_base::Error;
 
 /// The exception for `error`, with the error's fields as attributes.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {

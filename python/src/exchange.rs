@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use ringpull::device::Devices;
-use ringpull::store::KvStore;
-use ringpull::{Key, Result, Tensor};
+
+use ringpull::KvStore;
+use ringpull_base::{Key, Result, Tensor};
+use ringpull_device::Devices;
 
 use crate::foreign::{Access, Foreign};
 
@@ -37,7 +38,7 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     /// Of these values into these outputs, or into the values if there are none.
-    pub(crate) fn new(
+    pub fn new(
         py: Python<'_>,
         key: Key,
         values: &[Bound<'_, PyAny>],

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use ringpull::buffer::Buffer;
-use ringpull::device::{Devices, Loan};
-use ringpull::{DType, Tensor};
+
+use ringpull_base::{Buffer, DType, Tensor};
+use ringpull_device::{Devices, Loan};
 
 use crate::dlpack::{self, DlTensor, Managed, Versioned};
 use crate::errors::{argument, raise};

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use ringpull::Tensor;
-use ringpull::device::Devices;
+
+use ringpull_base::Tensor;
+use ringpull_device::Devices;
 
 use crate::errors::raise;
 
@@ -23,11 +24,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub(crate) fn new(
-        mut outs: Vec<Tensor>,
-        values: impl Iterator<Item = Tensor>,
-        devices: Option<Arc<Devices>>,
-    ) -> Self {
+    pub fn new(mut outs: Vec<Tensor>, values: impl Iterator<Item = Tensor>, devices: Option<Arc<Devices>>) -> Self {
         let count = outs.len();
         outs.extend(values);
         Handle { tensors: Mutex::new(outs), outs: count, devices }
@@ -39,7 +36,7 @@ impl Handle {
 }
 
 /// Takes outputs from the end, each once it holds its result, until there is none or one does not within `limit`.
-fn drop_done(outs: &mut Vec<Tensor>, limit: Duration) -> ringpull::Result<()> {
+fn drop_done(outs: &mut Vec<Tensor>, limit: Duration) -> ringpull_base::Result<()> {
     let end = Instant::now() + limit;
     while let Some(last) = outs.last() {
         if last.read_anywhere_within(end.saturating_duration_since(Instant::now()))?.is_none() {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use ringpull::config::Config;
+
+use ringpull_base::config::Config;
 
 struct Door {
     inside: usize,
@@ -94,7 +95,7 @@ fn leave_at_once(py: Python<'_>) -> ! {
     });
     // Whoever was to read it may be gone.
     drop(flushed);
-    ringpull::timeline::flush();
+    ringpull_base::timeline::flush();
     // SAFETY: ends the process; whatever holds is let go of by the system.
     unsafe { libc::_exit(1) }
 }

@@ -19,26 +19,27 @@ use pyo3::prelude::*;
 /// The elements of each key of a model that `ringpull bench` knows, each scaled.
 #[pyfunction]
 fn model_lens(py: Python<'_>, name: &str, scale: f64) -> PyResult<Vec<usize>> {
-    let keys = ringpull::harness::models::load(name, scale).map_err(|error| errors::raise(py, &error))?;
-    Ok(keys.iter().map(ringpull::harness::models::ModelKey::len).collect())
+    let keys = ringpull_workload::models::load(name, scale).map_err(|error| errors::raise(py, &error))?;
+    Ok(keys.iter().map(ringpull_workload::models::ModelKey::len).collect())
 }
 
 /// If this process speaks for several workers: the variable by which a launcher says so, and how many they are.
 #[pyfunction]
 fn first_of_several(py: Python<'_>) -> PyResult<Option<(&'static str, usize)>> {
-    let job = ringpull::config::Dmlc::from_env().map_err(|error| errors::raise(py, &error))?;
-    Ok(ringpull::config::first_of_several(job.as_ref()))
+    let job = ringpull_base::config::Dmlc::from_env().map_err(|error| errors::raise(py, &error))?;
+    Ok(ringpull_base::config::first_of_several(job.as_ref()))
 }
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    if let Ok(filter) = ringpull::config::log_filter().parse::<tracing_subscriber::EnvFilter>() {
+    if let Ok(filter) = ringpull_base::config::log_filter().parse::<tracing_subscriber::EnvFilter>() {
         // Somebody else's subscriber stays.
         drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
     }
+    ringpull_base::notice::to_stderr();
     interpreter::close_at_exit(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add("KINDS", ringpull::Kind::ALL.map(ringpull::Kind::name).to_vec())?;
+    module.add("KINDS", ringpull_base::Kind::ALL.map(ringpull_base::Kind::name).to_vec())?;
     module.add_function(wrap_pyfunction!(model_lens, module)?)?;
     module.add_function(wrap_pyfunction!(first_of_several, module)?)?;
     module.add_class::<store::Store>()?;

@@ -3,9 +3,10 @@
 use std::slice::from_ref;
 
 use half::{bf16, f16};
-use ringpull::compress::Compression;
-use ringpull::optim::Optimizer;
-use ringpull::{DType, Tensor};
+
+use ringpull_base::{DType, Tensor};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::Optimizer;
 
 use crate::rows::sparse;
 use crate::world::{Promise, World, promises};

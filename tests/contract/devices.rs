@@ -3,10 +3,9 @@
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use ringpull::device::Devices;
-use ringpull::dtype::Element;
-use ringpull::optim::{Optimizer, State};
-use ringpull::{DType, Tensor, with_element};
+use ringpull_base::{DType, Element, Tensor, with_element};
+use ringpull_device::Devices;
+use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::world::{Promise, World, promises};
 
@@ -173,7 +172,7 @@ fn a_tensor_of_other_devices_is_an_error_and_changes_nothing(world: &World) {
         assert!(text.contains("sim:0") && text.contains("hint:"), "{text}");
     }
     // A store in host memory says where the tensor is.
-    let local = ringpull::store::create("local");
+    let local = ringpull::create("local");
     if let Ok(local) = local {
         local.init("w", &Tensor::zeros(DType::F32, &[2])).unwrap();
         let text = local.push("w", from_ref(&stranger), 0).unwrap_err().to_string();

@@ -2,9 +2,9 @@
 
 use std::slice::from_ref;
 
-use ringpull::compress::{Codec, Compression};
-use ringpull::store::create;
-use ringpull::{DType, Error, Kind, Result, RowSparse, Tensor};
+use ringpull::create;
+use ringpull_base::{DType, Error, Kind, Result, RowSparse, Tensor};
+use ringpull_kernels::compress::{Codec, Compression};
 
 use crate::rows::sparse;
 use crate::world::{Promise, World, promises};
@@ -45,7 +45,7 @@ fn an_unknown_kind_is_an_error_that_lists_the_kinds(_: &World) {
 }
 
 fn a_device_kind_says_what_it_needs(_: &World) {
-    if ringpull::config::devices().is_some() || !ringpull::device::survey().devices.is_empty() {
+    if ringpull_base::config::devices().is_some() || !ringpull_device::survey().devices.is_empty() {
         return;
     }
     for kind in ["device", "dist_sync_device", "dist_async_device", "dist_device_sync"] {

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ringpull::store::create;
-use ringpull::{Error, config};
+use ringpull::{create, run_node};
+use ringpull_base::{Error, config};
+use ringpull_processes::{Process, mpirun, own_path};
 
-use crate::processes::{Process, mpirun, own_path};
 use crate::world::{Promise, World};
 
 /// The variable that tells a process of a job what it is: kind, group of promises, folder.
@@ -128,6 +128,9 @@ pub(crate) fn be_one_process(promises_of: fn(&str) -> Vec<Promise>) {
         return;
     };
     let [kind, group, folder] = task.split('\n').collect::<Vec<_>>()[..] else { panic!("{CHILD}={task:?}") };
+    if run_node().unwrap_or_else(|error| panic!("run_node: {error}")) {
+        return;
+    }
     let store = match create(kind) {
         Err(Error::KindUnavailable { reason, .. }) => return println!("contract skipped: {reason}"),
         outcome => outcome.unwrap_or_else(|error| panic!("create({kind:?}): {error}")),

@@ -9,8 +9,6 @@ mod devices;
 mod errors;
 mod job;
 mod optimizers;
-#[path = "../processes/mod.rs"]
-mod processes;
 mod rows;
 mod values;
 mod world;

@@ -2,8 +2,8 @@
 
 use std::slice::from_ref;
 
-use ringpull::optim::{Optimizer, State};
-use ringpull::{DType, Tensor};
+use ringpull_base::{DType, Tensor};
+use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::rows::sparse;
 use crate::world::{Promise, World, promises};
@@ -180,7 +180,7 @@ fn a_damaged_states_file_is_an_error(world: &World) {
 
 fn an_updater_is_given_the_sum_and_changes_the_value(world: &World) {
     world.init("updater", DType::F32, &[2], 1.0);
-    let double_and_add = |key: &ringpull::Key, received: &Tensor, stored: &Tensor| {
+    let double_and_add = |key: &ringpull_base::Key, received: &Tensor, stored: &Tensor| {
         assert_eq!(*key, "updater".into());
         let received = received.to_vec::<f32>()?;
         for (value, sum) in stored.write().as_mut_slice::<f32>().iter_mut().zip(received) {
@@ -228,8 +228,8 @@ fn every_push_is_applied_once_when_all_have_met(world: &World) {
     world.store.wait_all().unwrap();
     world.store.barrier().unwrap();
     for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
-        ringpull::with_element!(dtype, T => {
-            let expected = <T as ringpull::dtype::Element>::from_f64(2.0 * world.total());
+        ringpull_base::with_element!(dtype, T => {
+            let expected = <T as ringpull_base::Element>::from_f64(2.0 * world.total());
             assert_eq!(world.pull::<T>(&format!("met {dtype}"), &[257]), vec![expected; 257], "{dtype}");
         });
     }

@@ -1,6 +1,6 @@
 //! Row-sparse values.
 
-use ringpull::{DType, RowSparse, Tensor};
+use ringpull_base::{DType, RowSparse, Tensor};
 
 use crate::world::{Promise, World, promises};
 

@@ -2,9 +2,8 @@
 
 use std::slice::from_ref;
 
-use ringpull::dtype::Element;
-use ringpull::store::Capability;
-use ringpull::{DType, Tensor, with_element};
+use ringpull::Capability;
+use ringpull_base::{DType, Element, Tensor, with_element};
 
 use crate::world::{Promise, World, promises};
 

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ringpull::dtype::Element;
-use ringpull::store::KvStore;
-use ringpull::{DType, Tensor};
 use xxhash_rust::xxh3::Xxh3;
+
+use ringpull::KvStore;
+use ringpull_base::{DType, Element, Tensor};
 
 /// A promise with its name.
 pub(crate) type Promise = (&'static str, fn(&World));
@@ -27,7 +27,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(store: KvStore, folder: PathBuf) -> Self {
+    pub fn new(store: KvStore, folder: PathBuf) -> Self {
         World { store, folder, seen: RefCell::new(Xxh3::new()) }
     }
 

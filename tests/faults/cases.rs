@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use ringpull::optim::Optimizer;
-use ringpull::store::{KvStore, create};
-use ringpull::{DType, Result, Tensor};
+use ringpull::{KvStore, create};
+use ringpull_base::{DType, Result, Tensor};
+use ringpull_kernels::optim::Optimizer;
 
 /// Runs `case` as one rank. `begun` is called with the rank once it is known.
 pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
+    ringpull_base::notice::to_stderr();
     let store = create("dist_sync_mpi")?;
     let rank = store.rank();
     begun(rank);

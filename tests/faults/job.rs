@@ -3,11 +3,11 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use ringpull::{Result, config};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::processes::{Process, mpirun};
+use ringpull_base::{Result, config};
+use ringpull_processes::{Process, mpirun};
 
 /// The variable that tells a process which case it is part of, and the folder whose name no other job has.
 const CHILD: &str = "RINGPULL_FAULTS_CHILD";
@@ -27,7 +27,7 @@ pub(crate) struct Job {
 
 impl Job {
     /// Starts `ranks` ranks of `case`, with `RINGPULL_TIMEOUT` of `patience_s` or its default.
-    pub(crate) fn start(case: &str, ranks: usize, patience_s: Option<u64>) -> Self {
+    pub fn start(case: &str, ranks: usize, patience_s: Option<u64>) -> Self {
         Self::start_with(case, ranks, patience_s, &[])
     }
 
@@ -63,7 +63,7 @@ impl Job {
         self.wait(DEADLINE, &format!("the ranks did not write {words:?} {times} times"), enough);
     }
 
-    pub(crate) fn count(&self, words: &str) -> usize {
+    pub fn count(&self, words: &str) -> usize {
         self.mpirun.text().matches(words).count()
     }
 

@@ -4,8 +4,6 @@
 
 mod cases;
 mod job;
-#[path = "../processes/mod.rs"]
-mod processes;
 
 use std::time::Duration;
 

@@ -9,13 +9,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use libloading::Library;
-use ringpull::buffer::Buffer;
-use ringpull::compress::{Codec, Stored};
-use ringpull::device::kernels::{ADDENDS, PAIRS, UNITS};
-use ringpull::device::{Operation, compute};
-use ringpull::dtype::Element;
-use ringpull::optim::{Optimizer, Rule};
-use ringpull::{DType, with_element};
+
+use ringpull_base::{Buffer, DType, Element, with_element};
+use ringpull_device::kernels::{ADDENDS, PAIRS, UNITS};
+use ringpull_device::{Operation, compute};
+use ringpull_kernels::compress::{Codec, Stored};
+use ringpull_kernels::optim::{Optimizer, Rule};
 
 const BLOCKS: u32 = 3;
 const THREADS: u32 = 32;

@@ -6,17 +6,20 @@ use std::time::SystemTime;
 
 /// The example, which `cargo test` has built, unless it was told to build this test alone: then it is absent, or older than
 /// what it is made of, and built here.
-pub(crate) fn example() -> PathBuf {
+pub fn example() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let profile = own.ancestors().nth(2).unwrap();
     let path = profile.join("examples").join("train");
     let built = path.metadata().and_then(|found| found.modified()).ok();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let sources = ["src", "examples/train", "Cargo.toml", "Cargo.lock"].map(|source| newest(&root.join(source)));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let sources = ["src", "crates", "examples", "Cargo.toml", "Cargo.lock"].map(|source| newest(&root.join(source)));
     if built < sources.into_iter().max().flatten() {
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--example", "train", "--target-dir"]).arg(profile.parent().unwrap());
-        if !cfg!(feature = "mpi") {
+        cargo
+            .current_dir(&root)
+            .args(["build", "--package", "ringpull-examples", "--example", "train", "--target-dir"])
+            .arg(profile.parent().unwrap());
+        if !crate::has_mpi() {
             cargo.arg("--no-default-features");
         }
         if profile.ends_with("release") {

@@ -3,13 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use ringpull::optim::{Optimizer, Rule};
-use ringpull::store::{KvStore, create};
-use ringpull::{DType, Key, Result, RowSparse, Tensor};
+use ringpull::{KvStore, create};
+use ringpull_base::{DType, Key, Result, RowSparse, Tensor};
+use ringpull_kernels::optim::{Optimizer, Rule};
 
 use crate::odd_one::{self, until_fault, until_told};
 
-/// Runs `case` as one worker; the other roles run inside `create`.
+/// Runs `case` as one worker.
 pub(crate) fn run(case: &str) -> Result<()> {
     let kind = if case.starts_with("async") { "dist_async" } else { "dist_sync" };
     let store = create(kind)?;
@@ -45,8 +45,8 @@ pub(crate) fn full(dtype: DType, len: usize, value: usize) -> Tensor {
 }
 
 fn assert_all(tensor: &Tensor, value: usize) {
-    ringpull::with_element!(tensor.dtype(), T => {
-        let wanted = <T as ringpull::dtype::Element>::from_f64(value as f64);
+    ringpull_base::with_element!(tensor.dtype(), T => {
+        let wanted = <T as ringpull_base::Element>::from_f64(value as f64);
         let values = tensor.to_vec::<T>().unwrap();
         assert!(values.iter().all(|got| *got == wanted), "{tensor:?}: not all are {value}");
     });

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ringpull::harness::launch;
+use ringpull_base::topology;
 
 /// Runs of a job's nodes. Dropping it kills what is left.
 pub(crate) struct Job {
@@ -27,12 +27,12 @@ pub(crate) struct End {
 
 /// A port that nobody listens on.
 pub(crate) fn free_port() -> u16 {
-    launch::free_port(Ipv4Addr::LOCALHOST.into()).unwrap()
+    topology::free_port(Ipv4Addr::LOCALHOST.into()).unwrap()
 }
 
 impl Job {
     /// Starts a scheduler, servers and workers; workers run `case`.
-    pub(crate) fn start(case: &str, workers: usize, servers: usize) -> Self {
+    pub fn start(case: &str, workers: usize, servers: usize) -> Self {
         let mut job = Job { port: free_port(), nodes: Vec::new() };
         job.add(case, "scheduler", None, workers, servers);
         for server in 0..servers {

@@ -14,6 +14,15 @@ use job::Job;
 fn one_node_of_a_job() {
     let Ok(case) = std::env::var("RINGPULL_TEST_CASE") else { return };
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    ringpull_base::notice::to_stderr();
+    match ringpull::run_node() {
+        Ok(true) => return,
+        Ok(false) => {}
+        Err(error) => {
+            eprintln!("ringpull {}: {error}", std::env::var("DMLC_ROLE").unwrap());
+            std::process::exit(1);
+        }
+    }
     if let Err(error) = cases::run(&case) {
         eprintln!("error: {error}");
         std::process::exit(3);
@@ -218,7 +227,7 @@ fn hostile_bytes_are_dropped_with_a_log_line_and_the_job_goes_on() {
         stranger.connect(&format!("tcp://127.0.0.1:{port}")).unwrap();
         for frames in [
             vec![b"garbage".to_vec()],
-            vec![ringpull::ps::message::MAGIC.to_vec(), vec![7; 100]],
+            vec![ringpull_ps::message::MAGIC.to_vec(), vec![7; 100]],
             vec![b"RPPS\x09\x00\x00".to_vec()],
             vec![vec![0xff; 1000], vec![], vec![1, 2, 3]],
         ] {
@@ -240,7 +249,7 @@ fn outside_a_job_the_error_says_how_to_launch_one() {
         ("dist_async_device", "GPU"),
         ("device", "GPU"),
     ] {
-        let error = ringpull::store::create(kind).err().unwrap().to_string();
+        let error = ringpull::create(kind).err().unwrap().to_string();
         assert!(error.contains(kind) && error.contains(words), "{error}");
     }
 }

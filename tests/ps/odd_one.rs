@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use ringpull::optim::Optimizer;
-use ringpull::store::KvStore;
-use ringpull::{DType, Result};
+use ringpull::KvStore;
+use ringpull_base::{DType, Result};
+use ringpull_kernels::optim::Optimizer;
 
 use crate::cases::full;
 

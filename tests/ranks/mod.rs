@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use ringpull::Kind;
-use ringpull::config::Config;
-use ringpull::progress::Engine;
-use ringpull::store::KvStore;
-use ringpull::store::allreduce::Allreduce;
+use ringpull::KvStore;
+use ringpull::internal::Allreduce;
+use ringpull_allreduce::progress::Engine;
+use ringpull_base::Kind;
+use ringpull_base::config::Config;
 
 /// Runs `work` as each of `size` workers.
 pub(crate) fn workers<T: Send>(size: usize, config: &Config, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {

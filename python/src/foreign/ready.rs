@@ -9,7 +9,8 @@ use std::sync::Arc;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use ringpull::device::{self, Devices};
+
+use ringpull_device::{self as device, Devices};
 
 use super::Place;
 use crate::dlpack::Device;

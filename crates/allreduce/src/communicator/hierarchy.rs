@@ -1,0 +1,114 @@
+//! Allreduce over several hosts of which some have several ranks: within each host through shared memory, between hosts
+//! by a plan.
+//!
+//! 1. Within each host the buffer is reduced and scattered: leader `l` of the host gets the sum of share `l`.
+//! 2. The leaders `l` of all hosts allreduce share `l` among themselves; the shares travel at the same time.
+//! 3. Within each host every rank gets every share from its leader.
+//!
+//! Each host's network carries `2 (h-1)/h S` for `h` hosts, however many ranks they have. Sums are made in the order of the ranks
+//! within a host and in the plan's order between hosts: all ranks hold the same bits, which depend on the placement.
+
+use ringpull_base::{DType, Result};
+use ringpull_plan::{Model, Parts, Segments};
+
+use super::node::{Node, Patience};
+use super::racks::Racks;
+use super::schedules::{Schedules, Sum};
+use crate::communicator::choice::Choice;
+use crate::interpreter::Runner;
+use crate::transport::Transport;
+use crate::transport::group::Group;
+
+/// A leader more is worth its messages from this share on.
+const LEAST_SHARE_BYTES: usize = 256 << 10;
+/// More flows at once out of one host only get into each other's way.
+const MOST_LEADERS: usize = 4;
+
+/// The hosts of a job.
+#[derive(Clone, Copy)]
+pub(super) struct Hosts<'a> {
+    /// The ranks of each.
+    pub(super) ranks: &'a [Vec<usize>],
+    /// The racks they stand in, if there are two.
+    pub(super) racks: Option<&'a Racks>,
+    /// What is known of the network between them.
+    pub(super) model: &'a Model,
+    /// How messages are cut.
+    pub(super) segments: Segments,
+}
+
+/// What carries sums between hosts.
+pub(super) struct Wire<'a> {
+    pub(super) transport: &'a mut dyn Transport,
+    pub(super) runner: &'a mut Runner,
+    pub(super) schedules: &'a mut Schedules,
+}
+
+/// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this rank's own, if it has neighbours.
+pub(super) fn allreduce(
+    (hosts, node): (Hosts, Option<&mut Node>),
+    wire: Wire,
+    dtype: DType,
+    data: &mut [u8],
+    patience: Patience,
+) -> Result<()> {
+    let element = dtype.size_bytes();
+    let leaders = leaders(hosts.ranks, data.len());
+    let shares = Parts::even(data.len() / element, leaders);
+    let bounds = Parts::of((0..=leaders).map(|leader| shares.range(0..leader).end * element).collect());
+    let Some(node) = node else {
+        // Alone on its host: then every host has one leader, and the share is the buffer.
+        return between_hosts(hosts, 0, wire, dtype, data, patience, &|| ());
+    };
+    node.reduce_scatter(dtype, data, &bounds, patience)?;
+    if node.seat() < leaders {
+        let share = bounds.range(node.seat()..node.seat() + 1);
+        let beat = || node.beat();
+        between_hosts(hosts, node.seat(), wire, dtype, &mut data[share], patience, &beat)?;
+    }
+    node.allgather(data, &bounds, patience)
+}
+
+/// How many ranks of each host talk to other hosts.
+fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
+    let fewest = hosts.iter().map(Vec::len).min().unwrap_or(1);
+    fewest.min(MOST_LEADERS).min(len_bytes / LEAST_SHARE_BYTES).max(1)
+}
+
+fn between_hosts(
+    hosts: Hosts,
+    leader: usize,
+    wire: Wire,
+    dtype: DType,
+    share: &mut [u8],
+    patience: Patience,
+    beat: &dyn Fn(),
+) -> Result<()> {
+    let members: Vec<usize> = hosts.ranks.iter().map(|ranks| ranks[leader]).collect();
+    let Wire { transport, runner, schedules } = wire;
+    let mut group = Group::of(transport, &members, beat);
+    let (place, size, len) = (group.rank(), group.size(), share.len() / dtype.size_bytes());
+    let plan = || {
+        if let Some(plan) = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes())) {
+            return (plan, hosts.segments.most_bytes);
+        }
+        let chosen = ringpull_plan::choose(hosts.model, share.len(), size, hosts.segments);
+        (ringpull_plan::allreduce(chosen.algorithm, place, size, len), chosen.segment_bytes)
+    };
+    let schedule = schedules.find(Sum { between_hosts: true, ..Sum::of(Choice::Auto, dtype, share.len()) }, plan);
+    runner.run(&schedule, share, &mut group, patience.stamp, patience.stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_host_has_as_many_leaders_and_short_buffers_have_one() {
+        let hosts = [vec![0, 2, 4], vec![1, 3], vec![5, 6, 7]];
+        assert_eq!(leaders(&hosts, 100_000_000), 2);
+        assert_eq!(leaders(&hosts, LEAST_SHARE_BYTES), 1);
+        assert_eq!(leaders(&hosts, 0), 1);
+        assert_eq!(leaders(&[vec![0, 1], vec![2]], 100_000_000), 1);
+    }
+}

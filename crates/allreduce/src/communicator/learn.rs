@@ -1,0 +1,244 @@
+//! Where a cluster's [`Model`] comes from: a file, the cache, or a probe.
+//!
+//! Rank 0 decides and tells, so that all ranks hold the same bits whatever is set or stored elsewhere. Before a cached model is used the
+//! smallest ring is timed: if it takes a quarter or four times what the model says, the cluster is not what it was, and is probed again.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use bytemuck::{Pod, Zeroable};
+use xxhash_rust::xxh3::xxh3_64;
+
+use ringpull_base::config::ModelSource;
+use ringpull_base::{Error, Result};
+use ringpull_plan::{Algorithm, Model, Segments, choose, predict};
+
+use super::model_cache::{self, Stored};
+use super::probe::{self, Prober};
+use crate::interpreter::Runner;
+use crate::transport::Transport;
+
+/// How far the smallest ring may be from what a cached model predicts.
+const CREDIBLE: f64 = 4.0;
+
+/// A model and its origin in words.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Learned {
+    /// The numbers.
+    pub model: Model,
+    /// Which of two racks each host was found in, bit `h` for host `h`; 0 for one rack.
+    pub racks: u64,
+    /// Where they are from.
+    pub source: String,
+    /// How long ago the cache got them, on rank 0.
+    pub age: Option<Duration>,
+}
+
+impl Default for Learned {
+    fn default() -> Self {
+        Learned { model: Model::default(), racks: 0, source: "the default".to_owned(), age: None }
+    }
+}
+
+impl Learned {
+    /// Says in the log what was learned and what follows from it on `size` ranks, of which one talks for each of `hosts` hosts.
+    pub(super) fn explain(&self, (hosts, size): (usize, usize), are_racks_named: bool, segments: Segments) {
+        tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
+        if hosts < size {
+            tracing::debug!(
+                "ranks that share a host sum in its memory; what follows is between {hosts} hosts, one rank of each"
+            );
+        }
+        if are_racks_named {
+            tracing::debug!(
+                "the hosts' racks have names: long sums cross the link between them once in each direction"
+            );
+        }
+        if self.racks != 0 {
+            tracing::debug!(
+                "two racks, found by timing, the link between which long sums cross once in each direction: host h stands in the second if bit h is set in {:#b}",
+                self.racks
+            );
+        }
+        for len_bytes in [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 100_000_000] {
+            let times: Vec<String> = Algorithm::ALL
+                .map(|algorithm| predict(&self.model, algorithm, len_bytes, hosts, segments))
+                .iter()
+                .map(|of| format!("{} {:.0} us", of.algorithm, of.time_us))
+                .collect();
+            let chosen = choose(&self.model, len_bytes, hosts, segments);
+            tracing::debug!(
+                "{len_bytes} bytes: {} in segments of {}, the least of {}",
+                chosen.algorithm,
+                chosen.segment_bytes,
+                times.join(", ")
+            );
+        }
+    }
+}
+
+/// What rank 0 has found.
+enum Found {
+    Given(Stored),
+    Cached(Stored),
+    Nothing,
+    Wrong(Error),
+}
+
+/// What rank 0 tells of it to the others, as it stands in memory.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Told {
+    origin: u64,
+    racks: u64,
+    hosts: u64,
+    model: Model,
+}
+
+impl Told {
+    const NOTHING: u64 = 0;
+    const GIVEN: u64 = 1;
+    const CACHED: u64 = 2;
+    const WRONG: u64 = 3;
+
+    fn of(found: &Found) -> Self {
+        let (origin, stored) = match found {
+            Found::Given(stored) => (Self::GIVEN, Some(stored)),
+            Found::Cached(stored) => (Self::CACHED, Some(stored)),
+            Found::Nothing => (Self::NOTHING, None),
+            Found::Wrong(_) => (Self::WRONG, None),
+        };
+        let ((racks, hosts), model) =
+            stored.map_or_else(|| ((0, 0), Model::default()), |stored| (stored.racks, stored.model));
+        Told { origin, racks, hosts: hosts as u64, model }
+    }
+}
+
+/// The model of the cluster of `hosts` (ranks by host) under `transport`; racks are looked for among hosts of which not all are in racks
+/// with names. Collective, in well under a second on links of 1 Gbit/s, in about one where it finds racks,
+/// and in several on links of 10 Mbit/s.
+pub(super) fn learn(
+    runner: &mut Runner,
+    transport: &mut dyn Transport,
+    (hosts, are_named): (&[Vec<usize>], bool),
+    source: &ModelSource,
+    stop: &AtomicBool,
+) -> Result<Learned> {
+    let (rank, size, library) = (transport.rank(), transport.size(), transport.name());
+    if size == 1 {
+        return Ok(Learned::default());
+    }
+    let start = Instant::now();
+    let mut prober = Prober { runner, transport, stop };
+    // The upper 48 bits of a hash, which an f64 holds exactly.
+    let rows = prober.gather([(xxh3_64(model_cache::this_host().as_bytes()) >> 16) as f64])?;
+    let cached = (rank == 0).then(|| model_cache::file_of(&library, &rows, hosts, are_named)).flatten();
+    let found = if rank == 0 { find(source, cached.as_deref()) } else { Found::Nothing };
+    let told = prober.told(Told::of(&found))?;
+    if let Found::Wrong(cause) = found {
+        return Err(cause);
+    }
+    // The racks of other hosts, or of the same ranks on others, are none of these.
+    let is_of_these = !are_named && told.hosts == hosts.len() as u64;
+    let (known, racks) = (told.model, if is_of_these { told.racks } else { 0 });
+    if told.origin == Told::WRONG {
+        return Err(Error::argument("rank 0 could not use what its RINGPULL_MODEL names", "see rank 0's own message"));
+    }
+    if told.origin == Told::GIVEN {
+        return Ok(Learned { model: known, racks, source: format!("{source}, on rank 0's word"), age: None });
+    }
+    if told.origin == Told::CACHED {
+        let then = known.predicted_us(Algorithm::Ring, size, size, prober.runner.segment_bytes());
+        let mut now = 0.0;
+        let age = cached.as_deref().and_then(model_cache::age);
+        // Once more if need be: a job that is still starting is slow for a moment.
+        for _ in 0..2 {
+            now = prober.smallest_ring_us()?;
+            if (1.0 / CREDIBLE..CREDIBLE).contains(&(now / then)) {
+                return Ok(Learned { model: known, racks, source: "the cache".to_owned(), age });
+            }
+        }
+        if rank == 0 {
+            tracing::info!(
+                "the cached model says {then:.0} us for the smallest ring, which takes {now:.0}: probing again"
+            );
+        }
+    }
+    let times = prober.measure()?;
+    let model = probe::fit(&times);
+    let racks = if are_named { 0 } else { prober.racks(hosts, &times)? };
+    if let Some(file) = cached {
+        let stored = Stored { model, racks: (racks, hosts.len()), library, ranks: size };
+        if let Err(cause) = model_cache::store(&file, &stored) {
+            tracing::info!(%cause, "the model is not kept for later runs");
+        }
+    }
+    let source = format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
+    Ok(Learned { model, racks, source, age: None })
+}
+
+fn find(source: &ModelSource, cached: Option<&Path>) -> Found {
+    match source {
+        ModelSource::Default => Found::Given(Stored::default()),
+        ModelSource::Probe => Found::Nothing,
+        ModelSource::File(path) => model_cache::read(path).map_or_else(Found::Wrong, Found::Given),
+        ModelSource::Cached => match cached.map(model_cache::read) {
+            Some(Ok(stored)) => Found::Cached(stored),
+            _ => Found::Nothing,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::inproc;
+
+    fn learned(size: usize, source: &ModelSource) -> Vec<Result<Learned>> {
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = inproc::world(size)
+                .into_iter()
+                .map(|mut end| {
+                    scope.spawn(move || {
+                        let mut runner = Runner::new(256 << 10, Duration::from_secs(20));
+                        let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
+                        learn(&mut runner, &mut end, (&hosts, false), source, &AtomicBool::new(false))
+                    })
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn every_rank_learns_the_same_bits_by_a_probe() {
+        for size in [1, 2, 3, 5] {
+            let models: Vec<Learned> = learned(size, &ModelSource::Probe).into_iter().map(Result::unwrap).collect();
+            assert!(models[0].model.is_sound());
+            assert!(
+                models.iter().all(|learned| (learned.model, learned.racks) == (models[0].model, models[0].racks)),
+                "{models:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_is_taken_at_its_word_and_a_wrong_one_is_an_error_on_every_rank() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/model.json");
+        let model = Model { latency_us: 1.0 / 3.0, ..Model::default() };
+        model_cache::store(&path, &Stored { model, racks: (0b110, 3), library: "a library".to_owned(), ranks: 3 })
+            .unwrap();
+        for learned in learned(3, &ModelSource::File(path.clone())) {
+            let learned = learned.unwrap();
+            assert_eq!((learned.model, learned.racks), (model, 0b110));
+        }
+        let wrong = Stored { model: Model { fan_factor: -1.0, ..model }, ..Stored::default() };
+        model_cache::store(&path, &wrong).unwrap();
+        let errors: Vec<String> =
+            learned(2, &ModelSource::File(path)).into_iter().map(|it| it.unwrap_err().to_string()).collect();
+        assert!(errors[0].contains("numbers are those of no cluster"), "{errors:?}");
+        assert!(errors[1].contains("rank 0"), "{errors:?}");
+    }
+}

@@ -1,0 +1,194 @@
+//! Which ranks share a host, and the shared memory between those that do. Found once, at the start; nothing is configured.
+//!
+//! MPI says which ranks could share memory; ranks whose hosts have different names do not, whatever it says, as the
+//! emulated hosts of one machine. Every rank then tells all others where its memory can be found, tries to map that of its
+//! neighbours, and tells all others whether it could: all ranks draw the same conclusion, and a host on which one
+//! attempt failed (a container that hides its processes, say) goes on with messages.
+
+use std::sync::atomic::AtomicBool;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use ringpull_base::buffer::arena;
+use ringpull_base::buffer::region::{Address, Region};
+use ringpull_base::topology::host_name;
+use ringpull_base::{DType, Result, config};
+use ringpull_plan::{Parts, Plan};
+
+use super::node::Node;
+use super::racks::{self, Racks};
+use crate::interpreter::Runner;
+use crate::transport::window::Window;
+use crate::transport::{Stamp, Transport};
+
+/// The stamp of the first messages of all.
+const FIRST: Stamp = 0;
+
+/// With fewer hosts, racks make no difference worth asking for.
+const RACKED: usize = 4;
+
+/// What a rank tells all others.
+const CARD_WORDS: usize = 12;
+type Card = [u64; CARD_WORDS];
+
+/// The ranks by host, and this rank's way to its neighbours.
+pub(super) struct Placement {
+    /// The ranks of each host in ascending order, hosts in the order of their lowest ranks. A rank that shares no memory
+    /// is on a host of its own.
+    pub(super) hosts: Vec<Vec<usize>>,
+    /// The racks the hosts stand in, if there are two.
+    pub(super) racks: Option<Racks>,
+    /// Whether every rank has a name for its rack, be it one for all.
+    pub(super) are_racks_named: bool,
+    /// This rank's neighbours, if it has any.
+    pub(super) node: Option<Node>,
+}
+
+impl Placement {
+    /// Whether all ranks share one host's memory.
+    pub(super) fn is_one_host(&self) -> bool {
+        self.hosts.len() == 1
+    }
+
+    /// Whether some ranks share memory.
+    pub(super) fn has_neighbours(&self) -> bool {
+        self.hosts.iter().any(|ranks| ranks.len() > 1)
+    }
+
+    /// The plan of `rank` between racks, where every rank is on a host of its own and the buffer is long enough.
+    pub(super) fn plan_in_racks(&self, rank: usize, len_bytes: usize, element_bytes: usize) -> Option<Plan> {
+        self.racks.as_ref()?.plan(rank, len_bytes / element_bytes, element_bytes)
+    }
+
+    /// Every rank on a host of its own.
+    pub(super) fn apart(size: usize) -> Self {
+        Placement { hosts: (0..size).map(|rank| vec![rank]).collect(), racks: None, are_racks_named: false, node: None }
+    }
+
+    /// Finds out. Collective.
+    pub(super) fn find(transport: &mut dyn Transport, runner: &mut Runner, stop: &AtomicBool) -> Result<Self> {
+        let (rank, size) = (transport.rank(), transport.size());
+        let lowest = transport.hosts()?;
+        let all_apart = lowest.iter().enumerate().all(|(rank, lowest)| rank == *lowest);
+        if all_apart && size < RACKED {
+            return Ok(Placement::apart(size));
+        }
+        let window = (lowest[rank] == rank)
+            .then(|| Window::create(lowest.iter().filter(|other| **other == rank).count()))
+            .and_then(|region| region.inspect_err(|cause| tracing::debug!(%cause, "no shared window")).ok());
+        let card = card(lowest[rank], window.as_ref());
+        let cards: Vec<Card> = gather(&card, transport, runner, stop)?;
+        let hosts = by_host(&cards);
+        let are_racks_named = cards.iter().all(|card| card[11] != 0);
+        let racks =
+            |hosts: &[Vec<usize>]| Racks::of(&hosts.iter().map(|ranks| cards[ranks[0]][11]).collect::<Vec<_>>());
+        if all_apart {
+            return Ok(Placement { racks: racks(&hosts), are_racks_named, ..Placement::apart(size) });
+        }
+        let own = hosts.iter().find(|ranks| ranks.contains(&rank)).expect("every rank is on a host").clone();
+        let node = if own.len() > 1 { join(rank, &own, &cards, window) } else { None };
+        let outcome =
+            [u64::from(node.is_some()), u64::from(node.as_ref().is_some_and(|(_, arenas)| !arenas.is_empty()))];
+        let outcomes: Vec<[u64; 2]> = gather(&outcome, transport, runner, stop)?;
+        let succeeded = |ranks: &[usize], step: usize| ranks.iter().all(|rank| outcomes[*rank][step] == 1);
+        let shared = hosts.iter().flat_map(|ranks| {
+            let apart = !succeeded(ranks, 0);
+            if apart { ranks.iter().map(|rank| vec![*rank]).collect() } else { vec![ranks.clone()] }
+        });
+        let mut shared: Vec<Vec<usize>> = shared.collect();
+        shared.sort_unstable();
+        let node = node.filter(|_| succeeded(&own, 0)).map(|(window, arenas)| {
+            let arenas = if succeeded(&own, 1) { arenas } else { Vec::new() };
+            Node::new(window, arenas, rank)
+        });
+        tracing::debug!(rank, hosts = ?shared, arenas = succeeded(&own, 1), "ranks that share memory");
+        Ok(Placement { racks: racks(&shared), are_racks_named, hosts: shared, node })
+    }
+}
+
+fn card(lowest: usize, window: Option<&Region>) -> Card {
+    let name = xxh3_64(host_name().as_bytes());
+    let is_willing = config::shared_memory();
+    let arena = if is_willing { arena::of_process().map(arena::Arena::address) } else { None };
+    let window = window.map(Region::address);
+    let words = |address: Option<Address>| {
+        address.map_or([0; 4], |found| {
+            [u64::from(found.descriptor) + 1, found.identity.0, found.identity.1, found.len_bytes]
+        })
+    };
+    let (window, arena) = (words(window), words(arena));
+    // The rank where MPI says that memory is shared, in its upper half whether this rank wants to.
+    let place = lowest as u64 | u64::from(is_willing) << 63;
+    let pid = u64::from(std::process::id());
+    [
+        place,
+        name,
+        pid,
+        window[0],
+        window[1],
+        window[2],
+        window[3],
+        arena[0],
+        arena[1],
+        arena[2],
+        arena[3],
+        racks::own_name(),
+    ]
+}
+
+fn address(card: &Card, first: usize) -> Option<Address> {
+    let descriptor = card[first].checked_sub(1)? as u32;
+    let identity = (card[first + 1], card[first + 2]);
+    Some(Address { pid: card[2] as u32, descriptor, identity, len_bytes: card[first + 3] })
+}
+
+/// The ranks of each host: those with the same place and the same name, and willing.
+fn by_host(cards: &[Card]) -> Vec<Vec<usize>> {
+    let mut hosts: Vec<Vec<usize>> = Vec::new();
+    for (rank, card) in cards.iter().enumerate() {
+        let is_neighbour = |ranks: &&mut Vec<usize>| card[0] >> 63 == 1 && cards[ranks[0]][..2] == card[..2];
+        match hosts.iter_mut().find(is_neighbour) {
+            Some(ranks) => ranks.push(rank),
+            None => hosts.push(vec![rank]),
+        }
+    }
+    hosts
+}
+
+/// This rank's view of the window and of its neighbours' arenas: no view if there is no window, no arenas if one is lacking.
+fn join(rank: usize, ranks: &[usize], cards: &[Card], window: Option<Region>) -> Option<(Window, Vec<Region>)> {
+    let open = |what: &str, rank: usize, address: Option<Address>| {
+        let region = Region::open(&address?);
+        region
+            .inspect_err(|cause| tracing::debug!(%cause, rank, "the {what} of a rank of this host cannot be had"))
+            .ok()
+    };
+    let seat = ranks.iter().position(|other| *other == rank)?;
+    let region = if seat == 0 { window } else { open("window", ranks[0], address(&cards[ranks[0]], 3)) }?;
+    let window = Window::over(region, seat, ranks.len());
+    let window = window.inspect_err(|cause| tracing::debug!(%cause, "the window cannot be used")).ok()?;
+    let arenas: Option<Vec<Region>> =
+        ranks.iter().map(|rank| open("memory", *rank, address(&cards[*rank], 7))).collect();
+    Some((window, arenas.unwrap_or_default()))
+}
+
+/// Every rank's words, in the order of the ranks.
+fn gather<const WORDS: usize>(
+    own: &[u64; WORDS],
+    transport: &mut dyn Transport,
+    runner: &mut Runner,
+    stop: &AtomicBool,
+) -> Result<Vec<[u64; WORDS]>> {
+    let (rank, size) = (transport.rank(), transport.size());
+    let mut all = vec![[0u64; WORDS]; size];
+    all[rank] = *own;
+    let parts = Parts::of((0..=size).map(|rank| rank * size_of_val(own)).collect());
+    let plan = ringpull_plan::allgather(rank, size, parts);
+    let bytes = bytemuck::cast_slice_mut(all.as_flattened_mut());
+    if let Err(cause) = runner.run(&runner.schedule(&plan, DType::U8), bytes, transport, FIRST, stop) {
+        // The transport may still write into it.
+        std::mem::forget(all);
+        return Err(cause);
+    }
+    Ok(all)
+}

@@ -1,0 +1,422 @@
+//! Learns a cluster's [`Model`] by running a few small allreduces, and solving for its numbers.
+//!
+//! What is run is what will be used: the plans, the interpreter and the transport; to cut a plan is not timed, as it is done once for all
+//! sums alike. With ranks that share cores that
+//! matters more than the wire. All ranks take part, then hold one another's times, and compute the same numbers from
+//! them. In the words of the model, for `n` ranks:
+//!
+//! | run | its time, without what is known already |
+//! | --- | --- |
+//! | ring of `n` bytes, a step | `A + O + n W` |
+//! | star of `n` bytes, half of it | `A + (n-1) (O + W)` |
+//! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
+//! | ring with `x` bytes on each link | `x (1/b + n w)` |
+//! | star with `x` bytes on rank 0's link | `x (1/b + w)` |
+//! | ring, long, after another | `x (1/B + n w)`: what shapers let through at once has been used up |
+//! | ring, after a rest | `P/b + (x-P)/B` |
+//! | direct, long, after another | `x (F/B + n w)` |
+//!
+//! The short ones move so few bytes that no shaper holds them back: what waited for one would be taken for the ranks' work, `w`. A long ring that
+//! takes half as long again as it would at `b` has waited for a shaper: then its time is `x/B` and
+//! direct's `F x/B`, without what is known already. Without a shaper `P` is what the short ones moved.
+//!
+//! The long ones start small and grow until one takes [`LONG_ENOUGH_US`], so that a slow network is not kept busy and a
+//! fast one is not judged by a blink. `C` is measured on each rank alone, while all do the same.
+
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use bytemuck::Pod;
+
+use ringpull_base::{Buffer, DType, Result};
+use ringpull_kernels::reduce;
+use ringpull_plan::{Algorithm, Model, Parts, Plan};
+
+use crate::interpreter::Runner;
+use crate::transport::{Stamp, Transport};
+
+/// No operation of a job has this number.
+pub(super) const STAMP: Stamp = Stamp::MAX;
+/// Runs of each short collective: so many batches of so many runs. The lower quartile counts: what else
+/// a machine does makes most of them longer.
+const BATCHES: usize = 28;
+const RUNS: usize = 2;
+/// What the short transfers move over the busiest link, for each rank: together less than a shaper lets through in the time that they all take,
+/// which grows with the ranks as their messages do.
+const SHORT_BYTES: usize = 8 << 10;
+const MOST_SHORT_BYTES: usize = 64 << 10;
+/// The long transfers grow fourfold from the first to at most the last of these buffers.
+const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const LONG_ENOUGH_US: f64 = 8_000.0;
+/// What shows a shaper's burst by the time it takes after a rest: more than a burst, and not many times that.
+const RESTED_BYTES: usize = 256 << 10;
+/// A long transfer that takes so many times what it would at the short rate has waited for a shaper: neither latency nor noise is that much of it.
+const SHAPED: f64 = 1.5;
+/// Runs of each long transfer, the least of which counts: what else a machine does only adds.
+const LONG_RUNS: usize = 4;
+/// Long enough for a shaper to save up, as `bench allreduce` rests.
+const REST: Duration = Duration::from_millis(2);
+/// Long transfers use segments as `auto` does for long buffers.
+const SUM_BYTES: usize = 256 << 10;
+
+/// Runs plans of all ranks and takes their times. Every method is collective.
+pub(super) struct Prober<'a> {
+    pub(super) runner: &'a mut Runner,
+    pub(super) transport: &'a mut dyn Transport,
+    pub(super) stop: &'a AtomicBool,
+}
+
+/// Times in microseconds, each the same on every rank, and what they are times of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Times {
+    pub(super) size: usize,
+    /// Allreduces of one byte for each rank.
+    pub(super) ring_us: f64,
+    pub(super) star_us: f64,
+    pub(super) direct_us: f64,
+    /// A ring of `size` parts and a star of one such part.
+    pub(super) short_part: usize,
+    pub(super) short_ring_us: f64,
+    pub(super) short_star_us: f64,
+    /// Allreduces of `size` long parts.
+    pub(super) long_part: usize,
+    pub(super) long_ring_us: f64,
+    pub(super) long_direct_us: f64,
+    /// A ring of `size` parts after a rest.
+    pub(super) rested_part: usize,
+    pub(super) rested_ring_us: f64,
+    pub(super) segment_bytes: usize,
+    pub(super) sum_bytes_per_us: f64,
+}
+
+impl Prober<'_> {
+    /// Takes all times.
+    pub(super) fn measure(&mut self) -> Result<Times> {
+        let size = self.transport.size();
+        let segment_bytes = self.runner.segment_bytes();
+        let sum = sum_bytes_per_us();
+        let short_part = short_part(size);
+        let [ring, star, direct, short_star, short_ring] = self.short([
+            (Algorithm::Ring, size),
+            (Algorithm::Star, size),
+            (Algorithm::Direct, size),
+            (Algorithm::Star, short_part),
+            (Algorithm::Ring, size * short_part),
+        ])?;
+        let own = [ring, star, direct, short_star, short_ring, sum];
+        let [ring_us, star_us, direct_us, short_star_us, short_ring_us, sum_bytes_per_us] = self.medians(own)?;
+        let mut long_part = 0;
+        for bytes in LONG_BYTES {
+            long_part = bytes.div_ceil(size);
+            // The lesser of two, as noise only adds: one slow run would end the growth too soon.
+            let first = self.run(Algorithm::Ring, size * long_part)?;
+            let own = first.min(self.run(Algorithm::Ring, size * long_part)?);
+            if self.medians([own])?[0] > LONG_ENOUGH_US {
+                break;
+            }
+        }
+        let mut runs = [[0.0; LONG_RUNS]; 3];
+        // On a slow network no more than was long enough.
+        let rested_part = RESTED_BYTES.div_ceil(size).min(long_part);
+        for at in 0..LONG_RUNS {
+            let ring = self.run(Algorithm::Ring, size * long_part)?;
+            let direct = self.run(Algorithm::Direct, size * long_part)?;
+            std::thread::sleep(REST);
+            let own = [ring, direct, self.run(Algorithm::Ring, size * rested_part)?];
+            for (times, median) in runs.iter_mut().zip(self.medians(own)?) {
+                times[at] = median;
+            }
+        }
+        let [long_ring_us, long_direct_us, rested_ring_us] =
+            runs.map(|times| times.into_iter().fold(f64::INFINITY, f64::min));
+        Ok(Times {
+            size,
+            ring_us,
+            star_us,
+            direct_us,
+            short_part,
+            short_ring_us,
+            short_star_us,
+            long_part,
+            long_ring_us,
+            long_direct_us,
+            rested_part,
+            rested_ring_us,
+            segment_bytes,
+            sum_bytes_per_us,
+        })
+    }
+
+    /// The time of the smallest ring now, to hold a known model against.
+    pub(super) fn smallest_ring_us(&mut self) -> Result<f64> {
+        let own = self.short([(Algorithm::Ring, self.transport.size())])?;
+        Ok(self.medians(own)?[0])
+    }
+
+    /// The times of short allreduces, taken in turn: a job's first tenths of a second are when its last processes start, and whatever was
+    /// timed first has been seen to take three times as long as later.
+    fn short<const N: usize>(&mut self, what: [(Algorithm, usize); N]) -> Result<[f64; N]> {
+        // The first run makes connections.
+        what.into_iter().try_for_each(|(algorithm, len)| self.run(algorithm, len).map(drop))?;
+        let mut batches = [[0.0; BATCHES]; N];
+        for batch in 0..BATCHES {
+            for (times, (algorithm, len)) in batches.iter_mut().zip(what) {
+                for _ in 0..RUNS {
+                    times[batch] += self.run(algorithm, len)? / RUNS as f64;
+                }
+            }
+        }
+        Ok(batches.map(|mut times| {
+            times.sort_unstable_by(f64::total_cmp);
+            times[BATCHES / 4]
+        }))
+    }
+
+    /// Sums `len` bytes once.
+    fn run(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
+        let plan = ringpull_plan::allreduce(algorithm, self.transport.rank(), self.transport.size(), len);
+        Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
+    }
+
+    /// `data` after `plan`, and the microseconds it took.
+    pub(super) fn timed(&mut self, plan: &Plan, data: Buffer) -> Result<(Buffer, f64)> {
+        timed(self.runner, self.transport, plan, data, self.stop)
+    }
+
+    /// Every rank's `own` rows, in the order of the ranks.
+    pub(super) fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>> {
+        let (rank, size) = (self.transport.rank(), self.transport.size());
+        let row_bytes = size_of::<[f64; N]>();
+        let plan = ringpull_plan::allgather(rank, size, Parts::of((0..=size).map(|rank| rank * row_bytes).collect()));
+        let mut all = Buffer::zeroed(size * row_bytes);
+        all.bytes_mut()[rank * row_bytes..][..row_bytes].copy_from_slice(bytemuck::cast_slice(&own));
+        let (all, _) = self.timed(&plan, all)?;
+        let value =
+            |row: &[u8], at: usize| bytemuck::pod_read_unaligned(&row[at * size_of::<f64>()..][..size_of::<f64>()]);
+        Ok(all.bytes().chunks_exact(row_bytes).map(|row| std::array::from_fn(|at| value(row, at))).collect())
+    }
+
+    /// Rank 0's `word` on every rank.
+    pub(super) fn told<T: Pod>(&mut self, word: T) -> Result<T> {
+        let plan = ringpull_plan::broadcast(0, self.transport.rank(), self.transport.size(), size_of::<T>());
+        let mut data = Buffer::zeroed(size_of::<T>());
+        data.bytes_mut().copy_from_slice(bytemuck::bytes_of(&word));
+        let (data, _) = self.timed(&plan, data)?;
+        Ok(bytemuck::pod_read_unaligned(data.bytes()))
+    }
+
+    fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
+        let rows = self.gather(own)?;
+        Ok(std::array::from_fn(|at| median(&mut rows.iter().map(|row| row[at]).collect::<Vec<_>>())))
+    }
+}
+
+/// `data` after `plan` among `ranks`, and the microseconds it took. After an error the transport, which may still write there, keeps it.
+pub(super) fn timed(
+    runner: &mut Runner,
+    ranks: &mut dyn Transport,
+    plan: &Plan,
+    mut data: Buffer,
+    stop: &AtomicBool,
+) -> Result<(Buffer, f64)> {
+    let schedule = runner.schedule(plan, DType::U8);
+    let start = Instant::now();
+    if let Err(cause) = runner.run(&schedule, data.bytes_mut(), ranks, STAMP, stop) {
+        std::mem::forget(data);
+        return Err(cause);
+    }
+    Ok((data, start.elapsed().as_secs_f64() * 1e6))
+}
+
+/// The bytes of one rank's part in the short transfers.
+fn short_part(size: usize) -> usize {
+    ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
+}
+
+/// The numbers under which the model predicts these times, the long ones but for the shaper's first bytes. What noise has made impossible is held to what is possible.
+pub(super) fn fit(times: &Times) -> Model {
+    let n = times.size as f64;
+    let (step, star, direct) = (times.ring_us / (2.0 * (n - 1.0)), times.star_us / 2.0, times.direct_us / 2.0);
+    let least = 0.02 * step.max(0.1);
+    let shared_message_us = ((direct - star) / (n - 1.0).powi(2)).clamp(0.0, step / n);
+    let message_us = if times.size > 2 {
+        // A step is never less than what a rank does in it.
+        let most = (step - n * shared_message_us).max(least);
+        ((star - step + shared_message_us) / (n - 2.0)).clamp(least, most)
+    } else {
+        // Two ranks cannot tell latency from work; a quarter is work, as on larger clusters.
+        (0.25 * (step - n * shared_message_us)).max(least)
+    };
+    let latency_us = (step - message_us - n * shared_message_us).max(least);
+    let mut model = Model {
+        latency_us,
+        message_us,
+        shared_message_us,
+        shared_us_per_byte: 0.0,
+        short_bytes_per_us: f64::INFINITY,
+        short_bytes: 0.0,
+        long_bytes_per_us: f64::INFINITY,
+        fan_factor: 1.0,
+        sum_bytes_per_us: times.sum_bytes_per_us.max(1.0),
+    };
+    // From here on the model knows all but the bytes; what a run takes beyond that is their time.
+    let per_byte = |model: &Model, algorithm, time_us: f64, len, link_bytes: f64| {
+        let known = model.predicted_us(algorithm, len, times.size, times.segment_bytes);
+        (time_us - known).max(0.05 * time_us).max(1e-3) / link_bytes
+    };
+    let short_link = 2.0 * (n - 1.0) * times.short_part as f64;
+    let all = per_byte(&model, Algorithm::Ring, times.short_ring_us, times.size * times.short_part, short_link);
+    let one = per_byte(&model, Algorithm::Star, times.short_star_us, times.short_part, short_link);
+    let shared_us_per_byte = ((all - one) / (n - 1.0)).clamp(0.0, 0.9 * all / n);
+    let short_us_per_byte = all - n * shared_us_per_byte;
+    model.shared_us_per_byte = shared_us_per_byte;
+    model.short_bytes_per_us = 1.0 / short_us_per_byte;
+    model.long_bytes_per_us = model.short_bytes_per_us;
+    model.short_bytes = short_link;
+    let link = 2.0 * (n - 1.0) * times.long_part as f64;
+    let len = times.size * times.long_part;
+    let open_us = |algorithm| model.predicted_us(algorithm, len, times.size, times.segment_bytes);
+    let is_shaped = times.long_ring_us > SHAPED * open_us(Algorithm::Ring);
+    let long_per_byte = |algorithm, time_us: f64| {
+        let known_us = if is_shaped { 0.0 } else { open_us(algorithm) - link * short_us_per_byte };
+        (time_us - known_us).max(0.05 * time_us).max(1e-3) / link
+    };
+    let ring_per_byte = long_per_byte(Algorithm::Ring, times.long_ring_us);
+    let direct_per_byte = long_per_byte(Algorithm::Direct, times.long_direct_us);
+    model.long_bytes_per_us = 1.0 / ring_per_byte;
+    if is_shaped {
+        let rested_link = 2.0 * (n - 1.0) * times.rested_part as f64;
+        let saved_us = rested_link * ring_per_byte - times.rested_ring_us;
+        model.short_bytes = (saved_us / (ring_per_byte - short_us_per_byte)).clamp(short_link, rested_link);
+    }
+    model.fan_factor = (direct_per_byte / ring_per_byte).clamp(1.02, 3.0);
+    model
+}
+
+/// The rate of one thread that adds.
+fn sum_bytes_per_us() -> f64 {
+    let (mut sum, other) = (Buffer::zeroed(SUM_BYTES), Buffer::zeroed(SUM_BYTES));
+    let mut rates = [0.0; 5];
+    for rate in &mut rates {
+        let start = Instant::now();
+        reduce::add_assign(DType::F32, sum.bytes_mut(), other.bytes());
+        *rate = SUM_BYTES as f64 / (start.elapsed().as_secs_f64() * 1e6).max(1.0);
+    }
+    median(&mut rates)
+}
+
+pub(super) fn median(values: &mut [f64]) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEGMENT: usize = 256 << 10;
+
+    /// What a cluster with these numbers would measure.
+    fn times_on(model: &Model, size: usize) -> Times {
+        let (short_part, long_part) = (short_part(size), (1 << 20) / size);
+        let time = |algorithm, len| model.predicted_us(algorithm, len, size, SEGMENT);
+        // Once the burst is used up, every byte goes at the long rate.
+        let steady = Model { short_bytes: 0.0, ..*model };
+        let steady = |algorithm, len| steady.predicted_us(algorithm, len, size, SEGMENT);
+        Times {
+            size,
+            ring_us: time(Algorithm::Ring, size),
+            star_us: time(Algorithm::Star, size),
+            direct_us: time(Algorithm::Direct, size),
+            short_part,
+            short_ring_us: time(Algorithm::Ring, size * short_part),
+            short_star_us: time(Algorithm::Star, short_part),
+            long_part,
+            long_ring_us: steady(Algorithm::Ring, size * long_part),
+            long_direct_us: steady(Algorithm::Direct, size * long_part),
+            rested_part: RESTED_BYTES / size,
+            rested_ring_us: time(Algorithm::Ring, RESTED_BYTES / size * size),
+            segment_bytes: SEGMENT,
+            sum_bytes_per_us: model.sum_bytes_per_us,
+        }
+    }
+
+    #[test]
+    fn the_numbers_of_a_cluster_are_found_from_its_times() {
+        let shaped = Model {
+            latency_us: 20.0,
+            message_us: 6.0,
+            shared_message_us: 2.0,
+            shared_us_per_byte: 1e-5,
+            short_bytes_per_us: 1000.0,
+            short_bytes: f64::from(128 << 10),
+            long_bytes_per_us: 120.0,
+            fan_factor: 1.1,
+            sum_bytes_per_us: 8000.0,
+        };
+        let own_cores = Model { shared_message_us: 0.0, shared_us_per_byte: 0.0, ..shaped };
+        let cached = Model { long_bytes_per_us: 700.0, ..shaped };
+        let faster_later = Model { long_bytes_per_us: 1500.0, ..own_cores };
+        for model in [shaped, own_cores, cached, faster_later] {
+            for size in [3, 4, 8, 13] {
+                let found = fit(&times_on(&model, size));
+                let close = |found: f64, true_value: f64, what: &str| {
+                    let off = (found - true_value).abs();
+                    assert!(
+                        off <= 0.12 * true_value + 0.02,
+                        "{what} on {size} ranks: {found} for {true_value}: {found:?}"
+                    );
+                };
+                close(found.latency_us, model.latency_us, "latency");
+                close(found.message_us, model.message_us, "message");
+                close(found.shared_message_us, model.shared_message_us, "shared message");
+                close(found.short_bytes_per_us, model.short_bytes_per_us, "short rate");
+                if model == shaped {
+                    close(found.short_bytes, model.short_bytes, "short bytes");
+                }
+                close(found.long_bytes_per_us, model.long_bytes_per_us, "long rate");
+                close(found.fan_factor, model.fan_factor, "fan factor");
+            }
+        }
+    }
+
+    #[test]
+    fn latency_is_not_taken_for_a_shaper() {
+        // A long ring that takes 8 ms of latency is not made longer, and noise adds a quarter.
+        let far =
+            Model { latency_us: 1000.0, short_bytes_per_us: 1250.0, long_bytes_per_us: 1250.0, ..Model::default() };
+        let mut times = Times { long_part: (64 << 10) / 5, ..times_on(&far, 5) };
+        let steady = |algorithm| far.predicted_us(algorithm, 5 * times.long_part, 5, SEGMENT);
+        (times.long_ring_us, times.long_direct_us) = (1.25 * steady(Algorithm::Ring), 1.25 * steady(Algorithm::Direct));
+        let found = fit(&times);
+        for algorithm in [Algorithm::Direct, Algorithm::Circulant] {
+            let time = |algorithm| found.predicted_us(algorithm, 256 << 10, 5, SEGMENT);
+            assert!(time(algorithm) < 0.9 * time(Algorithm::Ring), "{algorithm} on {found:?}");
+        }
+    }
+
+    #[test]
+    fn any_times_at_all_give_a_sound_model() {
+        let usual = times_on(&Model::default(), 8);
+        for noise in [0.0, 1e-3, 1.0, 1e3, 1e9] {
+            for size in [2, 3, 8] {
+                let mut times = Times { size, ..usual };
+                for at in 0..8 {
+                    let fields = [
+                        &mut times.ring_us,
+                        &mut times.star_us,
+                        &mut times.direct_us,
+                        &mut times.short_ring_us,
+                        &mut times.short_star_us,
+                        &mut times.long_ring_us,
+                        &mut times.long_direct_us,
+                        &mut times.rested_ring_us,
+                    ];
+                    *fields.into_iter().nth(at).unwrap() = noise;
+                    let model = fit(&times);
+                    assert!(model.is_sound(), "{model:?} from {times:?}");
+                }
+            }
+        }
+    }
+}

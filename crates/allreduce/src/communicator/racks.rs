@@ -1,0 +1,71 @@
+//! Two racks: which hosts stand in which, and the plan that crosses the link between them as little as can be.
+//!
+//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm where that knows the network. Names matter only if all
+//! ranks have one and there are two different ones; where they do not, `rack_probe` looks for racks by timing.
+
+use ringpull_base::config;
+use ringpull_plan::Plan;
+
+/// Shorter sums take the plans for one rack, whose messages are fewer.
+const LEAST_BYTES: usize = 1 << 20;
+/// A block of a piece is about so long: some segments.
+const BLOCK_BYTES: usize = 512 << 10;
+/// More pieces than this save less time than they cost messages.
+const MOST_PIECES: usize = 64;
+
+/// The hosts of each rack, by their number among the hosts.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Racks {
+    hosts: [Vec<usize>; 2],
+}
+
+impl Racks {
+    /// The racks of hosts whose racks have these names, hashed, 0 for none: `None` unless there are two racks.
+    pub(super) fn of(names: &[u64]) -> Option<Self> {
+        let first = *names.first()?;
+        let second = *names.iter().find(|name| **name != first)?;
+        if names.contains(&0) || names.iter().any(|name| *name != first && *name != second) {
+            return None;
+        }
+        let in_rack = |name: u64| (0..names.len()).filter(|host| names[*host] == name).collect();
+        Some(Racks { hosts: [in_rack(first), in_rack(second)] })
+    }
+
+    /// The racks of `hosts` hosts, where bit `h` is the rack of host `h`: `None` unless there are two racks.
+    pub(super) fn of_bits(bits: u64, hosts: usize) -> Option<Self> {
+        Racks::of(&(0..hosts).map(|host| 1 + (bits.checked_shr(host as u32).unwrap_or(0) & 1)).collect::<Vec<_>>())
+    }
+
+    /// The hosts of each rack, by their number among the hosts.
+    pub(super) fn hosts(&self) -> &[Vec<usize>; 2] {
+        &self.hosts
+    }
+
+    /// The plan of host `place` for `len` elements, if they are enough.
+    pub fn plan(&self, place: usize, len: usize, element_bytes: usize) -> Option<Plan> {
+        let len_bytes = len * element_bytes;
+        let [one, other] = &self.hosts;
+        let pieces = (len_bytes / (one.len().max(other.len()) * BLOCK_BYTES)).clamp(1, MOST_PIECES);
+        (len_bytes >= LEAST_BYTES).then(|| ringpull_plan::allreduce_in_racks(place, [one, other], len, pieces))
+    }
+}
+
+/// The name of this process's rack, hashed; 0 if it has none.
+pub(super) fn own_name() -> u64 {
+    config::rack().map_or(0, |name| xxhash_rust::xxh3::xxh3_64(name.as_bytes()).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_make_racks_only_if_all_have_one_and_there_are_two() {
+        assert_eq!(Racks::of(&[5, 7, 5, 7]), Some(Racks { hosts: [vec![0, 2], vec![1, 3]] }));
+        for names in [&[5, 5, 5][..], &[5, 7, 0], &[5, 7, 9], &[0, 0], &[]] {
+            assert_eq!(Racks::of(names), None);
+        }
+        assert_eq!(Racks::of_bits(0b1010, 4), Some(Racks { hosts: [vec![0, 2], vec![1, 3]] }));
+        assert_eq!(Racks::of_bits(0, 4), None);
+    }
+}

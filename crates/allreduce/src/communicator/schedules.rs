@@ -1,0 +1,170 @@
+//! What sums by messages are to do: found once and kept for the next sum like it.
+//!
+//! To find a plan takes a microsecond or more, most of it to predict what each algorithm would take, and a sum of few bytes no more than
+//! twenty. To cut one of 100 MB takes some tenths of a millisecond (`cargo bench --bench plans`) before anything can be sent, and ranks that
+//! share cores do so one after another.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ringpull_base::DType;
+use ringpull_plan::{Model, Plan, Schedule, Segments};
+
+use crate::communicator::choice::Choice;
+use crate::communicator::placement::Placement;
+
+/// What decides how a sum is done.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Sum {
+    pub(super) choice: Choice,
+    pub dtype: DType,
+    pub len_bytes: usize,
+    /// What its step sums in all; 0 where that is not known.
+    pub(super) step_bytes: usize,
+    /// Messages are to be as long as this at least, rather than as the model says.
+    pub(super) least_bytes: Option<usize>,
+    /// Between the hosts' ranks in the place of this one, rather than between all ranks.
+    pub(super) between_hosts: bool,
+}
+
+/// A plan, and the most bytes that one message carries.
+pub(super) type Planned = (Plan, usize);
+
+impl Sum {
+    /// A sum between all ranks, of which no more is known.
+    pub(super) fn of(choice: Choice, dtype: DType, len_bytes: usize) -> Self {
+        Sum { choice, dtype, len_bytes, step_bytes: 0, least_bytes: None, between_hosts: false }
+    }
+
+    /// The plan of `rank` of `size`, between all ranks.
+    pub fn plan(self, (rank, size): (usize, usize), placement: &Placement, model: &Model, cuts: Segments) -> Planned {
+        let element_bytes = self.dtype.size_bytes();
+        let len = self.len_bytes / element_bytes;
+        let (plan, segment_bytes) = match self.choice {
+            Choice::Auto | Choice::Nccl | Choice::Native => {
+                let is_apart = !placement.has_neighbours();
+                let in_racks = is_apart.then(|| placement.plan_in_racks(rank, self.len_bytes, element_bytes)).flatten();
+                if let Some(plan) = in_racks {
+                    (plan, cuts.most_bytes)
+                } else {
+                    let chosen = ringpull_plan::choose(&model.within(self.step_bytes), self.len_bytes, size, cuts);
+                    (ringpull_plan::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
+                }
+            }
+            Choice::Plan(algorithm) => (ringpull_plan::allreduce(algorithm, rank, size, len), cuts.most_bytes),
+            Choice::Ordered => (ringpull_plan::allreduce_in_order(rank, size, len), cuts.most_bytes),
+        };
+        match self.least_bytes {
+            Some(least_bytes) if !cuts.is_fixed => (plan, cuts.most_bytes.max(least_bytes)),
+            Some(_) => (plan, cuts.most_bytes),
+            None => (plan, segment_bytes),
+        }
+    }
+}
+
+/// Schedules by what they are for.
+#[derive(Default)]
+pub(super) struct Schedules {
+    kept: HashMap<Sum, Kept>,
+    /// Of all schedules that are kept.
+    messages: usize,
+}
+
+struct Kept {
+    planned: Planned,
+    /// `None` where it is too long to be kept.
+    schedule: Option<Arc<Schedule>>,
+}
+
+impl Schedules {
+    /// The schedule of a sum like this; `plan` makes its plan if it is the first.
+    pub(super) fn find(&mut self, sum: Sum, plan: impl FnOnce() -> Planned) -> Arc<Schedule> {
+        /// More kinds of sums than any model's step has; who makes more has no use for old ones.
+        const MOST: usize = 1024;
+        /// As many as sums of 2 GB have on eight ranks, some megabytes. What is beyond is cut each time.
+        const MOST_MESSAGES: usize = 128 << 10;
+        if self.kept.len() >= MOST && !self.kept.contains_key(&sum) {
+            *self = Schedules::default();
+        }
+        let kept = self.kept.entry(sum).or_insert_with(|| Kept { planned: plan(), schedule: None });
+        if let Some(schedule) = &kept.schedule {
+            return Arc::clone(schedule);
+        }
+        let (plan, segment_bytes) = &kept.planned;
+        let schedule = Arc::new(Schedule::of(plan, sum.dtype, *segment_bytes));
+        if self.messages + schedule.messages() <= MOST_MESSAGES {
+            self.messages += schedule.messages();
+            kept.schedule = Some(Arc::clone(&schedule));
+        }
+        schedule
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringpull_plan::Algorithm;
+
+    fn sum(len_bytes: usize) -> Sum {
+        Sum::of(Choice::Auto, DType::F32, len_bytes)
+    }
+
+    fn planned(len_bytes: usize, segment_bytes: usize) -> Planned {
+        (ringpull_plan::allreduce(Algorithm::Ring, 0, 2, len_bytes / 4), segment_bytes)
+    }
+
+    #[test]
+    fn a_schedule_is_made_once_for_all_sums_alike() {
+        let mut schedules = Schedules::default();
+        let first = schedules.find(sum(8), || planned(8, 1 << 16));
+        assert!(Arc::ptr_eq(&first, &schedules.find(sum(8), || unreachable!("it is there"))));
+        for other in [
+            Sum { choice: Choice::Ordered, ..sum(8) },
+            Sum { dtype: DType::I32, ..sum(8) },
+            Sum { step_bytes: 1 << 20, ..sum(8) },
+            Sum { least_bytes: Some(1 << 20), ..sum(8) },
+            Sum { between_hosts: true, ..sum(8) },
+            sum(16),
+        ] {
+            assert!(!Arc::ptr_eq(&first, &schedules.find(other, || planned(16, 1 << 16))));
+        }
+    }
+
+    #[test]
+    fn kinds_of_sums_that_are_kept_are_bounded() {
+        let mut schedules = Schedules::default();
+        (0..5000).for_each(|len| drop(schedules.find(sum(4 * len), || planned(4 * len, 1 << 16))));
+        assert!(schedules.kept.len() <= 1024);
+    }
+
+    #[test]
+    fn messages_that_are_kept_are_bounded_and_what_is_too_long_drives_out_nothing() {
+        let mut schedules = Schedules::default();
+        let first = schedules.find(sum(8), || planned(8, 1 << 16));
+        for _ in 0..2 {
+            for len_bytes in [1 << 20, 256 << 20, 2 << 20] {
+                let schedule = schedules.find(sum(len_bytes), || planned(len_bytes, 1 << 10));
+                assert_eq!(schedule.messages(), 4 * len_bytes / 2 / 1024);
+            }
+        }
+        let is_kept = |len_bytes: usize| schedules.kept[&sum(len_bytes)].schedule.is_some();
+        assert_eq!([1 << 20, 256 << 20, 2 << 20].map(is_kept), [true, false, true]);
+        assert!(schedules.messages <= 128 << 10, "{} messages", schedules.messages);
+        assert!(Arc::ptr_eq(&first, &schedules.find(sum(8), || unreachable!("it is there"))));
+    }
+
+    #[test]
+    fn messages_are_longer_than_the_model_says_where_that_is_wished_and_nobody_has_fixed_them() {
+        let segment_bytes = |choice, least_bytes, is_fixed| {
+            let cuts = Segments { most_bytes: 1 << 16, is_fixed };
+            let sum = Sum { least_bytes, ..Sum::of(choice, DType::F32, 1 << 20) };
+            sum.plan((0, 8), &Placement::apart(8), &Model::default(), cuts).1
+        };
+        for choice in [Choice::Auto, Choice::Plan(Algorithm::Ring)] {
+            assert!(segment_bytes(choice, None, false) <= 1 << 16);
+            assert_eq!(segment_bytes(choice, Some(4), false), 1 << 16);
+            assert_eq!(segment_bytes(choice, Some(1 << 18), false), 1 << 18);
+            assert_eq!(segment_bytes(choice, Some(1 << 18), true), 1 << 16);
+        }
+    }
+}

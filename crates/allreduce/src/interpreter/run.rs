@@ -1,0 +1,385 @@
+//! The one interpreter: executes any [`Schedule`] over any [`Transport`], and several at once.
+//!
+//! Schedules are of segments: a segment is forwarded as soon as it is reduced, across step boundaries, and the wire never
+//! waits for a whole part. What is added to what, and in which order, is each plan's program order alone: the bits do not
+//! depend on what arrives when, nor on what else is in flight.
+//!
+//! Operations are begun, advanced together, and reported when they are finished. Each has lanes of its own, told apart by its stamp,
+//! so none waits for a message of another. They share what a peer is sent at a time: a message of higher priority goes first,
+//! then one of an operation begun earlier. No message leaves while one of higher priority is ready for the same peer and held back
+//! because enough are in flight, and not all of them wait for the peer. But for that, each operation may always have one message in flight to each peer; and if what
+//! is in flight stands still, even so. Thus it ends however full the others' lanes are, and in whichever order the ranks begin what
+//! they have in flight. What is in flight to a peer is also what that peer may have to keep (`ahead`).
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ringpull_base::timeline::{self, Name, Phase};
+use ringpull_base::{DType, Error, Result};
+use ringpull_plan::{Action, Plan, Schedule};
+
+use crate::interpreter::ahead::Ahead;
+use crate::interpreter::elsewhere::Elsewhere;
+use crate::interpreter::flight::Flight;
+use crate::interpreter::idle::Idle;
+use crate::interpreter::scratch::Scratch;
+use crate::interpreter::tokens::{Given, Tokens};
+use crate::transport::{Mode, Stamp, Transport};
+
+/// Receives posted per peer, so that eager messages find their place without a copy.
+const RECV_WINDOW: usize = 8;
+/// After nothing has moved for so long, what is ready no longer waits for what is in flight: the peer may need it first.
+pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
+
+/// An operation that was begun. Tickets ascend.
+pub type Ticket = u64;
+
+/// Executes schedules over a transport that each call names anew: the whole job's, or a group of its ranks.
+pub struct Runner {
+    /// The most bytes one message carries of what [`schedule`](Self::schedule) cuts.
+    segment_bytes: usize,
+    /// How long a run goes on while nothing moves.
+    pub limit: Duration,
+    /// Payload bytes sent so far.
+    pub sent_bytes: u64,
+    /// Payload bytes received so far.
+    pub received_bytes: u64,
+    /// By preference: higher priority, then begun earlier.
+    flights: Vec<Flight>,
+    begun: Ticket,
+    finished: Vec<Ticket>,
+    /// Bytes of all messages that are not done.
+    open_bytes: usize,
+    /// What is in flight to each peer, of all operations.
+    sending: Vec<Ahead>,
+    /// Messages in flight from each peer, of all operations.
+    receiving: Vec<usize>,
+    /// The highest priority of what is ready for each peer and held back.
+    held: Vec<Option<i32>>,
+    /// Whether nothing has moved for long, and since then nothing of what was held back.
+    stands_still: bool,
+    tokens: Tokens,
+    scratch: Scratch,
+    done: Vec<u32>,
+    /// Whether something may be posted that could not be before.
+    changed: bool,
+    idle: Idle,
+}
+
+impl Runner {
+    /// A runner that cuts messages of at most `segment_bytes`, and gives up when nothing moves for `limit`.
+    pub fn new(segment_bytes: usize, limit: Duration) -> Self {
+        Runner {
+            segment_bytes,
+            limit,
+            sent_bytes: 0,
+            received_bytes: 0,
+            flights: Vec::new(),
+            begun: 0,
+            finished: Vec::new(),
+            open_bytes: 0,
+            sending: Vec::new(),
+            receiving: Vec::new(),
+            held: Vec::new(),
+            stands_still: false,
+            tokens: Tokens::default(),
+            scratch: Scratch::default(),
+            done: Vec::new(),
+            changed: false,
+            idle: Idle::default(),
+        }
+    }
+
+    /// The most bytes of a message of what [`schedule`](Self::schedule) cuts.
+    pub fn segment_bytes(&self) -> usize {
+        self.segment_bytes
+    }
+
+    /// This rank's `plan` on elements of `dtype`, in messages as long as they may be.
+    pub fn schedule(&self, plan: &Plan, dtype: DType) -> Arc<Schedule> {
+        Arc::new(Schedule::of(plan, dtype, self.segment_bytes))
+    }
+
+    /// Begins to execute `schedule` on `data`, a buffer of its length. Moves nothing yet. Operations in flight together have different
+    /// stamps.
+    ///
+    /// # Safety
+    /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an error it stays so
+    /// until the transport is gone. With an owner of memory `elsewhere` that holds for the rooms it gives, too, and the transport can read
+    /// and write both.
+    pub unsafe fn begin(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        data: *mut [u8],
+        stamp: Stamp,
+        priority: i32,
+        elsewhere: Option<Box<dyn Elsewhere>>,
+    ) -> Ticket {
+        assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
+        self.open_bytes += schedule.traffic_bytes;
+        self.begun += 1;
+        self.changed = true;
+        self.idle = Idle::default();
+        let flight = Flight::new(self.begun, Arc::clone(schedule), data.cast(), (stamp, priority), elsewhere);
+        if flight.is_finished() {
+            self.finished.push(self.begun);
+        } else {
+            let at = self.flights.partition_point(|flight| flight.priority >= priority);
+            self.flights.insert(at, flight);
+        }
+        self.begun
+    }
+
+    /// Posts and takes what can be posted and taken now. Does not block. Returns whether to call it again at once, as more may be posted.
+    ///
+    /// Errors if what arrives is not what is due, or soon after `stop` is set. After an error every operation under way is lost.
+    pub fn advance(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
+        let outcome = self.step(transport, stop);
+        if outcome.is_err() {
+            self.abandon();
+        }
+        outcome
+    }
+
+    /// To be called when nothing has moved: waits a little. An error if nothing has moved for the limit.
+    pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        if self.flights.is_empty() {
+            // What is finished without a message has nothing to wait for.
+            self.idle = Idle::default();
+            return Ok(());
+        }
+        self.idle.wait(self.limit, self.open_bytes, transport).map_err(|waited| {
+            let error = self.stuck(transport.rank(), waited);
+            self.abandon();
+            error
+        })?;
+        if !self.stands_still && self.idle.waited() > STANDSTILL && self.held.iter().any(Option::is_some) {
+            (self.stands_still, self.changed) = (true, true);
+        }
+        Ok(())
+    }
+
+    /// Whether anything is under way.
+    pub fn is_busy(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// The operations that have finished since they were taken last, in the order in which they did.
+    pub fn take_finished(&mut self) -> std::vec::Drain<'_, Ticket> {
+        self.finished.drain(..)
+    }
+
+    /// Executes `schedule` on `data` to its end. Blocks; collective. Others under way move on meanwhile.
+    ///
+    /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do. After an error the transport may still use `data`: the
+    /// caller must keep it alive until the transport is gone.
+    pub fn run(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        data: &mut [u8],
+        transport: &mut dyn Transport,
+        stamp: Stamp,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        // SAFETY: `data` is borrowed until this returns, which is when it is finished, or else an error that the caller heeds.
+        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, None) };
+        self.until(ticket, transport, stop)
+    }
+
+    /// As [`run`](Self::run) of a schedule that only sends.
+    ///
+    /// # Panics
+    /// If it receives.
+    pub fn send_out(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        data: &[u8],
+        transport: &mut dyn Transport,
+        stamp: Stamp,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        assert!(schedule.only_sends(), "a schedule that receives needs a buffer that it may write");
+        let data = std::ptr::slice_from_raw_parts_mut(data.as_ptr().cast_mut(), data.len());
+        // SAFETY: as in `run`; nothing is written, as no message is received.
+        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, None) };
+        self.until(ticket, transport, stop)
+    }
+
+    /// As [`run`](Self::run) on memory that only the transport and its `owner` touch.
+    ///
+    /// # Safety
+    /// The transport can read and write `data` and the owner's rooms, and nobody else does until this returns; after an error never again.
+    pub unsafe fn run_elsewhere(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        data: *mut [u8],
+        owner: Box<dyn Elsewhere>,
+        transport: &mut dyn Transport,
+        stamp: Stamp,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, Some(owner)) };
+        self.until(ticket, transport, stop)
+    }
+
+    fn until(&mut self, ticket: Ticket, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<()> {
+        loop {
+            if let Some(at) = self.finished.iter().position(|finished| *finished == ticket) {
+                self.finished.remove(at);
+                return Ok(());
+            }
+            if !self.advance(transport, stop)? {
+                self.pause(transport)?;
+            }
+        }
+    }
+
+    fn step(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
+        if self.changed {
+            self.changed = false;
+            self.post(transport)?;
+        }
+        let mut done = std::mem::take(&mut self.done);
+        done.clear();
+        transport.poll(&mut done)?;
+        if done.is_empty() && stop.load(Ordering::Acquire) {
+            return Err(stopped(transport.rank()));
+        }
+        if !done.is_empty() {
+            self.idle = Idle::default();
+            self.changed = true;
+            done.iter().try_for_each(|token| self.complete(*token))?;
+        }
+        self.done = done;
+        Ok(self.changed)
+    }
+
+    /// Posts every message whose turn has come.
+    fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        self.sending.resize(transport.size(), Ahead::default());
+        self.receiving.resize(transport.size(), 0);
+        self.held.clear();
+        self.held.resize(transport.size(), None);
+        for flight in &mut self.flights {
+            let schedule = Arc::clone(&flight.schedule);
+            let Flight { ticket, stamp, base, priority, .. } = *flight;
+            for (at, lane) in schedule.into.iter().enumerate() {
+                while let Some(index) = lane.message(flight.into[at].next) {
+                    if self.receiving[lane.peer] >= RECV_WINDOW && flight.into[at].inflight > 0 {
+                        break;
+                    }
+                    let message = &schedule.all[index as usize];
+                    let to = match message.action {
+                        Action::Copy if flight.waits(index) => break,
+                        // SAFETY: `start` lies in the buffer that `base` begins.
+                        Action::Copy => unsafe { base.add(message.start) },
+                        _ => flight.make_room(index, &mut self.scratch)?,
+                    };
+                    let token = self.tokens.give(ticket, index, Mode::Standard);
+                    // SAFETY: the range lies in the data or in a room that the flight keeps until the message is finished;
+                    // nobody else touches it before: earlier messages on these segments are done or copied, later ones wait.
+                    unsafe {
+                        let into = std::ptr::slice_from_raw_parts_mut(to, message.len());
+                        transport.recv(lane.peer, stamp, into, token)?;
+                    }
+                    self.receiving[lane.peer] += 1;
+                    flight.into[at].posted(message.len());
+                }
+            }
+            for (at, lane) in schedule.out.iter().enumerate() {
+                while let Some(index) = lane.message(flight.out[at].next) {
+                    let held = &mut self.held[lane.peer];
+                    if flight.waits(index) || (held.is_some_and(|ahead| ahead > priority) && !self.stands_still) {
+                        break;
+                    }
+                    let ahead = &mut self.sending[lane.peer];
+                    if ahead.is_full() && flight.out[at].inflight > 0 {
+                        if !ahead.waits_for_peer() {
+                            held.get_or_insert(priority);
+                        }
+                        break;
+                    }
+                    let message = &schedule.all[index as usize];
+                    let place = &mut flight.out[at];
+                    place.posted(message.len());
+                    let mode = ahead.send(message.len(), place.left, &mut place.unasked);
+                    // SAFETY: `start` lies in the buffer that `base` begins.
+                    let mut data = unsafe { base.add(message.start) };
+                    if mode == Mode::Synchronous
+                        && let Some((copy, finished_bytes)) = flight.copy_out(index, &mut self.scratch)?
+                    {
+                        data = copy;
+                        self.open_bytes -= finished_bytes;
+                        self.changed = true;
+                    }
+                    let token = self.tokens.give(ticket, index, mode);
+                    // SAFETY: as above, or a copy that the flight keeps until the message is finished; a message that will change these
+                    // segments waits for this one, or for the copy.
+                    unsafe {
+                        let data = std::ptr::slice_from_raw_parts(data, message.len());
+                        transport.send(lane.peer, stamp, data, mode, token)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note that the transport is done with a message, and finishes every message that this allows to finish.
+    fn complete(&mut self, token: u32) -> Result<()> {
+        let Given { ticket, index, mode, since_ns } = self.tokens.redeem(token);
+        let at = self.flights.iter().position(|flight| flight.ticket == ticket);
+        let at = at.expect("an operation stays until all its messages are done");
+        let flight = &mut self.flights[at];
+        let (peer, is_sent, len) = flight.leave_lane(index);
+        let phase = if is_sent { Phase::Send } else { Phase::Receive };
+        timeline::record(phase, || Name::Peer(peer), since_ns, len as u64);
+        if is_sent {
+            self.sending[peer].done(mode);
+            self.stands_still &= self.held[peer].is_none_or(|held| flight.priority < held);
+            self.sent_bytes += len as u64;
+        } else {
+            self.receiving[peer] -= 1;
+            self.received_bytes += len as u64;
+        }
+        self.open_bytes -= flight.settle(index, &mut self.scratch)?;
+        if flight.is_finished() {
+            self.flights.remove(at);
+            self.finished.push(ticket);
+        }
+        Ok(())
+    }
+
+    /// Whom this rank waits for, when nothing has moved for too long.
+    fn stuck(&self, rank: usize, waited: Duration) -> Error {
+        let mut peers: Vec<usize> = self.flights.iter().flat_map(Flight::awaited).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        let stamps: Vec<Stamp> = self.flights.iter().map(|flight| flight.stamp).collect();
+        Error::PeerLost {
+            peer: format!("one of rank(s) {peers:?}"),
+            cause: format!("nothing moved for {} s", waited.as_secs()),
+            operation: format!("collective(s) {stamps:?}"),
+            rank,
+        }
+    }
+
+    /// Keeps for ever what the transport may still touch.
+    fn abandon(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.flights));
+        self.open_bytes = 0;
+    }
+}
+
+/// What a run returns when it was told to stop; the caller knows the cause.
+pub fn stopped(rank: usize) -> Error {
+    Error::PeerLost {
+        peer: "the job".to_owned(),
+        cause: "it was stopped".to_owned(),
+        operation: "a collective".to_owned(),
+        rank,
+    }
+}

@@ -1,0 +1,235 @@
+//! The interpreter over threads and channels: every plan, every number of ranks, segments small enough that they interleave.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use ringpull_base::DType;
+
+use ringpull_plan::{Algorithm, Parts, Schedule, allgather, allreduce, broadcast};
+
+use super::*;
+use crate::transport::inproc;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const ALGORITHMS: [Algorithm; 6] = Algorithm::ALL;
+
+/// Runs `work` as each of `size` ranks, and returns what each returns.
+fn ranks<T: Send>(
+    size: usize,
+    segment_bytes: usize,
+    work: impl Fn(usize, &mut Runner, &mut inproc::Inproc) -> T + Sync,
+) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let ends = inproc::world(size).into_iter().enumerate().map(|(rank, mut end)| {
+            scope.spawn(move || {
+                let value = work(rank, &mut Runner::new(segment_bytes, LIMIT), &mut end);
+                (value, end)
+            })
+        });
+        let ends: Vec<_> = ends.collect();
+        ends.into_iter().map(|end| end.join().unwrap().0).collect()
+    })
+}
+
+#[test]
+fn every_plan_sums_exactly_and_leaves_equal_bits() {
+    let stop = AtomicBool::new(false);
+    for algorithm in ALGORITHMS {
+        for size in [1, 2, 3, 4, 5, 7, 8, 9] {
+            for len in [0, 1, size - 1, size, size + 1, 2 * size + 3, 1000] {
+                let results = ranks(size, 64, |rank, runner, end| {
+                    let mut data: Vec<f32> = (0..len).map(|i| (i * 3 + rank) as f32).collect();
+                    let plan = allreduce(algorithm, rank, size, len);
+                    runner
+                        .run(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
+                        .unwrap();
+                    data
+                });
+                let expected: Vec<f32> = (0..len).map(|i| (size * i * 3 + size * (size - 1) / 2) as f32).collect();
+                for (rank, result) in results.iter().enumerate() {
+                    assert_eq!(*result, expected, "{algorithm} of {len} on rank {rank} of {size}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn inexact_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
+    let stop = AtomicBool::new(false);
+    for algorithm in ALGORITHMS {
+        let once = || {
+            ranks(5, 64, |rank, runner, end| {
+                let mut data: Vec<f32> = (0..777).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
+                let plan = allreduce(algorithm, rank, 5, data.len());
+                runner
+                    .run(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
+                    .unwrap();
+                data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
+            })
+        };
+        let (first, again) = (once(), once());
+        assert!(first.iter().all(|bits| *bits == first[0]), "{algorithm} differs between ranks");
+        assert_eq!(first, again, "{algorithm} differs between runs");
+    }
+}
+
+#[test]
+fn broadcast_and_uneven_allgather_deliver_every_byte() {
+    let stop = AtomicBool::new(false);
+    for size in [2, 3, 5, 8] {
+        for root in 0..size {
+            let results = ranks(size, 64, |rank, runner, end| {
+                let mut data = vec![rank as u8; 301];
+                runner
+                    .run(&runner.schedule(&broadcast(root, rank, size, 301), DType::U8), &mut data, end, 1, &stop)
+                    .unwrap();
+                data
+            });
+            assert!(results.iter().all(|data| *data == vec![root as u8; 301]), "root {root} of {size}");
+        }
+        let bounds: Vec<usize> = (0..=size).map(|rank| rank * rank * 40).collect();
+        let results = ranks(size, 64, |rank, runner, end| {
+            let mut data = vec![0u8; bounds[size]];
+            data[bounds[rank]..bounds[rank + 1]].fill(rank as u8 + 1);
+            let plan = allgather(rank, size, Parts::of(bounds.clone()));
+            runner.run(&runner.schedule(&plan, DType::U8), &mut data, end, 1, &stop).unwrap();
+            data
+        });
+        let expected: Vec<u8> =
+            (0..size).flat_map(|rank| vec![rank as u8 + 1; bounds[rank + 1] - bounds[rank]]).collect();
+        assert!(results.iter().all(|data| *data == expected), "allgather of {size}");
+    }
+}
+
+#[test]
+fn ranks_in_different_operations_get_an_error_and_not_a_mixture() {
+    let stop = AtomicBool::new(false);
+    let errors = ranks(2, 64, |rank, runner, end| {
+        runner.limit = Duration::from_millis(50);
+        let mut data = [0u8; 16];
+        let plan = allreduce(Algorithm::Ring, rank, 2, 4);
+        runner.run(&runner.schedule(&plan, DType::F32), &mut data, end, rank as u32, &stop).unwrap_err().to_string()
+    });
+    assert!(errors.iter().any(|error| error.contains("nothing moved")), "{errors:?}");
+}
+
+#[test]
+fn ranks_that_cut_messages_differently_get_an_error_and_not_a_mixture() {
+    let stop = AtomicBool::new(false);
+    let errors = ranks(2, 64, |rank, runner, end| {
+        runner.limit = Duration::from_millis(50);
+        let mut data = [0u8; 256];
+        let schedule = Arc::new(Schedule::of(&allreduce(Algorithm::Ring, rank, 2, 64), DType::F32, 64 >> rank));
+        runner.run(&schedule, &mut data, end, 1, &stop).unwrap_err().to_string()
+    });
+    assert!(errors.iter().any(|error| error.contains("bytes were due")), "{errors:?}");
+}
+
+/// Begins one allreduce for each of `lens` in the order that `order` gives this rank, and drives all to their end.
+fn together(
+    rank: usize,
+    runner: &mut Runner,
+    end: &mut inproc::Inproc,
+    lens: &[usize],
+    order: impl Fn(usize) -> usize,
+) -> (Vec<Vec<u32>>, Vec<Ticket>) {
+    let stop = AtomicBool::new(false);
+    let size = crate::transport::Transport::size(end);
+    let mut buffers: Vec<Vec<f32>> =
+        lens.iter().map(|len| (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect()).collect();
+    for at in 0..lens.len() {
+        let which = order(at);
+        let algorithm = ALGORITHMS[which % ALGORITHMS.len()];
+        let plan = allreduce(algorithm, rank, size, lens[which]);
+        let data: *mut [u8] = bytemuck::cast_slice_mut(&mut buffers[which]);
+        #[allow(unsafe_code)]
+        // SAFETY: the buffers are not touched before all operations are finished; a failure ends the test.
+        unsafe {
+            runner.begin(&runner.schedule(&plan, DType::F32), data, which as u32, (which % 3) as i32, None);
+        }
+    }
+    let mut finished = Vec::new();
+    while finished.len() < lens.len() {
+        if !runner.advance(end, &stop).unwrap() {
+            runner.pause(end).unwrap();
+        }
+        finished.extend(runner.take_finished());
+    }
+    let bits = buffers.iter().map(|buffer| buffer.iter().map(|value| value.to_bits()).collect()).collect();
+    (bits, finished)
+}
+
+#[test]
+fn operations_in_flight_together_have_the_bits_of_operations_one_by_one_in_whatever_order_ranks_begin_them() {
+    let stop = AtomicBool::new(false);
+    let lens = [777, 1, 0, 300, 5000, 12, 64, 999, 2, 4096];
+    for size in [1, 2, 4, 5, 8] {
+        let alone = ranks(size, 64, |rank, runner, end| {
+            let one = |(which, len): (usize, &usize)| {
+                let mut data: Vec<f32> = (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
+                let plan = allreduce(ALGORITHMS[which % ALGORITHMS.len()], rank, size, *len);
+                runner
+                    .run(
+                        &runner.schedule(&plan, DType::F32),
+                        bytemuck::cast_slice_mut(&mut data),
+                        end,
+                        which as u32,
+                        &stop,
+                    )
+                    .unwrap();
+                data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
+            };
+            lens.iter().enumerate().map(one).collect::<Vec<_>>()
+        });
+        let all_at_once = ranks(size, 64, |rank, runner, end| {
+            together(rank, runner, end, &lens, |at| (at * 3 + 7 * rank) % lens.len()).0
+        });
+        assert_eq!(alone, all_at_once, "{size} ranks");
+    }
+}
+
+#[test]
+fn a_short_operation_of_higher_priority_overtakes_a_long_one_that_was_begun_before_it() {
+    let orders = ranks(4, 64, |rank, runner, end| together(rank, runner, end, &[40_000, 100], |at| at).1);
+    assert!(orders.iter().all(|order| *order == [2, 1]), "{orders:?}");
+}
+
+#[test]
+fn a_peer_that_does_not_move_is_an_error_after_the_limit() {
+    let mut end = inproc::world(2).into_iter().next().unwrap();
+    let mut runner = Runner::new(64, Duration::from_millis(50));
+    let mut data = [0u8; 16];
+    let plan = allreduce(Algorithm::Ring, 0, 2, 4);
+    let error =
+        runner.run(&runner.schedule(&plan, DType::F32), &mut data, &mut end, 1, &AtomicBool::new(false)).unwrap_err();
+    assert!(error.to_string().contains("rank"), "{error}");
+}
+
+#[test]
+fn one_schedule_runs_again_and_several_times_at_once() {
+    let stop = AtomicBool::new(false);
+    let sums = ranks(3, 64, |rank, runner, end| {
+        let schedule = runner.schedule(&allreduce(Algorithm::Ring, rank, 3, 300), DType::I32);
+        let mut buffers = [1, 10, 100].map(|factor| vec![factor * (rank as i32 + 1); 300]);
+        for (stamp, buffer) in buffers.iter_mut().enumerate() {
+            let data: *mut [u8] = bytemuck::cast_slice_mut(buffer);
+            #[allow(unsafe_code)]
+            // SAFETY: the buffers are not touched before all operations are finished; a failure ends the test.
+            unsafe {
+                runner.begin(&schedule, data, stamp as u32, 0, None);
+            }
+        }
+        while runner.is_busy() {
+            if !runner.advance(end, &stop).unwrap() {
+                runner.pause(end).unwrap();
+            }
+        }
+        runner.take_finished().for_each(drop);
+        runner.run(&schedule, bytemuck::cast_slice_mut(&mut buffers[0]), end, 9, &stop).unwrap();
+        buffers
+    });
+    assert!(sums.iter().all(|sums| *sums == [vec![18; 300], vec![60; 300], vec![600; 300]]), "{:?}", sums[0][0]);
+}

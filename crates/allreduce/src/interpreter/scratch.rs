@@ -1,0 +1,22 @@
+//! Host memory for what arrives to be added, and for copies of what is sent. It is kept for the next.
+
+use std::collections::BTreeMap;
+
+use ringpull_base::Buffer;
+
+/// Buffers, kept by size: powers of two.
+#[derive(Default)]
+pub(super) struct Scratch {
+    free: BTreeMap<usize, Vec<Buffer>>,
+}
+
+impl Scratch {
+    pub(super) fn take(&mut self, len_bytes: usize) -> Buffer {
+        let size = len_bytes.next_power_of_two().max(4096);
+        self.free.get_mut(&size).and_then(Vec::pop).unwrap_or_else(|| Buffer::zeroed(size))
+    }
+
+    pub(super) fn put(&mut self, buffer: Buffer) {
+        self.free.entry(buffer.bytes().len()).or_default().push(buffer);
+    }
+}

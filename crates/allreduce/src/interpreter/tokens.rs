@@ -1,0 +1,46 @@
+//! What the transport is told a message is, and what is known again when it is done with it.
+
+use ringpull_base::timeline;
+
+use crate::interpreter::run::Ticket;
+use crate::transport::Mode;
+
+/// A message in the transport.
+#[derive(Clone, Copy)]
+pub(super) struct Given {
+    /// The operation.
+    pub(super) ticket: Ticket,
+    /// The message of its schedule.
+    pub(super) index: u32,
+    /// How it was sent, if it was.
+    pub(super) mode: Mode,
+    /// When, by the timeline's clock.
+    pub(super) since_ns: u64,
+}
+
+/// The messages in the transport. A token is a place in the list.
+#[derive(Default)]
+pub(super) struct Tokens {
+    given: Vec<Given>,
+    free: Vec<u32>,
+}
+
+impl Tokens {
+    /// A token for message `index` of an operation, from now on.
+    pub(super) fn give(&mut self, ticket: Ticket, index: u32, mode: Mode) -> u32 {
+        let given = Given { ticket, index, mode, since_ns: timeline::now_ns() };
+        if let Some(token) = self.free.pop() {
+            self.given[token as usize] = given;
+            token
+        } else {
+            self.given.push(given);
+            (self.given.len() - 1) as u32
+        }
+    }
+
+    /// What the token was given for.
+    pub(super) fn redeem(&mut self, token: u32) -> Given {
+        self.free.push(token);
+        self.given[token as usize]
+    }
+}

@@ -1,0 +1,140 @@
+//! The table of calls, one by one. What is frozen is tested where ranks call together, in `schedule_tests`.
+
+use super::*;
+use crate::progress::job::{Terms, Wire};
+
+fn call(key: i64, ordinal: u64, terms: &str) -> Call {
+    let topic = Topic::Key { store: 0, key: key.into() };
+    let wire = Wire::Sum { dtype: ringpull_base::DType::F32, len_bytes: 100, priority: 0 };
+    Call { topic, ordinal, operation: "push".to_owned(), terms: terms.into(), wire, waited: false, owes: false }
+}
+
+fn launched(orders: Result<Vec<Order>, Error>) -> Launch {
+    match &orders.unwrap()[..] {
+        [Order::Launch(launch)] => launch.clone(),
+        other => panic!("one launch and not {other:?}"),
+    }
+}
+
+#[test]
+fn an_operation_launches_when_every_rank_has_called_it_whatever_the_order() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.call(0, call(1, 0, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(2, 0, "f32"), 0.0), Ok(vec![]));
+    let second = launched(table.call(1, call(2, 0, "f32"), 0.0));
+    let first = launched(table.call(1, call(1, 0, "f32"), 0.0));
+    assert_eq!((second.number, first.number), (1, 2));
+    assert_eq!(table.check_time(1e9), Ok(()));
+}
+
+#[test]
+fn pushing_twice_is_not_two_ranks_pushing_once() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.call(0, call(1, 0, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(1, 1, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.check_time(9.0), Ok(()));
+    let error = table.check_time(11.0).unwrap_err();
+    assert!(matches!(error, Error::Stalled { ref missing, .. } if missing == &[1]), "{error}");
+}
+
+#[test]
+fn a_key_that_a_rank_waits_for_is_named_before_the_barrier_in_which_it_is_awaited() {
+    let mut table = Agreement::new(3, 10.0, 1000);
+    let barrier = || Call { topic: Topic::Barrier, operation: "barrier".to_owned(), ..call(0, 0, "") };
+    assert_eq!(table.call(1, barrier(), 0.0), Ok(vec![]));
+    assert_eq!(table.call(2, barrier(), 0.0), Ok(vec![]));
+    assert_eq!(table.call(1, call(3, 0, "f32"), 1.0), Ok(vec![]));
+    let text = table.check_time(11.0).unwrap_err().to_string();
+    assert!(text.contains("barrier") && text.contains("rank(s) [0]"), "rank 0 waits for nothing: {text}");
+    assert_eq!(table.call(0, call(7, 0, "f32"), 5.0), Ok(vec![]));
+    let text = table.check_time(11.0).unwrap_err().to_string();
+    assert!(text.contains("push of key 7 on rank 0 waited 6 s: rank(s) [1, 2]"), "{text}");
+}
+
+#[test]
+fn terms_that_differ_are_an_error_that_names_each_ranks_view() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.call(1, call(7, 0, "f32 [3]"), 0.0), Ok(vec![]));
+    let text = table.call(0, call(7, 0, "f16 [3]"), 0.0).unwrap_err().to_string();
+    assert!(
+        text.contains("key 7") && text.contains("rank 0 has push of f16 [3], rank 1 has push of f32 [3]"),
+        "{text}"
+    );
+}
+
+#[test]
+fn two_ranks_that_differ_are_an_error_before_the_third_has_called() {
+    let init = |words: &str, how: &str| {
+        let terms = Terms { how: how.to_owned(), ..words.into() };
+        Call { operation: "init".to_owned(), terms, ..call(7, 0, "") }
+    };
+    let differing = |first: Call, second: Call| {
+        let mut table = Agreement::new(3, 10.0, 1000);
+        assert_eq!(table.call(2, first, 0.0), Ok(vec![]));
+        table.call(1, second, 0.0).unwrap_err().to_string()
+    };
+    let text = differing(init("f32 of shape [3]", "by ring"), init("f32 of shape [4]", "by star"));
+    let views =
+        "in init: rank 1 has f32 of shape [4], rank 2 has f32 of shape [3]\n  hint: init the key with one shape";
+    assert!(text.contains("key 7") && text.contains(views), "nothing but the shapes: {text}");
+    let text = differing(init("f32", "by ring"), init("f32", "by star"));
+    assert!(text.contains("rank 1 has sums by star, rank 2 has sums by ring"), "{text}");
+    assert!(text.contains("RINGPULL_ALGORITHM"), "{text}");
+    let text = differing(init("f32", "by ring on devices"), init("f32", "by ring"));
+    assert!(text.contains("rank 2 has sums by ring on devices") && text.contains("RINGPULL_DEVICES"), "{text}");
+    let text = differing(call(7, 0, "f32"), call(7, 0, "f32 compressed by 2bit"));
+    assert!(text.contains("hint: every rank must use") && text.contains("gradient compression"), "{text}");
+}
+
+#[test]
+fn a_rank_that_left_fails_those_who_wait_for_it_at_once() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.leave(1, None), Ok(vec![]));
+    let text = table.call(0, call(7, 0, "f32"), 0.0).unwrap_err().to_string();
+    assert!(text.contains("rank 1 ended its run") && text.contains("push of key 7"), "{text}");
+    assert!(text.contains("equal numbers of steps") && text.contains("join()"), "{text}");
+}
+
+#[test]
+fn a_rank_that_has_joined_waits_longer_while_a_sum_is_under_way() {
+    let mut agreement = Agreement::new(2, 10.0, 0);
+    assert!(agreement.join(0, 0.0).unwrap().is_empty());
+    agreement.heard(9.0);
+    agreement.check_time(18.0).unwrap();
+    let text = agreement.check_time(20.0).unwrap_err().to_string();
+    assert!(text.contains("join") && text.contains("[1]"), "{text}");
+}
+
+#[test]
+fn two_ranks_that_wait_for_each_others_keys_are_both_named() {
+    let mut table = Agreement::new(2, 10.0, 1000);
+    assert_eq!(table.call(0, call(3, 0, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.call(1, call(7, 0, "f32"), 1.0), Ok(vec![]));
+    let text = table.check_time(10.5).unwrap_err().to_string();
+    assert!(
+        text.contains("key 3 on rank 0 waited 10 s: rank(s) [1] have not called it; rank 1 has called push of key 7"),
+        "{text}"
+    );
+    assert!(text.contains("which rank(s) [0] have not"), "{text}");
+}
+
+/// Every rank waits for the units of a cycle, and none is behind: what is frozen next would stand as well.
+#[test]
+fn a_cycle_that_stood_still_is_the_last() {
+    for waited_s in [None, Some(10)] {
+        let mut table = Agreement::new(2, 10.0, 1000);
+        let freezes = |table: &mut Agreement, steps: std::ops::Range<u64>| {
+            let calls = steps
+                .flat_map(|step| [(0, 1), (1, 1), (0, 2), (1, 2)].map(|(rank, key)| (rank, call(key, step, "f32"))));
+            let orders: Vec<Order> = calls.flat_map(|(rank, call)| table.call(rank, call, 0.0).unwrap()).collect();
+            orders.iter().filter(|order| matches!(order, Order::Freeze(_))).count()
+        };
+        assert_eq!(freezes(&mut table, 0..2), 1);
+        let overdue = waited_s.map(|waited_s| Overdue { rank: 0, unit: 0, waited_s });
+        assert_eq!(table.thaw(1, overdue), [Order::Stop(1)]);
+        let stopped = || Stopped { epoch: 1, begun: 0, missing: None };
+        assert_eq!(table.stopped(0, stopped()), Ok(vec![]));
+        assert!(matches!(table.stopped(1, stopped()).unwrap()[..], [Order::RunTo(_)]));
+        assert_eq!(freezes(&mut table, 2..40) > 0, waited_s.is_none());
+    }
+}

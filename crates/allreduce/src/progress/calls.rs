@@ -1,0 +1,386 @@
+//! One rank's calls: announced one by one, or begun in a frozen order without a message.
+//!
+//! A rank begins by announcing each call to rank 0 (`agreement`). When rank 0 has frozen the sequence, calls are only taken note
+//! of, and units begin as soon as this rank has called their members. A call that does not fit, or a caller that waits for what
+//! cannot begin, ends that: the rank asks rank 0 to stop all ranks. Each then says how many units it has begun; all run to the
+//! furthest of them, and what lies beyond is announced again.
+//!
+//! Pure: nothing here sends, waits or knows the time.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::{Error, Key};
+
+use crate::progress::frozen::{Freeze, Frozen, OVERTAKING, Unit};
+use crate::progress::fusion::Step;
+use crate::progress::job::{Terms, Wire};
+use crate::progress::order::{Call, Launch, Topic};
+
+/// What has to be done about a call or a message.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Act {
+    /// Tell rank 0 of it.
+    Announce(Call),
+    /// All members have been called.
+    Begin(Unit),
+    /// Every rank has called it.
+    Run(Launch),
+    /// This rank has not made this call, and has joined: a job has to stand in for it. What begins it follows.
+    StandIn(Call),
+    /// Tell rank 0 that this rank has joined.
+    Join,
+    /// Ask rank 0 to stop the frozen cycle of this epoch.
+    Thaw(u32),
+    /// The ranks do not agree.
+    Fault(Error),
+}
+
+/// How far a rank has come in a frozen cycle that was stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// Which cycle.
+    pub epoch: u32,
+    /// Units begun.
+    pub begun: u64,
+    /// What this rank has not called of the next unit: the key and the operation.
+    pub missing: Option<(Key, String)>,
+}
+
+/// How far every rank has to go in a frozen cycle that was stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunTo {
+    /// Which cycle.
+    pub epoch: u32,
+    /// Units to begin.
+    pub until: u64,
+    /// A rank that has begun them all.
+    pub by: usize,
+}
+
+/// In this many cycles a rank may be with calls while it has not made those of an earlier one.
+const CYCLES: u64 = 2;
+
+enum Mode {
+    /// Each call is announced.
+    Agreeing,
+    /// Units begin as they are complete.
+    Frozen,
+    /// No unit begins; rank 0 is going to say how far to go.
+    Stopped,
+    /// Units up to some number are still to begin; what is beyond is announced.
+    Owing(RunTo),
+}
+
+/// Whether a rank has data left.
+#[derive(Clone, Copy, PartialEq)]
+enum Data {
+    Left,
+    /// None, which is to be said when every call has been announced that has not begun.
+    Ended,
+    /// None, and rank 0 was told.
+    Joined,
+}
+
+/// One rank's calls that have not begun, and how they will.
+pub struct Calls {
+    rank: usize,
+    /// Whether sums are done one after another, on every rank in one order.
+    sums_block: bool,
+    ordinals: BTreeMap<Topic, u64>,
+    /// Calls made, and those of them that have not begun.
+    made: u64,
+    open: BTreeMap<u64, Call>,
+    /// Whether a caller has waited since the last call.
+    waited: bool,
+    data: Data,
+    mode: Mode,
+    frozen: Option<Frozen>,
+    /// What was launched and must not begin before what is owed.
+    held: VecDeque<Launch>,
+    /// How much was launched and begun although something is owed.
+    overtaken: u64,
+}
+
+impl Calls {
+    /// No calls, of `rank`; `sums_block` if a sum is done when the one before it is, on every rank in one order.
+    pub fn new(rank: usize, sums_block: bool) -> Self {
+        Calls {
+            rank,
+            sums_block,
+            ordinals: BTreeMap::new(),
+            made: 0,
+            open: BTreeMap::new(),
+            waited: false,
+            data: Data::Left,
+            mode: Mode::Agreeing,
+            frozen: None,
+            held: VecDeque::new(),
+            overtaken: 0,
+        }
+    }
+
+    /// How many calls on `topic` have been made.
+    pub fn ordinal(&self, topic: &Topic) -> u64 {
+        self.ordinals.get(topic).copied().unwrap_or(0)
+    }
+
+    /// A call is made; returns what has to be done.
+    pub fn call(&mut self, topic: Topic, operation: &str, terms: Terms, wire: Wire) -> Vec<Act> {
+        let next = self.ordinals.entry(topic.clone()).or_default();
+        let ordinal = *next;
+        *next += 1;
+        let waited = std::mem::take(&mut self.waited);
+        let index =
+            self.open(Call { topic, ordinal, operation: operation.to_owned(), terms, wire, waited, owes: false });
+        self.place(index)
+    }
+
+    fn open(&mut self, call: Call) -> u64 {
+        let index = self.made;
+        self.made += 1;
+        self.open.insert(index, call);
+        index
+    }
+
+    /// This rank has no data left: it stands in for what the others call until [`joined`](Self::joined).
+    pub fn join(&mut self) -> Vec<Act> {
+        self.data = Data::Ended;
+        let mut acts = self.wait();
+        if matches!(self.mode, Mode::Owing(_)) {
+            acts.extend(self.make_up());
+            acts.extend(self.begin());
+        }
+        acts.extend(self.tell());
+        acts
+    }
+
+    /// Every rank has joined.
+    pub fn joined(&mut self) {
+        self.data = Data::Left;
+    }
+
+    /// Whether this rank has joined.
+    pub fn has_joined(&self) -> bool {
+        self.data != Data::Left
+    }
+
+    /// Says that this rank has joined, once what it called before has been announced.
+    fn tell(&mut self) -> Option<Act> {
+        if self.data != Data::Ended || matches!(self.mode, Mode::Stopped) {
+            return None;
+        }
+        self.data = Data::Joined;
+        Some(Act::Join)
+    }
+
+    /// A caller waits, or looks at what a call has given: whatever was called before must be able to begin without another call.
+    pub fn wait(&mut self) -> Vec<Act> {
+        self.waited = true;
+        match self.mode {
+            Mode::Frozen if !self.open.is_empty() => self.deviate(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The next call follows on the return of everything that was called before, to a caller that is told of each return. It may have waited
+    /// for that and does not say so.
+    pub fn all_returned(&mut self) {
+        self.waited = true;
+    }
+
+    /// An operation was launched by itself.
+    ///
+    /// On ranks that have begun what this one owes it comes behind that: an operation that runs alone would wait here for the ranks
+    /// that wait there for what is owed. Sums are not in each other's way, and a barrier that is launched waits for nobody.
+    pub fn launched(&mut self, launch: Launch) -> Vec<Act> {
+        let found = self.open.iter().find(|(_, call)| call.ordinal == launch.ordinal && call.topic == launch.topic);
+        let found = found.map(|(index, call)| (*index, call.wire));
+        let mut acts = Vec::new();
+        let wire = match (found, launch.call.as_deref().filter(|_| self.has_joined())) {
+            (Some((index, wire)), _) => {
+                self.open.remove(&index);
+                wire
+            }
+            (None, Some(call)) => {
+                self.ordinals.insert(launch.topic.clone(), launch.ordinal + 1);
+                acts.push(Act::StandIn(call.clone()));
+                call.wire
+            }
+            (None, None) => return vec![Act::Run(launch)],
+        };
+        let owing = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Owing(_)));
+        let runs_alone = wire == Wire::Alone || self.sums_block;
+        let has_to_wait = owing.is_some_and(|frozen| {
+            runs_alone || frozen.owes_alone() || !self.held.is_empty() || self.overtaken == OVERTAKING
+        });
+        if has_to_wait && launch.topic != Topic::Barrier {
+            self.held.push_back(launch);
+        } else {
+            self.overtaken += u64::from(owing.is_some());
+            acts.push(Act::Run(launch));
+        }
+        acts
+    }
+
+    /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.
+    pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
+        // Nothing to stand in for, and nothing held: no sequence is frozen while rank 0 knows of a rank that has joined or owes.
+        let mut acts = self.launched(freeze.last.clone());
+        self.frozen = Some(Frozen::new(freeze, self.sums_block));
+        self.mode = Mode::Frozen;
+        let open: Vec<u64> = self.open.keys().copied().collect();
+        for index in open {
+            if matches!(self.mode, Mode::Frozen) && self.open.contains_key(&index) {
+                acts.extend(self.place(index));
+            }
+        }
+        if self.waited && matches!(self.mode, Mode::Frozen) && !self.open.is_empty() {
+            acts.extend(self.deviate());
+        }
+        acts
+    }
+
+    /// Stops the frozen cycle of `epoch`; how far this rank has come in it.
+    pub fn stop(&mut self, epoch: u32) -> Option<Stopped> {
+        let stopped = self.begun().filter(|stopped| stopped.epoch == epoch)?;
+        self.mode = Mode::Stopped;
+        Some(stopped)
+    }
+
+    /// All ranks have stopped, and this is how far they go. What lies beyond is announced, in the order in which it was called.
+    pub fn run_to(&mut self, end: RunTo) -> Vec<Act> {
+        if self.frozen.as_ref().is_none_or(|frozen| frozen.epoch() != end.epoch) {
+            return Vec::new();
+        }
+        self.frozen.iter_mut().for_each(|frozen| frozen.owe(end.until));
+        self.mode = Mode::Owing(end);
+        let open: Vec<u64> = self.open.keys().copied().collect();
+        let mut acts = Vec::new();
+        for index in open {
+            // One that was placed before has perhaps begun with an earlier one.
+            if self.open.contains_key(&index) {
+                acts.extend(self.place(index));
+            }
+        }
+        if self.has_joined() {
+            acts.extend(self.make_up());
+        }
+        acts.extend(self.begin());
+        acts.extend(self.tell());
+        acts
+    }
+
+    /// Stands in for what others have begun of the frozen cycle and this rank, which has joined, has not called.
+    fn make_up(&mut self) -> Vec<Act> {
+        // What was said before rank 0 stopped the ranks is forgotten.
+        self.data = Data::Ended;
+        let Some(frozen) = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Owing(_))) else {
+            return Vec::new();
+        };
+        let call = |(step, ordinal): (&Step, u64)| Call {
+            topic: step.topic.clone(),
+            ordinal,
+            operation: step.operation.clone(),
+            terms: step.terms.clone(),
+            wire: step.wire,
+            waited: false,
+            owes: false,
+        };
+        let uncalled: Vec<Call> = frozen.uncalled().into_iter().map(call).collect();
+        let mut acts = Vec::new();
+        for call in uncalled {
+            self.ordinals.insert(call.topic.clone(), call.ordinal + 1);
+            acts.push(Act::StandIn(call.clone()));
+            let index = self.open(call);
+            acts.extend(self.place(index));
+        }
+        acts
+    }
+
+    /// What this rank has to call because others have begun it: a rank that waits for it, the key and the operation.
+    pub fn owed(&self) -> Option<(usize, Key, String)> {
+        let (Mode::Owing(end), Some(frozen)) = (&self.mode, &self.frozen) else { return None };
+        let step = frozen.missing()?;
+        Some((end.by, step.topic.key(), step.operation.clone()))
+    }
+
+    /// The epoch of the frozen cycle that runs, and the unit that the first call which has not begun belongs to.
+    pub fn frozen(&self) -> Option<(u32, Option<u64>)> {
+        let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Frozen))?;
+        let first = self.open.values().filter_map(|call| frozen.unit(call)).min();
+        Some((frozen.epoch(), first))
+    }
+
+    /// The unit of the frozen cycle that has this number, counted from the freeze.
+    pub fn unit(&self, number: u32) -> Option<u64> {
+        let frozen = self.frozen.as_ref()?;
+        let unit = u64::from(number.wrapping_sub(frozen.number()));
+        (unit < frozen.begun()).then_some(unit)
+    }
+
+    /// How far this rank has come in the last frozen cycle.
+    pub fn begun(&self) -> Option<Stopped> {
+        let frozen = self.frozen.as_ref()?;
+        let missing = frozen.missing().map(|step| (step.topic.key(), step.operation.clone()));
+        Some(Stopped { epoch: frozen.epoch(), begun: frozen.begun(), missing })
+    }
+
+    /// Finds the way of a call that is open.
+    fn place(&mut self, index: u64) -> Vec<Act> {
+        let call = &self.open[&index];
+        let Some(frozen) = &mut self.frozen else { return vec![Act::Announce(call.clone())] };
+        match &self.mode {
+            Mode::Agreeing => vec![Act::Announce(call.clone())],
+            Mode::Stopped => Vec::new(),
+            Mode::Frozen if frozen.call(call, index, CYCLES) => self.begin(),
+            Mode::Frozen => self.deviate(),
+            Mode::Owing(end) => {
+                if frozen.unit(call).is_none_or(|unit| unit >= end.until) {
+                    return vec![Act::Announce(Call { owes: !frozen.is_even(), ..call.clone() })];
+                }
+                if frozen.call(call, index, u64::MAX) {
+                    return self.begin();
+                }
+                let (step, by) = (frozen.expected(call).map(|(step, _)| step), end.by);
+                let theirs = step.map_or_else(String::new, |step| format!("{} of {}", step.operation, step.terms));
+                let ours = format!("{} of {}", call.operation, call.terms);
+                vec![Act::Fault(Error::Disagreement {
+                    key: call.topic.key(),
+                    operation: step.map_or(&call.operation, |step| &step.operation).clone(),
+                    views: vec![(self.rank, ours), (by, theirs)],
+                    remedy:
+                        "every rank must use the same operations, shapes, dtypes and optimizer for a key in every step"
+                            .to_owned(),
+                })]
+            }
+        }
+    }
+
+    /// Begins what may begin.
+    fn begin(&mut self) -> Vec<Act> {
+        let mut acts = Vec::new();
+        while let Some(frozen) = &mut self.frozen {
+            let complete = match self.mode {
+                Mode::Frozen => frozen.begin(),
+                Mode::Owing(_) => frozen.begin_owed(),
+                Mode::Agreeing | Mode::Stopped => None,
+            };
+            let Some((unit, indices)) = complete else { break };
+            indices.iter().for_each(|index| drop(self.open.remove(index)));
+            acts.push(Act::Begin(unit));
+        }
+        if matches!(self.mode, Mode::Owing(_)) && self.frozen.as_ref().is_some_and(Frozen::is_even) {
+            self.mode = Mode::Agreeing;
+            self.overtaken = 0;
+            acts.extend(self.held.drain(..).map(Act::Run));
+        }
+        acts
+    }
+
+    fn deviate(&mut self) -> Vec<Act> {
+        self.mode = Mode::Stopped;
+        self.frozen.as_ref().map(|frozen| Act::Thaw(frozen.epoch())).into_iter().collect()
+    }
+}

@@ -1,0 +1,294 @@
+//! The comm thread: begins what is launched, keeps several sums under way, and hands on what is finished.
+//!
+//! It alone talks to the transport. Sums are begun as they are launched, up to a number, and move together; a job that wants
+//! the host to itself is run when nothing else is under way. The sums of a bucket are copied into one buffer, and back. Finished sums are handed on in the order in which they were begun,
+//! except that one may overtake those of lower priority; never one of its own topic.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+
+use ringpull_base::timeline::{self, Phase};
+use ringpull_base::{Buffer, Error};
+
+use crate::communicator::Host;
+use crate::interpreter::Ticket;
+use crate::progress::frozen::Unit;
+use crate::progress::job::{Job, Wire};
+use crate::progress::order::{Launch, Topic};
+use crate::progress::shared::{Command, Shared};
+
+/// Sums under way at once: enough to hide the latency of each, few enough to keep the messages posted for them few.
+const MOST_FLIGHTS: usize = 32;
+
+/// A sum under way: of one job, or of several in a bucket.
+struct Flight {
+    jobs: Vec<(Topic, Box<dyn Job>)>,
+    bucket: Option<Buffer>,
+    number: u32,
+    priority: i32,
+    /// `None` when it is finished.
+    ticket: Option<Ticket>,
+    /// When it was begun, by the timeline's clock.
+    since_ns: u64,
+}
+
+struct Comm<'a> {
+    shared: &'a Shared,
+    host: Host,
+    /// In the order in which they were begun.
+    flights: Vec<Flight>,
+    finishing: &'a Sender<Box<dyn Job>>,
+    /// Memory of buckets, for the next ones of the same length.
+    buckets: Vec<Buffer>,
+}
+
+/// Runs launched jobs until it is told to stop.
+pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>, finishing: &Sender<Box<dyn Job>>) {
+    let _guard = AbortOnPanic;
+    let mut comm = Comm { shared, host, flights: Vec::new(), finishing, buckets: Vec::new() };
+    let mut lingers = false;
+    loop {
+        let command = match comm.flights.len() {
+            0 => comm.next(inbox, std::mem::take(&mut lingers)).unwrap_or(Command::Stop),
+            MOST_FLIGHTS.. => Command::Go,
+            _ => inbox.try_recv().unwrap_or(Command::Go),
+        };
+        match command {
+            // Every rank has called it: for a barrier there is nothing left to be done.
+            Command::Run(job, launch) if launch.topic == Topic::Barrier => match shared.fault.get() {
+                Some(fault) => job.fail(fault),
+                None => comm.done(job, launch.topic),
+            },
+            Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], &launch, 0),
+            Command::Unit(jobs, unit) => comm.take_unit(jobs, unit),
+            Command::Go => {
+                comm.go_on();
+                lingers = true;
+            }
+            Command::Stop => break,
+        }
+    }
+    comm.drain();
+    if shared.fault.get().is_some() {
+        // Requests may be in flight; the library must not be called any more, not even to free it.
+        std::mem::forget(comm.host);
+    }
+}
+
+impl Comm<'_> {
+    /// The next command, while nothing is under way. A caller that waited for what is just done may have one soon, and to sleep would make it
+    /// wait longer.
+    fn next(&mut self, inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvTimeoutError> {
+        const LINGER: Duration = Duration::from_micros(50);
+        const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+        let since = Instant::now();
+        while lingers && since.elapsed() < LINGER {
+            if let Ok(command) = inbox.try_recv() {
+                return Ok(command);
+            }
+            std::thread::yield_now();
+        }
+        let mut nap = NAPS.0;
+        loop {
+            match inbox.recv_timeout(nap) {
+                Err(RecvTimeoutError::Timeout) if self.shared.fault.get().is_none() => self.host.progress(),
+                Err(RecvTimeoutError::Timeout) => {}
+                next => return next,
+            }
+            nap = (2 * nap).min(NAPS.1);
+        }
+    }
+
+    fn take_unit(&mut self, jobs: Vec<Box<dyn Job>>, unit: Unit) {
+        let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
+        let topics = unit.members.into_iter().map(|(topic, _)| topic);
+        let launch = Launch { topic, ordinal, number: unit.number, call: None };
+        self.take(topics.zip(jobs).collect(), &launch, unit.cycle_bytes);
+    }
+
+    /// Begins a sum, of a step that sums so many bytes if that is known, or runs a job that wants the host to itself.
+    fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: &Launch, step_bytes: usize) {
+        if let Some(fault) = self.shared.fault.get() {
+            return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
+        }
+        let sums = jobs.iter().map(|(_, job)| match job.wire() {
+            Wire::Sum { dtype, len_bytes, priority } => Some((dtype, len_bytes, priority)),
+            Wire::Alone => None,
+        });
+        let Some(sums) = sums.collect::<Option<Vec<_>>>() else {
+            return jobs.into_iter().for_each(|(_, job)| self.run_alone(job, launch));
+        };
+        let (dtype, _, priority) = sums.iter().copied().max_by_key(|sum| sum.2).expect("a unit has a member");
+        let span = timeline::span(Phase::Pack, || launch.topic.name());
+        let mut bucket = None;
+        let addend: *mut [u8] = if let [(_, job)] = &mut jobs[..] {
+            job.addend()
+        } else {
+            let filled = bucket.insert(self.fill(&mut jobs, sums.iter().map(|sum| sum.1).sum()));
+            filled.bytes_mut()
+        };
+        drop(span);
+        let since_ns = timeline::now_ns();
+        // A way of summing that blocks is at it from here on.
+        self.shared.running.lock().push((launch.number, launch.topic.clone()));
+        // SAFETY: the flight owns the bucket, or the job that owns the memory or its lock, and is kept until its ticket is reported;
+        // after a fault buckets are kept for ever, and jobs are told to fail and then keep what the transport may still use.
+        let begun = unsafe { self.host.begin_allreduce(dtype, addend, launch.number, (priority, step_bytes)) };
+        let ticket = *begun.as_ref().unwrap_or(&None);
+        if ticket.is_none() {
+            timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
+        }
+        self.flights.push(Flight { jobs, bucket, number: launch.number, priority, ticket, since_ns });
+        match begun {
+            Ok(_) => self.note(),
+            Err(cause) => self.fail(&cause, None),
+        }
+    }
+
+    /// A bucket of what the jobs add.
+    fn fill(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], len_bytes: usize) -> Buffer {
+        let kept = self.buckets.iter().position(|bucket| bucket.bytes().len() == len_bytes);
+        let mut bucket = kept.map_or_else(|| Buffer::zeroed(len_bytes), |at| self.buckets.swap_remove(at));
+        let mut rest = bucket.bytes_mut();
+        for (_, job) in jobs {
+            let addend = job.addend();
+            let (place, behind) = rest.split_at_mut(addend.len());
+            place.copy_from_slice(addend);
+            rest = behind;
+        }
+        bucket
+    }
+
+    /// Gives the jobs of a bucket their sums.
+    fn empty(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], bucket: Buffer) {
+        let mut rest = bucket.bytes();
+        for (_, job) in jobs {
+            let addend = job.addend();
+            let (sum, behind) = rest.split_at(addend.len());
+            addend.copy_from_slice(sum);
+            rest = behind;
+        }
+        self.buckets.push(bucket);
+        if self.buckets.len() > MOST_FLIGHTS {
+            // Of a cycle that is no more.
+            self.buckets.remove(0);
+        }
+    }
+
+    fn run_alone(&mut self, mut job: Box<dyn Job>, launch: &Launch) {
+        self.drain();
+        if let Some(fault) = self.shared.fault.get() {
+            return job.fail(fault);
+        }
+        *self.shared.running.lock() = vec![(launch.number, launch.topic.clone())];
+        let span = timeline::span(Phase::Collective, || launch.topic.name());
+        let outcome = job.run(&mut self.host, launch);
+        drop(span);
+        self.count_traffic();
+        match outcome {
+            Ok(()) => {
+                self.shared.running.lock().clear();
+                self.done(job, launch.topic.clone());
+            }
+            Err(cause) => self.fail(&cause, Some(job)),
+        }
+    }
+
+    fn count_traffic(&self) {
+        let (sent, received) = self.host.traffic_bytes();
+        self.shared.sent_bytes.store(sent, Ordering::Relaxed);
+        self.shared.received_bytes.store(received, Ordering::Relaxed);
+    }
+
+    /// Moves what is under way, or waits a little.
+    fn go_on(&mut self) {
+        let outcome = self.host.advance().and_then(|moved| if moved { Ok(()) } else { self.host.pause() });
+        self.count_traffic();
+        match outcome {
+            Ok(()) => self.hand_on(),
+            Err(cause) => self.fail(&cause, None),
+        }
+    }
+
+    /// Returns when nothing is under way.
+    fn drain(&mut self) {
+        while !self.flights.is_empty() {
+            self.go_on();
+        }
+    }
+
+    /// Hands on what is finished and may go.
+    fn hand_on(&mut self) {
+        let mut finished = 0;
+        for ticket in self.host.take_finished() {
+            let flight = self.flights.iter_mut().find(|flight| flight.ticket == Some(ticket));
+            let flight = flight.expect("a ticket belongs to a sum under way");
+            timeline::record(Phase::Collective, || flight.jobs[0].0.name(), flight.since_ns, 0);
+            flight.ticket = None;
+            finished += 1;
+        }
+        if finished == 0 && self.flights.iter().all(|flight| flight.ticket.is_some()) {
+            return;
+        }
+        while let Some(at) = (0..self.flights.len()).find(|at| self.may_go(*at)) {
+            let mut flight = self.flights.remove(at);
+            if let Some(bucket) = flight.bucket {
+                let _span = timeline::span(Phase::Unpack, || flight.jobs[0].0.name());
+                self.empty(&mut flight.jobs, bucket);
+            }
+            flight.jobs.into_iter().for_each(|(topic, job)| self.done(job, topic));
+        }
+        self.note();
+    }
+
+    fn may_go(&self, at: usize) -> bool {
+        let flight = &self.flights[at];
+        let shares =
+            |earlier: &Flight| earlier.jobs.iter().any(|(topic, _)| flight.jobs.iter().any(|(own, _)| own == topic));
+        let gives_way = |earlier: &Flight| earlier.priority < flight.priority && !shares(earlier);
+        flight.ticket.is_none() && self.flights[..at].iter().all(gives_way)
+    }
+
+    fn done(&self, job: Box<dyn Job>, topic: Topic) {
+        *self.shared.last.lock() = Some(topic);
+        if job.is_soon_finished() && self.shared.unfinished.load(Ordering::Acquire) == 0 {
+            if let Err(cause) = job.finish() {
+                self.shared.poison(&cause, true);
+            }
+            return;
+        }
+        self.shared.unfinished.fetch_add(1, Ordering::Relaxed);
+        drop(self.finishing.send(job));
+    }
+
+    /// The first cause is everybody's; everything under way fails with it.
+    fn fail(&mut self, cause: &Error, job: Option<Box<dyn Job>>) {
+        self.shared.poison(cause, true);
+        let fault = self.shared.fault.get().unwrap_or(cause);
+        for flight in self.flights.drain(..) {
+            // The transport may still use it.
+            std::mem::forget(flight.bucket);
+            flight.jobs.into_iter().for_each(|(_, job)| job.fail(fault));
+        }
+        job.into_iter().for_each(|job| job.fail(fault));
+    }
+
+    fn note(&self) {
+        *self.shared.running.lock() =
+            self.flights.iter().map(|flight| (flight.number, flight.jobs[0].0.clone())).collect();
+    }
+}
+
+/// Ends the process if its thread unwinds: the peers would wait for ever.
+pub(super) struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! The threads behind a store that sums by allreduce.
+//!
+//! `submit` names an operation and returns. The control thread of rank 0 launches it when every rank has called it; the
+//! comm thread, which alone talks to the transport, runs launched jobs in the order of their numbers; the finishing thread
+//! applies updates and hands out results, but for short ones that the comm thread hands out itself. The first fault poisons the engine: it is spread to every rank, running
+//! collectives stop, every job that waits fails with it, and so does every later call.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, unbounded};
+use parking_lot::Mutex;
+
+use ringpull_base::config::Config;
+use ringpull_base::topology::Peer;
+use ringpull_base::{Error, Result, Tensor, Waiter, notice};
+
+use crate::communicator::Host;
+use crate::progress::calls::Calls;
+use crate::progress::comm::{AbortOnPanic, communicate};
+use crate::progress::fusion::BUCKET_BYTES;
+use crate::progress::job::{Barrier, Direct, Job, StandIn, Terms};
+use crate::progress::order::Topic;
+use crate::progress::shared::{Command, Note, Shared};
+use crate::progress::watcher::Watcher;
+use crate::transport::control::Control;
+use crate::transport::{Transport, inproc};
+
+/// How long a process that has met a fault stays, so that its peers can report the fault before a launcher ends them.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+
+/// One rank's engine. Ends in order when dropped.
+pub struct Engine {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    limit: Duration,
+    library: String,
+    settings: String,
+    stores: AtomicU64,
+}
+
+/// How a transport and its control star come to be; called on the comm thread.
+pub type Connect = Box<dyn FnOnce() -> Result<Connected> + Send>;
+
+/// A transport that is ready, and how to end it.
+pub struct Connected {
+    /// The wire.
+    pub transport: Box<dyn Transport>,
+    /// The control star over the same ranks.
+    pub control: Control,
+    /// Whether ranks are processes, whose cluster `auto` has to know. Threads of one process are not.
+    pub is_cluster: bool,
+    /// What ends the library, after the transport was dropped without a fault.
+    pub finalise: Box<dyn FnOnce()>,
+}
+
+impl Engine {
+    /// Starts the threads; returns when every rank is connected.
+    pub fn start(config: &Config, connect: Connect) -> Result<Arc<Engine>> {
+        let (commands, inbox) = unbounded();
+        let (own_notes, notes) = unbounded();
+        let (ready, started) = crossbeam_channel::bounded(1);
+        let (finishing, finished) = unbounded::<Box<dyn Job>>();
+        let stop = Arc::new(AtomicBool::new(false));
+        let comm = {
+            let (config, stop) = (config.clone(), Arc::clone(&stop));
+            spawn("ringpull-comm", move || {
+                let mut end = None;
+                let connected = connect().and_then(|connected| {
+                    let mut host = Host::new(connected.transport, &config, stop)?;
+                    if connected.is_cluster {
+                        host.learn(&config)?;
+                    }
+                    end = Some(connected.finalise);
+                    Ok((host, connected.control))
+                });
+                let (host, control) = match connected {
+                    Ok(both) => both,
+                    Err(cause) => return drop(ready.send(Err(cause))),
+                };
+                let bucket_bytes = config.fusion_bytes.unwrap_or(host.bucket_bytes().min(BUCKET_BYTES));
+                let (handle, shared) = crossbeam_channel::bounded::<Arc<Shared>>(1);
+                drop(ready.send(Ok((control, host.library(), host.sums_block(), bucket_bytes, handle))));
+                if let Ok(shared) = shared.recv() {
+                    communicate(&shared, host, &inbox, &finishing);
+                    drop(finishing);
+                    if shared.fault.get().is_none()
+                        && let Some(finalise) = end
+                    {
+                        finalise();
+                    }
+                }
+            })?
+        };
+        let (control, library, sums_block, bucket_bytes, handle) = started.recv().map_err(|_| lost_thread())??;
+        let shared = Arc::new(Shared {
+            rank: control.rank(),
+            size: control.size(),
+            calls: Mutex::new(Calls::new(control.rank(), sums_block)),
+            control,
+            stop,
+            fault: OnceLock::new(),
+            reported: AtomicBool::new(false),
+            failing: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            joining: Mutex::default(),
+            stand_ins: Mutex::default(),
+            running: Mutex::default(),
+            last: Mutex::default(),
+            commands,
+            unfinished: AtomicU64::new(0),
+            watched: AtomicU64::new(0),
+            all_returned: AtomicBool::new(false),
+            own_notes,
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            control_messages: AtomicU64::new(0),
+        });
+        handle.send(Arc::clone(&shared)).map_err(|_| lost_thread())?;
+        let mut threads = vec![comm];
+        let sharing = Arc::clone(&shared);
+        threads.push(spawn("ringpull-finish", move || finish(&sharing, &finished))?);
+        let (watching, mut watcher) = (Arc::downgrade(&shared), Watcher::new(config, shared.size, bucket_bytes));
+        // Ends by itself when the last owner of `shared` is gone; it is not joined.
+        spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
+        let limit = config.timeout;
+        let settings = settings_of(config);
+        let stores = AtomicU64::new(0);
+        Ok(Arc::new(Engine { shared, threads: Mutex::new(threads), limit, library, settings, stores }))
+    }
+
+    /// The engines of `size` ranks in this process, over threads and channels.
+    pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
+        let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
+        let start = |transport: inproc::Inproc, control| {
+            let connected = move || {
+                Ok(Connected { transport: Box::new(transport), control, is_cluster: false, finalise: Box::new(|| ()) })
+            };
+            Engine::start(config, Box::new(connected))
+        };
+        // All at once: what a rank does first is collective.
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> =
+                ends.map(|(transport, control)| scope.spawn(move || start(transport, control))).collect();
+            ranks.into_iter().map(|rank| rank.join().expect("an engine starts or says why not")).collect()
+        })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.shared.size
+    }
+
+    /// What every rank must have set alike, in words: plans of one kind and segments of one size fit together.
+    pub fn settings(&self) -> &str {
+        &self.settings
+    }
+
+    /// The library under the transport, for people.
+    pub fn library(&self) -> &str {
+        &self.library
+    }
+
+    /// The number of the next store on this engine: the same on every rank, if every rank creates its stores in one order.
+    pub fn next_store(&self) -> u32 {
+        self.stores.fetch_add(1, Ordering::Relaxed) as u32
+    }
+
+    /// Who makes the jobs of that store while this rank has joined.
+    pub fn introduce(&self, store: u32, stand_in: Weak<dyn StandIn>) {
+        self.shared.stand_ins.lock().insert(store, stand_in);
+    }
+
+    /// The first fault.
+    pub fn fault(&self) -> Option<Error> {
+        let fault = self.shared.fault.get().cloned();
+        if fault.is_some() {
+            self.shared.reported.store(true, Ordering::Release);
+        }
+        fault
+    }
+
+    /// The first fault, without taking note that a caller has been given it.
+    pub fn first_fault(&self) -> Option<Error> {
+        self.shared.fault.get().cloned()
+    }
+
+    /// Whether the engine ends, as it does when the process exits.
+    pub fn is_leaving(&self) -> bool {
+        self.shared.leaving.load(Ordering::Acquire)
+    }
+
+    /// Whether a caller has been given the first fault.
+    pub fn is_reported(&self) -> bool {
+        self.shared.reported.load(Ordering::Acquire)
+    }
+
+    /// Payload bytes sent and received, and control messages sent.
+    pub fn traffic(&self) -> (u64, u64, u64) {
+        let counters = [&self.shared.sent_bytes, &self.shared.received_bytes, &self.shared.control_messages];
+        let [sent, received, control] = counters.map(|counter| counter.load(Ordering::Relaxed));
+        (sent, received, control)
+    }
+
+    /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and `terms`. Returns at once. An error
+    /// while this rank has joined.
+    pub fn submit(&self, topic: Topic, operation: &str, terms: Terms, job: Box<dyn Job>) -> Result<()> {
+        let shared = &self.shared;
+        let wire = job.wire();
+        {
+            let mut calls = shared.calls.lock();
+            if calls.has_joined() {
+                return Err(Error::argument(
+                    format!("{operation} of key {} on rank {} while it has joined", topic.key(), shared.rank),
+                    "call nothing on this rank until `join` has returned",
+                ));
+            }
+            if shared.all_returned.swap(false, Ordering::AcqRel) {
+                calls.all_returned();
+            }
+            shared.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
+            shared.act(calls.call(topic, operation, terms, wire));
+        }
+        if shared.fault.get().is_some() {
+            // The fault may have come before the job was there to be failed by it.
+            shared.fail_waiting();
+        }
+        Ok(())
+    }
+
+    /// To be told when a caller waits for what it has called, or looks at what that has given. What is fused with what never
+    /// reaches across such a point.
+    pub fn wait(&self) {
+        self.shared.wait();
+    }
+
+    /// Tells the engine the same on behalf of a tensor.
+    pub fn waiter(&self) -> Weak<dyn Waiter> {
+        // The annotation makes the trait object out of a `Weak` of a sized type.
+        let shared: Weak<Shared> = Arc::downgrade(&self.shared);
+        shared
+    }
+
+    /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
+    ///
+    /// What `work` gives to the host's collectives must lie in `memory`, which it is given back: the transport may use it after a fault, when
+    /// `work` has returned, and so it is never freed then.
+    pub fn collective<T: Send + 'static>(
+        &self,
+        name: &str,
+        memory: Vec<Tensor>,
+        work: impl FnOnce(&mut Host, &[Tensor], u32) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (result, answer) = crossbeam_channel::bounded(1);
+        let job = Box::new(Direct::new(Box::new(work), memory, result));
+        self.submit(Topic::Direct, name, Terms::default(), job)?;
+        self.wait();
+        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// This rank has no data left: until every rank has joined it adds zeros to the sums of the others. The last rank to join. Blocks.
+    pub fn join(&self) -> Result<usize> {
+        let shared = &self.shared;
+        if shared.size == 1 {
+            return Ok(shared.rank);
+        }
+        let (result, answer) = crossbeam_channel::bounded(1);
+        {
+            let mut calls = shared.calls.lock();
+            if calls.has_joined() {
+                return Err(Error::argument(
+                    format!("join on rank {} while it has joined", shared.rank),
+                    "let one thread join, once",
+                ));
+            }
+            *shared.joining.lock() = Some(result);
+            shared.act(calls.join());
+        }
+        if shared.fault.get().is_some() {
+            shared.fail_waiting();
+        }
+        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<()> {
+        let (result, answer) = crossbeam_channel::bounded(1);
+        self.submit(Topic::Barrier, "barrier", Terms::default(), Box::new(Barrier::new(result)))?;
+        self.wait();
+        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+    }
+
+    /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when it does; `None`: not any more.
+    pub fn failing(&self, why: Option<&str>) {
+        let shared = &self.shared;
+        let had_told = shared.failing.swap(why.is_some(), Ordering::AcqRel);
+        if !(had_told || why.is_some()) || shared.size == 1 || shared.fault.get().is_some() {
+            return;
+        }
+        let note = || Note::Failing(why.map(str::to_owned));
+        shared.tell_everyone(&note());
+        if shared.rank == 0 {
+            drop(shared.own_notes.send(note()));
+        }
+    }
+
+    /// This rank unwinds and will call no more: says so to every rank, so that none waits for it.
+    pub fn give_up(&self) {
+        let shared = &self.shared;
+        let operation = shared.doing_or_done();
+        let peer = Peer::this(shared.rank).to_string();
+        let fault = Error::PeerLost { peer, cause: "it panicked".to_owned(), operation, rank: shared.rank };
+        shared.poison(&fault, true);
+    }
+
+    /// Ends the engine: waits for what was called, tells the peers, ends the library. After a fault it ends at once.
+    pub fn leave(&self) {
+        const LOOK: Duration = Duration::from_millis(1);
+        let shared = &self.shared;
+        if shared.leaving.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.wait();
+        while shared.fault.get().is_none() && !shared.waiting.lock().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if shared.fault.get().is_none() && shared.size > 1 {
+            let begun = shared.calls.lock().begun();
+            shared.tell_everyone(&Note::Leaving(begun.clone()));
+            if shared.rank == 0 {
+                drop(shared.own_notes.send(Note::Leaving(begun)));
+            }
+        }
+        drop(shared.commands.send(Command::Stop));
+        // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has gone, is there a limit.
+        // It is counted in looks, so that a process that was stopped meanwhile has all of it.
+        let (mut left, mut is_stuck) = (self.limit, false);
+        for thread in self.threads.lock().drain(..) {
+            while !thread.is_finished() && shared.fault.get().is_none() && !left.is_zero() {
+                if shared.ending.load(Ordering::Acquire) {
+                    left = left.saturating_sub(LOOK);
+                }
+                std::thread::sleep(LOOK);
+            }
+            if thread.is_finished() {
+                drop(thread.join());
+            } else {
+                is_stuck = true;
+            }
+        }
+        if is_stuck && shared.fault.get().is_none() {
+            // The log may be gone where a process exits.
+            notice(&format!(
+                "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: what was summed is there, but mpirun may call the job failed; MPICH 4.0 over TCP is known for it, Open MPI is not",
+                shared.rank, self.library, self.limit
+            ));
+        }
+        if shared.fault.get().is_some() && shared.size > 1 {
+            // A launcher that sees this process end may kill the others; they, too, have to say why first.
+            std::thread::sleep(LAST_WORDS);
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// How an engine with these settings sums, in words.
+pub(super) fn settings_of(config: &Config) -> String {
+    let most = if config.segment_is_fixed { "" } else { "up to " };
+    format!("by {} in segments of {most}{} bytes", config.algorithm, config.segment_bytes)
+}
+
+/// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is finished, which it says.
+fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
+    let _guard = AbortOnPanic;
+    for job in finished {
+        if let Err(cause) = job.finish() {
+            shared.poison(&cause, true);
+        }
+        shared.unfinished.fetch_sub(1, Ordering::Release);
+    }
+    if shared.fault.get().is_none() {
+        shared.tell_rank_0(Note::Done);
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
+}
+
+fn lost_thread() -> Error {
+    Error::Io {
+        action: "use".to_owned(),
+        path: "the comm thread".to_owned(),
+        text: "it ended".to_owned(),
+        remedy: String::new(),
+    }
+}

@@ -1,0 +1,67 @@
+//! Which thread finishes what, and in which order.
+
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+
+use ringpull_base::config::Config;
+use ringpull_base::{Error, Key, Result};
+
+use super::engine::Engine;
+use super::job::{Job, Terms};
+use super::order::{Launch, Topic};
+use crate::communicator::Host;
+
+/// Says that it runs, and, when it is allowed to, who finished it.
+struct Told {
+    name: i64,
+    is_short: bool,
+    may: Receiver<()>,
+    runs: Sender<i64>,
+    by: Sender<(i64, String)>,
+}
+
+impl Job for Told {
+    fn run(&mut self, _host: &mut Host, _launch: &Launch) -> Result<()> {
+        self.runs.send(self.name).ok();
+        Ok(())
+    }
+
+    fn is_soon_finished(&self) -> bool {
+        self.is_short
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.may.recv().ok();
+        let name = thread::current().name().unwrap_or_default().to_owned();
+        drop(self.by.send((self.name, name)));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, _fault: &Error) {}
+}
+
+#[test]
+fn what_is_soon_finished_needs_no_other_thread_but_overtakes_nothing() {
+    let engine = Engine::in_process(1, &Config::default()).unwrap().remove(0);
+    let ((told, heard), (runs, running)) = (unbounded(), unbounded());
+    let submit = |name: i64, is_short, may: &Receiver<()>| {
+        let job = Told { name, is_short, may: may.clone(), runs: runs.clone(), by: told.clone() };
+        let topic = Topic::Key { store: 0, key: Key::from(name) };
+        engine.submit(topic, "test", Terms::default(), Box::new(job)).unwrap();
+    };
+    let free = bounded(0).1;
+    submit(1, true, &free);
+    assert_eq!(heard.recv().unwrap(), (1, "ringpull-comm".to_owned()));
+    let (release, held) = bounded(0);
+    submit(2, false, &held);
+    submit(3, true, &free);
+    submit(4, false, &free);
+    // When 4 runs, 3 has been handed on.
+    while running.recv().unwrap() < 4 {}
+    assert!(heard.is_empty(), "2 is not finished");
+    drop(release);
+    for name in 2..=4 {
+        assert_eq!(heard.recv().unwrap(), (name, "ringpull-finish".to_owned()));
+    }
+}

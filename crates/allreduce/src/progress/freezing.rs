@@ -1,0 +1,184 @@
+//! From the calls that rank 0 hears to a frozen cycle.
+//!
+//! Rank 0 looks for a period in its own sequence of calls. When one has come often enough, a line is drawn behind its last call.
+//! What lies before the line launches as ever; what lies behind it, on any rank, belongs to the frozen cycle and is held. When
+//! everything before the line has launched, every rank's calls of the last period are known, and with them where it waits.
+//!
+//! A rank that makes a call from behind the line while it still owes one from before it may wait for the one to make the other;
+//! then the cycle is given up. That, too, follows from that rank's sequence and not from when its calls arrive.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::progress::fusion::{Step, units};
+use crate::progress::order::{Call, Topic};
+use crate::progress::period::Sequence;
+use crate::progress::phases::phases;
+
+/// The most calls of a rank that are remembered.
+const MEMORY: usize = 1 << 15;
+
+struct Seen {
+    topic: Topic,
+    ordinal: u64,
+    waited: bool,
+}
+
+/// What each rank has called since the last freeze.
+pub(super) struct Logs {
+    seen: Vec<VecDeque<Seen>>,
+    /// Rank 0's calls, but for those that never repeat.
+    own: VecDeque<Call>,
+    /// How many calls rank 0 has made on each topic.
+    counts: BTreeMap<Topic, u64>,
+    sequence: Sequence,
+}
+
+/// A cycle that is being frozen.
+pub(super) struct Freezing {
+    /// Where the line is drawn in each topic: calls of this ordinal and higher lie behind it.
+    line: BTreeMap<Topic, u64>,
+    /// Rank 0's calls of the last period.
+    cycle: Vec<Call>,
+    /// Calls before the line that each rank has not made, and whether it has made one from behind it.
+    missing: Vec<usize>,
+    beyond: Vec<bool>,
+    /// Operations before the line that have not launched.
+    unlaunched: usize,
+    has_crossed: bool,
+}
+
+impl Logs {
+    pub fn new(size: usize) -> Self {
+        Logs {
+            seen: (0..size).map(|_| VecDeque::new()).collect(),
+            own: VecDeque::new(),
+            counts: BTreeMap::new(),
+            sequence: Sequence::default(),
+        }
+    }
+
+    pub(super) fn push(&mut self, rank: usize, call: &Call) {
+        let seen = &mut self.seen[rank];
+        if seen.len() >= MEMORY {
+            seen.pop_front();
+        }
+        seen.push_back(Seen { topic: call.topic.clone(), ordinal: call.ordinal, waited: call.waited });
+        if rank == 0 {
+            self.counts.insert(call.topic.clone(), call.ordinal + 1);
+            if self.sequence.push(call) {
+                if self.own.len() >= MEMORY {
+                    self.own.pop_front();
+                }
+                self.own.push_back(call.clone());
+            }
+        }
+    }
+
+    /// The length of the shortest period that makes up the end of rank 0's calls `times` times. It begins where rank 0 has waited, if that
+    /// waits in it at all: other ranks make the calls of a step in other orders, and a line within it would cut theirs.
+    pub(super) fn period(&self, times: usize) -> Option<usize> {
+        let is_whole = |period: &usize| {
+            let mut waits = self.own.range(self.own.len() - period..).map(|call| call.waited);
+            waits.next() == Some(true) || !waits.any(|waited| waited)
+        };
+        self.sequence.period(times).filter(is_whole)
+    }
+
+    /// Draws the line behind rank 0's last call. `open` are the operations that have not launched, with the ranks that they lack.
+    pub(super) fn freezing<'a>(
+        &self,
+        period: usize,
+        open: impl Iterator<Item = (&'a (Topic, u64), Vec<usize>)>,
+    ) -> Freezing {
+        let size = self.seen.len();
+        let cycle = self.own.range(self.own.len() - period..).cloned().collect();
+        let (missing, beyond) = (vec![0; size], vec![false; size]);
+        let mut freezing =
+            Freezing { line: self.counts.clone(), cycle, missing, beyond, unlaunched: 0, has_crossed: false };
+        for ((topic, ordinal), lacks) in open {
+            if !freezing.is_beyond(topic, *ordinal) {
+                freezing.unlaunched += 1;
+                lacks.into_iter().for_each(|rank| freezing.missing[rank] += 1);
+            }
+        }
+        for (rank, seen) in self.seen.iter().enumerate() {
+            for Seen { topic, ordinal, .. } in seen {
+                let is_beyond = freezing.is_beyond(topic, *ordinal);
+                freezing.has_crossed |= freezing.beyond[rank] && !is_beyond;
+                freezing.beyond[rank] |= is_beyond;
+            }
+            freezing.has_crossed |= freezing.beyond[rank] && freezing.missing[rank] > 0;
+        }
+        freezing
+    }
+
+    /// The operations of the frozen cycle, named as in its first round, and its units.
+    pub(super) fn cycle(&self, freezing: &Freezing, bucket_bytes: usize) -> (Vec<Step>, Vec<Vec<u32>>) {
+        let mut times: BTreeMap<&Topic, u64> = BTreeMap::new();
+        freezing.cycle.iter().for_each(|call| *times.entry(&call.topic).or_default() += 1);
+        let step = |call: &Call| Step {
+            topic: call.topic.clone(),
+            ordinal: call.ordinal + times[&call.topic],
+            operation: call.operation.clone(),
+            terms: call.terms.clone(),
+            wire: call.wire,
+        };
+        let steps: Vec<Step> = freezing.cycle.iter().map(step).collect();
+        let place: BTreeMap<(&Topic, u64), usize> =
+            freezing.cycle.iter().enumerate().map(|(index, call)| ((&call.topic, call.ordinal), index)).collect();
+        let parts = |seen: &VecDeque<Seen>| {
+            let mut parts: Vec<Vec<usize>> = Vec::new();
+            for seen in seen {
+                let step = place.get(&(&seen.topic, seen.ordinal));
+                // A wait before the first call of the period is one between two cycles.
+                if seen.waited && !parts.is_empty() || parts.is_empty() && step.is_some() {
+                    parts.push(Vec::new());
+                }
+                parts.last_mut().into_iter().for_each(|part| part.extend(step));
+            }
+            parts
+        };
+        let phases = phases(steps.len(), &self.seen.iter().map(parts).collect::<Vec<_>>());
+        let units = units(&steps, &phases, bucket_bytes);
+        (steps, units)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.seen.iter_mut().for_each(VecDeque::clear);
+        self.own.clear();
+        self.sequence.clear();
+    }
+}
+
+impl Freezing {
+    /// Whether the operation lies behind the line.
+    pub(super) fn is_beyond(&self, topic: &Topic, ordinal: u64) -> bool {
+        self.line.get(topic).is_none_or(|line| ordinal >= *line)
+    }
+
+    /// A rank has made one more call.
+    pub(super) fn call(&mut self, rank: usize, topic: &Topic, ordinal: u64) {
+        if self.is_beyond(topic, ordinal) {
+            self.beyond[rank] = true;
+            self.has_crossed |= self.missing[rank] > 0;
+        } else {
+            self.has_crossed |= self.beyond[rank];
+            self.missing[rank] = self.missing[rank].saturating_sub(1);
+        }
+    }
+
+    /// An operation before the line has launched.
+    pub(super) fn launched(&mut self) {
+        self.unlaunched -= 1;
+    }
+
+    /// Whether everything before the line has launched.
+    pub(super) fn is_ready(&self) -> bool {
+        self.unlaunched == 0
+    }
+
+    /// Whether some rank's calls cross the line.
+    pub(super) fn has_crossed(&self) -> bool {
+        self.has_crossed
+    }
+}

@@ -1,0 +1,158 @@
+//! What is summed together, and in which order: a function of the sequence of calls and of where their callers wait.
+//!
+//! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element type that travel
+//! as one. Long sums are not copied into buckets, and do not end them: a bucket collects the short sums between them.
+//!
+//! Units never reach across a wait. If some rank waits for `a` before it calls `b`, the phase of `a` is the lower one (`phases`): so
+//! whatever a rank waits for can be done before that rank calls anything more.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::DType;
+
+use crate::progress::job::{Terms, Wire};
+use crate::progress::order::Topic;
+
+/// One operation of a frozen cycle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// What it is about.
+    pub topic: Topic,
+    /// Which operation of the topic it is in the first cycle.
+    pub ordinal: u64,
+    /// `push`, `barrier`, ...
+    pub operation: String,
+    /// What has to be the same on every rank.
+    pub terms: Terms,
+    /// What it asks of the wire.
+    pub wire: Wire,
+}
+
+/// The most bytes of a bucket, where nobody asked for more. A slow network has shorter ones.
+pub const BUCKET_BYTES: usize = 1 << 20;
+/// A bucket holds no sum longer than this part of its own limit: what is longer gains nothing from being copied.
+const SHORT_PART: usize = 2;
+/// A bucket ends when this many times its limit has been called beside it: what is in it should not wait for ever.
+const SPAN: usize = 16;
+
+/// A bucket that more may be put into.
+#[derive(Default)]
+struct Open {
+    members: Vec<u32>,
+    bytes: usize,
+    beside_bytes: usize,
+}
+
+/// The units of a cycle in the order in which every rank begins them, as indices of `steps`; `phases` has one number a step.
+pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32>> {
+    let mut order: Vec<u32> = (0..steps.len() as u32).collect();
+    order.sort_by_key(|index| phases[*index as usize]);
+    let mut place = vec![0; steps.len()];
+    order.iter().enumerate().for_each(|(at, index)| place[*index as usize] = at);
+    let mut units: Vec<Vec<u32>> = Vec::new();
+    let mut open: BTreeMap<DType, Open> = BTreeMap::new();
+    let mut phase = None;
+    for index in order {
+        let step = &steps[index as usize];
+        let now = phases[index as usize];
+        if phase.replace(now).is_some_and(|before| before != now) {
+            units.extend(std::mem::take(&mut open).into_values().map(|bucket| bucket.members));
+        }
+        match step.wire {
+            Wire::Alone => {
+                units.extend(std::mem::take(&mut open).into_values().map(|bucket| bucket.members));
+                units.push(vec![index]);
+            }
+            Wire::Sum { dtype, len_bytes, .. }
+                if step.topic != Topic::Barrier && len_bytes <= bucket_bytes / SHORT_PART =>
+            {
+                let bucket = open.entry(dtype).or_default();
+                let again = bucket.members.iter().any(|member| steps[*member as usize].topic == step.topic);
+                if again || bucket.bytes + len_bytes > bucket_bytes {
+                    units.push(std::mem::take(bucket).members);
+                }
+                bucket.members.push(index);
+                bucket.bytes += len_bytes;
+            }
+            Wire::Sum { len_bytes, .. } => {
+                units.push(vec![index]);
+                for bucket in open.values_mut() {
+                    bucket.beside_bytes += len_bytes;
+                    if bucket.beside_bytes > SPAN * bucket_bytes {
+                        units.push(std::mem::take(bucket).members);
+                    }
+                }
+            }
+        }
+    }
+    units.extend(open.into_values().map(|bucket| bucket.members));
+    units.retain(|unit| !unit.is_empty());
+    // A unit can begin when its last operation has been called.
+    units.sort_by_key(|unit| unit.iter().map(|index| place[*index as usize]).max());
+    units
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn step(key: i64, wire: Wire) -> Step {
+        let topic = Topic::Key { store: 0, key: key.into() };
+        Step { topic, ordinal: 0, operation: "push".to_owned(), terms: Terms::default(), wire }
+    }
+
+    fn sums(lens: &[usize]) -> Vec<Step> {
+        let sum = |len_bytes| Wire::Sum { dtype: DType::F32, len_bytes, priority: 0 };
+        lens.iter().enumerate().map(|(key, len)| step(key as i64, sum(*len))).collect()
+    }
+
+    #[test]
+    fn short_sums_share_a_bucket_across_long_ones_until_it_is_full() {
+        let steps = sums(&[10, 900, 20, 30, 900, 45, 5, 60]);
+        assert_eq!(units(&steps, &[0; 8], 100), [vec![1], vec![0, 2, 3], vec![4], vec![5, 6], vec![7]]);
+    }
+
+    #[test]
+    fn no_bucket_at_all_keeps_the_order_of_the_calls() {
+        let steps = sums(&[10, 900, 20]);
+        assert_eq!(units(&steps, &[0; 3], 0), [vec![0], vec![1], vec![2]]);
+    }
+
+    #[test]
+    fn nothing_is_fused_or_moved_across_a_wait_or_across_what_travels_alone() {
+        let mut steps = sums(&[10, 10, 10, 10]);
+        assert_eq!(units(&steps, &[0, 1, 1, 0], 100), [vec![0, 3], vec![1, 2]]);
+        steps[1].wire = Wire::Alone;
+        assert_eq!(units(&steps, &[0; 4], 100), [vec![0], vec![1], vec![2, 3]]);
+    }
+
+    #[test]
+    fn element_types_do_not_mix() {
+        let mut steps = sums(&[10, 10, 10, 10]);
+        steps[2].wire = Wire::Sum { dtype: DType::F16, len_bytes: 10, priority: 0 };
+        assert_eq!(units(&steps, &[0; 4], 100), [vec![2], vec![0, 1, 3]]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_operation_is_in_one_unit_no_bucket_is_too_full_and_phases_ascend(
+            lens in prop::collection::vec(0usize..300, 0..40),
+            seed in prop::collection::vec(0u64..3, 40),
+            bucket_bytes in 0usize..400,
+        ) {
+            let steps = sums(&lens);
+            let units = units(&steps, &seed[..lens.len()], bucket_bytes);
+            let mut all: Vec<u32> = units.iter().flatten().copied().collect();
+            let order: Vec<u64> = all.iter().map(|index| seed[*index as usize]).collect();
+            prop_assert!(order.is_sorted());
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..lens.len() as u32).collect::<Vec<_>>());
+            for unit in units.iter().filter(|unit| unit.len() > 1) {
+                prop_assert!(unit.iter().map(|index| lens[*index as usize]).sum::<usize>() <= bucket_bytes);
+            }
+        }
+    }
+}

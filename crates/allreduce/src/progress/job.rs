@@ -1,0 +1,168 @@
+//! Jobs: operations between their call and their end.
+
+use crossbeam_channel::Sender;
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::{DType, Error, Key, Result, Tensor};
+
+use crate::communicator::Host;
+use crate::progress::order::Launch;
+
+/// What a job asks of the wire. The same on every rank, but for the priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wire {
+    /// [`Job::run`], when nothing else is under way.
+    Alone,
+    /// The sum over all ranks of what [`Job::addend`] gives, beside others.
+    Sum {
+        /// Its element type.
+        dtype: DType,
+        /// Its length.
+        len_bytes: usize,
+        /// A higher one goes first.
+        priority: i32,
+    },
+}
+
+/// What has to be the same on every rank for an operation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Terms {
+    /// In words: dtype, shape, optimizer.
+    pub words: String,
+    /// How the ranks sum, in words, where that is to be compared; said only if it differs and nothing else does.
+    pub how: String,
+    /// As data, for a rank that stands in for a call that it has not made.
+    pub settings: Vec<u8>,
+}
+
+impl<T: Into<String>> From<T> for Terms {
+    fn from(words: T) -> Self {
+        Terms { words: words.into(), ..Terms::default() }
+    }
+}
+
+impl std::fmt::Display for Terms {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+/// Makes the jobs of a store on a rank that has joined.
+pub trait StandIn: Send + Sync {
+    /// The job of a call that others have made and this rank has not: it adds zeros. An error if nothing can stand in for it.
+    fn stand_in(&self, key: &Key, operation: &str, terms: &Terms) -> Result<Box<dyn Job>>;
+}
+
+/// An operation between its call and its end.
+pub trait Job: Send {
+    /// What the job asks of the wire.
+    fn wire(&self) -> Wire {
+        Wire::Alone
+    }
+
+    /// For [`Wire::Sum`]: what is to be summed, and where the sum is to stand; the same memory each time. On the comm thread.
+    fn addend(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    /// The collective part as a whole, on the comm thread.
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()>;
+
+    /// Whether `finish` takes less than to wake another thread for it: then the comm thread does it, if nothing is left to finish before.
+    fn is_soon_finished(&self) -> bool {
+        false
+    }
+
+    /// What follows on this rank alone, on the finishing thread or the comm thread.
+    fn finish(self: Box<Self>) -> Result<()>;
+
+    /// Called instead of `finish` when the job will never be done. The transport may still use the job's memory.
+    fn fail(self: Box<Self>, fault: &Error);
+}
+
+type Work<T> = Box<dyn FnOnce(&mut Host, &[Tensor], u32) -> Result<T> + Send>;
+
+/// A collective that the caller waits for.
+pub(super) struct Direct<T> {
+    work: Option<Work<T>>,
+    /// What the work lets the transport use.
+    memory: Vec<Tensor>,
+    value: Option<T>,
+    result: Sender<Result<T>>,
+}
+
+impl<T> Direct<T> {
+    pub fn new(work: Work<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
+        Direct { work: Some(work), memory, value: None, result }
+    }
+}
+
+impl<T: Send> Job for Direct<T> {
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+        if let Some(work) = self.work.take() {
+            self.value = Some(work(host, &self.memory, launch.number)?);
+        }
+        Ok(())
+    }
+
+    fn is_soon_finished(&self) -> bool {
+        // To let go of memory may take its time.
+        self.memory.is_empty()
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        // A caller that has gone needs no answer.
+        self.value.into_iter().for_each(|value| drop(self.result.send(Ok(value))));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        drop(self.result.send(Err(fault.clone())));
+        if self.work.is_none() {
+            // The transport may still use it.
+            std::mem::forget(self.memory);
+        }
+    }
+}
+
+/// A barrier that the caller waits for: a sum of one byte, which is there when every rank has come.
+pub(super) struct Barrier {
+    byte: Box<[u8; 1]>,
+    result: Sender<Result<()>>,
+}
+
+impl Barrier {
+    pub fn new(result: Sender<Result<()>>) -> Self {
+        Barrier { byte: Box::new([0]), result }
+    }
+}
+
+impl Job for Barrier {
+    fn wire(&self) -> Wire {
+        Wire::Sum { dtype: DType::U8, len_bytes: 1, priority: i32::MAX }
+    }
+
+    fn addend(&mut self) -> &mut [u8] {
+        &mut *self.byte
+    }
+
+    /// It launches when every rank has called it: there is nothing left to be done.
+    fn run(&mut self, _host: &mut Host, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_soon_finished(&self) -> bool {
+        true
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        drop(self.result.send(Ok(())));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        drop(self.result.send(Err(fault.clone())));
+        // The transport may still write it.
+        std::mem::forget(self.byte);
+    }
+}

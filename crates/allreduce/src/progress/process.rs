@@ -1,0 +1,129 @@
+//! The one engine over MPI that a process can have: made by its first store, ended when the process exits.
+//!
+//! MPI is initialised and finalised once in a process, so stores share an engine, and it lives until `exit`. A launcher
+//! that has lost a rank sends SIGTERM to the others; they get a moment to say why before they end.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use signal_hook::consts::SIGTERM;
+
+use ringpull_base::config::{self, Config, Dmlc, Role};
+use ringpull_base::{DType, Error, Result, notice, timeline};
+
+use crate::progress::engine::{Connect, Connected, Engine, settings_of};
+use crate::transport::Transport;
+use crate::transport::mpi::Mpi;
+use crate::transport::star::{self, Hub};
+
+static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
+
+/// This process's engine over all ranks of its MPI job. The first call is collective. An error if `config` wants sums made in
+/// another way than by the engine there is. The MPI library is to send up to `eager_bytes` without asking, the same on every rank: into
+/// what is prepared for less it writes past the end. `None` leaves it its own limit.
+pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
+    static STARTING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = STARTING.lock();
+    if let Some(engine) = ENGINE.get() {
+        let wanted = settings_of(config);
+        if engine.settings() != wanted {
+            return Err(Error::argument(
+                format!("this process sums {} and a store is to sum {wanted}", engine.settings()),
+                "stores of one process share the way they sum: create all with the same settings",
+            ));
+        }
+        return Ok(Arc::clone(engine));
+    }
+    if let Some(job) = Dmlc::from_env()?.filter(|job| job.role != Role::Worker) {
+        return Err(Error::argument(
+            format!("this process was started as a {} and is to be a rank of dist_sync_mpi, which has none", job.role),
+            "start no servers: `ringpull launch -s 0`, or plain `mpirun`",
+        ));
+    }
+    timeline::start(config::timeline_file());
+    let engine = Engine::start(config, connect(config, eager_bytes))?;
+    // SAFETY: `end_engine` is a plain function, and may run on the thread that exits.
+    if unsafe { libc::atexit(end_engine) } != 0 {
+        return Err(Error::argument(
+            "the exit of the process cannot be watched",
+            "register fewer functions with atexit",
+        ));
+    }
+    explain_termination(&engine)?;
+    Ok(Arc::clone(ENGINE.get_or_init(|| engine)))
+}
+
+fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
+    let (segment_bytes, limit) = (config.segment_bytes, config.timeout);
+    Box::new(move || {
+        let mut mpi = Mpi::initialise(eager_bytes)?;
+        let (rank, size) = (mpi.rank(), mpi.size());
+        check_segments(&mut mpi, segment_bytes)?;
+        let control = if rank == 0 {
+            let hub = Hub::listen()?;
+            mpi.broadcast_text(&hub.invitation()?)?;
+            hub.gather(size, limit)?
+        } else {
+            let invitation = mpi.broadcast_text("")?;
+            star::join(rank, size, &invitation, limit)?
+        };
+        let finalise = mpi.finaliser();
+        Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise })
+    })
+}
+
+/// The same error on every rank unless all have segments of one length: no rank is to get a message longer than what its library has prepared
+/// for. Blocks; collective.
+fn check_segments(mpi: &mut Mpi, segment_bytes: usize) -> Result<()> {
+    let mut lens = vec![0u64; mpi.size()];
+    lens[mpi.rank()] = segment_bytes as u64;
+    mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut lens))?;
+    match lens.iter().position(|len| *len != lens[0]) {
+        None => Ok(()),
+        Some(other) => Err(Error::argument(
+            format!("segments differ: rank 0 has {} bytes, rank {other} has {}", lens[0], lens[other]),
+            "give every rank the same RINGPULL_SEGMENT, or the same Config",
+        )),
+    }
+}
+
+extern "C" fn end_engine() {
+    if let Some(engine) = ENGINE.get() {
+        engine.leave();
+    }
+}
+
+/// On SIGTERM: wait for the fault that is the reason, let the caller report it, report it otherwise, and end.
+fn explain_termination(engine: &Arc<Engine>) -> Result<()> {
+    const REASON: Duration = Duration::from_millis(300);
+    const REPORT: Duration = Duration::from_millis(400);
+    let failed = |cause: std::io::Error| Error::io("watch", "SIGTERM", &cause);
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM]).map_err(failed)?;
+    let engine = Arc::downgrade(engine);
+    let wait = move || {
+        if signals.forever().next().is_none() {
+            return;
+        }
+        let Some(engine) = engine.upgrade() else { return };
+        let told = Instant::now();
+        while engine.first_fault().is_none() && told.elapsed() < REASON {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some(fault) = engine.first_fault() {
+            // The caller has the error in its hands, or gets it with the output it reads: time to say so and to end by itself.
+            std::thread::sleep(REPORT);
+            if !engine.is_reported() && !engine.is_leaving() {
+                notice(&format!("ringpull: rank {}: {fault}", engine.rank()));
+            }
+        } else {
+            // Nobody is lost as far as this rank knows: end as any process does. It only returns if that is impossible.
+            drop(signal_hook::low_level::emulate_default_handler(SIGTERM));
+        }
+        timeline::flush();
+        // SAFETY: ends the process at once; MPI is not finalised, since peers are lost.
+        unsafe { libc::_exit(128 + SIGTERM) }
+    };
+    std::thread::Builder::new().name("ringpull-term".to_owned()).spawn(wait).map(drop).map_err(failed)
+}

@@ -1,0 +1,277 @@
+//! Several ranks, their comm threads and rank 0's table together, their calls and messages interleaved at random.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use ringpull_base::{DType, Error, Key};
+
+use crate::progress::agreement::Agreement;
+use crate::progress::calls::{Act, Calls, Stopped};
+use crate::progress::job::Wire;
+use crate::progress::order::{Call, Order, Topic};
+
+/// What a rank's program does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Do {
+    /// Push this key of this store, with these terms.
+    Push(u32, i64, &'static str),
+    /// Wait for everything called so far.
+    Wait,
+    /// Go on when everything called so far is done, as one who is told of each end, and does not say that it waits.
+    Watch,
+    /// Join, and wait until all have.
+    Join,
+}
+
+pub(super) fn push(key: i64) -> Do {
+    Do::Push(0, key, "f32")
+}
+
+pub(super) enum Note {
+    Called(Call),
+    Joined,
+    Thaw(u32),
+    Stopped(Stopped),
+}
+
+pub(super) type Unit = Vec<(Topic, u64)>;
+
+pub(super) struct World {
+    pub(super) agreement: Agreement,
+    pub(super) ranks: Vec<Calls>,
+    sums_block: bool,
+    /// Whether the programs watch the ends of what they call.
+    watches: bool,
+    pub(super) programs: Vec<VecDeque<Do>>,
+    /// What each rank has called and not seen done.
+    pub(super) open: Vec<BTreeSet<(Topic, u64)>>,
+    /// Whether the rank has said that it waits.
+    waits: Vec<bool>,
+    /// How many calls each rank has stood in for, and the rank that joined last, as each was told.
+    pub(super) stood_in: Vec<usize>,
+    pub(super) last: Vec<Vec<usize>>,
+    up: Vec<VecDeque<Note>>,
+    pub(super) down: Vec<VecDeque<Order>>,
+    pub(super) begun: Vec<Vec<Unit>>,
+    /// What has begun and not ended: of each rank, in its order. The first that runs alone keeps back what is behind it.
+    pub(super) comm: Vec<VecDeque<Unit>>,
+    /// On how many ranks a unit is under way.
+    times: BTreeMap<Unit, usize>,
+    pub(super) notes: Vec<usize>,
+    pub fault: Option<Error>,
+    random: u64,
+}
+
+impl World {
+    pub fn new(programs: Vec<Vec<Do>>, seed: u64) -> Self {
+        let size = programs.len();
+        World {
+            agreement: Agreement::new(size, 10.0, 1000),
+            ranks: (0..size).map(|rank| Calls::new(rank, false)).collect(),
+            sums_block: false,
+            watches: programs.iter().flatten().any(|what| *what == Do::Watch),
+            programs: programs.into_iter().map(VecDeque::from).collect(),
+            open: vec![BTreeSet::new(); size],
+            waits: vec![false; size],
+            stood_in: vec![0; size],
+            last: vec![Vec::new(); size],
+            up: (0..size).map(|_| VecDeque::new()).collect(),
+            down: (0..size).map(|_| VecDeque::new()).collect(),
+            begun: vec![Vec::new(); size],
+            comm: vec![VecDeque::new(); size],
+            times: BTreeMap::new(),
+            notes: Vec::new(),
+            fault: None,
+            random: seed.wrapping_mul(2).wrapping_add(1),
+        }
+    }
+
+    /// The ranks share a host, say: no sum is beside another.
+    pub(super) fn sums_block(&mut self) {
+        self.sums_block = true;
+        self.ranks = (0..self.ranks.len()).map(|rank| Calls::new(rank, true)).collect();
+    }
+
+    pub(super) fn bucket_bytes(&mut self, bytes: usize) {
+        self.agreement = Agreement::new(self.ranks.len(), 10.0, bytes);
+    }
+
+    /// Lets things happen in a random order until nothing can; whether every program has come to its end.
+    pub(super) fn run(&mut self) -> bool {
+        loop {
+            let size = self.ranks.len();
+            let ready = (0..3 * size).filter(|what| {
+                let rank = what / 3;
+                match what % 3 {
+                    0 => !self.up[rank].is_empty(),
+                    1 => !self.down[rank].is_empty(),
+                    _ => self.can_move(rank),
+                }
+            });
+            let ready: Vec<usize> = ready.collect();
+            if ready.is_empty() || self.fault.is_some() {
+                return self.programs.iter().all(VecDeque::is_empty);
+            }
+            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let what = ready[(self.random >> 33) as usize % ready.len()];
+            match what % 3 {
+                0 => self.deliver(what / 3),
+                1 => self.obey(what / 3),
+                _ => self.step(what / 3),
+            }
+        }
+    }
+
+    fn can_move(&self, rank: usize) -> bool {
+        match self.programs[rank].front() {
+            None => false,
+            Some(Do::Wait) => !self.waits[rank] || self.open[rank].is_empty(),
+            Some(Do::Watch) => self.open[rank].is_empty(),
+            Some(Do::Join) => !self.waits[rank],
+            Some(Do::Push(..)) => true,
+        }
+    }
+
+    fn step(&mut self, rank: usize) {
+        let acts = match self.programs[rank].front().copied() {
+            Some(Do::Push(store, key, terms)) => {
+                self.programs[rank].pop_front();
+                let topic = Topic::Key { store, key: key.into() };
+                if self.watches && self.open[rank].is_empty() {
+                    self.ranks[rank].all_returned();
+                }
+                self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
+                let sum = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
+                let wire = if is_alone(&topic) { Wire::Alone } else { sum };
+                self.ranks[rank].call(topic, "push", terms.into(), wire)
+            }
+            Some(Do::Wait) if self.waits[rank] => {
+                self.programs[rank].pop_front();
+                self.waits[rank] = false;
+                Vec::new()
+            }
+            Some(Do::Watch) => {
+                self.programs[rank].pop_front();
+                Vec::new()
+            }
+            Some(Do::Join) => {
+                self.waits[rank] = true;
+                self.ranks[rank].join()
+            }
+            Some(Do::Wait) => {
+                self.waits[rank] = true;
+                self.ranks[rank].wait()
+            }
+            None => Vec::new(),
+        };
+        self.act(rank, acts);
+    }
+
+    fn act(&mut self, rank: usize, acts: Vec<Act>) {
+        for act in acts {
+            match act {
+                Act::Announce(call) => self.up[rank].push_back(Note::Called(call)),
+                Act::Thaw(epoch) => self.up[rank].push_back(Note::Thaw(epoch)),
+                Act::Begin(unit) => self.begin(rank, unit.members),
+                Act::Run(launch) => self.begin(rank, vec![(launch.topic, launch.ordinal)]),
+                Act::Fault(fault) => self.fault = Some(fault),
+                Act::Join => self.up[rank].push_back(Note::Joined),
+                Act::StandIn(call) => {
+                    self.stood_in[rank] += 1;
+                    self.open[rank].insert((call.topic, call.ordinal));
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, rank: usize, unit: Unit) {
+        self.begun[rank].push(unit.clone());
+        self.comm[rank].push_back(unit);
+        while self.end_one() {}
+    }
+
+    /// Ends a unit that is under way on every rank.
+    fn end_one(&mut self) -> bool {
+        self.times.clear();
+        for queue in &self.comm {
+            let first_alone = queue.iter().position(|unit| self.sums_block || runs_alone(unit));
+            let under_way = if first_alone == Some(0) { 1 } else { first_alone.unwrap_or(queue.len()) };
+            queue.iter().take(under_way).for_each(|unit| *self.times.entry(unit.clone()).or_default() += 1);
+        }
+        let ended = self.times.iter().find(|(_, times)| **times == self.ranks.len());
+        let Some(ended) = ended.map(|(unit, _)| unit.clone()) else { return false };
+        self.comm.iter_mut().for_each(|queue| queue.retain(|unit| *unit != ended));
+        self.open.iter_mut().for_each(|open| open.retain(|called| !ended.contains(called)));
+        true
+    }
+
+    fn deliver(&mut self, rank: usize) {
+        let Some(note) = self.up[rank].pop_front() else { return };
+        self.notes.push(self.begun[0].len());
+        let orders = match note {
+            Note::Called(call) => self.agreement.call(rank, call, 0.0),
+            Note::Joined => self.agreement.join(rank, 0.0),
+            Note::Thaw(epoch) => Ok(self.agreement.thaw(epoch, None)),
+            Note::Stopped(stopped) => self.agreement.stopped(rank, stopped),
+        };
+        match orders {
+            Ok(orders) => {
+                self.down.iter_mut().for_each(|down| down.extend(orders.iter().cloned()));
+            }
+            Err(fault) => self.fault = Some(fault),
+        }
+    }
+
+    fn obey(&mut self, rank: usize) {
+        let Some(order) = self.down[rank].pop_front() else { return };
+        let acts = match order {
+            Order::Launch(launch) => self.ranks[rank].launched(launch),
+            Order::Freeze(freeze) => self.ranks[rank].freeze(freeze),
+            Order::Stop(epoch) => {
+                let stopped = self.ranks[rank].stop(epoch);
+                self.up[rank].extend(stopped.map(Note::Stopped));
+                Vec::new()
+            }
+            Order::RunTo(end) => self.ranks[rank].run_to(end),
+            Order::Joined(last) => {
+                self.ranks[rank].joined();
+                assert_eq!(self.programs[rank].pop_front(), Some(Do::Join));
+                self.waits[rank] = false;
+                self.last[rank].push(last);
+                Vec::new()
+            }
+        };
+        self.act(rank, acts);
+    }
+}
+
+/// Keys from 100 on are of pushes that run alone.
+pub(super) fn is_alone(topic: &Topic) -> bool {
+    matches!(topic, Topic::Key { key: Key::Int(100..), .. })
+}
+
+pub(super) fn runs_alone(unit: &Unit) -> bool {
+    unit.iter().any(|(topic, _)| is_alone(topic))
+}
+
+/// Steps of a program: the keys, and a wait.
+pub(super) fn steps(count: usize, keys: &[i64]) -> Vec<Do> {
+    (0..count).flat_map(|_| keys.iter().map(|key| push(*key)).chain([Do::Wait])).collect()
+}
+
+/// Runs the programs under many interleavings; what every rank has begun, which is the same in all of them.
+pub(super) fn composition(programs: &[Vec<Do>]) -> BTreeSet<Unit> {
+    let mut seen: Option<BTreeSet<Unit>> = None;
+    for seed in 0..60 {
+        let mut world = World::new(programs.to_vec(), seed);
+        assert!(world.run(), "seed {seed}: not all programs ended: {:?}, {:?}", world.programs, world.fault);
+        for begun in &world.begun {
+            let units: BTreeSet<Unit> = begun.iter().cloned().collect();
+            assert_eq!(seen.get_or_insert_with(|| units.clone()), &units, "seed {seed}");
+        }
+    }
+    seen.expect("there was a run")
+}
+
+pub(super) fn fused(units: &BTreeSet<Unit>) -> usize {
+    units.iter().filter(|unit| unit.len() > 1).count()
+}

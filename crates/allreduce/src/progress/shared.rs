@@ -1,0 +1,281 @@
+//! What the threads of one rank's engine share, and how a fault reaches all of them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::topology::Peer;
+use ringpull_base::{Error, Result, Waiter};
+
+use crate::progress::calls::{Act, Calls, Stopped};
+use crate::progress::frozen::Unit;
+use crate::progress::job::{Barrier, Job, StandIn};
+use crate::progress::order::{Call, Launch, Order, Overdue, Topic};
+use crate::transport::control::Control;
+
+/// What ranks tell each other over the control star.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Note {
+    Here(Peer),
+    /// To rank 0: an operation was called.
+    Called(Call),
+    /// To rank 0: the frozen cycle of this epoch cannot go on.
+    Thaw(u32, Option<Overdue>),
+    /// To rank 0: this rank has no data left.
+    Joined,
+    /// To rank 0: how far this rank has come in a frozen cycle.
+    Stopped(Stopped),
+    /// From rank 0.
+    Order(Order),
+    Failed(Error),
+    /// This rank calls no more; how far it has come in a frozen cycle.
+    Leaving(Option<Stopped>),
+    /// To rank 0: this rank is leaving, and all that it has called is done.
+    Done,
+    /// From rank 0: every rank is done.
+    Ending,
+    Alive,
+    /// Why this rank would end, if it ended now: its last call failed.
+    Failing(Option<String>),
+    /// What time is it? With the asker's own.
+    Asked(u64),
+    /// The asker's time, and rank 0's.
+    Answered(u64, u64),
+}
+
+impl Note {
+    /// Whether it is about an operation, and not about the state of a process.
+    fn is_counted(&self) -> bool {
+        matches!(self, Note::Called(_) | Note::Joined | Note::Thaw(..) | Note::Stopped(_) | Note::Order(_))
+    }
+}
+
+/// What the comm thread is told.
+pub enum Command {
+    /// A job that was agreed on by itself.
+    Run(Box<dyn Job>, Launch),
+    /// A unit of a frozen cycle.
+    Unit(Vec<Box<dyn Job>>, Unit),
+    /// Go on with what is under way.
+    Go,
+    Stop,
+}
+
+/// The state that the caller, the comm thread, the finishing thread and the control thread share.
+pub(super) struct Shared {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub control: Control,
+    /// Set with the first fault; the collectives watch it.
+    pub(super) stop: Arc<AtomicBool>,
+    pub fault: OnceLock<Error>,
+    pub(super) reported: AtomicBool,
+    /// Whether the others were told why this rank would end.
+    pub failing: AtomicBool,
+    pub(super) leaving: AtomicBool,
+    /// All ranks are done, or one has left and its process has ended: ending the library has a limit from then on.
+    pub(super) ending: AtomicBool,
+    pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
+    /// What a caller waits at that has joined.
+    pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
+    /// What makes the jobs of each store for calls that a rank that has joined does not make.
+    pub(super) stand_ins: Mutex<BTreeMap<u32, Weak<dyn StandIn>>>,
+    /// Whoever takes this and `waiting` takes this first: what is put on the comm thread's way under it is in order.
+    pub(super) calls: Mutex<Calls>,
+    /// What the comm thread is at, in the order in which it began: the number, and one topic of it.
+    pub(super) running: Mutex<Vec<(u32, Topic)>>,
+    /// What it was at before.
+    pub(super) last: Mutex<Option<Topic>>,
+    pub(super) commands: Sender<Command>,
+    /// Jobs that the finishing thread has been given and has not finished.
+    pub(super) unfinished: AtomicU64,
+    /// Tensors that were lent and have not been returned, of those whose owners are told when they are.
+    pub(super) watched: AtomicU64,
+    /// Whether there was none of them left at some time since the last call.
+    pub(super) all_returned: AtomicBool,
+    /// Notes of rank 0 to itself.
+    pub(super) own_notes: Sender<Note>,
+    pub(super) sent_bytes: AtomicU64,
+    pub(super) received_bytes: AtomicU64,
+    pub(super) control_messages: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn tell(&self, to: usize, note: &Note) {
+        let bytes = postcard::to_stdvec(note).expect("notes are plain data");
+        if note.is_counted() {
+            self.control_messages.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Err(cause) = self.control.send(to, &bytes)
+            && !self.leaving.load(Ordering::Acquire)
+        {
+            // The reader of the same connection reports the loss, with what rank 0 knows about it. Who leaves may be the last to.
+            tracing::debug!(%cause, to, "control message not sent");
+        }
+    }
+
+    /// Rank 0 tells every other rank; another rank tells rank 0.
+    pub(super) fn tell_everyone(&self, note: &Note) {
+        let peers = if self.rank == 0 { 1..self.size } else { 0..1 };
+        peers.for_each(|peer| self.tell(peer, note));
+    }
+
+    /// Tells rank 0, which may be this one.
+    pub(super) fn tell_rank_0(&self, note: Note) {
+        if self.rank == 0 {
+            drop(self.own_notes.send(note));
+        } else {
+            self.tell(0, &note);
+        }
+    }
+
+    /// Does what rank 0 has said.
+    pub(super) fn obey(&self, order: Order) {
+        let mut calls = self.calls.lock();
+        let acts = match order {
+            Order::Launch(launch) => calls.launched(launch),
+            Order::Freeze(freeze) => calls.freeze(freeze),
+            Order::Stop(epoch) => {
+                calls.stop(epoch).into_iter().for_each(|stopped| self.tell_rank_0(Note::Stopped(stopped)));
+                Vec::new()
+            }
+            Order::RunTo(end) => calls.run_to(end),
+            Order::Joined(last) => {
+                calls.joined();
+                self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Ok(last))));
+                Vec::new()
+            }
+        };
+        self.act(acts);
+    }
+
+    /// Does what follows from a call or a message. With `calls` locked, so that things go their way in order.
+    pub(super) fn act(&self, acts: Vec<Act>) {
+        for act in acts {
+            match act {
+                Act::Announce(call) if self.size == 1 => {
+                    let number = call.ordinal as u32;
+                    self.launch(Launch { topic: call.topic, ordinal: call.ordinal, number, call: None });
+                }
+                Act::Announce(call) => self.tell_rank_0(Note::Called(call)),
+                Act::Begin(unit) => self.begin(unit),
+                Act::Run(launch) => self.launch(launch),
+                Act::StandIn(call) => match self.stand_in(&call) {
+                    Ok(job) => drop(self.waiting.lock().insert((call.topic, call.ordinal), job)),
+                    Err(fault) => self.poison(&fault, true),
+                },
+                Act::Join => self.tell_rank_0(Note::Joined),
+                Act::Thaw(epoch) => self.tell_rank_0(Note::Thaw(epoch, None)),
+                Act::Fault(fault) => self.poison(&fault, true),
+            }
+        }
+    }
+
+    /// The job of a call that this rank does not make, because it has joined.
+    fn stand_in(&self, call: &Call) -> Result<Box<dyn Job>> {
+        match &call.topic {
+            Topic::Key { store, key } => {
+                let store = self.stand_ins.lock().get(store).and_then(Weak::upgrade);
+                let store = store.ok_or_else(|| impossible(self.rank, call, "its store has been dropped there"))?;
+                store.stand_in(key, &call.operation, &call.terms)
+            }
+            // Nobody waits for it here.
+            Topic::Barrier => Ok(Box::new(Barrier::new(crossbeam_channel::bounded(1).0))),
+            Topic::Direct => Err(impossible(self.rank, call, "what it does is not known there")),
+        }
+    }
+
+    fn launch(&self, launch: Launch) {
+        // Held until the job is on its way: who finds nothing waiting may tell the comm thread to stop.
+        let mut waiting = self.waiting.lock();
+        if let Some(job) = waiting.remove(&(launch.topic.clone(), launch.ordinal)) {
+            drop(self.commands.send(Command::Run(job, launch)));
+        }
+    }
+
+    fn begin(&self, unit: Unit) {
+        let mut waiting = self.waiting.lock();
+        // After a fault some have been failed and are gone; the others stay, to be failed as well.
+        if unit.members.iter().all(|member| waiting.contains_key(member)) {
+            let jobs = unit.members.iter().filter_map(|member| waiting.remove(member)).collect();
+            drop(self.commands.send(Command::Unit(jobs, unit)));
+        }
+    }
+
+    /// The first fault wins: it is kept, spread, and given to every job that waits.
+    pub(super) fn poison(&self, fault: &Error, spread: bool) {
+        if self.fault.set(fault.clone()).is_err() {
+            return;
+        }
+        tracing::debug!(rank = self.rank, %fault, "poisoned");
+        self.stop.store(true, Ordering::Release);
+        if spread {
+            self.tell_everyone(&Note::Failed(fault.clone()));
+        }
+        self.fail_waiting();
+    }
+
+    pub(super) fn fail_waiting(&self) {
+        let Some(fault) = self.fault.get() else { return };
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        waiting.into_values().for_each(|job| job.fail(fault));
+        self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
+    }
+}
+
+impl Shared {
+    /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
+    pub(super) fn doing(&self) -> Option<String> {
+        let running = self.running.lock().first().map(|(_, topic)| topic.clone());
+        let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()));
+        topic.map(|topic| in_words(&topic)).or_else(|| self.joining.lock().as_ref().map(|_| "join".to_owned()))
+    }
+
+    /// Whether this rank waits for calls of its peers, and not only for what is on its way.
+    pub(super) fn awaits_calls(&self) -> bool {
+        !self.waiting.lock().is_empty() || self.joining.lock().is_some()
+    }
+
+    /// As `doing`; between two operations, the one before.
+    pub(super) fn doing_or_done(&self) -> String {
+        let done = || self.last.lock().as_ref().map(|topic| format!("the pause after {}", in_words(topic)));
+        self.doing().or_else(done).unwrap_or_else(|| "no operation".to_owned())
+    }
+}
+
+impl Waiter for Shared {
+    fn wait(&self) {
+        let mut calls = self.calls.lock();
+        self.act(calls.wait());
+    }
+
+    fn watched(&self) {
+        self.watched.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn returned(&self) {
+        if self.watched.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.all_returned.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Why nothing can stand in for a call on a rank that has joined.
+fn impossible(rank: usize, call: &Call, reason: &str) -> Error {
+    Error::argument(
+        format!("{} of key {} on other ranks while rank {rank} has joined: {reason}", call.operation, call.topic.key()),
+        "call nothing but push, push_pull, push_rows, pull and barrier until every rank has joined",
+    )
+}
+
+fn in_words(topic: &Topic) -> String {
+    match topic {
+        Topic::Key { key, .. } => format!("an operation on key {key}"),
+        Topic::Barrier => "barrier".to_owned(),
+        Topic::Direct => "a collective".to_owned(),
+    }
+}

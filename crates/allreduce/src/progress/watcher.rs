@@ -1,0 +1,307 @@
+//! The control thread: takes what arrives over the control star, launches what every rank has called, and notices who
+//! is missing or gone.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+
+use ringpull_base::config::{Config, Role};
+use ringpull_base::timeline::clock::Offset;
+use ringpull_base::topology::Peer;
+use ringpull_base::{Error, Key, after_error, timeline};
+
+use crate::progress::agreement::Agreement;
+use crate::progress::comm::AbortOnPanic;
+use crate::progress::order::{Order, Overdue};
+use crate::progress::shared::{Note, Shared};
+use crate::transport::control::Event;
+
+/// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer gap is its own
+/// absence (a stopped process, a machine that slept) and no silence of the others.
+struct Clock {
+    looked: Instant,
+    now: Duration,
+    longest: Duration,
+}
+
+impl Clock {
+    fn now_s(&mut self) -> f64 {
+        self.now += self.looked.elapsed().min(self.longest);
+        self.looked = Instant::now();
+        self.now.as_secs_f64()
+    }
+}
+
+/// The control thread's state.
+pub(super) struct Watcher {
+    agreement: Agreement,
+    peers: BTreeMap<usize, Peer>,
+    heard_s: Vec<f64>,
+    /// Peers that left in order and whose processes have ended since.
+    departed: Vec<bool>,
+    /// On rank 0: who has done all that it had called.
+    done: Vec<bool>,
+    clock: Clock,
+    interval: Duration,
+    silence_s: f64,
+    /// This process's clock against rank 0's, for the timeline.
+    offset: Offset,
+    /// What was seen of a frozen cycle that does not come on, or of what is owed to it, and since when.
+    standstill: Option<(Sight, f64)>,
+}
+
+/// What does not change while nothing comes on.
+#[derive(PartialEq, Clone)]
+enum Sight {
+    /// The unit that is waited for, and the payload moved so far.
+    Waiting { epoch: u32, unit: u64, bytes: u64 },
+    /// What this rank has to call.
+    Owing(usize, Key, String),
+}
+
+impl Watcher {
+    /// One whose buckets hold `bucket_bytes`, if it is rank 0's.
+    pub fn new(config: &Config, size: usize, bucket_bytes: usize) -> Self {
+        let interval = config.heartbeat_interval.min(config.timeout / 4);
+        Watcher {
+            agreement: Agreement::new(size, config.timeout.as_secs_f64(), bucket_bytes),
+            peers: BTreeMap::new(),
+            heard_s: vec![0.0; size],
+            departed: vec![false; size],
+            done: vec![false; size],
+            clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
+            interval,
+            silence_s: config.timeout.as_secs_f64(),
+            offset: Offset::default(),
+            standstill: None,
+        }
+    }
+
+    pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Note>) {
+        let _guard = AbortOnPanic;
+        let Some(events) = weak.upgrade().map(|shared| {
+            shared.tell_everyone(&Note::Here(Peer::this(shared.rank)));
+            if timeline::is_on() {
+                timeline::introduce(Role::Worker, shared.rank, shared.size);
+                if shared.rank > 0 {
+                    shared.tell(0, &Note::Asked(timeline::clock_ns()));
+                }
+            }
+            shared.control.events().clone()
+        }) else {
+            return;
+        };
+        let mut next_tick = Instant::now() + self.interval;
+        loop {
+            let arrived = crossbeam_channel::select! {
+                recv(notes) -> note => note.map(|note| (0, note)).map_err(|_| RecvTimeoutError::Disconnected),
+                recv(events) -> event => match event {
+                    Ok(Event::Frame { from, bytes }) => Ok((from, decode(from, &bytes))),
+                    Ok(Event::Gone { rank, cause }) => {
+                        let Some(shared) = weak.upgrade() else { return };
+                        self.gone(&shared, rank, &cause);
+                        continue;
+                    }
+                    Err(_) => Err(RecvTimeoutError::Timeout),
+                },
+                default(next_tick.saturating_duration_since(Instant::now())) => Err(RecvTimeoutError::Timeout),
+            };
+            let Some(shared) = weak.upgrade() else { return };
+            match arrived {
+                Ok((from, note)) => {
+                    self.heard_s[from] = self.clock.now_s();
+                    self.take(&shared, from, note);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    next_tick = Instant::now() + self.interval;
+                    self.tick(&shared);
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if Instant::now() >= next_tick {
+                next_tick = Instant::now() + self.interval;
+                self.tick(&shared);
+            }
+        }
+    }
+
+    fn take(&mut self, shared: &Shared, from: usize, note: Note) {
+        let outcome = match note {
+            Note::Here(peer) => {
+                self.peers.insert(from, peer);
+                Ok(())
+            }
+            Note::Called(call) => {
+                let now_s = self.clock.now_s();
+                self.agreement.call(from, call, now_s).map(|orders| spread(shared, orders))
+            }
+            Note::Joined => {
+                let now_s = self.clock.now_s();
+                self.agreement.join(from, now_s).map(|orders| spread(shared, orders))
+            }
+            Note::Thaw(epoch, overdue) => {
+                spread(shared, self.agreement.thaw(epoch, overdue));
+                Ok(())
+            }
+            Note::Stopped(stopped) => self.agreement.stopped(from, stopped).map(|orders| spread(shared, orders)),
+            Note::Order(order) => {
+                shared.obey(order);
+                Ok(())
+            }
+            Note::Failed(fault) => {
+                shared.poison(&fault, shared.rank == 0);
+                Ok(())
+            }
+            Note::Leaving(begun) => self.agreement.leave(from, begun).map(|orders| spread(shared, orders)),
+            Note::Done => {
+                self.done[from] = true;
+                if self.done.iter().all(|done| *done) {
+                    shared.tell_everyone(&Note::Ending);
+                    shared.ending.store(true, Ordering::Release);
+                }
+                Ok(())
+            }
+            Note::Ending => {
+                shared.ending.store(true, Ordering::Release);
+                Ok(())
+            }
+            Note::Asked(sent_ns) => {
+                shared.tell(from, &Note::Answered(sent_ns, timeline::clock_ns()));
+                Ok(())
+            }
+            Note::Answered(sent_ns, there_ns) => {
+                if self.offset.answered(sent_ns, there_ns, timeline::clock_ns()) {
+                    shared.tell(0, &Note::Asked(timeline::clock_ns()));
+                } else if let Some((ahead_ns, round_trip_ns)) = self.offset.found() {
+                    timeline::set_clock(ahead_ns, round_trip_ns);
+                }
+                Ok(())
+            }
+            Note::Failing(why) => {
+                self.agreement.failing(from, why);
+                Ok(())
+            }
+            Note::Alive => Ok(()),
+        };
+        if let Err(fault) = outcome {
+            shared.poison(&fault, true);
+        }
+    }
+
+    fn tick(&mut self, shared: &Shared) {
+        if shared.size > 1 && shared.fault.get().is_none() {
+            shared.tell_everyone(&Note::Alive);
+            let now_s = self.clock.now_s();
+            let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
+            for peer in watched {
+                let awaited = !self.agreement.has_left(peer) || shared.doing().is_some();
+                if self.departed[peer] && shared.awaits_calls() {
+                    // This rank has called an operation since, for which that peer will not come. What is on its way had all of that peer's data
+                    // before it left.
+                    let operation = self.interrupted(shared);
+                    let why = self.agreement.why(peer).unwrap_or_default().to_owned();
+                    let fault = Error::Finished { peer: self.name(peer), operation, rank: shared.rank, why };
+                    shared.poison(&fault, true);
+                } else if awaited && now_s - self.heard_s[peer] > self.silence_s {
+                    self.lost(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
+                }
+            }
+            // After the silent ones: that a rank is silent explains why it has not called.
+            if !shared.running.lock().is_empty() {
+                self.agreement.heard(now_s);
+            }
+            if let Err(fault) = self.agreement.check_time(now_s) {
+                shared.poison(&fault, true);
+            }
+            self.look(shared, now_s);
+        }
+    }
+
+    /// Asks how far the others are when a frozen cycle has stood still for too long; gives up when this rank has.
+    fn look(&mut self, shared: &Shared, now_s: f64) {
+        let Some(sight) = see(shared) else {
+            self.standstill = None;
+            return;
+        };
+        let since_s = match &self.standstill {
+            Some((before, since_s)) if *before == sight => *since_s,
+            _ => now_s,
+        };
+        self.standstill = Some((sight.clone(), since_s));
+        let waited_s = now_s - since_s;
+        if waited_s <= self.silence_s {
+            return;
+        }
+        self.standstill = None;
+        let (rank, waited_s) = (shared.rank, waited_s as u64);
+        match sight {
+            Sight::Waiting { epoch, unit, .. } => {
+                shared.tell_rank_0(Note::Thaw(epoch, Some(Overdue { rank, unit, waited_s })));
+            }
+            Sight::Owing(by, key, operation) => {
+                let fault =
+                    Error::Stalled { operation, key, rank: by, missing: vec![rank], waited_s, why: String::new() };
+                shared.poison(&fault, true);
+            }
+        }
+    }
+
+    fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
+        if self.agreement.has_left(rank) {
+            self.departed[rank] = true;
+            shared.ending.store(true, Ordering::Release);
+        } else {
+            self.lost(shared, rank, cause);
+        }
+    }
+
+    fn lost(&self, shared: &Shared, rank: usize, cause: &str) {
+        let (peer, operation) = (self.name(rank), self.interrupted(shared));
+        let cause = after_error(cause, self.agreement.why(rank));
+        let fault = Error::PeerLost { peer, cause, operation, rank: shared.rank };
+        shared.poison(&fault, true);
+    }
+
+    fn name(&self, rank: usize) -> String {
+        self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string)
+    }
+
+    /// What this rank was doing, as far as it is known.
+    fn interrupted(&self, shared: &Shared) -> String {
+        shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| shared.doing_or_done())
+    }
+}
+
+/// Rank 0 tells every rank, itself last: the others have further to go.
+fn spread(shared: &Shared, orders: Vec<Order>) {
+    for order in orders {
+        (1..shared.size).for_each(|peer| shared.tell(peer, &Note::Order(order.clone())));
+        shared.obey(order);
+    }
+}
+
+fn see(shared: &Shared) -> Option<Sight> {
+    let calls = shared.calls.lock();
+    if let Some((by, key, operation)) = calls.owed() {
+        return Some(Sight::Owing(by, key, operation));
+    }
+    let (epoch, open) = calls.frozen()?;
+    let running = shared.running.lock().iter().filter_map(|(number, _)| calls.unit(*number)).min();
+    let unit = running.into_iter().chain(open).min()?;
+    let moved = [&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+    Some(Sight::Waiting { epoch, unit, bytes: moved[0].wrapping_add(moved[1]) })
+}
+
+fn decode(from: usize, bytes: &[u8]) -> Note {
+    postcard::from_bytes(bytes).unwrap_or_else(|cause| {
+        Note::Failed(Error::Protocol {
+            rank: from,
+            peer: format!("rank {from}"),
+            what: format!("a control message that cannot be read ({cause})"),
+            remedy: "every rank must run the same version of the program".to_owned(),
+        })
+    })
+}

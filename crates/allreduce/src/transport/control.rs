@@ -1,0 +1,93 @@
+//! The control star: small frames between rank 0 and every other rank, and the news that a rank is gone.
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use ringpull_base::Result;
+
+use crate::transport::star::Links;
+
+/// What arrives over the star.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A frame from a peer, whole and in order.
+    Frame {
+        /// Who sent it.
+        from: usize,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// Nothing will come from this peer any more.
+    Gone {
+        /// Who is gone.
+        rank: usize,
+        /// How that was noticed.
+        cause: String,
+    },
+}
+
+enum Wires {
+    Channels(Vec<Sender<Event>>),
+    Sockets(Links),
+}
+
+/// One rank's end of the star. Rank 0 reaches every rank, the others reach rank 0.
+pub struct Control {
+    rank: usize,
+    size: usize,
+    wires: Wires,
+    events: Receiver<Event>,
+}
+
+impl Control {
+    /// The ends of `size` ranks in one process.
+    pub fn in_process(size: usize) -> Vec<Control> {
+        let (senders, receivers): (Vec<_>, Vec<_>) = (0..size).map(|_| unbounded()).unzip();
+        let ends = receivers.into_iter().enumerate();
+        ends.map(|(rank, events)| Control { rank, size, wires: Wires::Channels(senders.clone()), events }).collect()
+    }
+
+    /// The end over sockets that are connected already.
+    pub(super) fn over(rank: usize, size: usize, links: Links, events: Receiver<Event>) -> Self {
+        Control { rank, size, wires: Wires::Sockets(links), events }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Sends a frame. Between two ranks that are both not 0 there is no wire.
+    pub fn send(&self, to: usize, bytes: &[u8]) -> Result<()> {
+        debug_assert!(self.rank == 0 || to == 0, "the star has rank 0 in its middle");
+        match &self.wires {
+            Wires::Channels(senders) => {
+                // A peer whose thread ended is noticed by the `Gone` that its end sends when it is dropped.
+                drop(senders[to].send(Event::Frame { from: self.rank, bytes: bytes.to_vec() }));
+                Ok(())
+            }
+            Wires::Sockets(links) => links.send(to, bytes),
+        }
+    }
+
+    /// What has arrived.
+    pub fn events(&self) -> &Receiver<Event> {
+        &self.events
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        if let Wires::Channels(senders) = &self.wires {
+            let peers =
+                senders.iter().enumerate().filter(|(peer, _)| *peer != self.rank && (self.rank == 0 || *peer == 0));
+            for (_, sender) in peers {
+                drop(sender.send(Event::Gone { rank: self.rank, cause: "its thread ended".to_owned() }));
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Ranks as threads of one process, joined by channels: the transport of tests and of builds without MPI.
+#![allow(unsafe_code)]
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
+
+use ringpull_base::{Error, Result};
+
+use crate::transport::{Mode, Stamp, Transport};
+
+struct Message {
+    data: Vec<u8>,
+    /// Where the sender waits to hear that this was received, and its token.
+    waiting: Option<(Sender<u32>, u32)>,
+}
+
+struct Posted {
+    into: *mut [u8],
+    token: u32,
+}
+
+// SAFETY: the pointer is only used by the thread that owns the transport; moving the transport moves that right.
+unsafe impl Send for Posted {}
+
+/// One rank's end.
+pub struct Inproc {
+    rank: usize,
+    to: Vec<Sender<(Stamp, Message)>>,
+    from: Vec<Receiver<(Stamp, Message)>>,
+    /// Per peer and stamp: receives without a message, or messages without a receive.
+    posted: Vec<BTreeMap<Stamp, VecDeque<Posted>>>,
+    early: Vec<BTreeMap<Stamp, VecDeque<Message>>>,
+    sent: Vec<u32>,
+    /// The tokens of synchronous sends that the peers have received.
+    heard: (Sender<u32>, Receiver<u32>),
+    received: Vec<u32>,
+    hosts: Vec<usize>,
+}
+
+/// The ends of `size` ranks, all connected, each as if on a host of its own.
+pub fn world(size: usize) -> Vec<Inproc> {
+    world_on(&(0..size).collect::<Vec<_>>())
+}
+
+/// The ends of as many ranks, all connected; ranks with the same number are on the same host.
+pub fn world_on(hosts: &[usize]) -> Vec<Inproc> {
+    let size = hosts.len();
+    let mut to: Vec<Vec<Sender<(Stamp, Message)>>> = (0..size).map(|_| Vec::new()).collect();
+    let mut from: Vec<Vec<Receiver<(Stamp, Message)>>> = (0..size).map(|_| Vec::new()).collect();
+    for sender in &mut to {
+        for receiver in &mut from {
+            let (tx, rx) = unbounded();
+            sender.push(tx);
+            receiver.push(rx);
+        }
+    }
+    let ends = to.into_iter().zip(from).enumerate();
+    ends.map(|(rank, (to, from))| Inproc {
+        rank,
+        to,
+        from,
+        posted: (0..size).map(|_| BTreeMap::new()).collect(),
+        early: (0..size).map(|_| BTreeMap::new()).collect(),
+        sent: Vec::new(),
+        heard: unbounded(),
+        received: Vec::new(),
+        hosts: hosts.to_vec(),
+    })
+    .collect()
+}
+
+impl Inproc {
+    fn lost(&self, peer: usize) -> Error {
+        Error::PeerLost {
+            peer: format!("rank {peer}"),
+            cause: "its thread ended".to_owned(),
+            operation: "a transfer".to_owned(),
+            rank: self.rank,
+        }
+    }
+
+    fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &Posted, message: Message) -> Result<()> {
+        let data = &message.data[..];
+        if data.len() != posted.into.len() {
+            return Err(Error::Protocol {
+                rank: self.rank,
+                peer: format!("rank {peer}"),
+                what: format!("{} bytes of operation {stamp} where {} bytes were due", data.len(), posted.into.len()),
+                remedy: "every rank must run the same operations with the same settings".to_owned(),
+            });
+        }
+        // SAFETY: the poster of the receive keeps `into` valid and untouched until its token is returned.
+        unsafe { &mut *posted.into }.copy_from_slice(data);
+        self.received.push(posted.token);
+        if let Some((sender, token)) = message.waiting {
+            // A sender that is gone waits for nothing.
+            sender.send(token).unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+/// Takes the front of the stamp's queue, and the queue with it when it is empty then.
+fn take<T>(queues: &mut BTreeMap<Stamp, VecDeque<T>>, stamp: Stamp) -> Option<T> {
+    let queue = queues.get_mut(&stamp)?;
+    let front = queue.pop_front();
+    if queue.is_empty() {
+        queues.remove(&stamp);
+    }
+    front
+}
+
+impl Transport for Inproc {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.to.len()
+    }
+
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
+        // SAFETY: the caller keeps `data` valid and unchanged; it is copied before this returns.
+        let data = unsafe { &*data }.to_vec();
+        let waiting = (mode == Mode::Synchronous).then(|| (self.heard.0.clone(), token));
+        self.to[to].send((stamp, Message { data, waiting })).map_err(|_| self.lost(to))?;
+        if mode == Mode::Standard {
+            self.sent.push(token);
+        }
+        Ok(())
+    }
+
+    unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
+        let posted = Posted { into, token };
+        if let Some(message) = take(&mut self.early[from], stamp) {
+            return self.deliver(from, stamp, &posted, message);
+        }
+        self.posted[from].entry(stamp).or_default().push_back(posted);
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
+        done.append(&mut self.sent);
+        done.extend(self.heard.1.try_iter());
+        for peer in 0..self.posted.len() {
+            loop {
+                match self.from[peer].try_recv() {
+                    Ok((stamp, message)) => match take(&mut self.posted[peer], stamp) {
+                        Some(posted) => self.deliver(peer, stamp, &posted, message)?,
+                        None => self.early[peer].entry(stamp).or_default().push_back(message),
+                    },
+                    Err(TryRecvError::Disconnected) if !self.posted[peer].is_empty() => return Err(self.lost(peer)),
+                    Err(_) => break,
+                }
+            }
+        }
+        done.append(&mut self.received);
+        Ok(())
+    }
+
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        let first = |host: &usize| self.hosts.iter().position(|other| other == host);
+        Ok(self.hosts.iter().filter_map(first).collect())
+    }
+
+    fn name(&self) -> String {
+        "threads of one process".to_owned()
+    }
+}

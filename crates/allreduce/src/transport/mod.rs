@@ -1,0 +1,98 @@
+//! Bytes between two ranks.
+//!
+//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests and builds without MPI)
+//! and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on what is launched, carry
+//! errors, and notice at once when a process is gone. It carries no gradient.
+//!
+//! Ranks of one host also have a [`window`] of shared memory; some ranks of a transport are a [`group`].
+#![allow(unsafe_code)]
+
+pub mod control;
+pub mod group;
+pub mod inproc;
+#[cfg(feature = "mpi")]
+mod library;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+#[cfg(feature = "mpi")]
+mod sockets;
+pub mod star;
+pub mod window;
+
+use ringpull_base::Result;
+
+/// Names the operation a message belongs to: the messages of operations that are in flight together do not mix, and none waits
+/// behind another's. Operations whose stamps differ by a multiple of 32768 must not be in flight together.
+pub type Stamp = u32;
+
+/// When a send is done, in MPI's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// When the memory may change: the bytes may still be on their way, or wait at the peer for a receive.
+    Standard,
+    /// When the peer has also begun to receive them. Standard where the transport cannot answer for that.
+    Synchronous,
+}
+
+/// What one rank can do to another: post sends and receives, several in flight, and ask which are done.
+///
+/// Messages are FIFO per ordered pair and stamp: the k-th send of a to b with a stamp meets the k-th receive of b from a with that
+/// stamp; both name the same length, and it is an error, not a mixture, if they do not.
+pub trait Transport {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn size(&self) -> usize;
+
+    /// Starts sending `data` to rank `to`. `token` comes back from [`poll`](Self::poll) when that is done as `mode` says.
+    ///
+    /// # Safety
+    /// `data` stays valid and unchanged until then, or until the transport is dropped.
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()>;
+
+    /// Starts receiving exactly `into.len()` bytes from rank `from`. `token` comes back from [`poll`](Self::poll) when they are there.
+    ///
+    /// # Safety
+    /// `into` stays valid and untouched until then, or until the transport is dropped.
+    unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()>;
+
+    /// Appends the tokens that are done to `done`. Does not block.
+    fn poll(&mut self, done: &mut Vec<u32>) -> Result<()>;
+
+    /// To be called now and then while nothing is in flight here: a peer may wait for an answer that did not fit into a socket. Does not block.
+    fn progress(&mut self) {}
+
+    /// Lets others run for a moment, between two looks at what may come very soon.
+    fn relax(&mut self) {
+        std::thread::yield_now();
+    }
+
+    /// Returns when something may have arrived, at the latest after `longest`. Leaves the cores to others meanwhile.
+    fn wait(&mut self, longest: std::time::Duration) {
+        std::thread::sleep(longest);
+    }
+
+    /// `data` becomes the sum over all ranks by the library's own allreduce, if it has one. Blocks; collective.
+    fn native_allreduce(&mut self, _dtype: ringpull_base::DType, _data: &mut [u8]) -> Result<()> {
+        Err(ringpull_base::Error::Unsupported {
+            kind: self.name(),
+            operation: "native allreduce".to_owned(),
+            reason: "this transport has no allreduce of its own; choose another algorithm".to_owned(),
+        })
+    }
+
+    /// Whether `send` and `recv` take addresses of devices' memory, as the library behind it says.
+    fn takes_device_memory(&self) -> bool {
+        false
+    }
+
+    /// For each rank, a number that it has in common with the ranks of its host: the lowest rank there. The same on
+    /// every rank. Collective.
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        Ok((0..self.size()).collect())
+    }
+
+    /// The library behind it, for people.
+    fn name(&self) -> String;
+}

@@ -1,0 +1,379 @@
+//! The MPI wire: point-to-point messages on a communicator of our own, through rsmpi's raw bindings.
+//!
+//! All calls are made by the one thread that created the [`Mpi`]. Return codes are checked here, one by one (rsmpi's
+//! safe calls drop them), so the communicator returns its errors instead of ending the job without our words.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use mpi::ffi;
+
+use ringpull_base::{DType, Error, Result};
+
+use crate::transport::library::{
+    check, check_launcher, error_text, in_place, library_error, library_name, set_parameters, yields_when_idle,
+};
+use crate::transport::sockets::Sockets;
+use crate::transport::{Mode, Stamp, Transport};
+
+/// Bits of a tag that carry the stamp: every MPI allows tags up to 32767.
+const TAG_MASK: u32 = 0x7fff;
+
+/// `MPI_Isend`, or another that is called like it.
+type SendCall = unsafe extern "C" fn(
+    *const c_void,
+    c_int,
+    ffi::MPI_Datatype,
+    c_int,
+    c_int,
+    ffi::MPI_Comm,
+    *mut ffi::MPI_Request,
+) -> c_int;
+
+/// MPI, from initialisation to finalisation, and this process's place in it.
+pub struct Mpi {
+    comm: ffi::MPI_Comm,
+    rank: usize,
+    size: usize,
+    name: String,
+    requests: Vec<ffi::MPI_Request>,
+    inflight: Vec<InFlight>,
+    finished: Vec<c_int>,
+    statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
+    sockets: Sockets,
+    /// What is to be summed, for a library that is not known to sum in place.
+    copy: Vec<u8>,
+    /// Whether a look at requests that are not done yields the processor.
+    yields: bool,
+    /// Whoever has initialised MPI may finalise it as soon as nothing of ours is under way. If that is not this thread, there is no looking after
+    /// answers to synchronous messages then, so there are none.
+    initialised_here: bool,
+}
+
+#[derive(Clone, Copy)]
+struct InFlight {
+    token: u32,
+    /// For a receive: the peer, the stamp and the length that are due.
+    due: Option<(usize, Stamp, usize)>,
+}
+
+impl Mpi {
+    /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all ranks.
+    /// Messages of up to `eager_bytes` are to be sent without asking, the same on every rank; `None` leaves the library its own limit. Collective.
+    pub fn initialise(eager_bytes: Option<usize>) -> Result<Self> {
+        set_parameters(eager_bytes);
+        let mut flag: c_int = 0;
+        // SAFETY: may be called at any time.
+        check("MPI_Initialized", 0, unsafe { ffi::MPI_Initialized(&raw mut flag) })?;
+        let initialised_here = flag == 0;
+        if initialised_here {
+            let mut provided: c_int = 0;
+            let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: MPI is not initialised, null arguments are allowed, and this thread makes all later calls.
+            let code = unsafe { ffi::MPI_Init_thread(argc, argv, ffi::RSMPI_THREAD_FUNNELED, &raw mut provided) };
+            check("MPI_Init_thread", 0, code)?;
+        }
+        let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        let (mut rank, mut size): (c_int, c_int) = (0, 0);
+        // SAFETY: MPI is initialised; the out-pointers are valid; `comm` is written by a successful MPI_Comm_dup.
+        let comm = unsafe {
+            check("MPI_Comm_dup", 0, ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, comm.as_mut_ptr()))?;
+            let comm = comm.assume_init();
+            check("MPI_Comm_set_errhandler", 0, ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN))?;
+            check("MPI_Comm_rank", 0, ffi::MPI_Comm_rank(comm, &raw mut rank))?;
+            check("MPI_Comm_size", rank as usize, ffi::MPI_Comm_size(comm, &raw mut size))?;
+            comm
+        };
+        let (rank, size) = (rank as usize, size as usize);
+        check_launcher(size)?;
+        Ok(Mpi {
+            comm,
+            rank,
+            size,
+            name: library_name(),
+            requests: Vec::new(),
+            inflight: Vec::new(),
+            finished: Vec::new(),
+            statuses: Vec::new(),
+            sockets: Sockets::default(),
+            copy: Vec::new(),
+            yields: yields_when_idle(&library_name()),
+            initialised_here,
+        })
+    }
+
+    /// Rank 0's `text` on every rank. Blocks; collective.
+    pub fn broadcast_text(&mut self, text: &str) -> Result<String> {
+        let mut len = text.len() as c_int;
+        // SAFETY: one int is broadcast from and to a valid int.
+        let code = unsafe { ffi::MPI_Bcast((&raw mut len).cast(), 1, ffi::RSMPI_INT32_T, 0, self.comm) };
+        check("MPI_Bcast", self.rank, code)?;
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.resize(len as usize, 0);
+        // SAFETY: `bytes` holds `len` bytes on every rank.
+        let code = unsafe { ffi::MPI_Bcast(bytes.as_mut_ptr().cast(), len, ffi::RSMPI_UINT8_T, 0, self.comm) };
+        check("MPI_Bcast", self.rank, code)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// What finalises MPI if `initialise` initialised it. To be called on the same thread; peers that never come are waited for.
+    pub fn finaliser(&self) -> Box<dyn FnOnce()> {
+        let initialised_here = self.initialised_here;
+        Box::new(move || {
+            let mut flag: c_int = 0;
+            // SAFETY: the first may be called at any time; the second follows on the thread that initialised, once.
+            unsafe {
+                ffi::MPI_Finalized(&raw mut flag);
+                if flag == 0 && initialised_here {
+                    ffi::MPI_Finalize();
+                }
+            }
+        })
+    }
+
+    fn post(&mut self, token: u32, due: Option<(usize, Stamp, usize)>, request: ffi::MPI_Request) {
+        self.requests.push(request);
+        self.inflight.push(InFlight { token, due });
+    }
+}
+
+impl Transport for Mpi {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
+        let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
+        let (name, send): (_, SendCall) = match mode {
+            Mode::Synchronous if self.initialised_here => ("MPI_Issend", ffi::MPI_Issend),
+            _ => ("MPI_Isend", ffi::MPI_Isend),
+        };
+        // SAFETY: the caller keeps `data` valid and unchanged until the token is returned; a segment fits an int.
+        let code = unsafe {
+            send(
+                data.cast::<c_void>(),
+                data.len() as c_int,
+                ffi::RSMPI_UINT8_T,
+                to as c_int,
+                (stamp & TAG_MASK) as c_int,
+                self.comm,
+                request.as_mut_ptr(),
+            )
+        };
+        check(name, self.rank, code)?;
+        // SAFETY: a successful call wrote the request.
+        self.post(token, None, unsafe { request.assume_init() });
+        Ok(())
+    }
+
+    unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
+        let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
+        // SAFETY: the caller keeps `into` valid and untouched until the token is returned; a segment fits an int.
+        let code = unsafe {
+            ffi::MPI_Irecv(
+                into.cast::<c_void>(),
+                into.len() as c_int,
+                ffi::RSMPI_UINT8_T,
+                from as c_int,
+                (stamp & TAG_MASK) as c_int,
+                self.comm,
+                request.as_mut_ptr(),
+            )
+        };
+        check("MPI_Irecv", self.rank, code)?;
+        // SAFETY: a successful MPI_Irecv wrote the request.
+        self.post(token, Some((from, stamp, into.len())), unsafe { request.assume_init() });
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
+        if self.requests.is_empty() {
+            return Ok(());
+        }
+        let count = self.requests.len();
+        self.finished.resize(count, 0);
+        self.statuses.resize_with(count, MaybeUninit::uninit);
+        let mut finished: c_int = 0;
+        // SAFETY: `finished` and `statuses` hold `count` elements; the requests are active ones of this communicator.
+        let code = unsafe {
+            ffi::MPI_Testsome(
+                count as c_int,
+                self.requests.as_mut_ptr(),
+                &raw mut finished,
+                self.finished.as_mut_ptr(),
+                self.statuses.as_mut_ptr().cast(),
+            )
+        };
+        // MPI_UNDEFINED, for no active request, is negative.
+        let finished = usize::try_from(finished).unwrap_or(0);
+        if code != 0 {
+            return Err(self.first_failure(code, finished));
+        }
+        if finished > 0 {
+            self.sockets.moved();
+        }
+        for at in 0..finished {
+            let index = self.finished[at] as usize;
+            let flight = self.inflight[index];
+            if let Some((from, stamp, len)) = flight.due {
+                // SAFETY: MPI_Testsome wrote the status of each request that it reports.
+                let status = unsafe { self.statuses[at].assume_init() };
+                check_arrival(self.rank, from, stamp, len, status)?;
+            }
+            done.push(flight.token);
+        }
+        let mut indices = self.finished[..finished].to_vec();
+        indices.sort_unstable();
+        for index in indices.into_iter().rev() {
+            self.requests.swap_remove(index as usize);
+            self.inflight.swap_remove(index as usize);
+        }
+        Ok(())
+    }
+
+    fn progress(&mut self) {
+        if !self.initialised_here {
+            return;
+        }
+        let mut flag: c_int = 0;
+        // SAFETY: the out-pointer is valid, and no status is asked for. What is wrong will be found by the next operation.
+        unsafe {
+            ffi::MPI_Iprobe(
+                ffi::RSMPI_ANY_SOURCE,
+                ffi::RSMPI_ANY_TAG,
+                self.comm,
+                &raw mut flag,
+                ffi::RSMPI_STATUS_IGNORE,
+            );
+        }
+    }
+
+    fn relax(&mut self) {
+        if !self.yields {
+            std::thread::yield_now();
+        }
+    }
+
+    fn wait(&mut self, longest: Duration) {
+        self.sockets.wait(longest);
+    }
+
+    fn native_allreduce(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {
+        // SAFETY: constants of the MPI library.
+        let datatype = unsafe {
+            match dtype {
+                DType::F32 => ffi::RSMPI_FLOAT,
+                DType::F64 => ffi::RSMPI_DOUBLE,
+                DType::I8 => ffi::RSMPI_INT8_T,
+                DType::U8 => ffi::RSMPI_UINT8_T,
+                DType::I32 => ffi::RSMPI_INT32_T,
+                DType::I64 => ffi::RSMPI_INT64_T,
+                DType::F16 | DType::BF16 => {
+                    return Err(Error::Unsupported {
+                        kind: self.name.clone(),
+                        operation: "native allreduce".to_owned(),
+                        reason: format!("MPI has no {dtype}; choose another algorithm"),
+                    });
+                }
+            }
+        };
+        let count = data.len() / dtype.size_bytes();
+        let count = c_int::try_from(count).map_err(|_| Error::Unsupported {
+            kind: self.name.clone(),
+            operation: "native allreduce".to_owned(),
+            reason: format!("MPI_Allreduce counts elements in an int, and here are {count}; choose another algorithm"),
+        })?;
+        let from = in_place(&self.name).unwrap_or_else(|| {
+            self.copy.clear();
+            self.copy.extend_from_slice(data);
+            self.copy.as_ptr().cast()
+        });
+        // SAFETY: `data` holds `count` elements, and so does `from` or is the library's own word for `data`; the call blocks until they are no
+        // longer needed.
+        let code =
+            unsafe { ffi::MPI_Allreduce(from, data.as_mut_ptr().cast(), count, datatype, ffi::RSMPI_SUM, self.comm) };
+        check("MPI_Allreduce", self.rank, code)
+    }
+
+    fn takes_device_memory(&self) -> bool {
+        // Open MPI and MPICH have it, other libraries need not: one program is to run on all of them.
+        // SAFETY: the name ends with a zero; any library of this process may have it.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"MPIX_Query_cuda_support".as_ptr()) };
+        if found.is_null() {
+            return false;
+        }
+        // SAFETY: this is its type in both libraries; it may be called at any time.
+        unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(found)() != 0 }
+    }
+
+    fn hosts(&mut self) -> Result<Vec<usize>> {
+        let mut local = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        let mut lowest = self.rank as c_int;
+        let mut hosts = vec![0 as c_int; self.size];
+        // SAFETY: `local` is written by a successful split and freed here; each buffer holds what the call reads or writes.
+        unsafe {
+            let (kind, key) = (ffi::RSMPI_COMM_TYPE_SHARED, self.rank as c_int);
+            let code = ffi::MPI_Comm_split_type(self.comm, kind, key, ffi::RSMPI_INFO_NULL, local.as_mut_ptr());
+            check("MPI_Comm_split_type", self.rank, code)?;
+            // Ordered by their ranks here: the first is the lowest.
+            let code = ffi::MPI_Bcast((&raw mut lowest).cast(), 1, ffi::RSMPI_INT32_T, 0, local.assume_init());
+            check("MPI_Bcast", self.rank, code)?;
+            check("MPI_Comm_free", self.rank, ffi::MPI_Comm_free(local.as_mut_ptr()))?;
+            let (from, to) = ((&raw const lowest).cast(), hosts.as_mut_ptr().cast());
+            let code = ffi::MPI_Allgather(from, 1, ffi::RSMPI_INT32_T, to, 1, ffi::RSMPI_INT32_T, self.comm);
+            check("MPI_Allgather", self.rank, code)?;
+        }
+        Ok(hosts.into_iter().map(|rank| rank as usize).collect())
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
+
+impl Mpi {
+    /// The error of a failed `MPI_Testsome`: that of the first request which failed, by the peer it came from.
+    fn first_failure(&self, code: c_int, finished: usize) -> Error {
+        for at in 0..finished {
+            // SAFETY: MPI_Testsome wrote the status of each request that it reports.
+            let status = unsafe { self.statuses[at].assume_init() };
+            if let (true, Some((from, stamp, len))) =
+                (status.MPI_ERROR != 0, self.inflight[self.finished[at] as usize].due)
+            {
+                return Error::Protocol {
+                    rank: self.rank,
+                    peer: format!("rank {from}"),
+                    what: format!(
+                        "{} for a message of operation {stamp} with {len} bytes",
+                        error_text(status.MPI_ERROR)
+                    ),
+                    remedy: "every rank must run the same operations with the same settings".to_owned(),
+                };
+            }
+        }
+        library_error("MPI_Testsome", self.rank, code)
+    }
+}
+
+/// A message that is not as long as the one due is an error: its bytes have been received but are never used.
+fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi::MPI_Status) -> Result<()> {
+    let mut count: c_int = 0;
+    // SAFETY: the status is that of a completed receive of bytes.
+    let code = unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut count) };
+    check("MPI_Get_count", rank, code)?;
+    if usize::try_from(count) == Ok(len) {
+        return Ok(());
+    }
+    Err(Error::Protocol {
+        rank,
+        peer: format!("rank {from}"),
+        what: format!("{count} bytes of operation {stamp} where {len} bytes were due"),
+        remedy: "every rank must run the same operations with the same settings".to_owned(),
+    })
+}

@@ -1,0 +1,363 @@
+//! A shared window of the ranks of one host: a place to meet, and room for what they show each other.
+//!
+//! Every rank has a *seat*. Ranks meet: nobody passes a meeting before all have come, and what was written before it is
+//! seen after it. Who waits gives its core away for a moment and then sleeps in the kernel until the last one comes, so
+//! that ranks may outnumber cores; it wakes now and then to see whether the job was stopped.
+//!
+//! ```text
+//!   counters | a seat's state, one line each | short slots: 2 a seat | slots: 2 a seat | sums: 2
+//! ```
+//!
+//! Of the two slots, one may be filled while the other is read. The window is one [`Region`]: nothing is left of it when
+//! its processes end.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::thread::{Timespec, futex};
+
+use ringpull_base::buffer::region::{Address, Region};
+
+/// The most bytes a short slot holds.
+pub const SHORT_BYTES: usize = 16 << 10;
+/// The least that a slot holds. A slot is as long as lets all of them stay in the last cache: every piece costs a meeting, and one that
+/// finds a rank without a core costs as much as summing megabytes.
+pub const SLOT_BYTES: usize = 256 << 10;
+const LONGEST_SLOT_BYTES: usize = 1 << 20;
+/// What all slots and places for sums take, unless their least is more.
+const ALL_SLOTS_BYTES: usize = 8 << 20;
+
+const LINE_BYTES: usize = 64;
+/// The counters, each on a line of its own.
+const ARRIVED: usize = 0;
+const GENERATION: usize = LINE_BYTES;
+const SLEEPERS: usize = 2 * LINE_BYTES;
+const SEATS: usize = 4 * LINE_BYTES;
+/// Within a seat: how many meetings it came to, how often it got on with something, what it shows, how many pieces of its
+/// work are taken, and the names of its present operation and of the one before.
+const MET: usize = 0;
+const BEATS: usize = 4;
+const SHOWN: usize = 8;
+const TAKEN: usize = 16;
+const NAMES: usize = 24;
+
+/// How long a rank that waits gives its core away again and again before it sleeps: waking up takes a good part of that.
+const AWAKE: Duration = Duration::from_micros(100);
+/// How long one sleep lasts at most.
+const NAP: Duration = Duration::from_millis(20);
+/// A nap is shorter by far; what is beyond is the absence of this process, not of its peers.
+const LONGEST_NAP: Duration = Duration::from_millis(200);
+
+/// Why a meeting did not take place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Absence {
+    /// The job was stopped.
+    Stopped,
+    /// These seats did not come, and nobody got on with anything for so long.
+    Missing {
+        /// The seats.
+        seats: Vec<usize>,
+        /// How long.
+        waited: Duration,
+    },
+}
+
+/// One rank's view of the window.
+pub struct Window {
+    region: Region,
+    seat: usize,
+    seats: usize,
+    short: usize,
+    slots: usize,
+    sums: usize,
+    slot_bytes: usize,
+}
+
+/// What a slot holds in a window of so many seats.
+fn slot_bytes(seats: usize) -> usize {
+    let equal = ALL_SLOTS_BYTES / (2 * (seats + 1));
+    (equal / SLOT_BYTES * SLOT_BYTES).clamp(SLOT_BYTES, LONGEST_SLOT_BYTES)
+}
+
+impl Window {
+    /// A new window with room for `seats` ranks.
+    pub fn create(seats: usize) -> io::Result<Region> {
+        Region::create(Self::len_bytes(seats))
+    }
+
+    /// The view from `seat` of a window that was created for `seats` or more ranks.
+    pub fn over(region: Region, seat: usize, seats: usize) -> io::Result<Self> {
+        assert!(seat < seats, "seat {seat} of {seats}");
+        if region.len_bytes() < Self::len_bytes(seats) {
+            return Err(io::Error::other("the window is too small"));
+        }
+        let short = (SEATS + seats * LINE_BYTES).next_multiple_of(4096);
+        let slots = (short + 2 * seats * SHORT_BYTES).next_multiple_of(4096);
+        let slot_bytes = slot_bytes(seats);
+        Ok(Window { region, seat, seats, short, slots, sums: slots + 2 * seats * slot_bytes, slot_bytes })
+    }
+
+    fn len_bytes(seats: usize) -> usize {
+        let counters = (SEATS + seats * LINE_BYTES).next_multiple_of(4096);
+        (counters + 2 * seats * SHORT_BYTES).next_multiple_of(4096)
+            + (2 * (seats + 1) * SLOT_BYTES).max(ALL_SLOTS_BYTES)
+    }
+
+    /// Where peers find it.
+    pub fn address(&self) -> Address {
+        self.region.address()
+    }
+
+    /// This rank's seat.
+    pub fn seat(&self) -> usize {
+        self.seat
+    }
+
+    /// The number of seats.
+    pub fn seats(&self) -> usize {
+        self.seats
+    }
+
+    /// A seat's short slot, of `SHORT_BYTES`; `turn` counts the uses.
+    pub fn short_slot(&self, turn: usize, seat: usize) -> *mut u8 {
+        self.at(self.short + (turn % 2 * self.seats + seat) * SHORT_BYTES)
+    }
+
+    /// What a slot and the place for sums hold.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// A seat's slot, of [`slot_bytes`](Self::slot_bytes).
+    pub fn slot(&self, turn: usize, seat: usize) -> *mut u8 {
+        self.at(self.slots + (turn % 2 * self.seats + seat) * self.slot_bytes)
+    }
+
+    /// The place for sums, of [`slot_bytes`](Self::slot_bytes).
+    pub fn sums(&self, turn: usize) -> *mut u8 {
+        self.at(self.sums + turn % 2 * self.slot_bytes)
+    }
+
+    /// Shows a number to the other seats, to be read after the next meeting.
+    pub fn show(&self, number: u64) {
+        self.shown(self.seat).store(number, Ordering::Relaxed);
+    }
+
+    /// What a seat showed before the last meeting.
+    pub fn see(&self, seat: usize) -> u64 {
+        self.shown(seat).load(Ordering::Relaxed)
+    }
+
+    /// Names this rank's operation number `turn`, before its first meeting.
+    pub fn name(&self, turn: usize, name: u64) {
+        self.name_of(turn, self.seat).store(name, Ordering::Relaxed);
+    }
+
+    /// A seat that has given its operation number `turn` another name, to be asked between the operation's first meeting
+    /// and the next operation.
+    pub fn differs(&self, turn: usize, name: u64) -> Option<usize> {
+        (0..self.seats).find(|seat| self.name_of(turn, *seat).load(Ordering::Relaxed) != name)
+    }
+
+    fn name_of(&self, turn: usize, seat: usize) -> &AtomicU64 {
+        self.long(SEATS + seat * LINE_BYTES + NAMES + turn % 2 * 8)
+    }
+
+    /// Offers this seat's work anew, to be taken after the next meeting by anybody, and all of it before the one after.
+    pub fn offer(&self) {
+        self.taken(self.seat).store(0, Ordering::Relaxed);
+    }
+
+    /// The next piece of a seat's work that nobody has taken, if there are `pieces`.
+    pub fn take(&self, seat: usize, pieces: usize) -> Option<usize> {
+        let piece = self.taken(seat).fetch_add(1, Ordering::Relaxed) as usize;
+        (piece < pieces).then_some(piece)
+    }
+
+    /// Lets those who wait know that this rank gets on with what they wait for.
+    pub fn beat(&self) {
+        self.number(SEATS + self.seat * LINE_BYTES + BEATS).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns when every seat has called it as often as this one. An error soon after `stop` is set, or if for `limit`
+    /// nobody came or got on. After an error the window is of no use.
+    pub fn meet(&self, stop: &AtomicBool, limit: Duration) -> Result<(), Absence> {
+        let generation = self.number(GENERATION).load(Ordering::Acquire);
+        self.met(self.seat).store(generation.wrapping_add(1), Ordering::Relaxed);
+        if self.number(ARRIVED).fetch_add(1, Ordering::AcqRel) + 1 == self.seats as u32 {
+            self.number(ARRIVED).store(0, Ordering::Relaxed);
+            self.number(GENERATION).store(generation.wrapping_add(1), Ordering::SeqCst);
+            if self.number(SLEEPERS).load(Ordering::SeqCst) > 0
+                && let Err(cause) = futex::wake(self.number(GENERATION), futex::Flags::empty(), i32::MAX as u32)
+            {
+                // They wake by themselves after a nap.
+                tracing::debug!(%cause, "sleeping ranks could not be woken");
+            }
+            return Ok(());
+        }
+        let start = Instant::now();
+        while start.elapsed() < AWAKE {
+            if self.number(GENERATION).load(Ordering::Acquire) != generation {
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+        self.number(SLEEPERS).fetch_add(1, Ordering::SeqCst);
+        let outcome = self.sleep(generation, stop, limit);
+        self.number(SLEEPERS).fetch_sub(1, Ordering::SeqCst);
+        outcome
+    }
+
+    fn sleep(&self, generation: u32, stop: &AtomicBool, limit: Duration) -> Result<(), Absence> {
+        let nap = Timespec::try_from(NAP).expect("a nap is a valid time");
+        let (mut waited, mut activity, mut looked) = (Duration::ZERO, self.activity(), Instant::now());
+        while self.number(GENERATION).load(Ordering::SeqCst) == generation {
+            if stop.load(Ordering::Acquire) {
+                return Err(Absence::Stopped);
+            }
+            match futex::wait(self.number(GENERATION), futex::Flags::empty(), generation, Some(&nap)) {
+                Ok(()) | Err(Errno::TIMEDOUT | Errno::AGAIN | Errno::INTR) => {}
+                // A system without this call: then by looking.
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+            let now = Instant::now();
+            waited += now.duration_since(looked).min(LONGEST_NAP);
+            looked = now;
+            let present = self.activity();
+            if present != activity {
+                (activity, waited) = (present, Duration::ZERO);
+            }
+            if waited > limit {
+                let came = generation.wrapping_add(1);
+                let missing = |seat: &usize| self.met(*seat).load(Ordering::Relaxed) != came;
+                return Err(Absence::Missing { seats: (0..self.seats).filter(missing).collect(), waited });
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes whenever a seat comes or beats.
+    fn activity(&self) -> u32 {
+        (0..self.seats).fold(0u32, |sum, seat| {
+            let beats = self.number(SEATS + seat * LINE_BYTES + BEATS).load(Ordering::Relaxed);
+            sum.wrapping_add(beats).wrapping_add(self.met(seat).load(Ordering::Relaxed))
+        })
+    }
+
+    fn met(&self, seat: usize) -> &AtomicU32 {
+        self.number(SEATS + seat * LINE_BYTES + MET)
+    }
+
+    fn taken(&self, seat: usize) -> &AtomicU32 {
+        self.number(SEATS + seat * LINE_BYTES + TAKEN)
+    }
+
+    fn shown(&self, seat: usize) -> &AtomicU64 {
+        self.long(SEATS + seat * LINE_BYTES + SHOWN)
+    }
+
+    fn long(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: aligned, within the region, and never touched but as this atomic number.
+        unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }
+    }
+
+    fn number(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: aligned, within the region, and never touched but as this atomic number.
+        unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        // SAFETY: every offset asked for is within the region, which `over` has checked to be long enough.
+        unsafe { self.region.start().as_ptr().add(offset) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn seats(count: usize) -> Vec<Window> {
+        let region = Window::create(count).unwrap();
+        let address = region.address();
+        let mut views = vec![Window::over(region, 0, count).unwrap()];
+        views.extend((1..count).map(|seat| Window::over(Region::open(&address).unwrap(), seat, count).unwrap()));
+        views
+    }
+
+    #[test]
+    fn what_is_shown_before_a_meeting_is_seen_after_it() {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for window in seats(5) {
+                let stop = &stop;
+                scope.spawn(move || {
+                    for round in 0..200u64 {
+                        window.show(round * 10 + window.seat() as u64);
+                        window.meet(stop, LIMIT).unwrap();
+                        for seat in 0..window.seats() {
+                            assert_eq!(window.see(seat), round * 10 + seat as u64);
+                        }
+                        window.meet(stop, LIMIT).unwrap();
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_stop_ends_a_meeting_that_somebody_never_comes_to() {
+        let views = seats(2);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| views[0].meet(&stop, LIMIT));
+            stop.store(true, Ordering::Release);
+            assert_eq!(waiting.join().unwrap(), Err(Absence::Stopped));
+        });
+    }
+
+    #[test]
+    fn who_does_not_come_in_time_is_named() {
+        let views = seats(3);
+        let stop = AtomicBool::new(false);
+        let limit = Duration::from_millis(300);
+        std::thread::scope(|scope| {
+            let (one, other) =
+                (scope.spawn(|| views[0].meet(&stop, limit)), scope.spawn(|| views[2].meet(&stop, limit)));
+            for waiting in [one, other] {
+                assert!(matches!(waiting.join().unwrap(), Err(Absence::Missing { seats, .. }) if seats == [1]));
+            }
+        });
+    }
+
+    #[test]
+    fn the_places_of_the_window_do_not_overlap() {
+        for seats_of_window in [1, 2, 3, 8, 20] {
+            // A window may have been made for more ranks than the host has.
+            let region = Window::create(seats_of_window + 3).unwrap();
+            let window = Window::over(region, 0, seats_of_window).unwrap();
+            let (slot_bytes, len_bytes) = (window.slot_bytes(), window.region.len_bytes());
+            let counters = SEATS + seats_of_window * LINE_BYTES;
+            let mut places: Vec<(usize, usize)> = vec![(window.at(0) as usize, counters)];
+            for turn in 0..2 {
+                places.push((window.sums(turn) as usize, slot_bytes));
+                for seat in 0..seats_of_window {
+                    places.push((window.short_slot(turn, seat) as usize, SHORT_BYTES));
+                    places.push((window.slot(turn, seat) as usize, slot_bytes));
+                }
+            }
+            places.sort_unstable();
+            assert!(places.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+            assert!(places[places.len() - 1].0 + slot_bytes <= window.at(0) as usize + len_bytes);
+        }
+    }
+
+    #[test]
+    fn the_fewer_seats_the_longer_a_slot_and_all_of_them_stay_in_a_cache() {
+        assert_eq!([1, 2, 3, 8, 15, 64].map(slot_bytes).map(|bytes| bytes >> 10), [1024, 1024, 1024, 256, 256, 256]);
+    }
+}

@@ -1,0 +1,397 @@
+//! Every environment variable this crate reads, read here and nowhere else. The README's table lists them.
+
+mod variables;
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use self::variables::{bad, one_of, parsed, required, seconds, switch, wrong};
+pub use self::variables::{misspelt_variables, text};
+use crate::{Error, Result, closest};
+
+/// The names that `RINGPULL_ALGORITHM` and `--algorithm` take, where `halving` is another name of `circulant`.
+pub const ALGORITHMS: [&str; 10] =
+    ["auto", "ring", "direct", "circulant", "doubling", "star", "tree", "ordered", "native", "nccl"];
+
+/// What one process of a parameter-server job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum Role {
+    Worker,
+    Server,
+    Scheduler,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.pad(match self {
+            Role::Worker => "worker",
+            Role::Server => "server",
+            Role::Scheduler => "scheduler",
+        })
+    }
+}
+
+/// The `DMLC_*` variables of a parameter-server job, with ps-lite's meaning.
+#[derive(Debug, Clone)]
+pub struct Dmlc {
+    /// `DMLC_ROLE`: unset is a worker.
+    pub role: Role,
+    /// `DMLC_PS_ROOT_URI` and `DMLC_PS_ROOT_PORT`: where the scheduler listens.
+    pub root: SocketAddr,
+    /// `DMLC_NUM_WORKER`, at least 1.
+    pub num_workers: usize,
+    /// `DMLC_NUM_SERVER`, at least 1.
+    pub num_servers: usize,
+    /// `DMLC_NODE_HOST`: this node's address as the others reach it; unset, the address of the route to the root.
+    pub node_host: Option<IpAddr>,
+    /// `DMLC_RANK` or `DMLC_WORKER_ID`: the rank this node would like; unset, the order of arrival decides.
+    pub preferred_rank: Option<usize>,
+}
+
+/// Where the model of the cluster comes from, by which `auto` chooses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// `cached`: the cache, and a probe that fills it where it has nothing or nothing credible.
+    Cached,
+    /// `probe`: a probe at start, whatever the cache has; its result goes there.
+    Probe,
+    /// `default`: the constants of this crate, the same everywhere.
+    Default,
+    /// Anything else: the file of that name.
+    File(PathBuf),
+}
+
+/// What the environment asks of a process.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `RINGPULL_TIMEOUT`, seconds (10): how long a wait goes without progress before it is an error.
+    pub timeout: Duration,
+    /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
+    pub segment_bytes: usize,
+    /// `RINGPULL_FUSION_BYTES`, bytes: how much is summed as one, of short gradients that follow each other in every step; 0 sums
+    /// each by itself, `None` goes by what is known of the cluster. Rank 0's counts.
+    pub fusion_bytes: Option<usize>,
+    /// Whether `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose shorter ones.
+    pub segment_is_fixed: bool,
+    /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
+    pub algorithm: String,
+    /// `RINGPULL_MODEL` (cached): where `auto` learns about the cluster.
+    pub model: ModelSource,
+    /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI library says.
+    pub mpi_device_memory: Option<bool>,
+    /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
+    pub check_nan: bool,
+    /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all servers.
+    pub bigarray_bound: usize,
+    /// `PS_HEARTBEAT_INTERVAL`, seconds (1).
+    pub heartbeat_interval: Duration,
+    /// `PS_HEARTBEAT_TIMEOUT`, seconds (5): a node silent for this long is dead.
+    pub heartbeat_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            timeout: Duration::from_secs(10),
+            segment_bytes: 256 << 10,
+            fusion_bytes: None,
+            segment_is_fixed: false,
+            model: ModelSource::Default,
+            algorithm: "auto".to_owned(),
+            mpi_device_memory: None,
+            check_nan: false,
+            bigarray_bound: 1_000_000,
+            heartbeat_interval: Duration::from_secs(1),
+            heartbeat_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What `segment_bytes` may be.
+const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
+
+impl Config {
+    /// Reads the environment; a value that cannot be used is an error, not a default.
+    pub fn from_env() -> Result<Self> {
+        Config::from_env_or(Config { model: ModelSource::Cached, ..Config::default() })
+    }
+
+    /// As [`from_env`](Self::from_env), with `default` for what the environment does not set.
+    pub fn from_env_or(default: Config) -> Result<Self> {
+        let config = Config {
+            timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
+            segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824", default.segment_bytes)?,
+            fusion_bytes: match text("RINGPULL_FUSION_BYTES") {
+                Some(_) => Some(required("RINGPULL_FUSION_BYTES", "a number of bytes")?),
+                None => default.fusion_bytes,
+            },
+            segment_is_fixed: default.segment_is_fixed || text("RINGPULL_SEGMENT").is_some(),
+            algorithm: match text("RINGPULL_ALGORITHM") {
+                Some(given) => one_of("RINGPULL_ALGORITHM", &given, &ALGORITHMS, &["halving"])?,
+                None => default.algorithm,
+            },
+            model: match text("RINGPULL_MODEL") {
+                Some(given) => ModelSource::named(&given)?,
+                None => default.model,
+            },
+            check_nan: match text("RINGPULL_CHECK_NAN") {
+                Some(given) => switch("RINGPULL_CHECK_NAN", &given)?,
+                None => default.check_nan,
+            },
+            mpi_device_memory: match text("RINGPULL_MPI_DEVICE_MEMORY") {
+                Some(given) => {
+                    let given = one_of("RINGPULL_MPI_DEVICE_MEMORY", &given, &["auto", "0", "1"], &[])?;
+                    if given == "auto" { None } else { Some(given == "1") }
+                }
+                None => default.mpi_device_memory,
+            },
+            bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
+            heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
+            heartbeat_timeout: seconds("PS_HEARTBEAT_TIMEOUT", default.heartbeat_timeout)?,
+        };
+        if !SEGMENTS.contains(&config.segment_bytes) && text("RINGPULL_SEGMENT").is_some() {
+            return Err(bad("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824"));
+        }
+        config.check().map(|()| config)
+    }
+
+    /// An error if a program has set what cannot be, as MPI counts a message's bytes in an int, or if a variable has an impossible value that
+    /// is read where no error can be returned.
+    pub fn check(&self) -> Result<()> {
+        wants_shared_memory()?;
+        if SEGMENTS.contains(&self.segment_bytes) {
+            return Ok(());
+        }
+        let what = format!("segments of {} bytes", self.segment_bytes);
+        Err(Error::argument(what, "set Config::segment_bytes to 1024 to 1073741824"))
+    }
+}
+
+impl ModelSource {
+    fn named(given: &str) -> Result<Self> {
+        Ok(match given {
+            "cached" => ModelSource::Cached,
+            "probe" => ModelSource::Probe,
+            "default" => ModelSource::Default,
+            // Rank 0 alone needs the file; but a name that is nearly one of these is hardly a file's.
+            path => match closest(path, ["cached", "probe", "default"]) {
+                Some(name) if !Path::new(path).exists() => {
+                    let expected = "cached, probe, default or the file of a model";
+                    return Err(wrong("RINGPULL_MODEL", path, expected, format!("did you mean {name}?")));
+                }
+                _ => ModelSource::File(path.into()),
+            },
+        })
+    }
+}
+
+impl std::fmt::Display for ModelSource {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ModelSource::Cached => out.pad("the cache"),
+            ModelSource::Probe => out.pad("a probe"),
+            ModelSource::Default => out.pad("the default"),
+            ModelSource::File(path) => out.pad(&format!("the file {}", path.display())),
+        }
+    }
+}
+
+impl Dmlc {
+    /// Reads the `DMLC_*` variables; `None` if no job is described at all.
+    pub fn from_env() -> Result<Option<Self>> {
+        let role = match text("DMLC_ROLE").as_deref() {
+            None | Some("worker") => Role::Worker,
+            Some("server") => Role::Server,
+            Some("scheduler") => Role::Scheduler,
+            Some(_) => return Err(bad("DMLC_ROLE", "worker, server or scheduler")),
+        };
+        if ["DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_NUM_WORKER"].iter().all(|name| text(name).is_none()) {
+            return Ok(None);
+        }
+        let host =
+            text("DMLC_PS_ROOT_URI").ok_or_else(|| bad("DMLC_PS_ROOT_URI", "the scheduler's host or address"))?;
+        let port: u16 = required("DMLC_PS_ROOT_PORT", "the scheduler's port")?;
+        let root = (host.as_str(), port)
+            .to_socket_addrs()
+            .ok()
+            .and_then(|mut found| found.next())
+            .ok_or_else(|| bad("DMLC_PS_ROOT_URI", "a host name or address that resolves"))?;
+        let counted = |name| match required(name, "a number, at least 1")? {
+            0 => Err(bad(name, "a number, at least 1")),
+            count => Ok(count),
+        };
+        let node_host = text("DMLC_NODE_HOST")
+            .map(|host| host.parse().map_err(|_| bad("DMLC_NODE_HOST", "an IP address of this host")))
+            .transpose()?;
+        Ok(Some(Dmlc {
+            role,
+            root,
+            num_workers: counted("DMLC_NUM_WORKER")?,
+            num_servers: counted("DMLC_NUM_SERVER")?,
+            node_host,
+            preferred_rank: ["DMLC_RANK", "DMLC_WORKER_ID"].iter().find_map(|name| text(name)?.parse().ok()),
+        }))
+    }
+}
+
+/// `RINGPULL_MPIRUN` (mpirun): the program that starts MPI ranks.
+pub fn mpirun_program() -> String {
+    text("RINGPULL_MPIRUN").unwrap_or_else(|| "mpirun".to_owned())
+}
+
+/// `RINGPULL_SSH` (ssh): the program that reaches other hosts, with options of its own after blanks.
+pub fn ssh_command() -> Vec<String> {
+    text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
+}
+
+/// Parameters of MPI libraries, set before `MPI_Init` unless the user has set them: ranks that wait yield the processor, and `eager_bytes`, if
+/// given, are one eager message over TCP. UCX, under MPICH, has one limit for all networks: it is left alone where there is InfiniBand.
+pub fn library_settings(eager_bytes: Option<usize>) -> Vec<(&'static str, String)> {
+    let mut settings = vec![("OMPI_MCA_mpi_yield_when_idle", "1".to_owned())];
+    let Some(eager_bytes) = eager_bytes else { return settings };
+    let limit = (eager_bytes + 4096).to_string();
+    let tcp = ["OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"];
+    settings.extend(tcp.map(|name| (name, limit.clone())));
+    let has_infiniband = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut found| found.next().is_some());
+    if !has_infiniband {
+        settings.push(("UCX_RNDV_THRESH", limit));
+    }
+    settings
+}
+
+/// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`.
+pub fn launcher_world_size() -> Option<(&'static str, usize)> {
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+        .into_iter()
+        .find_map(|name| Some((name, text(name)?.parse().ok()?)))
+}
+
+/// Whether a launcher calls this process its first rank, or nobody calls it any.
+pub fn is_first_rank() -> bool {
+    let told = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(text);
+    told.is_none_or(|rank| rank == "0")
+}
+
+/// Whether this process speaks for those of its job where one is enough: in a job with servers the first worker, or every worker if no
+/// variable numbers them, whatever rank a launcher gives; else the launcher's first rank.
+pub fn speaks_for_the_job(job: Option<&Dmlc>) -> bool {
+    job.map_or_else(is_first_rank, |job| job.role == Role::Worker && job.preferred_rank.unwrap_or(0) == 0)
+}
+
+/// If this process speaks for several workers: the variable by which a launcher says so, and how many they are.
+pub fn first_of_several(job: Option<&Dmlc>) -> Option<(&'static str, usize)> {
+    let told = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers)).or_else(launcher_world_size);
+    told.filter(|(_, workers)| *workers > 1 && speaks_for_the_job(job))
+}
+
+/// Whether Open MPI's `mpirun` runs for root.
+pub fn root_may_run_mpi() -> bool {
+    text("OMPI_ALLOW_RUN_AS_ROOT").is_some() && text("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM").is_some()
+}
+
+/// How many ranks a launcher has put on this host, as far as it says.
+pub fn launcher_local_size() -> Option<usize> {
+    ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
+}
+
+/// This process's place among those of this host, as far as its launcher says.
+pub fn launcher_local_rank() -> Option<usize> {
+    let names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"];
+    names.into_iter().find_map(|name| text(name)?.parse().ok())
+}
+
+const SHARED_MEMORY: &str = "RINGPULL_SHARED_MEMORY";
+
+/// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different ones. Another word is an error
+/// of [`Config::from_env`] and of whatever creates a store.
+pub fn shared_memory() -> bool {
+    wants_shared_memory() != Ok(false)
+}
+
+fn wants_shared_memory() -> Result<bool> {
+    text(SHARED_MEMORY).map_or(Ok(true), |given| switch(SHARED_MEMORY, &given))
+}
+
+/// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above it.
+pub fn rack() -> Option<String> {
+    let switches = || Some(text("SLURM_TOPOLOGY_ADDR")?.rsplit_once('.')?.0.to_owned());
+    text("RINGPULL_RACK").or_else(switches)
+}
+
+/// `NCCL_COMM_BLOCKING`: whether NCCL was told to let its calls wait for other processes, so that none can be given up.
+pub fn nccl_blocks() -> bool {
+    text("NCCL_COMM_BLOCKING").is_some_and(|given| given.trim() == "1")
+}
+
+/// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull launch` says it.
+pub fn local_workers() -> usize {
+    let told = text("RINGPULL_LOCAL_WORKERS").and_then(|count| count.parse().ok());
+    told.or_else(launcher_local_size).unwrap_or(1).max(1)
+}
+
+/// `XDG_CACHE_HOME` (`HOME`/.cache): the folder that may be emptied at any time.
+pub fn cache_folder() -> Option<PathBuf> {
+    let named = text("XDG_CACHE_HOME").map(PathBuf::from).filter(|folder| folder.is_absolute());
+    named.or_else(|| Some(PathBuf::from(text("HOME")?).join(".cache")))
+}
+
+/// `RINGPULL_LOG` (warn): the filter of the log on stderr, in `tracing`'s syntax.
+pub fn log_filter() -> String {
+    text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
+}
+
+/// Where Debian's package `dataset-fashion-mnist` puts its files.
+pub const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
+
+/// The folder with Fashion-MNIST: the package's, or the one of this checkout that `scripts/setup` fills where it is not root.
+pub fn fashion_mnist() -> &'static str {
+    static FOLDER: OnceLock<String> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let unprivileged = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.deps", "/usr/share/datasets/fashion-mnist");
+        let found = (!Path::new(FASHION_MNIST).is_dir()).then(|| std::fs::canonicalize(unprivileged).ok()).flatten();
+        found.map_or_else(|| FASHION_MNIST.to_owned(), |folder| folder.display().to_string())
+    })
+}
+
+/// `RINGPULL_DEVICES`: the devices of the device kinds (all GPUs if unset), and of `dist_sync_mpi` (host memory if unset).
+pub fn devices() -> Option<String> {
+    text("RINGPULL_DEVICES")
+}
+
+/// `RINGPULL_TIMELINE` (unset): the file that each process writes what it did to, as a Chrome trace.
+pub fn timeline_file() -> Option<String> {
+    text("RINGPULL_TIMELINE")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_that_no_message_can_count_is_an_error_of_the_program() {
+        Config::default().check().unwrap();
+        for segment_bytes in [0, 1 << 31, usize::MAX] {
+            let error = Config { segment_bytes, ..Config::default() }.check().unwrap_err().to_string();
+            assert!(error.contains("Config::segment_bytes"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_library_that_sums_by_itself_keeps_its_own_limits() {
+        let names = |eager_bytes| library_settings(eager_bytes).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names(None), ["OMPI_MCA_mpi_yield_when_idle"]);
+        assert!(names(Some(1 << 18)).contains(&"OMPI_MCA_btl_tcp_eager_limit"));
+    }
+
+    #[test]
+    fn a_model_is_a_word_or_a_file_but_no_misspelt_word() {
+        assert_eq!(ModelSource::named("probe"), Ok(ModelSource::Probe));
+        assert_eq!(ModelSource::named("/models/rack.json"), Ok(ModelSource::File("/models/rack.json".into())));
+        let error = ModelSource::named("cachde").unwrap_err().to_string();
+        assert!(error.contains("RINGPULL_MODEL=\"cachde\"") && error.contains("did you mean cached?"), "{error}");
+    }
+}

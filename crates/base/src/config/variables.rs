@@ -1,0 +1,200 @@
+//! Reading one variable of the environment: its value, or an error that names it and says what to do; and telling names that are nearly ours.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::{Error, Result, closest};
+
+/// The variables of our own that a process reads or `ringpull` sets, without `RINGPULL_`.
+const OURS: [&str; 17] = [
+    "timeout",
+    "log",
+    "algorithm",
+    "model",
+    "segment",
+    "fusion_bytes",
+    "devices",
+    "mpi_device_memory",
+    "shared_memory",
+    "rack",
+    "check_nan",
+    "timeline",
+    "mpirun",
+    "local_workers",
+    "ssh",
+    "hostfile",
+    "min_hosts",
+];
+
+/// The variable's value, `None` if unset or empty.
+pub fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+pub(super) fn bad(name: &str, expected: &str) -> Error {
+    let value = text(name).unwrap_or_default();
+    let remedy = if value.is_empty() {
+        "set it, as `ringpull launch` and the operators of Kubernetes do, in every process of the job"
+    } else if name.starts_with("DMLC_") {
+        "correct it: `ringpull launch` sets it as it must be"
+    } else {
+        "correct it, or unset it for the default"
+    };
+    wrong(name, &value, expected, remedy.to_owned())
+}
+
+pub(super) fn wrong(variable: &str, value: &str, expected: &str, remedy: String) -> Error {
+    Error::Environment { variable: variable.to_owned(), value: value.to_owned(), expected: expected.to_owned(), remedy }
+}
+
+/// The value of a variable that takes one of `names`, or of others that mean the same.
+pub(super) fn one_of(variable: &str, given: &str, names: &[&str], others: &[&str]) -> Result<String> {
+    if names.contains(&given) || others.contains(&given) {
+        return Ok(given.to_owned());
+    }
+    let remedy = match closest(given, names.iter().copied()) {
+        Some(name) => format!("did you mean {name}?"),
+        None => "correct it, or unset it for the default".to_owned(),
+    };
+    Err(wrong(variable, given, &format!("one of {}", names.join(", ")), remedy))
+}
+
+/// The value of a variable that says yes or no.
+pub(super) fn switch(variable: &str, given: &str) -> Result<bool> {
+    match given.to_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "0" | "false" | "no" | "off" => Ok(false),
+        _ => {
+            let remedy = "correct it, or unset it for the default".to_owned();
+            Err(wrong(variable, given, "1 or 0 (or true, false, yes, no, on, off)", remedy))
+        }
+    }
+}
+
+pub(super) fn parsed<T: FromStr>(name: &str, expected: &str, default: T) -> Result<T> {
+    text(name).map_or(Ok(default), |value| value.parse().map_err(|_| bad(name, expected)))
+}
+
+pub(super) fn required<T: FromStr>(name: &str, expected: &str) -> Result<T> {
+    text(name).and_then(|value| value.parse().ok()).ok_or_else(|| bad(name, expected))
+}
+
+pub(super) fn seconds(name: &str, default: Duration) -> Result<Duration> {
+    let expected = "a number of seconds, more than 0 and at most 1e9";
+    let seconds = parsed(name, expected, default.as_secs_f64())?;
+    limit_of(seconds).ok_or_else(|| bad(name, expected))
+}
+
+/// A limit that can be added to any moment.
+fn limit_of(seconds: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero() && limit.as_secs() <= 1_000_000_000)
+}
+
+/// A line for each variable of the environment that is nearly one of ours, and has no effect.
+pub fn misspelt_variables() -> Vec<String> {
+    std::env::vars_os().filter_map(|(name, _)| misspelt(name.to_str()?)).collect()
+}
+
+fn misspelt(name: &str) -> Option<String> {
+    let (ours, rest) = name.split_once('_')?;
+    let (ours, rest) = (closest(ours, ["ringpull"])?.to_uppercase(), rest.to_lowercase());
+    let meant = format!("{ours}_{}", closest(&rest, OURS)?.to_uppercase());
+    (meant != name)
+        .then(|| format!("warning: {name} is no variable of ringpull and has no effect\n  hint: did you mean {meant}?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ALGORITHMS, SHARED_MEMORY};
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    #[test]
+    fn a_wrong_name_is_told_with_its_variable_the_names_and_the_closest() {
+        let error = one_of("RINGPULL_ALGORITHM", "rign", &ALGORITHMS, &["halving"]).unwrap_err().to_string();
+        for part in ["RINGPULL_ALGORITHM=\"rign\"", "auto, ring, direct", "ordered, native", "hint: did you mean ring?"]
+        {
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(one_of("RINGPULL_ALGORITHM", "halving", &ALGORITHMS, &["halving"]), Ok("halving".to_owned()));
+        let error = one_of("RINGPULL_ALGORITHM", "horovod", &ALGORITHMS, &[]).unwrap_err().to_string();
+        assert!(error.contains("nccl\n  hint: correct it"), "{error}");
+    }
+
+    #[test]
+    fn a_switch_takes_the_usual_words_and_no_other() {
+        for (given, on) in [("1", true), ("True", true), ("yes", true), ("0", false), ("off", false), ("FALSE", false)]
+        {
+            assert_eq!(switch(SHARED_MEMORY, given), Ok(on), "{given}");
+        }
+        for given in ["2", "nope", "-"] {
+            let error = switch(SHARED_MEMORY, given).unwrap_err().to_string();
+            assert!(error.contains(&format!("{SHARED_MEMORY}=\"{given}\"")) && error.contains("1 or 0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_variable_that_is_nearly_ours_is_told_from_others() {
+        for (given, meant) in [
+            ("RINGPULL_TIMOUT", "RINGPULL_TIMEOUT"),
+            ("RINGPUL_TIMEOUT", "RINGPULL_TIMEOUT"),
+            ("ringpull_algorithm", "RINGPULL_ALGORITHM"),
+            ("RINGPULL_DEVICE", "RINGPULL_DEVICES"),
+        ] {
+            let warning = misspelt(given).unwrap();
+            assert!(warning.contains(given) && warning.ends_with(&format!("did you mean {meant}?")), "{warning}");
+        }
+        for given in
+            ["RINGPULL_TIMEOUT", "RINGPULL_TASK", "RINGPULL_WAIT", "RINGPULL_", "PATH", "DMLC_ROLE", "MY_TIMEOUT"]
+        {
+            assert_eq!(misspelt(given), None, "{given}");
+        }
+    }
+
+    /// The names of our own variables that stand in `text` between `before` and `after`, without `RINGPULL_`.
+    fn named(text: &str, before: &str, after: char) -> BTreeSet<String> {
+        let between = |at: usize| text[at + before.len()..].split_once(after)?.0.strip_prefix("RINGPULL_");
+        let is_name = |name: &&str| !name.is_empty() && name.chars().all(|c| c == '_' || c.is_ascii_uppercase());
+        text.match_indices(before).filter_map(|(at, _)| between(at)).filter(is_name).map(str::to_lowercase).collect()
+    }
+
+    /// The same of the sources in `folder`, without their tests.
+    fn read_in(folder: &Path) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let is_source = path.extension().is_some_and(|extension| extension == "rs");
+            if path.is_dir() {
+                names.append(&mut read_in(&path));
+            } else if is_source && !path.to_string_lossy().ends_with("tests.rs") {
+                let source = std::fs::read_to_string(&path).unwrap();
+                names.append(&mut named(source.split("#[cfg(test)]").next().unwrap_or_default(), "\"", '"'));
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn the_names_that_are_ours_are_those_that_are_read_and_those_that_the_readme_lists() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        // `mpijob/entrypoint` reads these, before any process of ours is there.
+        let of_the_image = ["hostfile", "min_hosts"].map(str::to_owned);
+        let ours = |without: &[String]| -> BTreeSet<String> {
+            OURS.into_iter().map(str::to_owned).filter(|name| !without.contains(name)).collect()
+        };
+        let mut read: BTreeSet<String> =
+            ["src", "crates", "examples"].iter().flat_map(|folder| read_in(&root.join(folder))).collect();
+        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+        assert_eq!(named(&readme, "\n| `", '`'), ours(&of_the_image));
+        read.extend(of_the_image);
+        assert_eq!(read, ours(&[]));
+    }
+
+    #[test]
+    fn a_limit_is_a_time_that_can_be_waited_for() {
+        assert_eq!(limit_of(0.5), Some(Duration::from_millis(500)));
+        for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e10, 1e18] {
+            assert_eq!(limit_of(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Element types that a store sums.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// An element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum DType {
+    F32,
+    F64,
+    F16,
+    BF16,
+    I8,
+    U8,
+    I32,
+    I64,
+}
+
+impl DType {
+    /// Every element type.
+    pub const ALL: [DType; 8] =
+        [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::U8, DType::I32, DType::I64];
+
+    /// Bytes of one element.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            DType::I8 | DType::U8 => 1,
+            DType::F16 | DType::BF16 => 2,
+            DType::F32 | DType::I32 => 4,
+            DType::F64 | DType::I64 => 8,
+        }
+    }
+
+    /// The bytes of a tensor of this `shape`; an error if no memory has so many addresses.
+    pub fn len_bytes(self, shape: &[usize]) -> Result<usize, Error> {
+        let product = shape.iter().try_fold(self.size_bytes(), |bytes, dim| bytes.checked_mul(*dim));
+        // A page less than what a slice may have, since allocations are rounded up.
+        let most = isize::MAX.unsigned_abs() - (64 << 10);
+        product.filter(|bytes| *bytes <= most).ok_or_else(|| {
+            Error::argument(
+                format!("a tensor of {self} and shape {shape:?} has more bytes than there are addresses"),
+                "give a smaller shape",
+            )
+        })
+    }
+
+    /// The name used on the command line and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I8 => "i8",
+            DType::U8 => "u8",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+        }
+    }
+
+    /// A value of the type and a shape, in words.
+    pub fn of_shape(self, shape: impl fmt::Debug) -> String {
+        format!("{self} of shape {shape:?}")
+    }
+
+    /// Whether sums of the type are made in a longer one and rounded.
+    pub fn is_half(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16)
+    }
+
+    /// Whether the type has NaN and Inf, and can be optimised over.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(self.name())
+    }
+}
+
+impl FromStr for DType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
+            let names = DType::ALL.map(DType::name).join(", ");
+            Error::argument(format!("unknown dtype {name:?}"), format!("the dtypes are {names}"))
+        })
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that is the element of some [`DType`].
+pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
+    /// The element's type.
+    const DTYPE: DType;
+    /// `self + other` in this type's arithmetic: integers wrap, halves round once from f32.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+    /// Widened, for checks and messages.
+    fn to_f64(self) -> f64;
+    /// The nearest value of this type.
+    fn from_f64(value: f64) -> Self;
+}
+
+macro_rules! elements {
+    ($($type:ty => $dtype:ident, |$a:ident, $b:ident| $plus:expr, |$v:ident| $to:expr, |$w:ident| $from:expr;)*) => {$(
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self { let ($a, $b) = (self, other); $plus }
+            fn to_f64(self) -> f64 { let $v = self; $to }
+            fn from_f64(value: f64) -> Self { let $w = value; $from }
+        }
+    )*};
+}
+
+elements! {
+    f32 => F32, |a, b| a + b, |v| v.into(), |w| w as f32;
+    f64 => F64, |a, b| a + b, |v| v, |w| w;
+    f16 => F16, |a, b| f16::from_f32(a.to_f32() + b.to_f32()), |v| v.to_f64(), |w| f16::from_f64(w);
+    bf16 => BF16, |a, b| bf16::from_f32(a.to_f32() + b.to_f32()), |v| v.to_f64(), |w| bf16::from_f64(w);
+    i8 => I8, |a, b| a.wrapping_add(b), |v| v.into(), |w| w as i8;
+    u8 => U8, |a, b| a.wrapping_add(b), |v| v.into(), |w| w as u8;
+    i32 => I32, |a, b| a.wrapping_add(b), |v| v.into(), |w| w as i32;
+    i64 => I64, |a, b| a.wrapping_add(b), |v| v as f64, |w| w as i64;
+}
+
+/// Runs `$body` with `$T` standing for the Rust type of a [`DType`].
+#[macro_export]
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $T = $crate::half::f16;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $T = $crate::half::bf16;
+                $body
+            }
+            $crate::DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            $crate::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_with_more_bytes_than_addresses_is_an_error() {
+        assert_eq!(DType::F32.len_bytes(&[2, 3]), Ok(24));
+        assert_eq!(DType::F64.len_bytes(&[]), Ok(8));
+        assert_eq!(DType::F64.len_bytes(&[0, 7]), Ok(0));
+        for shape in [&[1 << 32, 1 << 32][..], &[usize::MAX], &[1 << 61], &[1 << 62, 4]] {
+            let error = DType::F32.len_bytes(shape).unwrap_err().to_string();
+            assert!(error.contains("addresses") && error.contains("hint:"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The one error type. A variant for each thing a caller can do something about, fields instead of formatted strings.
+//!
+//! Errors travel: what one rank detects is sent to the others and raised there with the same words, so every
+//! variant can be cloned and serialised.
+
+use std::io::ErrorKind;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Key;
+
+/// What went wrong, where, and what to do about it.
+///
+/// The text is lower case without a full stop; a remedy stands on its own line, after `hint:`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// `create` was given a name that is no kind of store. Names are never guessed at.
+    #[error(
+        "unknown kind of store {given:?}\n  hint: the kinds are {}{}",
+        crate::Kind::names(),
+        crate::Kind::meant_by(given)
+    )]
+    UnknownKind {
+        /// The name as it was given.
+        given: String,
+    },
+    /// The kind exists, but this build, machine or process cannot have it.
+    #[error("store kind {kind} is not available: {reason}\n  hint: {remedy}")]
+    KindUnavailable {
+        /// The kind asked for.
+        kind: String,
+        /// What is missing.
+        reason: String,
+        /// What to install, set or choose instead.
+        remedy: String,
+    },
+    /// The operation exists, but not for this kind of store or this kind of value.
+    #[error("{operation} is not supported by {kind}: {reason}")]
+    Unsupported {
+        /// The kind of store.
+        kind: String,
+        /// The operation, in the API's word.
+        operation: String,
+        /// Why not, and what can be done instead.
+        reason: String,
+    },
+    /// One store holds integer keys or string keys, as its first call decided.
+    #[error(
+        "mixed key types are not allowed: key {key} on rank {rank} in a store whose first key was {first}\n  hint: use only integers or only strings as keys of one store"
+    )]
+    MixedKeyTypes {
+        /// The key that differs.
+        key: Key,
+        /// A key of the type the store has.
+        first: Key,
+        /// The rank that called.
+        rank: usize,
+    },
+    /// A key was pushed or pulled before `init`.
+    #[error(
+        "{operation} of key {key} on rank {rank}: the key has not been initialised\n  hint: call init or broadcast for it first, on every rank"
+    )]
+    NotInitialized {
+        /// The key.
+        key: Key,
+        /// `push`, `pull`, ...
+        operation: String,
+        /// The rank that called.
+        rank: usize,
+    },
+    /// `init` was called twice for a key.
+    #[error(
+        "duplicate init of key {key} on rank {rank}\n  hint: init or broadcast a key once; use push to change its value"
+    )]
+    AlreadyInitialized {
+        /// The key.
+        key: Key,
+        /// The rank that called.
+        rank: usize,
+    },
+    /// A value's shape is not the key's.
+    #[error(
+        "{operation} of key {key} on rank {rank}: shape {got:?} where init gave {expected:?}\n  hint: every value of a key has the shape it was initialised with"
+    )]
+    ShapeMismatch {
+        /// The key.
+        key: Key,
+        /// `push`, `pull`, ...
+        operation: String,
+        /// The rank that called.
+        rank: usize,
+        /// The key's shape.
+        expected: Vec<usize>,
+        /// The value's shape.
+        got: Vec<usize>,
+    },
+    /// A value's dtype is not the key's.
+    #[error(
+        "{operation} of key {key} on rank {rank}: dtype {got} where init gave {expected}\n  hint: every value of a key has the dtype it was initialised with"
+    )]
+    DtypeMismatch {
+        /// The key.
+        key: Key,
+        /// `push`, `pull`, ...
+        operation: String,
+        /// The rank that called.
+        rank: usize,
+        /// The key's dtype.
+        expected: String,
+        /// The value's dtype.
+        got: String,
+    },
+    /// The ranks called the same operation with arguments that do not fit together.
+    #[error("the ranks disagree on key {key} in {operation}: {}\n  hint: {remedy}", list_views(views))]
+    Disagreement {
+        /// The key.
+        key: Key,
+        /// The operation.
+        operation: String,
+        /// Each rank's view, in words.
+        views: Vec<(usize, String)>,
+        /// What to change.
+        remedy: String,
+    },
+    /// An argument is wrong in itself. Nothing was changed.
+    #[error("{what}\n  hint: {remedy}")]
+    InvalidArgument {
+        /// What is wrong.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// Some ranks wait for others that live but have not called.
+    #[error(
+        "{operation} of key {key} on rank {rank} waited {waited_s} s: rank(s) {missing:?} have not called it{}\n  hint: every rank must {operation} every key of a step; look at what those ranks are doing, or raise RINGPULL_TIMEOUT (seconds) if they are only slow; if ranks wait for each other's keys, call all keys before waiting for one; if they have less data (uneven shares), give every rank equal numbers of steps, or call join() where it ends (dist_sync_mpi)",
+        if why.is_empty() { String::new() } else { format!("; {why}") }
+    )]
+    Stalled {
+        /// The operation that waits.
+        operation: String,
+        /// Its key.
+        key: Key,
+        /// The rank that waited.
+        rank: usize,
+        /// The ranks that did not come.
+        missing: Vec<usize>,
+        /// How long it waited, in seconds.
+        waited_s: u64,
+        /// What those wait for themselves, or nothing.
+        why: String,
+    },
+    /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
+    #[error("{peer} ended its run without calling {operation}, for which rank {rank} waits{}", say_why_ended(why))]
+    Finished {
+        /// Who, such as `rank 3 (pid 71 on h4)`.
+        peer: String,
+        /// What the other waits for, with the key.
+        operation: String,
+        /// The rank that waits.
+        rank: usize,
+        /// The last error that it met, in one line, which need not be why it ended; empty if there was none, or a call has succeeded since.
+        why: String,
+    },
+    /// A peer is gone.
+    #[error(
+        "{peer} is lost: {cause} (during {operation} on rank {rank})\n  hint: see that process's own output and its host's log; restart the job from its last checkpoint"
+    )]
+    PeerLost {
+        /// Who, such as `rank 3 (pid 71 on h4)` or `server 1 (10.55.0.3:4711)`.
+        peer: String,
+        /// How it was noticed.
+        cause: String,
+        /// What this rank was doing, with the key.
+        operation: String,
+        /// The rank that reports.
+        rank: usize,
+    },
+    /// Bytes arrived that do not fit the protocol; they were not applied.
+    #[error("protocol error on rank {rank}: {what} from {peer}\n  hint: {remedy}")]
+    Protocol {
+        /// The rank that reports.
+        rank: usize,
+        /// Who sent it.
+        peer: String,
+        /// What arrived.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A library call failed; its own code and words are kept.
+    #[error("{library}: {call} failed on rank {rank}: {text} (code {code})")]
+    Library {
+        /// `Open MPI`, `MPICH`, `ZeroMQ`, ...
+        library: String,
+        /// The call.
+        call: String,
+        /// Its code.
+        code: i64,
+        /// Its words.
+        text: String,
+        /// The rank that called.
+        rank: usize,
+    },
+    /// A file or socket could not be used.
+    #[error("cannot {action} {path}: {text}{}", if remedy.is_empty() { String::new() } else { format!("\n  hint: {remedy}") })]
+    Io {
+        /// `write`, `connect to`, ...
+        action: String,
+        /// The file or address.
+        path: String,
+        /// The system's words.
+        text: String,
+        /// What to do, where those do not say it.
+        remedy: String,
+    },
+    /// `RINGPULL_CHECK_NAN=1` found a value that is not finite.
+    #[error(
+        "{what} in element {index} of key {key} pushed by rank {rank}\n  hint: RINGPULL_CHECK_NAN=1 asked for this check; look at that rank's loss and learning rate"
+    )]
+    NotFinite {
+        /// The key.
+        key: Key,
+        /// The rank whose value it is.
+        rank: usize,
+        /// The element's index.
+        index: usize,
+        /// `NaN` or `Inf`.
+        what: String,
+    },
+    /// An environment variable has a value that cannot be used.
+    #[error("{}: expected {expected}\n  hint: {remedy}", say_variable(variable, value))]
+    Environment {
+        /// Its name.
+        variable: String,
+        /// Its value, empty if unset.
+        value: String,
+        /// What it may be.
+        expected: String,
+        /// What to do.
+        remedy: String,
+    },
+}
+
+impl Error {
+    /// An I/O error with what was being done to which path.
+    pub fn io(action: &str, path: impl std::fmt::Display, cause: &std::io::Error) -> Self {
+        let remedy = match cause.kind() {
+            ErrorKind::NotFound if action == "run" => "install it, or put its folder into PATH",
+            ErrorKind::NotFound => {
+                "look at the spelling; a path that does not begin with / starts at the folder in which the command runs"
+            }
+            ErrorKind::PermissionDenied => "give this user access to it, or name another",
+            _ => "",
+        };
+        let (action, path, text) = (action.to_owned(), path.to_string(), cause.to_string());
+        Error::Io { action, path, text, remedy: remedy.to_owned() }
+    }
+
+    /// A wrong argument and what to do about it.
+    pub fn argument(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Error::InvalidArgument { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+fn list_views(views: &[(usize, String)]) -> String {
+    let parts: Vec<String> = views.iter().map(|(rank, view)| format!("rank {rank} has {view}")).collect();
+    parts.join(", ")
+}
+
+fn say_variable(variable: &str, value: &str) -> String {
+    if value.is_empty() { format!("{variable} is not set") } else { format!("{variable}={value:?} cannot be used") }
+}
+
+/// The remedy where ranks give a key different first values.
+pub const INIT_ALIKE: &str = "init the key with one shape and dtype on every rank";
+
+/// Why a peer was lost, and the last error that it had met, if it had told of one.
+pub fn after_error(cause: &str, why: Option<&str>) -> String {
+    why.map_or_else(|| cause.to_owned(), |why| format!("{cause} after this error: {why}"))
+}
+
+fn say_why_ended(why: &str) -> String {
+    let less_data =
+        "if it has less data than the others, give every rank equal numbers of steps, or call join() where it ends";
+    if why.is_empty() {
+        return format!("\n  hint: see its own output for an error; {less_data}");
+    }
+    format!(
+        "; before that it met this error: {why}\n  hint: its own output has all of the error; if it ended by that, mend it and restart the job from its last checkpoint; {less_data}"
+    )
+}
+
+/// Shorthand for this crate's results.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,35 @@
+//! The ground that every crate of ringpull stands on: what a key, a kind, an element type, a tensor and an error are.
+//!
+//! - [`Key`], [`Kind`], [`DType`], [`Error`]: the words of the KVStore's contract;
+//! - [`Buffer`]: bytes, in the memory that ranks of a host share where they can ([`buffer`]); [`Tensor`]: a buffer behind a lock,
+//!   or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
+//! - [`notice()`]: what people should read although nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs; [`timeline`]: what it does when.
+//!
+//! It does no arithmetic and talks to nobody.
+
+pub mod buffer;
+pub mod config;
+mod dtype;
+mod error;
+mod key;
+mod kind;
+pub mod notice;
+mod remote;
+mod sparse;
+mod spelling;
+mod tensor;
+pub mod timeline;
+pub mod topology;
+
+pub use buffer::Buffer;
+pub use dtype::{DType, Element};
+pub use error::{Error, INIT_ALIKE, Result, after_error};
+#[doc(hidden)]
+pub use half;
+pub use key::Key;
+pub use kind::Kind;
+pub use notice::notice;
+pub use remote::Remote;
+pub use sparse::{RowSparse, check_row_ids};
+pub use spelling::{closest, did_you_mean};
+pub use tensor::{Released, Tensor, TensorMut, TensorRef, Waiter, unshare};

@@ -1,0 +1,28 @@
+//! What people should read although nothing failed: a misspelt variable, a rank that ends the others' job, a lost timeline.
+//!
+//! A library does not print. A notice is a warning of the log, until the program that owns stderr takes them with [`send_to`]: the
+//! command and the Python package write them out as they are.
+
+use std::sync::OnceLock;
+
+static SINK: OnceLock<fn(&str)> = OnceLock::new();
+
+/// Hands every notice from now on to `sink`, which must not block for long. Only the first call counts.
+pub fn send_to(sink: fn(&str)) {
+    SINK.get_or_init(|| sink);
+}
+
+/// Hands `text`, of one or more lines without a last line feed, to whoever takes notices.
+pub fn notice(text: &str) {
+    match SINK.get() {
+        Some(sink) => sink(text),
+        None => tracing::warn!("{text}"),
+    }
+}
+
+/// Writes every notice from now on to stderr, each in one piece, which a launcher does not mix with another process's.
+pub fn to_stderr() {
+    use std::io::Write;
+    // If stderr is gone, nobody can be told.
+    send_to(|text| drop(std::io::stderr().write_all(format!("{text}\n").as_bytes())));
+}

@@ -1,0 +1,37 @@
+//! Memory of a tensor that is not the host's.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use crate::Error;
+
+/// Memory that is not the host's, as its owner knows it.
+#[derive(Clone)]
+pub struct Remote {
+    owner: Arc<dyn Any + Send + Sync>,
+    place: Arc<str>,
+}
+
+impl Remote {
+    /// Memory that belongs to `owner` and lies at `place`, a name for people.
+    pub fn new(owner: Arc<dyn Any + Send + Sync>, place: &str) -> Self {
+        Remote { owner, place: place.into() }
+    }
+
+    /// The owner, if it is a `T`.
+    pub fn owner<T: Any + Send + Sync>(&self) -> Option<&T> {
+        self.owner.downcast_ref()
+    }
+
+    /// Where it lies, for people.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    pub(crate) fn refuse(&self) -> Error {
+        Error::argument(
+            format!("the tensor is in the memory of {}, and its bytes are wanted on the host", self.place),
+            "copy it with `Devices::download`, or use a store that works on devices",
+        )
+    }
+}

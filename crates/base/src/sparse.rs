@@ -1,0 +1,60 @@
+//! Row-sparse values: some rows of a tensor, named by their ids, the others being zero.
+
+use crate::{Error, Result, Tensor};
+
+/// Rows of a tensor of shape `shape`. `rows` has shape `[row_ids.len(), shape[1..]]`.
+#[derive(Debug, Clone)]
+pub struct RowSparse {
+    shape: Vec<usize>,
+    row_ids: Vec<i64>,
+    rows: Tensor,
+}
+
+impl RowSparse {
+    /// Rows `row_ids` of a tensor of `shape`. The ids need be neither sorted nor unique; rows named twice add up when pushed.
+    ///
+    /// Errors if an id is outside `0..shape[0]` or if `rows` does not hold one row for each id.
+    pub fn new(shape: &[usize], row_ids: &[i64], rows: Tensor) -> Result<Self> {
+        let Some((&count, row_shape)) = shape.split_first() else {
+            return Err(Error::argument("a scalar has no rows", "give row-sparse values at least one dimension"));
+        };
+        check_row_ids(row_ids, count)?;
+        if rows.shape().first() != Some(&row_ids.len()) || &rows.shape()[1..] != row_shape {
+            return Err(Error::argument(
+                format!(
+                    "{} row ids with rows of shape {:?} for a tensor of shape {shape:?}",
+                    row_ids.len(),
+                    rows.shape()
+                ),
+                "give one row for each row id, each of the tensor's shape without its first dimension",
+            ));
+        }
+        Ok(RowSparse { shape: shape.to_vec(), row_ids: row_ids.to_vec(), rows })
+    }
+
+    /// The shape of the whole tensor.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The ids of the rows that are present.
+    pub fn row_ids(&self) -> &[i64] {
+        &self.row_ids
+    }
+
+    /// The rows, one for each id in the order of the ids.
+    pub fn rows(&self) -> &Tensor {
+        &self.rows
+    }
+}
+
+/// Errors unless every id names one of `count` rows.
+pub fn check_row_ids(row_ids: &[i64], count: usize) -> Result<()> {
+    match row_ids.iter().find(|id| usize::try_from(**id).map_or(true, |id| id >= count)) {
+        Some(id) => Err(Error::argument(
+            format!("row id {id} in a tensor of {count} rows"),
+            format!("row ids lie between 0 and {}", count.saturating_sub(1)),
+        )),
+        None => Ok(()),
+    }
+}

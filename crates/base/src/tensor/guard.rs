@@ -1,0 +1,183 @@
+//! A tensor's elements while its lock is held.
+
+use std::sync::Arc;
+
+use parking_lot::RawRwLock;
+use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+
+use super::Content;
+use crate::{Buffer, DType, Element, Error, Key, Remote, Result};
+
+/// A tensor locked for reading. May move to another thread.
+pub struct TensorRef {
+    pub dtype: DType,
+    pub(super) shape: Arc<[usize]>,
+    pub(super) content: ArcRwLockReadGuard<RawRwLock, Content>,
+    pub(super) remote: Option<Remote>,
+}
+
+impl TensorRef {
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The lengths of the dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The memory, if it is not the host's.
+    pub fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
+    }
+
+    /// The bytes in C order; none if the memory is not the host's.
+    pub fn bytes(&self) -> &[u8] {
+        self.content.data.bytes()
+    }
+
+    /// The elements in C order.
+    ///
+    /// # Panics
+    /// If `T` is not the tensor's element type.
+    pub fn as_slice<T: Element>(&self) -> &[T] {
+        assert_eq!(T::DTYPE, self.dtype, "a tensor is read as the element type it has");
+        bytemuck::cast_slice(self.bytes())
+    }
+
+    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
+    pub fn snapshot(&self) -> Arc<Buffer> {
+        snapshot(&self.content.data)
+    }
+}
+
+/// A tensor locked for writing. May move to another thread.
+pub struct TensorMut {
+    pub dtype: DType,
+    pub(super) shape: Arc<[usize]>,
+    pub(super) content: ArcRwLockWriteGuard<RawRwLock, Content>,
+    pub(super) remote: Option<Remote>,
+    pub(super) touched: bool,
+    pub(super) then: Option<Then>,
+}
+
+/// What follows the end of a write: given the bytes, or what kept them from being written.
+type Then = Box<dyn FnOnce(Result<&[u8]>) + Send + Sync>;
+
+impl TensorMut {
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The lengths of the dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The memory, if it is not the host's.
+    pub fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
+    }
+
+    /// Lets `then` follow this write, on the thread that ends it: with the bytes written or the fault set; with neither, not at all.
+    #[must_use]
+    pub fn then(mut self, then: impl FnOnce(Result<&[u8]>) + Send + Sync + 'static) -> Self {
+        self.then = Some(Box::new(then));
+        self
+    }
+
+    /// Whether to let go of it does nothing but unlock: nothing follows the write, and no other library gets its memory back by it.
+    pub fn is_simply_dropped(&self) -> bool {
+        let is_own = self.remote.is_none() && !self.content.data.is_foreign();
+        let is_last = || Arc::strong_count(ArcRwLockWriteGuard::rwlock(&self.content)) == 1;
+        self.then.is_none() && self.content.released.is_none() && (is_own || !is_last())
+    }
+
+    /// The bytes, for reading; none if the memory is not the host's.
+    pub fn bytes(&self) -> &[u8] {
+        self.content.data.bytes()
+    }
+
+    /// The bytes, for writing; copied first if a snapshot still needs the old ones.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.touched = true;
+        unshare(&mut self.content.data).bytes_mut()
+    }
+
+    /// The elements, for writing.
+    ///
+    /// # Panics
+    /// If `T` is not the tensor's element type.
+    pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
+        assert_eq!(T::DTYPE, self.dtype, "a tensor is written as the element type it has");
+        bytemuck::cast_slice_mut(self.bytes_mut())
+    }
+
+    /// Overwrites all elements, without first copying what a snapshot shares.
+    pub fn copy_from(&mut self, bytes: &[u8]) {
+        self.touched = true;
+        if let Some(data) = Arc::get_mut(&mut self.content.data) {
+            data.bytes_mut().copy_from_slice(bytes);
+        } else {
+            assert_eq!(bytes.len(), self.content.data.bytes().len(), "a tensor keeps its length");
+            self.content.data = Arc::new(Buffer::copy_of(bytes));
+        }
+    }
+
+    /// Says whose value is being written, for the timeline of whoever waits for it.
+    pub fn write_of(&mut self, key: &Key) {
+        self.content.written = Some(key.clone());
+    }
+
+    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
+    pub fn snapshot(&self) -> Arc<Buffer> {
+        snapshot(&self.content.data)
+    }
+
+    /// Whether the memory is somebody else's, so that a snapshot is a copy.
+    pub fn is_foreign(&self) -> bool {
+        self.content.data.is_foreign()
+    }
+
+    /// Whether a sum that is written here need be nowhere else.
+    pub fn is_unkept(&self) -> bool {
+        self.content.is_unkept
+    }
+
+    /// As [`fail`](Self::fail), when a library or a device may still use the memory: it is never freed.
+    pub fn abandon(self, fault: Error) {
+        std::mem::forget(Arc::clone(&self.content.data));
+        std::mem::forget(self.remote.clone());
+        self.fail(fault);
+    }
+
+    /// Gives up writing: whoever reads the tensor next gets `fault`.
+    pub fn fail(mut self, fault: Error) {
+        self.content.fault = Some(fault);
+    }
+}
+
+impl Drop for TensorMut {
+    fn drop(&mut self) {
+        let Some(then) = self.then.take() else { return };
+        match &self.content.fault {
+            Some(fault) => then(Err(fault.clone())),
+            None if self.touched => then(Ok(self.content.data.bytes())),
+            None => {}
+        }
+    }
+}
+
+fn snapshot(data: &Arc<Buffer>) -> Arc<Buffer> {
+    if data.is_foreign() { Arc::new(Buffer::copy_of(data.bytes())) } else { Arc::clone(data) }
+}
+
+/// The buffer for writing; a fresh copy takes its place if others still hold it.
+pub fn unshare(data: &mut Arc<Buffer>) -> &mut Buffer {
+    if Arc::get_mut(data).is_none() {
+        *data = Arc::new(Buffer::copy_of(data.bytes()));
+    }
+    Arc::get_mut(data).expect("nobody else holds a buffer just copied, nor one that had no other holder")
+}

@@ -1,0 +1,148 @@
+//! Which store has been given a tensor that its owner has not come for since, and who is told of what.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+/// A store, as far as it is told what becomes of the tensors it was given.
+pub trait Waiter: Send + Sync {
+    /// The caller may be about to block until the store is done with a tensor.
+    fn wait(&self);
+
+    /// The store has been given a tensor whose owner is told when it is done with ([`Tensor::watched`](super::Tensor::watched)), and need not come for it.
+    fn watched(&self) {}
+
+    /// The store is done with such a one, and its owner is going to be told.
+    fn returned(&self) {}
+}
+
+/// The store reads it: writers block.
+pub(super) const READ: u8 = 1;
+/// The store writes it: readers block, too.
+pub(super) const WRITTEN: u8 = 2;
+
+#[derive(Default)]
+pub(super) struct Lent {
+    /// 0, `READ` or `WRITTEN`; changed while `to` is locked.
+    how: AtomicU8,
+    to: Mutex<Option<Weak<dyn Waiter>>>,
+    is_watched: bool,
+}
+
+impl Lent {
+    pub(super) fn watched() -> Self {
+        Lent { is_watched: true, ..Lent::default() }
+    }
+
+    pub fn lend(&self, to: &Weak<dyn Waiter>, how: u8) {
+        let mut place = self.to.lock();
+        let before = self.how.swap(how, Ordering::AcqRel);
+        if self.is_watched && before == 0 {
+            to.upgrade().into_iter().for_each(|waiter| waiter.watched());
+        }
+        if !self.is_watched || before == 0 {
+            *place = Some(Weak::clone(to));
+        }
+    }
+
+    /// The owner comes for it: tells the store, if it has the tensor in a way that may make the owner block.
+    pub(super) fn come_for(&self, blocks_from: u8) {
+        if self.how.load(Ordering::Acquire) >= blocks_from {
+            self.take_back().into_iter().for_each(|waiter| waiter.wait());
+        }
+    }
+
+    /// The store that had it, which has it no more.
+    pub(super) fn take_back(&self) -> Option<Arc<dyn Waiter>> {
+        if self.how.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let place = {
+            let mut place = self.to.lock();
+            self.how.store(0, Ordering::Release);
+            place.take()
+        };
+        let waiter = place?.upgrade()?;
+        if self.is_watched {
+            waiter.returned();
+        }
+        Some(waiter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Buffer, DType, Tensor};
+
+    #[derive(Default)]
+    struct Count {
+        waits: AtomicU8,
+        held: AtomicU8,
+    }
+
+    impl Waiter for Count {
+        fn wait(&self) {
+            self.waits.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn watched(&self) {
+            self.held.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn returned(&self) {
+            self.held.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn counter() -> (Arc<Count>, Weak<dyn Waiter>) {
+        let count = Arc::new(Count::default());
+        let waiter: Arc<dyn Waiter> = count.clone();
+        (count, Arc::downgrade(&waiter))
+    }
+
+    #[test]
+    fn a_store_is_told_once_when_the_owner_comes_for_what_it_was_given() {
+        let (count, waiter) = counter();
+        let (input, output) = (Tensor::zeros(DType::F32, &[1]), Tensor::zeros(DType::F32, &[1]));
+        input.lend(&waiter, false);
+        output.lend(&waiter, true);
+        let counted = || count.waits.load(Ordering::Relaxed);
+        drop(input.read());
+        assert_eq!(counted(), 0, "a store that only reads keeps no reader waiting");
+        drop(input.write());
+        assert_eq!(counted(), 1);
+        drop((output.read(), input.write()));
+        assert_eq!(counted(), 2);
+        drop((output.read(), output.clone().read()));
+        assert_eq!(counted(), 2);
+        assert_eq!(count.held.load(Ordering::Relaxed), 0, "none is watched");
+    }
+
+    #[test]
+    fn a_store_knows_how_many_watched_tensors_it_has_before_their_owners_are_told() {
+        let (count, waiter) = counter();
+        let held = {
+            let count = Arc::clone(&count);
+            move || count.held.load(Ordering::Relaxed)
+        };
+        let watched = || {
+            let held = held.clone();
+            Tensor::watched(DType::F32, &[1], Buffer::zeroed(4), Box::new(move |_| assert_eq!(held(), 0)))
+        };
+        let tensor = watched();
+        tensor.lend(&waiter, false);
+        tensor.lend(&waiter, true);
+        assert_eq!(held(), 1, "one tensor, in two places of a call");
+        drop(tensor);
+        assert_eq!(held(), 0);
+        let tensor = watched();
+        tensor.lend(&waiter, true);
+        drop(tensor.read());
+        assert_eq!((held(), count.waits.load(Ordering::Relaxed)), (0, 1), "its owner came for it");
+        drop(tensor);
+        drop(watched());
+        assert_eq!(held(), 0, "one that was never lent");
+    }
+}

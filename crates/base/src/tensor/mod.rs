@@ -1,0 +1,374 @@
+//! Host tensors that a store can read and write while their owner goes on computing.
+//!
+//! A [`Tensor`] is a shared handle, as MXNet's `NDArray` is: a clone names the same elements. Its lock is the
+//! dependency tracking. `push` takes the read lock and keeps it until the gradient has left; `push_pull` takes the
+//! write lock of `out` and gives it back when the sum is there. So [`Tensor::read`] and [`Tensor::write`] block
+//! exactly as long as communication still needs the memory, and nothing is copied to make that so.
+//!
+//! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
+//! A tensor may also name memory of a device (see `device`): it has the same lock, and asking for its bytes is an error.
+//!
+//! A store that has been given a tensor is told when its owner comes for it again (`Waiter`), once, and before that may block.
+
+mod guard;
+mod lent;
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use parking_lot::{RawRwLock, RwLock};
+
+pub use guard::unshare;
+pub use guard::{TensorMut, TensorRef};
+pub use lent::Waiter;
+use lent::{Lent, READ, WRITTEN};
+
+use crate::timeline::{self, Phase};
+use crate::{Buffer, DType, Element, Error, Key, Remote, Result};
+
+/// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
+pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
+
+struct Content {
+    data: Arc<Buffer>,
+    /// Why the last write of this tensor did not happen; reading it raises that.
+    fault: Option<Error>,
+    /// The key that was written last, kept for the timeline only.
+    written: Option<Key>,
+    released: Option<Released>,
+    /// Whether a store that writes it may leave its key without a value.
+    is_unkept: bool,
+}
+
+impl Content {
+    fn of(data: Arc<Buffer>) -> Self {
+        Content { data, fault: None, written: None, released: None, is_unkept: false }
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        if let Some(released) = self.released.take() {
+            released(self.fault.take());
+        }
+    }
+}
+
+/// A dense tensor, C-contiguous, in host memory or on a device. Cloning clones the handle, not the elements.
+#[derive(Clone)]
+pub struct Tensor {
+    dtype: DType,
+    shape: Arc<[usize]>,
+    content: Arc<RwLock<Content>>,
+    remote: Option<Remote>,
+    lent: Arc<Lent>,
+}
+
+fn len_bytes(dtype: DType, shape: &[usize]) -> usize {
+    dtype.len_bytes(shape).unwrap_or_else(|error| panic!("{error}"))
+}
+
+impl Tensor {
+    /// A tensor of zeros.
+    ///
+    /// # Panics
+    /// If [`DType::len_bytes`] has no answer for `shape`.
+    pub fn zeros(dtype: DType, shape: &[usize]) -> Self {
+        Self::from_buffer(dtype, shape, Buffer::zeroed(len_bytes(dtype, shape)))
+    }
+
+    /// A tensor holding a copy of `values`, in C order.
+    ///
+    /// # Panics
+    /// If `shape` does not hold exactly `values.len()` elements.
+    pub fn from_slice<T: Element>(shape: &[usize], values: &[T]) -> Self {
+        assert_eq!(len_bytes(T::DTYPE, shape), size_of_val(values), "the shape holds as many elements as are given");
+        Self::from_buffer(T::DTYPE, shape, Buffer::copy_of(bytemuck::cast_slice(values)))
+    }
+
+    /// A vector of `len` copies of `value`, which is rounded to `dtype`.
+    pub fn full(dtype: DType, shape: &[usize], value: f64) -> Self {
+        let len = len_bytes(dtype, shape) / dtype.size_bytes();
+        crate::with_element!(dtype, T => Self::from_slice(shape, &vec![T::from_f64(value); len]))
+    }
+
+    /// A tensor over `buffer`, which may be foreign memory.
+    ///
+    /// # Panics
+    /// If the buffer's length is not that of the shape.
+    pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Self {
+        assert_eq!(buffer.bytes().len(), len_bytes(dtype, shape), "the buffer holds the shape's elements");
+        Self::over(dtype, shape, Content::of(Arc::new(buffer)))
+    }
+
+    /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard are gone, and so no
+    /// store uses the memory any more. That may be on a store's thread, which must not be kept. To be given to stores of one kind at a time:
+    /// the first of them that has it is told when it is returned.
+    pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
+        let lent = Arc::new(Lent::watched());
+        let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };
+        tensor.content.write().released = Some(Box::new(move |fault| {
+            lent.take_back();
+            released(fault);
+        }));
+        tensor
+    }
+
+    /// Lets a store that writes a sum here leave the key without a value until the next push: keeping one costs a copy, at once if the
+    /// memory is foreign, and else when the tensor is next written. Whoever needs the sum reads it here; pulling the key is an
+    /// error meanwhile.
+    #[must_use = "it is the tensor"]
+    pub fn unkept(self) -> Self {
+        self.content.write().is_unkept = true;
+        self
+    }
+
+    fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
+        let content = Arc::new(RwLock::new(content));
+        Tensor { dtype, shape: shape.into(), content, remote: None, lent: Arc::default() }
+    }
+
+    /// A tensor over memory that is not the host's.
+    pub fn from_remote(dtype: DType, shape: &[usize], remote: Remote) -> Self {
+        Tensor { remote: Some(remote), ..Self::over(dtype, shape, Content::of(Arc::new(Buffer::zeroed(0)))) }
+    }
+
+    /// The memory, if it is not the host's.
+    pub fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
+    }
+
+    /// A tensor over a snapshot: it is copied when either side writes.
+    pub fn from_snapshot(dtype: DType, shape: &[usize], data: Arc<Buffer>) -> Self {
+        Self::over(dtype, shape, Content::of(data))
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The lengths of the dimensions; empty for a scalar.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The size in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len() * self.dtype.size_bytes()
+    }
+
+    /// Whether both handles name the same elements.
+    pub fn is_same(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.content, &other.content)
+    }
+
+    /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
+    pub fn read(&self) -> Result<TensorRef> {
+        self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        self.read_anywhere()
+    }
+
+    /// As [`read`](Self::read), wherever the memory is. On a device it blocks until a store has queued its work on the tensor's stream.
+    pub fn read_anywhere(&self) -> Result<TensorRef> {
+        self.come_for(WRITTEN);
+        self.guard(if timeline::is_on() { self.read_timed() } else { self.read_locked() })
+    }
+
+    fn read_locked(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
+        self.look_out();
+        RwLock::read_arc(&self.content)
+    }
+
+    /// A moment for a store to write what is short: to sleep until then would take longer.
+    fn look_out(&self) {
+        const SHORT_BYTES: usize = 64 << 10;
+        const MOMENT: Duration = Duration::from_micros(50);
+        if self.len_bytes() > SHORT_BYTES || !self.content.is_locked_exclusive() {
+            return;
+        }
+        let since = Instant::now();
+        while self.content.is_locked_exclusive() && since.elapsed() < MOMENT {
+            std::thread::yield_now();
+        }
+    }
+
+    /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
+    pub fn read_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
+        self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        self.read_anywhere_within(limit)
+    }
+
+    /// As [`read_within`](Self::read_within), wherever the memory is.
+    pub fn read_anywhere_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
+        self.come_for(WRITTEN);
+        if !limit.is_zero() {
+            self.look_out();
+        }
+        RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
+    }
+
+    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>) -> Result<TensorRef> {
+        if let Some(fault) = &content.fault {
+            return Err(fault.clone());
+        }
+        Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content, remote: self.remote.clone() })
+    }
+
+    fn read_timed(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
+        RwLock::try_read_arc(&self.content).unwrap_or_else(|| {
+            let since_ns = timeline::now_ns();
+            let content = self.read_locked();
+            let name = || content.written.as_ref().map_or("an output".into(), timeline::Name::from);
+            timeline::record(Phase::Wait, name, since_ns, self.len_bytes() as u64);
+            content
+        })
+    }
+
+    /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses them. Clears an earlier fault.
+    pub fn write(&self) -> TensorMut {
+        self.come_for(READ);
+        self.guard_mut(RwLock::write_arc(&self.content))
+    }
+
+    /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`, or is not on the host.
+    pub fn write_within(&self, limit: Duration) -> Result<TensorMut> {
+        self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
+        self.write_anywhere_within(limit)
+    }
+
+    /// As [`write_within`](Self::write_within), wherever the memory is.
+    pub fn write_anywhere_within(&self, limit: Duration) -> Result<TensorMut> {
+        self.come_for(READ);
+        let content = RwLock::try_write_arc_for(&self.content, limit).ok_or_else(|| {
+            Error::argument(
+                format!("an output tensor of shape {:?} stayed in use for {} s", self.shape, limit.as_secs_f64()),
+                "drop every guard of `read` and `write` on it before giving it to a store",
+            )
+        })?;
+        Ok(self.guard_mut(content))
+    }
+
+    /// A store has been given the tensor, to write or only to read it.
+    pub fn lend(&self, to: &Weak<dyn Waiter>, is_written: bool) {
+        self.lent.lend(to, if is_written { WRITTEN } else { READ });
+    }
+
+    /// Tells the store, if it was given the tensor in a way that may make this access block.
+    fn come_for(&self, blocks_from: u8) {
+        self.lent.come_for(blocks_from);
+    }
+
+    fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>) -> TensorMut {
+        content.fault = None;
+        let (shape, remote) = (Arc::clone(&self.shape), self.remote.clone());
+        TensorMut { dtype: self.dtype, shape, content, remote, touched: false, then: None }
+    }
+
+    /// A copy of the elements as a vector.
+    ///
+    /// # Panics
+    /// If `T` is not the tensor's element type.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        Ok(self.read()?.as_slice::<T>().to_vec())
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Tensor({} {:?})", self.dtype, self.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_keeps_its_content_while_the_tensor_changes() {
+        let tensor = Tensor::from_slice(&[3], &[1f32, 2.0, 3.0]);
+        let before = tensor.read().unwrap().snapshot();
+        tensor.write().as_mut_slice::<f32>()[0] = 9.0;
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(before.bytes()), [1.0, 2.0, 3.0]);
+        assert_eq!(tensor.to_vec::<f32>().unwrap(), [9.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn foreign_memory_is_written_in_place_and_snapshots_of_it_are_copies() {
+        let mut memory = vec![1f32, 2.0].into_boxed_slice();
+        let start = std::ptr::NonNull::new(memory.as_mut_ptr().cast()).unwrap();
+        #[allow(unsafe_code)]
+        // SAFETY: the box outlives the tensor as its owner, and is not touched meanwhile.
+        let buffer = unsafe { Buffer::foreign(start, 8, Box::new(memory)) };
+        let tensor = Tensor::from_buffer(DType::F32, &[2], buffer);
+        let before = tensor.read().unwrap().snapshot();
+        tensor.write().copy_from(bytemuck::cast_slice(&[5f32, 6.0]));
+        assert_eq!(tensor.read().unwrap().bytes().as_ptr(), start.as_ptr());
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(before.bytes()), [1.0, 2.0]);
+        assert!(!tensor.write().is_unkept() && tensor.unkept().write().is_unkept());
+    }
+
+    #[test]
+    fn a_failed_write_is_raised_by_the_next_read_and_cleared_by_the_next_write() {
+        let tensor = Tensor::zeros(DType::F32, &[1]);
+        let fault = Error::argument("x", "y");
+        tensor.write().fail(fault.clone());
+        assert_eq!(tensor.read().err(), Some(fault));
+        drop(tensor.write());
+        assert!(tensor.read().is_ok());
+    }
+
+    #[test]
+    fn a_watched_tensor_tells_its_fault_when_nobody_holds_it_any_more() {
+        let (told, heard) = std::sync::mpsc::channel();
+        let tensor =
+            Tensor::watched(DType::F32, &[1], Buffer::zeroed(4), Box::new(move |fault| told.send(fault).unwrap()));
+        let (handle, guard, fault) = (tensor.clone(), tensor.write(), Error::argument("x", "y"));
+        drop(tensor);
+        assert_eq!(handle.read_within(Duration::ZERO).unwrap().map(drop), None);
+        guard.abandon(fault.clone());
+        assert!(heard.try_recv().is_err());
+        drop(handle);
+        assert_eq!(heard.try_recv(), Ok(Some(fault)));
+    }
+
+    #[test]
+    fn a_tensor_that_nobody_gets_back_is_simply_dropped() {
+        let plain = Tensor::zeros(DType::F32, &[1]);
+        assert!(plain.write().is_simply_dropped());
+        assert!(!plain.write().then(|_| ()).is_simply_dropped());
+        let watched = Tensor::watched(DType::F32, &[1], Buffer::zeroed(4), Box::new(|_| ()));
+        assert!(!watched.write().is_simply_dropped());
+        let mut memory = vec![0f32].into_boxed_slice();
+        let start = std::ptr::NonNull::new(memory.as_mut_ptr().cast()).unwrap();
+        #[allow(unsafe_code)]
+        // SAFETY: the box outlives the tensor as its owner, and is not touched meanwhile.
+        let foreign = unsafe { Buffer::foreign(start, 4, Box::new(memory)) };
+        let lent = Tensor::from_buffer(DType::F32, &[1], foreign);
+        assert!(lent.write().is_simply_dropped(), "it is held here, too");
+        let last = lent.write();
+        drop(lent);
+        assert!(!last.is_simply_dropped());
+    }
+
+    #[test]
+    fn a_held_guard_is_an_error_for_a_bounded_writer() {
+        let tensor = Tensor::zeros(DType::F32, &[1]);
+        let guard = tensor.read().unwrap();
+        assert!(tensor.write_within(Duration::from_millis(5)).is_err());
+        drop(guard);
+        assert!(tensor.write_within(Duration::from_millis(5)).is_ok());
+    }
+}

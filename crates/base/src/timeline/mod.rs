@@ -1,0 +1,164 @@
+//! What this process did when: spans of time, written as a Chrome trace at its end.
+//!
+//! `RINGPULL_TIMELINE=FILE` switches it on. Every thread gathers its spans in memory of its own; the file is written when
+//! the process ends, also after a fault. [`Phase`] is the vocabulary of the whole crate: who waits, packs, sends or updates
+//! says so with a [`span`], which costs one relaxed load of a flag while nobody asked for a timeline. [`trace`] is the
+//! file; `ringpull timeline` merges the files of a job's ranks and says where a step's time went.
+
+pub mod clock;
+mod recorder;
+pub mod trace;
+
+use std::fmt;
+
+use crate::Key;
+
+pub use recorder::{clock_ns, flush, introduce, is_on, now_ns, record, set_clock, span, start};
+
+/// What a span of time was spent on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// A step of training, as the program that trains sees it.
+    Step,
+    /// Computing that the program that trains reports.
+    Compute,
+    /// A call of push or `push_pull`, from entry to return.
+    Push,
+    /// A caller blocked in pull, in a barrier or in reading an output.
+    Wait,
+    /// A collective on the comm thread.
+    Collective,
+    /// Bringing gradients to where they are summed.
+    Pack,
+    /// Bringing sums or values to their outputs.
+    Unpack,
+    /// An optimizer or updater at work.
+    Update,
+    /// A message on its way out, from its posting until the transport is done with it.
+    Send,
+    /// A message that is awaited, from its posting until it is there.
+    Receive,
+    /// Adding a received segment.
+    Reduce,
+    /// A request to a server, from its leaving until the answer is in.
+    Request,
+    /// A server at work on a request.
+    Serve,
+}
+
+impl Phase {
+    /// Every phase.
+    pub const ALL: [Phase; 13] = [
+        Phase::Step,
+        Phase::Compute,
+        Phase::Push,
+        Phase::Wait,
+        Phase::Collective,
+        Phase::Pack,
+        Phase::Unpack,
+        Phase::Update,
+        Phase::Send,
+        Phase::Receive,
+        Phase::Reduce,
+        Phase::Request,
+        Phase::Serve,
+    ];
+
+    /// The category in the file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Step => "step",
+            Phase::Compute => "compute",
+            Phase::Push => "push",
+            Phase::Wait => "wait",
+            Phase::Collective => "collective",
+            Phase::Pack => "pack",
+            Phase::Unpack => "unpack",
+            Phase::Update => "update",
+            Phase::Send => "send",
+            Phase::Receive => "receive",
+            Phase::Reduce => "reduce",
+            Phase::Request => "request",
+            Phase::Serve => "serve",
+        }
+    }
+
+    /// The phase of a category, if it is one of ours.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Phase::ALL.into_iter().find(|phase| phase.name() == name)
+    }
+
+    /// Whether several of one thread may be open at once without one holding the other.
+    fn overlaps(self) -> bool {
+        matches!(self, Phase::Collective | Phase::Send | Phase::Receive | Phase::Request)
+    }
+}
+
+/// What a span is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Name {
+    /// A key of a store.
+    Key(Key),
+    /// A peer, by its rank.
+    Peer(usize),
+    /// A word.
+    Word(&'static str),
+    /// Other words.
+    Text(String),
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Name::Key(Key::Int(number)) => write!(out, "{number}"),
+            // Without the quotes that an error puts around it.
+            Name::Key(Key::Str(name)) => out.write_str(name),
+            Name::Peer(rank) => write!(out, "rank {rank}"),
+            Name::Word(word) => out.write_str(word),
+            Name::Text(text) => out.write_str(text),
+        }
+    }
+}
+
+impl From<&Key> for Name {
+    fn from(key: &Key) -> Self {
+        Name::Key(key.clone())
+    }
+}
+
+impl From<&'static str> for Name {
+    fn from(word: &'static str) -> Self {
+        Name::Word(word)
+    }
+}
+
+/// A span that ends when this is dropped.
+#[must_use = "the span ends when this is dropped"]
+#[derive(Debug)]
+pub struct Span(Option<Open>);
+
+#[derive(Debug)]
+struct Open {
+    phase: Phase,
+    name: Name,
+    since_ns: u64,
+    bytes: u64,
+}
+
+impl Span {
+    /// Says how many payload bytes it is about.
+    pub fn bytes(mut self, bytes: usize) -> Self {
+        if let Some(open) = &mut self.0 {
+            open.bytes = bytes as u64;
+        }
+        self
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        if let Some(Open { phase, name, since_ns, bytes }) = self.0.take() {
+            record(phase, || name, since_ns, bytes);
+        }
+    }
+}

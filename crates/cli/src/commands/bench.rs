@@ -1,0 +1,260 @@
+//! `ringpull bench`: the measuring ranks of one job, started by `mpirun` or `ringpull launch`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::{Args, Subcommand};
+
+use ringpull_base::config::{ALGORITHMS, Config};
+use ringpull_base::{DType, Error, Kind, Result};
+use ringpull_kernels::compress::Compression;
+use ringpull_workload::models::{self, ModelKey};
+
+use super::{Format, train};
+use crate::record::Record;
+use crate::size::{format_size, parse_sizes};
+use crate::statistics::{self, Summary};
+use crate::sweep::REST_MS;
+use crate::{allreduce, explain, pushpull};
+
+/// The arguments of `ringpull bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
+    mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1\n  \
+    mpirun -n 4 ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
+    ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Sum plain buffers over all ranks, without the store.
+    Allreduce(AllreduceArgs),
+    /// Push and pull keys through the store, of any kind.
+    Pushpull(PushpullArgs),
+    /// Replay the training steps of a model: computing by the clock or on the processor, real communication.
+    Train(train::TrainArgs),
+}
+
+/// The arguments of `ringpull bench allreduce`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm native --format json\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB --explain\n  \
+    mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm ring --explain")]
+pub struct AllreduceArgs {
+    /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
+    #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
+    pub sizes: String,
+    /// How buffers are summed: auto by what suits the cluster, ordered with the same bits wherever the ranks run, native by the MPI
+    /// library's own `MPI_Allreduce`, else by this plan; halving is another name of circulant, and nccl is for stores on GPUs alone
+    /// [default: `RINGPULL_ALGORITHM`, or auto].
+    #[arg(long, value_parser = algorithms())]
+    pub algorithm: Option<String>,
+    /// Measured iterations of each size.
+    #[arg(long, default_value_t = 10)]
+    pub iters: usize,
+    /// Iterations before them, not timed.
+    #[arg(long, default_value_t = 2)]
+    pub warmup: usize,
+    /// Milliseconds without traffic before each iteration, in which shapers save up what they let through at once.
+    #[arg(long, default_value_t = REST_MS, allow_negative_numbers = true)]
+    pub rest: f64,
+    /// Element type.
+    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
+    pub dtype: DType,
+    /// Seconds by which rank 0 is late in one more iteration, which shows what waiting costs the others; 0 leaves it out.
+    #[arg(long, default_value_t = 0.25, allow_negative_numbers = true)]
+    pub late: f64,
+    /// Measure nothing: print what the algorithm does for each size by the model of this cluster, by which auto chooses.
+    #[arg(long)]
+    pub explain: bool,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// The arguments of `ringpull bench pushpull`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    mpirun -n 4 ringpull bench pushpull --sizes 25MB\n  \
+    mpirun -n 4 ringpull bench pushpull --sizes 25MB --compression 2bit:0.5\n  \
+    mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
+    ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
+pub struct PushpullArgs {
+    /// The kind of store.
+    #[arg(long, default_value = "dist_sync_mpi")]
+    kv_store: Kind,
+    /// Payloads, one key each, separated by commas; MB is 10^6 bytes, MiB is 2^20.
+    #[arg(long, visible_alias = "bytes", conflicts_with = "model", default_value = "25MB")]
+    sizes: String,
+    /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines, pushed in backward order.
+    #[arg(long)]
+    model: Option<String>,
+    /// Scale every tensor of the model to this part of its elements.
+    #[arg(long, default_value_t = 1.0, requires = "model")]
+    scale: f64,
+    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.
+    #[arg(long, default_value = "none")]
+    compression: String,
+    /// Measured iterations of each payload.
+    #[arg(long, default_value_t = 10)]
+    iters: usize,
+    /// Iterations before them, verified but not timed.
+    #[arg(long, default_value_t = 2)]
+    warmup: usize,
+    /// Element type.
+    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
+    dtype: DType,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Measures, and prints on rank 0.
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let (records, format) = match &args.what {
+        What::Allreduce(args) if args.explain => return run_explain(args),
+        What::Allreduce(args) => (run_allreduce(args)?, args.format),
+        What::Pushpull(args) => (run_pushpull(args)?, args.format),
+        What::Train(args) => (train::measure(args)?, args.format),
+    };
+    if let Some(records) = records {
+        match format {
+            Format::Json => println!("{}", to_json(&records)?),
+            Format::Table if matches!(args.what, What::Train(_)) => print!("{}", train::words(&records)),
+            Format::Table => print!("{}", table(&records)),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl AllreduceArgs {
+    /// What was asked for, by the option or else by the environment.
+    fn algorithm(&self) -> Result<String> {
+        self.algorithm.clone().map_or_else(|| Ok(Config::from_env()?.algorithm), Ok)
+    }
+}
+
+fn algorithms() -> PossibleValuesParser {
+    let value = |name| PossibleValue::new(name).aliases((name == "circulant").then_some("halving"));
+    PossibleValuesParser::new(ALGORITHMS.map(value))
+}
+
+fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
+    let sizes = parse_sizes(&args.sizes)?;
+    sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
+    let time = |seconds: f64, option: &str, remedy: &str| {
+        Duration::try_from_secs_f64(seconds).map_err(|_| Error::argument(format!("{option} is no time"), remedy))
+    };
+    let late = time(args.late, &format!("--late {}", args.late), "give seconds, such as 0.25")?;
+    let rest = time(args.rest / 1e3, &format!("--rest {}", args.rest), "give milliseconds, such as 2")?;
+    let plan = allreduce::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, rest, late };
+    allreduce::run(&sizes, args.algorithm.as_deref(), &plan)
+}
+
+fn run_explain(args: &AllreduceArgs) -> Result<ExitCode> {
+    if let Some(explanation) = explain::run(&parse_sizes(&args.sizes)?, args.algorithm()?.parse()?)? {
+        match args.format {
+            Format::Json => println!("{}", to_json(&explanation)?),
+            Format::Table => print!("{}", explanation.table()),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
+    let payloads = match &args.model {
+        Some(model) => vec![models::load(model, args.scale)?],
+        None => parse_sizes(&args.sizes)?
+            .into_iter()
+            .map(|bytes| Ok(vec![ModelKey { name: "payload".to_owned(), shape: vec![elements(bytes, args.dtype)?] }]))
+            .collect::<Result<_>>()?,
+    };
+    let algorithm = Config::from_env()?.algorithm;
+    let compression = Compression::choice(&args.compression)?;
+    let Some(store) = super::store(args.kv_store)? else { return Ok(None) };
+    let plan = pushpull::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, compression };
+    pushpull::run(&store, &algorithm, &payloads, &plan)
+}
+
+fn elements(bytes: usize, dtype: DType) -> Result<usize> {
+    if bytes == 0 || !bytes.is_multiple_of(dtype.size_bytes()) {
+        return Err(Error::argument(
+            format!("{bytes} bytes are no whole number of {dtype} elements"),
+            format!("give a multiple of {0} bytes, at least {0}", dtype.size_bytes()),
+        ));
+    }
+    Ok(bytes / dtype.size_bytes())
+}
+
+fn to_json(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
+    serde_json::to_string_pretty(value).map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))
+}
+
+/// One line for each record, then what is doubtful about its samples.
+fn table(records: &[Record]) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header([
+        "op",
+        "mode",
+        "algorithm",
+        "ranks",
+        "hosts",
+        "servers",
+        "payload",
+        "dtype",
+        "median",
+        "min",
+        "max",
+        "algbw",
+        "busbw",
+        "cpu s/GB",
+        "waiting",
+        "memory",
+    ]);
+    let mut doubts = Vec::new();
+    for record in records {
+        let Some(summary) = Summary::of(&record.seconds) else { continue };
+        let ms = |seconds: f64| format!("{:.3} ms", seconds * 1e3);
+        let rate = |bytes_per_s: f64| format!("{}/s", format_size(bytes_per_s));
+        let payload = format_size(record.bytes as f64);
+        for doubt in statistics::warnings(&record.seconds) {
+            doubts.push(format!("warning: {payload}: {doubt}\n"));
+        }
+        table.add_row([
+            record.op.clone(),
+            record.mode.clone(),
+            record.algorithm.clone(),
+            record.ranks.to_string(),
+            record.hosts.to_string(),
+            record.servers.to_string(),
+            payload,
+            record.dtype.to_string(),
+            ms(summary.median),
+            ms(summary.min),
+            ms(summary.max),
+            rate(record.algbw_bytes_per_s),
+            // One rank sends nothing over any bus.
+            if record.ranks > 1 { rate(record.busbw_bytes_per_s) } else { "-".to_owned() },
+            or_dash(record.usage.cpu_s_per_gb.map(|cpu| format!("{cpu:.2}"))),
+            or_dash(record.usage.waiting_cpu.map(|part| format!("{:.1} %", 100.0 * part))),
+            or_dash(record.usage.extra_rss_bytes.map(|bytes| format!("+{}", format_size(bytes as f64)))),
+        ]);
+    }
+    format!(
+        "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n; waiting: of a core, for a late rank; memory: beyond the payload\n{}",
+        table.trim_fmt(),
+        doubts.concat()
+    )
+}
+
+fn or_dash(cell: Option<String>) -> String {
+    cell.unwrap_or_else(|| "-".to_owned())
+}

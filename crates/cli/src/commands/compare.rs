@@ -1,0 +1,276 @@
+//! `ringpull compare`: modes and peers in rotating rounds; a table, a verdict, `results.json` and `report.html`.
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use ringpull_base::{Error, Kind, Result};
+use ringpull_workload::models::{self, ModelKey};
+
+use super::Format;
+use super::lab::RackArgs;
+use crate::compare::launched::{Launched, Place};
+use crate::compare::training::{self, TrainSetup};
+use crate::compare::{Environment, Results, Setup, Workload, published, report, results, rounds, table, verdict};
+use crate::lab::{Racks, Shape};
+use crate::layers;
+use crate::link::LinkRate;
+use crate::mode::{Peer, Variant};
+use crate::size::{format_size, parse_size};
+
+/// The arguments of `ringpull compare`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet --out out\n  \
+    ringpull compare --local 4 --model resnet50 --scale 0.1 --out out\n  \
+    ringpull compare --hosts 8 --link 1gbit --bytes 100MB --modes dist_sync_mpi,dist_sync_mpi+2bit --out out\n  \
+    ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
+    ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
+    ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
+    Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts), dist_async likewise;\n\
+    behind a + the gradients' compression: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
+    On a virtual machine a job starts once its host has taken no processor time for 3 s, but waits at most 15 s, no\n\
+    longer than the last job took, and not with a hostfile. While emulated hosts are up, Linux does not share processors\n\
+    out by session (kernel.sched_autogroup_enabled is 0, and set again afterwards).\n\
+    The exit code is 1 if a variant failed; an absent peer is named and is no failure.")]
+pub struct CompareArgs {
+    /// Emulate so many hosts on this machine, joined by links of --link (root, Linux).
+    #[arg(long, conflicts_with_all = ["hostfile", "local"])]
+    hosts: Option<usize>,
+    /// The rate of a host's link, such as 200mbit or 10gbit: shaped with --hosts, taken for the bound with -H.
+    #[arg(long, default_value = "none")]
+    link: LinkRate,
+    #[command(flatten)]
+    racks: RackArgs,
+    /// Run on the hosts of this file, one a line.
+    #[arg(short = 'H', long, conflicts_with = "local")]
+    hostfile: Option<PathBuf>,
+    /// Run so many workers as processes of this machine; 4 where neither hosts nor this are given.
+    #[arg(long)]
+    local: Option<usize>,
+    /// The payload as one key, such as 25MB.
+    #[arg(long, conflicts_with = "model", default_value = "25MB")]
+    bytes: String,
+    /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines.
+    #[arg(long)]
+    model: Option<String>,
+    /// Scale every tensor of the model to this part of its elements.
+    #[arg(long, default_value_t = 1.0, requires = "model")]
+    scale: f64,
+    /// Compare training steps of the model: replayed computing, real communication.
+    #[arg(long, requires = "model")]
+    train: bool,
+    /// Seconds that a step computes for; where not given, as many as keep the published ratio of computing to traffic.
+    #[arg(long, value_name = "SECONDS", requires = "train")]
+    compute: Option<f64>,
+    /// Compute on the processor instead of waiting by the clock; with =PART only for that part of the time.
+    #[arg(long, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "1", requires = "train")]
+    burn: Option<f64>,
+    /// Images of one host in a step; 64 for vgg16, as published.
+    #[arg(long, requires = "train")]
+    batch: Option<usize>,
+    /// Modes of our own store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in `dist_sync_mpi+2bit:0.5`.
+    #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
+    modes: Vec<Variant>,
+    /// Other people's programs on the same hosts: mpi, mxnet, horovod, gloo.
+    #[arg(long, value_delimiter = ',')]
+    peers: Vec<Peer>,
+    /// Rounds: in each, every variant runs once, in rotating order.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Measured iterations of a job.
+    #[arg(long, default_value_t = 3)]
+    iters: usize,
+    /// Iterations before them. From the third on a job of ours needs no agreement on what comes next, as in all later steps of training.
+    #[arg(long, default_value_t = 2)]
+    warmup: usize,
+    /// Where results.json and report.html go.
+    #[arg(long, default_value = "compare-out")]
+    out: PathBuf,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Runs the comparison, prints it and writes the report.
+pub fn run(args: &CompareArgs) -> Result<ExitCode> {
+    if args.rounds == 0 || args.iters == 0 {
+        return Err(Error::argument("no sample was asked for", "give --rounds and --iters of at least 1"));
+    }
+    if args.hosts.is_none() && args.hostfile.is_none() && args.link.bytes_per_s().is_some() {
+        return Err(Error::argument(
+            "--link without hosts: processes of one machine have no link between them",
+            "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or leave --link out",
+        ));
+    }
+    let mut workload = workload(args)?;
+    check_peers(args)?;
+    std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
+    let variants = Variant::list(&args.modes, &args.peers);
+    let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
+    let racks = racks(args, extra)?;
+    let place = match (args.hosts, &args.hostfile) {
+        (Some(hosts), _) => Place::Lab(Shape { hosts, rate: args.link, racks }),
+        (None, Some(file)) => Place::Hostfile { file: file.clone() },
+        (None, None) => Place::Local { workers: args.local.unwrap_or(4) },
+    };
+    let mut runner = Launched::start(place, extra)?;
+    let train = if args.train { Some(replay(args, runner.workers(), &mut workload)?) } else { None };
+    let setup = Setup {
+        place: runner.words(),
+        own_hosts: runner.has_own_hosts(),
+        workers: runner.workers(),
+        link: args.link,
+        racks,
+        payload: workload.words.clone(),
+        bytes: workload.bytes(),
+        rounds: args.rounds,
+        iters: args.iters,
+        warmup: args.warmup,
+        train,
+    };
+    let environment = Environment::survey();
+    let bar = progress_bar(variants.len() * args.rounds);
+    let rows = rounds::run(&mut runner, &variants, &workload, &setup, &mut |job| match job {
+        Some(words) => bar.set_message(words),
+        None => bar.inc(1),
+    });
+    bar.finish_and_clear();
+    drop(runner);
+    let stolen = results::stolen(&rows);
+    let mut results = Results { environment, setup, rows, stolen, verdict: Vec::new(), command: command() };
+    results.verdict = verdict::sentences(&results);
+    finish(&results, args)
+}
+
+fn finish(results: &Results, args: &CompareArgs) -> Result<ExitCode> {
+    let unprintable = |cause: serde_json::Error| Error::io("write", "JSON", &std::io::Error::other(cause));
+    let json = serde_json::to_string_pretty(results).map_err(unprintable)?;
+    write(&args.out.join("results.json"), &json)?;
+    let page = args.out.join("report.html");
+    write(&page, &report::render(results)?)?;
+    match args.format {
+        Format::Table => print!("{}", table::render(results)),
+        Format::Json => println!("{}", serde_json::to_string_pretty(&results.records()).map_err(unprintable)?),
+    }
+    eprintln!("report: {}", page.display());
+    Ok(if results.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The racks asked for. Dedicated servers would stand beside the workers' racks, where no ratio means anything.
+fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
+    let racks = args.racks.racks();
+    if racks.is_some() && args.hosts.is_none() {
+        return Err(Error::argument(
+            "--uplink without --hosts: only emulated hosts are put into racks",
+            "give --hosts N (root), or leave --uplink out",
+        ));
+    }
+    if racks.is_some() && extra > 0 {
+        return Err(Error::argument(
+            "--uplink with dedicated servers: they would fill one of the racks",
+            "ask for modes with shared servers, such as dist_sync:2shared",
+        ));
+    }
+    Ok(racks)
+}
+
+fn workload(args: &CompareArgs) -> Result<Workload> {
+    let (keys, bench_args) = if let Some(model) = &args.model {
+        let file = std::path::absolute(model).map_err(|cause| Error::io("find", model, &cause))?;
+        let named = models::NAMES.contains(&model.as_str());
+        let model_arg = if named { model.clone() } else { file.display().to_string() };
+        let bench_args = ["--model", &model_arg, "--scale", &args.scale.to_string()].map(str::to_owned);
+        (models::load(model, args.scale)?, bench_args.to_vec())
+    } else {
+        let bytes = parse_size(&args.bytes)?;
+        if bytes == 0 || !bytes.is_multiple_of(4) {
+            return Err(Error::argument(
+                format!("--bytes {} is no whole number of f32 elements", args.bytes),
+                "give a multiple of 4 bytes, at least 4",
+            ));
+        }
+        let key = ModelKey { name: "payload".to_owned(), shape: vec![bytes / 4] };
+        (vec![key], vec!["--sizes".to_owned(), bytes.to_string()])
+    };
+    let (iters, warmup) = (args.iters, args.warmup);
+    let mut workload =
+        Workload { words: String::new(), bench: "pushpull", bench_args, keys, network: None, iters, warmup };
+    let size = format_size(workload.bytes() as f64);
+    workload.words = match &args.model {
+        Some(model) => format!("{model}, {} tensors, {size}", workload.keys.len()),
+        None => size,
+    };
+    Ok(workload)
+}
+
+/// A peer that could not be run at all is an error, not a row that is missing.
+fn check_peers(args: &CompareArgs) -> Result<()> {
+    if args.train && args.peers.contains(&Peer::Mpi) {
+        return Err(Error::argument(
+            "--peers mpi with --train: MPI_Allreduce blocks, so that nothing is computed meanwhile",
+            "compare it without --train; the peers that replay training are mxnet, horovod and gloo",
+        ));
+    }
+    if args.burn.is_some() && !args.peers.is_empty() {
+        return Err(Error::argument(
+            "--burn with --peers: what computing takes on the processor is measured for our own modes only",
+            "leave out --burn: all compute by the clock",
+        ));
+    }
+    let has_mode = args.modes.iter().any(|variant| variant.mode.kind() == Kind::DistSync);
+    if args.peers.contains(&Peer::Mxnet) && !has_mode {
+        return Err(Error::argument(
+            "--peers mxnet without a mode of dist_sync: MXNet runs with the servers that such a mode has",
+            "add one to --modes, such as dist_sync:1shared or dist_sync:2",
+        ));
+    }
+    Ok(())
+}
+
+/// Makes the workload one of training steps.
+fn replay(args: &CompareArgs, workers: usize, workload: &mut Workload) -> Result<TrainSetup> {
+    let model = args.model.clone().unwrap_or_default();
+    let scaled =
+        args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, workload.bytes() as f64, rate));
+    let compute_s = args.compute.or(scaled.filter(|seconds| *seconds > 0.0)).ok_or_else(|| {
+        Error::argument(
+            "--train without --compute: there is no link whose traffic it could be in proportion to",
+            "give --compute SECONDS, what one host alone computes for in a step",
+        )
+    })?;
+    let batch = args.batch.or_else(|| (model == "vgg16").then_some(published::BATCH));
+    let train = TrainSetup { model: model.clone(), compute_s, burn: args.burn, batch };
+    workload.network = Some((layers::load(&model, args.scale)?, train.clone()));
+    workload.bench = "train";
+    workload.bench_args.extend(["--compute".to_owned(), compute_s.to_string()]);
+    workload.bench_args.extend(args.burn.map(|part| format!("--burn={part}")));
+    workload.bench_args.extend(batch.into_iter().flat_map(|batch| ["--batch".to_owned(), batch.to_string()]));
+    Ok(train)
+}
+
+/// The command line as a shell would read it.
+pub(super) fn command() -> String {
+    let quoted = |word: String| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:,/=+".contains(c);
+        if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    };
+    let words: Vec<String> = std::env::args().skip(1).map(quoted).collect();
+    format!("ringpull {}", words.join(" "))
+}
+
+fn progress_bar(jobs: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} jobs, {elapsed} so far, {eta} left: {msg}");
+    ProgressBar::with_draw_target(Some(jobs as u64), ProgressDrawTarget::stderr())
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
+}

@@ -1,0 +1,50 @@
+//! `ringpull gpu-check`: whether this machine's GPUs compute what they must, and how fast.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use ringpull_base::{Error, Result};
+
+use crate::gpu_check::{Findings, rank_of_a_job};
+
+/// The arguments of `ringpull gpu-check`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Examples:\n  ringpull gpu-check\n  ringpull gpu-check --devices cuda:0 --out results\n  ringpull gpu-check --devices sim:2\n  mpirun -n 2 ringpull gpu-check --rank --devices cuda:0"
+)]
+pub struct GpuCheckArgs {
+    /// Which devices: `cuda` (all), `cuda:0,2`, or simulated ones such as `sim:2`.
+    #[arg(long, default_value = "cuda")]
+    devices: String,
+    /// Be one rank of an MPI job whose ranks share the devices, and check a store over them.
+    #[arg(long, conflicts_with = "out")]
+    rank: bool,
+    /// A folder for the findings as JSON and as a table.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// Checks, prints a table, and writes both forms.
+pub fn run(args: &GpuCheckArgs) -> Result<ExitCode> {
+    if args.rank {
+        println!("{}", rank_of_a_job(&args.devices)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let findings = Findings::gather(&args.devices)?;
+    let table = findings.table();
+    print!("{table}");
+    if let Some(out) = &args.out {
+        let write = |name: &str, text: &str| {
+            let path = out.join(name);
+            std::fs::write(&path, text).map_err(|cause| Error::io("write", path.display(), &cause))
+        };
+        std::fs::create_dir_all(out).map_err(|cause| Error::io("create", out.display(), &cause))?;
+        let json = serde_json::to_string_pretty(&findings)
+            .map_err(|cause| Error::io("write", "the findings", &std::io::Error::other(cause)))?;
+        write("gpu-check.json", &json)?;
+        write("gpu-check.txt", &table)?;
+    }
+    Ok(if findings.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

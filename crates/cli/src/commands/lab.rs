@@ -1,0 +1,96 @@
+//! `ringpull lab`: emulated hosts.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use clap::{Args, Subcommand};
+
+use ringpull_base::{Error, Result};
+
+use crate::lab::{self, Lab, Racks, Shape};
+use crate::link::LinkRate;
+
+/// The arguments of `ringpull lab`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ringpull lab up 8 200mbit
+  ringpull lab up 8 1gbit --uplink 250mbit
+  ringpull lab exec h1 ping -c 3 h2
+  ringpull lab exec h3 hostname
+  ringpull lab down
+
+The hosts are network namespaces h1..hN on one bridge, with the addresses 10.55.0.1 to 10.55.0.N; every link is
+limited to RATE in both directions. Needs Linux and root.")]
+pub struct LabArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make the hosts; a lab of another shape is replaced.
+    ///
+    /// They share this machine's processors rank by rank: `kernel.sched_autogroup_enabled` is off until they are removed.
+    #[command(after_help = "Examples:
+  ringpull lab up 8 200mbit                        eight hosts with links of 200 Mbit/s
+  ringpull lab up 8 1gbit --uplink 250mbit         two racks of four
+  ringpull lab up 8 1gbit --uplink 250mbit --alternate
+                                                   neighbours in different racks
+  ringpull lab up 4 none                           links without a limit")]
+    Up {
+        /// How many hosts, 1 to 100.
+        hosts: usize,
+        /// The rate of every link, such as 200mbit or 1gbit; none for no limit.
+        rate: LinkRate,
+        #[command(flatten)]
+        racks: RackArgs,
+    },
+    /// Remove the hosts and everything that runs on them.
+    Down,
+    /// Run a command on a host; its exit code is the command's.
+    Exec {
+        /// The host, such as h3.
+        host: String,
+        /// The command and its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<OsString>,
+    },
+}
+
+/// How emulated hosts stand in racks.
+#[derive(Debug, Args)]
+pub struct RackArgs {
+    /// Two racks: each half of the hosts on a bridge of its own, and one link of this rate between them.
+    #[arg(long, value_name = "RATE")]
+    uplink: Option<LinkRate>,
+    /// Hosts, and with them ranks, stand in the racks in turn instead of half and half.
+    #[arg(long, requires = "uplink")]
+    alternate: bool,
+}
+
+impl RackArgs {
+    /// The racks asked for, if any.
+    pub fn racks(&self) -> Option<Racks> {
+        self.uplink.map(|uplink| Racks { uplink, alternate: self.alternate })
+    }
+}
+
+/// Makes, removes or enters emulated hosts.
+pub fn run(args: LabArgs) -> Result<ExitCode> {
+    match args.action {
+        Action::Up { hosts, rate, racks } => {
+            let racks = racks.racks();
+            Lab::up_as(Shape { hosts, rate, racks })?.leave_up();
+            let racks = racks.map_or(String::new(), |racks| format!(" {racks}"));
+            eprintln!("h1 to h{hosts} are up with links of {rate}{racks}; remove them with `ringpull lab down`");
+        }
+        Action::Down => Lab::remove()?,
+        Action::Exec { host, command } => {
+            let words = lab::entry(lab::find_host(&host)?);
+            let cause = Command::new(&words[0]).args(&words[1..]).args(&command).exec();
+            return Err(Error::io("run", &words[0], &cause));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,238 @@
+//! `ringpull launch`: the processes of a job, in these words or in those of MXNet's `launch.py`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+
+use ringpull_base::config::{self, Config};
+use ringpull_base::{Error, Result};
+
+use crate::lab;
+use crate::launch::batch::{Batch, BatchJob};
+use crate::launch::by_mpi::MpiJob;
+use crate::launch::hostfile::{self, Host};
+use crate::launch::{Launch, Place, Sink, remote};
+use crate::mpirun::Hosts;
+
+/// The arguments of `ringpull launch`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ringpull launch -n 4 -s 2 -- ./train --kv-store dist_sync
+  ringpull launch -n 8 -s 8 -H hosts --env OMP_NUM_THREADS=1 -- ./train --kv-store dist_async
+  ringpull launch -n 4 -s 0 --launcher mpi -- ./train --kv-store dist_sync_mpi
+  ringpull launch -n 8 -s 0 --launcher slurm -- ./train --kv-store dist_sync_mpi
+  ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
+  ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
+
+A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get one and a half RINGPULL_TIMEOUT (10 s),
+then SIGTERM, then SIGKILL, on every host; the exit code is that of the first failure.")]
+pub struct LaunchArgs {
+    /// How many workers.
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
+    num_workers: u32,
+    /// How many servers; if not given as many as workers, as with MXNet's launch.py. 0 starts MPI ranks (--launcher mpi, slurm or sge),
+    /// and is what those take where the command has `--kv-store dist_sync_mpi`; the others refuse such a command.
+    #[arg(short = 's', long)]
+    num_servers: Option<u32>,
+    /// A file with the hosts to run on.
+    #[arg(short = 'H', long, value_name = "HOSTFILE")]
+    hostfile: Option<PathBuf>,
+    /// How processes are started; ssh with a hostfile, else local.
+    #[arg(long, value_enum)]
+    launcher: Option<Launcher>,
+    /// A variable for every process: NAME=VALUE, NAME:VALUE, or NAME to pass on its value here.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    env: Vec<(String, String)>,
+    /// A variable for the servers and the scheduler.
+    #[arg(long, value_name = "NAME:VALUE", value_parser = variable)]
+    env_server: Vec<(String, String)>,
+    /// A variable for the workers.
+    #[arg(long, value_name = "NAME:VALUE", value_parser = variable)]
+    env_worker: Vec<(String, String)>,
+    /// Copy the working folder to this folder of every host first, with rsync, and start there (ssh only).
+    #[arg(long, value_name = "DIR")]
+    sync_dst_dir: Option<String>,
+    /// Grid Engine's parallel environment that the job's slots come from, such as mpi or orte (sge only).
+    #[arg(long, value_name = "NAME")]
+    sge_pe: Option<String>,
+    /// Print lines as they are, without the name of the process that wrote them.
+    #[arg(long)]
+    no_tag: bool,
+    /// The command that every process runs.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Launcher {
+    /// On this host.
+    Local,
+    /// On the hosts of a hostfile.
+    Ssh,
+    /// By one mpirun, here or on the hosts of a hostfile.
+    Mpi,
+    /// By srun, inside an allocation of Slurm or with one of its own.
+    Slurm,
+    /// By qsub, as one job of Grid Engine; needs --sge-pe.
+    Sge,
+    /// On the emulated hosts of `ringpull lab up`.
+    Lab,
+}
+
+fn variable(text: &str) -> std::result::Result<(String, String), String> {
+    let (name, value) = match text.find(['=', ':']) {
+        Some(at) => (&text[..at], text[at + 1..].to_owned()),
+        None => (text, std::env::var(text).map_err(|_| format!("{text} is not set here; give NAME=VALUE"))?),
+    };
+    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if name.is_empty() || !name.chars().all(legal) {
+        return Err(format!("{name:?} is no name of a variable; give NAME=VALUE"));
+    }
+    Ok((name.to_owned(), value))
+}
+
+/// Runs the job; its exit code.
+pub fn run(args: LaunchArgs) -> Result<ExitCode> {
+    let default = if args.hostfile.is_some() { Launcher::Ssh } else { Launcher::Local };
+    let launcher = args.launcher.unwrap_or(default);
+    let (workers, servers) = (args.num_workers as usize, servers(&args, launcher)? as usize);
+    let hosts = read_hosts(&args, launcher)?;
+    if matches!(launcher, Launcher::Local | Launcher::Lab) || launcher == Launcher::Mpi && hosts.is_empty() {
+        check_program(&args.command)?;
+    }
+    say_what_has_no_effect(&args, launcher);
+    let code = if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
+        let batch = match (launcher, &args.sge_pe) {
+            (Launcher::Slurm, _) => Batch::Slurm,
+            (_, Some(environment)) => Batch::Sge { environment: environment.clone() },
+            (_, None) => {
+                return Err(Error::argument(
+                    "Grid Engine gives slots on several hosts from a parallel environment",
+                    "name one that `qconf -spl` lists: --sge-pe NAME",
+                ));
+            }
+        };
+        let LaunchArgs { command, env, env_server, env_worker, .. } = args;
+        BatchJob { batch, workers, servers, command, env, env_server, env_worker }.run()?
+    } else if launcher == Launcher::Mpi {
+        let hosts = if hosts.is_empty() { Hosts::Local } else { Hosts::Ssh(one_per_slot(&hosts)) };
+        let LaunchArgs { command, env, env_server, env_worker, .. } = args;
+        MpiJob { workers, servers, hosts, command, env, env_server, env_worker }.run()?
+    } else {
+        let places: Vec<Place> = match launcher {
+            Launcher::Lab => (1..=lab_hosts()?).map(Place::Lab).collect(),
+            _ if hosts.is_empty() => vec![Place::Local],
+            _ => one_per_slot(&hosts).into_iter().map(Place::Ssh).collect(),
+        };
+        let at =
+            |first: usize, count: usize| (first..first + count).map(|i| places[i % places.len()].clone()).collect();
+        let mut launch = Launch::new(at(0, workers), at(0, servers), args.command)?;
+        (launch.env, launch.env_server, launch.env_worker) = (args.env, args.env_server, args.env_worker);
+        launch.sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
+        // Those that wait for the one that failed find out for whom within their limit and the quarter until they ask again.
+        launch.grace = Config::from_env()?.timeout * 3 / 2;
+        launch.run()?.code
+    };
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// How many servers the job has. One that asks for none by its kind of store gets none, for they would wait for workers that never come.
+fn servers(args: &LaunchArgs, launcher: Launcher) -> Result<u32> {
+    let by_mpi = matches!(launcher, Launcher::Mpi | Launcher::Slurm | Launcher::Sge);
+    let kind = kind_asked_for(&args.command);
+    let needs_none = kind == Some("dist_sync_mpi");
+    if needs_none && !by_mpi {
+        return Err(Error::argument(
+            "--kv-store dist_sync_mpi is for MPI's ranks, and the launchers local, ssh and lab start none",
+            format!("give --launcher mpi, which takes a hostfile too, or start it with mpirun -n {}", args.num_workers),
+        ));
+    }
+    match args.num_servers {
+        Some(count) if count > 0 && needs_none => {
+            eprintln!(
+                "warning: -s {count} starts servers that --kv-store dist_sync_mpi does not need\n  hint: give -s 0"
+            );
+        }
+        None if by_mpi && kind.is_none() => {
+            eprintln!(
+                "note: starts {} servers too, as MXNet's launch.py does; for dist_sync_mpi, which needs none, give -s 0",
+                args.num_workers
+            );
+        }
+        _ => {}
+    }
+    Ok(args.num_servers.unwrap_or(if needs_none { 0 } else { args.num_workers }))
+}
+
+/// The kind of store that the command's words ask for, if they name one.
+fn kind_asked_for(command: &[OsString]) -> Option<&str> {
+    let words: Vec<&str> = command.iter().filter_map(|word| word.to_str()).collect();
+    let at = words.iter().position(|word| word.starts_with("--kv-store") || word.starts_with("--kvstore"))?;
+    words[at].split_once('=').map(|(_, store)| store).or(words.get(at + 1).copied())
+}
+
+/// An error if this host has no such program: every process would say so by itself, in its launcher's words.
+fn check_program(command: &[OsString]) -> Result<()> {
+    let Some(program) = command.first().map(Path::new) else { return Ok(()) };
+    let is_there = if program.components().count() > 1 {
+        program.is_file()
+    } else {
+        let folders = config::text("PATH").unwrap_or_default();
+        std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
+    };
+    if is_there {
+        return Ok(());
+    }
+    Err(Error::argument(
+        format!("there is no program {}", program.display()),
+        "correct its name, or give its path: a name without a / is looked for in PATH",
+    ))
+}
+
+/// Words that were understood and change nothing.
+fn say_what_has_no_effect(args: &LaunchArgs, launcher: Launcher) {
+    if args.sync_dst_dir.is_some() && args.hostfile.is_none() {
+        eprintln!("warning: --sync-dst-dir has no effect: there are no hosts to copy the folder to");
+    }
+    if args.sge_pe.is_some() && launcher != Launcher::Sge {
+        eprintln!("warning: --sge-pe has no effect without --launcher sge");
+    }
+}
+
+fn lab_hosts() -> Result<usize> {
+    lab::find_host("h1")?;
+    Ok(lab::hosts_up())
+}
+
+fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<Host>> {
+    let Some(path) = &args.hostfile else {
+        return if launcher == Launcher::Ssh {
+            Err(Error::argument("--launcher ssh needs hosts", "name a hostfile with -H"))
+        } else {
+            Ok(Vec::new())
+        };
+    };
+    if !matches!(launcher, Launcher::Ssh | Launcher::Mpi) {
+        return Err(Error::argument(
+            "a hostfile is for the launchers ssh and mpi",
+            "leave out -H, or choose --launcher ssh or --launcher mpi",
+        ));
+    }
+    let mut hosts = hostfile::read(path)?;
+    remote::check(&hosts)?;
+    if let Some(to) = &args.sync_dst_dir {
+        remote::copy_working_folder(&hosts, to)?;
+        for host in &mut hosts {
+            host.folder = Some(to.clone());
+        }
+    }
+    Ok(hosts)
+}
+
+/// Each host as often as it has slots, round robin, so that the processes spread before they share.
+fn one_per_slot(hosts: &[Host]) -> Vec<Host> {
+    let most = hosts.iter().map(|host| host.slots).max().unwrap_or(1);
+    (0..most).flat_map(|turn| hosts.iter().filter(move |host| host.slots > turn).cloned()).collect()
+}

@@ -1,0 +1,143 @@
+//! The words of the `ringpull` command: one file for each subcommand, and what they share.
+//!
+//! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for a command
+//! line that cannot be understood; `launch` and `lab exec` answer with the exit code of what they ran.
+
+pub mod bench;
+pub mod compare;
+pub mod doctor;
+pub mod gpu_check;
+pub mod info;
+pub mod lab;
+pub mod launch;
+pub mod manifest;
+pub mod sweep;
+pub mod timeline;
+pub mod train;
+
+use std::error::Error as _;
+use std::process::ExitCode;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Parser, Subcommand, ValueEnum};
+
+use ringpull::KvStore;
+use ringpull_base::config::{self, Dmlc};
+use ringpull_base::{DType, Error, Kind, Result, notice};
+
+/// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
+#[derive(Debug, Parser)]
+#[command(name = "ringpull", version, about, max_term_width = 120)]
+#[command(after_help = "RINGPULL_LOG=debug shows what happens; `ringpull COMMAND --help` shows examples.")]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure one job: the ranks that `mpirun` or `ringpull launch` starts.
+    Bench(bench::BenchArgs),
+    /// Compare modes and peers in rotating rounds, and write a report.
+    Compare(compare::CompareArgs),
+    /// Measure our allreduce against others' over all sizes and numbers of ranks, and write a page.
+    Sweep(sweep::SweepArgs),
+    /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
+    Launch(launch::LaunchArgs),
+    /// Merge the timelines of a run's ranks, and say where a step's time went.
+    Timeline(timeline::TimelineArgs),
+    /// Write Kubernetes manifests of jobs, or check MPIJobs.
+    Manifest(Box<manifest::ManifestArgs>),
+    /// Find what would keep a job from running, and say the fix.
+    Doctor(doctor::DoctorArgs),
+    /// What this build and this machine can do.
+    Info(info::InfoArgs),
+    /// Check this machine's GPUs: kernels, collectives, stores, speed.
+    GpuCheck(gpu_check::GpuCheckArgs),
+    /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
+    Lab(lab::LabArgs),
+}
+
+/// Reads the name of an element type; `--help` and errors list them.
+pub(crate) fn dtypes() -> impl TypedValueParser<Value = DType> {
+    PossibleValuesParser::new(DType::ALL.map(DType::name)).try_map(|name| name.parse::<DType>())
+}
+
+/// How a command prints its data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A table for people.
+    #[default]
+    Table,
+    /// JSON for programs.
+    Json,
+}
+
+impl Cli {
+    /// Runs the command, says on stderr what went wrong, and returns the exit code.
+    pub fn run(self) -> ExitCode {
+        match start_log().and_then(|()| self.command.run()) {
+            Ok(code) => code,
+            Err(error) => {
+                report(&error);
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+impl Command {
+    fn run(self) -> Result<ExitCode> {
+        match self {
+            Command::Bench(args) => bench::run(&args),
+            Command::Compare(args) => compare::run(&args),
+            Command::Sweep(args) => sweep::run(&args),
+            Command::Launch(args) => launch::run(args),
+            Command::GpuCheck(args) => gpu_check::run(&args),
+            Command::Timeline(args) => timeline::run(&args),
+            Command::Manifest(args) => manifest::run(*args),
+            Command::Doctor(args) => doctor::run(&args),
+            Command::Info(args) => info::run(args),
+            Command::Lab(args) => lab::run(args),
+        }
+    }
+}
+
+/// The store of a rank that measures; none in a server's or the scheduler's process, which has served its job by then. Blocks.
+fn store(kind: Kind) -> Result<Option<KvStore>> {
+    if kind.has_servers()
+        && let Some(job) = Dmlc::from_env()?
+    {
+        match ringpull::run_node() {
+            Ok(true) => return Ok(None),
+            Ok(false) => {}
+            Err(error) => {
+                notice(&format!("ringpull {}: {error}", job.role));
+                std::process::exit(1)
+            }
+        }
+    }
+    ringpull::create(kind.name()).map(Some)
+}
+
+fn start_log() -> Result<()> {
+    notice::to_stderr();
+    let filter = config::log_filter();
+    let parsed = filter.parse::<tracing_subscriber::EnvFilter>().map_err(|_| Error::Environment {
+        variable: "RINGPULL_LOG".to_owned(),
+        value: filter,
+        expected: "a filter such as info or ringpull::ps=debug".to_owned(),
+        remedy: "correct it, or unset it".to_owned(),
+    })?;
+    tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr).init();
+    Ok(())
+}
+
+fn report(error: &Error) {
+    eprintln!("error: {error}");
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        eprintln!("  because: {inner}");
+        cause = inner.source();
+    }
+}

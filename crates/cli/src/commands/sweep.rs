@@ -1,0 +1,163 @@
+//! `ringpull sweep`: our allreduce against others' over all sizes and numbers of ranks.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+
+use ringpull_base::{Error, Result};
+
+use crate::compare::Environment;
+use crate::compare::launched::{Launched, Place};
+use crate::lab::Shape;
+use crate::link::LinkRate;
+use crate::mpirun::Mpirun;
+use crate::size::parse_sizes;
+use crate::sweep::contender::Processes;
+use crate::sweep::{self, Contender, Plan, Results, page};
+
+/// The arguments of `ringpull sweep`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ringpull sweep --hosts 8 --link 1gbit --out benches/results\n  \
+    ringpull sweep --local --ranks 2,4 --sizes 4,64KiB,1MiB --contenders ours,openmpi:default,openmpi:4\n  \
+    ringpull sweep --report --out benches/results\n\n\
+    Contenders: ours, ours:mpich (the same over MPICH), openmpi:default, openmpi:1 to openmpi:6 (its algorithms by number), mpich, gloo, horovod.\n\
+    An absent contender is named on the page and is no failure.")]
+pub struct SweepArgs {
+    /// Emulate so many hosts on this machine, one rank on each (root, Linux); without it ranks are processes of this machine.
+    #[arg(long, conflicts_with = "local")]
+    hosts: Option<usize>,
+    /// The rate of a host's link, such as 1gbit; none for no limit.
+    #[arg(long, default_value = "none")]
+    link: LinkRate,
+    /// Run the ranks as processes of this machine.
+    #[arg(long)]
+    local: bool,
+    /// Numbers of ranks.
+    #[arg(long, value_delimiter = ',', default_value = "2,3,4,5,6,7,8")]
+    ranks: Vec<usize>,
+    /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
+    #[arg(long, default_value = "4,1KiB,16KiB,64KiB,256KiB,1MiB,10MB,100MB")]
+    sizes: String,
+    /// Who is measured; everybody who is there unless given.
+    #[arg(long, value_delimiter = ',')]
+    contenders: Vec<Contender>,
+    /// This program built with MPICH: to measure ours over it, and MPICH's own allreduce.
+    #[arg(long)]
+    mpich: Option<PathBuf>,
+    /// The `mpirun` of that MPICH.
+    #[arg(long, default_value = "mpirun.mpich", requires = "mpich")]
+    mpich_mpirun: String,
+    /// Rounds: in each, every contender runs once for each number of ranks, in rotating order.
+    #[arg(long, default_value_t = 2)]
+    rounds: usize,
+    /// Rounds of payloads up to 1 MiB, where that is more than --rounds.
+    #[arg(long, default_value_t = 4)]
+    short_rounds: usize,
+    /// Measured iterations of payloads up to 1 MiB, in one job.
+    #[arg(long, default_value_t = 20)]
+    short_iters: usize,
+    /// Measured iterations of longer payloads, in one job.
+    #[arg(long, default_value_t = 2)]
+    long_iters: usize,
+    /// Measure nothing: write the page anew from the JSON files in --out.
+    #[arg(long)]
+    report: bool,
+    /// The folder for the JSON file of this sweep and for README.md, the page of all sweeps in it.
+    #[arg(long, default_value = "sweep-out")]
+    out: PathBuf,
+    /// The name of the JSON file; the hosts and the link unless given.
+    #[arg(long)]
+    name: Option<String>,
+}
+
+/// Sweeps, and writes the results and the page.
+pub fn run(args: &SweepArgs) -> Result<ExitCode> {
+    std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
+    if !args.report {
+        let results = measure(args)?;
+        let name = args.name.clone().unwrap_or_else(|| match args.hosts {
+            Some(hosts) => format!("hosts{hosts}-{}", args.link),
+            None => "local".to_owned(),
+        });
+        let json = serde_json::to_string(&results).map_err(|cause| unprintable(&cause))?;
+        write(&args.out.join(format!("{name}.json")), &json)?;
+    }
+    let page = page::render(&stored(&args.out)?);
+    write(&args.out.join("README.md"), &page)?;
+    println!("{page}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(args: &SweepArgs) -> Result<Results> {
+    let most = args.ranks.iter().copied().max().unwrap_or(0);
+    let least = args.ranks.iter().copied().min().unwrap_or(0);
+    if least < 1 || args.rounds == 0 || args.short_iters == 0 || args.long_iters == 0 {
+        return Err(Error::argument("no sample was asked for", "give --ranks, --rounds and iterations of at least 1"));
+    }
+    let sizes = parse_sizes(&args.sizes)?;
+    if let Some(odd) = sizes.iter().find(|bytes| **bytes == 0 || !bytes.is_multiple_of(4)) {
+        return Err(Error::argument(format!("{odd} bytes are no whole number of f32 elements"), "give multiples of 4"));
+    }
+    let place = match args.hosts {
+        Some(hosts) if hosts < most => {
+            return Err(Error::argument(
+                format!("{most} ranks on {hosts} hosts"),
+                "give --hosts at least the largest of --ranks: each rank has a host",
+            ));
+        }
+        Some(hosts) => Place::Lab(Shape { hosts, rate: args.link, racks: None }),
+        None => Place::Local { workers: most },
+    };
+    let mpich = match &args.mpich {
+        Some(program) => {
+            let program = std::path::absolute(program).map_err(|cause| Error::io("find", program.display(), &cause))?;
+            Some((program, Mpirun::at(&args.mpich_mpirun)?))
+        }
+        None => None,
+    };
+    let launched = Launched::start(place, 0)?;
+    let plan = Plan {
+        place: launched.words(),
+        link: args.link,
+        ranks: args.ranks.clone(),
+        sizes,
+        rounds: args.rounds,
+        short_rounds: args.short_rounds,
+        short_iters: args.short_iters,
+        long_iters: args.long_iters,
+        rest_ms: sweep::REST_MS,
+    };
+    let contenders = if args.contenders.is_empty() { Contender::all() } else { args.contenders.clone() };
+    let mut processes = Processes::new(launched, mpich)?;
+    let environment = Environment::survey();
+    Ok(sweep::run(&mut processes, &contenders, &plan, environment, super::compare::command(), &mut |job| {
+        eprintln!("{job}");
+    }))
+}
+
+/// The sweeps in the folder, by name.
+fn stored(folder: &Path) -> Result<Vec<Results>> {
+    let failed = |cause: std::io::Error| Error::io("read the results in", folder.display(), &cause);
+    let entries = std::fs::read_dir(folder).map_err(failed)?;
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .collect();
+    files.sort();
+    let read = |path: &PathBuf| {
+        let failed = |cause: std::io::Error| Error::io("read", path.display(), &cause);
+        serde_json::from_slice(&std::fs::read(path).map_err(failed)?)
+            .map_err(|cause| failed(std::io::Error::other(cause)))
+    };
+    files.iter().map(read).collect()
+}
+
+fn unprintable(cause: &serde_json::Error) -> Error {
+    Error::io("write", "JSON", &std::io::Error::other(cause.to_string()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
+}

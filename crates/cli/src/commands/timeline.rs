@@ -1,0 +1,63 @@
+//! `ringpull timeline`: the ranks' timelines on one clock, and where a step's time went.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use ringpull_base::timeline::trace::Trace;
+use ringpull_base::{Error, Result};
+
+use super::Format;
+use crate::timeline::account::account;
+use crate::timeline::{merge, words};
+
+/// The arguments of `ringpull timeline`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    RINGPULL_TIMELINE=trace.json mpirun -n 4 ringpull bench train --model vgg16 --scale 0.01 --compute 0.2\n  \
+    ringpull timeline trace.*.json --out merged.json\n  \
+    ringpull timeline trace.*.json --format json | jq .mean\n\n\
+    Every process of a run with RINGPULL_TIMELINE=FILE writes FILE with its rank before the extension, or in place of {rank}.\n\
+    chrome://tracing and https://ui.perfetto.dev open each of them, and the merged one.")]
+pub struct TimelineArgs {
+    /// The files of all ranks of one run.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Write all ranks' events, on rank 0's clock, to this file.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// How many keys to list.
+    #[arg(long, default_value_t = 10)]
+    keys: usize,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Merges, and prints the account.
+pub fn run(args: &TimelineArgs) -> Result<ExitCode> {
+    let traces = args.files.iter().map(|file| Trace::read(file)).collect::<Result<Vec<_>>>()?;
+    let merged = merge::merge(traces)?;
+    if let Some(path) = &args.out {
+        std::fs::write(path, merged.to_json()?).map_err(|cause| Error::io("write", path.display(), &cause))?;
+        eprintln!("merged: {}", path.display());
+    }
+    for doubt in merged.warnings() {
+        eprintln!("warning: {doubt}");
+    }
+    let mut found = account(&merged);
+    if found.ranks.iter().all(|rank| rank.steps == 0) {
+        return Err(Error::argument("no rank pushed anything, so there is no step", "name the files of the workers"));
+    }
+    match args.format {
+        Format::Table => print!("{}", words::render(&found, args.keys)),
+        Format::Json => {
+            found.keys.truncate(args.keys);
+            let text = serde_json::to_string_pretty(&found)
+                .map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))?;
+            println!("{text}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

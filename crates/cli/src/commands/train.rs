@@ -1,0 +1,122 @@
+//! `ringpull bench train`: the steps of a model, replayed with real communication.
+
+use clap::{Args, ValueEnum};
+
+use ringpull_base::config::Config;
+use ringpull_base::{DType, Kind, Result};
+use ringpull_kernels::compress::Compression;
+
+use super::Format;
+use crate::compare::table::format_seconds;
+use crate::record::Record;
+use crate::size::format_size;
+use crate::statistics::{self, Summary};
+use crate::{layers, train};
+
+/// The arguments of `ringpull bench train`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    mpirun -n 4 ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
+    mpirun -n 2 ringpull bench train --model resnet50 --compute 1.5 --burn --format json\n  \
+    ringpull launch -n 4 -s 2 --launcher local -- ringpull bench train --kv-store dist_sync --model vgg16 --scale 0.1 --compute 2.184\n\n\
+    A step is a backward pass, two thirds of --compute, that pushes each layer's gradients as they come, and a forward pass,\n\
+    one third, that waits for each layer's sums. Layers take their time by their FLOPs. Every sum of every step is checked.")]
+pub struct TrainArgs {
+    /// The kind of store.
+    #[arg(long, default_value = "dist_sync_mpi")]
+    kv_store: Kind,
+    /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
+    #[arg(long)]
+    model: String,
+    /// Scale every tensor of the model to this part of its elements.
+    #[arg(long, default_value_t = 1.0)]
+    scale: f64,
+    /// Seconds that one host alone computes for in a step.
+    #[arg(long, value_name = "SECONDS")]
+    compute: f64,
+    /// Compute on the processor instead of waiting by the clock; with =PART only for that part of the time.
+    #[arg(long, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    burn: Option<f64>,
+    /// Images of one host in a step, for images/s.
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Which gradients may leave first: by-layer, what the forward pass needs first, or none, as they come.
+    #[arg(long, value_enum, default_value_t)]
+    priorities: Priorities,
+    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.
+    #[arg(long, default_value = "none")]
+    compression: String,
+    /// Measured steps.
+    #[arg(long, default_value_t = 5)]
+    iters: usize,
+    /// Steps before them, verified but not timed.
+    #[arg(long, default_value_t = 2)]
+    warmup: usize,
+    /// Element type.
+    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
+    dtype: DType,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) format: Format,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Priorities {
+    #[default]
+    ByLayer,
+    None,
+}
+
+/// Replays the model; rank 0 gets the record.
+pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
+    let network = layers::load(&args.model, args.scale)?;
+    let compression = Compression::choice(&args.compression)?;
+    let algorithm = Config::from_env()?.algorithm;
+    let Some(store) = super::store(args.kv_store)? else { return Ok(None) };
+    let plan = train::Plan {
+        dtype: args.dtype,
+        iters: args.iters,
+        warmup: args.warmup,
+        compute_s: args.compute,
+        burn: args.burn,
+        batch: args.batch,
+        compression,
+        priorities: args.priorities == Priorities::ByLayer,
+    };
+    Ok(train::run(&store, &algorithm, &network, &plan)?.map(|record| vec![record]))
+}
+
+/// What a record of training says, in lines.
+pub(super) fn words(records: &[Record]) -> String {
+    let mut lines = Vec::new();
+    for record in records {
+        let (Some(train), Some(summary)) = (&record.train, Summary::of(&record.seconds)) else { continue };
+        let how = match train.burn {
+            None => "by the clock".to_owned(),
+            Some(part) => format!("{:.0} % of it on the processor", 100.0 * part),
+        };
+        lines.extend([
+            format!(
+                "{} steps of {} by {} ranks on {} hosts, gradients of {}",
+                summary.count,
+                record.mode,
+                record.ranks,
+                record.hosts,
+                format_size(record.bytes as f64)
+            ),
+            format!("step         {} +-{:.1} %", format_seconds(summary.median), 100.0 * summary.relative_spread()),
+            format!("compute      {}, {how}", format_seconds(train.compute_s)),
+            format!("exposed      {}", format_signed(train.exposed_s)),
+            format!("efficiency   {:.2} %", 100.0 * train.efficiency),
+        ]);
+        lines.extend(train.images_per_s.map(|rate| format!("images/s     {rate:.2} of each rank")));
+        lines.push("every sum of every step was checked; times are the slowest rank's".to_owned());
+        lines.extend(statistics::warnings(&record.seconds).into_iter().map(|doubt| format!("warning: {doubt}")));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Noise may make it negative.
+fn format_signed(seconds: f64) -> String {
+    format!("{}{}", if seconds < 0.0 { "-" } else { "" }, format_seconds(seconds.abs()))
+}

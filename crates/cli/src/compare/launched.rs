@@ -1,0 +1,313 @@
+//! The runner that starts real processes: on emulated hosts, on a hostfile's hosts, or on this machine alone.
+//!
+//! Worker `i` runs on host `i`. A dedicated server has a host after the workers' ones; a shared server runs on worker
+//! `s mod n`'s host. The scheduler sits on the first host.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use ringpull_base::config::Role;
+use ringpull_base::topology::free_port;
+use ringpull_base::{Error, Result};
+
+use crate::childless::Childless;
+use crate::compare::{Runner, Workload, peers};
+use crate::interrupt::Interrupt;
+use crate::lab::{Lab, Shape};
+use crate::launch::hostfile::{self, Host};
+use crate::launch::{self, Launch, Sink};
+use crate::machine::ProcessorTime;
+use crate::mode::{Mode, Peer, Placement, Variant};
+use crate::mpirun::{Hosts, Mpirun, Ranks};
+use crate::quiet::wait_until_quiet;
+use crate::record::Record;
+
+/// Where the jobs run.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// On emulated hosts, which this makes and takes down: a worker on each of the shape's, and more for dedicated servers.
+    Lab(Shape),
+    /// On the hosts of a file, the last of them for dedicated servers.
+    Hostfile {
+        /// The file.
+        file: PathBuf,
+    },
+    /// As processes of this machine, without shaped links.
+    Local {
+        /// Workers.
+        workers: usize,
+    },
+}
+
+/// How long one job may take.
+const JOB_LIMIT: Duration = Duration::from_secs(300);
+/// How much of a failed job's last words goes into the report.
+const LAST_LINES: usize = 12;
+
+/// Hosts that are ready, and the program that runs on them.
+#[derive(Debug)]
+pub struct Launched {
+    workers: usize,
+    hosts: Option<Vec<Host>>,
+    lab: Option<Lab>,
+    program: PathBuf,
+    /// After Ctrl-C no further job starts, and the hosts are taken down in order.
+    interrupt: Interrupt,
+}
+
+impl Launched {
+    /// Makes or checks the hosts: the workers' ones and `extra` for dedicated servers.
+    pub fn start(place: Place, extra: usize) -> Result<Self> {
+        let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
+        let interrupt = Interrupt::watch()?;
+        let ready = |workers, hosts, lab| Launched { workers, hosts, lab, program, interrupt };
+        let launched = match place {
+            Place::Lab(shape) => {
+                let lab = Lab::up_as(Shape { hosts: shape.hosts + extra, ..shape })?;
+                ready(shape.hosts, None, Some(lab))
+            }
+            Place::Local { workers } => ready(workers, None, None),
+            Place::Hostfile { file } => {
+                let hosts = hostfile::read(&file)?;
+                let workers = hosts.len().checked_sub(extra).filter(|workers| *workers > 0).ok_or_else(|| {
+                    Error::argument(
+                        format!(
+                            "{} names {} hosts, too few for {extra} dedicated servers",
+                            file.display(),
+                            hosts.len()
+                        ),
+                        "name more hosts, or ask for modes with shared servers",
+                    )
+                })?;
+                ready(workers, Some(hosts), None)
+            }
+        };
+        if launched.workers == 0 {
+            return Err(Error::argument("a comparison needs workers", "ask for at least 1"));
+        }
+        Ok(launched)
+    }
+
+    /// Where the jobs run, in words.
+    pub fn words(&self) -> String {
+        let hosts = if self.workers == 1 { "1 host" } else { &format!("{} hosts", self.workers) };
+        match (&self.lab, &self.hosts) {
+            (Some(lab), _) => {
+                let racks = lab.racks().map_or(String::new(), |racks| format!(" {racks}"));
+                hosts.replacen(' ', " emulated ", 1) + &racks
+            }
+            (None, Some(_)) => hosts.to_owned(),
+            (None, None) => "processes of one machine".to_owned(),
+        }
+    }
+
+    /// Whether each worker has a network interface of its own host.
+    pub fn has_own_hosts(&self) -> bool {
+        self.lab.is_some() || self.hosts.is_some()
+    }
+
+    /// The number of workers.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// The program that measures: this one.
+    pub fn program(&self) -> &std::path::Path {
+        &self.program
+    }
+
+    fn place(&self, host: usize) -> launch::Place {
+        match (&self.lab, &self.hosts) {
+            (Some(_), _) => launch::Place::Lab(host + 1),
+            (None, Some(hosts)) => launch::Place::Ssh(hosts[host].clone()),
+            (None, None) => launch::Place::Local,
+        }
+    }
+
+    fn bench(&self, what: &[&str], workload: &Workload) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec![self.program.clone().into(), "bench".into()];
+        words.extend(what.iter().map(OsString::from));
+        words.extend(loop_args(workload).into_iter().map(OsString::from));
+        words.extend(["--format", "json"].map(OsString::from));
+        words
+    }
+
+    fn with_servers(&self, command: Vec<OsString>, servers: usize, placement: Placement) -> Result<String> {
+        let server = |index: usize| match placement {
+            Placement::Dedicated => self.place(self.workers + index),
+            Placement::Shared => self.place(index % self.workers),
+        };
+        let workers = (0..self.workers).map(|index| self.place(index)).collect();
+        let mut launch = Launch::new(workers, (0..servers).map(server).collect(), command)?;
+        launch.sink = Sink::Kept;
+        launch.limit = Some(JOB_LIMIT);
+        let outcome = launch.run()?;
+        if outcome.code != 0 {
+            let mut words: Vec<String> = Vec::new();
+            for process in outcome.processes.iter().filter(|process| process.code != 0) {
+                words.push(last_lines(&process.stderr));
+            }
+            words.dedup();
+            return Err(failed(&outcome.failure, words.first().map_or("", String::as_str)));
+        }
+        let workers = outcome.processes.into_iter().filter(|process| process.role == Role::Worker);
+        workers
+            .map(|process| process.stdout)
+            .find(|text| !text.trim().is_empty())
+            .ok_or_else(|| failed("every process ended well, but no worker printed a record", ""))
+    }
+
+    /// Where ranks that do not speak MPI find each other, in PyTorch's words: a free port on the first worker's host.
+    fn meeting_point(&self) -> Result<Vec<(String, String)>> {
+        let root = self.place(0).address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let name = match &self.hosts {
+            Some(hosts) => hosts[0].name.clone(),
+            None => root.to_string(),
+        };
+        let port = free_port(root)?;
+        Ok(vec![("MASTER_ADDR".to_owned(), name), ("MASTER_PORT".to_owned(), port.to_string())])
+    }
+
+    /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed and how it ended.
+    pub fn mpi_job(
+        &self,
+        mpirun: &Mpirun,
+        count: usize,
+        command: Vec<OsString>,
+        env: Vec<(String, String)>,
+    ) -> Result<Printed> {
+        let hosts = match (&self.lab, &self.hosts) {
+            (Some(_), _) => Hosts::Lab((1..=count).collect()),
+            (None, Some(hosts)) => Hosts::Ssh(hosts[..count].to_vec()),
+            (None, None) => Hosts::Local,
+        };
+        let env = [env, self.meeting_point()?].concat();
+        let mut ready = mpirun.command(&hosts, Ranks { count, command, env })?;
+        ready.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
+        let (out, err) = (child.stdout.take(), child.stderr.take());
+        let out = std::thread::spawn(move || out.map(drain).unwrap_or_default());
+        let err = std::thread::spawn(move || err.map(drain).unwrap_or_default());
+        let (deadline, mut childless) = (Instant::now() + JOB_LIMIT, Childless::watch(child.id(), &hosts));
+        let status = loop {
+            match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
+                Some(status) => break Some(status),
+                None if Instant::now() > deadline || self.interrupt.count() > 0 || childless.is_stuck() => {
+                    child.kill().map_err(|cause| Error::io("end", "mpirun", &cause))?;
+                    child.wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))?;
+                    break None;
+                }
+                None => std::thread::park_timeout(Duration::from_millis(20)),
+            }
+        };
+        let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
+        let fault = match status {
+            Some(status) if status.success() => None,
+            Some(status) => Some(failed(&format!("mpirun ended with {status}"), &err)),
+            None if self.interrupt.count() > 0 => return Err(failed("interrupted", "")),
+            None if Instant::now() <= deadline => Some(failed("all ranks ended and mpirun did not", &err)),
+            None => Some(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
+        };
+        Ok(Printed { text: out, fault })
+    }
+}
+
+/// What a job printed and how it ended.
+#[derive(Debug)]
+pub struct Printed {
+    /// Its standard output.
+    pub text: String,
+    /// Why it is said to have failed.
+    pub fault: Option<Error>,
+}
+
+impl Printed {
+    /// The text of a job that ended well.
+    pub fn ended_well(self) -> Result<String> {
+        self.fault.map_or(Ok(self.text), Err)
+    }
+}
+
+impl Runner for Launched {
+    fn missing(&mut self, variant: Variant) -> Option<String> {
+        variant.peer.and_then(peers::missing)
+    }
+
+    /// Of the machine that starts the jobs; with a hostfile the other hosts are not asked.
+    fn processor_time(&mut self) -> Option<ProcessorTime> {
+        ProcessorTime::read()
+    }
+
+    /// Where the jobs run on this machine; the hosts of a hostfile are not asked.
+    fn settle(&mut self, last_job: Duration) {
+        if self.hosts.is_some() {
+            return;
+        }
+        wait_until_quiet(last_job, &mut ProcessorTime::read, &mut |time| {
+            std::thread::sleep(time);
+            self.interrupt.count() == 0
+        });
+    }
+
+    fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {
+        if self.interrupt.count() > 0 {
+            return Err(failed("interrupted", ""));
+        }
+        let kind = variant.mode.kind();
+        let command = match variant.peer {
+            None => {
+                let mut words = vec![workload.bench, "--kv-store", kind.name()];
+                words.extend(workload.bench_args.iter().map(String::as_str));
+                let compression = variant.compression.map(|compression| compression.to_string());
+                words.extend(compression.iter().flat_map(|compression| ["--compression", compression]));
+                self.bench(&words, workload)
+            }
+            Some(Peer::Mpi) => {
+                self.bench(&["allreduce", "--algorithm", "native", "--sizes", &workload.bytes().to_string()], workload)
+            }
+            Some(peer) => {
+                let lens: Vec<String> = workload.keys.iter().map(|key| key.len().to_string()).collect();
+                let mut words = peers::command(peer)?;
+                words.extend(["--lens".to_owned(), lens.join(",")]);
+                words.extend(loop_args(workload));
+                if let Some((network, train)) = &workload.network {
+                    words.extend(peers::train_args(network, train));
+                }
+                words.into_iter().map(OsString::from).collect()
+            }
+        };
+        let printed = match variant.mode {
+            Mode::Allreduce => self.mpi_job(&Mpirun::find()?, self.workers, command, Vec::new())?.ended_well()?,
+            Mode::Servers { servers, placement, .. } => self.with_servers(command, servers, placement)?,
+        };
+        Record::parse_list(&variant.to_string(), &printed)
+    }
+}
+
+fn loop_args(workload: &Workload) -> [String; 4] {
+    ["--iters".to_owned(), workload.iters.to_string(), "--warmup".to_owned(), workload.warmup.to_string()]
+}
+
+fn drain(mut from: impl std::io::Read) -> String {
+    let mut bytes = Vec::new();
+    if let Err(cause) = from.read_to_end(&mut bytes) {
+        tracing::warn!(%cause, "a job's output was cut short");
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn failed(what: &str, said: &str) -> Error {
+    let said = last_lines(said);
+    Error::argument(
+        if said.is_empty() { what.to_owned() } else { format!("{what}; its last words:\n{said}") },
+        "run this variant alone with --modes or --peers and RINGPULL_LOG=debug",
+    )
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
+}

@@ -1,0 +1,210 @@
+//! What a comparison found: one row for each variant, every sample kept with its round. This is `results.json`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::compare::Environment;
+use crate::compare::training::TrainSetup;
+use crate::lab::Racks;
+use crate::link::LinkRate;
+use crate::mode::Family;
+use crate::record::Record;
+use crate::size::format_size;
+use crate::statistics::Summary;
+use crate::usage::Usage;
+
+/// Everything: where, what, how, and one row for each variant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// The machine and the date.
+    pub environment: Environment,
+    /// What was compared, and how.
+    pub setup: Setup,
+    /// One row for each variant, in the order asked for.
+    pub rows: Vec<Row>,
+    /// The part of this machine's processor time that its host took away while the measured rounds ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stolen: Option<f64>,
+    /// The verdict in sentences.
+    pub verdict: Vec<String>,
+    /// The command that does it again.
+    pub command: String,
+}
+
+/// What was compared, and how.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Setup {
+    /// Where the jobs ran, such as `8 emulated hosts`.
+    pub place: String,
+    /// Whether every worker had a network interface of its own host, so that traffic could be read from it.
+    pub own_hosts: bool,
+    /// Workers, one a host.
+    pub workers: usize,
+    /// The links' rate.
+    pub link: LinkRate,
+    /// The racks that the hosts stand in, if there are two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub racks: Option<Racks>,
+    /// The payload in words.
+    pub payload: String,
+    /// Payload bytes of one worker.
+    pub bytes: u64,
+    /// Rounds.
+    pub rounds: usize,
+    /// Measured iterations of each job.
+    pub iters: usize,
+    /// Iterations before them.
+    pub warmup: usize,
+    /// What is replayed, if the iterations are steps of training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train: Option<TrainSetup>,
+}
+
+/// One variant's row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The variant as the command line names it.
+    pub variant: String,
+    /// The variant in words.
+    pub method: String,
+    /// Its colour.
+    pub family: Family,
+    /// The number of servers, 0 for none.
+    pub servers: usize,
+    /// Hosts used in all; 1 where every process is on this one.
+    pub machines: usize,
+    /// Bytes through the busiest host in one push and pull, from the mode's closed form: the larger direction. `None` for
+    /// compressed gradients, whose bytes depend on the codec and its way.
+    pub computed_host_bytes: Option<f64>,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// What came of a variant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "status")]
+#[allow(clippy::large_enum_variant, reason = "nearly every row is a measured one")]
+pub enum Outcome {
+    /// Every round ended with verified samples.
+    Measured {
+        /// All rounds' samples in one record.
+        record: Record,
+        /// The samples round by round.
+        rounds: Vec<Round>,
+    },
+    /// A round failed; the variant was not run again.
+    Failed {
+        /// The error of that round.
+        error: String,
+    },
+    /// The peer is not installed.
+    Absent {
+        /// The command that installs it.
+        install: String,
+    },
+}
+
+/// One round's samples of one variant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// Counted from 1.
+    pub round: usize,
+    /// At which place in the round it ran, from 1.
+    pub place: usize,
+    /// The samples.
+    pub seconds: Vec<f64>,
+    /// What the job cost beside time. The row's are of all rounds: the median of the processor time, and the most memory.
+    #[serde(default)]
+    pub usage: Usage,
+    /// The part of this machine's processor time that its host took away while the job ran; `None` where the kernel does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stolen: Option<f64>,
+}
+
+impl Setup {
+    /// What the link between the racks carries, in bytes a second, if there are racks and it has a limit.
+    pub fn uplink_bytes_per_s(&self) -> Option<f64> {
+        self.racks?.uplink.bytes_per_s()
+    }
+}
+
+impl Row {
+    /// The record, if the variant was measured.
+    pub fn record(&self) -> Option<&Record> {
+        match &self.outcome {
+            Outcome::Measured { record, .. } => Some(record),
+            _ => None,
+        }
+    }
+
+    /// What came of it, in a word.
+    pub fn status(&self) -> &'static str {
+        match self.outcome {
+            Outcome::Measured { .. } => "measured",
+            Outcome::Failed { .. } => "failed",
+            Outcome::Absent { .. } => "absent",
+        }
+    }
+
+    /// The samples' summary, if the variant was measured.
+    pub fn summary(&self) -> Option<Summary> {
+        Summary::of(&self.record()?.seconds)
+    }
+
+    /// The median with every machine beyond the workers' charged: time x machines / workers. `None` where workers share one machine.
+    pub fn per_machine_s(&self, workers: usize) -> Option<f64> {
+        (self.machines >= workers).then_some(())?;
+        Some(self.summary()?.median * self.machines as f64 / workers as f64)
+    }
+
+    /// [`host_bytes`](Self::host_bytes) in words, a computed number marked with a star.
+    pub fn host_bytes_words(&self, own_hosts: bool) -> Option<String> {
+        let (bytes, measured) = self.host_bytes(own_hosts)?;
+        Some(format!("{}{}", format_size(bytes), if measured { "" } else { " *" }))
+    }
+
+    /// Bytes through the busiest host, and whether they were measured. A dedicated server's host is not a worker's, so
+    /// what the workers' interfaces say does not cover it.
+    pub fn host_bytes(&self, own_hosts: bool) -> Option<(f64, bool)> {
+        match self.record().and_then(|record| record.host_bytes) {
+            Some(measured) if own_hosts && self.machines == self.record().map_or(0, |record| record.ranks) => {
+                Some((measured as f64, true))
+            }
+            _ => self.computed_host_bytes.map(|bytes| (bytes, false)),
+        }
+    }
+}
+
+/// The part of processor time that was stolen over the rounds of `rows`, each round counting alike.
+pub fn stolen(rows: &[Row]) -> Option<f64> {
+    let rounds = rows.iter().filter_map(|row| match &row.outcome {
+        Outcome::Measured { rounds, .. } => Some(rounds),
+        _ => None,
+    });
+    let parts: Vec<f64> = rounds.flatten().filter_map(|round| round.stolen).collect();
+    (!parts.is_empty()).then(|| parts.iter().sum::<f64>() / parts.len() as f64)
+}
+
+impl Results {
+    /// The measured rows with their summaries, fastest first.
+    pub fn ranking(&self) -> Vec<(&Row, Summary)> {
+        let mut ranking: Vec<(&Row, Summary)> =
+            self.rows.iter().filter_map(|row| Some((row, row.summary()?))).collect();
+        ranking.sort_by(|a, b| a.1.median.total_cmp(&b.1.median));
+        ranking
+    }
+
+    /// Whether a variant failed. An absent peer is no failure.
+    pub fn any_failed(&self) -> bool {
+        self.rows.iter().any(|row| matches!(row.outcome, Outcome::Failed { .. }))
+    }
+
+    /// The row of a variant by its name on the command line.
+    pub fn row(&self, variant: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.variant == variant)
+    }
+
+    /// The records of all measured rows: what `--format json` prints.
+    pub fn records(&self) -> Vec<&Record> {
+        self.rows.iter().filter_map(Row::record).collect()
+    }
+}

@@ -1,0 +1,140 @@
+//! The facts of this host, as far as they can be read without changing anything.
+
+use std::fs;
+use std::net::{IpAddr, TcpStream, ToSocketAddrs, UdpSocket};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ringpull_base::config;
+use ringpull_base::topology::host_name;
+
+use super::facts::{Facts, Seen, SshFile};
+use super::probe;
+use crate::machine::Machine;
+
+/// How long a host may take to accept a connection.
+const ANSWER: Duration = Duration::from_secs(3);
+/// `CAP_SYS_PTRACE`'s bit in a set of capabilities.
+const SYS_PTRACE: u32 = 19;
+
+/// Reads the facts of this host, which the doctor was sent to as `called`, and how `peers` (`name:port`) look from here.
+pub fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], with_probe: bool) -> Facts {
+    let machine = Machine::survey();
+    let host = host_name();
+    let (probe, probe_failure) =
+        match (with_probe && machine.mpi_library.is_some() && machine.mpirun.is_some()).then(probe::run) {
+            None => (Vec::new(), None),
+            Some(Ok(ranks)) => (ranks, None),
+            Some(Err(error)) => (Vec::new(), Some(error.to_string().lines().next().unwrap_or("").to_owned())),
+        };
+    Facts {
+        called: called.unwrap_or_else(|| host.clone()),
+        own_address: address_of(&host).map(|address| address.to_string()),
+        host,
+        version: machine.version,
+        cores: machine.cores,
+        slots: slots.unwrap_or(machine.cores),
+        uid: rustix::process::geteuid().as_raw(),
+        mpirun: machine.mpirun,
+        library: machine.mpi_library,
+        probe,
+        probe_failure,
+        root_allowed: config::root_may_run_mpi(),
+        in_container: ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
+            || config::text("KUBERNETES_SERVICE_HOST").is_some()
+            || config::text("K_MPI_JOB_ROLE").is_some(),
+        shared_memory: rustix::fs::statvfs("/dev/shm")
+            .ok()
+            .map(|it| (it.f_blocks * it.f_frsize, it.f_bavail * it.f_frsize)),
+        ptrace_scope: number("/proc/sys/kernel/yama/ptrace_scope").unwrap_or(0),
+        may_trace: status("CapEff")
+            .and_then(|set| u64::from_str_radix(&set, 16).ok())
+            .is_some_and(|set| set >> SYS_PTRACE & 1 == 1),
+        locked_memory: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
+        rdma: names("/sys/class/infiniband"),
+        gpus: names("/dev")
+            .iter()
+            .filter(|name| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u8>().is_ok()))
+            .count(),
+        driver: driver(),
+        cuda: machine.devices,
+        ssh: ssh_files(),
+        clock: None,
+        now_s: now_s(),
+        peers: peers.iter().map(|peer| look_at(peer)).collect(),
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+fn number(path: &str) -> Option<u32> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn status(name: &str) -> Option<String> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn names(folder: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn driver() -> Option<String> {
+    let query = ["--query-gpu=driver_version", "--format=csv,noheader"];
+    let output = Command::new("nvidia-smi").args(query).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).lines().next()?.trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}
+
+fn ssh_files() -> Vec<SshFile> {
+    let Some(home) = config::text("HOME") else { return Vec::new() };
+    let folder = Path::new(&home).join(".ssh");
+    let keys =
+        names(&folder.to_string_lossy()).into_iter().filter(|name| name.starts_with("id_") && !name.contains('.'));
+    let paths = [folder.clone(), folder.join("authorized_keys")].into_iter().map(|path| (path, false));
+    let all = paths.chain(keys.map(|name| (folder.join(name), true)));
+    all.filter_map(|(path, is_key)| {
+        let data = fs::metadata(&path).ok()?;
+        Some(SshFile { path: path.display().to_string(), mode: data.mode() & 0o7777, owner: data.uid(), is_key })
+    })
+    .collect()
+}
+
+fn address_of(name: &str) -> Option<IpAddr> {
+    (name, 0).to_socket_addrs().ok()?.next().map(|address| address.ip())
+}
+
+fn look_at(peer: &str) -> Seen {
+    let (name, port) = peer.rsplit_once(':').unwrap_or((peer, "22"));
+    let mut seen = Seen { host: name.to_owned(), ..Seen::default() };
+    let Some(address) = (name, port.parse().unwrap_or(22)).to_socket_addrs().ok().and_then(|mut found| found.next())
+    else {
+        seen.failure = Some("its name does not resolve".to_owned());
+        return seen;
+    };
+    seen.address = Some(address.ip().to_string());
+    seen.interface = interface_towards(address.ip());
+    if let Err(cause) = TcpStream::connect_timeout(&address, ANSWER) {
+        seen.failure = Some(format!("port {}: {cause}", address.port()));
+    }
+    seen
+}
+
+/// The interface whose address the kernel would send from. Sends nothing.
+fn interface_towards(address: IpAddr) -> Option<String> {
+    let socket = UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).ok()?;
+    socket.connect((address, 9)).ok()?;
+    let own = socket.local_addr().ok()?.ip();
+    let all = if_addrs::get_if_addrs().ok()?;
+    all.into_iter().find(|interface| interface.ip() == own).map(|interface| interface.name)
+}

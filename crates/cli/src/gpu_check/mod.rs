@@ -1,0 +1,121 @@
+//! What `scripts/gpu-check` runs on a machine with GPUs: every kernel against the reference, collectives, stores, ranks that
+//! share a GPU, and how fast memory is used. Also over simulated devices, where everything but the speed means something.
+
+mod kernels;
+mod lent;
+mod speed;
+mod stores;
+
+pub use stores::rank_of_a_job;
+
+use serde::Serialize;
+
+use ringpull_base::Result;
+use ringpull_device::Survey;
+
+/// One check and how it ended.
+#[derive(Debug, Serialize)]
+pub struct Check {
+    /// What was checked.
+    pub name: String,
+    /// What was found.
+    pub found: String,
+    /// Whether it is as it must be; `None` if it could not be checked here.
+    pub passed: Option<bool>,
+}
+
+/// How fast something is.
+#[derive(Debug, Serialize)]
+pub struct Speed {
+    /// What was measured.
+    pub name: String,
+    /// Bytes that one run reads and writes.
+    pub bytes: u64,
+    /// Seconds of every run.
+    pub seconds: Vec<f64>,
+    /// The median, in bytes a second.
+    pub bytes_per_s: f64,
+    /// Its share of what limits it: the measured copy on the device, or of staging its slower stage.
+    pub share: f64,
+}
+
+/// Everything that was found out.
+#[derive(Debug, Serialize)]
+pub struct Findings {
+    /// The devices that were checked.
+    pub devices: Vec<String>,
+    /// What the machine has.
+    pub survey: Survey,
+    /// Whether an MPI library is here that takes device memory.
+    pub cuda_aware_mpi: String,
+    /// The checks.
+    pub checks: Vec<Check>,
+    /// The measurements; empty over simulated devices.
+    pub speeds: Vec<Speed>,
+}
+
+impl Findings {
+    /// Checks the devices that `name` means.
+    pub fn gather(name: &str) -> Result<Self> {
+        let devices = ringpull_device::open(name)?;
+        let mut checks = kernels::checks(&devices);
+        checks.extend(lent::checks(&devices));
+        checks.extend(stores::checks(name, &devices));
+        let speeds = if name.starts_with("sim") { Vec::new() } else { speed::measure(name, &devices)? };
+        Ok(Findings {
+            devices: (0..devices.count()).map(|device| devices.platform().describe(device)).collect(),
+            survey: ringpull_device::survey(),
+            cuda_aware_mpi: ringpull_device::cuda_aware_mpi(),
+            checks,
+            speeds,
+        })
+    }
+
+    /// Whether nothing failed.
+    pub fn passed(&self) -> bool {
+        self.checks.iter().all(|check| check.passed != Some(false))
+    }
+
+    /// The findings for people.
+    pub fn table(&self) -> String {
+        let mut lines: Vec<String> = self.devices.iter().map(|device| format!("device          {device}")).collect();
+        lines.push(format!("driver          {}", self.survey.driver));
+        lines.push(format!("NCCL            {}", self.survey.nccl));
+        lines.push(format!("NVRTC           {}", self.survey.nvrtc));
+        lines.push(format!("CUDA-aware MPI  {}", self.cuda_aware_mpi));
+        lines.extend(self.checks.iter().map(|Check { name, found, passed }| {
+            let word = match passed {
+                Some(true) => "ok",
+                Some(false) => "FAILED",
+                None => "skipped",
+            };
+            format!("{word:<8} {name}: {found}")
+        }));
+        lines.extend(self.speeds.iter().map(|Speed { name, bytes_per_s, share, .. }| {
+            format!("{name:<36} {:>9.1} GB/s {:>6.1} %", bytes_per_s / 1e9, share * 100.0)
+        }));
+        lines.join("\n") + "\n"
+    }
+}
+
+fn check(name: impl Into<String>, outcome: Result<String>) -> Check {
+    match outcome {
+        Ok(found) => Check { name: name.into(), found, passed: Some(true) },
+        Err(cause) => Check { name: name.into(), found: cause.to_string(), passed: Some(false) },
+    }
+}
+
+/// The device that single kernels are checked on.
+const FIRST: usize = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_holds_on_simulated_devices() {
+        let findings = Findings::gather("sim:2").unwrap();
+        assert!(findings.passed(), "{}", findings.table());
+        assert!(findings.checks.len() > 20 && findings.speeds.is_empty());
+    }
+}

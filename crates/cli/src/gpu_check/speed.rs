@@ -1,0 +1,196 @@
+//! How much of a device's memory bandwidth the kernels use, and of the link to the host the staging.
+
+use std::slice::from_ref;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringpull::KvStore;
+use ringpull::internal::OnDevices;
+use ringpull_allreduce::progress::Engine;
+use ringpull_base::config::Config;
+use ringpull_base::{DType, Error, Kind, Result, Tensor};
+use ringpull_device::{Devices, Memory, Operation, Slice, Stream, Work};
+use ringpull_kernels::optim::Optimizer;
+
+use super::{FIRST, Speed};
+
+const LIMIT: Duration = Duration::from_secs(30);
+/// Bytes of one buffer: far more than any cache holds.
+const BYTES: usize = 256 << 20;
+/// Launches of one run, so that queueing hides behind them.
+const LAUNCHES: u32 = 10;
+/// Runs; the first is thrown away.
+const RUNS: usize = 8;
+
+pub(super) fn measure(name: &str, devices: &Arc<Devices>) -> Result<Vec<Speed>> {
+    let device = FIRST;
+    let bench = Bench { devices, device };
+    let buffers = (0..6).map(|_| bench.buffer(BYTES)).collect::<Result<Vec<_>>>()?;
+    let codes = bench.buffer(BYTES / 16)?;
+    let at = |index: usize| buffers[index].clone();
+    let mut speeds = Vec::new();
+    let copy = bench.kernel("copy on the device", &Work::copy(at(0), at(1)), 1.0)?;
+    let limit = copy.bytes_per_s;
+    speeds.push(Speed { share: 1.0, ..copy });
+    let zero = Work::zero(at(0));
+    speeds.push(bench.kernel("zero", &zero, limit)?);
+    for count in [2, 4] {
+        for dtype in [DType::F32, DType::BF16] {
+            let work = Work::sum(dtype, (0..count).map(at).collect(), at(5));
+            speeds.push(bench.kernel(&format!("sum of {count} buffers of {dtype}"), &work, limit)?);
+        }
+    }
+    let pieces = 64;
+    let cut = |index: usize| -> Vec<Slice> {
+        (0..pieces).map(|piece| at(index).part(piece * BYTES / pieces..(piece + 1) * BYTES / pieces)).collect()
+    };
+    let pack = Work { operation: Operation::Copy, reads: cut(0), writes: cut(1) };
+    speeds.push(bench.kernel("packing of 64 keys", &pack, limit)?);
+    let quantise = Work {
+        operation: Operation::Quantise2 { threshold: 0.5 },
+        reads: vec![at(0), at(1)],
+        writes: vec![codes.clone(), at(1)],
+    };
+    speeds.push(bench.kernel("2-bit quantise", &quantise, limit)?);
+    let add = Work {
+        operation: Operation::AddDequantised2 { threshold: 0.5 },
+        reads: vec![codes, at(1)],
+        writes: vec![at(1)],
+    };
+    speeds.push(bench.kernel("2-bit dequantise and add", &add, limit)?);
+    for (name, slots) in [("sgd,lr=0.1,momentum=0.9", 1), ("adam,lr=0.01", 2)] {
+        let optimizer: Arc<Optimizer> = Arc::new(name.parse()?);
+        let operation = Operation::Update { optimizer, dtype: DType::F32, updates: 1 };
+        let written: Vec<Slice> = (1..2 + slots).map(at).collect();
+        let reads = std::iter::once(at(0)).chain(written.iter().cloned()).collect();
+        speeds.push(bench.kernel(&format!("update by {name}"), &Work { operation, reads, writes: written }, limit)?);
+    }
+    let link = bench.link(&buffers[0])?;
+    let slower = link.iter().map(|speed| speed.bytes_per_s).fold(f64::INFINITY, f64::min);
+    speeds.extend(link);
+    speeds.push(staging(name, BYTES / 4, slower)?);
+    Ok(speeds)
+}
+
+/// Two ranks of this process that share the devices: `push_pull` of one tensor, down, over the ranks and up again. Its share is that of the
+/// slower of its stages by itself: the copies at `link_bytes_per_s`, or the ranks' allreduce in host memory.
+fn staging(name: &str, len_bytes: usize, link_bytes_per_s: f64) -> Result<Speed> {
+    // A plan's name keeps the ranks from trying other routes.
+    let config = Config { timeout: LIMIT, algorithm: "ring".to_owned(), ..Config::default() };
+    let running = Engine::in_process(2, &config)?.into_iter().map(|engine| {
+        let (name, config) = (name.to_owned(), config.clone());
+        thread::spawn(move || one_of_two(&name, &config, &engine, len_bytes))
+    });
+    let running: Vec<_> = running.collect();
+    let lost = || Err(Error::argument("a rank ended by a panic", "see its words above"));
+    let ends = running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost())).collect::<Result<Vec<_>>>()?;
+    let slowest =
+        |times: &dyn Fn(&Times) -> &Vec<f64>, run: usize| ends.iter().map(|end| times(end)[run]).fold(0.0, f64::max);
+    let seconds: Vec<f64> = (1..RUNS).map(|run| slowest(&|end| &end.staged, run)).collect();
+    let in_host: Vec<f64> = (1..RUNS).map(|run| slowest(&|end| &end.in_host, run)).collect();
+    let least = (len_bytes as f64 / link_bytes_per_s).max(median(&in_host));
+    let took = median(&seconds);
+    Ok(Speed {
+        name: "staging between two ranks".to_owned(),
+        bytes: len_bytes as u64,
+        bytes_per_s: len_bytes as f64 / took,
+        share: least / took,
+        seconds,
+    })
+}
+
+/// Seconds of a rank's runs.
+struct Times {
+    /// From a device to a device.
+    staged: Vec<f64>,
+    /// In host memory alone.
+    in_host: Vec<f64>,
+}
+
+fn one_of_two(name: &str, config: &Config, engine: &Arc<Engine>, len_bytes: usize) -> Result<Times> {
+    let devices = ringpull_device::open(name)?;
+    let backend = OnDevices::over_ranks(Arc::clone(&devices), Arc::clone(engine), LIMIT);
+    let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), config);
+    let tensor = devices.zeros(FIRST, DType::F32, &[len_bytes / DType::F32.size_bytes()])?;
+    store.init("w", &Tensor::zeros(DType::F32, tensor.shape()))?;
+    let mut times = Times { staged: Vec::new(), in_host: Vec::new() };
+    for _ in 0..RUNS {
+        store.barrier()?;
+        let start = Instant::now();
+        store.push_pull("w", from_ref(&tensor), from_ref(&tensor), 0)?;
+        store.wait_all()?;
+        times.staged.push(start.elapsed().as_secs_f64());
+        store.barrier()?;
+        let start = Instant::now();
+        let memory = vec![Tensor::zeros(DType::F32, tensor.shape())];
+        engine.collective("an allreduce in host memory", memory, |host, memory, number| {
+            host.allreduce(DType::F32, memory[0].write().bytes_mut(), number)
+        })?;
+        times.in_host.push(start.elapsed().as_secs_f64());
+    }
+    Ok(times)
+}
+
+fn median(seconds: &[f64]) -> f64 {
+    let mut sorted = seconds.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+struct Bench<'a> {
+    devices: &'a Devices,
+    device: usize,
+}
+
+impl Bench<'_> {
+    fn buffer(&self, len_bytes: usize) -> Result<Slice> {
+        let slice = Slice::all(&Memory::on(self.devices.platform(), self.device, len_bytes)?);
+        self.devices.platform().enqueue(self.devices.lane(self.device), &Work::zero(slice.clone()))?;
+        Ok(slice)
+    }
+
+    /// Bytes are those that have to be read and written; what is changed in place is both.
+    fn kernel(&self, name: &str, work: &Work, limit: f64) -> Result<Speed> {
+        let bytes = work.reads.iter().chain(&work.writes).map(|slice| slice.len_bytes() as u64).sum();
+        self.timed(name, bytes, limit, self.devices.lane(self.device), work)
+    }
+
+    /// Copies to and from pinned memory, each alone.
+    fn link(&self, buffer: &Slice) -> Result<Vec<Speed>> {
+        let pinned = || Ok(Slice::all(&Memory::pinned(self.devices.platform(), BYTES)?));
+        let (staging, other) = (pinned()?, pinned()?);
+        let (down, up) = (self.devices.down(self.device), self.devices.up(self.device));
+        let work = Work::copy(buffer.clone(), staging.clone());
+        let to_host = self.timed("copy to pinned memory", BYTES as u64, 1.0, down, &work)?;
+        let work = Work::copy(other, buffer.clone());
+        let to_device = self.timed("copy from pinned memory", BYTES as u64, 1.0, up, &work)?;
+        Ok(vec![Speed { share: 1.0, ..to_host }, Speed { share: 1.0, ..to_device }])
+    }
+
+    fn timed(&self, name: &str, bytes: u64, limit: f64, stream: &Stream, work: &Work) -> Result<Speed> {
+        let mut seconds = Vec::with_capacity(RUNS);
+        stream.follow(self.devices.lane(self.device))?;
+        for _ in 0..RUNS {
+            stream.record()?.synchronize(LIMIT)?;
+            let start = Instant::now();
+            (0..LAUNCHES).try_for_each(|_| self.devices.platform().enqueue(stream, work))?;
+            stream.record()?.synchronize(LIMIT)?;
+            seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
+        }
+        seconds.remove(0);
+        let bytes_per_s = bytes as f64 / median(&seconds);
+        Ok(Speed { name: name.to_owned(), bytes, seconds, bytes_per_s, share: bytes_per_s / limit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staging_is_timed_on_simulated_devices_too() {
+        let speed = staging("sim:1", 4 << 10, 1e9).unwrap();
+        assert!(speed.bytes_per_s > 0.0 && speed.share > 0.0 && speed.seconds.len() == RUNS - 1);
+    }
+}

@@ -1,0 +1,231 @@
+//! Emulated hosts on one Linux machine: network namespaces `h1`..`hN` on one bridge, host I at 10.55.0.I, every link
+//! shaped in both directions, every host with its own name.
+//!
+//! ```text
+//!   h1 (10.55.0.1)        h2 (10.55.0.2)             the queue on eth0 shapes what the host sends,
+//!     eth0                  eth0                      the queue on rp-hI what it receives
+//!      |                     |
+//!    rp-h1 ---- ringpull0 ---- rp-h2 ...
+//! ```
+//!
+//! A lab in two racks has a bridge for each half of the hosts, or for every other one, and one shaped link between the bridges.
+//!
+//! One process at a time may change the lab or measure on it: it holds a lock (`lock`) which the kernel takes back when
+//! that process ends, however it ends. What was made is marked under `/run/ringpull/lab` before it is made, so that
+//! [`Lab::remove`] finds all of it, also after a kill half way. `network` is the commands that make and remove one host,
+//! `sessions` what the processors are told.
+
+mod lock;
+mod network;
+mod sessions;
+mod shape;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use self::lock::LabLock;
+pub use self::shape::{Racks, Shape};
+use ringpull_base::{Error, Result};
+
+use super::link::LinkRate;
+
+/// The network of the lab's hosts, for programs that must be told which interface to use.
+pub const NETWORK: &str = "10.55.0.0/24";
+
+const FOLDER: &str = "/run/ringpull/lab";
+
+/// Emulated hosts that are up, for the one process that holds them. Dropping it removes what this process made.
+#[derive(Debug)]
+pub struct Lab {
+    shape: Shape,
+    made_here: bool,
+    _lock: LabLock,
+}
+
+impl Lab {
+    /// Makes `hosts` hosts with links of `rate`. Hosts that are already so are taken as they are, and then left when the
+    /// `Lab` is dropped; anything else of an earlier lab is removed first. An error if another process uses the lab.
+    pub fn up(hosts: usize, rate: LinkRate) -> Result<Self> {
+        Self::up_as(Shape { hosts, rate, racks: None })
+    }
+
+    /// As [`up`](Self::up), for hosts of `shape`.
+    pub fn up_as(shape: Shape) -> Result<Self> {
+        shape.check()?;
+        need_root()?;
+        let lock = LabLock::take()?;
+        if read_shape() == Some(shape) {
+            sessions::level(&sessions_note())?;
+            return Ok(Lab { shape, made_here: false, _lock: lock });
+        }
+        clear()?;
+        // From here on a drop removes what exists, also when a later step fails.
+        let lab = Lab { shape, made_here: true, _lock: lock };
+        sessions::level(&sessions_note())?;
+        network::add_bridges(shape.racks.map(|racks| racks.uplink))?;
+        for host in 1..=shape.hosts {
+            mark(host)?;
+            network::add_host(host, shape.hosts, shape.rate, shape.rack(host))?;
+        }
+        write_shape(shape)?;
+        Ok(lab)
+    }
+
+    /// The number of hosts.
+    pub fn hosts(&self) -> usize {
+        self.shape.hosts
+    }
+
+    /// The rate of every link.
+    pub fn rate(&self) -> LinkRate {
+        self.shape.rate
+    }
+
+    /// The two racks, if the hosts stand in any.
+    pub fn racks(&self) -> Option<Racks> {
+        self.shape.racks
+    }
+
+    /// The command that runs `program` on host `host`, counted from 1. It is killed when the thread that starts it ends.
+    pub fn command(&self, host: usize, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).args(entry(host)).arg(program);
+        command
+    }
+
+    /// Lets the hosts stay when this process ends.
+    pub fn leave_up(mut self) {
+        self.made_here = false;
+    }
+
+    /// Removes the hosts, whoever made them, and everything that runs on them.
+    pub fn down(mut self) -> Result<()> {
+        self.made_here = false;
+        clear()
+    }
+
+    /// Removes whatever there is of a lab, complete or not. An error if another process uses it.
+    pub fn remove() -> Result<()> {
+        need_root()?;
+        let _lock = LabLock::take()?;
+        clear()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if self.made_here
+            && let Err(error) = clear()
+        {
+            eprintln!("warning: {error}\n  hint: `ringpull lab down` removes what is left of the emulated hosts");
+        }
+    }
+}
+
+/// The address of host `host`, counted from 1.
+pub fn address(host: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 55, 0, host as u8)
+}
+
+/// How many hosts the lab that is up has, whoever holds it; 0 if none is up.
+pub fn hosts_up() -> usize {
+    read_shape().map_or(0, |shape| shape.hosts)
+}
+
+/// Finds host `hI` of a lab that is up; its number.
+pub fn find_host(name: &str) -> Result<usize> {
+    need_root()?;
+    let up = hosts_up();
+    let number = name.strip_prefix('h').and_then(|digits| digits.parse().ok());
+    number.filter(|number| (1..=up).contains(number)).ok_or_else(|| {
+        let (what, remedy) = match up {
+            0 => (
+                format!("there is no host {name}: no lab is up"),
+                "make one with `ringpull lab up 8 200mbit`".to_owned(),
+            ),
+            _ => (format!("there is no host {name} in the lab"), format!("its hosts are h1 to h{up}")),
+        };
+        Error::argument(what, remedy)
+    })
+}
+
+/// The words before a program's name that run it on host `host`: its host name first, then its network.
+pub fn entry(host: usize) -> Vec<String> {
+    let names = name_space(host);
+    ["nsenter", &format!("--uts={}", names.display()), "--", "ip", "netns", "exec", &host_name(host)]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+/// The name of host `host`.
+pub fn host_name(host: usize) -> String {
+    format!("h{host}")
+}
+
+fn name_space(host: usize) -> PathBuf {
+    Path::new(FOLDER).join(format!("h{host}.uts"))
+}
+
+fn mark(host: usize) -> Result<()> {
+    let path = name_space(host);
+    fs::write(&path, "").map_err(|cause| Error::io("write", path.display(), &cause))
+}
+
+fn marked() -> Result<Vec<usize>> {
+    let entries = match fs::read_dir(FOLDER) {
+        Ok(entries) => entries,
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(cause) => return Err(Error::io("read", FOLDER, &cause)),
+    };
+    let mut hosts: Vec<usize> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix('h')?.strip_suffix(".uts")?.parse().ok())
+        .collect();
+    hosts.sort_unstable();
+    Ok(hosts)
+}
+
+fn shape_path() -> PathBuf {
+    Path::new(FOLDER).join("shape.json")
+}
+
+fn sessions_note() -> PathBuf {
+    Path::new(FOLDER).join("sessions")
+}
+
+fn read_shape() -> Option<Shape> {
+    serde_json::from_slice(&fs::read(shape_path()).ok()?).ok()
+}
+
+fn write_shape(shape: Shape) -> Result<()> {
+    let path = shape_path();
+    let text = serde_json::to_string(&shape).expect("a shape is plain data");
+    fs::write(&path, text).map_err(|cause| Error::io("write", path.display(), &cause))
+}
+
+fn clear() -> Result<()> {
+    let remove = |path: &Path| match fs::remove_file(path) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path.display(), &cause)),
+        _ => Ok(()),
+    };
+    remove(&shape_path())?;
+    let restored = sessions::restore(&sessions_note());
+    for host in marked()? {
+        network::remove_host(host)?;
+        remove(&name_space(host))?;
+    }
+    network::remove_bridges()?;
+    restored
+}
+
+fn need_root() -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(Error::argument(
+        "emulated hosts need root",
+        "run it as root, or use `ringpull compare --local N`, which runs N processes on this host without shaped links",
+    ))
+}

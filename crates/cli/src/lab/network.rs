@@ -1,0 +1,177 @@
+//! The commands of iproute2 and util-linux that make and remove the bridge and one host.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ringpull_base::{Error, Result};
+
+use super::{address, host_name, name_space};
+use crate::link::LinkRate;
+
+const CONGESTION_CONTROLS: [&str; 2] = ["cubic", "reno"];
+/// The bridge of each rack, and its end of the link between them.
+const BRIDGES: [&str; 2] = ["ringpull0", "ringpull1"];
+const UPLINK: [&str; 2] = ["rp-up0", "rp-up1"];
+
+/// Makes the bridge, or two with a link of rate `uplink` between them.
+pub(super) fn add_bridges(uplink: Option<LinkRate>) -> Result<()> {
+    let count = if uplink.is_some() { 2 } else { 1 };
+    for bridge in &BRIDGES[..count] {
+        call("ip", &["link", "add", bridge, "type", "bridge"])?;
+        call("ip", &["link", "set", bridge, "up"])?;
+    }
+    let Some(rate) = uplink else { return Ok(()) };
+    call("ip", &["link", "add", UPLINK[0], "type", "veth", "peer", "name", UPLINK[1]])?;
+    for (end, bridge) in UPLINK.into_iter().zip(BRIDGES) {
+        call("ip", &["link", "set", end, "master", bridge])?;
+        call("ip", &["link", "set", end, "up"])?;
+        if let Some(shape) = shaping(rate) {
+            call("tc", &[&["qdisc", "add", "dev", end], words(&shape).as_slice()].concat())?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn remove_bridges() -> Result<()> {
+    let made = [UPLINK[0], BRIDGES[0], BRIDGES[1]].into_iter().filter(|name| interface_exists(name));
+    made.into_iter().try_for_each(|name| call("ip", &["link", "del", name]))
+}
+
+/// The shaper of one end of a link.
+fn shaping(rate: LinkRate) -> Option<String> {
+    let (bits, burst, queue) = (rate.bits_per_s()?, rate.burst_bytes()?, rate.queue_bytes()?);
+    Some(format!("root tbf rate {bits}bit burst {burst}b limit {}b", burst + queue))
+}
+
+fn words(text: &str) -> Vec<&str> {
+    text.split(' ').collect()
+}
+
+/// Makes host `host` of `hosts`: its name, its network, its link to its rack's bridge, and the files that name its peers.
+pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate, rack: usize) -> Result<()> {
+    let name = host_name(host);
+    let name = name.as_str();
+    if Path::new("/run/netns").join(name).exists() {
+        return Err(Error::argument(
+            format!("a network namespace {name} exists that `ringpull lab` did not make"),
+            format!("remove it if nobody needs it: ip netns del {name}"),
+        ));
+    }
+    call("unshare", &[&format!("--uts={}", name_space(host).display()), "hostname", name])?;
+    write_names(host, hosts)?;
+    call("ip", &["netns", "add", name])?;
+    let outer = bridge_end(host);
+    let outer = outer.as_str();
+    call("ip", &["link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name])?;
+    call("ip", &["link", "set", outer, "master", BRIDGES[rack]])?;
+    call("ip", &["link", "set", outer, "up"])?;
+    call("ip", &["-n", name, "addr", "add", &format!("{}/24", address(host)), "dev", "eth0"])?;
+    call("ip", &["-n", name, "link", "set", "eth0", "up"])?;
+    call("ip", &["-n", name, "link", "set", "lo", "up"])?;
+    use_usual_congestion_control(name);
+    if let Some(shape) = shaping(rate) {
+        call("tc", &[&["qdisc", "add", "dev", outer], words(&shape).as_slice()].concat())?;
+        call("tc", &[&["-n", name, "qdisc", "add", "dev", "eth0"], words(&shape).as_slice()].concat())?;
+    }
+    Ok(())
+}
+
+/// Linux's default for TCP, whatever this machine uses: BBR, for one, paces by a timer for every few packets, which costs the cores of one machine
+/// more than what is measured on them. Reno, which no machine refuses, where namespaces may not have the default.
+fn use_usual_congestion_control(name: &str) {
+    let path = "/proc/sys/net/ipv4/tcp_congestion_control";
+    let write = |control| call("ip", &["netns", "exec", name, "sh", "-c", &format!("echo {control} > {path}")]);
+    let [usual, instead] = CONGESTION_CONTROLS;
+    if let Err(cause) = write(usual).or_else(|_| write(instead)) {
+        tracing::warn!(%cause, "{name} keeps this machine's TCP congestion control instead of one of {CONGESTION_CONTROLS:?}");
+    }
+}
+
+/// Ends everything that runs on host `host` and removes what there is of it.
+pub(super) fn remove_host(host: usize) -> Result<()> {
+    let name = host_name(host);
+    // The link goes before its namespace, whose removal would take the link away at a time of the kernel's choosing.
+    let outer = bridge_end(host);
+    if interface_exists(&outer) {
+        call("ip", &["link", "del", &outer])?;
+    }
+    if Path::new("/run/netns").join(&name).exists() && files_of(host).exists() {
+        for pid in processes_on(&name)? {
+            // It may have ended by itself in between.
+            if let Err(cause) = rustix::process::kill_process(pid, rustix::process::Signal::KILL) {
+                tracing::debug!(?pid, %cause, "a process of an emulated host could not be killed");
+            }
+        }
+        call("ip", &["netns", "del", &name])?;
+    }
+    let files = files_of(host);
+    if files.exists() {
+        fs::remove_dir_all(&files).map_err(|cause| Error::io("remove", files.display(), &cause))?;
+    }
+    let parent = Path::new("/etc/netns");
+    // Only an empty folder can be removed this way: other people's namespaces keep their files.
+    if let Err(cause) = fs::remove_dir(parent) {
+        tracing::debug!(%cause, "/etc/netns stays");
+    }
+    let names = name_space(host);
+    let mounts =
+        fs::read_to_string("/proc/self/mounts").map_err(|cause| Error::io("read", "/proc/self/mounts", &cause))?;
+    for _ in mounts.lines().filter(|line| line.split(' ').nth(1).map(Path::new) == Some(names.as_path())) {
+        call("umount", &[&names.to_string_lossy()])?;
+    }
+    Ok(())
+}
+
+fn write_names(host: usize, hosts: usize) -> Result<()> {
+    let folder = files_of(host);
+    fs::create_dir_all(&folder).map_err(|cause| Error::io("create", folder.display(), &cause))?;
+    let mut names = "127.0.0.1 localhost\n".to_owned();
+    names.extend((1..=hosts).map(|peer| format!("{} {}\n", address(peer), host_name(peer))));
+    // Without a name server, a name that is not in the list fails at once instead of after a wait.
+    for (file, text) in [("hosts", names.as_str()), ("resolv.conf", "# emulated host: no name server\n")] {
+        if Path::new("/etc").join(file).exists() {
+            let path = folder.join(file);
+            fs::write(&path, text).map_err(|cause| Error::io("write", path.display(), &cause))?;
+        }
+    }
+    Ok(())
+}
+
+fn files_of(host: usize) -> PathBuf {
+    Path::new("/etc/netns").join(host_name(host))
+}
+
+fn bridge_end(host: usize) -> String {
+    format!("rp-h{host}")
+}
+
+fn interface_exists(name: &str) -> bool {
+    Path::new("/sys/class/net").join(name).exists()
+}
+
+fn processes_on(name: &str) -> Result<Vec<rustix::process::Pid>> {
+    let text = output("ip", &["netns", "pids", name])?;
+    Ok(text.lines().filter_map(|line| rustix::process::Pid::from_raw(line.trim().parse().ok()?)).collect())
+}
+
+fn call(program: &str, words: &[&str]) -> Result<()> {
+    output(program, words).map(drop)
+}
+
+fn output(program: &str, words: &[&str]) -> Result<String> {
+    tracing::debug!("{program} {}", words.join(" "));
+    let output = Command::new(program).args(words).stdin(Stdio::null()).output().map_err(|cause| {
+        Error::argument(
+            format!("emulated hosts need {program}, which cannot be run: {cause}"),
+            "install iproute2 and util-linux (scripts/setup does), or use `ringpull compare --local N`",
+        )
+    })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(Error::argument(
+        format!("`{program} {}` failed: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim()),
+        "emulated hosts need root, network namespaces, veth and tbf; a container must be privileged. `--local N` needs none of it",
+    ))
+}

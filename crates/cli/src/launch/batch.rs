@@ -1,0 +1,249 @@
+//! The processes of a job as one step of Slurm (`srun`) or as one job of Grid Engine (`qsub`).
+//!
+//! MPI ranks are Slurm's own affair, or `mpirun`'s, which finds Grid Engine's hosts by itself. A job with servers starts
+//! a process of every role through the same few lines of shell: task 0 is the scheduler, then come the servers, then
+//! the workers. The scheduler's address is known only once task 0 runs: it writes it to a file that all hosts see.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use ringpull_base::{Error, Result, config};
+
+use super::place::{quote, working_folder};
+use crate::interrupt::Interrupt;
+use crate::mpirun::{Flavour, Mpirun};
+
+/// Who places the processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Batch {
+    /// Slurm.
+    Slurm,
+    /// Grid Engine, with slots of this parallel environment.
+    Sge {
+        /// Its name.
+        environment: String,
+    },
+}
+
+/// A job for a batch system.
+#[derive(Debug, Clone)]
+pub struct BatchJob {
+    /// Which one.
+    pub batch: Batch,
+    /// How many workers.
+    pub workers: usize,
+    /// How many servers; none starts MPI ranks.
+    pub servers: usize,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Variables for every process.
+    pub env: Vec<(String, String)>,
+    /// Variables for the servers and the scheduler.
+    pub env_server: Vec<(String, String)>,
+    /// Variables for the workers.
+    pub env_worker: Vec<(String, String)>,
+}
+
+/// Task `$1` of a job with servers; `$2` is the meeting file, `$3` and `$4` count servers and workers.
+const ROLES: &str = r#"task=$1 meet=$2 servers=$3 workers=$4
+shift 4
+export DMLC_NUM_SERVER=$servers DMLC_NUM_WORKER=$workers
+if [ "$task" -eq 0 ]; then
+  export DMLC_ROLE=scheduler
+  port=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 20000))
+  host=$(hostname -I 2>/dev/null | cut -d ' ' -f 1)
+  echo "${host:-$(hostname)} $port" >"$meet.new" && mv "$meet.new" "$meet"
+elif [ "$task" -le "$servers" ]; then
+  export DMLC_ROLE=server DMLC_SERVER_ID=$((task - 1))
+else
+  export DMLC_ROLE=worker DMLC_WORKER_ID=$((task - 1 - servers))
+fi
+tries=0
+until [ -s "$meet" ]; do
+  tries=$((tries + 1))
+  [ $tries -lt 600 ] || { echo "error: the scheduler has not written $meet within 60 s" >&2; exit 1; }
+  sleep 0.1
+done
+read -r host port <"$meet"
+export DMLC_PS_ROOT_URI=$host DMLC_PS_ROOT_PORT=$port"#;
+
+impl BatchJob {
+    /// Runs the job to its end; its exit code.
+    pub fn run(&self) -> Result<i32> {
+        use std::os::unix::process::ExitStatusExt;
+
+        let interrupt = Interrupt::watch()?;
+        let folder = working_folder()?;
+        let meet = folder.join(format!(".ringpull-meet-{}", std::process::id()));
+        let words = self.words(&meet, process_manager());
+        let mut child = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).spawn().map_err(|cause| {
+            Error::argument(
+                format!("{} cannot be run: {cause}", words[0].to_string_lossy()),
+                "run this on a host of the cluster, or choose another --launcher",
+            )
+        })?;
+        let pid = rustix::process::Pid::from_child(&child);
+        let mut passed_on = interrupt.count();
+        let status = loop {
+            match child.try_wait().map_err(|cause| Error::io("wait for", "the batch system", &cause))? {
+                Some(status) => break status,
+                None if interrupt.count() > passed_on => {
+                    passed_on = interrupt.count();
+                    rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+                        .map_err(|cause| Error::io("end", "the batch job", &cause.into()))?;
+                }
+                None => std::thread::park_timeout(std::time::Duration::from_millis(50)),
+            }
+        };
+        if meet.exists() {
+            std::fs::remove_file(&meet).map_err(|cause| Error::io("remove", meet.display(), &cause))?;
+        }
+        let signal = status.signal().map(|signal| 128 + signal);
+        Ok(status.code().or(signal).unwrap_or(1))
+    }
+
+    /// The command that submits the job and waits for it.
+    fn words(&self, meet: &Path, manager: &str) -> Vec<OsString> {
+        let tasks = if self.servers == 0 { self.workers } else { 1 + self.servers + self.workers };
+        match &self.batch {
+            Batch::Slurm => {
+                let manager = if self.servers == 0 { manager } else { "none" };
+                let mut words: Vec<OsString> = ["srun", "--kill-on-bad-exit=1", "--label"].map(OsString::from).into();
+                words.extend([format!("--mpi={manager}"), "-n".to_owned(), tasks.to_string()].map(OsString::from));
+                if self.servers == 0 {
+                    words.extend(self.variables(&self.env_worker));
+                    words.extend(self.command.iter().cloned());
+                } else {
+                    words.extend(["sh", "-c"].map(OsString::from));
+                    words.push(self.script(meet, "$SLURM_PROCID").into());
+                }
+                words
+            }
+            Batch::Sge { environment } => {
+                let script = self.sge_script(meet, tasks);
+                let words =
+                    ["qsub", "-sync", "y", "-cwd", "-V", "-j", "y", "-S", "/bin/sh", "-b", "y", "-shell", "n", "-pe"];
+                let mut words: Vec<OsString> = words.map(OsString::from).into();
+                words.extend([environment.into(), tasks.to_string().into()]);
+                words.extend(["/bin/sh", "-c"].map(OsString::from));
+                words.push(script.into());
+                words
+            }
+        }
+    }
+
+    /// `env NAME=VALUE...` in front of a command, nothing without variables.
+    fn variables(&self, own: &[(String, String)]) -> Vec<OsString> {
+        let set: Vec<OsString> =
+            self.env.iter().chain(own).map(|(name, value)| format!("{name}={value}").into()).collect();
+        if set.is_empty() { set } else { std::iter::once("env".into()).chain(set).collect() }
+    }
+
+    /// One line of shell that runs the role of a task.
+    fn script(&self, meet: &Path, task: &str) -> String {
+        let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
+        let (server, worker) = (self.variables(&self.env_server), self.variables(&self.env_worker));
+        let command = quoted(&self.command);
+        let run = format!(
+            "if [ \"$DMLC_ROLE\" = worker ]; then exec {} {command}; else exec {} {command}; fi",
+            quoted(&worker),
+            quoted(&server)
+        );
+        let meet = quote(meet.as_os_str());
+        format!("set -- {task} {meet} {} {}\n{ROLES}\n{run}", self.servers, self.workers)
+    }
+
+    /// What Grid Engine runs on the first host: `mpirun`, which takes the hosts from it, or a `qrsh` for each process.
+    fn sge_script(&self, meet: &Path, tasks: usize) -> String {
+        let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
+        if self.servers == 0 {
+            let mpirun = quote(OsStr::new(&config::mpirun_program()));
+            let variables = self.variables(&self.env_worker);
+            return format!("exec {mpirun} -n {tasks} {} {}", quoted(&variables), quoted(&self.command));
+        }
+        let role = quote(OsStr::new(&self.script(meet, "$RINGPULL_TASK")));
+        // Each line of the file is `host slots queue processors`; a slot is a process.
+        format!(
+            "task=0 pids=\nfor host in $(awk '{{ for (i = 0; i < $2; i++) print $1 }}' \"$PE_HOSTFILE\"); do\n  \
+             qrsh -inherit -nostdin -V \"$host\" env RINGPULL_TASK=$task sh -c {} &\n  pids=\"$pids $!\" task=$((task + 1))\ndone\n\
+             code=0\nfor pid in $pids; do wait $pid || code=$?; done\nexit $code",
+            quote(OsStr::new(&role))
+        )
+    }
+}
+
+/// How Slurm tells ranks of each other, in the words of `srun --mpi`. With none every rank would be a world of its own.
+fn process_manager() -> &'static str {
+    match Mpirun::find().map(|mpirun| mpirun.flavour()) {
+        Ok(Flavour::Mpich) => "pmi2",
+        Ok(Flavour::OpenMpi | Flavour::OpenMpi5) | Err(_) => "pmix",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(batch: Batch, servers: usize) -> BatchJob {
+        BatchJob {
+            batch,
+            workers: 2,
+            servers,
+            command: ["echo", "it's $DMLC_ROLE"].map(OsString::from).into(),
+            env: vec![("A".to_owned(), "1 2".to_owned())],
+            env_server: Vec::new(),
+            env_worker: vec![("B".to_owned(), "3".to_owned())],
+        }
+    }
+
+    fn words(job: &BatchJob, meet: &str) -> Vec<String> {
+        job.words(Path::new(meet), "pmix").iter().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn ranks_are_slurms_own_tasks() {
+        let expected = "srun --kill-on-bad-exit=1 --label --mpi=pmix -n 2 env A=1 2 B=3 echo it's $DMLC_ROLE";
+        assert_eq!(words(&job(Batch::Slurm, 0), "/m").join(" "), expected);
+        assert_eq!(words(&job(Batch::Slurm, 1), "/m")[3..7], ["--mpi=none", "-n", "4", "sh"]);
+    }
+
+    #[test]
+    fn ranks_of_grid_engine_are_mpiruns_in_its_slots() {
+        let sge = Batch::Sge { environment: "orte".to_owned() };
+        let words = words(&job(sge, 0), "/m");
+        let front = "qsub -sync y -cwd -V -j y -S /bin/sh -b y -shell n -pe orte 2 /bin/sh -c";
+        assert_eq!(words[..words.len() - 1].join(" "), front);
+        assert!(words.last().unwrap().contains("-n 2 'env' 'A=1 2' 'B=3' 'echo'"), "{words:?}");
+    }
+
+    #[test]
+    fn a_task_takes_its_role_from_its_number_and_meets_the_scheduler_by_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let meet = folder.path().join("meet");
+        let script = BatchJob {
+            command: ["sh", "-c", "echo $DMLC_ROLE $DMLC_SERVER_ID$DMLC_WORKER_ID of $DMLC_NUM_SERVER $DMLC_NUM_WORKER at ${DMLC_PS_ROOT_PORT:+port} A=$A B=$B"]
+                .map(OsString::from)
+                .into(),
+            ..job(Batch::Slurm, 1)
+        }
+        .script(&meet, "$SLURM_PROCID");
+        let mut tasks = Vec::new();
+        for task in 0..4 {
+            let mut command = Command::new("sh");
+            command.args(["-c", &script]).env("SLURM_PROCID", task.to_string()).stdout(Stdio::piped());
+            tasks.push(command.spawn().unwrap());
+        }
+        let said: Vec<String> = tasks
+            .into_iter()
+            .map(|task| String::from_utf8(task.wait_with_output().unwrap().stdout).unwrap().trim().to_owned())
+            .collect();
+        let expected = [
+            "scheduler of 1 2 at port A=1 2 B=",
+            "server 0 of 1 2 at port A=1 2 B=",
+            "worker 0 of 1 2 at port A=1 2 B=3",
+            "worker 1 of 1 2 at port A=1 2 B=3",
+        ];
+        assert_eq!(said.iter().map(|line| line.replace("  ", " ")).collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,87 @@
+//! Hosts by name: one `host[:port] [slots=n]` a line, `#` begins a comment.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use ringpull_base::{Error, Result};
+
+/// A host that ssh reaches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Its name or address, with the user's name before an `@` where it differs.
+    pub login: String,
+    /// Its name or address alone.
+    pub name: String,
+    /// The port of its ssh server, if not ssh's own choice.
+    pub port: Option<u16>,
+    /// How many processes it takes.
+    pub slots: usize,
+    /// The folder that processes start in there, if not the one the launcher runs in.
+    pub folder: Option<String>,
+}
+
+impl FromStr for Host {
+    type Err = Error;
+
+    fn from_str(line: &str) -> Result<Self> {
+        let bad = || Error::argument(format!("{line:?} is not a host"), "write host, host:port or host slots=4");
+        let mut words = line.split_whitespace();
+        let address = words.next().ok_or_else(bad)?;
+        // A colon more than once is an IPv6 address without a port.
+        let (login, port) = match address.split_once(':') {
+            Some((login, port)) if !port.contains(':') => (login, Some(port.parse().map_err(|_| bad())?)),
+            _ => (address, None),
+        };
+        let name = login.rsplit('@').next().unwrap_or(login);
+        if name.is_empty() || login.starts_with('-') {
+            return Err(bad());
+        }
+        let mut slots = 1;
+        for word in words {
+            let count = word.strip_prefix("slots=").and_then(|count| count.parse().ok());
+            slots = count.filter(|count| *count > 0).ok_or_else(bad)?;
+        }
+        Ok(Host { login: login.to_owned(), name: name.to_owned(), port, slots, folder: None })
+    }
+}
+
+/// Reads a hostfile; a file without hosts is an error.
+pub fn read(path: &Path) -> Result<Vec<Host>> {
+    let text = std::fs::read_to_string(path).map_err(|cause| Error::io("read", path.display(), &cause))?;
+    let hosts = text
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or("").trim())
+        .filter(|line| !line.is_empty())
+        .map(str::parse)
+        .collect::<Result<Vec<Host>>>()?;
+    if hosts.is_empty() {
+        return Err(Error::argument(
+            format!("the hostfile {} names no host", path.display()),
+            "write one host a line: host[:port] [slots=n]",
+        ));
+    }
+    Ok(hosts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_names_a_host_its_port_and_its_slots() {
+        let host: Host = "ann@node1:2222 slots=4".parse().unwrap();
+        assert_eq!(
+            host,
+            Host { login: "ann@node1".into(), name: "node1".into(), port: Some(2222), slots: 4, folder: None }
+        );
+        let host: Host = "fe80::1".parse().unwrap();
+        assert_eq!((host.name.as_str(), host.port, host.slots), ("fe80::1", None, 1));
+    }
+
+    #[test]
+    fn a_line_that_is_no_host_is_an_error() {
+        for line in ["node1:ssh", "node1 slots=0", "node1 slots", "-oProxyCommand=x", ":22", "a b"] {
+            assert!(line.parse::<Host>().is_err(), "{line}");
+        }
+    }
+}

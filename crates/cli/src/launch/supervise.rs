@@ -1,0 +1,224 @@
+//! Waits for the processes of a job and ends them together.
+//!
+//! When one fails, the others get the job's grace, so that they can say themselves whom they lost; then SIGTERM, and
+//! after `PATIENCE` SIGKILL. An interrupt skips the grace, a second one the patience. Servers and scheduler get the
+//! same grace after the last worker's success.
+
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use ringpull_base::config::Role;
+use ringpull_base::{Error, Result};
+
+use super::output::{Stream, carry};
+use super::{Launch, Process};
+use crate::interrupt::Interrupt;
+
+/// How long a process has between SIGTERM and SIGKILL.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How soon an interrupt is noticed.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// How one process ended and what it wrote, if that was kept.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// Its role.
+    pub role: Role,
+    /// Its number among those of its role.
+    pub index: usize,
+    /// Its exit code; 128 and the signal's number if a signal ended it.
+    pub code: i32,
+    /// Its stdout, if kept.
+    pub stdout: String,
+    /// Its stderr, if kept.
+    pub stderr: String,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The first failure's exit code, 128 and the signal's number after an interrupt, 124 past the limit, else 0.
+    pub code: i32,
+    /// What failed first, in words; empty after success.
+    pub failure: String,
+    /// Every process: scheduler, servers, workers.
+    pub processes: Vec<Ended>,
+}
+
+struct Running {
+    name: String,
+    role: Role,
+    index: usize,
+    pid: Pid,
+    orders: Option<ChildStdin>,
+    readers: Vec<(Stream, JoinHandle<Vec<u8>>)>,
+    code: Option<i32>,
+}
+
+struct Job {
+    running: Vec<Running>,
+    exits: Receiver<(usize, i32)>,
+    failure: Option<(i32, String)>,
+    /// When SIGTERM is due, then when SIGKILL is, then when the supervisors themselves are killed.
+    due: Option<Instant>,
+    stage: usize,
+}
+
+pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<Outcome> {
+    let interrupt = Interrupt::watch()?;
+    let before = interrupt.count();
+    let (sender, exits) = channel();
+    let mut job = Job { running: Vec::new(), exits, failure: None, due: None, stage: 0 };
+    let started = Instant::now();
+    let mut broken = None;
+    for (number, process) in processes.iter().enumerate() {
+        match start(launch, process, number, &sender) {
+            Ok(running) => job.running.push(running),
+            Err(error) => {
+                broken = Some(error);
+                job.fail(1, String::new(), Duration::ZERO);
+                break;
+            }
+        }
+    }
+    let mut seen = before;
+    while job.running.iter().any(|one| one.code.is_none()) {
+        job.wait(launch.grace);
+        if interrupt.count() > seen {
+            // The second interrupt does not wait for what the first one asked.
+            let signal = interrupt.signal().unwrap_or(2);
+            job.fail(128 + signal, format!("interrupted by signal {signal}"), Duration::ZERO);
+            job.due = Some(Instant::now());
+            seen = interrupt.count();
+        }
+        if launch.limit.is_some_and(|limit| started.elapsed() > limit) {
+            job.fail(124, format!("not finished after {} s", started.elapsed().as_secs()), Duration::ZERO);
+        }
+        job.escalate();
+    }
+    let (code, failure) = job.failure.unwrap_or_default();
+    let processes = job.running.into_iter().map(Running::ended).collect();
+    broken.map_or(Ok(Outcome { code, failure, processes }), Err)
+}
+
+fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usize, i32)>) -> Result<Running> {
+    let name = process.name();
+    let mut command = process.place.command(&launch.command, &process.env)?;
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Away from the terminal's group, Ctrl-C reaches the launcher alone, which then ends all in order.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child =
+        command.spawn().map_err(|cause| Error::io("start", format!("{name} on {}", process.place), &cause))?;
+    let pid = Pid::from_child(&child);
+    let orders = child.stdin.take();
+    let mut readers = Vec::new();
+    if let Some(from) = child.stdout.take() {
+        let (name, sink) = (name.clone(), launch.sink);
+        readers.push((Stream::Out, std::thread::spawn(move || carry(from, Stream::Out, &name, sink))));
+    }
+    if let Some(from) = child.stderr.take() {
+        let (name, sink) = (name.clone(), launch.sink);
+        readers.push((Stream::Err, std::thread::spawn(move || carry(from, Stream::Err, &name, sink))));
+    }
+    let exits = exits.clone();
+    std::thread::spawn(move || {
+        let code = wait(&mut child);
+        // Nobody listens any more only if the launcher itself is unwinding.
+        if exits.send((number, code)).is_err() {
+            tracing::debug!("process {number} ended after the launcher");
+        }
+    });
+    tracing::info!("started {name} on {}", process.place);
+    Ok(Running { name, role: process.role, index: process.index, pid, orders, readers, code: None })
+}
+
+fn wait(child: &mut Child) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    child.wait().map_or(1, |status| status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1))
+}
+
+impl Job {
+    fn wait(&mut self, grace: Duration) {
+        let (number, code) = match self.exits.recv_timeout(GLANCE) {
+            Ok(exit) => exit,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+        };
+        let one = &mut self.running[number];
+        one.code = Some(code);
+        one.orders = None;
+        if code != 0 {
+            let how = if code > 128 { format!("signal {}", code - 128) } else { format!("exit code {code}") };
+            let failure = format!("{} ended with {how}", one.name);
+            self.fail(code, failure, grace);
+        }
+        let workers_done = self.running.iter().all(|one| one.role != Role::Worker || one.code.is_some());
+        if workers_done && self.due.is_none() {
+            self.due = Some(Instant::now() + grace);
+        }
+    }
+
+    fn fail(&mut self, code: i32, failure: String, grace: Duration) {
+        if self.failure.is_none() {
+            if !failure.is_empty() {
+                let left = self.running.iter().filter(|one| one.code.is_none()).count();
+                eprintln!("ringpull: {failure}; the other {left} end within {} s", (grace + PATIENCE).as_secs());
+            }
+            self.failure = Some((code, failure));
+            let due = Instant::now() + grace;
+            self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
+        }
+    }
+
+    fn escalate(&mut self) {
+        let Some(due) = self.due.filter(|due| Instant::now() >= *due) else { return };
+        tracing::debug!(late_s = due.elapsed().as_secs_f64(), stage = self.stage, "ending what still runs");
+        for one in self.running.iter_mut().filter(|one| one.code.is_none()) {
+            match self.stage {
+                0 => one.order("term\n"),
+                1 => one.order("kill\n"),
+                _ => {
+                    if let Err(cause) = kill_process(one.pid, Signal::KILL) {
+                        tracing::debug!(%cause, "{} could not be killed", one.name);
+                    }
+                }
+            }
+        }
+        self.stage += 1;
+        self.due = Some(Instant::now() + PATIENCE);
+    }
+}
+
+impl Running {
+    fn order(&mut self, order: &str) {
+        use std::io::Write;
+        if let Some(orders) = &mut self.orders
+            && let Err(cause) = orders.write_all(order.as_bytes())
+        {
+            tracing::debug!(%cause, "{} takes no orders", self.name);
+        }
+    }
+
+    fn ended(self) -> Ended {
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        let deadline = Instant::now() + PATIENCE;
+        for (stream, reader) in self.readers {
+            // Something that left the process's session may hold the pipe open for as long as it likes.
+            while !reader.is_finished() && Instant::now() < deadline {
+                std::thread::park_timeout(Duration::from_millis(1));
+            }
+            if !reader.is_finished() {
+                continue;
+            }
+            let text = String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
+            match stream {
+                Stream::Out => stdout = text,
+                Stream::Err => stderr = text,
+            }
+        }
+        Ended { role: self.role, index: self.index, code: self.code.unwrap_or(1), stdout, stderr }
+    }
+}

@@ -1,0 +1,42 @@
+//! The command `ringpull`: it runs jobs, verifies and measures them. Emulated hosts, launching, the benches, the comparison.
+//!
+//! - [`commands`]: the command line, a file for each subcommand;
+//! - [`link`]: the rate of a link; [`lab`]: emulated hosts joined by links of that rate;
+//! - [`mpirun`]: the command that starts MPI ranks; [`childless`]: whether it outlives them; [`launch`]: jobs of scheduler, servers and workers;
+//! - [`interrupt`]: Ctrl-C and its like; [`machine`]: what this machine can do;
+//! - [`size`]: payloads by their bytes; those that are the keys of a model are `ringpull-workload`'s;
+//! - [`mode`]: what can be compared; [`cost`]: what each must move, in closed form;
+//! - [`pushpull`], [`allreduce`]: the measuring ranks;
+//! - [`record`], [`statistics`], [`usage`]: a measurement, what it says and what it costs; [`explain`]: what `auto` does;
+//! - [`train`]: the ranks that replay a model's steps; [`layers`], [`compute`]: what they replay; [`schedule`]: the least step;
+//! - [`timeline`]: what the ranks' timelines say together;
+//! - [`doctor`]: what would keep a job from running;
+//! - [`compare`]: rounds of jobs, the table, the verdict, the report; [`sweep`]: allreduce over all sizes, against others.
+
+pub mod allreduce;
+pub mod childless;
+pub mod commands;
+pub mod compare;
+pub mod compute;
+pub mod cost;
+pub mod doctor;
+pub mod explain;
+pub mod gpu_check;
+pub mod interrupt;
+pub mod lab;
+pub mod launch;
+pub mod layers;
+pub mod link;
+pub mod machine;
+pub mod mode;
+pub mod mpirun;
+pub mod pushpull;
+pub mod quiet;
+pub mod record;
+pub mod schedule;
+pub mod size;
+pub mod statistics;
+pub mod sweep;
+pub mod timeline;
+pub mod train;
+pub mod usage;

@@ -1,0 +1,123 @@
+//! The rate of a link: `200mbit`, `1gbit`, `none`. From it follow the shaper's settings and the bound of an operation.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::{Error, Result};
+
+/// How many bits a link carries each second in each direction; unknown or unlimited for `none`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct LinkRate {
+    bits_per_s: Option<u64>,
+}
+
+impl LinkRate {
+    /// A link that nothing limits but the machine.
+    pub const UNSHAPED: LinkRate = LinkRate { bits_per_s: None };
+
+    /// A link of so many bits a second.
+    pub const fn of_bits(bits_per_s: u64) -> Self {
+        LinkRate { bits_per_s: Some(bits_per_s) }
+    }
+
+    /// Bits a second, `None` for a link without a limit.
+    pub fn bits_per_s(self) -> Option<u64> {
+        self.bits_per_s
+    }
+
+    /// Bytes a second, `None` for a link without a limit.
+    pub fn bytes_per_s(self) -> Option<f64> {
+        self.bits_per_s.map(|bits| bits as f64 / 8.0)
+    }
+
+    /// How much the shaper lets through at once: a millisecond's worth, and at least 128 KiB, below which the kernel
+    /// cuts every large packet into small ones and the link reaches a fraction of its rate.
+    pub(crate) fn burst_bytes(self) -> Option<u64> {
+        self.bits_per_s.map(|bits| (bits / 8 / 1000).max(128 << 10))
+    }
+
+    /// How much may wait in the shaper before packets are dropped: 50 ms of the rate, and at least 1 MiB.
+    pub(crate) fn queue_bytes(self) -> Option<u64> {
+        self.bits_per_s.map(|bits| (bits / 8 / 20).max(1 << 20))
+    }
+}
+
+const UNITS: [(&str, u64); 4] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)];
+
+impl FromStr for LinkRate {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "none" {
+            return Ok(LinkRate::UNSHAPED);
+        }
+        let bad = || {
+            Error::argument(
+                format!("{text:?} is not a link rate"),
+                "give a number and kbit, mbit or gbit, such as 200mbit or 2.5gbit, or none for no limit",
+            )
+        };
+        let (number, unit) =
+            UNITS.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit))).ok_or_else(bad)?;
+        let bits = number.parse::<f64>().map_err(|_| bad())? * unit as f64;
+        // The shaper counts whole bytes, and below a kilobit no timeout would hold.
+        if bits.is_finite() && (1e3..=1e13).contains(&bits) {
+            Ok(LinkRate::of_bits(bits.round() as u64))
+        } else {
+            Err(bad())
+        }
+    }
+}
+
+impl TryFrom<String> for LinkRate {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<LinkRate> for String {
+    fn from(rate: LinkRate) -> Self {
+        rate.to_string()
+    }
+}
+
+impl fmt::Display for LinkRate {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(bits) = self.bits_per_s else { return out.pad("none") };
+        let whole = UNITS.iter().find(|(_, unit)| bits % unit == 0).unwrap_or(&("bit", 1));
+        out.pad(&format!("{}{}", bits / whole.1, whole.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_read_and_written_in_the_same_words() {
+        for text in ["200mbit", "1gbit", "2500mbit", "56kbit", "1001bit", "none"] {
+            assert_eq!(text.parse::<LinkRate>().unwrap().to_string(), text);
+        }
+        assert_eq!("2.5gbit".parse::<LinkRate>().unwrap(), LinkRate::of_bits(2_500_000_000));
+    }
+
+    #[test]
+    fn what_is_no_rate_is_an_error_that_says_what_is() {
+        for text in ["", "200", "mbit", "-1mbit", "0gbit", "1e99gbit", "nanmbit", "fast", "200 MB"] {
+            let error = text.parse::<LinkRate>().unwrap_err().to_string();
+            assert!(error.contains("200mbit"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_burst_never_falls_below_128_kib() {
+        assert_eq!(LinkRate::of_bits(200_000_000).burst_bytes(), Some(128 << 10));
+        assert_eq!(LinkRate::of_bits(10_000_000_000).burst_bytes(), Some(1_250_000));
+        assert_eq!(LinkRate::UNSHAPED.burst_bytes(), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! What this build and this machine can do, as `ringpull info` prints it.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde::Serialize;
+
+use ringpull_base::Kind;
+use ringpull_base::config::fashion_mnist;
+use ringpull_base::topology::host_name;
+
+/// The survey. Reading it changes nothing on the machine.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// This crate's version.
+    pub version: String,
+    /// The names of the kinds of store.
+    pub kinds: String,
+    /// The MPI library this program was built with, `None` for a build without MPI.
+    pub mpi_library: Option<String>,
+    /// The `mpirun` that is found first, by its own words.
+    pub mpirun: Option<String>,
+    /// This host's name.
+    pub host: String,
+    /// Cores this process may use.
+    pub cores: usize,
+    /// The processor's name.
+    pub processor: Option<String>,
+    /// Memory in bytes.
+    pub memory_bytes: Option<u64>,
+    /// The kernel.
+    pub kernel: String,
+    /// Why emulated hosts cannot be had here, `None` if they can.
+    pub lab_lacks: Option<String>,
+    /// Where Fashion-MNIST is, `None` if it is not installed.
+    pub dataset: Option<String>,
+    /// GPUs, and the libraries that they take.
+    pub devices: ringpull_device::Survey,
+}
+
+impl Machine {
+    /// Looks at the machine.
+    pub fn survey() -> Self {
+        let uname = rustix::system::uname();
+        Machine {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kinds: Kind::names(),
+            mpi_library: mpi_library(),
+            mpirun: first_line(&ringpull_base::config::mpirun_program(), "--version"),
+            host: host_name(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            processor: field("/proc/cpuinfo", "model name"),
+            memory_bytes: field("/proc/meminfo", "MemTotal")
+                .and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok())
+                .map(|kib| kib * 1024),
+            kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
+            lab_lacks: lab_lacks(),
+            dataset: Some(fashion_mnist()).filter(|folder| Path::new(folder).is_dir()).map(str::to_owned),
+            devices: ringpull_device::survey(),
+        }
+    }
+
+    /// The survey as lines of a name and its value.
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
+        let none = || "none".to_owned();
+        let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30));
+        vec![
+            ("version", self.version.clone()),
+            ("kinds", self.kinds.clone()),
+            (
+                "mpi library",
+                self.mpi_library.clone().unwrap_or_else(|| "none (built without the mpi feature)".to_owned()),
+            ),
+            ("mpirun", self.mpirun.clone().unwrap_or_else(|| "none on PATH (run scripts/setup)".to_owned())),
+            ("host", self.host.clone()),
+            ("cores", self.cores.to_string()),
+            ("processor", self.processor.clone().unwrap_or_else(none)),
+            ("memory", self.memory_bytes.map_or_else(none, gib)),
+            ("kernel", self.kernel.clone()),
+            ("emulated hosts", self.lab_lacks.as_ref().map_or("yes".to_owned(), |lacks| format!("no: {lacks}"))),
+            ("fashion-mnist", self.dataset.clone().unwrap_or_else(|| "none (run scripts/setup)".to_owned())),
+            ("cuda driver", self.devices.driver.to_string()),
+            ("nccl", self.devices.nccl.to_string()),
+            ("nvrtc", self.devices.nvrtc.to_string()),
+            ("gpus", if self.devices.devices.is_empty() { none() } else { self.devices.devices.join(", ") }),
+            ("peer access", self.devices.peer_access()),
+        ]
+    }
+}
+
+/// What the processors of this machine have done since it started, in the kernel's ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessorTime {
+    all: u64,
+    /// Ticks in which the machine wanted to run and its host ran something else.
+    stolen: u64,
+}
+
+impl ProcessorTime {
+    /// Asks the kernel; `None` where it does not say.
+    pub fn read() -> Option<Self> {
+        Self::parse(&std::fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    /// Reads the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests' time, which follows, is part of user's.
+    pub fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        let ticks: Vec<u64> = line.split_whitespace().take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let stolen = *ticks.get(7)?;
+        Some(ProcessorTime { all: ticks.iter().sum(), stolen })
+    }
+
+    /// Whether the host has ever taken any.
+    pub fn has_stolen(self) -> bool {
+        self.stolen > 0
+    }
+
+    /// Whether it has taken any since `before`.
+    pub fn has_stolen_since(self, before: Self) -> bool {
+        self.stolen > before.stolen
+    }
+
+    /// The part of the processors' time that was stolen since `before`; `None` if no time has passed.
+    pub fn stolen_since(self, before: Self) -> Option<f64> {
+        let all = self.all.checked_sub(before.all).filter(|ticks| *ticks > 0)?;
+        Some(self.stolen.saturating_sub(before.stolen) as f64 / all as f64)
+    }
+}
+
+fn lab_lacks() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("needs root".to_owned());
+    }
+    ["ip", "tc", "nsenter", "unshare"]
+        .into_iter()
+        .find(|program| first_line(program, "-V").is_none())
+        .map(|program| format!("{program} is not installed"))
+}
+
+fn first_line(program: &str, flag: &str) -> Option<String> {
+    let output = Command::new(program).arg(flag).stdin(Stdio::null()).output().ok().filter(|it| it.status.success())?;
+    String::from_utf8_lossy(&output.stdout).lines().next().map(|line| line.trim().to_owned())
+}
+
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+#[cfg(feature = "mpi")]
+fn mpi_library() -> Option<String> {
+    mpi::environment::library_version().ok()?.lines().next().map(|line| line.trim_end_matches('\0').trim().to_owned())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn mpi_library() -> Option<String> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stolen_time_is_read_from_the_kernels_own_words() {
+        let of = |idle: u64, stolen: u64| {
+            format!("cpu  100 0 50 {idle} 10 0 5 {stolen} 40 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 5\n")
+        };
+        let read = |idle, stolen| ProcessorTime::parse(&of(idle, stolen)).unwrap();
+        assert_eq!(read(1968, 32).stolen_since(read(1000, 0)), Some(0.032));
+        assert_eq!(read(2000, 5).stolen_since(read(1000, 5)), Some(0.0));
+        assert_eq!(read(1000, 5).stolen_since(read(1000, 5)), None, "no time has passed");
+        assert_eq!(ProcessorTime::parse("cpu  1 2 3 4\n"), None, "a kernel that does not count it");
+        assert_eq!(ProcessorTime::parse("intr 5\n"), None);
+    }
+}

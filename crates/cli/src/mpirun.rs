@@ -1,0 +1,278 @@
+//! The command that starts MPI ranks on this host, on emulated hosts or on the hosts of a hostfile, with Open MPI or
+//! with MPICH and its relatives. Rank i runs on host i modulo the number of hosts.
+//!
+//! All host names and options go on `mpirun`'s command line, and variables for the ranks go through `env`, which
+//! every `mpirun` understands.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use ringpull_base::{Error, Result, config};
+
+use super::lab;
+use super::launch::hostfile::Host;
+
+/// Which family an `mpirun` belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// Open MPI before 5.
+    OpenMpi,
+    /// Open MPI 5 and later, whose launcher is PRRTE.
+    OpenMpi5,
+    /// MPICH, Intel MPI and others with the Hydra launcher.
+    Mpich,
+}
+
+/// An `mpirun` that was found.
+#[derive(Debug, Clone)]
+pub struct Mpirun {
+    program: String,
+    flavour: Flavour,
+}
+
+/// Where the ranks run.
+#[derive(Debug, Clone)]
+pub enum Hosts {
+    /// On this host.
+    Local,
+    /// On these emulated hosts, counted from 1; `mpirun` runs on the first.
+    Lab(Vec<usize>),
+    /// On hosts that ssh reaches.
+    Ssh(Vec<Host>),
+}
+
+/// What a number of ranks run.
+#[derive(Debug, Clone)]
+pub struct Ranks {
+    /// How many.
+    pub count: usize,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Variables for them.
+    pub env: Vec<(String, String)>,
+}
+
+/// A command ready to start. It must outlive the run: the script that reaches the hosts is removed with it.
+#[derive(Debug)]
+pub struct MpiCommand {
+    /// The command.
+    pub command: Command,
+    _agent: Option<TempDir>,
+}
+
+impl Mpirun {
+    /// Finds the `mpirun` of `RINGPULL_MPIRUN` or else of the `PATH`, and which it is.
+    pub fn find() -> Result<Self> {
+        Mpirun::at(&config::mpirun_program())
+    }
+
+    /// Takes this program, and finds out which it is.
+    pub fn at(program: &str) -> Result<Self> {
+        let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().map_err(|cause| {
+            Error::argument(
+                format!("{program} cannot be run: {cause}"),
+                "install Open MPI or MPICH (scripts/setup does), or name another with RINGPULL_MPIRUN",
+            )
+        })?;
+        let words = String::from_utf8_lossy(&output.stdout).into_owned();
+        let flavour = flavour_of(&words).ok_or_else(|| {
+            Error::argument(
+                format!("{program} is no MPI launcher that is known: {}", words.lines().next().unwrap_or("")),
+                "Open MPI, MPICH and Intel MPI are known; name another with RINGPULL_MPIRUN",
+            )
+        })?;
+        Ok(Mpirun { program: program.to_owned(), flavour })
+    }
+
+    /// Which family it belongs to.
+    pub fn flavour(&self) -> Flavour {
+        self.flavour
+    }
+
+    /// The command that runs `count` ranks of one program.
+    pub fn command(&self, hosts: &Hosts, ranks: Ranks) -> Result<MpiCommand> {
+        self.command_of_parts(hosts, &[ranks])
+    }
+
+    /// The command that runs several programs as one world, in this order of ranks.
+    pub fn command_of_parts(&self, hosts: &Hosts, parts: &[Ranks]) -> Result<MpiCommand> {
+        let agent = match hosts {
+            Hosts::Local => None,
+            Hosts::Lab(_) => Some(write_agent(LAB_AGENT)?),
+            Hosts::Ssh(all) => Some(write_agent(&ssh_agent(all))?),
+        };
+        let agent_path = agent.as_ref().map(|folder| folder.path().join("agent"));
+        let mut command = match hosts {
+            Hosts::Lab(numbers) => {
+                let first =
+                    *numbers.first().ok_or_else(|| Error::argument("there is no host to run on", "name some"))?;
+                let entry = lab::entry(first);
+                let mut command = Command::new("setpriv");
+                command.args(["--pdeathsig", "KILL", "--"]).args(entry).arg(&self.program);
+                command
+            }
+            _ => Command::new(&self.program),
+        };
+        self.add_options(&mut command, hosts, agent_path.as_deref());
+        let names = names_of(hosts);
+        let mut rank = 0;
+        for (number, part) in parts.iter().enumerate() {
+            if number > 0 {
+                command.arg(":");
+            }
+            if !names.is_empty() {
+                let on: Vec<&str> = (rank..rank + part.count).map(|rank| names[rank % names.len()].as_str()).collect();
+                command.args([if self.flavour == Flavour::Mpich { "-hosts" } else { "--host" }, &self.placing(&on)]);
+            }
+            rank += part.count;
+            command.args(["-n", &part.count.to_string()]);
+            if !part.env.is_empty() {
+                command.arg("env").args(part.env.iter().map(|(name, value)| format!("{name}={value}")));
+            }
+            command.args(&part.command);
+        }
+        Ok(MpiCommand { command, _agent: agent })
+    }
+
+    /// The hosts of consecutive ranks in this launcher's words.
+    fn placing(&self, on: &[&str]) -> String {
+        let mut distinct: Vec<(&str, usize)> = Vec::new();
+        for name in on {
+            match distinct.iter_mut().find(|(other, _)| other == name) {
+                Some((_, count)) => *count += 1,
+                None => distinct.push((name, 1)),
+            }
+        }
+        // Hydra deals ranks out round robin by itself, with one slot a host.
+        let slots = |(name, count): &(&str, usize)| match self.flavour {
+            Flavour::Mpich => (*name).to_owned(),
+            Flavour::OpenMpi | Flavour::OpenMpi5 => format!("{name}:{count}"),
+        };
+        distinct.iter().map(slots).collect::<Vec<_>>().join(",")
+    }
+
+    fn add_options(&self, command: &mut Command, hosts: &Hosts, agent: Option<&Path>) {
+        let network = matches!(hosts, Hosts::Lab(_)).then_some(lab::NETWORK);
+        // Open MPI's daemons on other hosts look for the agent too, and crash where there is none: they take the second.
+        let agents = agent.map(|agent| OsString::from(format!("{} : ssh", agent.display())));
+        let mut option = |words: &[&OsStr]| {
+            command.args(words);
+        };
+        match self.flavour {
+            Flavour::OpenMpi => {
+                for word in ["--oversubscribe", "--bind-to", "none", "--map-by", "node"] {
+                    option(&[word.as_ref()]);
+                }
+                let mut mca = |name: &str, value: &OsStr| option(&["--mca".as_ref(), name.as_ref(), value]);
+                mca("mpi_yield_when_idle", "1".as_ref());
+                if let Some(agent) = &agents {
+                    mca("plm_rsh_agent", agent.as_os_str());
+                    mca("plm_rsh_no_tree_spawn", "1".as_ref());
+                }
+                if let Some(network) = network {
+                    mca("btl", "tcp,self".as_ref());
+                    mca("btl_tcp_if_include", network.as_ref());
+                    mca("oob_tcp_if_include", network.as_ref());
+                }
+            }
+            Flavour::OpenMpi5 => {
+                for word in ["--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"] {
+                    option(&[word.as_ref()]);
+                }
+                if let Some(agent) = &agents {
+                    option(&["--prtemca".as_ref(), "plm_ssh_agent".as_ref(), agent.as_os_str()]);
+                    option(&["--prtemca".as_ref(), "plm_ssh_no_tree_spawn".as_ref(), "1".as_ref()]);
+                }
+                if let Some(network) = network {
+                    option(&["--prtemca".as_ref(), "prte_if_include".as_ref(), network.as_ref()]);
+                    option(&["--mca".as_ref(), "btl".as_ref(), "tcp,self".as_ref()]);
+                    option(&["--mca".as_ref(), "btl_tcp_if_include".as_ref(), network.as_ref()]);
+                }
+            }
+            Flavour::Mpich => {
+                if let Some(agent) = agent {
+                    option(&["-launcher".as_ref(), "ssh".as_ref(), "-launcher-exec".as_ref(), agent.as_os_str()]);
+                }
+                if network.is_some() {
+                    option(&["-iface".as_ref(), "eth0".as_ref()]);
+                    command.env("UCX_TLS", "tcp,self").env("MPIR_CVAR_NOLOCAL", "1");
+                    command.env("FI_PROVIDER", "tcp").env("I_MPI_FABRICS", "ofi");
+                }
+            }
+        }
+        if rustix::process::geteuid().is_root() {
+            command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+            command.env("PRTE_ALLOW_RUN_AS_ROOT", "1").env("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        }
+    }
+}
+
+fn flavour_of(version: &str) -> Option<Flavour> {
+    if version.contains("HYDRA") || version.contains("Hydra") || version.contains("Intel(R) MPI") {
+        return Some(Flavour::Mpich);
+    }
+    let number = version.split("Open MPI) ").nth(1)?;
+    let major: u32 = number.split('.').next()?.parse().ok()?;
+    Some(if major >= 5 { Flavour::OpenMpi5 } else { Flavour::OpenMpi })
+}
+
+fn names_of(hosts: &Hosts) -> Vec<String> {
+    match hosts {
+        Hosts::Local => Vec::new(),
+        Hosts::Lab(numbers) => numbers.iter().map(|number| lab::host_name(*number)).collect(),
+        Hosts::Ssh(all) => all.iter().map(|host| host.name.clone()).collect(),
+    }
+}
+
+/// Called as `agent [options] hI words...` in place of ssh.
+const LAB_AGENT: &str = r#"#!/bin/sh
+while :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done
+host=$1
+shift
+exec nsenter --uts=/run/ringpull/lab/$host.uts -- ip netns exec "$host" sh -c "$*"
+"#;
+
+fn ssh_agent(hosts: &[Host]) -> String {
+    let ssh = config::ssh_command().join(" ");
+    let of_host = |host: &Host| {
+        let port = host.port.map_or(String::new(), |port| format!("-p {port}"));
+        format!("  '{}') to='{}'; port='{port}' ;;\n", host.name, host.login)
+    };
+    [
+        "#!/bin/sh\nwhile :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done\nto=$1\nport=\ncase $1 in\n".to_owned(),
+        hosts.iter().map(of_host).collect(),
+        format!(
+            "esac\nshift\nexec {ssh} -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=accept-new $port \"$to\" \"$@\"\n"
+        ),
+    ]
+    .concat()
+}
+
+fn write_agent(text: &str) -> Result<TempDir> {
+    let folder = tempfile::Builder::new()
+        .prefix("ringpull-")
+        .tempdir()
+        .map_err(|cause| Error::io("create", "a temporary folder", &cause))?;
+    let path = folder.path().join("agent");
+    let io = |cause: std::io::Error| Error::io("write", path.display(), &cause);
+    std::fs::write(&path, text).map_err(io)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).map_err(io)?;
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_family_follows_from_the_programs_own_words() {
+        assert_eq!(flavour_of("mpirun (Open MPI) 4.1.4\n"), Some(Flavour::OpenMpi));
+        assert_eq!(flavour_of("mpirun (Open MPI) 5.0.11\n"), Some(Flavour::OpenMpi5));
+        assert_eq!(flavour_of("HYDRA build details:\n    Version: 4.0.2\n"), Some(Flavour::Mpich));
+        assert_eq!(flavour_of("cat (GNU coreutils) 9.1"), None);
+    }
+}

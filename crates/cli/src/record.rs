@@ -1,0 +1,284 @@
+//! One measurement as JSON: what ran, every sample, and the figures that follow from them.
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::{DType, Error, Result};
+
+use crate::cost;
+use crate::mode::Mode;
+use crate::statistics::Summary;
+use crate::usage::Usage;
+
+/// What the figures of a record mean; every record carries it.
+pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, and with two racks at least bytes / uplink; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory";
+
+/// What the figures of a record of training mean.
+pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the least step of any schedule on this link; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
+
+/// Samples of one operation on one payload, all of them verified.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// `pushpull`, `allreduce` or `train`.
+    pub op: String,
+    /// The mode or peer, such as `dist_sync:8shared`; a bench knows only its kind of store.
+    pub mode: String,
+    /// The allreduce plan, or `servers`.
+    pub algorithm: String,
+    /// Workers.
+    pub ranks: usize,
+    /// Hosts that the workers run on.
+    pub hosts: usize,
+    /// Servers.
+    pub servers: usize,
+    /// Payload bytes of one rank in one iteration.
+    pub bytes: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Every sample: the slowest rank's time from a barrier until it has read the result.
+    pub seconds: Vec<f64>,
+    /// The median of `seconds`.
+    pub median_s: f64,
+    /// The least time of an allreduce of this payload, for every mode alike. `None` where no link rate is known.
+    pub bound_s: Option<f64>,
+    /// `median_s / bound_s`.
+    pub ratio_to_bound: Option<f64>,
+    /// The least time of this mode itself, on links that carry their rate in both directions at once.
+    #[serde(default)]
+    pub mode_bound_s: Option<f64>,
+    /// `bytes / median_s`.
+    #[serde(rename = "algbw_Bps")]
+    pub algbw_bytes_per_s: f64,
+    /// `algbw_Bps` times 2(n-1)/n.
+    #[serde(rename = "busbw_Bps")]
+    pub busbw_bytes_per_s: f64,
+    /// Always true: a sample whose result was not checked is not recorded.
+    pub verified: bool,
+    /// What one iteration sent or received, whichever is more, by the busiest worker's network interface.
+    #[serde(default)]
+    pub host_bytes: Option<u64>,
+    /// What a step of training consists of, if this is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train: Option<Train>,
+    /// What it cost beside time.
+    #[serde(flatten)]
+    pub usage: Usage,
+    /// What the figures mean.
+    pub unit_notes: String,
+}
+
+/// A replayed step of training: `seconds` and `median_s` of its record are steps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Train {
+    /// Computing in a step: as asked for by the clock, or measured on the processor with every rank at it and no communication.
+    pub compute_s: f64,
+    /// The part of it that is spent on the processor; `None` by the clock.
+    pub burn: Option<f64>,
+    /// `median_s - compute_s`: communication that is not hidden.
+    pub exposed_s: f64,
+    /// `compute_s / median_s`.
+    pub efficiency: f64,
+    /// The least step that any schedule can reach in this mode. `None` where no link rate is known.
+    pub shortest_s: Option<f64>,
+    /// Images or other samples of one rank in a step.
+    pub batch: Option<usize>,
+    /// `batch / median_s`: of one rank.
+    pub images_per_s: Option<f64>,
+}
+
+/// What was measured, before any figure is derived from it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// `pushpull`, `allreduce` or `train`.
+    pub op: &'static str,
+    /// The mode or kind of store.
+    pub mode: String,
+    /// The allreduce plan, or `servers`.
+    pub algorithm: String,
+    /// Workers.
+    pub ranks: usize,
+    /// Hosts of the workers.
+    pub hosts: usize,
+    /// Servers.
+    pub servers: usize,
+    /// Payload bytes of one rank.
+    pub bytes: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Verified samples, slowest rank.
+    pub seconds: Vec<f64>,
+    /// Network traffic of the busiest worker's host in one iteration.
+    pub host_bytes: Option<u64>,
+    /// Processor time and memory, where they were taken.
+    pub usage: Usage,
+}
+
+impl Record {
+    /// The record of samples whose results have all been checked.
+    pub fn of_verified(measured: Measured) -> Result<Self> {
+        let summary = Summary::of(&measured.seconds).filter(|summary| summary.min > 0.0).ok_or_else(|| {
+            Error::argument(
+                format!("{} of {} bytes has no usable sample", measured.op, measured.bytes),
+                "measure at least one iteration",
+            )
+        })?;
+        let algbw = measured.bytes as f64 / summary.median;
+        Ok(Record {
+            op: measured.op.to_owned(),
+            mode: measured.mode,
+            algorithm: measured.algorithm,
+            ranks: measured.ranks,
+            hosts: measured.hosts,
+            servers: measured.servers,
+            bytes: measured.bytes,
+            dtype: measured.dtype,
+            seconds: measured.seconds,
+            median_s: summary.median,
+            bound_s: None,
+            ratio_to_bound: None,
+            mode_bound_s: None,
+            algbw_bytes_per_s: algbw,
+            busbw_bytes_per_s: algbw * cost::bus_factor(measured.ranks),
+            verified: true,
+            host_bytes: measured.host_bytes,
+            train: None,
+            usage: measured.usage,
+            unit_notes: UNIT_NOTES.to_owned(),
+        })
+    }
+
+    /// Makes it the record of a step that computes for `compute_s`.
+    #[must_use]
+    pub fn with_train(mut self, compute_s: f64, burn: Option<f64>, batch: Option<usize>) -> Self {
+        self.train = Some(Train {
+            compute_s,
+            burn,
+            exposed_s: self.median_s - compute_s,
+            efficiency: compute_s / self.median_s,
+            shortest_s: None,
+            batch,
+            images_per_s: batch.map(|batch| batch as f64 / self.median_s),
+        });
+        TRAIN_NOTES.clone_into(&mut self.unit_notes);
+        self
+    }
+
+    /// Fills the bounds for links of `link_bytes_per_s`; `mode` gives the mode's own.
+    #[must_use]
+    pub fn with_link(mut self, link_bytes_per_s: f64, mode: Option<Mode>) -> Self {
+        let bound = cost::allreduce_bound_s(self.ranks, self.bytes as f64, link_bytes_per_s);
+        self.bound_s = Some(bound).filter(|bound| *bound > 0.0);
+        self.ratio_to_bound = self.bound_s.map(|bound| self.median_s / bound);
+        self.mode_bound_s = mode.map(|mode| cost::mode_bound_s(mode, self.ranks, self.bytes as f64, link_bytes_per_s));
+        self
+    }
+
+    /// Raises the bound to what a link between two racks allows, if there is one: each rack must hear the other's sum.
+    #[must_use]
+    pub fn with_uplink(mut self, uplink_bytes_per_s: Option<f64>) -> Self {
+        if let (Some(bound), Some(rate)) = (self.bound_s, uplink_bytes_per_s) {
+            self.bound_s = Some(bound.max(self.bytes as f64 / rate));
+            self.ratio_to_bound = self.bound_s.map(|bound| self.median_s / bound);
+        }
+        self
+    }
+
+    /// Reads the records that a job printed. A record whose samples were not verified is an error.
+    pub fn parse_list(origin: &str, json: &str) -> Result<Vec<Record>> {
+        let wrong = |what: String| Error::Protocol {
+            rank: 0,
+            peer: origin.to_owned(),
+            what,
+            remedy: "a job prints one JSON array of records on stdout and everything else on stderr".to_owned(),
+        };
+        let records: Vec<Record> =
+            serde_json::from_str(json.trim()).map_err(|cause| wrong(format!("unreadable records ({cause})")))?;
+        if records.is_empty() {
+            return Err(wrong("an empty list of records".to_owned()));
+        }
+        match records.iter().find(|record| !record.verified || Summary::of(&record.seconds).is_none()) {
+            Some(record) => Err(wrong(format!("samples of {} bytes that were not verified", record.bytes))),
+            None => Ok(records),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record::of_verified(Measured {
+            op: "pushpull",
+            mode: "dist_sync:2shared".to_owned(),
+            algorithm: "servers".to_owned(),
+            ranks: 8,
+            hosts: 8,
+            servers: 2,
+            bytes: 400_000_000,
+            dtype: DType::F32,
+            seconds: vec![1.0, 2.0, 0.5],
+            host_bytes: None,
+            usage: Usage::default(),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_record_prints_every_field_of_the_design_and_reads_itself_back() {
+        let record = record().with_link(1.25e9, "dist_sync:2shared".parse().ok());
+        let json = serde_json::to_string(&vec![record.clone()]).unwrap();
+        for field in [
+            "op",
+            "mode",
+            "algorithm",
+            "ranks",
+            "hosts",
+            "servers",
+            "bytes",
+            "dtype",
+            "seconds",
+            "median_s",
+            "bound_s",
+            "ratio_to_bound",
+            "algbw_Bps",
+            "busbw_Bps",
+            "verified",
+            "unit_notes",
+        ] {
+            assert!(json.contains(&format!("\"{field}\":")), "{field} in {json}");
+        }
+        assert_eq!(Record::parse_list("test", &json).unwrap(), [record]);
+    }
+
+    #[test]
+    fn figures_follow_from_the_samples() {
+        let record = record().with_link(1.25e9, "dist_sync:2shared".parse().ok());
+        assert_eq!((record.median_s, record.algbw_bytes_per_s), (1.0, 4e8));
+        assert_eq!(record.busbw_bytes_per_s, 7e8);
+        assert_eq!((record.bound_s, record.mode_bound_s), (Some(0.56), Some(1.28)));
+        assert_eq!(record.ratio_to_bound, Some(1.0 / 0.56));
+    }
+
+    #[test]
+    fn a_narrow_link_between_racks_raises_the_bound_and_a_wide_one_does_not() {
+        let bound = |uplink| record().with_link(1.25e9, None).with_uplink(uplink).bound_s;
+        assert_eq!(bound(None), Some(0.56));
+        assert_eq!(bound(Some(1.25e9)), Some(0.56));
+        let narrow = record().with_link(1.25e9, None).with_uplink(Some(0.4e9));
+        assert_eq!((narrow.bound_s, narrow.ratio_to_bound), (Some(1.0), Some(1.0)));
+    }
+
+    #[test]
+    fn without_a_link_rate_there_is_no_bound() {
+        assert_eq!((record().bound_s, record().ratio_to_bound), (None, None));
+    }
+
+    #[test]
+    fn samples_that_were_not_verified_are_refused() {
+        let mut record = record();
+        record.verified = false;
+        let json = serde_json::to_string(&[record]).unwrap();
+        assert!(Record::parse_list("mxnet", &json).unwrap_err().to_string().contains("not verified"));
+        assert!(Record::parse_list("mxnet", "[]").is_err() && Record::parse_list("mxnet", "hello").is_err());
+    }
+}

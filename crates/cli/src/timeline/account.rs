@@ -1,0 +1,294 @@
+//! Where a step's time went, on the thread of each rank that calls the store.
+//!
+//! A step is what the program marked as one, or else the time from one push of the key that is pushed first to its next
+//! push. Within it, what the caller was not blocked in is its own: computing, and the calls of push themselves. What it was
+//! blocked in is, in this order of claims: waiting for the straggler, the rank that called the awaited operation last, until
+//! it did; the update; packing and unpacking; and what remains is exposed communication.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use ringpull_base::config::Role;
+use ringpull_base::timeline::Phase;
+use ringpull_base::timeline::trace::TraceEvent;
+
+use super::intervals::Intervals;
+use super::merge::Merged;
+
+/// The name of a step that does not count.
+pub const WARMUP: &str = "warm-up";
+
+/// Seconds of one step, by what they went to. They add up to the step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Share {
+    /// The whole step.
+    pub step_s: f64,
+    /// The caller's own work.
+    pub compute_s: f64,
+    /// In calls of push.
+    pub push_s: f64,
+    /// Blocked, while the last rank had not called yet.
+    pub straggler_s: f64,
+    /// Blocked, while bytes travelled or waited for others to travel.
+    pub communication_s: f64,
+    /// Blocked, while gradients and sums were copied.
+    pub packing_s: f64,
+    /// Blocked, while the optimizer was at work.
+    pub update_s: f64,
+}
+
+/// One rank's mean step.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RankAccount {
+    /// Which rank.
+    pub rank: usize,
+    /// Its host.
+    pub host: String,
+    /// Its steps.
+    pub steps: usize,
+    /// Their mean.
+    pub share: Share,
+    /// Seconds a step that the other ranks waited for this one, all of them together.
+    pub awaited_s: f64,
+}
+
+/// What one key cost, in the mean over ranks and steps.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct KeyAccount {
+    /// The key.
+    pub key: String,
+    /// Callers were blocked for it so long.
+    pub blocked_s: f64,
+    /// Its collectives or requests took so long.
+    pub communication_s: f64,
+    /// Payload bytes of one push.
+    pub bytes: u64,
+}
+
+/// A job's account.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Account {
+    /// How steps were found.
+    pub steps_by: String,
+    /// One line for each worker that is there.
+    pub ranks: Vec<RankAccount>,
+    /// The mean over the ranks.
+    pub mean: Share,
+    /// The keys that cost most, first those that callers were blocked for.
+    pub keys: Vec<KeyAccount>,
+}
+
+struct Timed {
+    phase: Phase,
+    name: String,
+    start: f64,
+    end: f64,
+    tid: u32,
+    bytes: u64,
+}
+
+struct Rank {
+    number: usize,
+    host: String,
+    spans: Vec<Timed>,
+    caller: u32,
+    steps: Vec<(f64, f64)>,
+}
+
+/// The account of a merged job.
+pub fn account(merged: &Merged) -> Account {
+    let workers = merged.processes.iter().filter(|about| about.role == Role::Worker);
+    let mut marked = true;
+    let ranks: Vec<Rank> = workers
+        .map(|about| {
+            let spans: Vec<Timed> =
+                merged.events.iter().filter(|event| event.pid == about.number()).filter_map(timed).collect();
+            let caller = caller(&spans);
+            let (steps, by_mark) = steps(&spans, caller);
+            marked &= by_mark;
+            Rank { number: about.rank.unwrap_or_default(), host: about.host.clone(), spans, caller, steps }
+        })
+        .collect();
+    let last_calls = last_calls(&ranks);
+    let mut awaited: BTreeMap<usize, f64> = BTreeMap::new();
+    let mut accounts: Vec<RankAccount> = ranks.iter().map(|rank| of_rank(rank, &last_calls, &mut awaited)).collect();
+    for account in &mut accounts {
+        account.awaited_s = awaited.get(&account.rank).copied().unwrap_or_default() / account.steps.max(1) as f64;
+    }
+    let shares: Vec<Share> = accounts.iter().map(|account| account.share).collect();
+    let steps_by = if marked { "the program's own marks" } else { "the key that is pushed first" }.to_owned();
+    Account { steps_by, mean: Share::mean(&shares), keys: keys(&ranks), ranks: accounts }
+}
+
+fn timed(event: &TraceEvent) -> Option<Timed> {
+    let phase = Phase::of_name(&event.cat)?;
+    let (start, length) = (event.ts / 1e6, event.dur? / 1e6);
+    let bytes = event.args.bytes.unwrap_or_default();
+    Some(Timed { phase, name: event.name.clone(), start, end: start + length, tid: event.tid, bytes })
+}
+
+/// The thread that pushes most.
+fn caller(spans: &[Timed]) -> u32 {
+    let mut pushes: BTreeMap<u32, usize> = BTreeMap::new();
+    spans.iter().filter(|span| span.phase == Phase::Push).for_each(|span| *pushes.entry(span.tid).or_default() += 1);
+    pushes.into_iter().max_by_key(|(_, count)| *count).map_or(0, |(tid, _)| tid)
+}
+
+/// The steps, and whether the program marked them.
+fn steps(spans: &[Timed], caller: u32) -> (Vec<(f64, f64)>, bool) {
+    let marks = spans.iter().filter(|span| span.phase == Phase::Step && span.name != WARMUP);
+    let marks: Vec<(f64, f64)> = marks.map(|span| (span.start, span.end)).collect();
+    if !marks.is_empty() {
+        return (marks, true);
+    }
+    let pushes: Vec<&Timed> = spans.iter().filter(|span| span.phase == Phase::Push && span.tid == caller).collect();
+    let Some(first) = pushes.first() else { return (Vec::new(), false) };
+    let starts: Vec<f64> = pushes.iter().filter(|span| span.name == first.name).map(|span| span.start).collect();
+    let found: Vec<(f64, f64)> = starts.windows(2).map(|pair| (pair[0], pair[1])).collect();
+    if !found.is_empty() {
+        return (found, false);
+    }
+    let end = spans.iter().map(|span| span.end).fold(first.start, f64::max);
+    (vec![(first.start, end)], false)
+}
+
+/// For each name and ordinal: when the last rank called it, and which rank that was.
+type LastCalls = BTreeMap<(String, usize), (f64, usize)>;
+
+fn last_calls(ranks: &[Rank]) -> LastCalls {
+    let mut last = LastCalls::new();
+    for rank in ranks {
+        for (call, start) in calls(rank) {
+            let entry = last.entry(call).or_insert((start, rank.number));
+            if start > entry.0 {
+                *entry = (start, rank.number);
+            }
+        }
+    }
+    last
+}
+
+/// A rank's pushes and barriers, each with its ordinal among those of its name.
+fn calls(rank: &Rank) -> Vec<((String, usize), f64)> {
+    let mut ordinals: BTreeMap<&str, usize> = BTreeMap::new();
+    let calls = rank.spans.iter().filter(|span| span.phase == Phase::Push || is_barrier(span));
+    calls
+        .map(|span| {
+            let ordinal = ordinals.entry(&span.name).or_default();
+            *ordinal += 1;
+            ((span.name.clone(), *ordinal), span.start)
+        })
+        .collect()
+}
+
+fn is_barrier(span: &Timed) -> bool {
+    span.phase == Phase::Wait && span.name == "barrier"
+}
+
+fn of_rank(rank: &Rank, last_calls: &LastCalls, awaited: &mut BTreeMap<usize, f64>) -> RankAccount {
+    let of = |wanted: &[Phase]| {
+        let chosen = rank.spans.iter().filter(|span| wanted.contains(&span.phase));
+        Intervals::of(chosen.map(|span| (span.start, span.end)))
+    };
+    let at_caller = |wanted: Phase| {
+        let chosen = rank.spans.iter().filter(|span| span.phase == wanted && span.tid == rank.caller);
+        Intervals::of(chosen.map(|span| (span.start, span.end)))
+    };
+    let steps = Intervals::of(rank.steps.iter().copied());
+    let blocked = at_caller(Phase::Wait).and(&steps);
+    let late = waits_for_others(rank, last_calls);
+    for (span, culprit) in &late {
+        let cost = Intervals::of([*span]).and(&blocked).total();
+        *awaited.entry(*culprit).or_default() += cost;
+    }
+    let straggler = Intervals::of(late.into_iter().map(|(span, _)| span)).and(&blocked);
+    let rest = blocked.minus(&straggler);
+    let update = rest.and(&of(&[Phase::Update]));
+    let rest = rest.minus(&update);
+    let packing = rest.and(&of(&[Phase::Pack, Phase::Unpack]));
+    let communication = rest.minus(&packing);
+    let push = at_caller(Phase::Push).and(&steps).minus(&blocked);
+    let count = rank.steps.len().max(1) as f64;
+    let share = Share {
+        step_s: steps.total() / count,
+        compute_s: (steps.total() - blocked.total() - push.total()) / count,
+        push_s: push.total() / count,
+        straggler_s: straggler.total() / count,
+        communication_s: communication.total() / count,
+        packing_s: packing.total() / count,
+        update_s: update.total() / count,
+    };
+    RankAccount { rank: rank.number, host: rank.host.clone(), steps: rank.steps.len(), share, awaited_s: 0.0 }
+}
+
+/// The parts of this rank's waits in which another rank had not called yet what is awaited, and which rank that was.
+fn waits_for_others(rank: &Rank, last_calls: &LastCalls) -> Vec<((f64, f64), usize)> {
+    let calls = calls(rank);
+    let mut of_name: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();
+    for ((name, ordinal), start) in &calls {
+        of_name.entry(name).or_default().push((*start, *ordinal));
+    }
+    let waits = rank.spans.iter().filter(|span| span.phase == Phase::Wait && span.tid == rank.caller);
+    waits
+        .filter_map(|wait| {
+            let made = of_name.get(wait.name.as_str())?;
+            let (_, ordinal) = made.iter().rev().find(|(start, _)| *start <= wait.start)?;
+            let (last, culprit) = last_calls.get(&(wait.name.clone(), *ordinal))?;
+            (*culprit != rank.number && *last > wait.start).then(|| ((wait.start, wait.end.min(*last)), *culprit))
+        })
+        .collect()
+}
+
+fn keys(ranks: &[Rank]) -> Vec<KeyAccount> {
+    let mut keys: BTreeMap<&str, KeyAccount> = BTreeMap::new();
+    let steps: usize = ranks.iter().map(|rank| rank.steps.len()).sum();
+    for rank in ranks {
+        let within = |span: &&Timed| rank.steps.iter().any(|(start, end)| span.end > *start && span.start < *end);
+        for span in rank.spans.iter().filter(within) {
+            let wanted = matches!(span.phase, Phase::Push | Phase::Collective | Phase::Request)
+                || (span.phase == Phase::Wait && span.tid == rank.caller);
+            if !wanted {
+                continue;
+            }
+            let account = keys.entry(&span.name).or_insert_with(|| KeyAccount {
+                key: span.name.clone(),
+                blocked_s: 0.0,
+                communication_s: 0.0,
+                bytes: 0,
+            });
+            let cost = (span.end - span.start) / steps.max(1) as f64;
+            match span.phase {
+                Phase::Wait => account.blocked_s += cost,
+                Phase::Push => account.bytes = account.bytes.max(span.bytes),
+                _ => account.communication_s += cost,
+            }
+        }
+    }
+    let mut list: Vec<KeyAccount> = keys.into_values().collect();
+    list.sort_by(|a, b| {
+        (b.blocked_s, b.communication_s)
+            .partial_cmp(&(a.blocked_s, a.communication_s))
+            .unwrap_or(std::cmp::Ordering::Equal)
+    });
+    list
+}
+
+impl Share {
+    fn mean(shares: &[Share]) -> Share {
+        let of = |field: fn(&Share) -> f64| shares.iter().map(field).sum::<f64>() / shares.len().max(1) as f64;
+        Share {
+            step_s: of(|share| share.step_s),
+            compute_s: of(|share| share.compute_s),
+            push_s: of(|share| share.push_s),
+            straggler_s: of(|share| share.straggler_s),
+            communication_s: of(|share| share.communication_s),
+            packing_s: of(|share| share.packing_s),
+            update_s: of(|share| share.update_s),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "account_tests.rs"]
+mod tests;

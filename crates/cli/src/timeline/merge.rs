@@ -1,0 +1,157 @@
+//! The ranks' files on one clock: rank 0's.
+
+use serde_json::json;
+
+use ringpull_base::timeline::trace::{About, Trace, TraceEvent};
+use ringpull_base::{Error, Result};
+
+/// One job's events on one clock, which begins with the earliest of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Merged {
+    /// Every process's events, in the order of time; times in microseconds.
+    pub events: Vec<TraceEvent>,
+    /// The processes, workers first.
+    pub processes: Vec<About>,
+}
+
+/// Puts the files of one job together: every event moves by how far its process's zero lies after the others', and by how
+/// far its clock is ahead of rank 0's.
+pub fn merge(traces: Vec<Trace>) -> Result<Merged> {
+    if traces.is_empty() {
+        return Err(Error::argument("no timeline was named", "name the files of all ranks"));
+    }
+    let mut processes: Vec<About> = traces.iter().map(|trace| trace.about.clone()).collect();
+    processes.sort_by_key(About::number);
+    if let Some(twice) = processes.windows(2).find(|pair| pair[0].number() == pair[1].number()) {
+        return Err(Error::argument(
+            format!("two of the files are of {}", twice[0].words()),
+            "name each file of one run once",
+        ));
+    }
+    let ranks = processes.iter().filter(|about| about.role == ringpull_base::config::Role::Worker);
+    let mut sizes: Vec<usize> = ranks.map(|about| about.size).collect();
+    sizes.dedup();
+    if let [one, other, ..] = sizes[..] {
+        return Err(Error::argument(
+            format!("the files are of different runs: one of {one} ranks and one of {other}"),
+            "name the files of one run, and write those of each into a folder of its own",
+        ));
+    }
+    // Whole nanoseconds until the common zero is known: those since 1970 are too many for an f64.
+    let zero_of = |about: &About| i128::from(about.zero_unix_ns) - i128::from(about.ahead_ns);
+    let first = traces.iter().map(|trace| zero_of(&trace.about)).min().unwrap_or_default();
+    let mut events = Vec::with_capacity(traces.iter().map(|trace| trace.events.len()).sum());
+    for trace in traces {
+        let shift = (zero_of(&trace.about) - first) as f64 / 1e3;
+        events.extend(trace.events.into_iter().map(|mut event| {
+            if event.ph != "M" {
+                event.ts += shift;
+            }
+            event
+        }));
+    }
+    let start = events.iter().filter(|event| event.ph != "M").map(|event| event.ts).fold(f64::INFINITY, f64::min);
+    for event in events.iter_mut().filter(|event| event.ph != "M") {
+        event.ts -= start;
+    }
+    events.sort_by(|a, b| a.ts.total_cmp(&b.ts));
+    Ok(Merged { events, processes })
+}
+
+impl Merged {
+    /// The whole job as one file for a viewer.
+    pub fn to_json(&self) -> Result<String> {
+        let failed = |cause: serde_json::Error| Error::io("write", "JSON", &std::io::Error::other(cause));
+        let processes = serde_json::to_value(&self.processes).map_err(failed)?;
+        let events = serde_json::to_value(&self.events).map_err(failed)?;
+        let whole = json!({ "displayTimeUnit": "ms", "otherData": { "processes": processes }, "traceEvents": events });
+        serde_json::to_string(&whole).map_err(failed)
+    }
+
+    /// What is doubtful about the merged times.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        let others = |about: &&About| about.number() != 0;
+        let guessed: Vec<String> = self
+            .processes
+            .iter()
+            .filter(others)
+            .filter(|about| about.round_trip_ns.is_none())
+            .map(About::words)
+            .collect();
+        let hosts = self.processes.iter().any(|about| about.host != self.processes[0].host);
+        if hosts && !guessed.is_empty() {
+            doubts.push(format!(
+                "the clocks of {} were not measured against rank 0's: their times are their hosts' own",
+                guessed.join(", ")
+            ));
+        }
+        let left_out: u64 = self.processes.iter().map(|about| about.left_out).sum();
+        if left_out > 0 {
+            doubts
+                .push(format!("{left_out} spans were left out, because a thread keeps a million: record fewer steps"));
+        }
+        let workers = self.processes.iter().filter(|about| about.role == ringpull_base::config::Role::Worker);
+        let (count, size) = workers.fold((0, 0), |(count, size), about| (count + 1, size.max(about.size)));
+        if count < size {
+            doubts.push(format!("{count} of {size} ranks are here: waiting for the others cannot be told apart"));
+        }
+        doubts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringpull_base::config::Role;
+    use ringpull_base::timeline::trace::Args;
+
+    fn trace(rank: usize, zero_unix_ns: u64, ahead_ns: i64, ts: f64) -> Trace {
+        let about = About {
+            ringpull: String::new(),
+            role: Role::Worker,
+            rank: Some(rank),
+            size: 2,
+            host: format!("h{rank}"),
+            pid: 1,
+            zero_unix_ns,
+            ahead_ns,
+            round_trip_ns: (rank > 0).then_some(50_000),
+            left_out: 0,
+        };
+        let event = TraceEvent {
+            name: "w".to_owned(),
+            cat: "push".to_owned(),
+            ph: "X".to_owned(),
+            ts,
+            dur: Some(1.0),
+            pid: rank as u32,
+            tid: 1,
+            id: None,
+            args: Args::default(),
+        };
+        Trace { events: vec![event], unit: "ms".to_owned(), about }
+    }
+
+    #[test]
+    fn a_planted_offset_is_taken_out_again() {
+        const EPOCH: u64 = 1_700_000_000_000_000_000;
+        // Rank 1's clock is 7 ms ahead, and its recorder began 3 ms later; both pushed at the same moment, 10 ms in.
+        let merged =
+            merge(vec![trace(1, EPOCH + 10_000_000, 7_000_000, 7_000.0), trace(0, EPOCH, 0, 10_000.0)]).unwrap();
+        let times: Vec<f64> = merged.events.iter().map(|event| event.ts).collect();
+        assert_eq!(times, [0.0, 0.0]);
+        assert_eq!(merged.processes[0].rank, Some(0));
+        assert!(merged.warnings().is_empty());
+        let value: serde_json::Value = serde_json::from_str(&merged.to_json().unwrap()).unwrap();
+        assert_eq!(value["traceEvents"].as_array().map(Vec::len), Some(2));
+    }
+
+    #[test]
+    fn the_same_rank_twice_is_an_error_and_a_missing_one_a_warning() {
+        assert!(merge(vec![trace(1, 0, 0, 0.0), trace(1, 0, 0, 0.0)]).is_err());
+        assert!(merge(Vec::new()).is_err());
+        let doubts = merge(vec![trace(0, 0, 0, 0.0)]).unwrap().warnings();
+        assert!(doubts[0].starts_with("1 of 2 ranks are here"), "{doubts:?}");
+    }
+}

@@ -1,0 +1,97 @@
+//! The account as a table for a terminal.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::account::{Account, Share};
+use crate::compare::table::format_seconds;
+use crate::size::format_size;
+
+const HEADER: [&str; 10] =
+    ["rank", "host", "steps", "step", "compute", "push calls", "straggler", "communication", "(un)pack", "update"];
+
+/// The table of ranks, what it says about stragglers, and the `most` costly keys.
+pub fn render(account: &Account, most: usize) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(HEADER);
+    for rank in &account.ranks {
+        let mut row = vec![rank.rank.to_string(), rank.host.clone(), rank.steps.to_string()];
+        row.extend(cells(&rank.share));
+        table.add_row(row);
+    }
+    let mut row = vec!["mean".to_owned(), String::new(), String::new()];
+    row.extend(cells(&account.mean));
+    table.add_row(row);
+    let mut lines = vec![
+        format!("Mean seconds of a step, and parts of it. Steps are told by {}.", account.steps_by),
+        grid(&mut table, 2),
+        String::new(),
+        "compute: the caller was not blocked; straggler: blocked until the last rank had called; communication: blocked for the wire."
+            .to_owned(),
+    ];
+    let worst = account.ranks.iter().max_by(|a, b| a.awaited_s.total_cmp(&b.awaited_s));
+    if let Some(worst) = worst.filter(|rank| rank.awaited_s > 0.0) {
+        lines.push(format!(
+            "Rank {} on {} is waited for most: {} a step, the other ranks together.",
+            worst.rank,
+            worst.host,
+            format_seconds(worst.awaited_s)
+        ));
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(["key", "payload", "callers blocked", "on the wire"]);
+    for key in account.keys.iter().take(most) {
+        table.add_row([
+            key.key.clone(),
+            if key.bytes > 0 { format_size(key.bytes as f64) } else { "-".to_owned() },
+            format_seconds(key.blocked_s),
+            format_seconds(key.communication_s),
+        ]);
+    }
+    if !account.keys.is_empty() {
+        lines.extend([String::new(), grid(&mut table, 1)]);
+    }
+    lines.join("\n") + "\n"
+}
+
+fn cells(share: &Share) -> Vec<String> {
+    let part = |seconds: f64| {
+        let percent = if share.step_s > 0.0 { 100.0 * seconds / share.step_s } else { 0.0 };
+        format!("{percent:.1} %")
+    };
+    let parts =
+        [share.compute_s, share.push_s, share.straggler_s, share.communication_s, share.packing_s, share.update_s];
+    std::iter::once(format_seconds(share.step_s)).chain(parts.map(part)).collect()
+}
+
+fn grid(table: &mut Table, words: usize) -> String {
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((u16::from(index > 0), 1));
+        if index >= words {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timeline::account::{KeyAccount, RankAccount};
+
+    #[test]
+    fn the_table_names_the_rank_that_is_waited_for_and_the_costliest_keys() {
+        let share = Share { step_s: 0.1, compute_s: 0.075, communication_s: 0.025, ..Share::default() };
+        let rank = |rank: usize, awaited_s| RankAccount { rank, host: format!("h{rank}"), steps: 3, share, awaited_s };
+        let key = |key: &str| KeyAccount { key: key.to_owned(), blocked_s: 0.02, communication_s: 0.04, bytes: 4000 };
+        let account = Account {
+            steps_by: "marks".to_owned(),
+            ranks: vec![rank(0, 0.0), rank(1, 0.012)],
+            mean: share,
+            keys: vec![key("fc6"), key("fc7")],
+        };
+        let text = render(&account, 1);
+        assert!(text.contains("75.0 %") && text.contains("25.0 %") && text.contains("100 ms"), "{text}");
+        assert!(text.contains("Rank 1 on h1 is waited for most: 12.0 ms a step"), "{text}");
+        assert!(text.contains("fc6") && text.contains("4 kB") && !text.contains("fc7"), "{text}");
+    }
+}

@@ -1,0 +1,216 @@
+//! The part of mpi-operator's contract that a job sees: names, hostfile, key, variables, order of starting, retries.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::pod::{Image, Network, Plan, Pod, address};
+
+/// The first address of a worker; the launcher has the one before.
+const FIRST: u8 = 2;
+const NAMESPACE: &str = "team";
+const READY: Duration = Duration::from_secs(60);
+
+/// What goes wrong, or slow, in a run.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Trouble {
+    /// How much later than the launcher the workers start. The manifest's own policy is overridden.
+    pub(crate) workers_late: Option<Duration>,
+    /// How much later the launcher knows the workers' names.
+    pub(crate) names_late: Option<Duration>,
+}
+
+/// An MPIJob that runs.
+pub(crate) struct Job {
+    pub(crate) network: Network,
+    image: Image,
+    spec: Value,
+    name: String,
+    pub(crate) workers: Vec<Pod>,
+}
+
+fn number(value: &Value, default: i64) -> i64 {
+    value.as_i64().unwrap_or(default)
+}
+
+fn words(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned()).collect()
+}
+
+impl Job {
+    pub fn new(test: &str, image: &Image, manifest: &Value) -> Job {
+        let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
+        Job {
+            network: Network::up(test),
+            image: image.clone(),
+            spec: manifest["spec"].clone(),
+            name,
+            workers: Vec::new(),
+        }
+    }
+
+    fn role(&self, role: &str) -> &Value {
+        &self.spec["mpiReplicaSpecs"][role]
+    }
+
+    fn worker_pods(&self) -> u8 {
+        number(&self.role("Worker")["replicas"], 0) as u8
+    }
+
+    fn launcher_works(&self) -> bool {
+        self.spec["runLauncherAsWorker"] == true
+    }
+
+    fn pod_names(&self) -> Vec<(String, u8)> {
+        let launcher = (format!("{}-launcher", self.name), FIRST - 1);
+        let workers = (0..self.worker_pods()).map(|number| (format!("{}-worker-{number}", self.name), FIRST + number));
+        std::iter::once(launcher).chain(workers).collect()
+    }
+
+    fn full_name(&self, pod: &str) -> String {
+        format!("{pod}.{}.{NAMESPACE}.svc", self.name)
+    }
+
+    /// The names that a pod of this role can resolve; short ones in workers only.
+    fn hosts(&self, of_worker: bool) -> String {
+        let mut text = "127.0.0.1 localhost\n".to_owned();
+        for (pod, number) in self.pod_names() {
+            let short = if of_worker { pod.as_str() } else { "" };
+            writeln!(text, "{} {} {short}", address(number), self.full_name(&pod)).unwrap();
+        }
+        text
+    }
+
+    fn hostfile(&self) -> String {
+        let slots = number(&self.spec["slotsPerWorker"], 1);
+        let first = usize::from(!self.launcher_works());
+        let names = self.pod_names();
+        let lines = names[first..].iter().map(|(pod, _)| format!("{} slots={slots}", self.full_name(pod)));
+        lines.collect::<Vec<_>>().join("\n") + "\n"
+    }
+
+    fn plan(&self, role: &str, name: &str, number: u8) -> Plan {
+        let pod = &self.role(role)["template"]["spec"];
+        let container = &pod["containers"][0];
+        let own = &container["securityContext"];
+        let drops = words(&own["capabilities"]["drop"]);
+        let launcher = role == "Launcher";
+        let mut env: Vec<(String, String)> = [
+            ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+            ("RINGPULL_WAIT", "40"),
+            ("RAYON_NUM_THREADS", "1"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec();
+        for one in container["env"].as_array().into_iter().flatten() {
+            env.push((one["name"].as_str().unwrap().to_owned(), one["value"].as_str().unwrap().to_owned()));
+        }
+        env.push(("K_MPI_JOB_ROLE".to_owned(), role.to_lowercase()));
+        if launcher {
+            let slots = number_text(&self.spec["slotsPerWorker"]);
+            let operators = [
+                ("OMPI_MCA_orte_keep_fqdn_hostnames", "true"),
+                ("OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile"),
+                ("OMPI_MCA_plm_rsh_args", "-o ConnectionAttempts=10"),
+                ("OMPI_MCA_orte_set_default_slots", &slots),
+            ];
+            env.extend(operators.map(|(name, value)| (name.to_owned(), value.to_owned())));
+            if !self.launcher_works() {
+                let hidden = ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"];
+                env.extend(hidden.map(|name| (name.to_owned(), String::new())));
+            }
+        }
+        let (command, args) = (words(&container["command"]), words(&container["args"]));
+        let words = if command.is_empty() && args.is_empty() && !launcher {
+            ["/usr/sbin/sshd", "-De"].map(str::to_owned).to_vec()
+        } else if command.is_empty() {
+            [vec!["ringpull-entrypoint".to_owned()], args].concat()
+        } else {
+            [command, args].concat()
+        };
+        Plan {
+            name: name.to_owned(),
+            address: number,
+            uid: pod["securityContext"]["runAsUser"].as_u64().unwrap_or(0) as u32,
+            group: pod["securityContext"]["fsGroup"].as_u64().map(|group| group as u32),
+            drop_all: drops.iter().any(|word| word == "ALL"),
+            no_new_privs: own["allowPrivilegeEscalation"] == false,
+            ssh_folder: self.spec["sshAuthMountPath"].as_str().unwrap_or("/root/.ssh").to_owned(),
+            env,
+            words,
+        }
+    }
+
+    /// Starts worker `number`, again if it has run before.
+    pub(crate) fn start_worker(&mut self, number: u8) {
+        let (name, address) = self.pod_names()[usize::from(number) + 1].clone();
+        let (plan, hosts) = (self.plan("Worker", &name, address), self.hosts(true));
+        let pod = self.network.start(&self.image, &plan, &hosts, None);
+        let at = usize::from(number);
+        if at < self.workers.len() {
+            self.workers[at] = pod;
+        } else {
+            self.workers.push(pod);
+        }
+    }
+
+    pub(crate) fn start_workers(&mut self) {
+        (0..self.worker_pods()).for_each(|number| self.start_worker(number));
+    }
+
+    pub(crate) fn await_workers(&mut self) {
+        let begun = Instant::now();
+        for number in 0..self.worker_pods() {
+            while !self.network.answers(FIRST + number) {
+                let worker = &mut self.workers[usize::from(number)];
+                assert!(worker.code().is_none() && begun.elapsed() < READY, "worker {number}: {}", worker.text());
+                std::thread::park_timeout(Duration::from_millis(20));
+            }
+        }
+    }
+
+    /// Starts the launcher pod, knowing all names or none yet.
+    pub(crate) fn start_launcher(&mut self, knows_names: bool) -> Pod {
+        let (name, address) = self.pod_names()[0].clone();
+        let (plan, all, hostfile) = (self.plan("Launcher", &name, address), self.hosts(false), self.hostfile());
+        let hosts = if knows_names { all } else { "127.0.0.1 localhost\n".to_owned() };
+        self.network.start(&self.image, &plan, &hosts, Some(&hostfile))
+    }
+
+    pub(crate) fn tell_names(&self) {
+        self.network.write_hosts(&self.pod_names()[0].0, &self.hosts(false));
+    }
+
+    /// Starts everything as the manifest says, or as the trouble has it; the launcher's pod.
+    pub(crate) fn launch(&mut self, trouble: Trouble) -> Pod {
+        let wait = |late: Duration| {
+            let due = Instant::now() + late;
+            while let Some(left) = due.checked_duration_since(Instant::now()) {
+                std::thread::park_timeout(left);
+            }
+        };
+        if let Some(late) = trouble.workers_late {
+            let launcher = self.start_launcher(true);
+            wait(late);
+            self.start_workers();
+            return launcher;
+        }
+        self.start_workers();
+        if self.spec["launcherCreationPolicy"] == "WaitForWorkersReady" {
+            self.await_workers();
+        }
+        let launcher = self.start_launcher(trouble.names_late.is_none());
+        if let Some(late) = trouble.names_late {
+            wait(late);
+            self.tell_names();
+        }
+        launcher
+    }
+}
+
+fn number_text(value: &Value) -> String {
+    number(value, 1).to_string()
+}

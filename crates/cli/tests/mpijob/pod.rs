@@ -1,0 +1,268 @@
+//! Pods on this machine: namespaces, with an address each, and the root file system of the image.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What the runtime leaves a container that asks for nothing.
+const CAPABILITIES: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap";
+
+pub(crate) fn run(program: &str, words: &[&str]) {
+    let output = Command::new(program).args(words).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Why pods cannot be had here.
+pub(crate) fn lacks() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("pods need root".to_owned());
+    }
+    for program in ["ip", "nsenter", "unshare", "setpriv", "ssh-keygen", "mpirun", "/usr/sbin/sshd"] {
+        let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if found.is_err() {
+            return Some(format!("{program} is not installed"));
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs tmpfs $0 && cd $0 && mkdir u w m && mount -t overlay -o lowerdir=/,upperdir=u,workdir=w overlay m && ip netns list";
+    let output = Command::new("unshare").args(["--mount", "sh", "-c", script]).arg(folder.path()).output().unwrap();
+    (!output.status.success())
+        .then(|| format!("no overlay or namespace can be made: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// The image's root file system: a folder, and what is laid over it.
+#[derive(Debug, Clone)]
+pub(crate) struct Image {
+    base: String,
+    layer: Option<Arc<tempfile::TempDir>>,
+}
+
+impl Image {
+    /// What the Dockerfile lays over its base, over this machine's own root file system, which has the packages.
+    pub(crate) fn over_this_machine() -> Image {
+        let folder = tempfile::tempdir().unwrap();
+        let [layer, programs] = ["files", "programs"].map(|name| folder.path().join(name));
+        std::fs::create_dir(&layer).unwrap();
+        std::fs::create_dir(&programs).unwrap();
+        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let binaries = [PathBuf::from(env!("CARGO_BIN_EXE_ringpull")), ringpull_processes::example()];
+        let steps = r#"set -e
+work=$1 out=$2 source=$3
+mount -t tmpfs tmpfs "$work"
+mkdir "$work/u" "$work/w" "$work/m"
+mount -t overlay -o "lowerdir=/,upperdir=$work/u,workdir=$work/w" overlay "$work/m"
+"$source/install" "$work/m"
+umount "$work/m"
+cp -a "$work/u/." "$out/""#;
+        let work = folder.path().join("work");
+        std::fs::create_dir(&work).unwrap();
+        let output = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", steps, "sh"])
+            .args([&work, &layer, &own.join("mpijob/image")])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "the image: {}", String::from_utf8_lossy(&output.stderr));
+        for binary in binaries {
+            std::fs::copy(&binary, programs.join(binary.file_name().unwrap())).unwrap();
+        }
+        Image { base: "/".to_owned(), layer: Some(Arc::new(folder)) }
+    }
+
+    /// A root file system that lies in a folder, such as one that buildah has mounted.
+    pub(crate) fn of_folder(root: &str) -> Image {
+        Image { base: root.to_owned(), layer: None }
+    }
+}
+
+/// What a pod is made from.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) name: String,
+    pub(crate) address: u8,
+    pub(crate) uid: u32,
+    pub(crate) group: Option<u32>,
+    pub(crate) drop_all: bool,
+    pub(crate) no_new_privs: bool,
+    pub(crate) ssh_folder: String,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) words: Vec<String>,
+}
+
+/// A switch and the pods on it. Dropping it ends all of them.
+pub(crate) struct Network {
+    pub(crate) folder: tempfile::TempDir,
+    prefix: String,
+    spaces: Vec<String>,
+}
+
+/// A pod that runs.
+pub(crate) struct Pod {
+    child: Child,
+    text: Arc<Mutex<String>>,
+}
+
+pub(crate) fn address(number: u8) -> String {
+    format!("10.244.0.{number}")
+}
+
+impl Network {
+    pub(crate) fn up(test: &str) -> Network {
+        let prefix = format!("rp{}{test}", std::process::id());
+        let switch = format!("{prefix}s");
+        run("ip", &["netns", "add", &switch]);
+        let network = Network { folder: tempfile::tempdir().unwrap(), prefix, spaces: vec![switch.clone()] };
+        run("ip", &["-n", &switch, "link", "add", "br0", "type", "bridge"]);
+        run("ip", &["-n", &switch, "address", "add", "10.244.0.254/24", "dev", "br0"]);
+        run("ip", &["-n", &switch, "link", "set", "br0", "up"]);
+        let folder = network.folder.path();
+        run(
+            "ssh-keygen",
+            &["-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", &folder.join("key").display().to_string()],
+        );
+        std::fs::create_dir(folder.join("volume")).unwrap();
+        run("chmod", &["0777", &folder.join("volume").display().to_string()]);
+        network
+    }
+
+    /// What is at /train in every pod.
+    pub(crate) fn volume(&self) -> PathBuf {
+        self.folder.path().join("volume")
+    }
+
+    /// Starts a pod. Its name is known to nobody before `hosts` is written.
+    pub fn start(&mut self, image: &Image, plan: &Plan, hosts: &str, config: Option<&str>) -> Pod {
+        let space = format!("{}{}", self.prefix, plan.address);
+        if !self.spaces.contains(&space) {
+            let (switch, port) = (self.spaces[0].clone(), format!("p{}", plan.address));
+            run("ip", &["netns", "add", &space]);
+            self.spaces.push(space.clone());
+            run("ip", &["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &space]);
+            run("ip", &["-n", &switch, "link", "set", &port, "master", "br0", "up"]);
+            run("ip", &["-n", &space, "address", "add", &format!("{}/24", address(plan.address)), "dev", "eth0"]);
+            run("ip", &["-n", &space, "link", "set", "eth0", "up"]);
+            run("ip", &["-n", &space, "link", "set", "lo", "up"]);
+        }
+        let folder = self.folder.path().join(&plan.name);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("hosts"), hosts).unwrap();
+        for file in ["key", "key.pub"] {
+            std::fs::copy(self.folder.path().join(file), folder.join(file)).unwrap();
+        }
+        if !folder.join("volume").exists() {
+            std::os::unix::fs::symlink(self.volume(), folder.join("volume")).unwrap();
+        }
+        if let Some(hostfile) = config {
+            std::fs::create_dir_all(folder.join("config")).unwrap();
+            std::fs::write(folder.join("config/hostfile"), hostfile).unwrap();
+            std::fs::write(folder.join("config/discover_hosts.sh"), "#!/bin/sh\n").unwrap();
+        }
+        let env: Vec<String> = plan.env.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+        std::fs::write(folder.join("env"), env.concat()).unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpijob/pod.sh");
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/run/netns/{space}"))
+            .args(["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "sh"])
+            .arg(script)
+            .arg(&folder)
+            .arg(&image.base)
+            .arg(image.layer.as_ref().map_or(Path::new("-"), |layer| layer.path()))
+            .args([&plan.name, &plan.uid.to_string()])
+            .arg(plan.group.map_or("-".to_owned(), |group| group.to_string()))
+            .arg(if plan.drop_all { "-all" } else { CAPABILITIES })
+            .args([if plan.no_new_privs { "yes" } else { "no" }, &plan.ssh_folder])
+            .args(&plan.words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let text = Arc::new(Mutex::new(String::new()));
+        let streams: [Box<dyn std::io::Read + Send>; 2] =
+            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        for stream in streams {
+            let text = Arc::clone(&text);
+            std::thread::spawn(move || {
+                use std::io::BufRead;
+                for line in std::io::BufReader::new(stream).split(b'\n').map_while(Result::ok) {
+                    *text.lock().unwrap() += &(String::from_utf8_lossy(&line).into_owned() + "\n");
+                }
+            });
+        }
+        Pod { child, text }
+    }
+
+    /// Writes the names that a pod knows. The file is bound into the pod, so it is written in place.
+    pub(crate) fn write_hosts(&self, pod: &str, hosts: &str) {
+        std::fs::write(self.folder.path().join(pod).join("hosts"), hosts).unwrap();
+    }
+
+    /// Whether sshd answers at a pod's address: the readiness probe.
+    pub(crate) fn answers(&self, number: u8) -> bool {
+        let probe = format!("exec 3<>/dev/tcp/{}/2222", address(number));
+        let status = Command::new("ip")
+            .args(["netns", "exec", &self.spaces[0], "timeout", "1", "bash", "-c", &probe])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        status.unwrap().success()
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for space in &self.spaces {
+            let deleted = Command::new("ip").args(["netns", "delete", space]).status();
+            assert!(std::thread::panicking() || deleted.unwrap().success(), "the namespace {space} stays");
+        }
+    }
+}
+
+impl Pod {
+    pub(crate) fn text(&self) -> String {
+        self.text.lock().unwrap().clone()
+    }
+
+    /// The exit code, if the pod has ended.
+    pub(crate) fn code(&mut self) -> Option<i32> {
+        self.child.try_wait().unwrap().map(|status| status.code().unwrap_or(137))
+    }
+
+    /// The exit code; a pod that does not end within `limit` is ended, and that is none.
+    pub(crate) fn ends_within(&mut self, limit: Duration) -> Option<i32> {
+        let begun = Instant::now();
+        while begun.elapsed() < limit {
+            if let Some(code) = self.code() {
+                return Some(code);
+            }
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        self.kill();
+        None
+    }
+
+    /// Ends everything in the pod at once.
+    pub(crate) fn kill(&mut self) {
+        if self.code().is_none() {
+            // The first process of the pod takes all others with it. The one that waits for it here is no help: a
+            // change of user clears the signal that its end would send.
+            let own = self.child.id();
+            let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+            for first in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+                if let Err(cause) = kill_process(first, Signal::KILL) {
+                    eprintln!("the pod had ended: {cause}");
+                }
+            }
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,180 @@
+//! `ringpull bench train`, `compare --train` and the timelines they leave, as a user runs them.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use ringpull_cli::compare::{Outcome, Results, Row};
+use ringpull_cli::mpirun::{Hosts, Mpirun, Ranks};
+use ringpull_cli::record::Record;
+
+/// Three layers, of which the last holds most bytes and the first takes most time.
+const MODEL: &str = "conv_weight 16x3x3 900\nconv_bias 16 0\nfc_weight 100x200 90\nhead_weight 10x100 10\n";
+
+const BINARY: &str = env!("CARGO_BIN_EXE_ringpull");
+
+fn model(folder: &Path) -> String {
+    let path = folder.join("model");
+    std::fs::write(&path, MODEL).unwrap();
+    path.display().to_string()
+}
+
+fn bench(model: &str, more: &[&str]) -> Vec<String> {
+    let words = [BINARY, "bench", "train", "--model", model, "--compute", "0.02", "--batch", "8", "--iters", "3"];
+    words.iter().chain(&["--warmup", "1", "--format", "json"]).chain(more).map(|word| (*word).to_owned()).collect()
+}
+
+/// Runs to the end; its stdout.
+fn output(command: &mut Command) -> String {
+    let mut whole = Command::new("timeout");
+    whole.arg("120").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs().filter_map(|(name, value)| Some((name, value?))) {
+        whole.env(name, value);
+    }
+    let output = whole.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn checked(printed: &str, mode: &str) -> Record {
+    let records = Record::parse_list("bench train", printed).unwrap();
+    let [record] = &records[..] else { panic!("{} records", records.len()) };
+    assert_eq!((record.op.as_str(), record.mode.as_str(), record.ranks), ("train", mode, 2));
+    assert_eq!((record.seconds.len(), record.verified), (3, true));
+    assert_eq!(record.bytes, 4 * (144 + 16 + 20_000 + 1000));
+    let train = record.train.unwrap();
+    assert_eq!((train.compute_s, train.burn, train.batch), (0.02, None, Some(8)));
+    assert!(record.median_s > 0.0 && (train.efficiency - 0.02 / record.median_s).abs() < 1e-9, "{train:?}");
+    // The JSON on the way rounds the last bit.
+    assert!((train.exposed_s - (record.median_s - 0.02)).abs() < 1e-9, "{train:?}");
+    assert!(train.images_per_s.is_some_and(|rate| (rate * record.median_s - 8.0).abs() < 1e-9), "{train:?}");
+    record.clone()
+}
+
+/// The categories of a timeline's events, and the names of one of them.
+fn spans(file: &Path, wanted: &str) -> (Vec<String>, Vec<String>) {
+    let text = std::fs::read_to_string(file).unwrap_or_else(|cause| panic!("{}: {cause}", file.display()));
+    let value: Value = serde_json::from_str(&text).unwrap();
+    let events = value["traceEvents"].as_array().unwrap();
+    let word = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
+    let mut categories: Vec<String> = events.iter().map(|event| word(event, "cat")).collect();
+    categories.sort();
+    categories.dedup();
+    let names = events.iter().filter(|event| word(event, "cat") == wanted).map(|event| word(event, "name"));
+    (categories, names.collect())
+}
+
+fn has_all(categories: &[String], wanted: &[&str]) {
+    for category in wanted {
+        assert!(categories.iter().any(|found| found == category), "{category} in {categories:?}");
+    }
+}
+
+#[test]
+fn ranks_replay_a_model_and_their_timelines_say_where_its_steps_went() {
+    let Ok(mpirun) = Mpirun::find() else {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let command = bench(&model(folder.path()), &[]).into_iter().map(Into::into).collect();
+    // Each sum by itself, so that each has its own span.
+    let env = [("RINGPULL_TIMELINE", trace.display().to_string()), ("RINGPULL_FUSION_BYTES", "0".to_owned())];
+    let env = env.map(|(name, value)| (name.to_owned(), value)).to_vec();
+    let mut ready = mpirun.command(&Hosts::Local, Ranks { count: 2, command, env }).unwrap();
+    checked(&output(&mut ready.command), "dist_sync_mpi");
+
+    let files = [0, 1].map(|rank| folder.path().join(format!("trace.{rank}.json")));
+    for file in &files {
+        let (categories, pushes) = spans(file, "push");
+        has_all(&categories, &["step", "compute", "push", "wait", "collective", "pack", "unpack"]);
+        assert_eq!(pushes.iter().filter(|name| *name == "fc_weight").count(), 4);
+        let (_, collectives) = spans(file, "collective");
+        let count = collectives.iter().filter(|name| *name == "fc_weight").count();
+        assert_eq!(count, 2 * 5, "an init and four sums, each with two ends");
+    }
+    let value: Value = serde_json::from_str(&std::fs::read_to_string(&files[1]).unwrap()).unwrap();
+    assert!(
+        value["otherData"]["round_trip_ns"].as_u64().is_some_and(|round_trip| round_trip > 0),
+        "{}",
+        value["otherData"]
+    );
+
+    let merged = folder.path().join("merged.json");
+    let mut words = Command::new(BINARY);
+    words.arg("timeline").args(&files).arg("--out").arg(&merged);
+    let table = output(&mut words);
+    assert!(table.contains("communication") && table.contains("fc_weight"), "{table}");
+    let account: Value = serde_json::from_str(&output(words.args(["--format", "json"]))).unwrap();
+    let ranks = account["ranks"].as_array().unwrap();
+    assert_eq!(ranks.len(), 2);
+    for rank in ranks {
+        assert_eq!(rank["steps"], 3);
+        let share = rank["share"].as_object().unwrap();
+        let of = |name: &str| share[name].as_f64().unwrap();
+        let parts = share.keys().filter(|name| *name != "step_s").map(|name| of(name)).sum::<f64>();
+        assert!((parts - of("step_s")).abs() < 1e-9 && of("step_s") > 0.0, "{share:?}");
+    }
+    let value: Value = serde_json::from_str(&std::fs::read_to_string(&merged).unwrap()).unwrap();
+    assert_eq!(value["otherData"]["processes"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn workers_with_servers_replay_a_model_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(folder.path());
+    for kind in ["dist_sync", "dist_async"] {
+        let trace = folder.path().join(format!("{kind}-{{rank}}.json"));
+        let mut command = Command::new(BINARY);
+        command.args(["launch", "-n", "2", "-s", "1", "--no-tag", "--env"]);
+        command.arg(format!("RINGPULL_TIMELINE={}", trace.display())).arg("--");
+        command.args(bench(&model, &["--kv-store", kind]));
+        let record = checked(&output(&mut command), kind);
+        assert_eq!((record.servers, record.algorithm.as_str()), (1, "servers"));
+        let (categories, _) = spans(&folder.path().join(format!("{kind}-1.json")), "push");
+        has_all(&categories, &["step", "compute", "push", "request"]);
+        has_all(&spans(&folder.path().join(format!("{kind}-server0.json")), "serve").0, &["serve"]);
+    }
+}
+
+#[test]
+fn modes_are_compared_by_their_steps() {
+    if Mpirun::find().is_err() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let mut command = Command::new(BINARY);
+    command.args(["compare", "--train", "--local", "2", "--model", &model(folder.path()), "--compute", "0.02"]);
+    command.args(["--modes", "dist_sync_mpi,dist_sync:1shared,dist_async:1", "--rounds", "1", "--iters", "2"]);
+    // Peers that `scripts/peers/setup` has not installed are named and skipped.
+    let table = output(command.args(["--peers", "mxnet,horovod,gloo", "--out"]).arg(&out));
+    assert!(table.contains("efficiency") && table.contains("PS dedicated, async"), "{table}");
+    let results: Results = serde_json::from_str(&std::fs::read_to_string(out.join("results.json")).unwrap()).unwrap();
+    let replayed = |row: &Row| row.record().is_some_and(|record| record.train.is_some());
+    assert!(results.rows.iter().take(3).all(replayed) && results.rows.len() == 6, "{results:?}");
+    let absent = |row: &Row| matches!(row.outcome, Outcome::Absent { .. });
+    assert!(results.rows.iter().skip(3).all(|row| replayed(row) || absent(row)), "{results:?}");
+    assert!(std::fs::read_to_string(out.join("report.html")).unwrap().contains("Scaling efficiency"));
+}
+
+#[test]
+fn what_cannot_be_compared_is_an_error_that_says_what_to_add() {
+    for (words, hint) in [
+        (vec!["--peers", "mxnet", "--modes", "dist_sync_mpi"], "dist_sync:1shared"),
+        (vec!["--train", "--model", "vgg16", "--compute", "1", "--peers", "mpi"], "mxnet, horovod and gloo"),
+        (vec!["--train", "--model", "vgg16", "--compute", "1", "--burn", "--peers", "gloo"], "leave out --burn"),
+        (vec!["--train", "--model", "vgg16"], "--compute SECONDS"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let command = &mut Command::new(BINARY);
+        command.args(["compare", "--local", "2", "--out"]).arg(folder.path()).args(words).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(hint), "{said}");
+    }
+}

@@ -1,0 +1,292 @@
+//! The comparison's words and its page, from fixed results: the table against committed text, the page in a real browser.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ringpull_base::DType;
+use ringpull_cli::compare::training::TrainSetup;
+use ringpull_cli::compare::{Environment, Outcome, Results, Round, Row, Setup, report, table, verdict};
+use ringpull_cli::cost;
+use ringpull_cli::mode::Variant;
+use ringpull_cli::record::{Measured, Record};
+use ringpull_cli::usage::Usage;
+
+/// Eight workers on links of 200 Mbit/s; seconds as such a run gives them.
+fn results() -> Results {
+    let setup = Setup {
+        place: "8 emulated hosts".to_owned(),
+        own_hosts: true,
+        workers: 8,
+        link: "200mbit".parse().unwrap(),
+        racks: None,
+        payload: "25 MB".to_owned(),
+        bytes: 25_000_000,
+        rounds: 3,
+        iters: 2,
+        warmup: 1,
+        train: None,
+    };
+    let modes = [
+        "dist_sync_mpi",
+        "dist_sync:1shared",
+        "dist_sync:2shared",
+        "dist_sync:8shared",
+        "dist_sync:8",
+        "dist_sync_mpi+2bit:0.5",
+    ];
+    let modes = modes.map(|mode| mode.parse().unwrap());
+    let peers = ["mpi", "mxnet", "gloo"].map(|peer| peer.parse().unwrap());
+    let rows = Variant::list(&modes, &peers).into_iter().map(|variant| row(variant, &setup)).collect();
+    let environment = Environment {
+        date: "2026-01-31 12:00 UTC".to_owned(),
+        cores: 2,
+        kernel: "Linux 6.1".to_owned(),
+        ringpull: "0.1.0".to_owned(),
+        mpi: "mpirun (Open MPI) 4.1.4".to_owned(),
+    };
+    let command = "ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:1shared,dist_sync:2shared,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet,gloo --rounds 3 --iters 2 --out out".to_owned();
+    let mut results = Results { environment, setup, rows, stolen: None, verdict: Vec::new(), command };
+    results.verdict = verdict::sentences(&results);
+    results
+}
+
+/// The same hosts on links of 1 Gbit/s, training: seconds of steps that compute for 2.184 s.
+fn training() -> Results {
+    let mut results = results();
+    let setup = &mut results.setup;
+    setup.link = "1gbit".parse().unwrap();
+    (setup.payload, setup.bytes) = ("vgg16, 32 tensors, 55.3 MB".to_owned(), 55_343_024);
+    setup.train = Some(TrainSetup { model: "vgg16".to_owned(), compute_s: 2.184, burn: None, batch: Some(64) });
+    let modes = ["dist_sync_mpi", "dist_sync:8shared", "dist_sync:8", "dist_sync:4", "dist_sync:2"];
+    let variants = Variant::list(&modes.map(|mode| mode.parse().unwrap()), &[]);
+    results.rows = variants.into_iter().map(|variant| trained_row(variant, &results.setup)).collect();
+    "ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1".clone_into(&mut results.command);
+    results.verdict = verdict::sentences(&results);
+    results
+}
+
+fn trained_row(variant: Variant, setup: &Setup) -> Row {
+    let seconds = match variant.to_string().as_str() {
+        "dist_sync_mpi" => [2.19, 2.20, 2.19, 2.191, 2.19, 2.192],
+        "dist_sync:8shared" => [2.60, 2.61, 2.59, 2.62, 2.60, 2.61],
+        "dist_sync:8" => [2.25, 2.26, 2.25, 2.27, 2.25, 2.26],
+        "dist_sync:4" => [2.52, 2.51, 2.53, 2.52, 2.50, 2.52],
+        _ => [4.10, 4.12, 4.08, 4.11, 4.10, 4.09],
+    };
+    let mut row = row(variant, setup);
+    if let Outcome::Measured { record, rounds: kept } = &mut row.outcome {
+        *record = self::record(variant, setup, &seconds).with_train(2.184, None, Some(64));
+        record.train.as_mut().unwrap().shortest_s = Some(2.185);
+        *kept = rounds(&seconds);
+    }
+    row
+}
+
+fn row(variant: Variant, setup: &Setup) -> Row {
+    let seconds = match variant.to_string().as_str() {
+        "dist_sync_mpi" => [1.86, 1.87, 1.88, 1.86, 1.89, 1.87],
+        "dist_sync:1shared" => [7.45, 7.41, 7.52, 7.44, 7.43, 7.46],
+        "dist_sync:2shared" => [4.24, 4.31, 4.27, 4.22, 4.25, 4.26],
+        "dist_sync:8shared" => [1.88, 1.86, 1.91, 1.87, 1.95, 1.86],
+        "dist_sync:8" => [1.08, 1.07, 1.09, 1.08, 1.07, 1.08],
+        "dist_sync_mpi+2bit:0.5" => [0.23, 0.24, 0.25, 0.23, 0.24, 0.24],
+        "mpi" => [3.41, 3.05, 3.11, 3.08, 3.06, 3.09],
+        "mxnet:dist_sync:1shared" => [14.7, 14.9, 14.6, 14.8, 14.7, 14.7],
+        "mxnet:dist_sync:8shared" => [2.31, 2.28, 2.35, 2.30, 2.33, 3.90],
+        "mxnet:dist_sync:8" => [2.11, 2.18, 2.15, 2.10, 2.13, 2.14],
+        _ => [1.5; 6],
+    };
+    let outcome = match variant.to_string().as_str() {
+        "gloo" => Outcome::Absent { install: "scripts/peers/setup --gloo".to_owned() },
+        "mxnet:dist_sync:2shared" => {
+            Outcome::Failed { error: "server 1 ended with signal 9\n  hint: see that host's log".to_owned() }
+        }
+        _ => Outcome::Measured { record: record(variant, setup, &seconds), rounds: rounds(&seconds) },
+    };
+    Row {
+        variant: variant.to_string(),
+        method: variant.words(),
+        family: variant.family(),
+        servers: variant.mode.servers(),
+        machines: setup.workers + variant.mode.extra_hosts(),
+        computed_host_bytes: variant
+            .compression
+            .is_none()
+            .then(|| cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64)),
+        outcome,
+    }
+}
+
+fn record(variant: Variant, setup: &Setup, seconds: &[f64]) -> Record {
+    let bytes = cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64);
+    Record::of_verified(Measured {
+        op: "pushpull",
+        mode: variant.to_string(),
+        algorithm: "auto".to_owned(),
+        ranks: setup.workers,
+        hosts: setup.workers,
+        servers: variant.mode.servers(),
+        bytes: setup.bytes,
+        dtype: DType::F32,
+        seconds: seconds.to_vec(),
+        usage: ringpull_cli::usage::Usage::default(),
+        host_bytes: Some((bytes * 1.05) as u64),
+    })
+    .unwrap()
+    .with_link(setup.link.bytes_per_s().unwrap(), Some(variant.mode))
+}
+
+#[test]
+fn time_that_the_machines_host_took_is_a_doubt_in_the_table_on_the_page_and_in_the_json() {
+    let doubt = "3.2 % of the processors' time was taken by the machine's host";
+    let quiet = Results { stolen: Some(0.009), ..results() };
+    assert!(!table::render(&quiet).contains("machine's host"));
+    let disturbed = Results { stolen: Some(0.032), ..results() };
+    assert!(table::render(&disturbed).contains(&format!("warning: {doubt}")));
+    assert!(report::render(&disturbed).unwrap().replace("&#x27;", "'").contains(doubt));
+    assert!(serde_json::to_string(&disturbed).unwrap().contains("\"stolen\":0.032"));
+    let training = Results { stolen: Some(0.032), ..training() };
+    assert!(table::render(&training).contains(doubt));
+}
+
+#[test]
+fn ranks_of_one_machine_are_not_called_machines() {
+    let mut local = results();
+    (local.setup.place, local.setup.own_hosts) = ("processes of one machine".to_owned(), false);
+    local.rows.iter_mut().for_each(|row| row.machines = 1);
+    local.verdict = verdict::sentences(&local);
+    let text = table::render(&local);
+    assert!(text.contains("On one machine with 8 ranks"), "{text}");
+    for wrong in ["8 machines", "machine more", "machines more", "x machines /"] {
+        assert!(!text.contains(wrong), "{wrong:?} in {text}");
+    }
+    report::render(&local).unwrap();
+}
+
+fn rounds(seconds: &[f64]) -> Vec<Round> {
+    let round = |(index, seconds): (usize, &[f64])| Round {
+        round: index + 1,
+        place: index + 1,
+        seconds: seconds.to_vec(),
+        usage: Usage::default(),
+        stolen: None,
+    };
+    seconds.chunks(2).enumerate().map(round).collect()
+}
+
+#[test]
+fn the_terminal_shows_the_committed_text() {
+    is_as_committed("compare.txt", &results());
+    is_as_committed("compare_train.txt", &training());
+}
+
+fn is_as_committed(file: &str, results: &Results) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/expected").join(file);
+    let shown = table::render(results);
+    if std::env::var_os("UPDATE_EXPECTED").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, &shown).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(shown, expected, "if this is right, set UPDATE_EXPECTED=1 and commit {}", path.display());
+}
+
+#[test]
+fn results_read_themselves_back_with_every_sample() {
+    let results = results();
+    let json = serde_json::to_string(&results).unwrap();
+    assert_eq!(serde_json::from_str::<Results>(&json).unwrap(), results);
+    assert!(results.any_failed());
+}
+
+#[test]
+fn the_page_needs_nothing_from_outside() {
+    // The template engine writes a slash in text as `&#x2f;`.
+    let page = report::render(&results()).unwrap().replace("&#x2f;", "/");
+    for forbidden in ["<script", "http://", "https://", "src=", "@import", "url("] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    assert!(page.contains("server 1 ended with signal 9") && page.contains("scripts/peers/setup --gloo"));
+    assert!(page.contains("apache/mxnet #10696") && page.contains("--link 200mbit"));
+    let page = report::render(&training()).unwrap();
+    for words in ["94.74 %", "99.7", "published: MPI allreduce", "2.18 s of computing", "27.76"] {
+        assert!(page.contains(words), "{words}");
+    }
+}
+
+#[test]
+fn training_without_the_published_ratio_says_so() {
+    let mut results = training();
+    assert!(results.verdict.iter().any(|sentence| sentence.contains("the order that was published")));
+    assert!(results.verdict.iter().any(|sentence| sentence.ends_with("the published ratio.")), "{:?}", results.verdict);
+    results.setup.train.as_mut().unwrap().compute_s = 1.0;
+    let said = verdict::sentences(&results);
+    assert!(said.iter().any(|sentence| sentence.contains("another ratio")), "{said:?}");
+}
+
+#[test]
+fn a_browser_draws_every_chart_without_a_word_on_the_console_and_without_scrolling_sideways() {
+    let Some(chromium) = ["chromium", "chromium-browser", "google-chrome"].into_iter().find(|name| runs(name)) else {
+        eprintln!("skipped: no Chromium is installed");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let pages = [("pushpull", results(), "10,10,10,10"), ("training", training(), "10,5,5")];
+    for (name, results, _) in &pages {
+        std::fs::write(folder.path().join(format!("{name}.html")), report::render(results).unwrap()).unwrap();
+    }
+    for (width, (name, _, bars)) in
+        [390, 1280].into_iter().flat_map(|width| pages.iter().map(move |page| (width, page)))
+    {
+        let probe = folder.path().join(format!("probe-{name}-{width}.html"));
+        std::fs::write(&probe, PROBE.replace("WIDTH", &width.to_string()).replace("PAGE", name)).unwrap();
+        let output = browser(chromium, folder.path(), &probe);
+        let dom = String::from_utf8_lossy(&output.stdout).into_owned();
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        let found = dom.split("<title>").nth(1).and_then(|rest| rest.split("</title>").next()).unwrap_or("");
+        assert_eq!(found, format!("bars {bars}, sideways 0"), "{name} at {width} px: {log}");
+        let console: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+        assert!(console.is_empty(), "at {width} px: {console:?}");
+    }
+}
+
+/// Shows the page in a frame of the width in question, and writes what it finds into its own title.
+const PROBE: &str = r#"<!doctype html><title>nothing</title>
+<iframe id="page" src="PAGE.html" style="width:WIDTHpx;height:3000px;border:0"></iframe>
+<script>
+window.onload = () => {
+  const page = document.getElementById("page").contentDocument;
+  const charts = [...page.querySelectorAll("svg.chart")];
+  const fits = (text, chart) => text.right <= chart.right + 0.5 && text.left >= chart.left - 0.5;
+  const drawn = charts.map(chart => {
+    const box = chart.getBoundingClientRect();
+    const bars = [...chart.querySelectorAll("rect.bar")];
+    const texts = [...chart.querySelectorAll("text")];
+    const whole = box.width > 250 && bars.every(bar => bar.getBoundingClientRect().width > 1)
+      && texts.every(text => fits(text.getBoundingClientRect(), box));
+    return whole ? bars.length : "broken";
+  });
+  const root = page.documentElement;
+  const sideways = Math.max(0, root.scrollWidth - root.clientWidth);
+  document.title = `bars ${drawn.join()}, sideways ${sideways}`;
+};
+</script>"#;
+
+fn runs(program: &str) -> bool {
+    let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    version.is_ok_and(|status| status.success())
+}
+
+fn browser(chromium: &str, folder: &Path, page: &Path) -> std::process::Output {
+    let profile: PathBuf = folder.join("profile");
+    // `timeout` ends the browser and what it started, should it hang.
+    Command::new("timeout")
+        .args(["60", chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-quic"])
+        .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
+        .args(["--allow-file-access-from-files", "--enable-logging=stderr", "--v=0", "--virtual-time-budget=2000"])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg("--dump-dom")
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap()
+}

@@ -1,0 +1,292 @@
+//! The training example on a few hundred images: exact resumption, and one clear error for what goes wrong.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use ringpull_base::config::FASHION_MNIST;
+use ringpull_cli::mpirun::{Hosts, Mpirun, Ranks};
+use ringpull_processes::example;
+
+fn train(arguments: &[&str]) -> Output {
+    let few = ["--limit-train", "384", "--batch", "64"];
+    Command::new(example()).args(few).args(arguments).output().unwrap()
+}
+
+/// The hash that a run which must succeed ends with.
+fn hash(arguments: &[&str]) -> String {
+    let output = train(arguments);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text.lines().find_map(|line| line.split("weights ").nth(1)).expect("a run prints its hash").to_owned()
+}
+
+/// The one error of a run that must fail.
+fn error(arguments: &[&str]) -> String {
+    let output = train(arguments);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {text}");
+    assert_eq!(text.matches("error:").count(), 1, "{text}");
+    text
+}
+
+/// What so many ranks print; `None` where there is no `mpirun`.
+fn of_ranks(count: usize, environment: &[(&str, &str)], arguments: &[&str]) -> Option<String> {
+    let mpirun = Mpirun::find().ok()?;
+    let words = ["--kv-store", "dist_sync_mpi"].iter().chain(arguments).map(OsString::from);
+    let command = std::iter::once(example().into_os_string()).chain(words).collect();
+    let env = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let output = mpirun.command(&Hosts::Local, Ranks { count, command, env }).unwrap().command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    Some(text)
+}
+
+/// The accuracy in per cent that so many ranks reach; `None` where there is no `mpirun`.
+fn accuracy(ranks: usize, arguments: &[&str]) -> Option<f64> {
+    let text = of_ranks(ranks, &[], arguments)?;
+    let figure = text.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
+    Some(figure.expect("a run prints its accuracy"))
+}
+
+/// The name of a file that is not there yet, in a folder that goes with the first value.
+fn checkpoint_file() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.safetensors").to_str().unwrap().to_owned();
+    (folder, file)
+}
+
+fn has_data() -> bool {
+    let present = Path::new(FASHION_MNIST).exists();
+    if !present {
+        println!("skipped: {FASHION_MNIST} is absent; install the package dataset-fashion-mnist");
+    }
+    present
+}
+
+#[test]
+fn a_resumed_run_ends_with_the_weights_of_one_that_never_stopped() {
+    if !has_data() {
+        return;
+    }
+    let (_folder, file) = checkpoint_file();
+    let file = file.as_str();
+    // An epoch has 6 steps: the first run stops within one, the resumed run goes on into the next.
+    let whole = hash(&["--steps", "8"]);
+    let half = hash(&["--steps", "4", "--checkpoint", file]);
+    assert_ne!(whole, half);
+    assert_eq!(hash(&["--steps", "8", "--checkpoint", file, "--resume"]), whole);
+    assert_eq!(hash(&["--steps", "8", "--checkpoint", file, "--resume"]), whole, "a finished run has nothing to do");
+    assert_ne!(hash(&["--steps", "8", "--seed", "2"]), whole);
+}
+
+#[test]
+fn a_resumed_run_says_where_it_goes_on_and_takes_no_other_seed() {
+    if !has_data() {
+        return;
+    }
+    let (_folder, file) = checkpoint_file();
+    hash(&["--steps", "1", "--seed", "5", "--checkpoint", &file]);
+    let resume = ["--steps", "2", "--checkpoint", &file, "--resume"];
+    let text = String::from_utf8_lossy(&train(&resume).stderr).into_owned();
+    assert!(text.contains("run.safetensors: step 1 (epoch 1), seed 5, 1 worker\n"), "{text}");
+    let text = error(&[&resume[..], &["--seed", "6"]].concat());
+    assert!(text.contains("--seed 6") && text.contains("--seed 5") && text.contains("hint:"), "{text}");
+}
+
+#[test]
+fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() {
+    if !has_data() {
+        return;
+    }
+    let (_folder, file) = checkpoint_file();
+    let few = ["--limit-train", "768", "--batch", "48"];
+    let weights = |environment: &[(&str, &str)], arguments: &[&str]| {
+        let text = of_ranks(3, environment, &[&few[..], arguments].concat())?;
+        let found: Vec<&str> = text.lines().filter_map(|line| line.split("weights ").nth(1)).collect();
+        assert!(found.len() == 3 && found.windows(2).all(|pair| pair[0] == pair[1]), "{text}");
+        Some(found[0].to_owned())
+    };
+    let Some(together) = weights(&[], &["--steps", "12"]) else { return println!("skipped: there is no mpirun") };
+    let apart = [("RINGPULL_SHARED_MEMORY", "0")];
+    assert_eq!(weights(&apart, &["--steps", "12"]).as_ref(), Some(&together), "each rank on a host of its own");
+    let checkpoint = ["--checkpoint", file.as_str(), "--resume-if-any", "--steps"];
+    weights(&[], &[&checkpoint[..], &["7"]].concat());
+    assert_eq!(weights(&apart, &[&checkpoint[..], &["12"]].concat()), Some(together.clone()), "after a stop");
+    let mut servers = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    servers.args(["launch", "-n", "3", "-s", "2", "--launcher", "local", "--"]).arg(example());
+    let output = servers.args(["--kv-store", "dist_sync", "--steps", "12"]).args(few).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(text.matches(&format!("weights {together}")).count(), 3, "on servers: {text}");
+    // The ring adds in another order: what is compared does depend on it.
+    let ring = weights(&[("RINGPULL_SHARED_MEMORY", "0"), ("RINGPULL_ALGORITHM", "ring")], &["--steps", "12"]);
+    assert_ne!(ring, Some(together));
+}
+
+/// Two ranks that each run in a folder of their own, as on hosts that share none: whether they succeed, and what they say.
+fn of_two_folders(folders: &Path, arguments: &[&str]) -> Option<(bool, String)> {
+    let mpirun = Mpirun::find().ok()?;
+    let enter = format!("cd '{}'/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} && exec \"$0\" \"$@\"", folders.display());
+    let words = ["--kv-store", "dist_sync_mpi", "--limit-train", "384", "--checkpoint", "run.safetensors"];
+    let words = words.iter().chain(arguments).map(OsString::from);
+    let shell = [OsString::from("sh"), "-c".into(), enter.into(), example().into_os_string()];
+    let ranks = Ranks { count: 2, command: shell.into_iter().chain(words).collect(), env: Vec::new() };
+    let output = mpirun.command(&Hosts::Local, ranks).unwrap().command.output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    Some((output.status.success(), text))
+}
+
+#[test]
+fn a_checkpoint_that_only_some_hosts_have_is_an_error_before_the_first_step() {
+    if !has_data() {
+        return;
+    }
+    let folders = tempfile::tempdir().unwrap();
+    let file = |rank: &str| folders.path().join(rank).join("run.safetensors");
+    ["0", "1"].iter().for_each(|rank| std::fs::create_dir(folders.path().join(rank)).unwrap());
+    let go_on = |steps| of_two_folders(folders.path(), &["--resume-if-any", "--steps", steps]);
+    let Some((succeeded, text)) = go_on("1") else { return println!("skipped: there is no mpirun") };
+    assert!(succeeded && file("0").exists() && !file("1").exists(), "neither has one, and rank 0 saves: {text}");
+    let (succeeded, text) = go_on("2").unwrap();
+    let views = "rank(s) [1] have no such file, rank(s) [0] have step 1";
+    assert!(!succeeded && text.contains(views) && text.contains("a folder that all hosts share"), "{text}");
+    std::fs::copy(file("0"), file("1")).unwrap();
+    let (succeeded, text) = go_on("2").unwrap();
+    assert!(succeeded && text.contains("goes on from run.safetensors: step 1"), "{text}");
+    let (succeeded, text) = go_on("3").unwrap();
+    assert!(!succeeded && text.contains("rank(s) [1] have step 1, rank(s) [0] have step 2"), "{text}");
+    // Another run's, of the same step.
+    let other = ["--seed", "2", "--steps", "2", "--checkpoint", file("1").to_str().unwrap()].map(str::to_owned);
+    std::fs::remove_file(file("1")).unwrap();
+    hash(&other.each_ref().map(String::as_str));
+    let (succeeded, text) = go_on("3").unwrap();
+    assert!(!succeeded && text.contains("rank(s) [1] have another file of step 2"), "{text}");
+}
+
+#[test]
+fn an_absent_data_set_is_an_error_that_names_the_package() {
+    let text = error(&["--data", "/nowhere"]);
+    assert!(text.contains("dataset-fashion-mnist") && text.contains("/nowhere"), "{text}");
+}
+
+/// What one process says, with these variables, that asks for a kind of one process and finds no data.
+fn said_alone(environment: &[(&str, &str)]) -> String {
+    let mut run = Command::new(example());
+    run.args(["--data", "/nowhere"]).env_remove("SLURM_STEP_NUM_TASKS").envs(environment.iter().copied());
+    String::from_utf8_lossy(&run.output().unwrap().stderr).into_owned()
+}
+
+#[test]
+fn the_first_process_of_several_that_asks_for_a_kind_of_one_is_warned_once() {
+    let of_rank = |rank, size| said_alone(&[("OMPI_COMM_WORLD_SIZE", size), ("OMPI_COMM_WORLD_RANK", rank)]);
+    assert!(!of_rank("1", "3").contains("warning: "), "the first rank says it");
+    let text = of_rank("0", "3");
+    assert_eq!(text.matches("warning: ").count(), 1, "{text}");
+    assert!(text.contains("one of 3") && text.contains("--kv-store dist_sync_mpi"), "{text}");
+    assert!(!of_rank("0", "1").contains("warning: "));
+}
+
+#[test]
+fn the_first_worker_speaks_for_a_job_with_servers_whatever_rank_its_launcher_gives_it() {
+    let root = [("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_PS_ROOT_PORT", "9")];
+    let job = [("DMLC_ROLE", "worker"), ("DMLC_NUM_WORKER", "3"), ("DMLC_NUM_SERVER", "1"), ("RINGPULL_TIMOUT", "9")];
+    // The scheduler and the server are ranks of mpirun's too, and come first.
+    let of = |rank, more: &[_]| {
+        let launched = [("OMPI_COMM_WORLD_SIZE", "5"), ("OMPI_COMM_WORLD_RANK", rank)];
+        let text = said_alone(&[&root[..], &job, &launched, more].concat());
+        (text.matches("one of 3 (DMLC_NUM_WORKER)").count(), text.matches("did you mean RINGPULL_TIMEOUT?").count())
+    };
+    assert_eq!(of("2", &[("DMLC_WORKER_ID", "0")]), (1, 1));
+    assert_eq!(of("0", &[("DMLC_WORKER_ID", "1")]), (0, 0));
+    assert_eq!(of("2", &[("DMLC_RANK", "0")]), (1, 1));
+    assert_eq!(of("3", &[]), (1, 1), "where nobody numbers the workers each of them says it");
+}
+
+#[test]
+fn a_checkpoint_that_is_absent_or_damaged_is_one_error() {
+    if !has_data() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.safetensors");
+    let arguments = ["--checkpoint", file.to_str().unwrap(), "--resume"];
+    let text = error(&arguments);
+    assert!(text.contains("run.safetensors") && text.contains("hint: --resume-if-any"), "{text}");
+    std::fs::write(&file, "not a checkpoint").unwrap();
+    assert!(error(&arguments).contains("no whole checkpoint"));
+    let absent = folder.path().join("absent").join("run.safetensors");
+    let text = error(&["--checkpoint", absent.to_str().unwrap()]);
+    assert!(text.contains("there is no folder") && text.contains("mkdir -p"), "{text}");
+}
+
+#[test]
+fn a_full_disk_at_a_checkpoint_is_one_error_and_the_earlier_one_stays() {
+    if !has_data() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mount = |action: &str, arguments: &[&str]| {
+        Command::new(action).args(arguments).arg(folder.path()).output().is_ok_and(|output| output.status.success())
+    };
+    if !mount("mount", &["-t", "tmpfs", "-o", "size=64k", "tmpfs"]) {
+        println!("skipped: this user may not mount a file system to fill");
+        return;
+    }
+    let file = folder.path().join("run.safetensors");
+    std::fs::write(&file, "earlier").unwrap();
+    let outcome = std::panic::catch_unwind(|| error(&["--steps", "2", "--checkpoint", file.to_str().unwrap()]));
+    let earlier = std::fs::read_to_string(&file).unwrap();
+    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    assert!(mount("umount", &[]), "the test's file system stays mounted");
+    let text = outcome.unwrap();
+    assert!(text.contains("No space left on device") && text.contains("run.safetensors"), "{text}");
+    assert_eq!((earlier.as_str(), left), ("earlier", 1));
+}
+
+/// Trains without compression and with each codec, and compares what they end with: a codec may lose so many points.
+fn codecs_reach_the_accuracy_of_floats(ranks: usize, common: &[&str], codecs: &[(&str, f64)]) {
+    if !has_data() {
+        return;
+    }
+    let Some(plain) = accuracy(ranks, common) else { return println!("skipped: there is no mpirun") };
+    for (codec, points) in codecs {
+        let coded = accuracy(ranks, &[common, &["--compression", codec]].concat()).unwrap_or(0.0);
+        println!("{codec}: {coded} % where floats reach {plain} %");
+        assert!(coded > plain - points, "{codec}: {coded} % where floats reach {plain} %");
+    }
+}
+
+/// 2bit and 1bit are behind for as long as the learning rate is high, which in few steps is most of the time.
+#[test]
+fn codecs_come_near_the_accuracy_of_floats_in_a_short_run() {
+    let common = ["--steps", "150", "--lr", "0.02", "--lr-decay", "--compress-from", "50"];
+    let codecs = [("fp16", 1.0), ("bf16", 1.0), ("topk:0.1", 3.0), ("2bit", 7.0), ("1bit", 4.0)];
+    codecs_reach_the_accuracy_of_floats(2, &common, &codecs);
+}
+
+#[test]
+#[ignore = "a quarter of an hour of training"]
+fn codecs_reach_the_accuracy_of_floats_in_two_epochs() {
+    let common = ["--lr", "0.03", "--lr-decay", "--compress-from", "100"];
+    let codecs = ["fp16", "bf16", "topk:0.1", "2bit", "1bit"].map(|codec| (codec, 1.0));
+    codecs_reach_the_accuracy_of_floats(4, &common, &codecs);
+}
+
+#[test]
+fn fused_sums_train_the_same_weights_as_sums_of_one_key() {
+    if !has_data() {
+        return;
+    }
+    let weights = |algorithm: &str, fusion: Option<&str>| {
+        let apart = [("RINGPULL_SHARED_MEMORY", "0"), ("RINGPULL_ALGORITHM", algorithm)];
+        let fusion = fusion.map(|bytes| ("RINGPULL_FUSION_BYTES", bytes));
+        let environment: Vec<_> = apart.into_iter().chain(fusion).collect();
+        let text = of_ranks(3, &environment, &["--batch", "48", "--steps", "40"])?;
+        text.lines().find_map(|line| line.split("weights ").nth(1)).map(str::to_owned)
+    };
+    let Some(fused) = weights("ordered", None) else { return println!("skipped: there is no mpirun") };
+    assert_eq!(weights("ordered", Some("0")), Some(fused));
+    // The ring's order follows from where an element stands in a bucket: there are buckets.
+    assert_ne!(weights("ring", Some("0")), weights("ring", Some("1048576")));
+}

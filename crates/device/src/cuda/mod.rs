@@ -1,0 +1,390 @@
+//! GPUs of NVIDIA, over the CUDA driver, NVRTC and NCCL, each loaded at run time.
+//!
+//! `gpu` opens one GPU; `nccl` is NCCL, `compile` NVRTC, `launch` turns operations into launches, `survey` says what is there. Bound at cudarc's `result` and `sys` levels: its safe
+//! ones track streams in ways of their own. Every entry asks first whether the library is there, since cudarc panics otherwise.
+#![allow(unsafe_code)]
+
+mod compile;
+mod gpu;
+mod launch;
+mod nccl;
+mod slices;
+mod survey;
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use gpu::Gpu;
+use parking_lot::{Mutex, RwLock};
+
+use ringpull_base::{Buffer, DType, Error, Result};
+
+use super::handle::{Event, Slice, Stream};
+use super::lent::{self, Loan};
+use super::work::{Collective, CollectiveKind, Work};
+use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
+pub(super) use survey::{cuda_aware_mpi, survey};
+
+/// GPUs of this process.
+pub(super) struct Cuda {
+    gpus: Vec<Gpu>,
+    group: Option<nccl::Group>,
+    joined: Mutex<BTreeMap<u64, Arc<nccl::Group>>>,
+    next: AtomicU64,
+    /// Kernels of NCCL may run until the process ends.
+    is_stuck: AtomicBool,
+}
+
+// SAFETY: contexts and functions may be used by any thread that has made the context current, as every call here does.
+unsafe impl Send for Cuda {}
+// SAFETY: as above.
+unsafe impl Sync for Cuda {}
+
+fn checked<T>(call: &str, outcome: std::result::Result<T, DriverError>) -> Result<T> {
+    outcome.map_err(|cause| {
+        let text = cause.error_string().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+        failed("CUDA driver", call, cause.0 as i64, text)
+    })
+}
+
+/// The names of the driver's library.
+const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+
+/// Whether a library can be loaded under one of these names, which cudarc tries too before it panics; asked here since it cannot be
+/// asked itself in a build where candle has it linked.
+fn is_present(names: &[&str]) -> bool {
+    // SAFETY: the initialisers of CUDA's libraries have no conditions. They stay loaded.
+    names.iter().any(|name| unsafe { libloading::Library::new(*name) }.map(std::mem::forget).is_ok())
+}
+
+/// The driver, ready for calls; an error that says what was looked for if it is not there.
+fn start_driver() -> Result<()> {
+    if !is_present(&DRIVER) {
+        return Err(Error::argument(
+            "the CUDA driver was not found: looked for libcuda.so and libcuda.so.1 where the loader looks",
+            "install NVIDIA's driver, or put the folder of libcuda.so.1 into LD_LIBRARY_PATH",
+        ));
+    }
+    checked("cuInit", result::init())
+}
+
+impl Cuda {
+    /// The GPUs with these ordinals, or all. One that is named twice is two devices, which is slower than one and good for tests.
+    pub(super) fn open(which: Option<Vec<usize>>) -> Result<Arc<Self>> {
+        start_driver()?;
+        let count = checked("cuDeviceGetCount", result::device::get_count())? as usize;
+        let which = which.unwrap_or_else(|| (0..count).collect());
+        if which.is_empty() || which.iter().any(|ordinal| *ordinal >= count) {
+            return Err(Error::argument(
+                format!("GPUs {which:?} where the driver shows {count}"),
+                "look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+            ));
+        }
+        let gpus = which.iter().map(|ordinal| Gpu::open(*ordinal as c_int)).collect::<Result<Vec<_>>>()?;
+        let ordinals: Vec<c_int> = gpus.iter().map(|gpu| gpu.ordinal).collect();
+        for gpu in &gpus {
+            gpu.reach(&gpus)?;
+        }
+        // NCCL knows a GPU once; one that is named twice is two devices that copy.
+        let distinct = (1..ordinals.len()).all(|index| !ordinals[..index].contains(&ordinals[index]));
+        let group = if distinct { nccl::Group::new(&ordinals)? } else { None };
+        let (next, is_stuck) = (AtomicU64::new(1), AtomicBool::new(false));
+        Ok(Arc::new(Cuda { gpus, group, joined: Mutex::default(), next, is_stuck }))
+    }
+
+    fn current(&self, device: usize) -> Result<&Gpu> {
+        let gpu = &self.gpus[device];
+        // SAFETY: the context is held for as long as the GPU.
+        checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(gpu.context) })?;
+        Ok(gpu)
+    }
+}
+
+/// Pinned memory, given back when its buffer is.
+struct Locked(*mut c_void);
+
+// SAFETY: the memory belongs to no thread.
+unsafe impl Send for Locked {}
+// SAFETY: as above; the pointer is only given back.
+unsafe impl Sync for Locked {}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // SAFETY: it came from `cuMemHostAlloc` and is given back once. Portable memory needs no certain context.
+        if let Err(cause) = unsafe { result::free_host(self.0) } {
+            tracing::debug!(%cause, "cuMemFreeHost");
+        }
+    }
+}
+
+impl Platform for Cuda {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn count(&self) -> usize {
+        self.gpus.len()
+    }
+
+    fn describe(&self, device: usize) -> String {
+        let gpu = &self.gpus[device];
+        format!("{} (GPU {})", gpu.name, gpu.ordinal)
+    }
+
+    fn has_collectives(&self) -> bool {
+        self.group.is_some()
+    }
+
+    fn allocate(&self, device: usize, len_bytes: usize) -> Result<u64> {
+        self.current(device)?;
+        // SAFETY: whoever reads it before writing it breaks the contract of `Memory`, not of Rust.
+        checked("cuMemAlloc", unsafe { result::malloc_sync(len_bytes) })
+    }
+
+    fn free(&self, device: usize, address: u64) {
+        // The driver would wait for kernels that never end.
+        if self.is_stuck.load(Ordering::Acquire) {
+            return;
+        }
+        // SAFETY: the address came from `allocate` and is given back once; the driver waits for work that uses it.
+        let freed = self.current(device).and_then(|_| checked("cuMemFree", unsafe { result::free_sync(address) }));
+        if let Err(cause) = freed {
+            tracing::debug!(%cause, "memory not given back");
+        }
+    }
+
+    fn dlpack_name(&self, device: usize) -> (i32, i32) {
+        // The driver and the runtime number GPUs alike, both behind CUDA_VISIBLE_DEVICES.
+        (lent::CUDA, self.gpus[device].ordinal)
+    }
+
+    fn adopt(&self, device: usize, loan: &Loan) -> Result<u64> {
+        let gpu = self.current(device)?;
+        if loan.len_bytes() == 0 {
+            return Ok(loan.address());
+        }
+        let mut ordinal: c_int = -1;
+        let asked = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: writes one int; an address that the driver does not know is an error and no fault.
+        let outcome = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), asked, loan.address()) };
+        checked("cuPointerGetAttribute", outcome.result())?;
+        if ordinal != gpu.ordinal {
+            return Err(Error::argument(
+                format!("memory of GPU {ordinal} that is said to be on GPU {}", gpu.ordinal),
+                "give the tensor with the device that it is on",
+            ));
+        }
+        Ok(loan.address())
+    }
+
+    fn disown(&self, _address: u64) {
+        // Nothing is kept of it.
+    }
+
+    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
+        self.current(0)?;
+        // SAFETY: the memory is made zero below.
+        let start =
+            checked("cuMemHostAlloc", unsafe { result::malloc_host(len_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) })?;
+        let Some(bytes) = NonNull::new(start.cast::<u8>()) else {
+            return Err(failed("CUDA driver", "cuMemHostAlloc", -1, "no memory"));
+        };
+        let owner: Box<dyn Any + Send + Sync> = Box::new(Locked(start));
+        // SAFETY: the memory is as long as that, page-aligned, ours alone, and given back with the buffer. What the devices do
+        // with it is ordered by events against what the host does.
+        let mut buffer = unsafe { Buffer::foreign(bytes, len_bytes, owner) };
+        buffer.bytes_mut().fill(0);
+        Ok((start as u64, Arc::new(RwLock::new(buffer))))
+    }
+
+    fn free_pinned(&self, _address: u64) {
+        // Its buffer gives it back.
+    }
+
+    fn create_stream(&self, device: usize) -> Result<u64> {
+        self.current(device)?;
+        let stream = checked("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        Ok(stream as u64)
+    }
+
+    fn destroy_stream(&self, device: usize, stream: u64) {
+        // SAFETY: the stream came from `create_stream` and is destroyed once; what is on it still runs.
+        let ended = self
+            .current(device)
+            .and_then(|_| checked("cuStreamDestroy", unsafe { result::stream::destroy(stream as sys::CUstream) }));
+        if let Err(cause) = ended {
+            tracing::debug!(%cause, "stream not destroyed");
+        }
+    }
+
+    fn record(&self, stream: &Stream) -> Result<u64> {
+        self.current(stream.device())?;
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        let event = checked("cuEventCreate", result::event::create(flags))?;
+        // SAFETY: both were created on this device.
+        checked("cuEventRecord", unsafe { result::event::record(event, stream.id() as sys::CUstream) })?;
+        Ok(event as u64)
+    }
+
+    fn destroy_event(&self, device: usize, event: u64) {
+        // SAFETY: the event came from `record` and is destroyed once; waits that were queued stay.
+        let ended = self
+            .current(device)
+            .and_then(|_| checked("cuEventDestroy", unsafe { result::event::destroy(event as sys::CUevent) }));
+        if let Err(cause) = ended {
+            tracing::debug!(%cause, "event not destroyed");
+        }
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
+        self.current(stream.device())?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        let (stream, event) = (stream.id() as sys::CUstream, event.id() as sys::CUevent);
+        // SAFETY: both live, which their handles see to.
+        checked("cuStreamWaitEvent", unsafe { result::stream::wait_event(stream, event, flags) })
+    }
+
+    fn is_done(&self, event: &Event) -> Result<bool> {
+        self.current(event.device())?;
+        // SAFETY: the event lives.
+        match unsafe { result::event::query(event.id() as sys::CUevent) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(cause) => checked("cuEventQuery", Err(cause)),
+        }
+    }
+
+    fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()> {
+        if work.is_empty() {
+            return Ok(());
+        }
+        let gpu = self.current(stream.device())?;
+        launch::Queue { gpus: &self.gpus, gpu, stream: stream.id() as sys::CUstream }.put(work)
+    }
+
+    fn turn(&self) -> Turn<'_> {
+        // Of the process: several stores may have opened one GPU. In one order, so that no two wait for each other.
+        static TURNS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+        let ordinals: BTreeSet<usize> = self.gpus.iter().map(|gpu| gpu.ordinal.unsigned_abs() as usize % 64).collect();
+        ordinals.into_iter().map(|ordinal| TURNS[ordinal].lock()).collect()
+    }
+
+    fn expose(&self, slice: &Slice, _writes: bool) -> Result<*mut u8> {
+        // MPI goes by the context that is current.
+        self.current(slice.device().unwrap_or(0))?;
+        Ok(slice.address() as *mut u8)
+    }
+
+    fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()> {
+        let Some(group) = &self.group else {
+            return Err(failed("NCCL", "collective", -1, format!("looked for {}", nccl::NAMES.join(", "))));
+        };
+        let of_all = calls.iter().map(|call| {
+            let of_one = |(device, stream): (usize, &Arc<Stream>)| {
+                let (send, receive) = (&call.send[device], &call.receive[device]);
+                let counted = if matches!(call.kind, CollectiveKind::ReduceScatter) { receive } else { send };
+                nccl::Call {
+                    kind: call.kind,
+                    dtype: call.dtype,
+                    send: send.address(),
+                    receive: receive.address(),
+                    len: counted.len_bytes() / call.dtype.size_bytes(),
+                    stream: stream.id(),
+                }
+            };
+            streams.iter().enumerate().map(of_one).collect()
+        });
+        group.launch(&of_all.collect::<Vec<_>>())
+    }
+
+    fn can_join(&self) -> bool {
+        // A GPU that was named twice has no group, and cannot meet others either.
+        self.group.is_some() && nccl::can_join()
+    }
+
+    fn unique_id(&self) -> Result<UniqueId> {
+        self.current(0)?;
+        nccl::unique_id()
+    }
+
+    fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64> {
+        let current = |device| self.current(device).map(drop);
+        let group = Arc::new(nccl::Group::join(meeting, &current, go_on)?);
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.joined.lock().insert(id, group);
+        Ok(id)
+    }
+
+    fn leave(&self, joined: u64) {
+        // Not under the lock: others ask it while they wait, and parting may take seconds.
+        let left = self.joined.lock().remove(&joined);
+        drop(left);
+    }
+
+    fn sum_joined(
+        &self,
+        joined: u64,
+        streams: &[Arc<Stream>],
+        dtype: DType,
+        parts: &[Slice],
+        go_on: GoOn<'_>,
+    ) -> Result<()> {
+        let Some(group) = self.joined.lock().get(&joined).cloned() else {
+            return Err(failed("NCCL", "ncclAllReduce", -1, "the ranks have parted"));
+        };
+        let call = |(part, stream): (&Slice, &Arc<Stream>)| nccl::Call {
+            kind: CollectiveKind::AllReduce,
+            dtype,
+            send: part.address(),
+            receive: part.address(),
+            len: part.len_bytes() / dtype.size_bytes(),
+            stream: stream.id(),
+        };
+        group.launch(&[parts.iter().zip(streams).map(call).collect()])?;
+        group.settle(go_on)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.group.as_ref().map_or(Ok(()), nccl::Group::poll)?;
+        self.joined.lock().values().try_for_each(|group| group.poll())
+    }
+
+    fn abort(&self) {
+        let joined = self.joined.lock().values().cloned().collect::<Vec<_>>();
+        let groups = || self.group.iter().chain(joined.iter().map(|group| &**group));
+        groups().for_each(nccl::Group::condemn);
+        let endings: Vec<nccl::Ending> = groups().map(nccl::Group::begin_abort).collect();
+        let until = Instant::now() + nccl::LONG;
+        let running = endings.into_iter().map(|ending| ending.wait(until)).filter(|has_ended| !has_ended).count();
+        if running > 0 {
+            self.is_stuck.store(true, Ordering::Release);
+        }
+    }
+
+    fn host_access(&self, _slice: &Slice, _writes: bool) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_there_is_one_clear_error_and_no_panic() {
+        let survey = survey();
+        if !survey.devices.is_empty() {
+            println!("skipped: this machine has GPUs");
+            return;
+        }
+        let error = Cuda::open(None).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("CUDA driver") || error.contains("cuInit"), "{error}");
+    }
+}

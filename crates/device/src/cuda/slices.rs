@@ -1,0 +1,50 @@
+//! cudarc's slices as tensors, without a copy; candle's CUDA tensors are such slices.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+
+use cudarc::driver::{CudaSlice, DevicePtr};
+
+use ringpull_base::{Element, Error, Result, Tensor};
+
+use crate::{CUDA, Devices, Loan};
+
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+
+impl Devices {
+    /// A tensor over all elements of `slice`, which `lender` keeps, in C order of `shape`. It is ready on the slice's own stream: what is queued there
+    /// after a store's call has given the tensor free comes after what the store does with it. cudarc does not know of that, so another of its
+    /// streams has to be made to wait for the slice's.
+    ///
+    /// An error if the slice is on none of these devices, or on each thread's own stream.
+    ///
+    /// # Safety
+    /// The slice is not dropped before `lender`, and nothing touches its elements but what is queued on its stream.
+    pub unsafe fn lent_slice<T: Element>(
+        &self,
+        slice: &CudaSlice<T>,
+        shape: &[usize],
+        lender: Box<dyn Any + Send + Sync>,
+    ) -> Result<Tensor> {
+        let (stream, ordinal) = (slice.stream(), slice.ordinal());
+        let device = self.named_by_dlpack(CUDA, ordinal as i32).ok_or_else(|| {
+            let known: Vec<String> = (0..self.count()).map(|device| self.place(device)).collect();
+            Error::argument(
+                format!("a slice on GPU {ordinal} for a store that works on {}", known.join(", ")),
+                "open the GPU that the slice is on",
+            )
+        })?;
+        if stream.cu_stream() as usize == PER_THREAD {
+            return Err(Error::argument(
+                "a slice on the stream that each thread has for itself, which a store's threads cannot name",
+                "work on a stream of your own: `CudaContext::new_stream`, candle's `Device::new_cuda_with_stream`",
+            ));
+        }
+        let (address, used) = slice.device_ptr(stream);
+        drop(used);
+        // SAFETY: the slice has that many bytes there; the caller promises the rest.
+        let loan = unsafe { Loan::new(address, slice.num_bytes()) };
+        self.lent(device, (T::DTYPE, shape), &loan, Some(stream.cu_stream() as u64), lender)
+    }
+}

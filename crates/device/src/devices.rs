@@ -1,0 +1,246 @@
+//! The devices that a store works on, their streams, and tensors in their memory.
+//!
+//! A store's own work runs on one lane, a stream, of each device; copies to and from the host that are to overlap with it have
+//! streams of their own. A tensor has a stream too: the one its content is ready on. A store makes its lane wait for that
+//! stream before it uses the tensor, and the stream wait for the lane afterwards. So whoever queues work on a tensor's stream
+//! while holding the tensor's guard needs no other order, and neither waits for the device.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringpull_base::{Buffer, DType, Error, Remote, Result, Tensor};
+
+use super::handle::{Event, Joined, Memory, Slice, Stream};
+use super::spread::Layout;
+use super::work::{Collective, Work};
+use super::{GoOn, Platform, Simulated};
+
+/// How long work on a device may take, unless somebody says otherwise.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+
+/// The elements of a tensor on a device, and the stream that they are ready on.
+pub struct Array {
+    slice: Slice,
+    stream: Arc<Stream>,
+}
+
+impl Array {
+    /// The device.
+    pub fn device(&self) -> usize {
+        self.stream.device()
+    }
+
+    /// The bytes of all elements, in C order.
+    pub fn slice(&self) -> &Slice {
+        &self.slice
+    }
+
+    /// The stream that they are ready on.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    pub(super) fn shared_stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+}
+
+/// The array behind a tensor, if it is on a device.
+pub fn array_of(remote: Option<&Remote>) -> Option<&Array> {
+    remote?.owner()
+}
+
+/// Some devices of one platform, as a store uses them: all of that platform.
+pub struct Devices {
+    platform: Arc<dyn Platform>,
+    pub(super) lanes: Vec<Arc<Stream>>,
+    users: Vec<Arc<Stream>>,
+    down: Vec<Arc<Stream>>,
+    up: Vec<Arc<Stream>>,
+    limit: Duration,
+}
+
+impl Devices {
+    /// The devices of `platform`; whoever waits for a copy that [`upload`](Self::upload) and its like make waits for `limit`.
+    pub fn over(platform: Arc<dyn Platform>, limit: Duration) -> Result<Arc<Self>> {
+        let streams = || (0..platform.count()).map(|device| Stream::on(&platform, device)).collect::<Result<Vec<_>>>();
+        let (lanes, users, down, up) = (streams()?, streams()?, streams()?, streams()?);
+        Ok(Arc::new(Devices { platform, lanes, users, down, up, limit }))
+    }
+
+    /// `count` simulated devices.
+    pub fn simulated(count: usize) -> Result<Arc<Self>> {
+        Self::over(Simulated::new(count), LIMIT)
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// The number of devices.
+    pub fn count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// What is behind them.
+    pub fn platform(&self) -> &Arc<dyn Platform> {
+        &self.platform
+    }
+
+    /// The stream that a store's work on `device` runs on.
+    pub fn lane(&self, device: usize) -> &Arc<Stream> {
+        &self.lanes[device]
+    }
+
+    /// The stream for copies from `device` to the host beside the lane.
+    pub fn down(&self, device: usize) -> &Arc<Stream> {
+        &self.down[device]
+    }
+
+    /// The stream for copies from the host to `device` beside the lane.
+    pub fn up(&self, device: usize) -> &Arc<Stream> {
+        &self.up[device]
+    }
+
+    /// A device's name, for people and errors.
+    pub fn place(&self, device: usize) -> String {
+        format!("{}:{device}", self.platform.name())
+    }
+
+    /// A tensor over `memory`, ready on `stream`.
+    pub fn tensor(&self, dtype: DType, shape: &[usize], slice: Slice, stream: Arc<Stream>) -> Tensor {
+        let place = self.place(stream.device());
+        Tensor::from_remote(dtype, shape, Remote::new(Arc::new(Array { slice, stream }), &place))
+    }
+
+    /// A tensor of zeros on `device`. Does not wait for it.
+    pub fn zeros(&self, device: usize, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        let len_bytes = dtype.len_bytes(shape)?;
+        let stream = Arc::clone(self.user(device)?);
+        let slice = Slice::all(&Memory::on(&self.platform, device, len_bytes)?);
+        self.platform.enqueue(&stream, &Work::zero(slice.clone()))?;
+        Ok(self.tensor(dtype, shape, slice, stream))
+    }
+
+    /// A copy on `device` of a tensor in host memory. Blocks until it is there.
+    pub fn upload(&self, device: usize, tensor: &Tensor) -> Result<Tensor> {
+        let copy = self.zeros(device, tensor.dtype(), tensor.shape())?;
+        self.overwrite(&copy, tensor)?;
+        Ok(copy)
+    }
+
+    /// `to`, on a device, becomes `from`, in host memory. Blocks until it has; an error too if a store keeps `to` for too long.
+    pub fn overwrite(&self, to: &Tensor, from: &Tensor) -> Result<()> {
+        let guard = to.write_anywhere_within(self.limit)?;
+        let (array, from) = (self.array(guard.remote())?, from.read()?);
+        if array.slice.len_bytes() != from.bytes().len() {
+            return Err(Error::argument(
+                format!("a copy of {} bytes into a tensor of {} bytes", from.bytes().len(), array.slice.len_bytes()),
+                "give tensors of one shape and dtype",
+            ));
+        }
+        let staging = Slice::all(&Memory::pinned(&self.platform, from.bytes().len())?);
+        staging.host_bytes_mut()?.copy_from_slice(from.bytes());
+        self.platform.enqueue(&array.stream, &Work::copy(staging, array.slice.clone()))?;
+        array.stream.record()?.synchronize(self.limit)
+    }
+
+    /// A copy in host memory of a tensor on a device. Blocks until it is there.
+    pub fn download(&self, tensor: &Tensor) -> Result<Tensor> {
+        let guard = tensor.read_anywhere()?;
+        let array = self.array(guard.remote())?;
+        let staging = Slice::all(&Memory::pinned(&self.platform, array.slice.len_bytes())?);
+        self.platform.enqueue(&array.stream, &Work::copy(array.slice.clone(), staging.clone()))?;
+        array.stream.record()?.synchronize(self.limit)?;
+        let buffer = Buffer::copy_of(&staging.host_bytes()?);
+        Ok(Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer))
+    }
+
+    /// The array behind a tensor. An error if it is on no device, or on none of these.
+    pub fn array<'a>(&self, remote: Option<&'a Remote>) -> Result<&'a Array> {
+        let place = remote.map_or("host memory", Remote::place);
+        array_of(remote).filter(|array| self.owns(array)).ok_or_else(|| {
+            let known: Vec<String> = (0..self.count()).map(|device| self.place(device)).collect();
+            Error::argument(
+                format!("a tensor in {place} where one on {} is wanted", known.join(", ")),
+                "make it with the `Devices` that the store was created on",
+            )
+        })
+    }
+
+    fn owns(&self, array: &Array) -> bool {
+        let own: *const dyn Platform = &raw const *self.platform;
+        std::ptr::addr_eq(own, array.slice.memory().platform_address())
+    }
+
+    pub(super) fn user(&self, device: usize) -> Result<&Arc<Stream>> {
+        self.users.get(device).ok_or_else(|| {
+            Error::argument(
+                format!("there is no device {}", self.place(device)),
+                format!("the devices are numbered from 0 to {}", self.count().saturating_sub(1)),
+            )
+        })
+    }
+
+    /// Puts collectives on the lanes, when it is our turn.
+    pub fn collective(&self, calls: &[Collective]) -> Result<()> {
+        let _turn = self.platform.turn();
+        self.platform.collective(&self.lanes, calls)
+    }
+
+    /// Lets `work` give these devices' memory to a library that no stream orders, such as MPI, or to collectives with other processes. It begins
+    /// when the lanes are idle, and until it has ended no other collective begins on these devices.
+    pub fn without_collectives<T>(&self, limit: Duration, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _turn = self.platform.turn();
+        self.drain(limit)?;
+        work()
+    }
+
+    /// `parts`, one on each device and written on the lanes, become the sums over the ranks that `joined` is of, the same bits on each. Nothing
+    /// else that waits for a peer is on these devices meanwhile: it begins when the lanes are idle, within `limit`, and blocks for the ranks
+    /// while `go_on` allows it, for `patience` at most. Collective.
+    pub fn sum_over_ranks(
+        &self,
+        joined: &Joined,
+        (dtype, parts): (DType, &[Slice]),
+        limit: Duration,
+        (patience, go_on): (Duration, GoOn<'_>),
+    ) -> Result<()> {
+        self.without_collectives(limit, || {
+            let queued = self.platform.sum_joined(joined.id(), &self.lanes, dtype, parts, go_on);
+            queued.inspect_err(|_| self.platform.abort())?;
+            let events = self.lanes.iter().map(|lane| lane.record()).collect::<Result<Vec<Event>>>();
+            let events = events.inspect_err(|_| self.platform.abort())?;
+            events.iter().try_for_each(|event| event.synchronize_while(patience, go_on))
+        })
+    }
+
+    /// Returns when everything on the lanes is done, or with the first error that any of it met.
+    pub fn drain(&self, limit: Duration) -> Result<()> {
+        let events = self.lanes.iter().map(|lane| lane.record()).collect::<Result<Vec<Event>>>()?;
+        events.iter().try_for_each(|event| event.synchronize(limit))
+    }
+
+    /// The bytes of `parts`, one on each device, in order. Blocks until the lanes have come to it.
+    pub fn fetch(&self, layout: &Layout, parts: &[Slice], limit: Duration) -> Result<Buffer> {
+        let staging = Slice::all(&Memory::pinned(&self.platform, layout.len_bytes())?);
+        for (device, part) in parts.iter().enumerate() {
+            self.platform
+                .enqueue(&self.lanes[device], &Work::copy(part.clone(), staging.part(layout.bytes(device))))?;
+        }
+        self.drain(limit)?;
+        let buffer = Buffer::copy_of(&staging.host_bytes()?);
+        Ok(buffer)
+    }
+
+    /// `parts`, one on each device, become `bytes`. Blocks until they have.
+    pub fn scatter(&self, layout: &Layout, bytes: &[u8], parts: &[Slice], limit: Duration) -> Result<()> {
+        let staging = Slice::all(&Memory::pinned(&self.platform, layout.len_bytes())?);
+        staging.host_bytes_mut()?.copy_from_slice(bytes);
+        for (device, part) in parts.iter().enumerate() {
+            self.platform
+                .enqueue(&self.lanes[device], &Work::copy(staging.part(layout.bytes(device)), part.clone()))?;
+        }
+        self.drain(limit)
+    }
+}

@@ -1,0 +1,77 @@
+//! The kernels in CUDA C, their names, and how they are compiled. What each computes is `reference`'s meaning of its operation.
+
+use ringpull_base::DType;
+
+/// How every kernel is compiled, beside the architecture: no fused multiply-add, so that updates give the host's bits.
+pub const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
+
+/// The architectures that the tests compile for.
+pub const ARCHITECTURES: [&str; 3] = ["compute_75", "compute_80", "compute_90"];
+
+/// What is put before each source.
+const ELEMENTS: &str = include_str!("kernels/elements.cu");
+
+/// A translation unit: a name, the source, and the kernels in it.
+pub struct Unit {
+    /// Its name, for messages.
+    pub name: &'static str,
+    source: &'static str,
+    /// The kernels that can be launched.
+    pub kernels: &'static [&'static str],
+}
+
+impl Unit {
+    /// The whole source.
+    pub fn source(&self) -> String {
+        format!("{ELEMENTS}\n{}", self.source)
+    }
+}
+
+/// Every kernel there is.
+pub const UNITS: [Unit; 4] = [
+    Unit {
+        name: "sum.cu",
+        source: include_str!("kernels/sum.cu"),
+        kernels: &["sum_f32", "sum_f64", "sum_f16", "sum_bf16", "sum_i8", "sum_u8", "sum_i32", "sum_i64"],
+    },
+    Unit { name: "copy.cu", source: include_str!("kernels/copy.cu"), kernels: &["copy_many"] },
+    Unit {
+        name: "codec.cu",
+        source: include_str!("kernels/codec.cu"),
+        kernels: &["quantise_2bit", "quantise_1bit", "add_dequantised_2bit", "add_dequantised_1bit", "decode_sum"],
+    },
+    Unit {
+        name: "update.cu",
+        source: include_str!("kernels/update.cu"),
+        kernels: &["update_f32", "update_f64", "update_f16", "update_bf16", "update_f16_master", "update_bf16_master"],
+    },
+];
+
+/// Buffers that one launch of a sum takes.
+pub const ADDENDS: usize = 8;
+
+/// Copies that one launch of `copy_many` takes.
+pub const PAIRS: usize = 32;
+
+/// The kernel that sums buffers of `dtype`.
+pub fn sum(dtype: DType) -> String {
+    format!("sum_{dtype}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_that_is_named_is_in_its_source() {
+        for unit in &UNITS {
+            for kernel in unit.kernels {
+                let stem = kernel.split('_').next().unwrap_or_default();
+                assert!(unit.source().contains(&format!("void {stem}_")), "{kernel} in {}", unit.name);
+            }
+        }
+        for dtype in DType::ALL {
+            assert!(UNITS[0].kernels.contains(&sum(dtype).as_str()), "{dtype}");
+        }
+    }
+}

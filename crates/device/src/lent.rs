@@ -1,0 +1,230 @@
+//! Memory of devices that another library has, as tensors without a copy: torch's, `CuPy`'s and JAX's by DLPack, candle's.
+//!
+//! Such a tensor is ready on the stream that its owner works on, if that is known: whoever queues there after the store has taken
+//! or written the tensor comes after it, as with a tensor of our own. Otherwise it is ready on a stream of ours, for which the owner's
+//! work has to be ordered before, and the host must wait for it before the owner goes on.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringpull_base::{Buffer, DType, Error, Result, Tensor};
+
+use super::devices::{Devices, array_of};
+use super::handle::{Memory, Slice, Stream};
+use super::work::Work;
+
+/// `kDLCUDA`: memory of a GPU of NVIDIA.
+pub const CUDA: i32 = 2;
+/// `kDLCUDAManaged`: memory that migrates, which a GPU uses as its own.
+const CUDA_MANAGED: i32 = 13;
+/// `kDLExtDev`: reserved for tests of devices that DLPack does not know, such as simulated ones.
+pub(super) const EXTENSION: i32 = 12;
+
+/// Bytes of a device's memory that their owner has promised to keep.
+pub struct Loan {
+    address: u64,
+    len_bytes: usize,
+}
+
+impl Loan {
+    /// `len_bytes` bytes from `address`.
+    ///
+    /// # Safety
+    /// They are memory of the device that the loan is used with, which is the host's where the device is simulated, aligned for the elements
+    /// that they hold, and stay so for as long as the lender given along with the loan lives. Nobody touches them but in the order of the
+    /// stream that the tensor over them is ready on, or when the store is done with it.
+    pub unsafe fn new(address: u64, len_bytes: usize) -> Self {
+        Loan { address, len_bytes }
+    }
+
+    /// The address, as the lender names it.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The size.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// The bytes, for devices whose memory is the host's.
+    pub(super) fn as_host(&self) -> Buffer {
+        let start = NonNull::new(self.address as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
+        // SAFETY: as `new` was promised.
+        unsafe { Buffer::foreign(start, self.len_bytes, Box::new(())) }
+    }
+}
+
+/// A lender who does not know our streams: kept until what is queued on the tensor's is done, for ever if that is not to be had.
+struct Kept {
+    stream: Arc<Stream>,
+    limit: Duration,
+    lender: ManuallyDrop<Box<dyn Any + Send + Sync>>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        match self.stream.record().and_then(|event| event.synchronize(self.limit)) {
+            // SAFETY: dropped once, here.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.lender) },
+            Err(cause) => tracing::warn!(%cause, "memory lent to a device is not given back"),
+        }
+    }
+}
+
+impl Devices {
+    /// The device that DLPack calls by this code and number, if it is one of these.
+    pub fn named_by_dlpack(&self, code: i32, number: i32) -> Option<usize> {
+        let code = if code == CUDA_MANAGED { CUDA } else { code };
+        (0..self.count()).find(|device| self.platform().dlpack_name(*device) == (code, number))
+    }
+
+    /// A tensor over a `loan` of `device`'s memory, which `lender` keeps. It is ready on `stream`, its owner's, which outlives it; on a
+    /// stream of ours if none is given, behind which the owner has put its work: [`own_stream`](Self::own_stream).
+    pub fn lent(
+        &self,
+        device: usize,
+        (dtype, shape): (DType, &[usize]),
+        loan: &Loan,
+        stream: Option<u64>,
+        lender: Box<dyn Any + Send + Sync>,
+    ) -> Result<Tensor> {
+        let len_bytes = dtype.len_bytes(shape)?;
+        if loan.len_bytes() != len_bytes {
+            return Err(Error::argument(
+                format!("{} bytes on {} as {dtype} {shape:?}", loan.len_bytes(), self.place(device)),
+                "lend as much memory as the tensor has",
+            ));
+        }
+        let (stream, lender): (_, Box<dyn Any + Send + Sync>) = if let Some(id) = stream {
+            (Stream::foreign(self.platform(), device, id), lender)
+        } else {
+            let own = Arc::clone(self.user(device)?);
+            let kept = Kept { stream: Arc::clone(&own), limit: self.limit(), lender: ManuallyDrop::new(lender) };
+            (own, Box::new(kept))
+        };
+        let memory = Memory::lent(self.platform(), device, loan, lender)?;
+        Ok(self.tensor(dtype, shape, Slice::all(&memory), stream))
+    }
+
+    /// The platform's name for the stream of `device` that tensors are ready on whose owner has none.
+    pub fn own_stream(&self, device: usize) -> Result<u64> {
+        self.user(device).map(|stream| stream.id())
+    }
+
+    /// A copy of a tensor on a device beside it, ready on the same stream. Does not wait for the device.
+    pub fn copy_beside(&self, tensor: &Tensor) -> Result<Tensor> {
+        let guard = tensor.read_anywhere()?;
+        let array = self.array(guard.remote())?;
+        let memory = Memory::on(self.platform(), array.device(), array.slice().len_bytes())?;
+        let copy = Slice::all(&memory);
+        self.platform().enqueue(array.stream(), &Work::copy(array.slice().clone(), copy.clone()))?;
+        Ok(self.tensor(tensor.dtype(), tensor.shape(), copy, Arc::clone(array.shared_stream())))
+    }
+
+    /// Returns when what is queued on the tensor's stream is done, unless its owner queues there too and need not wait. Blocks.
+    pub fn settle(&self, tensor: &Tensor) -> Result<()> {
+        match array_of(tensor.remote()) {
+            Some(array) if !array.stream().is_foreign() => array.stream().record()?.synchronize(self.limit()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layout;
+    use std::slice::from_ref;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Host memory as simulated devices have it; says when it has been given back.
+    struct Lender(Arc<AtomicBool>, #[allow(dead_code)] Vec<f32>);
+
+    impl Drop for Lender {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    fn lend(devices: &Devices, device: usize, values: Vec<f32>, stream: Option<u64>) -> (Tensor, Arc<AtomicBool>) {
+        let (len, start) = (values.len(), values.as_ptr() as u64);
+        let gone = Arc::new(AtomicBool::new(false));
+        // SAFETY: the vector lives in the lender and is touched by nobody else.
+        let loan = unsafe { Loan::new(start, len * 4) };
+        let lender = Box::new(Lender(Arc::clone(&gone), values));
+        (devices.lent(device, (DType::F32, &[len]), &loan, stream, lender).unwrap(), gone)
+    }
+
+    #[test]
+    fn lent_memory_is_summed_where_it_is_and_given_back() {
+        let devices = Devices::simulated(2).unwrap();
+        let (tensor, gone) = lend(&devices, 1, vec![1.0, 2.0, 3.0], None);
+        let array = devices.array(tensor.remote()).unwrap();
+        let layout = Layout::new(3, 4, 2);
+        let parts = devices.parts(&layout).unwrap();
+        devices.lane(1).follow(array.stream()).unwrap();
+        devices.join().unwrap();
+        let twice = [array.slice().clone(), array.slice().clone()];
+        devices.sum_parts(DType::F32, &layout, &twice, &parts, &mut crate::Scratch::default()).unwrap();
+        devices.join().unwrap();
+        devices.gather_parts(DType::F32, &layout, &parts, from_ref(array.slice())).unwrap();
+        array.stream().follow(devices.lane(1)).unwrap();
+        devices.settle(&tensor).unwrap();
+        assert_eq!(devices.download(&tensor).unwrap().to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
+        drop(twice);
+        assert!(!gone.load(Ordering::Acquire));
+        devices.drain(Duration::from_secs(10)).unwrap();
+        drop(tensor);
+        assert!(gone.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn the_owners_stream_orders_what_is_lent() {
+        let devices = Devices::simulated(1).unwrap();
+        let owners = Stream::on(devices.platform(), 0).unwrap();
+        let (tensor, _) = lend(&devices, 0, vec![5.0; 4], Some(owners.id()));
+        let copy = devices.copy_beside(&tensor).unwrap();
+        // The owner goes on at once, on its stream.
+        let array = devices.array(tensor.remote()).unwrap();
+        devices.platform().enqueue(&owners, &Work::zero(array.slice().clone())).unwrap();
+        assert_eq!(devices.download(&copy).unwrap().to_vec::<f32>().unwrap(), [5.0; 4]);
+        assert_eq!(devices.download(&tensor).unwrap().to_vec::<f32>().unwrap(), [0.0; 4]);
+    }
+
+    #[test]
+    fn a_lender_without_a_stream_is_kept_until_what_is_queued_on_ours_is_done() {
+        let devices = Devices::simulated(1).unwrap();
+        let (tensor, gone) = lend(&devices, 0, vec![1.0; 1 << 20], None);
+        let copy = Slice::all(&Memory::on(devices.platform(), 0, 4 << 20).unwrap());
+        let array = devices.array(tensor.remote()).unwrap();
+        for _ in 0..50 {
+            devices.platform().enqueue(array.stream(), &Work::copy(array.slice().clone(), copy.clone())).unwrap();
+        }
+        let last = array.stream().record().unwrap();
+        drop(tensor);
+        assert!(devices.platform().is_done(&last).unwrap() && gone.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn devices_have_dlpacks_names() {
+        let devices = Devices::simulated(2).unwrap();
+        assert_eq!(devices.named_by_dlpack(EXTENSION, 1), Some(1));
+        assert_eq!(devices.named_by_dlpack(EXTENSION, 2), None);
+        assert_eq!(devices.named_by_dlpack(CUDA, 0), None);
+    }
+
+    #[test]
+    fn a_loan_is_as_long_as_the_tensor() {
+        let devices = Devices::simulated(1).unwrap();
+        // SAFETY: no byte is lent.
+        let loan = unsafe { Loan::new(0, 0) };
+        let error = devices.lent(0, (DType::F32, &[2]), &loan, None, Box::new(())).err().unwrap().to_string();
+        assert!(error.contains("0 bytes on sim:0 as f32 [2]"), "{error}");
+        devices.lent(0, (DType::F32, &[0]), &loan, None, Box::new(())).unwrap();
+    }
+}

@@ -1,0 +1,147 @@
+//! From a name to devices, and what this machine has.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::{Error, Result};
+
+use super::devices::Devices;
+
+/// A library that is loaded at run time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Library {
+    /// It is here, in this version.
+    Version(String),
+    /// It is not, or does not work: what was looked for, or what it said.
+    Missing(String),
+}
+
+impl Library {
+    /// Its version, if it is here.
+    pub fn version(&self) -> Option<&str> {
+        match self {
+            Library::Version(version) => Some(version),
+            Library::Missing(_) => None,
+        }
+    }
+}
+
+impl Default for Library {
+    fn default() -> Self {
+        Library::Missing("not looked for".to_owned())
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Library::Version(text) | Library::Missing(text)) = self;
+        out.pad(text)
+    }
+}
+
+/// What could be found out about this machine's devices without using them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Survey {
+    /// Whether this build can use CUDA.
+    pub built: bool,
+    /// The CUDA driver; its version is that of CUDA.
+    pub driver: Library,
+    /// NCCL.
+    pub nccl: Library,
+    /// NVRTC.
+    pub nvrtc: Library,
+    /// Each device, for people.
+    pub devices: Vec<String>,
+    /// Pairs of devices that reach each other's memory.
+    pub peers: Vec<(usize, usize)>,
+}
+
+impl Survey {
+    /// The pairs of devices that reach each other's memory, in words.
+    pub fn peer_access(&self) -> String {
+        let pairs: Vec<String> = self.peers.iter().map(|(from, to)| format!("{from}->{to}")).collect();
+        if pairs.is_empty() { "none".to_owned() } else { pairs.join(" ") }
+    }
+}
+
+/// Opens the devices that `name` means: `cuda` is all GPUs of this machine, `cuda:0,2` those two, `sim:4` four simulated devices.
+pub fn open(name: &str) -> Result<Arc<Devices>> {
+    let (platform, which) = name.split_once(':').unwrap_or((name, ""));
+    match (platform, which) {
+        ("sim", count) => match count.parse() {
+            Ok(count @ 1..=64) => Devices::simulated(count),
+            _ => Err(misspelt(name)),
+        },
+        ("cuda", "") => open_cuda(None),
+        ("cuda", list) => {
+            let numbers = list.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>();
+            open_cuda(Some(numbers.map_err(|_| misspelt(name))?))
+        }
+        _ => Err(misspelt(name)),
+    }
+}
+
+fn misspelt(name: &str) -> Error {
+    Error::argument(
+        format!("unknown devices {name:?}"),
+        "devices are cuda (all GPUs), cuda:0,2 (those) or sim:4 (four simulated ones, for tests)",
+    )
+}
+
+#[cfg(feature = "cuda")]
+fn open_cuda(which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
+    Devices::over(super::cuda::Cuda::open(which)?, super::devices::LIMIT)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(_which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
+    Err(Error::argument(
+        "GPUs take the CUDA driver, NVRTC and, for several, NCCL 2; this build was made without them",
+        "build with the feature `cuda`, which cargo and pip leave in unless they are told not to, and which needs no CUDA to build",
+    ))
+}
+
+/// Whether an MPI library can be loaded that says it takes device memory, in words. The library is asked, not initialised.
+pub fn cuda_aware_mpi() -> String {
+    #[cfg(feature = "cuda")]
+    return super::cuda::cuda_aware_mpi();
+    #[cfg(not(feature = "cuda"))]
+    "not asked: this build has no CUDA support".to_owned()
+}
+
+/// What this machine has. Never fails and never panics: what is missing is said in words.
+pub fn survey() -> Survey {
+    #[cfg(feature = "cuda")]
+    return super::cuda::survey();
+    #[cfg(not(feature = "cuda"))]
+    {
+        let absent = || Library::Missing("not in this build (build with --features cuda)".to_owned());
+        Survey { driver: absent(), nccl: absent(), nvrtc: absent(), ..Survey::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_devices_are_strict() {
+        assert_eq!(open("sim:2").map(|devices| devices.count()), Ok(2));
+        for wrong in ["", "sim", "sim:0", "sim:many", "cuda:a", "gpu", "rocm:0"] {
+            let error = open(wrong).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(&format!("{wrong:?}")) && error.contains("hint:"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_survey_says_what_is_missing() {
+        let survey = survey();
+        for library in [survey.driver, survey.nccl, survey.nvrtc] {
+            let text = library.to_string();
+            assert!(library.version().is_some() || text.contains("looked for") || text.contains("build"), "{text}");
+        }
+    }
+}

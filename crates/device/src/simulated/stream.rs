@@ -1,0 +1,133 @@
+//! The threads of simulated streams: each runs its tasks in their order, and meets the others where a collective or an event says so.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crossbeam_channel::Receiver;
+use parking_lot::{Condvar, Mutex};
+
+use ringpull_base::{Buffer, DType, Error, Result};
+
+use super::super::work::{CollectiveKind, Operation};
+use super::super::{Pinned, reference};
+use super::ranks::Link;
+
+/// What the streams' threads share.
+#[derive(Default)]
+pub(super) struct Health {
+    fault: Mutex<Option<Error>>,
+    pub(super) aborted: AtomicBool,
+    bell: Condvar,
+    bell_lock: Mutex<()>,
+}
+
+impl Health {
+    pub(super) fn fail(&self, fault: Error) {
+        self.fault.lock().get_or_insert(fault);
+    }
+
+    pub fn fault(&self) -> Option<Error> {
+        self.fault.lock().clone()
+    }
+
+    /// Waits for `flag`, or for the abort.
+    fn wait(&self, flag: &AtomicBool) {
+        let mut guard = self.bell_lock.lock();
+        while !flag.load(Ordering::Acquire) && !self.aborted.load(Ordering::Acquire) {
+            self.bell.wait(&mut guard);
+        }
+    }
+
+    pub(super) fn raise(&self, flag: &AtomicBool) {
+        flag.store(true, Ordering::Release);
+        drop(self.bell_lock.lock());
+        self.bell.notify_all();
+    }
+}
+
+/// Bytes of one allocation, by the allocation.
+pub type Bytes = (Pinned, Range<usize>);
+
+/// What a stream's thread is told.
+pub enum Task {
+    Run(Operation, Vec<Bytes>, Vec<Bytes>),
+    Meet(Arc<Meeting>),
+    /// A sum over ranks, in place.
+    SumJoined(Arc<Link>, DType, Bytes),
+    Raise(Arc<AtomicBool>),
+    Wait(Arc<AtomicBool>),
+    /// An injected fault.
+    Fail(Error),
+    Stand,
+}
+
+/// Collectives that run when every device has come to them.
+pub(super) struct Meeting {
+    pub(super) calls: Vec<(CollectiveKind, DType, Vec<Bytes>, Vec<Bytes>)>,
+    pub(super) size: usize,
+    pub(super) arrived: AtomicUsize,
+    pub(super) done: AtomicBool,
+}
+
+/// The thread of one stream.
+pub(super) fn serve(id: u64, inbox: &Receiver<Task>, health: &Health) {
+    let mut noise = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for task in inbox {
+        // Threads drift apart, another way in every stream.
+        noise ^= noise << 13;
+        noise ^= noise >> 7;
+        (0..noise % 5).for_each(|_| std::thread::yield_now());
+        let healthy = health.fault().is_none();
+        match task {
+            Task::Run(operation, reads, writes) if healthy => {
+                if let Err(fault) = run(&operation, &reads, &writes) {
+                    health.fail(fault);
+                }
+            }
+            Task::Meet(meeting) if healthy => meet(&meeting, health),
+            Task::SumJoined(link, dtype, part) if healthy => match link.sum(dtype, &load(&part)) {
+                Ok(sum) => store(&part, &sum),
+                Err(fault) => health.fail(fault),
+            },
+            Task::Run(..) | Task::Meet(_) | Task::SumJoined(..) => {}
+            Task::Raise(flag) => health.raise(&flag),
+            Task::Wait(flag) => health.wait(&flag),
+            Task::Fail(fault) => health.fail(fault),
+            Task::Stand => health.wait(&AtomicBool::new(false)),
+        }
+    }
+}
+
+fn load((memory, range): &Bytes) -> Buffer {
+    Buffer::copy_of(&memory.read().bytes()[range.clone()])
+}
+
+fn store((memory, range): &Bytes, data: &Buffer) {
+    memory.write().bytes_mut()[range.clone()].copy_from_slice(data.bytes());
+}
+
+fn run(operation: &Operation, reads: &[Bytes], writes: &[Bytes]) -> Result<()> {
+    let lengths: Vec<usize> = writes.iter().map(|(_, range)| range.len()).collect();
+    let written = reference::compute(operation, reads.iter().map(load).collect(), &lengths)?;
+    writes.iter().zip(&written).for_each(|(to, data)| store(to, data));
+    Ok(())
+}
+
+/// The last device to come does the work of all, as none of them can go on before.
+fn meet(meeting: &Meeting, health: &Health) {
+    if meeting.arrived.fetch_add(1, Ordering::AcqRel) + 1 < meeting.size {
+        return health.wait(&meeting.done);
+    }
+    for (kind, dtype, sends, receives) in &meeting.calls {
+        let given: Vec<Buffer> = sends.iter().map(load).collect();
+        let lengths: Vec<usize> = receives.iter().map(|(_, range)| range.len()).collect();
+        let got = reference::collect(*kind, *dtype, &given, &lengths);
+        for (device, (to, data)) in receives.iter().zip(&got).enumerate() {
+            if !matches!(kind, CollectiveKind::Reduce(root) if *root != device) {
+                store(to, data);
+            }
+        }
+    }
+    health.raise(&meeting.done);
+}

@@ -1,0 +1,245 @@
+//! One update of one key: checks, the state's slots, and sharing out the elements over threads.
+
+use half::{bf16, f16};
+
+use ringpull_base::{DType, Error, Result, check_row_ids};
+
+use super::adam::{Adam, corrected_rate};
+use super::element::{Real, Stored, elements, elements_mut};
+use super::sgd::Sgd;
+use super::{Optimizer, Rule, State};
+
+/// Updates of more elements than this are shared out over threads. Elements are computed one by one, so bits do not depend on it.
+const PARALLEL_LEN: usize = 1 << 20;
+
+impl Optimizer {
+    /// One step: changes `weight`, elements of `dtype`, by `gradient` of the same length. On an error nothing has changed.
+    pub fn apply(&self, state: &mut State, dtype: DType, weight: &mut [u8], gradient: &[u8]) -> Result<()> {
+        if weight.len() != gradient.len() {
+            return Err(Error::argument(
+                format!("a gradient of {} bytes for a weight of {} bytes", gradient.len(), weight.len()),
+                "a gradient has the length of its weight",
+            ));
+        }
+        self.prepare(state, dtype, weight)?;
+        self.dispatch(state, dtype, weight, &[(0, gradient)]);
+        Ok(())
+    }
+
+    /// As [`apply`](Self::apply) for row-sparse gradients, as MXNet's lazy update does it: only the rows that `ids` names change,
+    /// in weight and in state. `rows` holds one row of `row_bytes` for each id.
+    pub fn apply_rows(
+        &self,
+        state: &mut State,
+        dtype: DType,
+        weight: &mut [u8],
+        row_bytes: usize,
+        ids: &[i64],
+        rows: &[u8],
+    ) -> Result<()> {
+        if rows.len() != ids.len() * row_bytes {
+            return Err(Error::argument(
+                format!("{} row ids with {} bytes of rows of {row_bytes} bytes", ids.len(), rows.len()),
+                "give one row for each row id",
+            ));
+        }
+        check_row_ids(ids, weight.len().checked_div(row_bytes).unwrap_or(usize::MAX))?;
+        self.prepare(state, dtype, weight)?;
+        if row_bytes > 0 {
+            let placed: Vec<(usize, &[u8])> =
+                ids.iter().zip(rows.chunks_exact(row_bytes)).map(|(id, row)| (*id as usize * row_bytes, row)).collect();
+            self.dispatch(state, dtype, weight, &placed);
+        }
+        Ok(())
+    }
+
+    /// An error if the optimizer cannot update weights of `dtype`.
+    pub fn check_dtype(&self, dtype: DType) -> Result<()> {
+        if dtype.is_float() {
+            return Ok(());
+        }
+        Err(Error::argument(
+            format!("an optimizer cannot update {dtype} weights"),
+            "optimizers need f32, f64, f16 or bf16; keep integer keys in a store without an optimizer",
+        ))
+    }
+
+    /// Checks that the state fits, gives it its slots before its first update, and counts the update.
+    fn prepare(&self, state: &mut State, dtype: DType, weight: &[u8]) -> Result<()> {
+        self.check_dtype(dtype)?;
+        let real_bytes = if dtype == DType::F64 { 8 } else { 4 };
+        let slot_bytes = weight.len() / dtype.size_bytes() * real_bytes;
+        let mastered = self.has_master(dtype);
+        let count = self.slots(dtype);
+        if state.updates == 0 && state.slots.is_empty() {
+            state.slots = vec![vec![0; slot_bytes]; count];
+            if let (true, Some(master)) = (mastered, state.slots.last_mut()) {
+                match dtype {
+                    DType::BF16 => convert::<bf16, f32>(weight, master),
+                    _ => convert::<f16, f32>(weight, master),
+                }
+            }
+        }
+        if state.slots.len() != count || state.slots.iter().any(|slot| slot.len() != slot_bytes) {
+            let lengths: Vec<usize> = state.slots.iter().map(Vec::len).collect();
+            return Err(Error::argument(
+                format!("an optimizer state with slots of {lengths:?} bytes where {count} of {slot_bytes} are needed"),
+                "load states that were saved for these keys with this optimizer",
+            ));
+        }
+        state.updates += 1;
+        Ok(())
+    }
+
+    /// The learning rate of update number `updates`, counted from 1.
+    pub fn rate_at(&self, updates: u64) -> f64 {
+        match self.rule {
+            Rule::Adam { beta1, beta2, .. } => corrected_rate(self.learning_rate, beta1, beta2, updates),
+            _ => self.learning_rate,
+        }
+    }
+
+    /// How many slots the state of a key of `dtype` has.
+    pub fn slots(&self, dtype: DType) -> usize {
+        self.rule_slots() + usize::from(self.has_master(dtype))
+    }
+
+    fn rule_slots(&self) -> usize {
+        match self.rule {
+            Rule::Sgd { momentum, .. } => usize::from(momentum != 0.0),
+            Rule::Adam { .. } => 2,
+            Rule::Test => 1,
+        }
+    }
+
+    fn has_master(&self, dtype: DType) -> bool {
+        self.multi_precision && dtype.is_half()
+    }
+
+    /// Updates the weight at each `(byte offset, gradient)`.
+    fn dispatch(&self, state: &mut State, dtype: DType, weight: &mut [u8], parts: &[(usize, &[u8])]) {
+        match (dtype, self.has_master(dtype)) {
+            (DType::F64, _) => self.run::<f64, f64>(state, weight, parts),
+            (DType::F16, false) => self.run::<f16, f16>(state, weight, parts),
+            (DType::BF16, false) => self.run::<bf16, bf16>(state, weight, parts),
+            (DType::F16, true) => self.run_on_master::<f16>(state, weight, parts),
+            (DType::BF16, true) => self.run_on_master::<bf16>(state, weight, parts),
+            _ => self.run::<f32, f32>(state, weight, parts),
+        }
+    }
+
+    /// The f32 copy is updated, then rounded into the weight.
+    fn run_on_master<T: Stored<Real = f32>>(&self, state: &mut State, weight: &mut [u8], parts: &[(usize, &[u8])]) {
+        let Some(mut master) = state.slots.pop() else { return };
+        let widened: Vec<(usize, &[u8])> = parts.iter().map(|(at, gradient)| (at * 2, *gradient)).collect();
+        self.run::<f32, T>(state, &mut master, &widened);
+        for (at, gradient) in parts {
+            let end = at + gradient.len();
+            convert::<f32, T>(&master[at * 2..end * 2], &mut weight[*at..end]);
+        }
+        state.slots.push(master);
+    }
+
+    /// `W` is what the weight is stored as, `G` what the gradient is.
+    fn run<W: Stored, G: Stored<Real = W::Real>>(
+        &self,
+        state: &mut State,
+        weight: &mut [u8],
+        parts: &[(usize, &[u8])],
+    ) {
+        let step = Step::<W::Real>::new(self, state.updates);
+        let (weight_size, real_size) = (size_of::<W::Bytes>(), size_of::<<W::Real as Stored>::Bytes>());
+        for (at, gradient) in parts {
+            let (first, len) = (at / weight_size, gradient.len() / size_of::<G::Bytes>());
+            let mut slots = state.slots.iter_mut().map(|slot| &mut slot[first * real_size..(first + len) * real_size]);
+            let slots = [slots.next().unwrap_or_default(), slots.next().unwrap_or_default()];
+            step.share::<W, G>(&mut weight[*at..*at + len * weight_size], gradient, slots);
+        }
+    }
+}
+
+/// One step with its hyper-parameters in the type that it is computed in.
+enum Step<R> {
+    Plain(Sgd<R>),
+    Momentum(Sgd<R>),
+    Nesterov(Sgd<R>),
+    Test(Sgd<R>),
+    Adam(Adam<R>),
+}
+
+impl<R: Real> Step<R> {
+    fn new(optimizer: &Optimizer, updates: u64) -> Self {
+        let decay = R::from_f64(optimizer.weight_decay);
+        let rescale = R::from_f64(optimizer.rescale_grad);
+        // Nothing finite lies outside an infinite limit, and Inf itself is its own nearest value.
+        let clip = R::from_f64(optimizer.clip_gradient.unwrap_or(f64::INFINITY));
+        let sgd = |momentum| {
+            let (rate, momentum) = (R::from_f64(optimizer.learning_rate), R::from_f64(momentum));
+            Sgd { rate, decay, rescale, clip, momentum }
+        };
+        match optimizer.rule {
+            Rule::Sgd { momentum: 0.0, .. } => Step::Plain(sgd(0.0)),
+            Rule::Sgd { momentum, nesterov: false } => Step::Momentum(sgd(momentum)),
+            Rule::Sgd { momentum, nesterov: true } => Step::Nesterov(sgd(momentum)),
+            Rule::Test => Step::Test(sgd(0.0)),
+            Rule::Adam { beta1, beta2, epsilon } => Step::Adam(Adam {
+                rate: R::from_f64(corrected_rate(optimizer.learning_rate, beta1, beta2, updates)),
+                decay,
+                rescale,
+                clip,
+                beta1: R::from_f64(beta1),
+                beta2: R::from_f64(beta2),
+                epsilon: R::from_f64(epsilon),
+            }),
+        }
+    }
+
+    /// Halves the work between threads while there is enough of it.
+    fn share<W: Stored<Real = R>, G: Stored<Real = R>>(
+        &self,
+        weight: &mut [u8],
+        gradient: &[u8],
+        [slot0, slot1]: [&mut [u8]; 2],
+    ) {
+        let len = gradient.len() / size_of::<G::Bytes>();
+        if len <= PARALLEL_LEN {
+            return self.run::<W, G>(weight, gradient, [slot0, slot1]);
+        }
+        let half = len / 2;
+        let (weight_low, weight_high) = weight.split_at_mut(half * size_of::<W::Bytes>());
+        let (gradient_low, gradient_high) = gradient.split_at(half * size_of::<G::Bytes>());
+        let split = |slot: usize| slot.min(half * size_of::<R::Bytes>());
+        let (slot0_low, slot0_high) = slot0.split_at_mut(split(slot0.len()));
+        let (slot1_low, slot1_high) = slot1.split_at_mut(split(slot1.len()));
+        rayon::join(
+            || self.share::<W, G>(weight_low, gradient_low, [slot0_low, slot1_low]),
+            || self.share::<W, G>(weight_high, gradient_high, [slot0_high, slot1_high]),
+        );
+    }
+
+    fn run<W: Stored<Real = R>, G: Stored<Real = R>>(
+        &self,
+        weight: &mut [u8],
+        gradient: &[u8],
+        [slot0, slot1]: [&mut [u8]; 2],
+    ) {
+        match self {
+            Step::Plain(sgd) => sgd.plain::<W, G>(weight, gradient),
+            Step::Momentum(sgd) => sgd.momentum::<W, G>(weight, gradient, slot0),
+            Step::Nesterov(sgd) => sgd.nesterov::<W, G>(weight, gradient, slot0),
+            Step::Test(sgd) => sgd.test::<W, G>(weight, gradient, slot0),
+            Step::Adam(adam) => adam.step::<W, G>(weight, gradient, slot0, slot1),
+        }
+    }
+}
+
+/// `to[i] = from[i]`, in another type.
+fn convert<F: Stored, T: Stored<Real = F::Real>>(from: &[u8], to: &mut [u8]) {
+    for (to, from) in elements_mut::<T>(to).iter_mut().zip(elements::<F>(from)) {
+        *to = T::store(F::load(*from));
+    }
+}
+
+#[cfg(test)]
+#[path = "apply_tests.rs"]
+mod tests;

@@ -1,0 +1,119 @@
+//! Optimizers as data and pure functions: a description that can be sent to servers, a state per key, and one update.
+//!
+//! Every rank of `dist_sync_mpi` and every server runs the same update on the same bits, so states need not travel. To that
+//! end the arithmetic is fixed to the bit: each element is computed on its own, in the order of operations written in
+//! `sgd` and `adam`, with no fused multiply-add and no call of the platform's `pow`; threads only share out elements.
+//! Halves widen to f32 and round once; f64 weights are computed in f64.
+
+mod adam;
+mod apply;
+mod element;
+mod parse;
+mod sgd;
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::{Error, Result};
+
+/// An optimizer with its hyper-parameters, in MXNet's words and arithmetic.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Optimizer {
+    /// Which rule.
+    pub rule: Rule,
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Every gradient is multiplied by this first; `1 / (batch * num_workers)` as `Module` sets it.
+    pub rescale_grad: f64,
+    /// Rescaled gradients are clipped to `[-c, c]`.
+    pub clip_gradient: Option<f64>,
+    /// Whether f16 and bf16 weights have an f32 master copy in the state.
+    pub multi_precision: bool,
+}
+
+/// The update rule.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rule {
+    /// Stochastic gradient descent.
+    Sgd {
+        /// Momentum, 0 for none.
+        momentum: f64,
+        /// Nesterov's accelerated form (MXNet's `nag`).
+        nesterov: bool,
+    },
+    /// Adam.
+    Adam {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the square root of the second moment.
+        epsilon: f64,
+    },
+    /// MXNet's `test` optimizer: `weight += rescale_grad * gradient`, the state being a copy of the weight.
+    Test,
+}
+
+/// What an optimizer keeps for one key. Empty before its first update.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// How many updates the key has had.
+    pub updates: u64,
+    /// Slots of one f32 (f64 for f64 weights) per weight element, little endian: momentum; mean and variance; the master copy last.
+    pub slots: Vec<Vec<u8>>,
+}
+
+impl Optimizer {
+    /// Plain SGD at `learning_rate`, with nothing else switched on.
+    pub fn sgd(learning_rate: f64) -> Self {
+        Optimizer {
+            rule: Rule::Sgd { momentum: 0.0, nesterov: false },
+            learning_rate,
+            weight_decay: 0.0,
+            rescale_grad: 1.0,
+            clip_gradient: None,
+            multi_precision: false,
+        }
+    }
+}
+
+impl Optimizer {
+    /// Whether states that `earlier` left can be carried on by this optimizer: the same rule with the same slots.
+    pub fn keeps_states_of(&self, earlier: &Optimizer) -> bool {
+        let with_momentum = |rule: &Rule| matches!(rule, Rule::Sgd { momentum, .. } if *momentum != 0.0);
+        std::mem::discriminant(&self.rule) == std::mem::discriminant(&earlier.rule)
+            && with_momentum(&self.rule) == with_momentum(&earlier.rule)
+            && self.multi_precision == earlier.multi_precision
+    }
+
+    /// An error that names the hyper-parameter whose value makes no sense.
+    pub fn check(&self) -> Result<()> {
+        let at_least_0 = ("finite and at least 0", (|value| value.is_finite() && value >= 0.0) as fn(f64) -> bool);
+        let above_0 = ("finite and more than 0", (|value| value.is_finite() && value > 0.0) as fn(f64) -> bool);
+        let below_1 = ("at least 0 and less than 1", (|value| (0.0..1.0).contains(&value)) as fn(f64) -> bool);
+        let finite = ("finite", f64::is_finite as fn(f64) -> bool);
+        let mut rows = vec![
+            ("learning_rate", self.learning_rate, at_least_0),
+            ("weight_decay", self.weight_decay, at_least_0),
+            ("rescale_grad", self.rescale_grad, finite),
+        ];
+        rows.extend(self.clip_gradient.map(|limit| ("clip_gradient", limit, above_0)));
+        match self.rule {
+            Rule::Sgd { momentum, .. } => rows.push(("momentum", momentum, below_1)),
+            Rule::Adam { beta1, beta2, epsilon } => {
+                rows.extend([("beta1", beta1, below_1), ("beta2", beta2, below_1), ("epsilon", epsilon, above_0)]);
+            }
+            Rule::Test => {}
+        }
+        match rows.into_iter().find(|(_, value, (_, holds))| !holds(*value)) {
+            None => Ok(()),
+            Some((name, value, (range, _))) => Err(Error::argument(
+                format!("the optimizer's {name} is {value}"),
+                format!("give a {name} that is {range}"),
+            )),
+        }
+    }
+}

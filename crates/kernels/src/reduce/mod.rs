@@ -1,0 +1,260 @@
+//! Sums of buffers, element by element: the only arithmetic on the path of a gradient.
+//!
+//! A [`Kernel`] is one set of machine code for all element types; the best that the processor has is chosen when the
+//! first sum is asked for. `x86` holds those for AVX-512 and for AVX2 with F16C, `portable` the one that every machine
+//! has and that the others are tested against. It is compiled for what the target always has: SSE2 on x86-64, NEON on
+//! 64-bit ARM, so there is nothing to choose there; halves (f16) it converts one at a time, by the `half` crate.
+//!
+//! Every kernel gives the same bits: sums are made from left to right, a half is rounded to nearest even after each
+//! addition, integers wrap. Only which of two NaNs comes out of their sum is the processor's business.
+//!
+//! There are no stores past the caches: where a sum overwrites its own operands the lines have just been read, and such
+//! stores took a multiple of the time.
+#![allow(unsafe_code)]
+
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::sync::OnceLock;
+
+use ringpull_base::{DType, Element, with_element};
+
+/// Sums `inputs` from left to right and stores the sum to each of `outputs`, `len_bytes` bytes each.
+type Sum = unsafe fn(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize);
+
+/// One set of machine code for every sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// What the compiler makes for any processor of the target.
+    Portable,
+    /// AVX2 and F16C.
+    Avx2,
+    /// AVX-512 F and BW.
+    Avx512,
+}
+
+impl Kernel {
+    /// Those that this processor can run, the best one last.
+    pub fn available() -> Vec<Kernel> {
+        let mut kernels = vec![Kernel::Portable];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+            if has_avx2 {
+                kernels.push(Kernel::Avx2);
+            }
+            if has_avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+                kernels.push(Kernel::Avx512);
+            }
+        }
+        kernels
+    }
+
+    /// The best one for this processor.
+    pub fn best() -> Kernel {
+        static BEST: OnceLock<Kernel> = OnceLock::new();
+        *BEST.get_or_init(|| *Kernel::available().last().expect("the portable kernel is always there"))
+    }
+
+    /// Its name, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Portable => "portable",
+            Kernel::Avx2 => "AVX2",
+            Kernel::Avx512 => "AVX-512",
+        }
+    }
+
+    fn sum(self, dtype: DType) -> Sum {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2 => x86::avx2(dtype),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx512 => x86::avx512(dtype),
+            _ => portable::of(dtype),
+        }
+    }
+
+    /// As [`add_assign`], by this kernel.
+    ///
+    /// # Panics
+    /// If the lengths differ or are not whole elements, or this processor cannot run it.
+    pub fn add_assign(self, dtype: DType, sum: &mut [u8], addend: &[u8]) {
+        assert!(Kernel::available().contains(&self), "{} is not for this processor", self.name());
+        add_by(self, dtype, sum, addend);
+    }
+
+    /// As [`sum_into`], by this kernel.
+    ///
+    /// # Panics
+    /// If the lengths differ or are not whole elements, or this processor cannot run it.
+    pub fn sum_into(self, dtype: DType, sum: &mut [u8], addends: &[&[u8]]) {
+        assert!(Kernel::available().contains(&self), "{} is not for this processor", self.name());
+        sum_by(self, dtype, sum, addends);
+    }
+}
+
+/// `sum[i] = sum[i] + addend[i]`. Both hold elements of `dtype`, at any alignment.
+///
+/// # Panics
+/// If the lengths differ or are not whole elements: the caller has checked shapes before.
+pub fn add_assign(dtype: DType, sum: &mut [u8], addend: &[u8]) {
+    add_by(Kernel::best(), dtype, sum, addend);
+}
+
+/// `sum[i]` becomes the sum of all `addends[..][i]` from left to right, in one pass: the same bits as a copy of the
+/// first and [`add_assign`] of each of the others.
+///
+/// # Panics
+/// If there is no addend, or the lengths differ or are not whole elements.
+pub fn sum_into(dtype: DType, sum: &mut [u8], addends: &[&[u8]]) {
+    sum_by(Kernel::best(), dtype, sum, addends);
+}
+
+fn add_by(kernel: Kernel, dtype: DType, sum: &mut [u8], addend: &[u8]) {
+    assert_eq!(sum.len(), addend.len(), "both buffers of a sum have one length");
+    assert_eq!(sum.len() % dtype.size_bytes(), 0, "a sum is of whole elements");
+    let own = sum.as_mut_ptr();
+    // SAFETY: both are valid for the length; the output is the first input itself; the processor has been asked.
+    unsafe { kernel.sum(dtype)(&[own.cast_const(), addend.as_ptr()], &[own], sum.len()) }
+}
+
+fn sum_by(kernel: Kernel, dtype: DType, sum: &mut [u8], addends: &[&[u8]]) {
+    assert!(!addends.is_empty(), "a sum has at least one addend");
+    assert!(addends.iter().all(|addend| addend.len() == sum.len()), "all buffers of a sum have one length");
+    assert_eq!(sum.len() % dtype.size_bytes(), 0, "a sum is of whole elements");
+    let inputs: Vec<*const u8> = addends.iter().map(|addend| addend.as_ptr()).collect();
+    // SAFETY: all are valid for the length, and the output overlaps no input; the processor has been asked.
+    unsafe { kernel.sum(dtype)(&inputs, &[sum.as_mut_ptr()], sum.len()) }
+}
+
+/// Sums memory that other processes may map as well: `inputs` from left to right, the sum to each of `outputs`.
+///
+/// # Safety
+/// All are valid for `len_bytes` bytes of whole elements, and nobody else touches them meanwhile. An output is one of
+/// the inputs, or overlaps none of them. There is at least one input.
+pub unsafe fn sum_shared(dtype: DType, inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize) {
+    // SAFETY: as the caller promises; the processor has been asked.
+    unsafe { Kernel::best().sum(dtype)(inputs, outputs, len_bytes) }
+}
+
+/// The index and value of the first element that is NaN or Inf.
+pub fn first_not_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
+    if !dtype.is_float() {
+        return None;
+    }
+    with_element!(dtype, T => bytemuck::cast_slice::<u8, T>(bytes)
+        .iter().map(|value| Element::to_f64(*value)).enumerate().find(|(_, value)| !value.is_finite()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_dtype_sums_exactly_on_small_integers() {
+        for dtype in DType::ALL {
+            with_element!(dtype, T => {
+                let mut sum: Vec<T> = (0..67).map(|i| T::from_f64(f64::from(i))).collect();
+                let addend: Vec<T> = (0..67).map(|i| T::from_f64(f64::from(i % 5))).collect();
+                add_assign(dtype, bytemuck::cast_slice_mut(&mut sum), bytemuck::cast_slice(&addend));
+                for (i, value) in sum.iter().enumerate() {
+                    assert_eq!(Element::to_f64(*value), (i + i % 5) as f64, "{dtype} element {i}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn nan_and_inf_pass_through_and_are_found_when_asked() {
+        let mut sum = [1f32, f32::NAN, 2.0, f32::INFINITY];
+        add_assign(DType::F32, bytemuck::cast_slice_mut(&mut sum), bytemuck::cast_slice(&[1f32; 4]));
+        assert!(sum[0] == 2.0 && sum[1].is_nan() && sum[3].is_infinite());
+        assert_eq!(first_not_finite(DType::F32, bytemuck::cast_slice(&sum)).map(|f| f.0), Some(1));
+        assert_eq!(first_not_finite(DType::I32, bytemuck::cast_slice(&sum)), None);
+    }
+
+    /// The sum as the element's own arithmetic gives it, one addition after the other.
+    fn reference(dtype: DType, addends: &[&[u8]]) -> Vec<u8> {
+        with_element!(dtype, T => {
+            let read = |bytes: &[u8]| -> Vec<T> {
+                bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+            };
+            let mut sum = read(addends[0]);
+            for addend in &addends[1..] {
+                sum.iter_mut().zip(read(addend)).for_each(|(to, from)| *to = to.plus(from));
+            }
+            bytemuck::cast_slice(&sum).to_vec()
+        })
+    }
+
+    /// Equal bits, or both NaN.
+    fn assert_same(dtype: DType, kernel: Kernel, got: &[u8], expected: &[u8]) {
+        with_element!(dtype, T => {
+            for (i, (got, expected)) in
+                got.chunks_exact(size_of::<T>()).zip(expected.chunks_exact(size_of::<T>())).enumerate()
+            {
+                let value: f64 = Element::to_f64(bytemuck::pod_read_unaligned::<T>(expected));
+                let other: f64 = Element::to_f64(bytemuck::pod_read_unaligned::<T>(got));
+                let same = got == expected || (value.is_nan() && other.is_nan());
+                assert!(same, "{dtype} element {i} by {}: {got:?}, expected {expected:?}", kernel.name());
+            }
+        });
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn every_kernel_gives_the_bits_of_the_element_s_own_arithmetic(
+            bytes in proptest::collection::vec(any::<u8>(), 8 * 700),
+            count in 1usize..8,
+            len in 0usize..75,
+            shift in 0usize..9,
+        ) {
+            for dtype in DType::ALL {
+                let len_bytes = len * dtype.size_bytes();
+                let addends: Vec<&[u8]> = (0..count).map(|n| &bytes[n * 650 + shift..][..len_bytes]).collect();
+                let expected = reference(dtype, &addends);
+                for kernel in Kernel::available() {
+                    let mut memory = vec![0x55u8; len_bytes + shift + 9];
+                    kernel.sum_into(dtype, &mut memory[shift..][..len_bytes], &addends);
+                    assert_same(dtype, kernel, &memory[shift..][..len_bytes], &expected);
+                    prop_assert!(memory[..shift].iter().chain(&memory[shift + len_bytes..]).all(|byte| *byte == 0x55));
+                    let mut sum = addends[0].to_vec();
+                    addends[1..].iter().for_each(|addend| kernel.add_assign(dtype, &mut sum, addend));
+                    assert_same(dtype, kernel, &sum, &expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_pair_of_halves_near_a_tie_is_rounded_to_even() {
+        for dtype in [DType::F16, DType::BF16] {
+            for high in (0..=u16::MAX).step_by(257) {
+                let one: Vec<u8> = (0..512u16).flat_map(|_| high.to_le_bytes()).collect();
+                let other: Vec<u8> = (0..512u16).flat_map(|n| (n * 127).to_le_bytes()).collect();
+                let expected = reference(dtype, &[&one, &other]);
+                for kernel in Kernel::available() {
+                    let mut sum = one.clone();
+                    kernel.add_assign(dtype, &mut sum, &other);
+                    assert_same(dtype, kernel, &sum, &expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_sum_goes_to_every_output_in_place() {
+        let mut memory = [[1f32, 2.0, 3.0], [10.0, 20.0, 30.0], [100.0, 200.0, 300.0]];
+        let starts: Vec<*mut u8> = memory.iter_mut().map(|row| row.as_mut_ptr().cast()).collect();
+        let inputs: Vec<*const u8> = starts.iter().map(|start| start.cast_const()).collect();
+        // SAFETY: three rows of 12 bytes that do not overlap; each output is an input.
+        unsafe { sum_shared(DType::F32, &inputs, &starts, 12) };
+        assert_eq!(memory, [[111.0, 222.0, 333.0]; 3]);
+    }
+}

@@ -1,0 +1,105 @@
+//! What a job's command says of its store, and whether the job is one that such a store works in.
+
+use ringpull_base::Result;
+
+use super::request::{Kind, Request, wrong};
+
+impl Request {
+    /// A store that cannot work in the kind of job at hand, said before pods are started for it.
+    pub(super) fn check_command(&self) -> Result<()> {
+        let Some(store) = store_of(&self.command) else { return Ok(()) };
+        let fits = match self.kind {
+            Kind::Train | Kind::Trainjob => store == "dist_sync_mpi",
+            Kind::Ps | Kind::Mxjob => store.starts_with("dist_") && store != "dist_sync_mpi",
+            Kind::Job => !store.starts_with("dist_"),
+            Kind::Compare | Kind::Tfjob => true,
+        };
+        if fits {
+            return Ok(());
+        }
+        let (what, should) = match self.kind {
+            Kind::Train | Kind::Trainjob => ("every rank would train a model of its own", "dist_sync_mpi"),
+            Kind::Ps | Kind::Mxjob => ("its servers would have nothing to do", "dist_sync or dist_async"),
+            _ => ("it is one process", "local or device"),
+        };
+        wrong(
+            format!("{} with --kv-store {store}: {what}", self.kind_name()),
+            format!("give the command --kv-store {should}, or write another kind of job"),
+        )
+    }
+
+    /// What is odd about the command, in words with a hint: the job may still be what is wanted.
+    pub fn doubt(&self) -> Option<String> {
+        let wanted = match self.kind {
+            Kind::Train | Kind::Trainjob => "dist_sync_mpi",
+            Kind::Ps | Kind::Mxjob => "dist_sync",
+            Kind::Job | Kind::Compare | Kind::Tfjob => return None,
+        };
+        let example = example(&self.command)?;
+        store_of(&self.command).is_none().then(|| {
+            format!(
+                "{example} without --kv-store trains with local: every worker a model of its own\n  hint: add --kv-store {wanted} to the command"
+            )
+        })
+    }
+}
+
+/// The word of a command that is one of our training examples, whose kind of store is local where none is asked for. A bare
+/// `train` is ours where a program stands: first, behind `--`, or behind options with at most one value each.
+pub(super) fn example(command: &[String]) -> Option<&str> {
+    let is_program = |at: usize| {
+        let before = |back: usize| at.checked_sub(back).map(|at| command[at].as_str());
+        let is_option = |word: Option<&str>| word.is_some_and(|word| word.starts_with('-') && word != "-m");
+        at == 0 || is_option(before(1)) || is_option(before(2)) || before(1).is_some_and(is_mpirun)
+    };
+    let is_ours = |(at, word): (usize, &String)| match word.rsplit_once('/') {
+        None => word == "train" && is_program(at),
+        Some((folder, "train.py" | "logistic.py")) => folder.contains("examples/"),
+        // A folder of data may have that name.
+        Some((folder, name)) => name == "train" && (folder.ends_with("examples") || folder.ends_with("bin")),
+    };
+    command.iter().enumerate().find(|found| is_ours(*found)).map(|(_, word)| word.as_str())
+}
+
+/// Whether a word starts MPI ranks.
+pub(super) fn is_mpirun(word: &str) -> bool {
+    ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
+}
+
+/// What a command says its `--kv-store` is.
+pub(super) fn store_of(command: &[String]) -> Option<&str> {
+    let at = command.iter().position(|word| word == "--kv-store" || word.starts_with("--kv-store="))?;
+    command[at].strip_prefix("--kv-store=").or_else(|| command.get(at + 1).map(String::as_str))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_example_without_a_kind_of_store_is_doubted() {
+        let doubt = |kind, command: &str| {
+            let command = command.split(' ').map(str::to_owned).collect();
+            Request { command, ..Request::new(kind) }.doubt()
+        };
+        for (kind, wanted) in
+            [(Kind::Train, "dist_sync_mpi"), (Kind::Trainjob, "dist_sync_mpi"), (Kind::Ps, "dist_sync")]
+        {
+            for command in ["train --data /train", "/opt/bin/train", "python3 examples/mxnet/train.py"] {
+                let text = doubt(kind, command).unwrap();
+                assert!(text.ends_with(&format!("hint: add --kv-store {wanted} to the command")), "{text}");
+            }
+        }
+        assert_eq!(doubt(Kind::Job, "train"), None);
+        for command in [
+            "train --kv-store dist_sync_mpi",
+            "train --kv-store=dist_sync_mpi",
+            "python3 train.py",
+            "python3 cli.py train",
+            "python3 -m tool train",
+            "python3 tool.py --data /train --val /data/train",
+        ] {
+            assert_eq!(doubt(Kind::Train, command), None, "{command}");
+        }
+    }
+}

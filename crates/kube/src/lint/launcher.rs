@@ -1,0 +1,199 @@
+//! The words of `mpirun`: how many ranks, where they land, what they know, and whether their hosts are there yet.
+
+use super::Findings;
+use super::job::{Job, Role};
+use crate::command::is_mpirun;
+
+/// What the operator sets itself, after the user's variables.
+const OPERATORS: [&str; 9] = [
+    "K_MPI_JOB_ROLE",
+    "OMPI_MCA_orte_keep_fqdn_hostnames",
+    "OMPI_MCA_orte_default_hostfile",
+    "OMPI_MCA_plm_rsh_args",
+    "OMPI_MCA_orte_set_default_slots",
+    "I_MPI_HYDRA_HOST_FILE",
+    "I_MPI_PERHOST",
+    "HYDRA_HOST_FILE",
+    "HYDRA_LAUNCH_EXTRA_ARGS",
+];
+
+pub fn check(job: &Job, findings: &mut Findings) {
+    if !job.launcher.replica.is_there() {
+        return;
+    }
+    ranks(job, findings);
+    open_mpi_5(job, findings);
+    environment(job, findings);
+    readiness(job, findings);
+    root(job, findings);
+    first_container(job, findings);
+}
+
+/// The words behind `mpirun`, if the launcher runs it.
+fn mpirun(role: &Role) -> Option<Vec<String>> {
+    let words = role.words();
+    let at = words.iter().position(|word| is_mpirun(word))?;
+    Some(words[at..].to_vec())
+}
+
+fn has(words: &[String], options: &[&str]) -> bool {
+    words.iter().any(|word| options.contains(&word.as_str()))
+}
+
+fn ranks(job: &Job, findings: &mut Findings) {
+    let Some(words) = mpirun(&job.launcher) else { return };
+    // Several programs add their ranks up.
+    let counts = words.windows(2).filter(|pair| ["-np", "-n", "--np", "--n", "-c"].contains(&pair[0].as_str()));
+    let counts: Vec<i64> = counts.filter_map(|pair| pair[1].parse().ok()).collect();
+    let several = words.iter().any(|word| word == ":");
+    let asked: i64 = if several {
+        counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    } else {
+        counts.first().copied().unwrap_or(0)
+    };
+    let (room, slots, pods) = (job.ranks(), job.slots(), job.ranks() / job.slots().max(1));
+    let at = job.launcher.container.get(if job.launcher.has_command() { "command" } else { "args" });
+    let over = has(&words, &["--oversubscribe", "-oversubscribe"])
+        || words.iter().any(|word| word.to_lowercase().contains(":oversubscribe"));
+    if asked > room && room > 0 && !over {
+        findings.error(
+            "too-few-slots",
+            &at,
+            format!("{asked} ranks for {pods} workers x {slots} slots = {room}: \"not enough slots\""),
+            format!("leave -np out (every slot gets a rank), or raise slotsPerWorker or replicas to make {asked}"),
+        );
+    } else if asked > 0 && asked < room {
+        findings.warn(
+            "idle-slots",
+            &at,
+            format!("{asked} ranks for {room} slots: they fill the first workers, and the others idle"),
+            "leave -np out, or add --map-by node and lower replicas or slotsPerWorker",
+        );
+    }
+}
+
+fn open_mpi_5(job: &Job, findings: &mut Findings) {
+    let Some(words) = mpirun(&job.launcher) else { return };
+    let named = has(
+        &words,
+        &["--hostfile", "-hostfile", "--machinefile", "-machinefile", "--default-hostfile", "--host", "-host", "-H"],
+    );
+    if job.implementation() != "OpenMPI" || named || job.launcher.has_env("PRTE_MCA_prte_default_hostfile") {
+        return;
+    }
+    let image = job.launcher.container.get("image");
+    let fix =
+        "add the variable PRTE_MCA_prte_default_hostfile=/etc/mpi/hostfile to the launcher (Open MPI 4 ignores it)";
+    if image.text().is_some_and(brings_open_mpi_5) {
+        let what = "this image has Open MPI 5, which ignores the operator's variables: all ranks run on the launcher, and the job succeeds";
+        findings.error("open-mpi-5", &image, what, fix);
+    } else {
+        let what = "with Open MPI 5 in the image all ranks run on the launcher, and the job succeeds";
+        findings.warn("open-mpi-5", &job.launcher.container.get("env"), what, fix);
+    }
+}
+
+/// `mpioperator` images are on Debian trixie since v0.7.0.
+fn brings_open_mpi_5(image: &str) -> bool {
+    let Some((_, rest)) = image.split_once("mpioperator/") else { return false };
+    let tag = rest.split_once(':').map_or("latest", |(_, tag)| tag);
+    let numbers: Vec<u32> = tag.trim_start_matches('v').split('.').filter_map(|part| part.parse().ok()).collect();
+    !rest.contains("intel") && !rest.contains("mpich") && (numbers.len() < 2 || (numbers[0], numbers[1]) >= (0, 7))
+}
+
+fn environment(job: &Job, findings: &mut Findings) {
+    for (name, at) in job.worker.env() {
+        let known = job.launcher.has_env(name) || name.starts_with("NVIDIA_");
+        if !known {
+            findings.warn(
+                "worker-env",
+                &at,
+                format!("ranks are children of sshd, so {name} of the worker's container does not reach them"),
+                format!("set {name} in the launcher and pass it with mpirun -x {name}"),
+            );
+        }
+    }
+    for (name, at) in job.launcher.env() {
+        if OPERATORS.contains(&name) {
+            let what = format!("{name} is the operator's: its own value comes later and wins");
+            findings.warn("operator-env", &at, what, "leave it out; give mpirun the option instead");
+        }
+    }
+    // An entrypoint may pass variables on; a command that is mpirun itself passes on what -x names.
+    let Some(words) = mpirun(&job.launcher).filter(|_| job.launcher.has_command()) else { return };
+    if job.implementation() != "OpenMPI" {
+        return;
+    }
+    for (name, at) in job.launcher.env() {
+        let own = ["OMPI_", "PMIX_", "PRTE_", "K_MPI_"].iter().any(|prefix| name.starts_with(prefix));
+        let passed = words.windows(2).any(|pair| pair[0] == "-x" && pair[1].split('=').next() == Some(name));
+        if !own && !passed {
+            findings.warn(
+                "launcher-env",
+                &at,
+                format!("{name} stays in the launcher: ranks on workers do not see it"),
+                format!("add -x {name} behind mpirun"),
+            );
+        }
+    }
+}
+
+fn readiness(job: &Job, findings: &mut Findings) {
+    if !job.worker.replica.is_there() {
+        return;
+    }
+    let probe = job.worker.container.get("readinessProbe");
+    let waits = job.waits_for_workers();
+    // An entrypoint can wait, and ours does; a command cannot.
+    let image = job.launcher.container.get("image").text().unwrap_or("");
+    let is_ours = image.rsplit('/').next().is_some_and(|name| name.contains("ringpull"))
+        || job.launcher.env().iter().any(|(name, _)| name.starts_with("RINGPULL_"));
+    let runs_mpirun = job.launcher.words().first().is_some_and(|word| is_mpirun(word));
+    let may_wait = !job.launcher.has_command() && (is_ours || !runs_mpirun);
+    if !waits && !may_wait {
+        let what = if job.implementation() == "MPICH" {
+            "mpirun starts before its workers listen, and MPICH's then hangs"
+        } else {
+            "mpirun starts before its workers' names resolve: \"Could not resolve hostname\", at the cost of a retry"
+        };
+        let fix = "write launcherCreationPolicy: WaitForWorkersReady, with a readinessProbe on the workers' ssh port";
+        findings.warn("start-race", &job.spec.get("launcherCreationPolicy"), what, fix);
+    }
+    if waits && !probe.is_there() {
+        findings.warn(
+            "no-probe",
+            &probe,
+            "without a probe a worker counts as ready before its sshd listens",
+            "add readinessProbe: {tcpSocket: {port: 2222}} with sshd's port",
+        );
+    }
+}
+
+fn root(job: &Job, findings: &mut Findings) {
+    let Some(words) = mpirun(&job.launcher).filter(|_| job.launcher.has_command()) else { return };
+    let allowed =
+        has(&words, &["--allow-run-as-root", "-allow-run-as-root"]) || job.launcher.has_env("OMPI_ALLOW_RUN_AS_ROOT");
+    let orted = ["mpirun", "orterun", "prterun", "mpiexec"].contains(&words[0].rsplit('/').next().unwrap_or(""));
+    if orted && job.implementation() == "OpenMPI" && job.launcher.user() == 0 && !allowed {
+        findings.warn(
+            "as-root",
+            &job.launcher.container.get("command"),
+            "Open MPI's mpirun refuses to run as root, unless the image allows it",
+            "add --allow-run-as-root behind mpirun, or run as a user",
+        );
+    }
+}
+
+fn first_container(job: &Job, findings: &mut Findings) {
+    for container in job.launcher.pod.get("containers").items().iter().skip(1) {
+        let words = [container.get("command").words(), container.get("args").words()].concat();
+        if words.iter().any(|word| word.split_whitespace().any(is_mpirun)) {
+            findings.error(
+                "second-container",
+                container,
+                "the hostfile, the key and the variables go to the first container only, and this one runs mpirun",
+                "make it the first of the containers",
+            );
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Whether `mpiImplementation`, by which the operator sets its variables, is the MPI of the image and of the command's options.
+
+use super::Findings;
+use super::job::Job;
+use crate::command::is_mpirun;
+
+/// Options that only Open MPI's `mpirun` knows.
+const OPEN_MPI: [&str; 10] = [
+    "--allow-run-as-root",
+    "-allow-run-as-root",
+    "--mca",
+    "-mca",
+    "--prtemca",
+    "--oversubscribe",
+    "-oversubscribe",
+    "--report-bindings",
+    "--tag-output",
+    "-x",
+];
+
+/// Options that only the `mpirun` of MPICH and of Intel MPI know.
+const HYDRA: [&str; 10] = [
+    "-genv",
+    "-genvall",
+    "-genvlist",
+    "-genvnone",
+    "-envall",
+    "-envlist",
+    "-ppn",
+    "-perhost",
+    "-iface",
+    "-prepend-rank",
+];
+
+pub fn check(job: &Job, findings: &mut Findings) {
+    if !job.launcher.replica.is_there() {
+        return;
+    }
+    let implementation = job.implementation();
+    let image = job.launcher.container.get("image");
+    if let Some(other) = image.text().and_then(named_in).filter(|other| *other != implementation) {
+        findings.error(
+            "mpi-image",
+            &image,
+            format!("the image is named after {other}, which does not read what the operator sets for {implementation}: ranks find no hosts"),
+            format!("write mpiImplementation: {other}, or take an image with {implementation}"),
+        );
+        return;
+    }
+    let (theirs, others) = if implementation == "OpenMPI" { (HYDRA, "MPICH or Intel") } else { (OPEN_MPI, "OpenMPI") };
+    if let Some(option) = options(&job.launcher.words()).find(|word| theirs.contains(word)) {
+        findings.error(
+            "mpi-options",
+            &job.launcher.container.get(if job.launcher.has_command() { "command" } else { "args" }),
+            format!("{option} is an option of {others}, and mpiImplementation is {implementation}"),
+            format!("write mpiImplementation: {others}, or the option as {implementation} has it"),
+        );
+    }
+}
+
+/// The implementation that the image's own name or tag speaks of; ours has Open MPI.
+fn named_in(image: &str) -> Option<&'static str> {
+    let name = image.rsplit('/').next()?.to_lowercase();
+    let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+    let is_operators = image.contains("mpioperator/");
+    if has(&["mpich"]) {
+        Some("MPICH")
+    } else if has(&["openmpi", "open-mpi"]) || name.split([':', '@']).next() == Some("ringpull") {
+        Some("OpenMPI")
+    } else if has(&["intelmpi", "intel-mpi", "oneapi"]) || is_operators && has(&["intel"]) {
+        Some("Intel")
+    } else {
+        None
+    }
+}
+
+/// The options of `mpirun` itself: its words up to the first two in a row that are no options, where the program begins.
+fn options(words: &[String]) -> impl Iterator<Item = &str> {
+    let at = words.iter().position(|word| is_mpirun(word)).map_or(words.len(), |at| at + 1);
+    let own = &words[at..];
+    let is_option = |word: &String| word.starts_with('-');
+    let end = (1..own.len()).find(|at| !is_option(&own[*at]) && !is_option(&own[at - 1])).unwrap_or(own.len());
+    own[..end].iter().map(String::as_str)
+}

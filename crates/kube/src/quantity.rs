@@ -1,0 +1,160 @@
+//! Kubernetes' quantities: `500m`, `2`, `1.5`, `8Gi`, `64M`, `1e3`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::{Error, Result};
+
+/// A positive quantity, kept in the words it was given in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Quantity {
+    text: String,
+}
+
+const SUFFIXES: [(&str, f64); 16] = [
+    ("n", 1e-9),
+    ("u", 1e-6),
+    ("m", 1e-3),
+    ("", 1.0),
+    ("k", 1e3),
+    ("M", 1e6),
+    ("G", 1e9),
+    ("T", 1e12),
+    ("P", 1e15),
+    ("E", 1e18),
+    ("Ki", 1024.0),
+    ("Mi", 1024.0 * 1024.0),
+    ("Gi", 1024.0 * 1024.0 * 1024.0),
+    ("Ti", 1024.0 * 1024.0 * 1024.0 * 1024.0),
+    ("Pi", 1024.0 * 1024.0 * 1024.0 * 1024.0 * 1024.0),
+    ("Ei", 1024.0 * 1024.0 * 1024.0 * 1024.0 * 1024.0 * 1024.0),
+];
+
+impl Quantity {
+    /// The number it stands for.
+    pub fn value(&self) -> f64 {
+        value_of(&self.text).unwrap_or(0.0)
+    }
+
+    /// An amount of memory: at least a mebibyte, since `512m` is half a byte.
+    pub fn memory(text: &str) -> Result<Self> {
+        let quantity: Quantity = text.parse()?;
+        if quantity.value() < 1024.0 * 1024.0 {
+            let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+            return Err(Error::argument(
+                format!("{text:?} of memory is {} bytes", quantity.value()),
+                format!("memory is counted in Mi or Gi: {number}Mi or {number}Gi (a small m is a thousandth)"),
+            ));
+        }
+        Ok(quantity)
+    }
+
+    /// An amount of processor: a thousandth of a core at the least, and no unit of memory.
+    pub fn cpus(text: &str) -> Result<Self> {
+        let quantity: Quantity = text.parse()?;
+        if !(0.001..=1e6).contains(&quantity.value()) {
+            return Err(Error::argument(
+                format!("{text:?} is no number of cores"),
+                "cores are counted as 2, 0.5 or 500m (thousandths)",
+            ));
+        }
+        Ok(quantity)
+    }
+}
+
+fn value_of(text: &str) -> Option<f64> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    if !number.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let number: f64 = number.parse().ok()?;
+    if let Some((_, factor)) = SUFFIXES.iter().find(|(name, _)| *name == suffix) {
+        return Some(number * factor);
+    }
+    let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
+    Some(number * 10f64.powi(exponent))
+}
+
+impl FromStr for Quantity {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if value_of(text).is_some_and(|value| value > 0.0 && value.is_finite()) {
+            return Ok(Quantity { text: text.to_owned() });
+        }
+        let near = text.trim().trim_end_matches(['B', 'b']).replace(' ', "");
+        let near = if value_of(&near).is_some() {
+            near
+        } else {
+            value_of(&near.to_uppercase()).map_or_else(|| "8Gi".to_owned(), |_| near.to_uppercase())
+        };
+        Err(Error::argument(
+            format!("{text:?} is not a quantity"),
+            format!(
+                "write {near}: a number above 0 and one of m, k, M, G, T, Ki, Mi, Gi, Ti or nothing, without a blank"
+            ),
+        ))
+    }
+}
+
+impl TryFrom<String> for Quantity {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<Quantity> for String {
+    fn from(quantity: Quantity) -> Self {
+        quantity.text
+    }
+}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantity_is_a_number_and_a_suffix() {
+        let values =
+            ["2", "500m", "1.5", "8Gi", "64M", "1e3", "2k"].map(|text| text.parse::<Quantity>().unwrap().value());
+        assert_eq!(values, [2.0, 0.5, 1.5, 8_589_934_592.0, 64e6, 1000.0, 2000.0]);
+        assert_eq!(String::from("8Gi".parse::<Quantity>().unwrap()), "8Gi");
+    }
+
+    #[test]
+    fn what_is_no_quantity_is_an_error_that_offers_the_nearest() {
+        for (text, near) in [
+            ("8GB", "8G"),
+            ("8 Gi", "8Gi"),
+            ("4gb", "4G"),
+            ("", "8Gi"),
+            ("-1", "8Gi"),
+            ("0", "above 0"),
+            ("GiB", "8Gi"),
+            ("1.2.3", "8Gi"),
+        ] {
+            let error = text.parse::<Quantity>().unwrap_err().to_string();
+            assert!(error.contains(near) && error.contains("hint: "), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_thousandth_of_a_byte_and_a_billion_cores_are_errors() {
+        assert!(Quantity::memory("512m").unwrap_err().to_string().contains("512Mi"));
+        assert!(Quantity::memory("512Mi").is_ok());
+        assert!(Quantity::cpus("8Gi").unwrap_err().to_string().contains("500m"));
+        assert!(Quantity::cpus("250m").is_ok());
+    }
+}

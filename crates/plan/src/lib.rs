@@ -1,0 +1,159 @@
+//! Collectives as plans.
+//!
+//! A collective operation is described before it is done: from `(rank, size, len)` each rank computes a [`Plan`], the
+//! list of its sends and receives, without a message and without a buffer. The map:
+//!
+//! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
+//! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each, opened by the
+//!   prose that explains it;
+//! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of `ringpull-allreduce` does it;
+//! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by symbols,
+//!   that the plans of all ranks do what they promise.
+//!
+//! Promises of every plan here:
+//!
+//! - after it, all ranks hold the same bits, in every run with the same arguments;
+//! - each rank's contribution is in each sum exactly once;
+//! - it ends, however little is buffered, and leaves no message unread;
+//! - no message is empty: ranks without a part are passed over by both sides.
+//!
+//! Per rank, for `n` ranks and a buffer of `S` bytes (`q = ceil(log2 n)`):
+//!
+//! | plan | messages in a row | messages sent | bytes sent |
+//! | --- | --- | --- | --- |
+//! | allreduce `ring` | `2 (n-1)` | `2 (n-1)` | `2 (n-1)/n S` |
+//! | allreduce `direct` | 2 | `2 (n-1)` | `2 (n-1)/n S` |
+//! | allreduce `circulant` | at most `2 q` | `2 q`, up to `6 q` where ranges wrap or are split | `2 (n-1)/n S` |
+//! | allreduce `doubling` | `floor(log2 n)`, and 2 if `n` is no power of two | the same | `S` each |
+//! | allreduce `star` | 2 | `n - 1` from rank 0, else 1 | `(n-1) S` from rank 0, else `S` |
+//! | allreduce in two racks | grows with the pieces | the same | `2 (m-1)/m S` to the `m` ranks of its rack, `S/m` across |
+//! | allreduce `ordered`, long | `2 (n-1)`, the pieces behind one another | twice the pieces, from the first and the last rank once | `2 S`, from the first and the last rank `S` |
+//! | allreduce `tree` | `2 floor(log2 n)` | up to `q` | up to `q S` |
+//! | broadcast, tree | `floor(log2 n)` | up to `q` | up to `q S` |
+//! | broadcast, chain of `k` pieces | `n - 1`, the pieces behind one another | `k` | `S` |
+//! | allgather, circulant | at most `q` | `q`, up to `2 q` where ranges wrap | `S` less its receiver's part |
+//! | allgather, ring | `n - 1` | `n - 1` | `S` less its receiver's part |
+
+mod check;
+mod choose;
+mod circulant;
+mod direct;
+mod doubling;
+mod model;
+mod ordered;
+mod parts;
+mod plan;
+#[cfg(test)]
+mod proofs;
+mod racks;
+mod ring;
+mod schedule;
+mod star;
+mod tree;
+
+pub use check::{Fault, Goal, Traffic, check};
+pub use choose::{Prediction, Segments, choose, predict};
+pub use model::Model;
+pub use parts::Parts;
+pub use plan::{Algorithm, Move, Plan, Then};
+pub use schedule::{Action, Lane, Message, Schedule};
+
+/// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a row.
+/// Longer ones are rings: a part much longer than the others passes each link once, and all links at the same time.
+const SHORT_LEN: usize = 16 << 10;
+
+/// The plan of `rank` for the sum of all ranks' buffers of `len` elements, on every rank, in place.
+///
+/// # Panics
+/// If `rank` is not below `size`.
+pub fn allreduce(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> Plan {
+    assert!(rank < size, "rank {rank} of {size}");
+    let count = match algorithm {
+        Algorithm::Ring | Algorithm::Direct | Algorithm::Circulant => size,
+        Algorithm::Doubling | Algorithm::Star | Algorithm::Tree => 1,
+    };
+    let mut plan = Plan::new(Parts::even(len, count));
+    match algorithm {
+        Algorithm::Ring => {
+            ring::reduce_scatter(&mut plan, rank, size);
+            ring::allgather(&mut plan, rank, size);
+        }
+        Algorithm::Direct => {
+            direct::reduce_scatter(&mut plan, rank, size);
+            direct::allgather(&mut plan, rank, size);
+        }
+        Algorithm::Circulant => {
+            circulant::reduce_scatter(&mut plan, rank, size);
+            circulant::allgather(&mut plan, rank, size);
+        }
+        Algorithm::Doubling => doubling::allreduce(&mut plan, rank, size),
+        Algorithm::Star => star::allreduce(&mut plan, rank, size),
+        Algorithm::Tree => {
+            tree::reduce(&mut plan, 0, rank, size);
+            tree::broadcast(&mut plan, 0, rank, size);
+        }
+    }
+    plan
+}
+
+/// The plan of `rank` for the same sum where the ranks stand in two racks with a narrow link between them: every byte
+/// crosses it once in each direction. The buffer goes in `pieces`, so that the stages of one overlap those of others.
+///
+/// # Panics
+/// If `rank` is in neither rack, a rack is empty, or `pieces` is 0.
+pub fn allreduce_in_racks(rank: usize, racks: [&[usize]; 2], len: usize, pieces: usize) -> Plan {
+    assert!(racks.iter().all(|ranks| !ranks.is_empty()) && pieces > 0, "two racks with ranks in them, and a piece");
+    racks::allreduce(rank, racks, len, pieces)
+}
+
+/// The plan of `rank` for the same sum, each element added up in the order of the ranks, for any `size` and `len`.
+///
+/// # Panics
+/// If `rank` is not below `size`.
+pub fn allreduce_in_order(rank: usize, size: usize, len: usize) -> Plan {
+    assert!(rank < size, "rank {rank} of {size}");
+    ordered::allreduce(rank, size, len)
+}
+
+/// The plan of `rank` that gives every rank the buffer of `root`, of `len` elements: a tree, and a chain for long
+/// buffers.
+///
+/// # Panics
+/// If `rank` or `root` is not below `size`.
+pub fn broadcast(root: usize, rank: usize, size: usize, len: usize) -> Plan {
+    assert!(rank < size && root < size, "rank {rank} and root {root} of {size}");
+    if tree::is_chain(size, len) {
+        let mut plan = Plan::new(Parts::even(len, len.div_ceil(tree::PIECE_LEN)));
+        tree::chain(&mut plan, root, rank, size);
+        plan
+    } else {
+        let mut plan = Plan::new(Parts::even(len, 1));
+        tree::broadcast(&mut plan, root, rank, size);
+        plan
+    }
+}
+
+/// The plan of `rank` that swaps with `other`: of `2 len` elements the lower rank sends the first half, the higher the second.
+pub fn exchange(rank: usize, other: usize, len: usize) -> Plan {
+    let mut plan = Plan::new(Parts::even(2 * len, 2));
+    let (own, theirs) = if rank < other { (0, 1) } else { (1, 0) };
+    plan.send(other, own..own + 1);
+    plan.recv(other, theirs..theirs + 1, Then::Copy);
+    plan
+}
+
+/// The plan of `rank` that gives every rank all parts, of which rank `r` brings part `r`. Parts may differ in length.
+///
+/// # Panics
+/// If `rank` is not below `size`, or there is not one part per rank.
+pub fn allgather(rank: usize, size: usize, parts: Parts) -> Plan {
+    assert!(rank < size && parts.count() == size, "rank {rank} of {size} with {} parts", parts.count());
+    let is_short = parts.len() / size <= SHORT_LEN;
+    let mut plan = Plan::new(parts);
+    if is_short {
+        circulant::allgather(&mut plan, rank, size);
+    } else {
+        ring::allgather(&mut plan, rank, size);
+    }
+    plan
+}

@@ -1,0 +1,197 @@
+//! A plan as the messages of one rank: parts cut into segments, moves into messages of whole segments, and what each
+//! message has to wait for.
+//!
+//! A message depends on the earlier messages of the plan that touch the same segments, and on nothing else. A schedule is made once and
+//! run any number of times.
+
+use std::ops::Range;
+
+use ringpull_base::DType;
+
+use crate::plan::{Move, Plan, Then};
+
+/// What a message does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    Send,
+    Reduce,
+    Copy,
+}
+
+pub struct Message {
+    /// Its lane among those of its direction.
+    pub lane: u32,
+    pub action: Action,
+    /// Bytes of the buffer.
+    pub start: usize,
+    pub(super) end: usize,
+    /// The first of its dependents; the next message's first is its end.
+    first_dependent: u32,
+}
+
+impl Message {
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+/// Messages to or from one peer, in program order.
+pub struct Lane {
+    pub peer: usize,
+    queue: Vec<u32>,
+    /// Of all messages.
+    pub bytes: usize,
+}
+
+/// What one rank sends and receives for one plan on elements of one type.
+pub struct Schedule {
+    pub dtype: DType,
+    /// Of the buffer that it runs on.
+    pub len_bytes: usize,
+    /// Of all messages.
+    pub traffic_bytes: usize,
+    pub all: Vec<Message>,
+    /// Lanes stand in the order in which the plan first names their peers.
+    pub out: Vec<Lane>,
+    pub into: Vec<Lane>,
+    /// For each message, how many earlier ones must finish before it may: itself counts as one.
+    pub pending: Vec<u32>,
+    dependents: Vec<u32>,
+}
+
+impl Schedule {
+    /// Of `plan` on elements of `dtype`, in messages of at most `segment_bytes`, or of one element.
+    pub fn of(plan: &Plan, dtype: DType, segment_bytes: usize) -> Self {
+        let element = dtype.size_bytes();
+        let most = (segment_bytes / element).max(1);
+        let cells = Cells::of(plan, most);
+        let mut schedule = Schedule {
+            dtype,
+            len_bytes: plan.parts.len() * element,
+            traffic_bytes: 0,
+            all: Vec::new(),
+            out: Vec::new(),
+            into: Vec::new(),
+            pending: Vec::new(),
+            dependents: Vec::new(),
+        };
+        let mut edges: Vec<(u32, u32)> = Vec::new();
+        let mut writer: Vec<Option<u32>> = vec![None; cells.count()];
+        let mut readers: Vec<Vec<u32>> = vec![Vec::new(); cells.count()];
+        let mut before: Vec<u32> = Vec::new();
+        for step in &plan.moves {
+            let (peer, parts, action) = match step {
+                Move::Send { to, parts } => (*to, parts, Action::Send),
+                Move::Recv { from, parts, then: Then::Reduce } => (*from, parts, Action::Reduce),
+                Move::Recv { from, parts, then: Then::Copy } => (*from, parts, Action::Copy),
+            };
+            let lanes = if action == Action::Send { &mut schedule.out } else { &mut schedule.into };
+            let lane = Lane::of(lanes, peer);
+            for group in cells.groups(parts, most) {
+                let index = schedule.all.len() as u32;
+                before.clear();
+                for cell in group.clone() {
+                    before.extend(writer[cell]);
+                    if action == Action::Send {
+                        readers[cell].push(index);
+                    } else {
+                        before.append(&mut readers[cell]);
+                        writer[cell] = Some(index);
+                    }
+                }
+                before.sort_unstable();
+                before.dedup();
+                edges.extend(before.iter().map(|earlier| (*earlier, index)));
+                lanes[lane].queue.push(index);
+                schedule.pending.push(before.len() as u32 + 1);
+                let (start, end) = (cells.bounds[group.start] * element, cells.bounds[group.end] * element);
+                lanes[lane].bytes += end - start;
+                schedule.all.push(Message { lane: lane as u32, action, start, end, first_dependent: 0 });
+            }
+        }
+        schedule.traffic_bytes = schedule.all.iter().map(Message::len).sum();
+        edges.sort_unstable();
+        for (index, message) in schedule.all.iter_mut().enumerate() {
+            message.first_dependent = edges.partition_point(|edge| (edge.0 as usize) < index) as u32;
+        }
+        schedule.dependents.extend(edges.iter().map(|edge| edge.1));
+        // It may be kept for long.
+        schedule.all.shrink_to_fit();
+        schedule.pending.shrink_to_fit();
+        schedule.out.iter_mut().chain(&mut schedule.into).for_each(|lane| lane.queue.shrink_to_fit());
+        schedule
+    }
+
+    /// The number of messages.
+    pub fn messages(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether it sends and never receives.
+    pub fn only_sends(&self) -> bool {
+        self.into.is_empty()
+    }
+
+    /// The messages that may not finish before this one is finished, or is sent from a copy.
+    pub fn dependents(&self, index: u32) -> &[u32] {
+        let first = |index: usize| self.all.get(index).map_or(self.dependents.len(), |at| at.first_dependent as usize);
+        &self.dependents[first(index as usize)..first(index as usize + 1)]
+    }
+}
+
+impl Lane {
+    /// The place of the peer's lane, which is added if it is new.
+    fn of(lanes: &mut Vec<Lane>, peer: usize) -> usize {
+        lanes.iter().position(|lane| lane.peer == peer).unwrap_or_else(|| {
+            lanes.push(Lane { peer, queue: Vec::new(), bytes: 0 });
+            lanes.len() - 1
+        })
+    }
+
+    /// The message at this place of the queue.
+    pub fn message(&self, place: usize) -> Option<u32> {
+        self.queue.get(place).copied()
+    }
+}
+
+/// The segments of a buffer: the same on every rank, since they follow from the parts and the segment's length alone.
+struct Cells {
+    /// Boundaries in elements.
+    bounds: Vec<usize>,
+    /// The first cell of each part, and the number of cells at the end.
+    first: Vec<usize>,
+}
+
+impl Cells {
+    fn of(plan: &Plan, segment: usize) -> Self {
+        let (mut bounds, mut first) = (vec![0], vec![0]);
+        for part in 0..plan.parts.count() {
+            let range = plan.parts.range(part..part + 1);
+            bounds.extend((range.start..range.end).step_by(segment).skip(1));
+            if !range.is_empty() {
+                bounds.push(range.end);
+            }
+            first.push(bounds.len() - 1);
+        }
+        Cells { bounds, first }
+    }
+
+    fn count(&self) -> usize {
+        self.bounds.len() - 1
+    }
+
+    /// Runs of consecutive cells that fit one message of `most` elements, in order.
+    fn groups(&self, parts: &Range<usize>, most: usize) -> Vec<Range<usize>> {
+        let (mut start, end) = (self.first[parts.start], self.first[parts.end]);
+        let mut groups = Vec::new();
+        while start < end {
+            let mut stop = start + 1;
+            while stop < end && self.bounds[stop + 1] - self.bounds[start] <= most {
+                stop += 1;
+            }
+            groups.push(start..stop);
+            start = stop;
+        }
+        groups
+    }
+}

@@ -1,0 +1,49 @@
+//! Parameter servers: scheduler, servers and workers of one job, joined by the `DMLC_*` variables, over ZeroMQ.
+//!
+//! Every node (a worker or a server) holds a `link` to the scheduler, which assigns ranks, runs barriers, listens to
+//! heartbeats, and tells every node of a fault or of the end. Values travel between workers and servers only:
+//!
+//! ```text
+//!   worker 0 --push segment--> server 0        shard: which server holds which segment of a key
+//!   worker 0 <---new value---- server 0        merge: one round of pushes, added up in rank order
+//!   worker 1 --push segment--> server 1        server, scheduler: (state, message) -> replies, no I/O
+//!        \____ scheduler _________/            *_loop: the same with sockets around them
+//! ```
+//!
+//! - A round of a segment is complete when every worker's push of that round has arrived; it is merged by rank, so that
+//!   the bits are the same in every run, and a worker that pushes twice contributes to two rounds.
+//! - `push_pull` asks for the new value along with the push: segment `i` comes back while segment `i + 1` goes out.
+//! - Whatever arrives from a peer that is not of the job, or that cannot be decoded, is logged and dropped.
+//! - A lost node, a stall or a disagreement is reported to the scheduler, which tells every node and ends the job.
+
+pub mod coded;
+pub(crate) mod link;
+pub(crate) mod merge;
+pub mod message;
+pub(crate) mod operation;
+pub mod scheduler;
+mod scheduler_loop;
+pub mod server;
+mod server_loop;
+pub mod shard;
+pub(crate) mod socket;
+pub mod worker;
+mod worker_loop;
+
+use ringpull_base::config::{Config, Dmlc, Role};
+use ringpull_base::{Error, Result};
+
+/// Runs this process as the job's scheduler or as one of its servers, until the job has ended. Blocks.
+///
+/// # Errors
+/// If the job failed: every node of it has been told, and the process should exit with a status other than 0.
+pub fn run_node(role: Role, config: &Config, dmlc: &Dmlc) -> Result<()> {
+    match role {
+        Role::Scheduler => scheduler_loop::run(config, dmlc),
+        Role::Server => server_loop::run(config, dmlc),
+        Role::Worker => Err(Error::argument(
+            "a worker is not a node to be run",
+            "create a store of kind dist_sync or dist_async in the worker's program",
+        )),
+    }
+}

@@ -1,0 +1,198 @@
+//! A node's link to the scheduler: registration, heartbeats, and the news that end the job.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use zmq::{Context, Message, POLLIN, Socket};
+
+use ringpull_base::config::{Config, Dmlc, Role};
+use ringpull_base::{Error, Kind, Result};
+
+use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
+use crate::scheduler::lost_node;
+use crate::socket::{self, Event, Monitor};
+
+/// How long after a connection broke its end is believed: what the peer said last is read before.
+pub(crate) const GRACE: Duration = Duration::from_millis(400);
+
+/// How long last words may take.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
+
+/// The link, once the node has registered.
+pub(crate) struct Link {
+    socket: Socket,
+    monitor: Monitor,
+    root: SocketAddr,
+    interval: Duration,
+    limit: Duration,
+    heard: Instant,
+    beaten: Instant,
+    broken: Option<Instant>,
+}
+
+impl Link {
+    /// Registers with the scheduler and waits until every node of the job has.
+    pub(crate) fn register(
+        context: &Context,
+        config: &Config,
+        dmlc: &Dmlc,
+        info: NodeInfo,
+        kind: Option<Kind>,
+    ) -> Result<(Self, Job)> {
+        let socket = socket::connect(context, dmlc.root, &[], 0)?;
+        let monitor = Monitor::new(context, &socket, "link")?;
+        let now = Instant::now();
+        let mut link = Link {
+            socket,
+            monitor,
+            root: dmlc.root,
+            interval: config.heartbeat_interval,
+            limit: config.heartbeat_timeout,
+            heard: now,
+            beaten: now,
+            broken: None,
+        };
+        let (role, preferred) = (info.role, dmlc.preferred_rank);
+        let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
+        link.send(&ToScheduler::Register { info, preferred, kind, num_workers, num_servers })?;
+        // The scheduler says after three times the limit who is missing; it is given the time to.
+        let limit = config.timeout * 3 + FAREWELL;
+        let mut answered = false;
+        loop {
+            let mut items = [link.socket.as_poll_item(POLLIN), link.monitor.socket().as_poll_item(POLLIN)];
+            socket::poll(&mut items, link.interval.min(Duration::from_millis(100)))?;
+            while let Some(message) = link.receive()? {
+                answered = true;
+                match message {
+                    FromScheduler::Welcome(job) if job.has(role) => return Ok((link, job)),
+                    FromScheduler::Welcome(_) => {
+                        return Err(Error::Protocol {
+                            rank: 0,
+                            peer: format!("the scheduler ({})", link.root),
+                            what: format!("a job without servers, or without this {role}"),
+                            remedy: "run the same version of ringpull on every node".to_owned(),
+                        });
+                    }
+                    FromScheduler::Abort(error) => return Err(error),
+                    _ => {}
+                }
+            }
+            link.beat(0)?;
+            if !answered {
+                link.heard = Instant::now();
+            } else if let Some(cause) = link.loss() {
+                return Err(link.lost(&cause));
+            }
+            if now.elapsed() > limit {
+                return Err(Error::Io {
+                    action: format!("join the job as a {role} of the scheduler at"),
+                    path: link.root.to_string(),
+                    text: format!("no answer for {:.0} s", now.elapsed().as_secs_f64()),
+                    remedy: "start a process with DMLC_ROLE=scheduler there, and check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+                        .to_owned(),
+                });
+            }
+        }
+    }
+
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    pub(crate) fn monitor(&self) -> &Socket {
+        self.monitor.socket()
+    }
+
+    pub(crate) fn send(&self, message: &ToScheduler) -> Result<()> {
+        socket::send(&self.socket, vec![Message::from(encode(message))]).map(drop)
+    }
+
+    /// The next message that is there.
+    pub(crate) fn receive(&mut self) -> Result<Option<FromScheduler>> {
+        while let Some(frames) = socket::receive(&self.socket)? {
+            self.heard = Instant::now();
+            if let [header] = &frames[..]
+                && let Some(message) = decode(header)
+            {
+                return Ok(Some(message));
+            }
+            tracing::warn!("dropped a message from the scheduler that cannot be decoded");
+        }
+        Ok(None)
+    }
+
+    /// Sends a heartbeat if it is time for one.
+    pub(crate) fn beat(&mut self, moved: u64) -> Result<()> {
+        if self.beaten.elapsed() >= self.interval {
+            self.beaten = Instant::now();
+            self.send(&ToScheduler::Heartbeat { moved })?;
+        }
+        Ok(())
+    }
+
+    /// How often `beat` and `loss` want to be called.
+    pub(crate) fn interval(&self) -> Duration {
+        self.interval.min(Duration::from_millis(200))
+    }
+
+    /// Why the scheduler must be taken for lost, if it must. Call it after the messages there are have been read.
+    pub(crate) fn loss(&mut self) -> Option<String> {
+        while let Some(event) = self.monitor.next() {
+            if matches!(event, Event::Disconnected) {
+                self.broken.get_or_insert_with(Instant::now);
+            }
+        }
+        if self.broken.is_some_and(|since| since.elapsed() > GRACE) {
+            return Some("its connection closed".to_owned());
+        }
+        let silent = self.heard.elapsed();
+        (silent > self.limit).then(|| format!("no heartbeat for {:.1} s", silent.as_secs_f64()))
+    }
+
+    /// The scheduler's loss as an error.
+    pub(crate) fn lost(&self, cause: &str) -> Error {
+        lost_node(format!("the scheduler ({})", self.root), cause.to_owned())
+    }
+
+    /// Says goodbye and waits a moment for the answer.
+    pub(crate) fn leave(mut self) -> Result<()> {
+        self.send(&ToScheduler::Goodbye)?;
+        let start = Instant::now();
+        while start.elapsed() < FAREWELL {
+            let mut items = [self.socket.as_poll_item(POLLIN)];
+            socket::poll(&mut items, Duration::from_millis(100))?;
+            match self.receive()? {
+                Some(FromScheduler::Farewell | FromScheduler::Abort(_)) => break,
+                _ if self.loss().is_some() => break,
+                _ => {}
+            }
+        }
+        self.close();
+        Ok(())
+    }
+
+    /// Closes the link, giving what was said last a moment to leave.
+    pub(crate) fn close(self) {
+        socket::close(self.socket, FAREWELL);
+    }
+}
+
+/// What this process says of itself.
+pub(crate) fn describe(role: Role, dmlc: &Dmlc, port: u16) -> Result<NodeInfo> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Ok(NodeInfo { role, address: node_address(dmlc)?.to_string(), port, pid: std::process::id(), host })
+}
+
+/// The address of this host on the route to the scheduler, unless `DMLC_NODE_HOST` names it.
+pub(crate) fn node_address(dmlc: &Dmlc) -> Result<std::net::IpAddr> {
+    if let Some(address) = dmlc.node_host {
+        return Ok(address);
+    }
+    let any = if dmlc.root.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let route = || {
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(dmlc.root)?;
+        socket.local_addr()
+    };
+    route().map(|local| local.ip()).map_err(|cause| Error::io("find the route to", dmlc.root, &cause))
+}

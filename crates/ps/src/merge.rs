@@ -1,0 +1,184 @@
+//! One round of pushes to one segment, added up in rank order whatever order they arrive in.
+//!
+//! The contributions of ranks `0..next` are in the sum; those of later ranks wait until their turn has come. So the same
+//! additions happen in the same order in every run, and the sum's bits are the same.
+
+use std::collections::BTreeMap;
+
+use zmq::Message;
+
+use ringpull_base::DType;
+use ringpull_kernels::compress::{Codec, Compression};
+use ringpull_kernels::reduce;
+
+/// One worker's push of one segment.
+pub(crate) enum Gradient {
+    /// Every element.
+    Dense(Message),
+    /// Units of the segment by ascending index, each once; the others are zero.
+    Rows(Vec<i64>, Message),
+    /// Every element, compressed; the code has been checked.
+    Coded(Compression, Message),
+}
+
+/// What the contributions add up to.
+pub(crate) enum Sum {
+    Dense(Message),
+    Rows { ids: Vec<i64>, rows: Vec<u8> },
+}
+
+/// What a merge has to know of its segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub dtype: DType,
+    pub len_bytes: usize,
+    pub(crate) unit_bytes: usize,
+}
+
+/// A round that is being merged.
+#[derive(Default)]
+pub(crate) struct Round {
+    /// The sum over ranks `0..next`.
+    sum: Option<Partial>,
+    next: usize,
+    /// What came early, by rank.
+    held: BTreeMap<usize, Gradient>,
+}
+
+enum Partial {
+    Dense(Message),
+    Rows(BTreeMap<i64, Vec<u8>>),
+    /// Codes whose decoded values cannot be added one by one without rounding: they are kept, and summed as integers at the end.
+    Codes(Codec, Vec<Message>, Geometry),
+}
+
+impl Round {
+    pub(crate) fn has(&self, rank: usize) -> bool {
+        rank < self.next || self.held.contains_key(&rank)
+    }
+
+    /// Adds `rank`'s contribution, which has not come before.
+    pub(crate) fn add(&mut self, rank: usize, gradient: Gradient, geometry: Geometry) {
+        self.held.insert(rank, gradient);
+        while let Some(gradient) = self.held.remove(&self.next) {
+            self.sum = Some(match self.sum.take() {
+                None => first(gradient, geometry),
+                Some(sum) => plus(sum, gradient, geometry),
+            });
+            self.next += 1;
+        }
+    }
+
+    /// Whether all `workers` have contributed.
+    pub(crate) fn is_complete(&self, workers: usize) -> bool {
+        self.next == workers
+    }
+
+    /// The sum; `None` if nobody has contributed.
+    pub(crate) fn into_sum(self) -> Option<Sum> {
+        Some(match self.sum? {
+            Partial::Dense(sum) => Sum::Dense(sum),
+            Partial::Codes(codec, codes, geometry) => Sum::Dense(sum_of_codes(codec, &codes, geometry)),
+            Partial::Rows(rows) => {
+                let ids = rows.keys().copied().collect();
+                Sum::Rows { ids, rows: rows.into_values().flatten().collect() }
+            }
+        })
+    }
+}
+
+/// `message`, in memory that holds elements of `dtype`.
+pub(crate) fn aligned(message: Message, dtype: DType) -> Message {
+    // ZeroMQ keeps short messages inside their handle, whose address changes when it moves.
+    if message.len() > 64 && message.as_ptr().align_offset(dtype.size_bytes()) == 0 {
+        return message;
+    }
+    message_of(message.to_vec())
+}
+
+fn first(gradient: Gradient, geometry: Geometry) -> Partial {
+    match gradient {
+        Gradient::Dense(bytes) => Partial::Dense(aligned(bytes, geometry.dtype)),
+        Gradient::Rows(ids, rows) => add_rows(BTreeMap::new(), &ids, &rows, geometry),
+        Gradient::Coded(Compression::Codec(codec), code) if !codec.adds_exactly() => {
+            Partial::Codes(codec, vec![code], geometry)
+        }
+        Gradient::Coded(compression, code) => decode_onto(dense_of(&[], &[], geometry), compression, &code),
+    }
+}
+
+fn plus(sum: Partial, gradient: Gradient, geometry: Geometry) -> Partial {
+    match (sum, gradient) {
+        (Partial::Dense(mut sum), Gradient::Dense(addend)) => {
+            reduce::add_assign(geometry.dtype, &mut sum, &aligned(addend, geometry.dtype));
+            Partial::Dense(sum)
+        }
+        (Partial::Rows(sum), Gradient::Rows(ids, rows)) => add_rows(sum, &ids, &rows, geometry),
+        (Partial::Dense(mut sum), Gradient::Rows(ids, rows)) => {
+            let rows = aligned(rows, geometry.dtype);
+            for (id, row) in ids.iter().zip(rows.chunks_exact(geometry.unit_bytes)) {
+                let start = *id as usize * geometry.unit_bytes;
+                reduce::add_assign(geometry.dtype, &mut sum[start..start + geometry.unit_bytes], row);
+            }
+            Partial::Dense(sum)
+        }
+        (Partial::Dense(sum), Gradient::Coded(compression, code)) => decode_onto(sum, compression, &code),
+        (Partial::Codes(codec, mut codes, geometry), Gradient::Coded(Compression::Codec(other), code))
+            if other == codec =>
+        {
+            codes.push(code);
+            Partial::Codes(codec, codes, geometry)
+        }
+        (Partial::Codes(codec, codes, _), gradient) => {
+            plus(Partial::Dense(sum_of_codes(codec, &codes, geometry)), gradient, geometry)
+        }
+        (Partial::Rows(rows), gradient) => {
+            let ids: Vec<i64> = rows.keys().copied().collect();
+            let dense = dense_of(&ids, &rows.into_values().flatten().collect::<Vec<_>>(), geometry);
+            plus(Partial::Dense(dense), gradient, geometry)
+        }
+    }
+}
+
+fn decode_onto(mut sum: Message, compression: Compression, code: &[u8]) -> Partial {
+    compression.decode_add(code, bytemuck::cast_slice_mut(&mut sum));
+    Partial::Dense(sum)
+}
+
+/// What the codes of as many workers say together.
+fn sum_of_codes(codec: Codec, codes: &[Message], geometry: Geometry) -> Message {
+    let len = geometry.len_bytes / size_of::<f32>();
+    let mut sums = vec![0; codec.sum_bytes(len, codes.len())];
+    let slices: Vec<&[u8]> = codes.iter().map(|code| &code[..]).collect();
+    codec.sum(&slices, len, &mut sums);
+    let mut dense = vec![0f32; len];
+    codec.decode_sum(&sums, codes.len(), &mut dense);
+    message_of(bytemuck::cast_slice(&dense).to_vec())
+}
+
+fn add_rows(mut sum: BTreeMap<i64, Vec<u8>>, ids: &[i64], rows: &[u8], geometry: Geometry) -> Partial {
+    for (id, row) in ids.iter().zip(rows.chunks_exact(geometry.unit_bytes)) {
+        match sum.entry(*id) {
+            std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(row.to_vec())),
+            std::collections::btree_map::Entry::Occupied(mut place) => {
+                reduce::add_assign(geometry.dtype, place.get_mut(), row);
+            }
+        }
+    }
+    Partial::Rows(sum)
+}
+
+/// The whole segment: the rows where they belong, and zeros.
+pub(crate) fn dense_of(ids: &[i64], rows: &[u8], geometry: Geometry) -> Message {
+    let mut dense = vec![0; geometry.len_bytes];
+    for (id, row) in ids.iter().zip(rows.chunks_exact(geometry.unit_bytes)) {
+        let start = *id as usize * geometry.unit_bytes;
+        dense[start..start + geometry.unit_bytes].copy_from_slice(row);
+    }
+    message_of(dense)
+}
+
+/// A message over `bytes`, which are not copied.
+pub(crate) fn message_of(bytes: Vec<u8>) -> Message {
+    if bytes.is_empty() { Message::new() } else { Message::from(bytes) }
+}

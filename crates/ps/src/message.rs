@@ -1,0 +1,349 @@
+//! What the nodes of a job say to each other.
+//!
+//! A message is one or two ZeroMQ frames: a header, which is [`MAGIC`] and a `postcard` encoded enum, and the raw bytes of
+//! a segment where there are any. Decoding is total: whatever cannot be decoded is `None`, and no length inside a header is
+//! used to allocate memory.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::config::Role;
+use ringpull_base::{DType, Error, Key, Kind};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::{Optimizer, State};
+
+/// The first bytes of every header: the protocol's name and version.
+pub const MAGIC: &[u8; 5] = b"RPPS\x02";
+
+/// The longest header that is looked at.
+pub const MAX_HEADER_BYTES: usize = 64 << 20;
+
+/// A segment of a key, as workers and servers name it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Place {
+    /// The key.
+    pub key: Key,
+    /// The index of the segment within the key.
+    pub segment: u32,
+}
+
+/// From a worker to a server.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// The key's dtype and shape as this worker gave them; rank 0's carries the segment's first value as payload.
+    Init {
+        /// Which segment.
+        place: Place,
+        /// The key's element type.
+        dtype: DType,
+        /// The key's shape.
+        shape: Vec<u64>,
+        /// The size of this segment.
+        len_bytes: u64,
+        /// The size of one unit of the segment, which row ids count.
+        unit_bytes: u64,
+    },
+    /// A dense gradient of the segment, as payload.
+    Push {
+        /// Which segment.
+        place: Place,
+        /// The how manieth push of this segment by this worker it is, from 1.
+        round: u64,
+        /// The version of the optimizer when it was pushed, 0 for none.
+        optimizer: u64,
+        /// How the payload is compressed, if it is.
+        compression: Option<Compression>,
+        /// Where the new value is to go, if it is wanted.
+        reply: Option<u64>,
+    },
+    /// A row-sparse gradient: the payload is `count` ids of units within the segment (i64) and then the units.
+    PushRows {
+        /// Which segment.
+        place: Place,
+        /// As in `Push`.
+        round: u64,
+        /// As in `Push`.
+        optimizer: u64,
+        /// The number of units.
+        count: u64,
+    },
+    /// The segment's value, after this many rounds.
+    Pull {
+        /// Which segment.
+        place: Place,
+        /// The rounds that must have been applied.
+        rounds: u64,
+        /// What to send.
+        want: Want,
+        /// Where the value is to go.
+        reply: u64,
+    },
+    /// Pushes that name this version are applied by this optimizer.
+    SetOptimizer {
+        /// Counted from 1 by every worker alike.
+        version: u64,
+        /// The oldest version that a push still to come may name.
+        oldest: u64,
+        /// The optimizer.
+        optimizer: Optimizer,
+    },
+    /// Who keeps the segment from having had this many rounds?
+    WhoIsMissing {
+        /// Which segment.
+        place: Place,
+        /// The rounds waited for.
+        rounds: u64,
+        /// Where the answer is to go.
+        reply: u64,
+    },
+    /// Replaces the optimizer's state of the segment.
+    SetState {
+        /// Which segment.
+        place: Place,
+        /// The rule the state belongs to, by the version of the optimizer that has it.
+        optimizer: u64,
+        /// The state.
+        state: State,
+        /// Where the confirmation is to go.
+        reply: u64,
+    },
+    /// Is answered once everything before it has arrived.
+    Flush {
+        /// Where the answer is to go.
+        reply: u64,
+    },
+}
+
+/// What a pull asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Want {
+    /// The whole segment.
+    Value,
+    /// The units that the payload names (i64).
+    Rows,
+    /// Nothing but to be told.
+    Word,
+    /// The optimizer's state.
+    State,
+}
+
+/// From a server to a worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// What was asked for, as payload.
+    Value {
+        /// The number the request gave.
+        reply: u64,
+    },
+    /// The answer to `WhoIsMissing`; empty if nobody is.
+    Missing {
+        /// The number the request gave.
+        reply: u64,
+        /// `init` or `push`: what they have not done.
+        operation: String,
+        /// The ranks.
+        ranks: Vec<usize>,
+    },
+    /// The answer to `Pull` of `Want::State`.
+    State {
+        /// The number the request gave.
+        reply: u64,
+        /// The state.
+        state: State,
+    },
+}
+
+/// What a node says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Worker or server.
+    pub role: Role,
+    /// The address the others reach it by.
+    pub address: String,
+    /// A server's port, 0 for a worker.
+    pub port: u16,
+    /// Its process.
+    pub pid: u32,
+    /// Its host's name.
+    pub host: String,
+}
+
+/// From a node to the scheduler.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToScheduler {
+    /// The node wants to take part.
+    Register {
+        /// Who it is.
+        info: NodeInfo,
+        /// The rank it would like.
+        preferred: Option<usize>,
+        /// A worker's kind of store.
+        kind: Option<Kind>,
+        /// `DMLC_NUM_WORKER` as this node has it.
+        num_workers: usize,
+        /// `DMLC_NUM_SERVER` as this node has it.
+        num_servers: usize,
+    },
+    /// The node lives, and has moved this many payload bytes since it started.
+    Heartbeat {
+        /// Sent and received.
+        moved: u64,
+    },
+    /// The worker has come to this barrier, counted from 1.
+    Barrier {
+        /// Which.
+        number: u64,
+    },
+    /// Something happened that ends the job.
+    Fault(Error),
+    /// The worker has waited without progress for the ranks that this [`Error::Stalled`] names.
+    Stalled(Error),
+    /// The node is done.
+    Goodbye,
+    /// The error that the worker would end with, if it ended now; `None`: none any more.
+    Failing(Option<String>),
+}
+
+/// What a job is, once everybody is there.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// The receiver's rank in its role.
+    pub rank: usize,
+    /// Tells this job's nodes from strangers.
+    pub token: u64,
+    /// The kind of store.
+    pub kind: Kind,
+    /// Keys of at least this many elements are split over all servers; the scheduler's setting holds for all.
+    pub bigarray_bound: usize,
+    /// The workers, by rank.
+    pub workers: Vec<NodeInfo>,
+    /// The servers, by rank.
+    pub servers: Vec<NodeInfo>,
+}
+
+impl Job {
+    /// Whether there are servers, and the receiver is among those of its role.
+    pub(crate) fn has(&self, role: Role) -> bool {
+        let own = if role == Role::Server { &self.servers } else { &self.workers };
+        !self.servers.is_empty() && self.rank < own.len()
+    }
+
+    /// The routing identity of worker `rank` at every server.
+    pub fn identity(&self, rank: usize) -> Vec<u8> {
+        let mut identity = b"W".to_vec();
+        identity.extend_from_slice(&self.token.to_le_bytes());
+        identity.extend_from_slice(&(rank as u32).to_le_bytes());
+        identity
+    }
+
+    /// The rank whose [`identity`](Self::identity) it is.
+    pub fn rank_of(&self, identity: &[u8]) -> Option<usize> {
+        let rank = identity.strip_prefix(b"W")?.strip_prefix(&self.token.to_le_bytes())?;
+        let rank = u32::from_le_bytes(rank.try_into().ok()?) as usize;
+        (rank < self.workers.len()).then_some(rank)
+    }
+}
+
+/// From the scheduler to a node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FromScheduler {
+    /// Everybody is there.
+    Welcome(Job),
+    /// The scheduler lives; the answer to a heartbeat.
+    Alive,
+    /// Every worker has come to this barrier.
+    BarrierDone {
+        /// Which.
+        number: u64,
+    },
+    /// A worker has left with an error of its own: whoever waits for it waits in vain.
+    WorkerFailed,
+    /// The job has failed.
+    Abort(Error),
+    /// The job has ended: the answer to `Goodbye`, and to servers after the last worker's.
+    Farewell,
+}
+
+/// The header frame of a message.
+///
+/// # Panics
+/// Never: every message is an enum of plain fields.
+pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_extend(message, MAGIC.to_vec()).expect("messages are enums of plain fields, which postcard can encode")
+}
+
+/// The message of a header frame; `None` if it is none of this protocol and version.
+pub fn decode<T: DeserializeOwned>(header: &[u8]) -> Option<T> {
+    let body = header.get(..header.len().min(MAX_HEADER_BYTES))?.strip_prefix(MAGIC)?;
+    match postcard::take_from_bytes(body) {
+        Ok((message, [])) => Some(message),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn push() -> Request {
+        let place = Place { key: Key::from("conv1_weight"), segment: 3 };
+        Request::Push { place, round: 7, optimizer: 1, compression: None, reply: Some(12) }
+    }
+
+    #[test]
+    fn a_message_survives_the_wire_and_another_version_does_not() {
+        let mut header = encode(&push());
+        assert_eq!(decode::<Request>(&header), Some(push()));
+        header.push(0);
+        assert_eq!(decode::<Request>(&header), None, "bytes after the message");
+        header.pop();
+        header[4] = 1;
+        assert_eq!(decode::<Request>(&header), None, "another version");
+    }
+
+    #[test]
+    fn only_the_jobs_own_identities_have_ranks() {
+        let info = NodeInfo { role: Role::Worker, address: "::1".into(), port: 0, pid: 1, host: "h".into() };
+        let job = Job {
+            rank: 0,
+            token: 77,
+            kind: Kind::DistSync,
+            bigarray_bound: 9,
+            workers: vec![info.clone(), info],
+            servers: Vec::new(),
+        };
+        assert_eq!(job.rank_of(&job.identity(1)), Some(1));
+        assert_eq!(job.rank_of(&job.identity(2)), None);
+        assert_eq!(job.rank_of(&Job { token: 78, ..job.clone() }.identity(1)), None);
+        assert_eq!(job.rank_of(b"W"), None);
+        assert_eq!(job.rank_of(b""), None);
+        assert!(!job.has(Role::Worker), "a job without servers");
+        let info = job.workers[0].clone();
+        let job = Job { servers: vec![info], ..job };
+        assert!(job.has(Role::Worker) && job.has(Role::Server) && !Job { rank: 2, ..job }.has(Role::Worker));
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_is_total(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let framed = [MAGIC.as_slice(), &bytes].concat();
+            for header in [&bytes, &framed] {
+                decode::<Request>(header);
+                decode::<Reply>(header);
+                decode::<ToScheduler>(header);
+                decode::<FromScheduler>(header);
+            }
+        }
+
+        #[test]
+        fn a_damaged_message_is_decoded_or_refused(at in 0usize..64, bit in 0u8..8) {
+            let mut header = encode(&push());
+            let at = at % header.len();
+            header[at] ^= 1 << bit;
+            decode::<Request>(&header);
+            decode::<Request>(&header[..at]);
+        }
+    }
+}

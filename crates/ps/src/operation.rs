@@ -1,0 +1,237 @@
+//! One call of a worker on one key, and what is left to do for it.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use zmq::Message;
+
+use ringpull_base::{Error, Key};
+use ringpull_kernels::optim::State;
+
+use crate::merge::message_of;
+use crate::message::{Place, Request, Want};
+use crate::shard::Layout;
+use crate::worker::{Answer, Bytes, Task};
+use crate::worker_loop::answer;
+
+/// A segment of an operation in the queue of its server: higher priorities first, then earlier calls.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Queued {
+    pub(crate) priority: i32,
+    pub(crate) operation: u64,
+    pub(crate) segment: usize,
+}
+
+impl Ord for Queued {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let order = |item: &Queued| (item.priority, std::cmp::Reverse((item.operation, item.segment)));
+        order(self).cmp(&order(other))
+    }
+}
+
+impl PartialOrd for Queued {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// A call on its way.
+pub(crate) struct Operation {
+    key: Key,
+    layout: Arc<Layout>,
+    task: Task,
+    /// For rows: the segments that hold any, and their positions in the list of units.
+    split: Vec<(usize, std::ops::Range<usize>)>,
+    unsent: usize,
+    unanswered: usize,
+}
+
+impl Operation {
+    pub fn new(key: Key, layout: Arc<Layout>, task: Task) -> Self {
+        let split = match &task {
+            Task::PushRows { units, .. } | Task::Pull { units, want: Want::Rows, .. } => layout.split(units),
+            _ => Vec::new(),
+        };
+        let segments = match &task {
+            Task::Pull { want: Want::Rows, .. } => split.len(),
+            _ => layout.segments.len(),
+        };
+        let mut operation = Operation { key, layout, task, split, unsent: segments, unanswered: 0 };
+        operation.unanswered = if operation.is_answered() { segments } else { 0 };
+        operation
+    }
+
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// The segments to be sent and their servers.
+    pub(crate) fn unsent(&self) -> Vec<(usize, usize)> {
+        let with_server = |index: usize| (index, self.layout.segments[index].server);
+        match &self.task {
+            Task::Pull { want: Want::Rows, .. } => self.split.iter().map(|(index, _)| with_server(*index)).collect(),
+            _ => (0..self.layout.segments.len()).map(with_server).collect(),
+        }
+    }
+
+    /// An init goes before everything, for a server must know a key before it is pushed or pulled.
+    pub(crate) fn priority(&self, given: i32) -> i32 {
+        if matches!(self.task, Task::Init { .. }) { i32::MAX } else { given.min(i32::MAX - 1) }
+    }
+
+    /// The version of the optimizer that a push names.
+    pub(crate) fn optimizer(&self) -> Option<u64> {
+        match &self.task {
+            Task::Push { optimizer, .. } | Task::PushRows { optimizer, .. } | Task::SetState { optimizer, .. } => {
+                Some(*optimizer)
+            }
+            Task::Init { .. } | Task::Pull { .. } => None,
+        }
+    }
+
+    /// Whether each segment is answered.
+    pub(crate) fn is_answered(&self) -> bool {
+        match &self.task {
+            Task::Init { .. } | Task::PushRows { .. } => false,
+            Task::Push { outs, .. } => !outs.is_empty(),
+            Task::Pull { .. } | Task::SetState { .. } => true,
+        }
+    }
+
+    /// The message for a segment; `reply` names its answer.
+    pub(crate) fn request(&self, segment: usize, rank: usize, reply: u64) -> (Request, Message) {
+        let place = Place { key: self.key.clone(), segment: segment as u32 };
+        let bytes = self.layout.bytes_of(segment);
+        match &self.task {
+            Task::Init { dtype, shape, value } => {
+                let request = Request::Init {
+                    place,
+                    dtype: *dtype,
+                    shape: shape.clone(),
+                    len_bytes: bytes.len() as u64,
+                    unit_bytes: self.layout.unit_bytes as u64,
+                };
+                let value = if rank == 0 { &value.bytes(&[])[bytes] } else { &[] };
+                (request, Message::from(value))
+            }
+            Task::Push { gradient, outs, round, optimizer } => {
+                let reply = (!outs.is_empty()).then_some(reply);
+                let (compression, payload) = match gradient {
+                    Bytes::Coded(coded) => (Some(coded.compression), coded.segment(segment)),
+                    plain => (None, &plain.bytes(outs)[bytes]),
+                };
+                let request = Request::Push { place, round: *round, optimizer: *optimizer, compression, reply };
+                (request, Message::from(payload))
+            }
+            Task::PushRows { rows, round, optimizer, .. } => {
+                let size = self.layout.unit_bytes;
+                let positions = self.positions(segment);
+                let mut payload = self.local_ids(segment);
+                payload.extend_from_slice(&rows.bytes()[positions.start * size..positions.end * size]);
+                let count = positions.len() as u64;
+                (Request::PushRows { place, round: *round, optimizer: *optimizer, count }, message_of(payload))
+            }
+            Task::Pull { rounds, want, .. } => {
+                let ids = if *want == Want::Rows { self.local_ids(segment) } else { Vec::new() };
+                (Request::Pull { place, rounds: *rounds, want: *want, reply }, message_of(ids))
+            }
+            Task::SetState { optimizer, states, .. } => {
+                let state = states[segment].clone();
+                (Request::SetState { place, optimizer: *optimizer, state, reply }, Message::new())
+            }
+        }
+    }
+
+    /// The question who keeps a segment back.
+    pub(crate) fn who_is_missing(&self, segment: usize, reply: u64) -> Request {
+        let rounds = match &self.task {
+            Task::Push { round, .. } | Task::PushRows { round, .. } => *round,
+            Task::Pull { rounds, .. } => *rounds,
+            Task::Init { .. } | Task::SetState { .. } => 0,
+        };
+        Request::WhoIsMissing { place: Place { key: self.key.clone(), segment: segment as u32 }, rounds, reply }
+    }
+
+    /// One more segment has left. Whether nothing is left to do.
+    pub(crate) fn sent_one(&mut self) -> bool {
+        self.unsent -= 1;
+        if self.unsent == 0
+            && let Task::Push { gradient, .. } = &mut self.task
+        {
+            // Readers of the gradient's tensor may go on; an output that holds it stays locked until its value is here.
+            *gradient = Bytes::Nothing;
+        }
+        self.is_done()
+    }
+
+    /// Takes a segment's answer; `false` if it does not fit.
+    pub(crate) fn receive(&mut self, segment: usize, payload: Message, state: Option<State>) -> bool {
+        let bytes = self.layout.bytes_of(segment);
+        let expected = match &self.task {
+            Task::Push { .. } | Task::Pull { want: Want::Value, .. } => bytes.len(),
+            Task::Pull { want: Want::Rows, .. } => self.positions(segment).len() * self.layout.unit_bytes,
+            _ => 0,
+        };
+        if payload.len() != expected {
+            return false;
+        }
+        self.unanswered -= 1;
+        match &mut self.task {
+            Task::Push { outs, .. } => {
+                for out in outs {
+                    out.bytes_mut()[bytes.clone()].copy_from_slice(&payload);
+                }
+            }
+            Task::Pull { answers, .. } | Task::SetState { answers, .. } => {
+                answer(answers, Ok(Answer { segment, payload, state }));
+            }
+            Task::Init { .. } | Task::PushRows { .. } => {}
+        }
+        true
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.unsent == 0 && self.unanswered == 0
+    }
+
+    /// Ends with `fault` whoever waits for this.
+    pub(crate) fn fail(self, fault: &Error) {
+        match self.task {
+            Task::Push { outs, gradient, .. } => {
+                drop(gradient);
+                for out in outs {
+                    out.fail(fault.clone());
+                }
+            }
+            Task::Pull { answers, .. } | Task::SetState { answers, .. } => answer(&answers, Err(fault.clone())),
+            Task::Init { .. } | Task::PushRows { .. } => {}
+        }
+    }
+
+    /// In words, for errors.
+    pub(crate) fn describe(&self) -> String {
+        let what = match &self.task {
+            Task::Init { .. } => "init",
+            Task::Push { outs, .. } if outs.is_empty() => "push",
+            Task::Push { .. } => "push_pull",
+            Task::PushRows { .. } => "push_rows",
+            Task::Pull { want: Want::Rows, .. } => "pull_rows",
+            Task::Pull { want: Want::Word, .. } => "wait_all",
+            Task::Pull { want: Want::State, .. } => "states",
+            Task::Pull { want: Want::Value, .. } => "pull",
+            Task::SetState { .. } => "set_states",
+        };
+        format!("{what} of key {}", self.key)
+    }
+
+    fn positions(&self, segment: usize) -> std::ops::Range<usize> {
+        let found = self.split.iter().find(|(index, _)| *index == segment);
+        found.map_or(0..0, |(_, positions)| positions.clone())
+    }
+
+    fn local_ids(&self, segment: usize) -> Vec<u8> {
+        let (Task::PushRows { units, .. } | Task::Pull { units, .. }) = &self.task else { return Vec::new() };
+        let start = self.layout.segments[segment].units.start;
+        units[self.positions(segment)].iter().flat_map(|unit| ((unit - start) as i64).to_le_bytes()).collect()
+    }
+}

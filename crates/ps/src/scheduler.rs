@@ -1,0 +1,393 @@
+//! The scheduler as a function from (state, message, time) to replies. No I/O: `scheduler_loop` moves the bytes.
+//!
+//! Until every node has registered it collects them; then it assigns ranks and tells everybody who is who. From then on it
+//! runs barriers, notices nodes that have fallen silent, and ends the job: well after the last worker's goodbye, or with
+//! the first fault, which every node is told.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ringpull_base::config::Role;
+use ringpull_base::{Error, Key, Kind, after_error};
+
+use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler};
+
+/// A node's routing identity.
+pub type Identity = Vec<u8>;
+
+/// What the scheduler goes by.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `DMLC_NUM_WORKER`.
+    pub num_workers: usize,
+    /// `DMLC_NUM_SERVER`.
+    pub num_servers: usize,
+    /// How long a wait may go without progress.
+    pub timeout: Duration,
+    /// How long a node may be silent.
+    pub heartbeat_timeout: Duration,
+    /// Goes to every worker.
+    pub bigarray_bound: usize,
+    /// Tells this job's nodes from strangers.
+    pub token: u64,
+}
+
+impl Settings {
+    /// How long the nodes have to register.
+    pub fn startup_limit(&self) -> Duration {
+        self.timeout * 3
+    }
+}
+
+/// How the job stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It goes on.
+    Running,
+    /// Every worker has said goodbye.
+    Ended,
+    /// It has failed, and every node has been told.
+    Failed(Error),
+}
+
+struct Node {
+    identity: Identity,
+    info: NodeInfo,
+    preferred: Option<usize>,
+    rank: usize,
+    seen: Duration,
+    moved: u64,
+    moved_at: Duration,
+    left: bool,
+    /// The error that it would end with, if it ended now.
+    failing: Option<String>,
+}
+
+impl Node {
+    fn name(&self) -> String {
+        let NodeInfo { role, address, port, pid, host } = &self.info;
+        match role {
+            Role::Worker => format!("worker rank {} (pid {pid} on {host})", self.rank),
+            _ => format!("{role} {} (pid {pid} on {host}, {address}:{port})", self.rank),
+        }
+    }
+
+    /// Its loss, and the error before it.
+    fn lost(&self, cause: &str) -> Error {
+        lost_node(self.name(), after_error(cause, self.failing.as_deref()))
+    }
+}
+
+/// The scheduler's state.
+pub struct Scheduler {
+    settings: Settings,
+    nodes: Vec<Node>,
+    kind: Option<Kind>,
+    complete: bool,
+    /// Who has come to which barrier, and when the first came.
+    barriers: BTreeMap<u64, (Duration, Vec<usize>)>,
+    standing: Standing,
+    outputs: Vec<(Identity, FromScheduler)>,
+}
+
+impl Scheduler {
+    /// A scheduler that waits for the nodes that `settings` counts.
+    pub fn new(settings: Settings) -> Self {
+        Scheduler {
+            settings,
+            nodes: Vec::new(),
+            kind: None,
+            complete: false,
+            barriers: BTreeMap::new(),
+            standing: Standing::Running,
+            outputs: Vec::new(),
+        }
+    }
+
+    /// How the job stands.
+    pub fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    /// Messages to send.
+    pub fn take_outputs(&mut self) -> Vec<(Identity, FromScheduler)> {
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// Takes a message, at `now` since the scheduler started. `Err` says why it was dropped.
+    pub fn handle(&mut self, from: &[u8], message: ToScheduler, now: Duration) -> Result<(), String> {
+        if let ToScheduler::Register { info, preferred, kind, num_workers, num_servers } = message {
+            return self.register(from, info, preferred, kind, (num_workers, num_servers), now);
+        }
+        let found = self.nodes.iter().position(|node| node.identity == from);
+        let index = found.ok_or_else(|| "the sender has not registered".to_owned())?;
+        let node = &mut self.nodes[index];
+        node.seen = now;
+        let (rank, role) = (node.rank, node.info.role);
+        match message {
+            ToScheduler::Register { .. } => {}
+            ToScheduler::Heartbeat { moved } => {
+                if moved != node.moved {
+                    (node.moved, node.moved_at) = (moved, now);
+                }
+                self.outputs.push((from.to_vec(), FromScheduler::Alive));
+            }
+            ToScheduler::Barrier { number } if role == Role::Worker => {
+                let (_, ranks) = self.barriers.entry(number).or_insert((now, Vec::new()));
+                if !ranks.contains(&rank) {
+                    ranks.push(rank);
+                }
+                if ranks.len() == self.settings.num_workers {
+                    self.barriers.remove(&number);
+                    self.tell(Role::Worker, &FromScheduler::BarrierDone { number });
+                }
+            }
+            ToScheduler::Barrier { .. } => return Err("a barrier of a server".to_owned()),
+            ToScheduler::Fault(error) => self.fail(&error),
+            ToScheduler::Stalled(error) => {
+                let Error::Stalled { missing, .. } = &error else {
+                    return Err("a stall that is none".to_owned());
+                };
+                if missing.iter().any(|rank| self.has_failed(*rank))
+                    || missing.iter().all(|rank| self.is_quiet(*rank, now))
+                {
+                    self.fail(&error);
+                }
+            }
+            ToScheduler::Failing(why) => self.nodes[index].failing = why,
+            ToScheduler::Goodbye => {
+                let node = &mut self.nodes[index];
+                node.left = true;
+                self.outputs.push((from.to_vec(), FromScheduler::Farewell));
+                if role == Role::Worker && node.failing.is_some() && self.standing == Standing::Running {
+                    self.tell(Role::Worker, &FromScheduler::WorkerFailed);
+                }
+                let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
+                if self.complete && workers.all(|node| node.left) && self.standing == Standing::Running {
+                    self.standing = Standing::Ended;
+                    self.tell(Role::Server, &FromScheduler::Farewell);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at the clock: who is silent, who has not come.
+    pub fn tick(&mut self, now: Duration) {
+        if self.standing != Standing::Running {
+            return;
+        }
+        let limit = self.settings.heartbeat_timeout;
+        if let Some(lost) = self.nodes.iter().find(|node| !node.left && now.saturating_sub(node.seen) > limit) {
+            let cause = format!("no heartbeat for {:.1} s", now.saturating_sub(lost.seen).as_secs_f64());
+            let error = lost.lost(&cause);
+            return self.fail(&error);
+        }
+        if !self.complete && now > self.settings.startup_limit() {
+            let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
+            let (workers, servers) = (count(Role::Worker), count(Role::Server));
+            let error = Error::argument(
+                format!(
+                    "after {:.0} s only {workers} of {} workers and {servers} of {} servers have come to the scheduler",
+                    now.as_secs_f64(),
+                    self.settings.num_workers,
+                    self.settings.num_servers
+                ),
+                "start as many processes of each DMLC_ROLE as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and look at the output of those that are missing",
+            );
+            return self.fail(&error);
+        }
+        let stalled = self.barriers.values().find_map(|(since, ranks)| {
+            let missing: Vec<usize> = (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect();
+            let waited = now.saturating_sub(*since);
+            let quiet = waited > self.settings.timeout && missing.iter().all(|rank| self.is_quiet(*rank, now));
+            let vain = missing.iter().any(|rank| self.has_failed(*rank));
+            (quiet || vain).then(|| Error::Stalled {
+                operation: "barrier".to_owned(),
+                key: Key::from("(barrier)"),
+                rank: ranks[0],
+                missing,
+                waited_s: waited.as_secs(),
+                why: String::new(),
+            })
+        });
+        if let Some(error) = stalled {
+            self.fail(&error);
+        }
+    }
+
+    /// A message for every node, which finds out whose connection is gone.
+    pub fn probe(&mut self) {
+        for node in self.nodes.iter().filter(|node| !node.left) {
+            self.outputs.push((node.identity.clone(), FromScheduler::Alive));
+        }
+    }
+
+    /// The node's connection is gone.
+    pub fn unreachable(&mut self, identity: &[u8]) {
+        if let Some(node) = self.nodes.iter().find(|node| node.identity == identity && !node.left) {
+            let error = node.lost("its connection closed");
+            self.fail(&error);
+        }
+    }
+
+    /// Ends the job with `error`, of which every node is told.
+    pub fn fail(&mut self, error: &Error) {
+        if self.standing != Standing::Running {
+            return;
+        }
+        let error = &self.explained(error);
+        self.standing = Standing::Failed(error.clone());
+        for node in self.nodes.iter().filter(|node| !node.left) {
+            self.outputs.push((node.identity.clone(), FromScheduler::Abort(error.clone())));
+        }
+    }
+
+    /// A wait for a worker that has ended by an error of its own is told with that error.
+    fn explained(&self, error: &Error) -> Error {
+        let Error::Stalled { operation, key, rank, missing, .. } = error else { return error.clone() };
+        let mut awaited =
+            self.nodes.iter().filter(|node| node.info.role == Role::Worker && missing.contains(&node.rank));
+        let ended = awaited.find_map(|node| Some((node.name(), node.failing.clone().filter(|_| node.left)?)));
+        let operation = || if operation == "barrier" { operation.clone() } else { format!("{operation} of key {key}") };
+        ended.map_or_else(
+            || error.clone(),
+            |(peer, why)| Error::Finished { peer, operation: operation(), rank: *rank, why },
+        )
+    }
+
+    /// Whether every node has said goodbye.
+    pub fn all_left(&self) -> bool {
+        self.nodes.iter().all(|node| node.left)
+    }
+
+    fn register(
+        &mut self,
+        from: &[u8],
+        info: NodeInfo,
+        preferred: Option<usize>,
+        kind: Option<Kind>,
+        counts: (usize, usize),
+        now: Duration,
+    ) -> Result<(), String> {
+        let wanted = match info.role {
+            Role::Worker => self.settings.num_workers,
+            Role::Server => self.settings.num_servers,
+            Role::Scheduler => return Err("a second scheduler".to_owned()),
+        };
+        if self.nodes.iter().any(|node| node.identity == from) {
+            return Err("a second registration".to_owned());
+        }
+        let there = self.nodes.iter().filter(|node| node.info.role == info.role).count();
+        let ours = (self.settings.num_workers, self.settings.num_servers);
+        let refusal = if self.complete || there == wanted || self.standing != Standing::Running {
+            Some(Error::argument(
+                format!("the job has all of its {wanted} {}s already", info.role),
+                "start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and give each job a port of its own",
+            ))
+        } else if counts != ours {
+            Some(Error::argument(
+                format!("a {} counts (workers, servers) as {counts:?}, the scheduler as {ours:?}", info.role),
+                "give every node of a job the same DMLC_NUM_WORKER and DMLC_NUM_SERVER",
+            ))
+        } else {
+            None
+        };
+        if let Some(error) = refusal {
+            self.outputs.push((from.to_vec(), FromScheduler::Abort(error)));
+            return Err(format!("a {} of pid {} on {} too many or of another job", info.role, info.pid, info.host));
+        }
+        let node = Node {
+            identity: from.to_vec(),
+            info,
+            preferred,
+            rank: there,
+            seen: now,
+            moved: 0,
+            moved_at: now,
+            left: false,
+            failing: None,
+        };
+        self.nodes.push(node);
+        match (self.kind, kind) {
+            (Some(first), Some(other)) if first != other => {
+                self.fail(&Error::argument(
+                    format!("the workers created stores of kinds {first} and {other}"),
+                    "create the same kind of store on every worker",
+                ));
+                return Ok(());
+            }
+            (None, Some(kind)) => self.kind = Some(kind),
+            _ => {}
+        }
+        if self.nodes.len() == self.settings.num_workers + self.settings.num_servers {
+            self.welcome(now);
+        }
+        Ok(())
+    }
+
+    /// Assigns ranks, those asked for first, the others in the order of registration; tells everybody.
+    fn welcome(&mut self, now: Duration) {
+        self.complete = true;
+        for role in [Role::Worker, Role::Server] {
+            let mut nodes: Vec<&mut Node> = self.nodes.iter_mut().filter(|node| node.info.role == role).collect();
+            let mut free: Vec<bool> = vec![true; nodes.len()];
+            for node in &mut nodes {
+                node.preferred = node.preferred.filter(|rank| free.get(*rank).copied().unwrap_or(false));
+                if let Some(rank) = node.preferred {
+                    free[rank] = false;
+                }
+            }
+            let mut rest = (0..free.len()).filter(|rank| free[*rank]);
+            for node in &mut nodes {
+                node.rank = node.preferred.or_else(|| rest.next()).expect("there are as many ranks as nodes");
+                (node.seen, node.moved_at) = (now, now);
+            }
+        }
+        let by_rank = |role| {
+            let nodes = self.nodes.iter().filter(|node| node.info.role == role);
+            let infos: BTreeMap<usize, NodeInfo> = nodes.map(|node| (node.rank, node.info.clone())).collect();
+            infos.into_values().collect::<Vec<_>>()
+        };
+        let job = Job {
+            rank: 0,
+            token: self.settings.token,
+            kind: self.kind.unwrap_or(Kind::DistSync),
+            bigarray_bound: self.settings.bigarray_bound,
+            workers: by_rank(Role::Worker),
+            servers: by_rank(Role::Server),
+        };
+        for node in &self.nodes {
+            let job = Job { rank: node.rank, ..job.clone() };
+            self.outputs.push((node.identity.clone(), FromScheduler::Welcome(job)));
+        }
+    }
+
+    fn worker(&self, rank: usize) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.info.role == Role::Worker && node.rank == rank)
+    }
+
+    fn is_quiet(&self, worker: usize, now: Duration) -> bool {
+        let quiet = |node: &Node| node.left || now.saturating_sub(node.moved_at) >= self.settings.timeout;
+        self.worker(worker).is_none_or(quiet)
+    }
+
+    /// Whether the worker has left with an error of its own.
+    fn has_failed(&self, worker: usize) -> bool {
+        self.worker(worker).is_some_and(|node| node.left && node.failing.is_some())
+    }
+
+    fn tell(&mut self, role: Role, message: &FromScheduler) {
+        for node in self.nodes.iter().filter(|node| node.info.role == role && !node.left) {
+            self.outputs.push((node.identity.clone(), message.clone()));
+        }
+    }
+}
+
+/// A node's end as an error; whoever receives it says what it was doing.
+pub(crate) fn lost_node(peer: String, cause: String) -> Error {
+    Error::PeerLost { peer, cause, operation: "heartbeat".to_owned(), rank: 0 }
+}
+
+#[cfg(test)]
+mod tests;

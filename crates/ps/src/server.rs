@@ -1,0 +1,291 @@
+//! A parameter server as a function from (state, message) to replies. No I/O: `server_loop` moves the bytes.
+//!
+//! A segment comes into being with the first worker's `Init` and has a value from rank 0's on. What cannot be answered yet
+//! (a pull of a round still open, a push before the value) is kept until it can. `payload`: what a request brings, checked; `segment`: the
+//! state of one.
+
+mod payload;
+mod segment;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zmq::Message;
+
+use ringpull_base::{Error, INIT_ALIKE, Result};
+use ringpull_kernels::optim::{Optimizer, State};
+
+use self::payload::{broken_code, check_code, check_units, ids_of, in_words, rows_of};
+use self::segment::{Pull, Segment};
+use crate::merge::{self, Geometry, Gradient};
+use crate::message::{Place, Reply, Request, Want};
+
+/// What a server wants done.
+pub enum Output {
+    /// To this worker.
+    Reply {
+        /// The worker's rank.
+        rank: usize,
+        /// The header.
+        reply: Reply,
+        /// The payload.
+        payload: Option<Message>,
+    },
+    /// The job has failed.
+    Fault(Error),
+    /// The message was not applied, for this reason.
+    Dropped(String),
+}
+
+/// The state of one server.
+pub struct Server {
+    workers: usize,
+    sync: bool,
+    segments: BTreeMap<Place, Segment>,
+    optimizers: BTreeMap<u64, (usize, Arc<Optimizer>)>,
+    /// For each rank, the oldest version it may still name.
+    oldest: Vec<u64>,
+    outputs: Vec<Output>,
+    /// Whether there was a fault.
+    ended: bool,
+}
+
+impl Server {
+    /// A server of a job with this many workers; `sync` merges one push of each.
+    pub fn new(workers: usize, sync: bool) -> Self {
+        Server {
+            workers,
+            sync,
+            segments: BTreeMap::new(),
+            optimizers: BTreeMap::new(),
+            oldest: vec![0; workers],
+            outputs: Vec::new(),
+            ended: false,
+        }
+    }
+
+    /// Takes `request` of worker `rank`. Whatever does not fit is dropped whole.
+    ///
+    /// After a fault nothing is answered: a value that does not fit what a rank has would reach it before the fault does, which
+    /// goes by the scheduler.
+    pub fn handle(&mut self, rank: usize, request: Request, payload: Message) -> Vec<Output> {
+        if self.ended {
+            return Vec::new();
+        }
+        if let Err(why) = self.take(rank, request, payload) {
+            self.outputs.push(Output::Dropped(why));
+        }
+        self.ended = self.outputs.iter().any(|output| matches!(output, Output::Fault(_)));
+        std::mem::take(&mut self.outputs)
+    }
+
+    fn take(&mut self, rank: usize, request: Request, payload: Message) -> Result<(), String> {
+        match request {
+            Request::Init { place, dtype, shape, len_bytes, unit_bytes } => {
+                let size = |bytes| usize::try_from(bytes).map_err(|_| format!("an init of {bytes} bytes"));
+                let geometry = Geometry { dtype, len_bytes: size(len_bytes)?, unit_bytes: size(unit_bytes)?.max(1) };
+                self.init(rank, &place, geometry, shape, payload)
+            }
+            Request::Push { place, round, optimizer, compression, reply } => {
+                let geometry = self.segments.get(&place).ok_or("a push before init")?.geometry;
+                let gradient = match compression {
+                    None if payload.len() != geometry.len_bytes => {
+                        return Err(format!("{} bytes for a segment of {}", payload.len(), geometry.len_bytes));
+                    }
+                    None => Gradient::Dense(payload),
+                    Some(compression) => {
+                        if let Err(what) = check_code(&compression, &payload, geometry) {
+                            self.outputs.push(Output::Fault(broken_code(rank, &place, what)));
+                            return Ok(());
+                        }
+                        Gradient::Coded(compression, payload)
+                    }
+                };
+                self.push(rank, &place, round, optimizer, reply, gradient)
+            }
+            Request::PushRows { place, round, optimizer, count } => {
+                let segment = self.segments.get(&place).ok_or("a push before init")?;
+                let gradient = rows_of(count, &payload, segment.geometry)?;
+                self.push(rank, &place, round, optimizer, None, gradient)
+            }
+            Request::Pull { place, rounds, want, reply } => {
+                let segment = self.segments.get_mut(&place).ok_or("a pull before init")?;
+                if want == Want::Rows {
+                    check_units(&ids_of(&payload), segment.geometry)?;
+                }
+                segment.pulls.push(Pull { rank, rounds, want, units: payload, reply });
+                segment.answer(self.sync, &mut self.outputs);
+                Ok(())
+            }
+            Request::SetOptimizer { version, oldest, optimizer } => {
+                self.set_optimizer(rank, version, oldest, &optimizer);
+                Ok(())
+            }
+            Request::WhoIsMissing { place, rounds, reply } => {
+                let segment = self.segments.get(&place).ok_or("a question before init")?;
+                let (operation, ranks) = segment.missing(self.workers, self.sync, rounds);
+                let reply = Reply::Missing { reply, operation: operation.to_owned(), ranks };
+                self.outputs.push(Output::Reply { rank, reply, payload: None });
+                Ok(())
+            }
+            Request::Flush { reply } => {
+                self.outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: None });
+                Ok(())
+            }
+            Request::SetState { place, optimizer, state, reply } => {
+                let rule = self.optimizers.get(&optimizer).map(|(_, rule)| Arc::clone(rule));
+                let segment = self.segments.get_mut(&place).ok_or("a state before init")?;
+                (segment.state, segment.rule) = (state, rule);
+                self.outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: None });
+                Ok(())
+            }
+        }
+    }
+
+    fn init(
+        &mut self,
+        rank: usize,
+        place: &Place,
+        geometry: Geometry,
+        shape: Vec<u64>,
+        value: Message,
+    ) -> Result<(), String> {
+        let size = geometry.dtype.size_bytes();
+        if !geometry.len_bytes.is_multiple_of(size) || !geometry.unit_bytes.is_multiple_of(size) {
+            return Err("an init of broken elements".to_owned());
+        }
+        if rank == 0 && value.len() != geometry.len_bytes {
+            return Err(format!("an init of {} bytes with {}", geometry.len_bytes, value.len()));
+        }
+        let workers = self.workers;
+        let segment = self.segments.entry(place.clone()).or_insert_with(|| Segment {
+            geometry,
+            views: BTreeMap::new(),
+            value: None,
+            state: State::default(),
+            rule: None,
+            completed: 0,
+            applied: vec![0; workers],
+            rounds: BTreeMap::new(),
+            pulls: Vec::new(),
+        });
+        let view = (geometry.dtype, shape);
+        let differs = segment.views.values().next().is_some_and(|first| *first != view);
+        if segment.views.insert(rank, view).is_some() {
+            return Err("a second init".to_owned());
+        }
+        if differs {
+            let views = segment.views.iter();
+            let views = views.map(|(rank, (dtype, shape))| (*rank, dtype.of_shape(shape)));
+            self.outputs.push(Output::Fault(Error::Disagreement {
+                key: place.key.clone(),
+                operation: "init".to_owned(),
+                views: views.collect(),
+                remedy: INIT_ALIKE.to_owned(),
+            }));
+            return Ok(());
+        }
+        if geometry != segment.geometry {
+            // What is sliced later is sliced by the first one's.
+            let words = |of: Geometry| format!("a segment of {} bytes in units of {}", of.len_bytes, of.unit_bytes);
+            let what = format!("{} where another rank has {}", words(geometry), words(segment.geometry));
+            let peer = format!("its init of key {}", place.key);
+            let remedy = "run the same version of ringpull on every node".to_owned();
+            self.outputs.push(Output::Fault(Error::Protocol { rank, peer, what, remedy }));
+            return Ok(());
+        }
+        if rank == 0 {
+            segment.value = Some(merge::aligned(value, geometry.dtype));
+            self.advance(place);
+        }
+        Ok(())
+    }
+
+    fn push(
+        &mut self,
+        rank: usize,
+        place: &Place,
+        round: u64,
+        version: u64,
+        reply: Option<u64>,
+        gradient: Gradient,
+    ) -> Result<(), String> {
+        let optimizer = match version {
+            0 => None,
+            version => Some(Arc::clone(&self.optimizers.get(&version).ok_or("an optimizer never sent")?.1)),
+        };
+        let segment = self.segments.get_mut(place).ok_or("a push before init")?;
+        // Where each push is applied by itself, a push of higher priority may overtake an earlier one.
+        let done = if self.sync { segment.completed } else { 0 };
+        // Pushes of one rank that have not been merged count as rounds of their own where they are not merged.
+        let own = || round.checked_mul(self.workers as u64)?.checked_add(rank as u64);
+        let number = if self.sync { round } else { own().ok_or_else(|| format!("a push of round {round}"))? };
+        if round <= done || segment.rounds.get(&number).is_some_and(|open| open.merge.has(rank)) {
+            return Err(format!("push {round} once more"));
+        }
+        let open = segment.rounds.entry(number).or_default();
+        match &open.optimizer {
+            None => open.optimizer = Some((rank, version, optimizer)),
+            Some((_, other, _)) if *other == version => {}
+            Some((other_rank, other, _)) => {
+                let view = |version: u64| format!("made {version} calls of set_optimizer");
+                self.outputs.push(Output::Fault(Error::Disagreement {
+                    key: place.key.clone(),
+                    operation: "push".to_owned(),
+                    views: vec![(*other_rank, view(*other)), (rank, view(version))],
+                    remedy: "call set_optimizer at the same step on every rank".to_owned(),
+                }));
+                return Ok(());
+            }
+        }
+        let compression = match &gradient {
+            Gradient::Dense(_) => Some(None),
+            Gradient::Coded(compression, _) => Some(Some(*compression)),
+            Gradient::Rows(..) => None,
+        };
+        if let Some(compression) = compression {
+            let (other_rank, other) = *open.compression.get_or_insert((rank, compression));
+            if other != compression {
+                self.outputs.push(Output::Fault(Error::Disagreement {
+                    key: place.key.clone(),
+                    operation: "push".to_owned(),
+                    views: vec![(other_rank, in_words(other)), (rank, in_words(compression))],
+                    remedy: "call set_gradient_compression with the same setting at the same step on every rank"
+                        .to_owned(),
+                }));
+                return Ok(());
+            }
+        }
+        open.replies.extend(reply.map(|reply| (rank, reply)));
+        open.merge.add(if self.sync { rank } else { 0 }, gradient, segment.geometry);
+        self.advance(place);
+        Ok(())
+    }
+
+    /// Applies every round of the segment that is complete and whose turn it is.
+    fn advance(&mut self, place: &Place) {
+        let Some(segment) = self.segments.get_mut(place) else { return };
+        if let Err(fault) = segment.advance(self.workers, self.sync, &mut self.outputs) {
+            self.outputs.push(Output::Fault(fault));
+        }
+    }
+
+    fn set_optimizer(&mut self, rank: usize, version: u64, oldest: u64, optimizer: &Optimizer) {
+        let (first, known) = self.optimizers.entry(version).or_insert_with(|| (rank, Arc::new(optimizer.clone())));
+        if **known != *optimizer {
+            self.outputs.push(Output::Fault(Error::Disagreement {
+                key: "(every key)".into(),
+                operation: "set_optimizer".to_owned(),
+                views: vec![(*first, known.to_string()), (rank, optimizer.to_string())],
+                remedy: "set the same optimizer on every rank".to_owned(),
+            }));
+            return;
+        }
+        self.oldest[rank] = oldest;
+        let floor = self.oldest.iter().copied().min().unwrap_or(0);
+        self.optimizers.retain(|version, _| *version >= floor);
+    }
+}
+
+#[cfg(test)]
+mod tests;

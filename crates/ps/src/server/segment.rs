@@ -1,0 +1,150 @@
+//! One segment of a key on its server: its value, the rounds of pushes that are open, and the pulls that wait for them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zmq::Message;
+
+use ringpull_base::{DType, Result};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::{Optimizer, State};
+
+use super::Output;
+use super::payload::ids_of;
+use crate::merge::{self, Geometry, Round, Sum};
+use crate::message::{Reply, Want};
+
+/// A segment.
+pub(super) struct Segment {
+    pub(super) geometry: Geometry,
+    /// Dtype and shape by the rank that gave them.
+    pub(super) views: BTreeMap<usize, (DType, Vec<u64>)>,
+    pub(super) value: Option<Message>,
+    pub(super) state: State,
+    pub(super) rule: Option<Arc<Optimizer>>,
+    /// Rounds applied (sync), or pushes applied by rank (async).
+    pub(super) completed: u64,
+    pub(super) applied: Vec<u64>,
+    pub(super) rounds: BTreeMap<u64, Open>,
+    pub(super) pulls: Vec<Pull>,
+}
+
+/// A round that has begun.
+#[derive(Default)]
+pub(super) struct Open {
+    pub(super) merge: Round,
+    pub(super) optimizer: Option<(usize, u64, Option<Arc<Optimizer>>)>,
+    /// How dense gradients of this round are compressed, by the rank that came first.
+    pub(super) compression: Option<(usize, Option<Compression>)>,
+    pub(super) replies: Vec<(usize, u64)>,
+}
+
+/// A pull that cannot be answered yet, or is about to be.
+pub(super) struct Pull {
+    pub(super) rank: usize,
+    pub(super) rounds: u64,
+    pub(super) want: Want,
+    pub(super) units: Message,
+    pub(super) reply: u64,
+}
+
+impl Segment {
+    pub(super) fn advance(&mut self, workers: usize, sync: bool, outputs: &mut Vec<Output>) -> Result<()> {
+        loop {
+            if self.value.is_none() {
+                return Ok(());
+            }
+            let number = if sync {
+                let next = self.completed + 1;
+                self.rounds.get(&next).filter(|open| open.merge.is_complete(workers)).map(|_| next)
+            } else {
+                self.rounds.keys().next().copied()
+            };
+            let Some((number, open)) = number.and_then(|number| self.rounds.remove_entry(&number)) else {
+                return Ok(());
+            };
+            let optimizer = open.optimizer.and_then(|(_, _, optimizer)| optimizer);
+            let sum = open.merge.into_sum().expect("a complete round has contributions");
+            self.apply(optimizer, sum)?;
+            if sync {
+                self.completed += 1;
+            } else {
+                self.applied[(number % workers as u64) as usize] += 1;
+            }
+            for (rank, reply) in open.replies {
+                outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: Some(self.copy()) });
+            }
+            self.answer(sync, outputs);
+        }
+    }
+
+    fn apply(&mut self, optimizer: Option<Arc<Optimizer>>, sum: Sum) -> Result<()> {
+        let geometry = self.geometry;
+        let Some(optimizer) = optimizer else {
+            self.value = Some(match sum {
+                Sum::Dense(sum) => sum,
+                Sum::Rows { ids, rows } => merge::dense_of(&ids, &rows, geometry),
+            });
+            return Ok(());
+        };
+        let kind = |optimizer: &Optimizer| std::mem::discriminant(&optimizer.rule);
+        if self.rule.as_ref().is_some_and(|before| kind(before) != kind(&optimizer)) {
+            self.state = State::default();
+        }
+        let value = self.value.as_mut().expect("advance stops while there is no value");
+        match sum {
+            Sum::Dense(sum) => optimizer.apply(&mut self.state, geometry.dtype, value, &sum)?,
+            Sum::Rows { ids, rows } => {
+                optimizer.apply_rows(&mut self.state, geometry.dtype, value, geometry.unit_bytes, &ids, &rows)?;
+            }
+        }
+        self.rule = Some(optimizer);
+        Ok(())
+    }
+
+    /// Answers the pulls that wait for nothing any more.
+    pub(super) fn answer(&mut self, sync: bool, outputs: &mut Vec<Output>) {
+        if self.value.is_none() {
+            return;
+        }
+        let (ready, waiting) = std::mem::take(&mut self.pulls)
+            .into_iter()
+            .partition(|pull| pull.rounds <= if sync { self.completed } else { self.applied[pull.rank] });
+        self.pulls = waiting;
+        let ready: Vec<Pull> = ready;
+        for Pull { rank, want, units, reply, .. } in ready {
+            let payload = match want {
+                Want::Word | Want::State => None,
+                Want::Value => Some(self.copy()),
+                Want::Rows => Some(self.rows(&ids_of(&units))),
+            };
+            let reply = match want {
+                Want::State => Reply::State { reply, state: self.state.clone() },
+                _ => Reply::Value { reply },
+            };
+            outputs.push(Output::Reply { rank, reply, payload });
+        }
+    }
+
+    fn copy(&self) -> Message {
+        Message::from(self.value.as_deref().unwrap_or_default())
+    }
+
+    fn rows(&self, ids: &[i64]) -> Message {
+        let value = self.value.as_deref().unwrap_or_default();
+        let size = self.geometry.unit_bytes;
+        let rows = ids.iter().flat_map(|id| &value[*id as usize * size..(*id as usize + 1) * size]);
+        merge::message_of(rows.copied().collect())
+    }
+
+    pub(super) fn missing(&self, workers: usize, sync: bool, rounds: u64) -> (&'static str, Vec<usize>) {
+        if self.value.is_none() {
+            return ("init", vec![0]);
+        }
+        if !sync || rounds <= self.completed {
+            return ("push", Vec::new());
+        }
+        let next = self.rounds.get(&(self.completed + 1));
+        ("push", (0..workers).filter(|rank| !next.is_some_and(|open| open.merge.has(*rank))).collect())
+    }
+}

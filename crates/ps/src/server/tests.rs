@@ -1,0 +1,246 @@
+//! Any interleaving gives the same bits, and nothing that arrives does harm.
+
+use proptest::prelude::*;
+
+use ringpull_base::{DType, Key};
+use ringpull_kernels::compress::{Codec, Compression, Feedback};
+
+use super::*;
+
+fn place() -> Place {
+    Place { key: Key::from("w"), segment: 0 }
+}
+
+fn message(values: &[f32]) -> Message {
+    Message::from(bytemuck::cast_slice::<f32, u8>(values))
+}
+
+fn init(rank: usize, values: &[f32]) -> (Request, Message) {
+    let len_bytes = values.len() as u64 * 4;
+    let shape = vec![values.len() as u64];
+    let request = Request::Init { place: place(), dtype: DType::F32, shape, len_bytes, unit_bytes: 4 };
+    (request, if rank == 0 { message(values) } else { Message::new() })
+}
+
+fn push(round: u64, value: f32, reply: u64) -> (Request, Message) {
+    (
+        Request::Push { place: place(), round, optimizer: 0, compression: None, reply: Some(reply) },
+        message(&[value, 0.1 * value]),
+    )
+}
+
+/// What a server answers, by rank and reply, and nothing else.
+fn answers(server: &mut Server, messages: Vec<(usize, (Request, Message))>) -> BTreeMap<(usize, u64), Vec<u8>> {
+    let mut answers = BTreeMap::new();
+    for (rank, (request, payload)) in messages {
+        for output in server.handle(rank, request, payload) {
+            match output {
+                Output::Reply { rank, reply: Reply::Value { reply }, payload } => {
+                    let before = answers.insert((rank, reply), payload.unwrap().to_vec());
+                    assert!(before.is_none(), "one answer for each request");
+                }
+                Output::Reply { .. } => panic!("nobody asked for anything else"),
+                Output::Fault(error) => panic!("{error}"),
+                Output::Dropped(why) => panic!("{why}"),
+            }
+        }
+    }
+    answers
+}
+
+/// Each rank's messages in its own order, the ranks interleaved as `choices` says.
+fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (Request, Message))> {
+    let mut queues: Vec<std::collections::VecDeque<_>> = (0..workers)
+        .map(|rank| {
+            let pushes = (1..=rounds).map(|round| push(round, (rank as f32 + 0.3) * round as f32, round));
+            std::iter::once(init(rank, &[0.0, 0.0])).chain(pushes).collect()
+        })
+        .collect();
+    let mut messages = Vec::new();
+    for choice in choices.iter().cycle() {
+        let open: Vec<usize> = (0..workers).filter(|rank| !queues[*rank].is_empty()).collect();
+        if open.is_empty() {
+            break;
+        }
+        let rank = open[choice % open.len()];
+        messages.extend(queues[rank].pop_front().map(|message| (rank, message)));
+    }
+    messages
+}
+
+#[test]
+fn an_init_of_other_bytes_than_the_first_ranks_is_a_fault_and_nothing_is_sliced_by_it() {
+    let mut server = Server::new(2, true);
+    let (Request::Init { place, dtype, shape, .. }, _) = init(1, &[0.0; 2]) else { unreachable!("it is one") };
+    let larger = Request::Init { place, dtype, shape, len_bytes: 1 << 40, unit_bytes: 4 };
+    assert!(server.handle(1, larger, Message::new()).is_empty());
+    let (request, value) = init(0, &[1.0, 2.0]);
+    let outputs = server.handle(0, request, value);
+    assert!(matches!(&outputs[..], [Output::Fault(Error::Protocol { rank: 0, .. })]));
+    let rows = Request::Pull { place: self::place(), rounds: 0, want: Want::Rows, reply: 1 };
+    let far = message_of_ids(&[1 << 30]);
+    assert!(server.handle(0, rows, far).is_empty(), "there is no value to slice");
+}
+
+#[test]
+fn a_push_of_a_round_that_cannot_be_counted_is_dropped() {
+    let mut server = Server::new(2, false);
+    let (request, value) = init(0, &[0.0, 0.0]);
+    server.handle(0, request, value);
+    let (request, value) = push(u64::MAX, 1.0, 1);
+    assert!(matches!(&server.handle(1, request, value)[..], [Output::Dropped(why)] if why.contains("round")));
+}
+
+fn message_of_ids(ids: &[i64]) -> Message {
+    Message::from(bytemuck::cast_slice::<i64, u8>(ids))
+}
+
+proptest! {
+    #[test]
+    fn any_interleaving_gives_the_same_bits(
+        workers in 1usize..5, rounds in 1u64..4, choices in proptest::collection::vec(0usize..64, 1..40),
+    ) {
+        let one = answers(&mut Server::new(workers, true), interleaved(workers, rounds, &[0]));
+        let other = answers(&mut Server::new(workers, true), interleaved(workers, rounds, &choices));
+        prop_assert_eq!(one.len(), workers * rounds as usize);
+        prop_assert_eq!(one, other);
+    }
+
+    #[test]
+    fn decoded_requests_of_any_content_never_panic(
+        rank in 0usize..2, round in 0u64..4, optimizer in 0u64..3, count in prop_oneof![0u64..4, Just(u64::MAX)],
+        payload in proptest::collection::vec(any::<u8>(), 0..40), which in 0usize..6,
+        compression in prop::sample::select(vec!["2bit", "1bit", "fp16", "bf16", "topk:0.5"]),
+    ) {
+        let mut server = Server::new(2, true);
+        answers(&mut server, vec![(0, init(0, &[1.0, 2.0])), (1, init(1, &[1.0, 2.0]))]);
+        let place = place();
+        let request = match which {
+            0 => Request::Push { place, round, optimizer, compression: None, reply: None },
+            1 => Request::PushRows { place, round, optimizer, count },
+            2 => Request::Pull { place, rounds: round, want: Want::Rows, reply: 1 },
+            3 => Request::WhoIsMissing { place, rounds: round, reply: 1 },
+            4 => {
+                let compression = Some(compression.parse().unwrap());
+                Request::Push { place, round, optimizer, compression, reply: None }
+            }
+            _ => Request::Init { place, dtype: DType::F64, shape: vec![count], len_bytes: count, unit_bytes: count },
+        };
+        server.handle(rank, request, Message::from(payload));
+    }
+}
+
+#[test]
+fn a_rank_that_pushes_twice_does_not_stand_in_for_another() {
+    let mut server = Server::new(2, true);
+    let messages =
+        vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1)), (0, push(2, 2.0, 2))];
+    assert!(answers(&mut server, messages).is_empty());
+    let who = Request::WhoIsMissing { place: place(), rounds: 1, reply: 9 };
+    let outputs = server.handle(0, who, Message::new());
+    assert!(matches!(&outputs[..], [Output::Reply { reply: Reply::Missing { ranks, .. }, .. }] if *ranks == [1]));
+    assert_eq!(answers(&mut server, vec![(1, push(1, 5.0, 1))]).len(), 2);
+}
+
+#[test]
+fn what_does_not_fit_is_dropped_and_changes_nothing() {
+    let mut server = Server::new(1, true);
+    answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);
+    let wrong = Request::Push { place: place(), round: 1, optimizer: 0, compression: None, reply: None };
+    assert!(matches!(&server.handle(0, wrong, message(&[1.0]))[..], [Output::Dropped(_)]));
+    let unknown = Request::Push { place: place(), round: 1, optimizer: 3, compression: None, reply: None };
+    assert!(matches!(&server.handle(0, unknown, message(&[1.0, 1.0]))[..], [Output::Dropped(_)]));
+    let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
+    assert_eq!(answers(&mut server, vec![(0, (pull, Message::new()))])[&(0, 1)], message(&[4.0, 2.0]).to_vec());
+}
+
+#[test]
+fn after_a_fault_nothing_is_answered() {
+    let mut server = Server::new(2, true);
+    answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);
+    let (request, payload) = init(1, &[4.0, 2.0, 1.0]);
+    let outputs = server.handle(1, request, payload);
+    assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
+    let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
+    assert!(server.handle(1, pull, Message::new()).is_empty(), "rank 1 has three elements where this has two");
+}
+
+#[test]
+fn ranks_that_push_with_different_optimizers_are_told_apart() {
+    let mut server = Server::new(2, true);
+    answers(&mut server, vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1))]);
+    let set = Request::SetOptimizer { version: 1, oldest: 1, optimizer: Optimizer::sgd(0.5) };
+    assert!(server.handle(1, set, Message::new()).is_empty());
+    let push = Request::Push { place: place(), round: 1, optimizer: 1, compression: None, reply: None };
+    let outputs = server.handle(1, push, message(&[1.0, 1.0]));
+    assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
+}
+
+fn coded(compression: Compression, round: u64, values: &[f32], feedback: &mut Feedback) -> (Request, Message) {
+    let mut code = vec![0; compression.code_bytes(values.len())];
+    compression.encode(values, feedback, &mut code);
+    let compression = Some(compression);
+    (Request::Push { place: place(), round, optimizer: 0, compression, reply: Some(round) }, Message::from(code))
+}
+
+fn two_bit(threshold: f32) -> Compression {
+    Compression::Codec(Codec::TwoBit { threshold })
+}
+
+#[test]
+fn codes_are_decoded_and_added_up_whatever_the_order_they_come_in() {
+    // With 0.1 three decoded codes added one by one make 0.3 and a bit.
+    for (threshold, sums) in [(0.5, [1.5f32, -0.5]), (0.1, [0.3, -0.1])] {
+        for order in [[0, 1, 2], [2, 0, 1]] {
+            let mut server = Server::new(3, true);
+            let mut messages: Vec<_> = (0..3).map(|rank| (rank, init(rank, &[0.0, 0.0]))).collect();
+            let values = [[9.0, 0.0], [9.0, -9.0], [9.0, 0.0]];
+            let push = |rank: usize| coded(two_bit(threshold), 1, &values[rank], &mut Feedback::default());
+            messages.extend(order.map(|rank| (rank, push(rank))));
+            for answer in answers(&mut server, messages).into_values() {
+                assert_eq!(answer, message(&sums).to_vec());
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_compress_differently_are_told_apart() {
+    for other in [None, Some(two_bit(0.25)), Some("bf16".parse().unwrap())] {
+        let mut server = Server::new(2, true);
+        let first = coded(two_bit(0.5), 1, &[1.0, 0.0], &mut Feedback::default());
+        answers(&mut server, vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, first)]);
+        let (request, payload) = match other {
+            None => push(1, 1.0, 1),
+            Some(other) => coded(other, 1, &[1.0, 0.0], &mut Feedback::default()),
+        };
+        let outputs = server.handle(1, request, payload);
+        let [Output::Fault(error @ Error::Disagreement { .. })] = &outputs[..] else { panic!("no disagreement") };
+        let text = error.to_string();
+        assert!(text.contains("rank 0 has a gradient compressed by 2bit:0.5") && text.contains("rank 1"), "{text}");
+    }
+}
+
+#[test]
+fn codes_that_no_worker_sends_end_the_job_with_a_protocol_error() {
+    let topk: Compression = "topk:0.5".parse().unwrap();
+    let index_2 = [bytemuck::cast_slice(&[2u32]), bytemuck::cast_slice(&[1f32])].concat();
+    for (compression, code, part) in [
+        (two_bit(0.5), vec![0; 8], "8 bytes of codes where 4"),
+        (two_bit(0.5), vec![0x40, 0, 0, 0], "no worker sends"),
+        (two_bit(0.5), vec![0, 0, 0, 3], "no worker sends"),
+        (two_bit(f32::NAN), vec![0; 4], "greater than 0"),
+        (topk, index_2, "ascend below 2"),
+        (topk, vec![1; 3], "no whole entries"),
+    ] {
+        let mut server = Server::new(1, true);
+        answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);
+        let compression = Some(compression);
+        let request = Request::Push { place: place(), round: 1, optimizer: 0, compression, reply: None };
+        let outputs = server.handle(0, request, Message::from(code));
+        let [Output::Fault(error @ Error::Protocol { .. })] = &outputs[..] else { panic!("{part}: no fault") };
+        assert!(error.to_string().contains(part) && error.to_string().contains("key \"w\""), "{error}");
+        let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
+        assert!(server.handle(0, pull, Message::new()).is_empty(), "nobody is told a value that may have been spoilt");
+    }
+}

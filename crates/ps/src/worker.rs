@@ -1,0 +1,232 @@
+//! A worker's end: calls become commands for the one thread that owns its sockets, [`super::worker_loop`].
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use zmq::{Context, Message};
+
+use ringpull_base::config::{Config, Dmlc, Role};
+use ringpull_base::{Buffer, DType, Error, Key, Kind, Result, TensorMut, TensorRef};
+use ringpull_kernels::optim::{Optimizer, State};
+
+use crate::coded::Coded;
+use crate::link::{self, Link};
+use crate::message::{Job, Want};
+use crate::scheduler::lost_node;
+use crate::shard::Layout;
+use crate::socket;
+use crate::worker_loop::WorkerLoop;
+
+/// Messages to one server that ZeroMQ keeps; the others keep their priorities.
+const SEND_LIMIT: i32 = 16;
+
+/// Where a gradient's bytes stand while they leave.
+pub enum Bytes {
+    /// In the caller's tensor, locked against writers.
+    Held(TensorRef),
+    /// In memory of our own.
+    Owned(Buffer),
+    /// In memory that is shared and not written.
+    Shared(Arc<Buffer>),
+    /// In this output.
+    InPlace(usize),
+    /// In memory of our own, compressed.
+    Coded(Coded),
+    /// Nowhere.
+    Nothing,
+}
+
+impl Bytes {
+    pub fn bytes<'a>(&'a self, outs: &'a [TensorMut]) -> &'a [u8] {
+        match self {
+            Bytes::Held(tensor) => tensor.bytes(),
+            Bytes::Owned(buffer) => buffer.bytes(),
+            Bytes::Shared(buffer) => buffer.bytes(),
+            Bytes::InPlace(index) => outs[*index].bytes(),
+            Bytes::Coded(_) | Bytes::Nothing => &[],
+        }
+    }
+}
+
+/// What is done with each segment of a key.
+pub enum Task {
+    Init { dtype: DType, shape: Vec<u64>, value: Bytes },
+    Push { gradient: Bytes, outs: Vec<TensorMut>, round: u64, optimizer: u64 },
+    PushRows { units: Vec<usize>, rows: Buffer, round: u64, optimizer: u64 },
+    Pull { rounds: u64, want: Want, units: Vec<usize>, answers: Sender<Result<Answer>> },
+    SetState { optimizer: u64, states: Vec<State>, answers: Sender<Result<Answer>> },
+}
+
+/// What a server answered for one segment.
+pub struct Answer {
+    pub segment: usize,
+    pub payload: Message,
+    pub state: Option<State>,
+}
+
+/// What the thread is told.
+pub enum Command {
+    Run { key: Key, layout: Arc<Layout>, priority: i32, task: Task },
+    SetOptimizer { version: u64, optimizer: Optimizer },
+    Barrier { done: Sender<Result<()>> },
+    Failing(Option<String>),
+    Close { panicked: bool },
+}
+
+/// What the thread and its callers share.
+#[derive(Default)]
+pub struct Shared {
+    pub fault: Mutex<Option<Error>>,
+    /// Whether the scheduler was told why this worker would end.
+    failing: AtomicBool,
+    pub sent: AtomicU64,
+    pub received: AtomicU64,
+    pub control: AtomicU64,
+}
+
+/// A worker that has joined its job.
+pub struct Worker {
+    job: Job,
+    commands: Sender<Command>,
+    wake: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Joins the job; returns when every node has.
+    pub fn join(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
+        let context = Context::new();
+        let info = link::describe(Role::Worker, dmlc, 0)?;
+        let (link, job) = Link::register(&context, config, dmlc, info, Some(kind))?;
+        let mut servers = Vec::new();
+        for (index, server) in job.servers.iter().enumerate() {
+            let address = server.address.parse().map_err(|_| Error::Protocol {
+                rank: job.rank,
+                peer: format!("server {index}"),
+                what: format!("the address {:?}", server.address),
+                remedy: "set DMLC_NODE_HOST to an address of that host".to_owned(),
+            })?;
+            let to = SocketAddr::new(address, server.port);
+            let peer = socket::connect(&context, to, &job.identity(job.rank), SEND_LIMIT)?;
+            let monitor = socket::Monitor::new(&context, &peer, &format!("server-{index}"))?;
+            servers.push((peer, monitor));
+        }
+        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(|cause| Error::io("make", "an eventfd", &cause.into()))?;
+        let (wake, shared) = (Arc::new(wake), Arc::new(Shared::default()));
+        let (commands, inbox) = unbounded();
+        let worker_loop =
+            WorkerLoop::new(job.clone(), link, servers, inbox, Arc::clone(&wake), Arc::clone(&shared), config.timeout);
+        let thread = std::thread::Builder::new()
+            .name("ringpull-ps".to_owned())
+            .spawn(move || worker_loop.run(context))
+            .map_err(|cause| Error::io("start", "the thread that talks to the servers", &cause))?;
+        Ok(Worker { job, commands, wake, shared, thread: Some(thread) })
+    }
+
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// The first fatal fault.
+    pub fn fault(&self) -> Option<Error> {
+        self.shared.fault.lock().clone()
+    }
+
+    /// Why this worker would end, if it ended now; the scheduler is told, as a worker that just exits says no goodbye.
+    pub fn failing(&self, why: Option<&str>) {
+        let had_told = self.shared.failing.swap(why.is_some(), Ordering::AcqRel);
+        if !(had_told || why.is_some()) || self.fault().is_some() {
+            return;
+        }
+        if let Err(cause) = self.submit(Command::Failing(why.map(str::to_owned))) {
+            tracing::debug!(%cause, "the scheduler is not told why this worker may end");
+        }
+    }
+
+    /// Hands a command to the thread.
+    pub fn submit(&self, command: Command) -> Result<()> {
+        self.commands.send(command).map_err(|_| self.ended())?;
+        // The counter of an eventfd is full only while a wake-up is due anyway.
+        match rustix::io::write(&*self.wake, &1u64.to_ne_bytes()) {
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+            Err(cause) => Err(Error::io("write to", "an eventfd", &cause.into())),
+        }
+    }
+
+    /// The next answer. The thread answers every command, with an error if need be.
+    pub fn wait<T>(&self, answers: &Receiver<Result<T>>) -> Result<T> {
+        answers.recv().unwrap_or_else(|_| Err(self.ended()))
+    }
+
+    /// Every segment's answer to `task`, handed to `take` as it comes.
+    pub fn ask(
+        &self,
+        key: &Key,
+        layout: &Arc<Layout>,
+        priority: i32,
+        expected: usize,
+        task: impl FnOnce(Sender<Result<Answer>>) -> Task,
+        mut take: impl FnMut(Answer) -> Result<()>,
+    ) -> Result<()> {
+        let (sender, answers) = unbounded();
+        let task = task(sender);
+        self.submit(Command::Run { key: key.clone(), layout: Arc::clone(layout), priority, task })?;
+        for _ in 0..expected {
+            take(self.wait(&answers)?)?;
+        }
+        Ok(())
+    }
+
+    fn ended(&self) -> Error {
+        self.fault().unwrap_or_else(|| Error::PeerLost {
+            peer: "this worker's thread for parameter servers".to_owned(),
+            cause: "it has ended".to_owned(),
+            operation: "a call".to_owned(),
+            rank: self.job.rank,
+        })
+    }
+
+    /// What the other nodes are told when this worker panics.
+    pub(crate) fn panicked(job: &Job) -> Error {
+        let NodeName { pid, host } = NodeName::of(job);
+        lost_node(format!("worker rank {} (pid {pid} on {host})", job.rank), "it panicked".to_owned())
+    }
+}
+
+struct NodeName {
+    pid: u32,
+    host: String,
+}
+
+impl NodeName {
+    fn of(job: &Job) -> Self {
+        let info = &job.workers[job.rank];
+        NodeName { pid: info.pid, host: info.host.clone() }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let closing = self.submit(Command::Close { panicked: std::thread::panicking() });
+        if closing.is_ok()
+            && let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that talks to the parameter servers panicked");
+        }
+        let received = self.shared.received.load(Ordering::Relaxed);
+        tracing::debug!(rank = self.job.rank, received, "left the job");
+    }
+}

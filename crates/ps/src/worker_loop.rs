@@ -1,0 +1,381 @@
+//! The thread that owns a worker's sockets: commands in, segments out and back, and the link to the scheduler.
+//!
+//! Each server has a queue of segments, ordered by priority and then by the order of the calls. A segment becomes a message
+//! when there is room for it, so that a late call of high priority overtakes what has not left. An operation ends when all
+//! of its segments have left and the last answer is in; then its guards are dropped. `patience`: what if none comes.
+
+mod patience;
+
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use zmq::{Context, Message, POLLIN, POLLOUT, PollItem, Socket};
+
+use ringpull_base::timeline::{self, Phase};
+use ringpull_base::{Error, Result};
+use ringpull_kernels::optim::Optimizer;
+
+use crate::link::Link;
+use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
+use crate::operation::{Operation, Queued};
+use crate::socket::{self, Monitor};
+use crate::worker::{Command, Shared, Worker};
+
+/// Messages taken from one server before the others have their turn.
+const BATCH: usize = 32;
+
+struct Server {
+    socket: Socket,
+    monitor: Monitor,
+    optimizers: Vec<(u64, Optimizer)>,
+    queue: BinaryHeap<Queued>,
+    broken: Option<Instant>,
+}
+
+/// A request that a server has not answered.
+struct Waiting {
+    operation: u64,
+    segment: usize,
+    server: usize,
+    since: Instant,
+    /// The same by the timeline's clock.
+    since_ns: u64,
+    sent_bytes: u64,
+    /// The server has said once that nobody is missing.
+    vouched: bool,
+}
+
+/// How many servers were asked whether everything sent has arrived, and which answers are still to come.
+#[derive(Default)]
+struct Flush {
+    asked: usize,
+    replies: BTreeSet<u64>,
+}
+
+/// The thread's state.
+pub(super) struct WorkerLoop {
+    job: Job,
+    link: Link,
+    servers: Vec<Server>,
+    inbox: Receiver<Command>,
+    wake: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+    timeout: Duration,
+    operations: BTreeMap<u64, Operation>,
+    waiting: BTreeMap<u64, Waiting>,
+    barriers: Vec<(u64, Sender<Result<()>>)>,
+    barrier_count: u64,
+    next: u64,
+    progress: Instant,
+    asked: Option<Instant>,
+    /// Since when it is known that a worker has left with an error of its own.
+    failed: Option<Instant>,
+    flush: Flush,
+    closing_since: Option<Instant>,
+    closing: bool,
+}
+
+impl WorkerLoop {
+    pub fn new(
+        job: Job,
+        link: Link,
+        servers: Vec<(Socket, Monitor)>,
+        inbox: Receiver<Command>,
+        wake: Arc<OwnedFd>,
+        shared: Arc<Shared>,
+        timeout: Duration,
+    ) -> Self {
+        let servers = servers.into_iter().map(|(socket, monitor)| Server {
+            socket,
+            monitor,
+            optimizers: Vec::new(),
+            queue: BinaryHeap::new(),
+            broken: None,
+        });
+        WorkerLoop {
+            job,
+            link,
+            servers: servers.collect(),
+            inbox,
+            wake,
+            shared,
+            timeout,
+            operations: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            barriers: Vec::new(),
+            barrier_count: 0,
+            next: 0,
+            progress: Instant::now(),
+            asked: None,
+            failed: None,
+            flush: Flush::default(),
+            closing_since: None,
+            closing: false,
+        }
+    }
+
+    /// Runs until the store is dropped.
+    pub(super) fn run(mut self, context: Context) {
+        while !(self.closing && self.operations.is_empty() && self.has_flushed()) {
+            match self.turn() {
+                Ok(()) => {}
+                Err(error) => {
+                    if let Err(cause) = self.link.send(&ToScheduler::Fault(error.clone())) {
+                        tracing::warn!(%cause, "the scheduler could not be told of a fault");
+                    }
+                    self.fail(&error);
+                    break;
+                }
+            }
+        }
+        let failed = self.shared.fault.lock().clone();
+        let limit = if failed.is_some() { Duration::ZERO } else { self.timeout };
+        for server in self.servers {
+            socket::close(server.socket, limit);
+        }
+        match failed {
+            None => {
+                if let Err(error) = self.link.leave() {
+                    tracing::warn!(%error, "the scheduler could not be told goodbye");
+                }
+            }
+            Some(fault) => {
+                self.link.close();
+                // Whatever is called from now on fails alike, until the store is dropped.
+                while !self.closing
+                    && let Ok(command) = self.inbox.recv()
+                {
+                    self.closing = matches!(command, Command::Close { .. });
+                    refuse(command, &fault);
+                }
+            }
+        }
+        drop(context);
+    }
+
+    /// Whether what was sent has arrived: nobody hears a goodbye before. Asks, and gives up after the limit.
+    fn has_flushed(&mut self) -> bool {
+        let since = *self.closing_since.get_or_insert_with(Instant::now);
+        while let Some(server) = self.servers.get(self.flush.asked) {
+            self.next += 1;
+            let request = Message::from(encode(&Request::Flush { reply: self.next }));
+            match socket::send(&server.socket, vec![request, Message::new()]) {
+                Ok(true) => drop(self.flush.replies.insert(self.next)),
+                // Until there is room for it.
+                Ok(false) => break,
+                Err(cause) => tracing::debug!(%cause, "a server is not asked what has arrived"),
+            }
+            self.flush.asked += 1;
+        }
+        let all = self.flush.asked == self.servers.len() && self.flush.replies.is_empty();
+        all || since.elapsed() >= self.timeout
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        self.wait()?;
+        while let Ok(command) = self.inbox.try_recv() {
+            self.take(command)?;
+        }
+        for index in 0..self.servers.len() {
+            self.receive(index)?;
+        }
+        for index in 0..self.servers.len() {
+            self.send(index)?;
+        }
+        while let Some(message) = self.link.receive()? {
+            match message {
+                FromScheduler::Abort(error) => return Err(self.seen(error)),
+                FromScheduler::BarrierDone { number } => {
+                    for (_, done) in self.barriers.extract_if(.., |(waited, _)| *waited == number) {
+                        answer(&done, Ok(()));
+                    }
+                }
+                FromScheduler::WorkerFailed => self.failed = self.failed.or_else(|| Some(Instant::now())),
+                FromScheduler::Welcome(_) | FromScheduler::Alive | FromScheduler::Farewell => {}
+            }
+        }
+        self.link.beat(self.shared.sent.load(Ordering::Relaxed) + self.shared.received.load(Ordering::Relaxed))?;
+        if let Some(cause) = self.link.loss() {
+            return Err(self.seen(self.link.lost(&cause)));
+        }
+        self.look_at_servers()?;
+        self.ask_who_is_missing()
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let mut items: Vec<PollItem<'_>> = vec![
+            PollItem::from_fd(self.wake.as_raw_fd(), POLLIN),
+            self.link.socket().as_poll_item(POLLIN),
+            self.link.monitor().as_poll_item(POLLIN),
+        ];
+        for server in &self.servers {
+            let busy = !server.queue.is_empty() || !server.optimizers.is_empty();
+            items.push(server.socket.as_poll_item(if busy { POLLIN | POLLOUT } else { POLLIN }));
+            items.push(server.monitor.socket().as_poll_item(POLLIN));
+        }
+        socket::poll(&mut items, self.link.interval())?;
+        let mut count = [0; 8];
+        match rustix::io::read(&*self.wake, &mut count) {
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
+            Err(cause) => Err(Error::io("read from", "an eventfd", &cause.into())),
+        }
+    }
+
+    fn take(&mut self, command: Command) -> Result<()> {
+        match command {
+            Command::Run { key, layout, priority, task } => {
+                let operation = Operation::new(key, layout, task);
+                let id = self.number();
+                if self.waiting.is_empty() {
+                    self.progress = Instant::now();
+                }
+                let unsent = operation.unsent();
+                if unsent.is_empty() {
+                    // A pull of no rows asks nobody, and its caller waits for no answer.
+                    return Ok(());
+                }
+                for (segment, server) in unsent {
+                    let priority = operation.priority(priority);
+                    self.servers[server].queue.push(Queued { priority, operation: id, segment });
+                }
+                self.operations.insert(id, operation);
+            }
+            Command::SetOptimizer { version, optimizer } => {
+                for server in &mut self.servers {
+                    server.optimizers.push((version, optimizer.clone()));
+                }
+            }
+            Command::Barrier { done } => {
+                self.barrier_count += 1;
+                self.barriers.push((self.barrier_count, done));
+                self.link.send(&ToScheduler::Barrier { number: self.barrier_count })?;
+                count(&self.shared.control, 1);
+            }
+            Command::Failing(why) => self.link.send(&ToScheduler::Failing(why))?,
+            Command::Close { panicked } => {
+                self.closing = true;
+                if panicked {
+                    return Err(Worker::panicked(&self.job));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, index: usize) -> Result<()> {
+        let writable = |server: &Server| -> Result<bool> {
+            let events = server.socket.get_events().map_err(socket::failed("zmq_getsockopt", self.job.rank))?;
+            Ok(events.contains(POLLOUT))
+        };
+        while !self.servers[index].optimizers.is_empty() && writable(&self.servers[index])? {
+            let server = &mut self.servers[index];
+            let (version, optimizer) = server.optimizers.remove(0);
+            let named = server.queue.iter().filter_map(|item| self.operations.get(&item.operation)?.optimizer());
+            let oldest = named.min().unwrap_or(version).min(version);
+            let header = encode(&Request::SetOptimizer { version, oldest, optimizer });
+            socket::send(&server.socket, vec![Message::from(header)])?;
+            count(&self.shared.control, 1);
+        }
+        while self.servers[index].optimizers.is_empty()
+            && !self.servers[index].queue.is_empty()
+            && writable(&self.servers[index])?
+        {
+            let server = &mut self.servers[index];
+            let Some(item) = server.queue.pop() else { break };
+            let Some(operation) = self.operations.get_mut(&item.operation) else { continue };
+            self.next += 1;
+            let reply = self.next;
+            let (request, payload) = operation.request(item.segment, self.job.rank, reply);
+            let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
+            count(&self.shared.sent, sent_bytes);
+            socket::send(&server.socket, vec![Message::from(encode(&request)), payload])?;
+            self.progress = Instant::now();
+            if operation.is_answered() {
+                let (operation, segment, since) = (item.operation, item.segment, self.progress);
+                let waiting =
+                    Waiting { operation, segment, server: index, since, since_ns, sent_bytes, vouched: false };
+                self.waiting.insert(reply, waiting);
+            }
+            if operation.sent_one() {
+                self.operations.remove(&item.operation);
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, index: usize) -> Result<()> {
+        for _ in 0..BATCH {
+            let Some(frames) = socket::receive(&self.servers[index].socket)? else { return Ok(()) };
+            let mut frames = frames.into_iter();
+            let Some(reply) = frames.next().and_then(|header| decode::<Reply>(&header)) else {
+                return Err(self.broken_protocol(index, "a message that cannot be decoded".to_owned()));
+            };
+            let payload = frames.next().unwrap_or_else(Message::new);
+            self.asked = None;
+            match reply {
+                Reply::Missing { reply, operation, ranks } => self.claim(reply, operation, ranks)?,
+                Reply::Value { reply } if self.flush.replies.remove(&reply) => {}
+                Reply::Value { reply } => self.finish(reply, payload, None)?,
+                Reply::State { reply, state } => self.finish(reply, payload, Some(state))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, reply: u64, payload: Message, state: Option<ringpull_kernels::optim::State>) -> Result<()> {
+        let Some(waiting) = self.waiting.remove(&reply) else { return Ok(()) };
+        self.progress = Instant::now();
+        count(&self.shared.received, payload.len() as u64);
+        let Some(operation) = self.operations.get_mut(&waiting.operation) else { return Ok(()) };
+        let moved = waiting.sent_bytes + payload.len() as u64;
+        timeline::record(Phase::Request, || operation.key(), waiting.since_ns, moved);
+        let fits = operation.receive(waiting.segment, payload, state);
+        if !fits {
+            let what = format!("a value of key {} that has another length", operation.key());
+            return Err(self.broken_protocol(waiting.server, what));
+        }
+        if operation.is_done() {
+            self.operations.remove(&waiting.operation);
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, fault: &Error) {
+        self.shared.fault.lock().get_or_insert_with(|| fault.clone());
+        for (_, operation) in std::mem::take(&mut self.operations) {
+            operation.fail(fault);
+        }
+        for (_, done) in self.barriers.drain(..) {
+            answer(&done, Err(fault.clone()));
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+/// Answers a command with the fault.
+fn refuse(command: Command, fault: &Error) {
+    match command {
+        Command::Run { key, layout, task, .. } => Operation::new(key, layout, task).fail(fault),
+        Command::Barrier { done } => answer(&done, Err(fault.clone())),
+        Command::SetOptimizer { .. } | Command::Failing(_) | Command::Close { .. } => {}
+    }
+}
+
+/// Sends an answer to a caller, who may have given up.
+pub(super) fn answer<T>(to: &Sender<Result<T>>, with: Result<T>) {
+    if to.send(with).is_err() {
+        tracing::debug!("nobody waits for an answer any more");
+    }
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}

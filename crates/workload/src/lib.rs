@@ -1,0 +1,12 @@
+//! What the measurements of the command and of the Python package push and pull, and how they check it.
+//!
+//! - [`models`]: the key lists of models;
+//! - [`pattern`]: inputs whose sums are known; [`expected`]: what a store must then hold;
+//! - [`iterations`]: push and pull of a list of keys, timed and verified.
+//!
+//! The wheel holds this crate and not the command's, so that Python's loop and Rust's are measured in one process.
+
+pub mod expected;
+pub mod iterations;
+pub mod models;
+pub mod pattern;

@@ -1,0 +1,256 @@
+//! The key lists of models: the name and shape of every trained tensor, in the order of the forward pass.
+//!
+//! The lists are generated from the architectures' own rules; a file of `name shape` or `name shape FLOPs` lines serves for any other model.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use ringpull_base::{DType, Error, Result};
+
+/// The names that [`load`] knows.
+pub const NAMES: [&str; 3] = ["vgg16", "resnet50", "bert-large"];
+
+/// One trained tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelKey {
+    /// Its name, which is its key in the store.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+impl ModelKey {
+    fn new(name: impl Into<String>, shape: &[usize]) -> Self {
+        ModelKey { name: name.into(), shape: shape.to_vec() }
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The key list of a model by name, or of a file, every tensor scaled to `scale` of its elements (at least one).
+///
+/// At a scale other than 1 the tensors become vectors: only their sizes matter to a store.
+pub fn load(model: &str, scale: f64) -> Result<Vec<ModelKey>> {
+    if !(scale > 0.0 && scale <= 1000.0) {
+        return Err(Error::argument(format!("--scale {scale} cannot be used"), "give a factor above 0, such as 0.1"));
+    }
+    let keys = load_whole(model)?.into_iter().map(|(key, _)| key);
+    if scale == 1.0 {
+        return Ok(keys.collect());
+    }
+    let scaled = |key: ModelKey| ModelKey { shape: vec![((key.len() as f64 * scale).round() as usize).max(1)], ..key };
+    Ok(keys.map(scaled).collect())
+}
+
+/// VGG-16 (Simonyan and Zisserman 2014, configuration D): 13 convolutions of 3x3 and 3 dense layers, all with bias.
+fn vgg16() -> Vec<ModelKey> {
+    let mut keys = Vec::new();
+    let mut channels = 3;
+    for (stage, (width, layers)) in [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)].into_iter().enumerate() {
+        for layer in 1..=layers {
+            let name = format!("conv{}_{layer}", stage + 1);
+            keys.push(ModelKey::new(format!("{name}_weight"), &[width, channels, 3, 3]));
+            keys.push(ModelKey::new(format!("{name}_bias"), &[width]));
+            channels = width;
+        }
+    }
+    for (name, from, to) in [("fc6", 512 * 7 * 7, 4096), ("fc7", 4096, 4096), ("fc8", 4096, 1000)] {
+        keys.push(ModelKey::new(format!("{name}_weight"), &[to, from]));
+        keys.push(ModelKey::new(format!("{name}_bias"), &[to]));
+    }
+    keys
+}
+
+/// ResNet-50 (He et al. 2015): bottleneck blocks of 1x1, 3x3 and 1x1 convolutions without bias, each with batch norm.
+fn resnet50() -> Vec<ModelKey> {
+    let mut keys = Vec::new();
+    let mut conv = |name: String, to: usize, from: usize, side: usize| {
+        keys.push(ModelKey::new(format!("{name}_weight"), &[to, from, side, side]));
+        keys.push(ModelKey::new(format!("{name}_gamma"), &[to]));
+        keys.push(ModelKey::new(format!("{name}_beta"), &[to]));
+    };
+    conv("stem".to_owned(), 64, 3, 7);
+    let mut channels = 64;
+    for (stage, (width, blocks)) in [(64, 3), (128, 4), (256, 6), (512, 3)].into_iter().enumerate() {
+        for block in 1..=blocks {
+            let name = format!("stage{}_block{block}", stage + 1);
+            conv(format!("{name}_a"), width, channels, 1);
+            conv(format!("{name}_b"), width, width, 3);
+            conv(format!("{name}_c"), 4 * width, width, 1);
+            if block == 1 {
+                conv(format!("{name}_shortcut"), 4 * width, channels, 1);
+            }
+            channels = 4 * width;
+        }
+    }
+    keys.push(ModelKey::new("fc_weight", &[1000, 2048]));
+    keys.push(ModelKey::new("fc_bias", &[1000]));
+    keys
+}
+
+/// BERT-large (Devlin et al. 2018), uncased: 24 layers of width 1024 with a pooler and no head.
+fn bert_large() -> Vec<ModelKey> {
+    const WIDTH: usize = 1024;
+    let mut keys = Vec::new();
+    for (name, rows) in [("word", 30522), ("position", 512), ("token_type", 2)] {
+        keys.push(ModelKey::new(format!("embedding_{name}_weight"), &[rows, WIDTH]));
+    }
+    let norm = |keys: &mut Vec<ModelKey>, name: &str| {
+        keys.push(ModelKey::new(format!("{name}_gamma"), &[WIDTH]));
+        keys.push(ModelKey::new(format!("{name}_beta"), &[WIDTH]));
+    };
+    let dense = |keys: &mut Vec<ModelKey>, name: &str, to: usize, from: usize| {
+        keys.push(ModelKey::new(format!("{name}_weight"), &[to, from]));
+        keys.push(ModelKey::new(format!("{name}_bias"), &[to]));
+    };
+    norm(&mut keys, "embedding_norm");
+    for layer in 0..24 {
+        for part in ["query", "key", "value", "attention_out"] {
+            dense(&mut keys, &format!("layer{layer}_{part}"), WIDTH, WIDTH);
+        }
+        norm(&mut keys, &format!("layer{layer}_attention_norm"));
+        dense(&mut keys, &format!("layer{layer}_ffn_in"), 4 * WIDTH, WIDTH);
+        dense(&mut keys, &format!("layer{layer}_ffn_out"), WIDTH, 4 * WIDTH);
+        norm(&mut keys, &format!("layer{layer}_ffn_norm"));
+    }
+    dense(&mut keys, "pooler", WIDTH, WIDTH);
+    keys
+}
+
+/// The unscaled keys of a model by name, or of a file with the third column of its lines.
+pub fn load_whole(model: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
+    let keys = match model {
+        "vgg16" => vgg16(),
+        "resnet50" => resnet50(),
+        "bert-large" => bert_large(),
+        file => return read(file),
+    };
+    Ok(keys.into_iter().map(|key| (key, None)).collect())
+}
+
+fn read(file: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
+    let text = std::fs::read_to_string(Path::new(file)).map_err(|cause| {
+        Error::argument(
+            format!("model {file:?} is no known name, and cannot be read as a file: {cause}"),
+            format!("the known models are {}; a file holds lines such as `conv1_weight 64x3x3x3`", NAMES.join(", ")),
+        )
+    })?;
+    parse(file, &text)
+}
+
+/// Parses lines of `name shape` or `name shape FLOPs`, the shape as `64x3x3x3`. Empty lines and lines that begin with `#` are
+/// skipped. FLOPs are those of the layer's forward pass, in any unit; all lines have them or none.
+pub fn parse(file: &str, text: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
+    let mut keys: Vec<(ModelKey, Option<f64>)> = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (index, line) in text.lines().enumerate() {
+        let wrong = |what: String| {
+            Error::argument(
+                format!("{file}:{}: {what}", index + 1),
+                "a line is a name, a shape and perhaps FLOPs, such as `conv1_weight 64x3x3x3` or `conv1_weight 64x3x3x3 8.7e7`",
+            )
+        };
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (name, shape, flops) = match fields[..] {
+            [name, shape] => (name, shape, None),
+            [name, shape, flops] => (name, shape, Some(flops)),
+            _ => return Err(wrong(format!("{} fields where there should be 2 or 3", fields.len()))),
+        };
+        let flops = flops
+            .map(|flops| {
+                let number = flops.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+                number.ok_or_else(|| wrong(format!("bad FLOPs {flops:?}")))
+            })
+            .transpose()?;
+        if keys.first().is_some_and(|(_, first)| first.is_some() != flops.is_some()) {
+            return Err(wrong("some lines have FLOPs and some have none".to_owned()));
+        }
+        let shape = shape
+            .split('x')
+            .map(|side| side.parse().ok().filter(|side| *side > 0).ok_or_else(|| wrong(format!("bad shape {shape:?}"))))
+            .collect::<Result<Vec<usize>>>()?;
+        shape
+            .iter()
+            .try_fold(8usize, |bytes, side| bytes.checked_mul(*side))
+            .ok_or_else(|| wrong("the tensor is larger than the address space".to_owned()))?;
+        if !seen.insert(name.to_owned()) {
+            return Err(wrong(format!("{name:?} is named twice")));
+        }
+        DType::F64.len_bytes(&shape).map_err(|_| wrong(format!("shape {shape:?} has too many elements")))?;
+        keys.push((ModelKey::new(name, &shape), flops));
+    }
+    if keys.is_empty() {
+        return Err(Error::argument(format!("{file} names no tensor"), "write one line `name shape` for each tensor"));
+    }
+    if keys.iter().all(|(_, flops)| *flops == Some(0.0)) {
+        return Err(Error::argument(
+            format!("{file} gives every tensor 0 FLOPs"),
+            "give some layer more, or leave them out",
+        ));
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn totals(model: &str) -> (usize, usize) {
+        let keys = load(model, 1.0).unwrap();
+        let names: BTreeSet<&str> = keys.iter().map(|key| key.name.as_str()).collect();
+        assert_eq!(names.len(), keys.len(), "every name of {model} is unique");
+        (keys.len(), keys.iter().map(ModelKey::len).sum())
+    }
+
+    #[test]
+    fn the_models_have_the_published_numbers_of_tensors_and_parameters() {
+        assert_eq!(totals("vgg16"), (32, 138_357_544));
+        assert_eq!(totals("resnet50"), (161, 25_557_032));
+        assert_eq!(totals("bert-large"), (391, 335_141_888));
+    }
+
+    #[test]
+    fn scaling_keeps_the_number_of_tensors_and_scales_the_total() {
+        let keys = load("vgg16", 0.01).unwrap();
+        assert_eq!(keys.len(), 32);
+        let total: usize = keys.iter().map(ModelKey::len).sum();
+        assert!((total as f64 / 1_383_575.44 - 1.0).abs() < 1e-3, "{total}");
+        assert!(load("vgg16", 1e-9).unwrap().iter().all(|key| key.len() == 1));
+        assert!(load("vgg16", 0.0).is_err() && load("vgg16", f64::NAN).is_err());
+    }
+
+    #[test]
+    fn a_file_is_read_strictly_and_its_errors_name_the_line() {
+        let keys = parse("m", "# two tensors\n\nw 2x3\n b\t4\n").unwrap();
+        assert_eq!(keys, [(ModelKey::new("w", &[2, 3]), None), (ModelKey::new("b", &[4]), None)]);
+        assert_eq!(parse("m", "w 2x3 1.5e9").unwrap()[0].1, Some(1.5e9));
+        for (text, line) in [
+            ("w 2x3\nb", 2),
+            ("w 2x", 1),
+            ("w 0", 1),
+            ("a 1\nb 2\na 3", 3),
+            ("w 2 x", 1),
+            ("w 2 -3", 1),
+            ("w 2 3 4", 1),
+            ("w 2 3\nb 2", 2),
+            ("w -1", 1),
+        ] {
+            let error = parse("m", text).unwrap_err().to_string();
+            assert!(error.contains(&format!("m:{line}: ")), "{error}");
+        }
+        assert!(parse("m", "# nothing").is_err());
+        assert!(load("vgg61", 1.0).unwrap_err().to_string().contains("vgg16, resnet50, bert-large"));
+    }
+}

@@ -1,0 +1,90 @@
+//! What ranks go on from: one checkpoint, or none on any of them.
+//!
+//! Every worker reads the file on its own host. Where a folder is not shared some hosts have none, or an older one, or one of another
+//! run, and ranks that began from different ones would sum gradients of different batches, or update with different states of the optimizer. So
+//! each says what it has found before the first step.
+
+use std::path::Path;
+
+use ringpull::{Error, KvStore, Optimizer, Result, Rule};
+
+use crate::checkpoint::Checkpoint;
+use crate::total::total;
+
+/// The checkpoint at `path`, if every worker has the same one, and `None` if none has, which is an error where it is `required`. Collective;
+/// to be called before the store has its optimizer.
+pub(super) fn agreed(store: &KvStore, path: &Path, required: bool) -> Result<Option<Checkpoint>> {
+    let found = if path.exists() { Some(Checkpoint::read(path)?) } else { None };
+    let (rank, workers) = (store.rank(), store.num_workers());
+    if workers > 1 {
+        // Its step, where 0 says that there is none, and what is in it.
+        let mut figures = vec![0.0; 2 * workers];
+        if let Some(saved) = &found {
+            figures[2 * rank] = saved.step as f64 + 1.0;
+            figures[2 * rank + 1] = (saved.contents & EXACT) as f64;
+        }
+        let adding = Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) };
+        let all = total(store, &adding, "steps of checkpoints", &figures)?;
+        let files: Vec<_> =
+            all.chunks(2).map(|file| (file[0] > 0.0).then(|| (file[0] as u64 - 1, file[1] as u64))).collect();
+        disagreement(path, &files).map_or(Ok(()), Err)?;
+    }
+    match found {
+        // Read for its error, which says what to do.
+        None if required => Checkpoint::read(path).map(Some),
+        found => Ok(found),
+    }
+}
+
+/// The bits of a hash that a float holds.
+const EXACT: u64 = (1 << 52) - 1;
+
+/// An error if the ranks found different `files`, each of a step and with its contents.
+fn disagreement(path: &Path, files: &[Option<(u64, u64)>]) -> Option<Error> {
+    if files.iter().all(|file| *file == files[0]) {
+        return None;
+    }
+    let mut found: Vec<(Option<u64>, Vec<usize>)> = Vec::new();
+    for (rank, file) in files.iter().enumerate() {
+        match found.iter_mut().find(|(_, ranks)| files[ranks[0]] == *file) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => found.push((file.map(|(step, _)| step), vec![rank])),
+        }
+    }
+    // None before any step; files of one step in the order of their ranks.
+    found.sort_by_key(|(step, _)| *step);
+    let views = found.iter().enumerate().map(|(place, (step, ranks))| match step {
+        None => format!("rank(s) {ranks:?} have no such file"),
+        Some(step) if place > 0 && found[place - 1].0 == Some(*step) => {
+            format!("rank(s) {ranks:?} have another file of step {step}")
+        }
+        Some(step) => format!("rank(s) {ranks:?} have step {step}"),
+    });
+    let views: Vec<String> = views.collect();
+    Some(Error::argument(
+        format!("the checkpoint {} is not the same on every host: {}", path.display(), views.join(", ")),
+        "put --checkpoint into a folder that all hosts share, or copy one file to every host; to begin anew, remove it on all",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_found_different_checkpoints_are_named() {
+        let of = |files: &[Option<(u64, u64)>]| {
+            disagreement(Path::new("run.safetensors"), files).map(|error| error.to_string())
+        };
+        assert_eq!(of(&[None, None]), None);
+        assert_eq!(of(&[Some((4, 9)); 3]), None);
+        let text = of(&[Some((4, 9)), None, Some((4, 9)), None]).unwrap();
+        assert!(text.contains("rank(s) [1, 3] have no such file, rank(s) [0, 2] have step 4"), "{text}");
+        assert!(text.contains("run.safetensors") && text.contains("hint:"), "{text}");
+        let text = of(&[Some((8, 9)), Some((0, 9))]).unwrap();
+        assert!(text.contains("rank(s) [1] have step 0, rank(s) [0] have step 8"), "{text}");
+        let text = of(&[Some((4, 9)), Some((4, 1)), Some((4, 9)), Some((3, 5))]).unwrap();
+        let views = "rank(s) [3] have step 3, rank(s) [0, 2] have step 4, rank(s) [1] have another file of step 4\n";
+        assert!(text.contains(views), "{text}");
+    }
+}

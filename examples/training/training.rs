@@ -1,0 +1,285 @@
+//! What every training program asks for and does: its options, the first weights, and the hash that shows equal weights.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use ringpull::{Codec, Compression, Error, KvStore, Optimizer, Result, Tensor};
+use ringpull_base::config::{self, fashion_mnist};
+
+use crate::checkpoint::Checkpoint;
+use crate::resume;
+use crate::shard::Batches;
+
+/// The options of a training program.
+#[derive(Debug, Clone, clap::Parser)]
+pub struct Options {
+    /// The kind of store
+    #[arg(long, default_value = "local")]
+    pub kv_store: String,
+    /// Passes over the training images
+    #[arg(long, default_value_t = 2)]
+    pub epochs: usize,
+    /// Stop after this many steps [default: all of the epochs]
+    #[arg(long)]
+    pub steps: Option<u64>,
+    /// Images in a batch, over all workers
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
+    pub batch: u64,
+    /// Learning rate
+    #[arg(long, default_value_t = 0.05)]
+    pub lr: f64,
+    /// Let the learning rate fall in a straight line, to nothing at the run's end; a resumed run needs the same last step
+    #[arg(long)]
+    pub lr_decay: bool,
+    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO
+    #[arg(long, default_value = "none")]
+    pub compression: String,
+    /// Compress from this step on: the first gradients are the largest
+    #[arg(long, value_name = "STEP", default_value_t = 0)]
+    pub compress_from: u64,
+    /// Push gradients times this, which the optimizer divides by. In a step 2bit can say no more of an element than its threshold, 1bit
+    /// no more than 1: nearly all that is pushed must be less [default: 1; for 2bit and 1bit what suits the networks of the examples]
+    #[arg(long, value_name = "FACTOR")]
+    pub gradient_scale: Option<f64>,
+    /// What first weights and the order of images follow from [default: 1, or the checkpoint's]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// The folder of the IDX files
+    #[arg(long, default_value = fashion_mnist())]
+    pub data: PathBuf,
+    /// Save to FILE at every epoch's end and at the last step
+    #[arg(long, value_name = "FILE")]
+    pub checkpoint: Option<PathBuf>,
+    /// Go on from the checkpoint
+    #[arg(long, requires = "checkpoint")]
+    pub resume: bool,
+    /// Go on from the checkpoint if it is there, else begin
+    #[arg(long, requires = "checkpoint", conflicts_with = "resume")]
+    pub resume_if_any: bool,
+    /// Where the model is computed: cpu, or cuda if the program was built for it
+    #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
+    pub device: String,
+    /// Train on the first N images only
+    #[arg(long, value_name = "N")]
+    pub limit_train: Option<usize>,
+}
+
+/// In how many stairs a learning rate falls. Few, because sums that the store has learned to expect are announced anew after each.
+const STAIRS: u64 = 32;
+
+/// Where a run begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Start {
+    /// The steps that were done before.
+    pub step: u64,
+    /// The batches, by the seed that the run began with.
+    pub batches: Batches,
+}
+
+impl Options {
+    /// What a run that begins follows from.
+    pub fn first_seed(&self) -> u64 {
+        self.seed.unwrap_or(1)
+    }
+
+    /// The batches of `samples` images, of which there must be one.
+    pub fn batches(&self, samples: usize) -> Result<Batches> {
+        let samples = self.limit_train.map_or(samples, |limit| limit.min(samples));
+        let batches = Batches { samples, batch: self.batch as usize, seed: self.first_seed() };
+        if batches.per_epoch() == 0 {
+            let what = format!("{samples} images make no batch of {}", self.batch);
+            return Err(Error::argument(what, "give a smaller --batch"));
+        }
+        Ok(batches)
+    }
+
+    /// The step after the last.
+    pub fn last_step(&self, batches: &Batches) -> u64 {
+        self.steps.unwrap_or((self.epochs * batches.per_epoch()) as u64)
+    }
+
+    /// The learning rate of `step`, where `last` is the step after the last.
+    fn rate_at(&self, step: u64, last: u64) -> f64 {
+        if !self.lr_decay {
+            return self.lr;
+        }
+        let stair = (u128::from(step) * u128::from(STAIRS) / u128::from(last.max(1))) as u64;
+        self.lr * (STAIRS - stair.min(STAIRS - 1)) as f64 / STAIRS as f64
+    }
+
+    /// What the gradients of each of so many `workers` are to be multiplied by before they are pushed.
+    ///
+    /// Each is a sum over a worker's images, of which it grows with about the square root. Where codes have a size of their own it is made so
+    /// small that few of its elements exceed what a code says: a residual that cannot be sent as fast as it grows comes much too late. A
+    /// power of two, so that nothing is rounded.
+    pub fn scale(&self, workers: usize) -> Result<f64> {
+        let said = match Compression::choice(&self.compression)? {
+            Some(Compression::Codec(Codec::TwoBit { threshold })) => f64::from(threshold),
+            Some(Compression::Codec(Codec::OneBit { .. })) => 1.0,
+            _ => return Ok(self.gradient_scale.unwrap_or(1.0)),
+        };
+        let images = (self.batch as f64 / workers as f64).max(1.0);
+        Ok(self.gradient_scale.unwrap_or_else(|| (2.0 * said / images.sqrt()).log2().floor().exp2()))
+    }
+
+    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store its optimizer. Rank 0 says
+    /// on standard error what it goes on from.
+    pub fn begin(
+        &self,
+        store: &KvStore,
+        optimizer: &Optimizer,
+        weights: &[(&str, Tensor)],
+        batches: Batches,
+    ) -> Result<Start> {
+        if let (Some(path), 0) = (&self.checkpoint, store.rank()) {
+            Checkpoint::check_place(path)?;
+        }
+        let resumed = match &self.checkpoint {
+            Some(path) if self.resume || self.resume_if_any => resume::agreed(store, path, self.resume)?,
+            _ => None,
+        };
+        resumed.as_ref().map_or(Ok(()), |saved| self.check_seed(saved))?;
+        for (name, weight) in weights {
+            let first = resumed.as_ref().map_or(Some(weight), |saved| saved.weights.get(*name));
+            let other = || Error::argument("the checkpoint is of another network", "give --checkpoint the right file");
+            store.broadcast(*name, first.ok_or_else(other)?, std::slice::from_ref(weight), 0)?;
+        }
+        if let Some(saved) = &resumed {
+            saved.restore_states(store)?;
+        }
+        store.set_optimizer(optimizer)?;
+        if let (Some(saved), Some(path), 0) = (&resumed, &self.checkpoint, store.rank()) {
+            let from = goes_on_from(saved, batches.per_epoch() as u64, store.num_workers());
+            eprintln!("goes on from {}: {from}", path.display());
+        }
+        let begun = |saved: &Checkpoint| Start { step: saved.step, batches: Batches { seed: saved.seed, ..batches } };
+        Ok(resumed.as_ref().map_or(Start { step: 0, batches }, begun))
+    }
+
+    /// The order of images is the checkpoint's, and another one that was asked for would be passed over in silence.
+    fn check_seed(&self, saved: &Checkpoint) -> Result<()> {
+        match self.seed {
+            Some(seed) if seed != saved.seed => Err(Error::argument(
+                format!("--seed {seed} with a checkpoint of a run that began with --seed {}", saved.seed),
+                "leave out --seed to go on with that run, or begin another without --resume, with a --checkpoint of its own",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's learning rate, and switches compression
+    /// on at the step that was asked for.
+    pub fn before(&self, store: &KvStore, optimizer: &mut Optimizer, step: u64, steps: &Range<u64>) -> Result<()> {
+        let rate = self.rate_at(step, steps.end);
+        if optimizer.learning_rate != rate {
+            optimizer.learning_rate = rate;
+            store.set_optimizer(optimizer)?;
+        }
+        match Compression::choice(&self.compression)? {
+            Some(compression) if step == self.compress_from.max(steps.start) => {
+                store.set_gradient_compression(&compression)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Rank 0 saves `weights` after `step` if a checkpoint was asked for.
+    pub fn save(&self, store: &KvStore, step: u64, seed: u64, weights: &[(&str, Tensor)]) -> Result<()> {
+        let Some(path) = self.checkpoint.as_ref().filter(|_| store.rank() == 0) else { return Ok(()) };
+        let on_host = |weight: &Tensor| match store.devices().filter(|_| weight.remote().is_some()) {
+            Some(devices) => devices.download(weight),
+            None => Ok(weight.clone()),
+        };
+        let weights = weights.iter().map(|(name, weight)| Ok(((*name).to_owned(), on_host(weight)?)));
+        Checkpoint::take(store, step, seed, weights.collect::<Result<_>>()?)?.write(path)
+    }
+}
+
+/// What a run goes on from, in words.
+fn goes_on_from(saved: &Checkpoint, per_epoch: u64, workers: usize) -> String {
+    let (step, seed) = (saved.step, saved.seed);
+    let count = |workers: usize| format!("{workers} worker{}", if workers == 1 { "" } else { "s" });
+    let by = match saved.workers {
+        Some(before) if before != workers => format!("{}, saved by {before}", count(workers)),
+        _ => count(workers),
+    };
+    format!("step {step} (epoch {}), seed {seed}, {by}", step / per_epoch.max(1) + 1)
+}
+
+/// Waits for every worker, then hashes the store's `weights`: equal bits, equal hashes.
+pub fn hash(store: &KvStore, weights: &[(&str, Tensor)]) -> Result<u64> {
+    store.wait_all()?;
+    store.barrier()?;
+    let mut hash = Xxh3::new();
+    for (name, weight) in weights {
+        // The weight itself may be on a device.
+        let value = Tensor::zeros(weight.dtype(), weight.shape());
+        store.pull(*name, std::slice::from_ref(&value), 0)?;
+        hash.update(value.read()?.bytes());
+    }
+    Ok(hash.digest())
+}
+
+/// Lets this process compute on its share of the cores: the workers of one host would otherwise each use all of them.
+/// `RAYON_NUM_THREADS` decides if it is set.
+pub fn share_cores() -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads =
+        if config::text("RAYON_NUM_THREADS").is_some() { 0 } else { (cores / config::local_workers()).max(1) };
+    let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    built.map_err(|cause| {
+        Error::argument(format!("threads cannot be shared out: {cause}"), "call share_cores before anything computes")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn saved(step: u64, workers: Option<usize>) -> Checkpoint {
+        Checkpoint { step, seed: 7, workers, weights: [].into(), states: Vec::new(), contents: 0 }
+    }
+
+    #[test]
+    fn a_resumed_run_says_what_it_goes_on_from() {
+        assert_eq!(goes_on_from(&saved(4, Some(1)), 6, 1), "step 4 (epoch 1), seed 7, 1 worker");
+        assert_eq!(goes_on_from(&saved(6, Some(4)), 6, 2), "step 6 (epoch 2), seed 7, 2 workers, saved by 4");
+        assert_eq!(goes_on_from(&saved(6, None), 6, 2), "step 6 (epoch 2), seed 7, 2 workers");
+    }
+
+    #[test]
+    fn a_learning_rate_falls_in_stairs_to_nearly_nothing_or_stays() {
+        let of = |words: &[&str]| Options::parse_from([&["train", "--lr", "0.5"], words].concat());
+        let (stays, falls) = (of(&[]), of(&["--lr-decay"]));
+        let rates: Vec<f64> = (0..640).map(|step| falls.rate_at(step, 640)).collect();
+        assert_eq!((rates[0], rates[19], rates[20], rates[639]), (0.5, 0.5, 0.5 * 31.0 / 32.0, 0.5 / 32.0));
+        assert_eq!(rates.windows(2).filter(|pair| pair[0] > pair[1]).count(), 31);
+        assert!((0..3).all(|step| stays.rate_at(step, 3) == 0.5 && falls.rate_at(step, 3) > 0.0));
+        // A run that goes on behind its end does not learn backwards.
+        assert_eq!(falls.rate_at(700, 640), 0.5 / 32.0);
+    }
+
+    #[test]
+    fn gradients_are_scaled_where_codes_have_a_size_of_their_own() {
+        let scale = |words: &[&str], workers| Options::parse_from([&["train"], words].concat()).scale(workers).unwrap();
+        assert_eq!(scale(&["--compression", "2bit:0.5"], 4), 0.25);
+        assert_eq!(scale(&["--compression", "2bit:2"], 4), 1.0);
+        assert_eq!(scale(&["--compression", "1bit:0.1"], 4), 0.5);
+        assert_eq!(scale(&["--compression", "2bit", "--batch", "1024"], 4), 0.0625);
+        assert_eq!(scale(&["--compression", "2bit", "--gradient-scale", "3"], 4), 3.0);
+        assert_eq!([scale(&[], 4), scale(&["--compression", "fp16"], 4)], [1.0, 1.0]);
+    }
+
+    #[test]
+    fn a_seed_that_is_not_the_checkpoints_is_an_error() {
+        let check = |words: &[&str]| Options::parse_from([&["train"], words].concat()).check_seed(&saved(4, None));
+        check(&[]).unwrap();
+        check(&["--seed", "7"]).unwrap();
+        let error = check(&["--seed", "1"]).unwrap_err().to_string();
+        assert!(error.contains("--seed 1") && error.contains("--seed 7") && error.contains("hint:"), "{error}");
+    }
+}

@@ -1,0 +1,90 @@
+//! What one process adds to a key in one push: the sum over the values it was given.
+
+use std::collections::BTreeMap;
+
+use ringpull_base::{Buffer, Error, Result, RowSparse, Tensor, TensorMut, TensorRef};
+use ringpull_kernels::reduce;
+
+use crate::Entry;
+
+/// A dense gradient of one process.
+pub enum Contribution {
+    /// The only value pushed, locked against writers until this is dropped.
+    Held(TensorRef),
+    /// The sum of several values.
+    Summed(Buffer),
+    /// The gradient stands in this output, which will hold the result.
+    InPlace(usize),
+}
+
+impl Contribution {
+    /// The sum of `values`, of which there is at least one; a single value is not copied.
+    pub(super) fn sum(entry: &Entry, values: &[Tensor]) -> Result<Self> {
+        let [first, others @ ..] = values else {
+            unreachable!("an empty list was turned away before");
+        };
+        if others.is_empty() {
+            return Ok(Contribution::Held(first.read()?));
+        }
+        let mut sum = Buffer::copy_of(first.read()?.bytes());
+        for value in others {
+            reduce::add_assign(entry.dtype, sum.bytes_mut(), value.read()?.bytes());
+        }
+        Ok(Contribution::Summed(sum))
+    }
+
+    /// The bytes of the gradient; `outs` are those given along with it.
+    pub fn bytes<'a>(&'a self, outs: &'a [TensorMut]) -> &'a [u8] {
+        match self {
+            Contribution::Held(value) => value.bytes(),
+            Contribution::Summed(sum) => sum.bytes(),
+            Contribution::InPlace(index) => outs[*index].bytes(),
+        }
+    }
+}
+
+/// A row-sparse gradient of one process: ascending ids, each once, and their rows.
+pub struct MergedRows {
+    /// The row ids, ascending, each once.
+    pub ids: Vec<i64>,
+    /// One row for each id.
+    pub rows: Buffer,
+}
+
+impl MergedRows {
+    /// The sum of `values`, adding up rows in the order they are named.
+    pub(super) fn sum(entry: &Entry, values: &[RowSparse]) -> Result<Self> {
+        let guards = values.iter().map(|value| value.rows().read()).collect::<Result<Vec<_>>>()?;
+        let parts = values.iter().zip(&guards).map(|(value, guard)| (value.row_ids(), guard.bytes()));
+        Ok(Self::sum_of(entry, parts))
+    }
+
+    /// The sum of `(ids, rows)` pairs whose ids need be neither sorted nor unique, added in the order given.
+    pub fn sum_of<'a>(entry: &Entry, parts: impl Iterator<Item = (&'a [i64], &'a [u8])> + Clone) -> Self {
+        let mut place: BTreeMap<i64, usize> =
+            parts.clone().flat_map(|(ids, _)| ids.iter().map(|id| (*id, 0))).collect();
+        for (index, slot) in place.values_mut().enumerate() {
+            *slot = index;
+        }
+        let row_bytes = entry.row_bytes();
+        let mut rows = Buffer::zeroed(place.len() * row_bytes);
+        for (ids, bytes) in parts {
+            for (at, id) in ids.iter().enumerate() {
+                let to = place[id] * row_bytes;
+                let row = &bytes[at * row_bytes..(at + 1) * row_bytes];
+                reduce::add_assign(entry.dtype, &mut rows.bytes_mut()[to..to + row_bytes], row);
+            }
+        }
+        MergedRows { ids: place.into_keys().collect(), rows }
+    }
+}
+
+pub(super) fn check_finite(entry: &Entry, rank: usize, bytes: &[u8]) -> Result<()> {
+    match reduce::first_not_finite(entry.dtype, bytes) {
+        None => Ok(()),
+        Some((index, value)) => {
+            let what = if value.is_nan() { "NaN" } else { "Inf" }.to_owned();
+            Err(Error::NotFinite { key: entry.key.clone(), rank, index, what })
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! From a kind's name to a store.
+
+use std::sync::{Arc, Once};
+
+use ringpull_base::config::{self, Config, Dmlc, Role};
+use ringpull_base::{Error, Kind, Result, notice, timeline};
+use ringpull_device::Devices;
+
+use crate::local::Local;
+use crate::on_devices::OnDevices;
+use crate::{Backend, KvStore};
+
+/// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
+///
+/// The distributed kinds find their peers by what started the process: `mpirun` for `dist_sync_mpi`, the `DMLC_*` variables for
+/// the kinds with servers. A process whose `DMLC_ROLE` is `server` or `scheduler` has no store: it calls [`run_node`].
+///
+/// The device kinds work on the devices that `RINGPULL_DEVICES` names, all GPUs if it is unset; `dist_sync_mpi` works on
+/// devices if it is set. [`create_on`] takes them from the caller, who makes tensors on them.
+pub fn create(kind: &str) -> Result<KvStore> {
+    create_with(kind, &Config::from_env()?)
+}
+
+/// As [`create`], with the caller's settings. They must be the same on every rank, and how `dist_sync_mpi` sums the same for all
+/// stores of a process.
+pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
+    let kind = kind.parse::<Kind>()?;
+    let job = Dmlc::from_env()?;
+    // A server or the scheduler of the job needs no devices to be told that it has no store.
+    let is_a_node = kind.has_servers() && job.as_ref().is_some_and(|job| job.role != Role::Worker);
+    let named = config::devices();
+    let devices = match kind {
+        Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice if !is_a_node => {
+            Some(ringpull_device::open(named.as_deref().unwrap_or("cuda")).map_err(|cause| no_devices(kind, &cause))?)
+        }
+        Kind::DistSyncMpi => match named {
+            Some(named) => Some(ringpull_device::open(&named).map_err(|cause| no_devices(kind, &cause))?),
+            None => None,
+        },
+        _ => None,
+    };
+    build(kind, config, job.as_ref(), devices)
+}
+
+/// As [`create`], for a kind that works on devices: on these.
+pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
+    let kind = kind.parse::<Kind>()?;
+    if matches!(kind, Kind::Local | Kind::DistSync | Kind::DistAsync) {
+        return Err(Error::argument(
+            format!("store kind {kind} sums in host memory and was given devices"),
+            "choose device, dist_sync_device, dist_async_device or dist_sync_mpi",
+        ));
+    }
+    build(kind, &Config::from_env()?, Dmlc::from_env()?.as_ref(), Some(Arc::clone(devices)))
+}
+
+/// Serves the job as its scheduler or as one of its servers if that is what `DMLC_ROLE` says this process is, until the job has
+/// ended: then returns true. Returns false at once in a worker, and in a process of no job with servers. Blocks.
+///
+/// A program that is started in every role calls it before [`create`], as MXNet does while it is imported:
+///
+/// ```
+/// fn main() -> ringpull::Result<()> {
+///     if ringpull::run_node()? {
+///         return Ok(());
+///     }
+///     let store = ringpull::create("local")?;
+///     println!("worker {} of {}", store.rank(), store.num_workers());
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// If the job failed: every node of it has been told, and the process should exit with a status other than 0.
+pub fn run_node() -> Result<bool> {
+    let Some(job) = Dmlc::from_env()?.filter(|job| job.role != Role::Worker) else { return Ok(false) };
+    #[cfg(feature = "ps")]
+    {
+        let config = Config::from_env()?;
+        config.check()?;
+        timeline::start(config::timeline_file());
+        warn_of_variables(Some(&job));
+        ringpull_ps::run_node(job.role, &config, &job)?;
+        Ok(true)
+    }
+    #[cfg(not(feature = "ps"))]
+    over_servers(Kind::DistSync, &Config::default(), Some(&job), None).map(|_| false)
+}
+
+fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<Devices>>) -> Result<KvStore> {
+    config.check()?;
+    timeline::start(config::timeline_file());
+    if !kind.has_servers() {
+        check_role(kind, job)?;
+    }
+    warn_of_separate_models(kind, job);
+    warn_of_variables(job);
+    let limit = config.timeout;
+    let backend: Box<dyn Backend> = match (kind, devices) {
+        (Kind::Device, Some(devices)) => {
+            timeline::introduce(Role::Worker, 0, 1);
+            Box::new(OnDevices::alone(devices, limit))
+        }
+        (Kind::Local | Kind::Device, _) => {
+            timeline::introduce(Role::Worker, 0, 1);
+            Box::new(Local::default())
+        }
+        (Kind::DistSyncMpi, devices) => over_mpi(config, devices)?,
+        (_, devices) => over_servers(kind, config, job, devices)?,
+    };
+    Ok(KvStore::over(kind, backend, config))
+}
+
+/// A process of a job with servers that asks for another kind would do each worker's work on its own, and call it done.
+fn check_role(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
+    match job {
+        Some(job) if job.role != Role::Worker || kind == Kind::DistSyncMpi => Err(Error::KindUnavailable {
+            kind: kind.to_string(),
+            reason: format!("this process is a {} of a job with parameter servers (DMLC_ROLE and others are set)", job.role),
+            remedy: "ask for dist_sync or dist_async; for dist_sync_mpi start it with mpirun, or `ringpull launch -s 0 --launcher mpi`"
+                .to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Says once in a job that its processes know nothing of each other's stores.
+fn warn_of_separate_models(kind: Kind, job: Option<&Dmlc>) {
+    static ONCE: Once = Once::new();
+    let told = if matches!(kind, Kind::Local | Kind::Device) { config::first_of_several(job) } else { None };
+    if let Some(told) = told {
+        ONCE.call_once(|| notice(&separate_models(kind, told)));
+    }
+}
+
+/// Says once in a job which variables were hardly meant as they are spelled.
+fn warn_of_variables(job: Option<&Dmlc>) {
+    static ONCE: Once = Once::new();
+    if config::speaks_for_the_job(job) {
+        ONCE.call_once(|| config::misspelt_variables().iter().for_each(|warning| notice(warning)));
+    }
+}
+
+/// The warning for a kind of one process in one of several, of which a variable tells.
+fn separate_models(kind: Kind, (variable, processes): (&str, usize)) -> String {
+    let instead = if variable == "DMLC_NUM_WORKER" { "dist_sync" } else { "dist_sync_mpi" };
+    format!(
+        "warning: store kind {kind} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process"
+    )
+}
+
+#[cfg(feature = "ps")]
+fn over_servers(
+    kind: Kind,
+    config: &Config,
+    job: Option<&Dmlc>,
+    devices: Option<Arc<Devices>>,
+) -> Result<Box<dyn Backend>> {
+    let dmlc = job.ok_or_else(|| Error::KindUnavailable {
+        kind: kind.to_string(),
+        reason: "this process has no DMLC_* variables, so it belongs to no job with parameter servers".to_owned(),
+        remedy: "start it with `ringpull launch -n 2 -s 2 -- CMD`: two workers, two servers and a scheduler".to_owned(),
+    })?;
+    if dmlc.role != Role::Worker {
+        return Err(Error::KindUnavailable {
+            kind: kind.to_string(),
+            reason: format!("this process is a {} of the job, and has no store", dmlc.role),
+            remedy: "call run_node() before create(): it serves until the job has ended".to_owned(),
+        });
+    }
+    let servers = crate::servers::Servers::connect(kind, config, dmlc)?;
+    timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
+    Ok(match devices {
+        Some(devices) => Box::new(crate::device_sums::DeviceSums::new(servers, devices, config.timeout)),
+        None => Box::new(servers),
+    })
+}
+
+#[cfg(not(feature = "ps"))]
+fn over_servers(
+    kind: Kind,
+    _config: &Config,
+    _job: Option<&Dmlc>,
+    _devices: Option<Arc<Devices>>,
+) -> Result<Box<dyn Backend>> {
+    Err(Error::KindUnavailable {
+        kind: kind.to_string(),
+        reason: "this build has no parameter servers".to_owned(),
+        remedy: "build it with the feature `ps`, which is on by default".to_owned(),
+    })
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
+    let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
+    Ok(match devices {
+        None => Box::new(crate::allreduce::Allreduce::new(engine)),
+        Some(devices) => Box::new(OnDevices::over_ranks(devices, engine, config.timeout)),
+    })
+}
+
+#[cfg(not(feature = "mpi"))]
+fn over_mpi(_config: &Config, _devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
+    Err(Error::KindUnavailable {
+        kind: Kind::DistSyncMpi.to_string(),
+        reason: "this build has no MPI".to_owned(),
+        remedy: "build it with the feature `mpi`, which is on by default".to_owned(),
+    })
+}
+
+fn no_devices(kind: Kind, cause: &Error) -> Error {
+    let host_kind = match kind {
+        Kind::Device => Kind::Local,
+        Kind::DistAsyncDevice => Kind::DistAsync,
+        _ => Kind::DistSync,
+    };
+    let (what, how) = match cause {
+        Error::InvalidArgument { what, remedy } => (what.clone(), remedy.clone()),
+        other => (other.to_string(), "see what `ringpull info` finds".to_owned()),
+    };
+    Error::KindUnavailable {
+        kind: kind.to_string(),
+        reason: format!("it sums on GPUs, which takes a CUDA driver and, for several, NCCL 2: {what}"),
+        remedy: match kind {
+            Kind::DistSyncMpi => format!("{how}; or unset RINGPULL_DEVICES: the same sums of tensors in host memory"),
+            _ => format!("{how}; or use {host_kind}, which gives the same results with tensors in host memory"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_kinds_say_what_they_need_and_what_to_use_meanwhile() {
+        for (kind, instead) in
+            [("device", "local"), ("dist_sync_device", "dist_sync"), ("dist_async_device", "dist_async")]
+        {
+            let error = create(kind).err().map(|error| error.to_string()).unwrap_or_default();
+            for part in [kind, "CUDA driver", "NCCL", &format!("use {instead},")] {
+                assert!(error.contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_kind_of_one_process_in_one_of_several_is_worth_a_warning() {
+        for (variable, instead) in [("OMPI_COMM_WORLD_SIZE", "dist_sync_mpi;"), ("DMLC_NUM_WORKER", "dist_sync;")] {
+            let warning = separate_models(Kind::Device, (variable, 4));
+            for part in ["device", "one of 4", variable, "hint:", &format!("--kv-store {instead}")] {
+                assert!(warning.contains(part), "{warning}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_variable_with_an_impossible_word_is_an_error_with_a_programs_own_settings_too() {
+        const NAME: &str =
+            "store::create::tests::a_variable_with_an_impossible_word_is_an_error_with_a_programs_own_settings_too";
+        if config::text("RINGPULL_SHARED_MEMORY").as_deref() == Some("of") {
+            let refused = create_with("local", &Config::default()).err();
+            return println!("refused: {}", refused.map_or_else(|| "not at all".to_owned(), |error| error.to_string()));
+        }
+        // Again, in a process of its own: the environment is of the whole process.
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args([NAME, "--exact", "--nocapture"]).env("RINGPULL_SHARED_MEMORY", "of");
+        let output = again.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("refused: RINGPULL_SHARED_MEMORY=\"of\" cannot be used"), "{text}");
+    }
+
+    #[test]
+    fn a_local_store_is_rank_0_of_1() {
+        let store = create("local").unwrap();
+        assert_eq!((store.rank(), store.num_workers(), store.kind()), (0, 1, Kind::Local));
+    }
+}

@@ -1,0 +1,233 @@
+//! `dist_sync_device` and `dist_async_device`: a process's own values are summed on its devices, then go to the servers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use ringpull_base::{Buffer, Error, Key, Result, Tensor, TensorMut};
+use ringpull_device::{Devices, Layout, Memory, Scratch, Slice, Work};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::Optimizer;
+
+use crate::anywhere::{self, Anywhere, Gradient, Value, of_rank};
+use crate::servers::Servers;
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
+
+/// A worker of a job with servers, and its devices.
+///
+/// A push of several values, or of one on a device, waits until the sum is in host memory, and returns before it has travelled.
+/// Outputs on devices are copied up when the servers' value is there.
+pub struct DeviceSums {
+    servers: Servers,
+    devices: Arc<Devices>,
+    slots: Mutex<BTreeMap<Key, Arc<Mutex<Slot>>>>,
+    limit: Duration,
+}
+
+/// Memory for a key's sums.
+struct Slot {
+    layout: Layout,
+    sum: Vec<Slice>,
+    scratch: Scratch,
+}
+
+impl DeviceSums {
+    /// Sums on `devices` before `servers`.
+    pub fn new(servers: Servers, devices: Arc<Devices>, limit: Duration) -> Self {
+        DeviceSums { servers, devices, slots: Mutex::default(), limit }
+    }
+
+    fn slot(&self, entry: &Entry) -> Result<Arc<Mutex<Slot>>> {
+        let mut slots = self.slots.lock();
+        if let Some(slot) = slots.get(&entry.key) {
+            return Ok(Arc::clone(slot));
+        }
+        let layout = Layout::new(entry.len(), entry.dtype.size_bytes(), self.devices.count());
+        let slot = Slot { layout, sum: self.devices.parts(&layout)?, scratch: Scratch::default() };
+        Ok(Arc::clone(slots.entry(entry.key.clone()).or_insert(Arc::new(Mutex::new(slot)))))
+    }
+
+    /// The sum in host memory. The values' streams wait for what reads them.
+    fn sum(&self, entry: &Entry, gradient: &Gradient, outs: &[TensorMut]) -> Result<Buffer> {
+        let (devices, slot) = (&self.devices, self.slot(entry)?);
+        let mut slot = slot.lock();
+        let Slot { layout, sum, scratch } = &mut *slot;
+        let arrays = gradient.remotes(outs).map(|remote| devices.array(Some(remote))).collect::<Result<Vec<_>>>()?;
+        arrays.iter().try_for_each(|array| devices.lane(array.device()).follow(array.stream()))?;
+        let input = |value: &Value| match (value, value.remote(outs)) {
+            (_, Some(remote)) => Ok(devices.array(Some(remote))?.slice().clone()),
+            (Value::Held(held), None) => self.pinned(held.bytes()),
+            (Value::Summed(sum), None) => self.pinned(sum.bytes()),
+            (Value::InPlace(index), None) => self.pinned(outs[*index].bytes()),
+        };
+        let inputs = gradient.values.iter().map(input).collect::<Result<Vec<_>>>()?;
+        devices.join()?;
+        devices.sum_parts(entry.dtype, layout, &inputs, sum, scratch)?;
+        devices.join()?;
+        arrays.iter().try_for_each(|array| array.stream().follow(devices.lane(array.device())))?;
+        devices.fetch(layout, sum, self.limit)
+    }
+
+    fn pinned(&self, bytes: &[u8]) -> Result<Slice> {
+        let staging = Slice::all(&Memory::pinned(self.devices.platform(), bytes.len())?).part(0..bytes.len());
+        staging.host_bytes_mut()?.copy_from_slice(bytes);
+        Ok(staging)
+    }
+
+    /// Outputs that the servers' value can be written into: those on devices are copied up as soon as that has happened.
+    fn on_host(&self, entry: &Entry, outs: Vec<TensorMut>) -> Vec<TensorMut> {
+        let staged = |out: TensorMut| {
+            if out.remote().is_none() {
+                return out;
+            }
+            let (devices, limit, rank) = (Arc::clone(&self.devices), self.limit, self.rank());
+            Tensor::zeros(entry.dtype, &entry.shape).write().then(move |written| {
+                match written.and_then(|bytes| copy_up(&devices, &out, bytes, limit)) {
+                    Ok(()) => drop(out),
+                    Err(fault) => out.fail(of_rank(fault, rank)),
+                }
+            })
+        };
+        outs.into_iter().map(staged).collect()
+    }
+}
+
+fn copy_up(devices: &Devices, out: &TensorMut, bytes: &[u8], limit: Duration) -> Result<()> {
+    let array = devices.array(out.remote())?;
+    let staging = Slice::all(&Memory::pinned(devices.platform(), bytes.len())?).part(0..bytes.len());
+    staging.host_bytes_mut()?.copy_from_slice(bytes);
+    devices.platform().enqueue(array.stream(), &Work::copy(staging, array.slice().clone()))?;
+    array.stream().record()?.synchronize(limit)
+}
+
+impl Anywhere for DeviceSums {
+    fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
+    fn push(&self, entry: &Entry, mut gradient: Gradient, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        let remotes = gradient.remotes(&outs).chain(outs.iter().filter_map(TensorMut::remote));
+        remotes.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
+        let alone = gradient.values.len() == 1 && gradient.remotes(&outs).next().is_none();
+        let contribution = match gradient.values.pop() {
+            Some(Value::Held(held)) if alone => Contribution::Held(held),
+            Some(Value::Summed(sum)) if alone => Contribution::Summed(sum),
+            Some(Value::InPlace(index)) if alone => Contribution::InPlace(index),
+            last => {
+                gradient.values.extend(last);
+                let sum = self.sum(entry, &gradient, &outs).map_err(|fault| of_rank(fault, self.rank()))?;
+                Contribution::Summed(sum)
+            }
+        };
+        self.servers.push(entry, contribution, self.on_host(entry, outs), priority)
+    }
+
+    fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        let value = Tensor::zeros(entry.dtype, &entry.shape);
+        self.servers.pull(entry, &mut [value.write()], priority)?;
+        let value = value.read()?;
+        for mut out in outs {
+            if out.remote().is_none() {
+                out.copy_from(value.bytes());
+            } else {
+                copy_up(&self.devices, &out, value.bytes(), self.limit).map_err(|fault| of_rank(fault, self.rank()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_finite(&self, entry: &Entry, tensor: &Tensor) -> Result<()> {
+        let host = if tensor.remote().is_some() { self.devices.download(tensor)? } else { tensor.clone() };
+        anywhere::check_finite(entry, self.rank(), &host)
+    }
+}
+
+impl Backend for DeviceSums {
+    fn anywhere(&self) -> Option<&dyn Anywhere> {
+        Some(self)
+    }
+
+    fn rank(&self) -> usize {
+        self.servers.rank()
+    }
+
+    fn num_workers(&self) -> usize {
+        self.servers.num_workers()
+    }
+
+    fn failing(&self, why: Option<&str>) {
+        self.servers.failing(why);
+    }
+
+    fn fault(&self) -> Option<Error> {
+        let devices = || self.devices.platform().check().err().map(|fault| of_rank(fault, self.rank()));
+        self.servers.fault().or_else(devices)
+    }
+
+    fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
+        let download = || self.devices.download(value).map_err(|fault| of_rank(fault, self.rank()));
+        let host = if value.remote().is_some() { download()? } else { value.clone() };
+        self.servers.init(entry, &host)
+    }
+
+    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        Anywhere::push(self, entry, Gradient::from(gradient), outs, priority)
+    }
+
+    fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()> {
+        self.servers.push_rows(entry, gradient, priority)
+    }
+
+    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], priority: i32) -> Result<()> {
+        self.servers.pull(entry, outs, priority)
+    }
+
+    fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>> {
+        self.servers.pull_rows(entry, ids, priority)
+    }
+
+    fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.servers.set_optimizer(optimizer)
+    }
+
+    fn set_updater(&self, updater: Updater) -> Result<()> {
+        self.servers.set_updater(updater)
+    }
+
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
+        self.servers.set_compression(compression)
+    }
+
+    fn states(&self) -> Result<SavedStates> {
+        self.servers.states()
+    }
+
+    fn set_states(&self, states: SavedStates) -> Result<()> {
+        self.servers.set_states(states)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.servers.barrier()
+    }
+
+    fn join(&self) -> Result<usize> {
+        self.servers.join()
+    }
+
+    fn wait_all(&self) -> Result<()> {
+        self.servers.wait_all()
+    }
+
+    fn stats(&self) -> Stats {
+        self.servers.stats()
+    }
+}
+
+impl Drop for DeviceSums {
+    fn drop(&mut self) {
+        // Memory must not be given back while work on it is queued. After a fault there is nothing to wait for.
+        drop(self.devices.drain(self.limit));
+    }
+}

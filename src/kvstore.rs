@@ -1,0 +1,382 @@
+//! The KVStore that users call: MXNet's contract, the same for every kind.
+//!
+//! [`KvStore`] checks arguments, keeps the key table and sums the values of one process; what happens between
+//! processes is a [`Backend`]: `local`, `allreduce` (`dist_sync_mpi`) or `servers` (`dist_sync`, `dist_async`).
+//! A wrong argument changes nothing. After a lost peer, a timeout or a protocol error the store is poisoned: every later
+//! call returns that first cause.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::timeline::{self, Phase};
+use ringpull_base::{DType, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids};
+use ringpull_device::Devices;
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::Optimizer;
+
+use crate::table::Table;
+use crate::{Anywhere, Backend, Contribution, Entry, Gradient, MergedRows, SavedStates, Value, contribution};
+
+/// What a store can be asked for with [`KvStore::is_capable`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Capability {
+    /// The store can run the optimizer itself.
+    Optimizer,
+}
+
+/// Called once for each merged gradient: `updater(key, received, stored)` changes `stored`.
+pub type Updater = Box<dyn FnMut(&Key, &Tensor, &Tensor) -> Result<()> + Send>;
+
+/// What a store has done since it was created.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Calls of push and `push_pull`, one for each key.
+    pub pushes: u64,
+    /// Calls of pull and `push_pull`, one for each key.
+    pub pulls: u64,
+    /// Payload bytes this process sent.
+    pub sent_bytes: u64,
+    /// Payload bytes this process received.
+    pub received_bytes: u64,
+    /// Messages that carried no payload.
+    pub control_messages: u64,
+}
+
+/// A key-value store of tensors, shared by the workers of a job.
+///
+/// Values pushed for a key are summed, over the list given and over all workers. Without an updater or optimizer the
+/// store's value becomes that sum (it is overwritten); with one, it is updated by it.
+///
+/// `push` and `push_pull` return before communication ends; `pull`, `barrier`, `wait_all` and reading an output block. Every worker must
+/// push every key of a step once; the order of keys may differ between workers.
+pub struct KvStore {
+    kind: Kind,
+    backend: Box<dyn Backend>,
+    table: Table,
+    check_nan: bool,
+    /// How long an output tensor may stay locked by the caller before that is an error.
+    output_limit: Duration,
+}
+
+impl KvStore {
+    /// A store of `kind` over `backend`: what `create` does once it has found out how to reach the peers.
+    pub fn over(kind: Kind, backend: Box<dyn Backend>, config: &ringpull_base::config::Config) -> Self {
+        KvStore { kind, backend, table: Table::default(), check_nan: config.check_nan, output_limit: config.timeout }
+    }
+
+    /// The kind it was created as.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// This worker's rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.backend.rank()
+    }
+
+    /// The number of workers.
+    pub fn num_workers(&self) -> usize {
+        self.backend.num_workers()
+    }
+
+    /// Whether the store can do that.
+    pub fn is_capable(&self, capability: Capability) -> bool {
+        match capability {
+            Capability::Optimizer => true,
+        }
+    }
+
+    /// Gives `key` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once, in any order;
+    /// ranks that disagree on shape or dtype all get one error from a later call, soon after two of them have called.
+    pub fn init(&self, key: impl Into<Key>, value: &Tensor) -> Result<()> {
+        self.call(|| {
+            let key = key.into();
+            let entry = self.table.add(&key, value, self.rank())?;
+            self.backend.init(&entry, value).inspect_err(|_| self.table.remove(&key))
+        })
+    }
+
+    /// An error if `operation` on `key` would refuse a value of that shape and dtype, without doing it.
+    pub fn check(&self, key: impl Into<Key>, operation: &str, shape: &[usize], dtype: DType) -> Result<()> {
+        self.healthy()?;
+        self.table.checked(&key.into(), operation, self.rank(), &[])?.check(operation, self.rank(), shape, dtype)
+    }
+
+    /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked for writers
+    /// until it has been used. An empty list does nothing. A higher `priority` may leave earlier.
+    pub fn push(&self, key: impl Into<Key>, values: &[Tensor], priority: i32) -> Result<()> {
+        self.push_into(&key.into(), "push", values, &[], priority)
+    }
+
+    /// Copies the value of `key` into each of `outs`, when every push that this worker made has been applied. Blocks.
+    pub fn pull(&self, key: impl Into<Key>, outs: &[Tensor], priority: i32) -> Result<()> {
+        self.call(|| {
+            let entry = self.table.checked(&key.into(), "pull", self.rank(), outs)?;
+            if outs.is_empty() {
+                return Ok(());
+            }
+            let _span = timeline::span(Phase::Wait, || &entry.key);
+            if let Some(backend) = self.backend.anywhere() {
+                let guards = self.lock_anywhere(&entry.key, outs)?;
+                self.table.count_pull();
+                return backend.pull(&entry, guards, priority);
+            }
+            let mut guards = self.lock_outputs(&entry.key, outs)?;
+            self.table.count_pull();
+            self.backend.pull(&entry, &mut guards, priority)
+        })
+    }
+
+    /// `push` of `values` and `pull` into `outs` in one: returns at once, and reading an output blocks until its value is
+    /// there. `outs` may be the `values` themselves.
+    pub fn push_pull(&self, key: impl Into<Key>, values: &[Tensor], outs: &[Tensor], priority: i32) -> Result<()> {
+        self.push_into(&key.into(), "push_pull", values, outs, priority)
+    }
+
+    /// `init` with `value`, then `pull` into `outs`. Blocks.
+    pub fn broadcast(&self, key: impl Into<Key>, value: &Tensor, outs: &[Tensor], priority: i32) -> Result<()> {
+        let key = key.into();
+        self.init(key.clone(), value)?;
+        self.pull(key, outs, priority)
+    }
+
+    /// Adds row-sparse gradients: rows named more than once, in one value or several, add up. Returns at once.
+    pub fn push_rows(&self, key: impl Into<Key>, values: &[RowSparse], priority: i32) -> Result<()> {
+        self.call(|| {
+            let key = key.into();
+            let entry = self.table.checked_rows(&key, "push_rows", self.rank(), values)?;
+            if values.is_empty() {
+                return Ok(());
+            }
+            let _span = timeline::span(Phase::Push, || &entry.key);
+            let merged = MergedRows::sum(&entry, values)?;
+            if self.check_nan {
+                contribution::check_finite(&entry, self.rank(), merged.rows.bytes())?;
+            }
+            self.table.count_push();
+            self.backend.push_rows(&entry, merged, priority)
+        })
+    }
+
+    /// The rows of `key` that `row_ids` names, in ascending order and each once. Blocks, as `pull` does.
+    pub fn pull_rows(&self, key: impl Into<Key>, row_ids: &[i64], priority: i32) -> Result<RowSparse> {
+        self.call(|| {
+            let entry = self.table.checked(&key.into(), "pull_rows", self.rank(), &[])?;
+            check_row_ids(row_ids, entry.rows()?)?;
+            let mut ids = row_ids.to_vec();
+            ids.sort_unstable();
+            ids.dedup();
+            self.table.count_pull();
+            let _span = timeline::span(Phase::Wait, || &entry.key);
+            let bytes = self.backend.pull_rows(&entry, &ids, priority)?;
+            let mut shape = entry.shape.to_vec();
+            shape[0] = ids.len();
+            let rows = Tensor::from_buffer(entry.dtype, &shape, ringpull_base::Buffer::copy_of(&bytes));
+            RowSparse::new(&entry.shape, &ids, rows)
+        })
+    }
+
+    /// Lets `optimizer` apply every push made from now on: in process, on every rank alike, or on the servers. Called again it
+    /// changes the hyper-parameters at once and keeps the states while the rule stays the same. Every rank must call it alike.
+    pub fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.call(|| {
+            optimizer.check()?;
+            self.backend.set_optimizer(optimizer)
+        })
+    }
+
+    /// Lets `updater` apply every push made from now on. Not for kinds with servers: code is never sent to one.
+    pub fn set_updater(&self, updater: Updater) -> Result<()> {
+        self.call(|| self.backend.set_updater(updater))
+    }
+
+    /// Compresses every dense gradient pushed from now on, on its way to the sum; every rank must call it alike.
+    /// What a push could not say is kept and added to this worker's next gradient of the key.
+    ///
+    /// Only `f32` gradients can be pushed from then on, and row-sparse ones of any dtype, which are not compressed. What is kept of the keys is no
+    /// part of the optimizer's states: a run that goes on from saved states begins with nothing kept, and `load_optimizer_states` drops it.
+    ///
+    /// An error for kind `local`, as in MXNet, and for parameters that cannot be used.
+    pub fn set_gradient_compression(&self, compression: &Compression) -> Result<()> {
+        self.call(|| {
+            compression.check()?;
+            self.backend.set_compression(Some(compression))
+        })
+    }
+
+    /// Gradients pushed from now on travel as they are; every rank must call it alike. What compressed ones could not say is dropped. Any kind
+    /// takes it, compressed or not; those on devices first wait for what this worker has pushed.
+    pub fn unset_gradient_compression(&self) -> Result<()> {
+        self.call(|| self.backend.set_compression(None))
+    }
+
+    /// Writes the optimizer's states, and the optimizer too if `dump_optimizer`, to `path`, atomically. Blocks until every push is applied.
+    pub fn save_optimizer_states(&self, path: &Path, dump_optimizer: bool) -> Result<()> {
+        self.call(|| {
+            let mut states = self.backend.states()?;
+            if !dump_optimizer {
+                states.optimizer = None;
+            }
+            states.write(path)
+        })
+    }
+
+    /// Reads what `save_optimizer_states` wrote. Every rank must load the same file.
+    pub fn load_optimizer_states(&self, path: &Path) -> Result<()> {
+        self.call(|| self.backend.set_states(SavedStates::read(path)?))
+    }
+
+    /// Returns when every worker has called it. Collective.
+    pub fn barrier(&self) -> Result<()> {
+        self.call(|| {
+            let _span = timeline::span(Phase::Wait, || "barrier");
+            self.backend.barrier()
+        })
+    }
+
+    /// To be called by a worker that has no data left where the workers have different amounts of it. Until every worker has joined, this
+    /// one adds zeros to what the others push, applies their updates as they do, and counts as present at their barriers. Returns the
+    /// rank that joined last, the same on every worker. Collective.
+    ///
+    /// While some worker has joined the others may push and pull in any form, wait at barriers and change the optimizer; a call of
+    /// anything else that needs every worker, such as `init`, is an error on all. Compressed gradients are joined with what this worker has kept.
+    ///
+    /// It covers every store of the process. `local` has nobody to wait for; an error with servers, and on devices.
+    pub fn join(&self) -> Result<usize> {
+        self.call(|| {
+            let _span = timeline::span(Phase::Wait, || "join");
+            self.backend.join()
+        })
+    }
+
+    /// Returns when everything this worker has called is done, or with the first error that any of it met.
+    pub fn wait_all(&self) -> Result<()> {
+        self.call(|| {
+            let _span = timeline::span(Phase::Wait, || "wait_all");
+            self.backend.wait_all()
+        })
+    }
+
+    /// Counters since the store was created.
+    pub fn stats(&self) -> Stats {
+        let (pushes, pulls) = self.table.counts();
+        Stats { pushes, pulls, ..self.backend.stats() }
+    }
+
+    /// The devices that the store works on, for making tensors on them; none for kinds that work in host memory.
+    pub fn devices(&self) -> Option<&Arc<Devices>> {
+        self.backend.anywhere().map(Anywhere::devices)
+    }
+
+    fn push_into(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor], priority: i32) -> Result<()> {
+        self.call(|| {
+            let entry = self.table.checked(key, operation, self.rank(), values)?;
+            self.table.checked(key, operation, self.rank(), outs)?;
+            if values.is_empty() {
+                return Ok(());
+            }
+            let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
+            if let Some(backend) = self.backend.anywhere() {
+                return self.push_anywhere(backend, &entry, values, outs, priority);
+            }
+            let in_place = match values {
+                [value] => outs.iter().position(|out| out.is_same(value)),
+                _ => None,
+            };
+            let (gradient, guards) = if let Some(index) = in_place {
+                (Contribution::InPlace(index), self.lock_outputs(key, outs)?)
+            } else {
+                // The values are read before the outputs are locked: the outputs may be these values.
+                (Contribution::sum(&entry, values)?, self.lock_outputs(key, outs)?)
+            };
+            if self.check_nan {
+                contribution::check_finite(&entry, self.rank(), gradient.bytes(&guards))?;
+            }
+            self.table.count_push();
+            if !outs.is_empty() {
+                self.table.count_pull();
+            }
+            self.lend(values, outs);
+            self.backend.push(&entry, gradient, guards, priority)
+        })
+    }
+
+    /// Tensors of a push tell the backend when the caller comes for them.
+    fn lend(&self, values: &[Tensor], outs: &[Tensor]) {
+        if let Some(waiter) = self.backend.waiter() {
+            values.iter().for_each(|value| value.lend(&waiter, false));
+            outs.iter().for_each(|out| out.lend(&waiter, true));
+        }
+    }
+
+    fn push_anywhere(
+        &self,
+        to: &dyn Anywhere,
+        entry: &Entry,
+        values: &[Tensor],
+        outs: &[Tensor],
+        priority: i32,
+    ) -> Result<()> {
+        if self.check_nan {
+            values.iter().try_for_each(|value| to.check_finite(entry, value))?;
+        }
+        let value = |value: &Tensor| match outs.iter().position(|out| out.is_same(value)) {
+            Some(index) => Ok(Value::InPlace(index)),
+            None => value.read_anywhere().map(Value::Held),
+        };
+        // What kept an output from being written before is an error of the push that reads it.
+        outs.iter()
+            .filter(|out| values.iter().any(|value| value.is_same(out)))
+            .try_for_each(|out| out.read_anywhere().map(drop))?;
+        let gradient = Gradient { values: values.iter().map(value).collect::<Result<_>>()? };
+        let guards = self.lock_anywhere(&entry.key, outs)?;
+        self.table.count_push();
+        if !outs.is_empty() {
+            self.table.count_pull();
+        }
+        self.lend(values, outs);
+        to.push(entry, gradient, guards, priority)
+    }
+
+    fn lock_anywhere(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
+        let locked = outs.iter().map(|out| out.write_anywhere_within(self.output_limit));
+        let mut guards = locked.collect::<Result<Vec<_>>>()?;
+        if timeline::is_on() {
+            guards.iter_mut().for_each(|guard| guard.write_of(key));
+        }
+        Ok(guards)
+    }
+
+    fn lock_outputs(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
+        let mut guards = outs.iter().map(|out| out.write_within(self.output_limit)).collect::<Result<Vec<_>>>()?;
+        if timeline::is_on() {
+            guards.iter_mut().for_each(|guard| guard.write_of(key));
+        }
+        Ok(guards)
+    }
+
+    /// Tells the other workers why this one is about to end, where that is no error of a call: data that cannot be read, a loss that is
+    /// no number. What waits for this worker fails with these words when it has ended. Kinds of one process have nobody to tell.
+    pub fn report_failure(&self, why: &str) {
+        self.backend.failing(why.lines().next());
+    }
+
+    /// Does what a caller asks for, and lets the others know if it fails, should this worker end by that.
+    fn call<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.healthy()?;
+        let outcome = work();
+        match &outcome {
+            Ok(_) => self.backend.failing(None),
+            Err(error) => self.backend.failing(error.to_string().lines().next()),
+        }
+        outcome
+    }
+
+    fn healthy(&self) -> Result<()> {
+        self.backend.fault().map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,142 @@
+//! The store of one process: values in host memory, a push applied before it returns.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use ringpull_base::{Buffer, Error, Key, Result, Tensor, TensorMut};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::Optimizer;
+
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Update, Updater, Updates};
+
+type Value = Arc<Mutex<Arc<Buffer>>>;
+
+/// The backend of kind `local`.
+#[derive(Default)]
+pub(super) struct Local {
+    values: Mutex<BTreeMap<Key, Value>>,
+    updates: Updates,
+}
+
+impl Local {
+    fn value(&self, entry: &Entry, operation: &str) -> Result<Value> {
+        self.values.lock().get(&entry.key).cloned().ok_or_else(|| Error::NotInitialized {
+            key: entry.key.clone(),
+            operation: operation.to_owned(),
+            rank: 0,
+        })
+    }
+
+    fn present(&self, entry: &Entry) -> Result<Update> {
+        let update = self.updates.present();
+        update.check(entry).map(|()| update)
+    }
+}
+
+impl Backend for Local {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn num_workers(&self) -> usize {
+        1
+    }
+
+    fn fault(&self) -> Option<Error> {
+        None
+    }
+
+    fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
+        let value = value.read()?.snapshot();
+        self.values.lock().insert(entry.key.clone(), Arc::new(Mutex::new(value)));
+        Ok(())
+    }
+
+    fn push(&self, entry: &Entry, gradient: Contribution, mut outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
+        let update = self.present(entry)?;
+        let value = self.value(entry, "push")?;
+        let mut value = value.lock();
+        if let Err(cause) = self.updates.apply_contribution(&update, entry, gradient, &outs, &mut value) {
+            for out in outs {
+                out.fail(cause.clone());
+            }
+            return Err(cause);
+        }
+        for out in &mut outs {
+            out.copy_from(value.bytes());
+        }
+        Ok(())
+    }
+
+    fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
+        let update = self.present(entry)?;
+        let value = self.value(entry, "push_rows")?;
+        self.updates.apply_rows(&update, entry, &gradient, &mut value.lock())
+    }
+
+    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {
+        let value = self.value(entry, "pull")?;
+        let value = Arc::clone(&value.lock());
+        for out in outs {
+            out.copy_from(value.bytes());
+        }
+        Ok(())
+    }
+
+    fn pull_rows(&self, entry: &Entry, ids: &[i64], _priority: i32) -> Result<Vec<u8>> {
+        let value = self.value(entry, "pull_rows")?;
+        let value = Arc::clone(&value.lock());
+        let row_bytes = entry.row_bytes();
+        let row = |id: &i64| {
+            let start = *id as usize * row_bytes;
+            &value.bytes()[start..start + row_bytes]
+        };
+        Ok(ids.iter().flat_map(row).copied().collect())
+    }
+
+    fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.updates.set_optimizer(optimizer);
+        Ok(())
+    }
+
+    fn set_updater(&self, updater: Updater) -> Result<()> {
+        self.updates.set_updater(updater);
+        Ok(())
+    }
+
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
+        let Some(compression) = compression else { return Ok(()) };
+        Err(Error::Unsupported {
+            kind: "local".to_owned(),
+            operation: format!("set_gradient_compression({compression})"),
+            reason: "gradient compression is not supported for this type of kvstore: its gradients do not travel"
+                .to_owned(),
+        })
+    }
+
+    fn states(&self) -> Result<SavedStates> {
+        self.updates.states()
+    }
+
+    fn set_states(&self, states: SavedStates) -> Result<()> {
+        self.updates.set_states(states)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn join(&self) -> Result<usize> {
+        Ok(0)
+    }
+
+    fn wait_all(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+}

@@ -1,0 +1,138 @@
+//! Allreduce of compressed gradients that lie on devices, over ranks that reach each other through host memory.
+//!
+//! Where the devices know the codec, and each has whole blocks of the gradient, only codes leave them and only sums of codes come back; the residual
+//! stays there. The codes of the parts, one after the other, are those of the whole, so what is exchanged is what host memory would have given:
+//!
+//! ```text
+//!   lanes  quantise, codes down                         sums up, decode
+//!   host                        exchange with the ranks
+//! ```
+//!
+//! Any other codec, and a gradient of less than a block a device, passes through host memory whole, where it is encoded and the residual stays.
+//! Either way goes on with what the other has kept, and both give the same bits.
+
+use std::sync::Arc;
+
+use ringpull_allreduce::communicator::Host;
+use ringpull_base::Result;
+use ringpull_device::{Memory, Operation, Slice, Work};
+use ringpull_kernels::compress::{Codec, Compression, Feedback};
+
+use super::routes::Sum;
+
+/// How a key's gradients are encoded, and what is kept of them.
+pub struct Coding<'a> {
+    /// The codec.
+    pub compression: &'a Compression,
+    /// What is kept on the host.
+    pub feedback: &'a mut Feedback,
+    /// The residual, a part on each device, if it is kept there and not on the host.
+    pub residual: &'a mut Option<Vec<Slice>>,
+}
+
+/// The parts, which are `f32`, become the sums over all ranks of what their compressed gradients say, in the order of the lanes. Blocks; collective.
+/// After an error what is kept of the key is not defined.
+pub fn allreduce(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
+    match *coding.compression {
+        Compression::Codec(codec @ Codec::TwoBit { threshold }) if sum.layout.is_blocked() => {
+            on_devices(host, sum, (codec, &Operation::Quantise2 { threshold }), coding)
+        }
+        Compression::Codec(codec @ Codec::OneBit { threshold }) if sum.layout.is_blocked() => {
+            on_devices(host, sum, (codec, &Operation::Quantise1 { threshold }), coding)
+        }
+        _ => on_host(host, sum, coding),
+    }
+}
+
+fn on_devices(
+    host: &mut Host,
+    sum: &Sum<'_>,
+    (codec, quantise): (Codec, &Operation),
+    coding: Coding<'_>,
+) -> Result<()> {
+    let Sum { devices, layout, parts, stamp, limit, route, .. } = *sum;
+    let (platform, count) = (devices.platform(), host.size());
+    let len = layout.len_bytes() / layout.size_bytes();
+    let residual = residual_on_devices(sum, coding)?;
+    let codes_of = |device| {
+        let elements = layout.elements(device);
+        codec.code_bytes(elements.start)..codec.code_bytes(elements.end)
+    };
+    let sums_of = |device| {
+        let elements = layout.elements(device);
+        codec.sum_bytes(elements.start, count)..codec.sum_bytes(elements.end, count)
+    };
+    let codes = route.pool.take(platform, None, codec.code_bytes(len))?;
+    let sums = route.pool.take(platform, None, codec.sum_bytes(len, count))?;
+    // On each device codes first, then sums.
+    let room = |device| route.pool.take(platform, Some(device), codes_of(device).len().max(sums_of(device).len()));
+    let rooms = (0..devices.count()).map(room).collect::<Result<Vec<Arc<Memory>>>>()?;
+    for (device, room) in rooms.iter().enumerate() {
+        let (own, kept) = (Slice::of(room, 0..codes_of(device).len()), &residual[device]);
+        let reads = vec![parts[device].clone(), kept.clone()];
+        let encode = Work { operation: quantise.clone(), reads, writes: vec![own.clone(), kept.clone()] };
+        platform.enqueue(devices.lane(device), &encode)?;
+        platform.enqueue(devices.lane(device), &Work::copy(own, Slice::of(&codes, codes_of(device))))?;
+    }
+    devices.drain(limit)?;
+    // The transport sees copies of them only: the memory may be freed after an error.
+    let (all_codes, all_sums) =
+        (Slice::of(&codes, 0..codec.code_bytes(len)), Slice::of(&sums, 0..codec.sum_bytes(len, count)));
+    host.allreduce_codes(codec, len, &all_codes.host_bytes()?, &mut all_sums.host_bytes_mut()?, stamp)?;
+    for (device, room) in rooms.iter().enumerate() {
+        let own = Slice::of(room, 0..sums_of(device).len());
+        platform.enqueue(devices.lane(device), &Work::copy(Slice::of(&sums, sums_of(device)), own.clone()))?;
+        let operation = Operation::DecodeSum { codec, count };
+        let decode = Work { operation, reads: vec![own], writes: vec![parts[device].clone()] };
+        platform.enqueue(devices.lane(device), &decode)?;
+    }
+    devices.drain(limit)?;
+    rooms.into_iter().chain([codes, sums]).for_each(|memory| route.pool.give(memory));
+    Ok(())
+}
+
+/// The residual, brought to the devices if the host has it.
+fn residual_on_devices<'a>(sum: &Sum<'_>, coding: Coding<'a>) -> Result<&'a [Slice]> {
+    let Sum { devices, layout, limit, .. } = *sum;
+    let Coding { feedback, residual, .. } = coding;
+    if let Some(parts) = residual.take() {
+        return Ok(residual.insert(parts));
+    }
+    let parts = devices.parts(layout)?;
+    if let Some(kept) = feedback.take_residual() {
+        devices.scatter(layout, kept.bytes(), &parts, limit)?;
+    } else {
+        for (device, part) in parts.iter().enumerate() {
+            devices.platform().enqueue(devices.lane(device), &Work::zero(part.clone()))?;
+        }
+    }
+    Ok(residual.insert(parts))
+}
+
+fn on_host(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
+    let Sum { devices, layout, parts, stamp, limit, route, .. } = *sum;
+    let Coding { compression, feedback, residual } = coding;
+    if let Some(parts) = residual.take() {
+        let kept = devices.fetch(layout, &parts, limit)?;
+        feedback
+            .residual_mut(kept.bytes().len() / layout.size_bytes())
+            .copy_from_slice(bytemuck::cast_slice(kept.bytes()));
+    }
+    let memory = route.pool.take(devices.platform(), None, layout.len_bytes())?;
+    let staging = Slice::of(&memory, 0..layout.len_bytes());
+    let on_host = |device: usize| staging.part(layout.bytes(device));
+    for (device, part) in parts.iter().enumerate() {
+        devices.platform().enqueue(devices.lane(device), &Work::copy(part.clone(), on_host(device)))?;
+    }
+    devices.drain(limit)?;
+    // The transport sees codes only: the memory may be freed after an error.
+    let mut whole = staging.host_bytes_mut()?;
+    host.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut whole), stamp)?;
+    drop(whole);
+    for (device, part) in parts.iter().enumerate() {
+        devices.platform().enqueue(devices.lane(device), &Work::copy(on_host(device), part.clone()))?;
+    }
+    devices.drain(limit)?;
+    route.pool.give(memory);
+    Ok(())
+}

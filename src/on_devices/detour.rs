@@ -1,0 +1,96 @@
+//! What is done on the host although the value is on devices: updaters, and row-sparse gradients.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::progress::Launch;
+use ringpull_base::{Buffer, Error, Result};
+use ringpull_device::Devices;
+use ringpull_kernels::optim::State;
+
+use super::slot::{Content, Slot};
+use super::{OnDevices, Step, take_loaded};
+use crate::jobs::sum_rows;
+use crate::update::{Update, Updates};
+use crate::{MergedRows, SavedStates};
+
+/// Brings the value to the host, lets `change` change it, and brings it back. Blocks.
+pub(super) fn on_host(
+    slot: &Slot,
+    content: &mut Content,
+    devices: &Devices,
+    limit: Duration,
+    change: impl FnOnce(&mut Arc<Buffer>) -> Result<()>,
+) -> Result<()> {
+    let mut value = Arc::new(devices.fetch(&slot.layout, &content.value, limit)?);
+    change(&mut value)?;
+    // Other lanes may still read the value into outputs.
+    devices.join()?;
+    devices.scatter(&slot.layout, value.bytes(), &content.value, limit)
+}
+
+/// The job of one row-sparse push.
+pub(super) struct PushRows {
+    slot: Arc<Slot>,
+    devices: Arc<Devices>,
+    updates: Arc<Updates>,
+    loaded: Arc<Mutex<SavedStates>>,
+    gradient: MergedRows,
+    update: Update,
+    limit: Duration,
+}
+
+impl PushRows {
+    pub fn new(store: &OnDevices, slot: &Arc<Slot>, gradient: MergedRows, update: Update) -> Self {
+        PushRows {
+            slot: Arc::clone(slot),
+            devices: Arc::clone(&store.devices),
+            updates: Arc::clone(&store.updates),
+            loaded: Arc::clone(&store.loaded),
+            gradient,
+            update,
+            limit: store.limit,
+        }
+    }
+
+    fn apply(&self) -> Result<()> {
+        let (slot, entry, gradient) = (&self.slot, &self.slot.entry, &self.gradient);
+        let mut content = slot.content();
+        let Update::Optimize(optimizer) = &self.update else {
+            return on_host(slot, &mut content, &self.devices, self.limit, |value| {
+                self.updates.apply_rows(&self.update, entry, gradient, value)
+            });
+        };
+        let loaded = take_loaded(&self.loaded, &entry.key, optimizer);
+        let kept = slot.state_of(&content, optimizer, &self.devices, self.limit)?;
+        let mut state: State = loaded.or(kept).unwrap_or_default();
+        on_host(slot, &mut content, &self.devices, self.limit, |value| {
+            let weight = ringpull_base::unshare(value).bytes_mut();
+            let rows = gradient.rows.bytes();
+            optimizer.apply_rows(&mut state, entry.dtype, weight, entry.row_bytes(), &gradient.ids, rows)
+        })?;
+        slot.set_state(&mut content, optimizer, &state, &self.devices, self.limit)
+    }
+}
+
+impl Step for PushRows {
+    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
+        if let Some((host, launch)) = ranks {
+            self.gradient = sum_rows(host, launch, &self.slot.entry, &self.gradient)?;
+        }
+        // Here and not at the end: the next job of the key may be queued before this one is finished.
+        self.apply()
+    }
+
+    fn finish(self) -> Result<()> {
+        self.slot.settle();
+        Ok(())
+    }
+
+    fn fail(self, fault: &Error) {
+        self.slot.fail(fault);
+    }
+}

@@ -1,0 +1,120 @@
+//! Allreduce of memory of devices by the devices themselves: device `d` of every rank sums part `d` with the others of its number. On GPUs it is
+//! NCCL that does it, over the GPUs' own links and networks.
+//!
+//! Nothing of it goes through the transport but the agreement: rank 0 names a meeting for each device, and every rank says whether it has joined.
+//! While ranks wait for each other in it, a device runs nothing else that waits for a peer; a rank that is told to stop, and one that has waited
+//! for too long, ends it. The others hear of it from the network, or by the control star, which says why; so who only knows that another rank
+//! is gone waits a little for that before it says so.
+
+use std::time::{Duration, Instant};
+
+use ringpull_allreduce::communicator::{Choice, Host};
+use ringpull_base::{Error, Result};
+use ringpull_device::{Joined, Meeting, UniqueId, may_be_of_a_peer};
+use ringpull_plan::Parts;
+
+use super::routes::Sum;
+
+/// How long a cause takes at most that another rank has told.
+const TELLING: Duration = Duration::from_secs(1);
+
+/// What a rank says of how joining went: it failed, it failed or met the failure of another, it waited in vain, it has joined.
+const FAILED: u8 = 0;
+const UNSURE: u8 = 1;
+const WAITED: u8 = 2;
+const JOINED: u8 = 3;
+
+/// Joins the devices of all ranks, of which each has as many. What came of it is the same on every rank: that all have joined, or on each an
+/// error of its own, and then none has. Collective; an error of the transport is one.
+pub fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
+    let (rank, size, platform) = (host.rank(), host.size(), sum.devices.platform());
+    let own: Result<Vec<UniqueId>> = match rank {
+        0 => (0..sum.devices.count()).map(|_| platform.unique_id()).collect(),
+        _ => Ok(Vec::new()),
+    };
+    // Without names rank 0 sends none, and zeros arrive.
+    let len = sum.devices.count() * size_of::<UniqueId>();
+    let of_rank_0 = Parts::of((0..=size).map(|rank| if rank == 0 { 0 } else { len }).collect());
+    let ids = host.gather(of_rank_0, sum.stamp, |told| {
+        if let Ok(ids) = &own {
+            told.copy_from_slice(ids.as_flattened());
+        }
+    })?;
+    let ids: Vec<UniqueId> =
+        ids.bytes().chunks_exact(size_of::<UniqueId>()).map(bytemuck::pod_read_unaligned).collect();
+    // Less than a rank that could not join waits for the others to say how it went.
+    let limit = host.limit() / 2;
+    let is_nameless = ids.iter().flatten().all(|byte| *byte == 0);
+    let joined = match own {
+        Ok(_) if is_nameless => Err(Error::argument("rank 0 could name no meeting", "see rank 0's own message")),
+        Ok(_) => sum.devices.without_collectives(sum.limit, || {
+            let until = Instant::now() + limit;
+            Ok(Joined::at(platform, &Meeting { ids, rank, size }, &|| go_on(host, until, limit)))
+        })?,
+        Err(cause) => Err(cause),
+    };
+    let outcome = match &joined {
+        Ok(_) => JOINED,
+        Err(Error::PeerLost { .. }) => WAITED,
+        Err(_) if is_nameless && rank != 0 => WAITED,
+        Err(cause) if may_be_of_a_peer(cause) => UNSURE,
+        Err(_) => FAILED,
+    };
+    let outcomes = host.gather(Parts::even(size, size), sum.stamp, |told| told[0] = outcome)?;
+    // A rank that has waited in vain knows less than the one that it has waited for.
+    let (lacking, least) =
+        outcomes.bytes().iter().copied().enumerate().min_by_key(|(_, outcome)| *outcome).unwrap_or((rank, outcome));
+    if least == JOINED {
+        return Ok(joined);
+    }
+    Ok(match joined {
+        Err(cause) if outcome == least => Err(cause),
+        _ => {
+            if host.choice() == Choice::Nccl {
+                await_cause(host);
+            }
+            let what = format!("the devices of rank {lacking} could not join those of the other ranks");
+            Err(Error::argument(what, format!("see rank {lacking}'s own message")))
+        }
+    })
+}
+
+/// The parts become the sums over all ranks. Blocks; collective.
+pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>, joined: &Joined) -> Result<()> {
+    let (until, limit) = (Instant::now() + host.limit(), host.limit());
+    let outcome =
+        sum.devices.sum_over_ranks(joined, (sum.dtype, sum.parts), sum.limit, (limit, &|| go_on(host, until, limit)));
+    if outcome.is_ok() {
+        host.count(sum.layout.len_bytes());
+    }
+    let Err(cause) = outcome else { return Ok(()) };
+    if !matches!(cause, Error::PeerLost { .. }) && !may_be_of_a_peer(&cause) {
+        return Err(cause);
+    }
+    await_cause(host);
+    Err(match cause {
+        Error::PeerLost { peer, cause, operation, .. } => Error::PeerLost { peer, cause, operation, rank: host.rank() },
+        other => other,
+    })
+}
+
+/// Waits a little for what another rank has to say of the error that this one is about to report.
+fn await_cause(host: &Host) {
+    let told_by = Instant::now() + TELLING;
+    while host.go_on().is_ok() && Instant::now() < told_by {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+fn go_on(host: &Host, until: Instant, limit: Duration) -> Result<()> {
+    host.go_on()?;
+    if Instant::now() < until {
+        return Ok(());
+    }
+    Err(Error::PeerLost {
+        peer: "another rank".to_owned(),
+        cause: format!("its devices had not come in {limit:?}"),
+        operation: "a sum over the ranks' devices".to_owned(),
+        rank: host.rank(),
+    })
+}

@@ -1,0 +1,349 @@
+//! The store whose values live on devices: kind `device`, and `dist_sync_mpi` over the devices of every rank.
+//!
+//! A key's value is spread over the devices of the process, a part on each (`device::Layout`), and so are the gradient's sum
+//! and the optimizer's slots: each device updates its part, and outputs are gathered from all. Between ranks the parts
+//! pass through pinned memory of the host and an allreduce over MPI, straight through MPI where it takes memory of devices, or by NCCL
+//! (`routes`).
+//!
+//! Compressed gradients are encoded on the devices where those know the codec, and otherwise pass through host memory whole
+//! (`coded`); either way the bits are those of `dist_sync_mpi` without devices.
+//!
+//! What waits for what: a push queues its work and returns. Outputs on devices are ready in the order of their streams,
+//! after their guards are free; outputs in host memory are copied before the guard is free, and so before a push of kind
+//! `device` returns. Updaters and row-sparse gradients are for the host: the value is brought there and back, and whoever
+//! applies them waits for that.
+
+mod coded;
+mod detour;
+mod direct;
+mod joined;
+mod push;
+mod routes;
+#[cfg(test)]
+mod routes_tests;
+mod slot;
+mod staged;
+mod step;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use push::Push;
+use slot::Slot;
+use step::{Init, OverRanks, Step};
+
+use ringpull_allreduce::progress::{Engine, Terms, Topic};
+use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, Waiter};
+use ringpull_device::{Devices, array_of};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::{Optimizer, State};
+
+use crate::compressed::Compressor;
+use crate::on_devices::routes::Route;
+use crate::replica::terms;
+use crate::update::{Update, Updates, no_optimizer};
+use crate::{Anywhere, Backend, Contribution, Entry, Gradient, MergedRows, SavedStates, Stats, Updater, anywhere};
+
+/// The backend of stores on devices.
+pub struct OnDevices {
+    devices: Arc<Devices>,
+    ranks: Option<Ranks>,
+    slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
+    updates: Arc<Updates>,
+    loaded: Arc<Mutex<SavedStates>>,
+    route: Arc<Route>,
+    compressor: Compressor,
+    limit: Duration,
+}
+
+/// The ranks beyond this process.
+struct Ranks {
+    engine: Arc<Engine>,
+    store: u32,
+}
+
+impl OnDevices {
+    /// A store of one process.
+    pub fn alone(devices: Arc<Devices>, limit: Duration) -> Self {
+        Self::new(devices, None, limit)
+    }
+
+    /// A store over the engine's ranks, each with devices of its own; their number may differ.
+    pub fn over_ranks(devices: Arc<Devices>, engine: Arc<Engine>, limit: Duration) -> Self {
+        let store = engine.next_store();
+        Self::new(devices, Some(Ranks { engine, store }), limit)
+    }
+
+    fn new(devices: Arc<Devices>, ranks: Option<Ranks>, limit: Duration) -> Self {
+        OnDevices {
+            devices,
+            ranks,
+            slots: RwLock::default(),
+            updates: Arc::default(),
+            loaded: Arc::default(),
+            route: Arc::default(),
+            compressor: Compressor::default(),
+            limit,
+        }
+    }
+
+    fn slot(&self, entry: &Entry, operation: &str) -> Result<Arc<Slot>> {
+        self.slots.read().get(&entry.key).cloned().ok_or_else(|| Error::NotInitialized {
+            key: entry.key.clone(),
+            operation: operation.to_owned(),
+            rank: self.rank(),
+        })
+    }
+
+    /// Takes a step: by way of the ranks' agreement, or here and now.
+    fn run(&self, slot: &Slot, operation: &str, terms: Terms, step: impl Step + 'static) -> Result<()> {
+        slot.call();
+        if let Some(ranks) = &self.ranks {
+            let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
+            return ranks
+                .engine
+                .submit(topic, operation, terms, Box::new(OverRanks { step, rank: self.rank() }))
+                .inspect_err(|_| slot.cancel());
+        }
+        let mut step = step;
+        match step.queue(None) {
+            Ok(()) => step.finish(),
+            Err(fault) => {
+                step.fail(&fault);
+                Err(fault)
+            }
+        }
+    }
+
+    fn present(&self, entry: &Entry) -> Result<Update> {
+        let update = self.updates.present();
+        update.check(entry).map(|()| update)
+    }
+
+    fn optimizer(&self, operation: &str) -> Result<Arc<Optimizer>> {
+        match self.updates.present() {
+            Update::Optimize(optimizer) => Ok(optimizer),
+            Update::Overwrite | Update::Call(_) => Err(no_optimizer(operation)),
+        }
+    }
+
+    fn unsupported(&self, operation: &str, reason: &str) -> Error {
+        let kind = if self.ranks.is_some() { Kind::DistSyncMpi } else { Kind::Device };
+        Error::Unsupported { kind: kind.to_string(), operation: operation.to_owned(), reason: reason.to_owned() }
+    }
+
+    /// What is wrong with the job, in preference to what was wrong with one key.
+    fn blame(&self, fault: Error) -> Error {
+        self.fault().unwrap_or(fault)
+    }
+
+    /// Tells the ranks' engine that the caller is about to wait.
+    fn wait(&self) {
+        self.ranks.iter().for_each(|ranks| ranks.engine.wait());
+    }
+
+    /// The whole value in host memory, when everything called so far is done. Blocks.
+    fn fetch(&self, slot: &Slot) -> Result<Buffer> {
+        self.wait();
+        slot.settled().and_then(|()| slot.fetch(&self.devices, self.limit)).map_err(|fault| self.blame(fault))
+    }
+}
+
+impl Anywhere for OnDevices {
+    fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
+    fn push(&self, entry: &Entry, gradient: Gradient, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
+        let slot = self.slot(entry, "push")?;
+        let update = self.present(entry)?;
+        // All that can be wrong with an argument, before anything is queued.
+        let remotes = gradient.remotes(&outs).chain(outs.iter().filter_map(TensorMut::remote));
+        remotes.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
+        let coding = self.compressor.coding(entry, self.rank())?;
+        let terms = terms(entry, &update, coding.as_ref().map(|coding| coding.compression));
+        let job = Push::new(self, &slot, gradient, outs, (update, coding))?;
+        self.run(&slot, "push", terms, job)
+    }
+
+    fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
+        let slot = self.slot(entry, "pull")?;
+        outs.iter().filter_map(TensorMut::remote).try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
+        self.wait();
+        slot.settled().map_err(|fault| self.blame(fault))?;
+        let outcome = slot.give(&self.devices, outs, self.limit);
+        outcome.map_err(|fault| self.blame(fault))
+    }
+
+    fn check_finite(&self, entry: &Entry, tensor: &Tensor) -> Result<()> {
+        let host = if array_of(tensor.remote()).is_some() { self.devices.download(tensor)? } else { tensor.clone() };
+        anywhere::check_finite(entry, self.rank(), &host)
+    }
+}
+
+impl Backend for OnDevices {
+    fn anywhere(&self) -> Option<&dyn Anywhere> {
+        Some(self)
+    }
+
+    fn rank(&self) -> usize {
+        self.ranks.as_ref().map_or(0, |ranks| ranks.engine.rank())
+    }
+
+    fn num_workers(&self) -> usize {
+        self.ranks.as_ref().map_or(1, |ranks| ranks.engine.size())
+    }
+
+    fn fault(&self) -> Option<Error> {
+        match &self.ranks {
+            Some(ranks) => ranks.engine.fault(),
+            None => self.devices.platform().check().err(),
+        }
+    }
+
+    fn failing(&self, why: Option<&str>) {
+        self.ranks.iter().for_each(|ranks| ranks.engine.failing(why));
+    }
+
+    fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
+        let host = if value.remote().is_some() { self.devices.download(value)? } else { value.clone() };
+        let value = host.read()?.snapshot();
+        let slot = Arc::new(Slot::new(entry, &self.devices)?);
+        self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
+        let how =
+            self.ranks.as_ref().map_or_else(String::new, |ranks| format!("{} on devices", ranks.engine.settings()));
+        let terms = Terms { how, ..terms(entry, &Update::Overwrite, None) };
+        let job = Init { slot: Arc::clone(&slot), devices: Arc::clone(&self.devices), value, limit: self.limit };
+        self.run(&slot, "init", terms, job)
+    }
+
+    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        Anywhere::push(self, entry, Gradient::from(gradient), outs, priority)
+    }
+
+    fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
+        let slot = self.slot(entry, "push_rows")?;
+        let update = self.present(entry)?;
+        let terms = terms(entry, &update, None);
+        let job = detour::PushRows::new(self, &slot, gradient, update);
+        self.run(&slot, "push_rows", terms, job)
+    }
+
+    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {
+        let value = self.fetch(&*self.slot(entry, "pull")?)?;
+        outs.iter_mut().for_each(|out| out.copy_from(value.bytes()));
+        Ok(())
+    }
+
+    fn pull_rows(&self, entry: &Entry, ids: &[i64], _priority: i32) -> Result<Vec<u8>> {
+        let (value, row_bytes) = (self.fetch(&*self.slot(entry, "pull_rows")?)?, entry.row_bytes());
+        let row = |id: &i64| &value.bytes()[*id as usize * row_bytes..][..row_bytes];
+        Ok(ids.iter().flat_map(row).copied().collect())
+    }
+
+    fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.updates.set_optimizer(optimizer);
+        Ok(())
+    }
+
+    fn set_updater(&self, updater: Updater) -> Result<()> {
+        self.updates.set_updater(updater);
+        Ok(())
+    }
+
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
+        if let Some(compression) = compression
+            && self.ranks.is_none()
+        {
+            let reason = "gradients leave the process in dist_sync_mpi and the kinds with servers only";
+            return Err(self.unsupported(&format!("set_gradient_compression({compression})"), reason));
+        }
+        if compression.is_none() {
+            // Pushes that are under way keep what they cannot say on the devices.
+            self.wait_all()?;
+            self.slots.read().values().for_each(|slot| slot.forget_residual());
+        }
+        self.compressor.set(compression);
+        Ok(())
+    }
+
+    fn states(&self) -> Result<SavedStates> {
+        self.wait_all()?;
+        let optimizer = self.optimizer("save_optimizer_states")?;
+        let loaded = self.loaded.lock();
+        let carried = loaded.optimizer.as_ref().is_some_and(|earlier| optimizer.keeps_states_of(earlier));
+        let states = if carried { loaded.states.clone() } else { BTreeMap::new() };
+        drop(loaded);
+        let mut saved = SavedStates { optimizer: Some((*optimizer).clone()), states };
+        let slots: Vec<Arc<Slot>> = self.slots.read().values().cloned().collect();
+        for slot in slots {
+            if let Some(state) = slot.state(&optimizer, &self.devices, self.limit)? {
+                saved.states.insert(slot.entry.key.clone(), state);
+            }
+        }
+        Ok(saved)
+    }
+
+    fn set_states(&self, saved: SavedStates) -> Result<()> {
+        self.wait_all()?;
+        if let Some(optimizer) = &saved.optimizer {
+            optimizer.check()?;
+            self.updates.set_optimizer(optimizer);
+        }
+        let optimizer = self.optimizer("load_optimizer_states")?;
+        self.compressor.forget();
+        self.slots.read().values().for_each(|slot| slot.forget_state());
+        *self.loaded.lock() = SavedStates { optimizer: Some((*optimizer).clone()), states: saved.states };
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.ranks.as_ref().map_or(Ok(()), |ranks| ranks.engine.barrier())
+    }
+
+    fn join(&self) -> Result<usize> {
+        if self.num_workers() == 1 {
+            return Ok(0);
+        }
+        Err(self
+            .unsupported("join", "no rank can stand in for pushes on devices: give each the same number of batches"))
+    }
+
+    fn wait_all(&self) -> Result<()> {
+        self.wait();
+        let slots: Vec<Arc<Slot>> = self.slots.read().values().cloned().collect();
+        let settled = slots.iter().try_for_each(|slot| slot.settled());
+        settled.and_then(|()| self.devices.drain(self.limit)).map_err(|fault| self.blame(fault))
+    }
+
+    fn waiter(&self) -> Option<Weak<dyn Waiter>> {
+        self.ranks.as_ref().map(|ranks| ranks.engine.waiter())
+    }
+
+    fn stats(&self) -> Stats {
+        let Some(ranks) = &self.ranks else { return Stats::default() };
+        let (sent_bytes, received_bytes, control_messages) = ranks.engine.traffic();
+        Stats { sent_bytes, received_bytes, control_messages, ..Stats::default() }
+    }
+}
+
+impl Drop for OnDevices {
+    fn drop(&mut self) {
+        if let Some(ranks) = &self.ranks
+            && std::thread::panicking()
+        {
+            ranks.engine.give_up();
+        }
+        // Memory must not be given back while work on it is queued. After a fault there is nothing to wait for.
+        drop(self.devices.drain(self.limit));
+    }
+}
+
+/// The key's state as it was loaded, if `optimizer` carries it on; it is the devices' from then on.
+fn take_loaded(loaded: &Mutex<SavedStates>, key: &Key, optimizer: &Optimizer) -> Option<State> {
+    let mut loaded = loaded.lock();
+    let carried = loaded.optimizer.as_ref().is_some_and(|earlier| optimizer.keeps_states_of(earlier));
+    loaded.states.remove(key).filter(|_| carried)
+}

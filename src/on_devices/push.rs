@@ -1,0 +1,185 @@
+//! A dense gradient on its way: summed over the devices of the process, over the ranks, applied, and gathered into outputs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::progress::Launch;
+use ringpull_base::{Error, Result, TensorMut};
+use ringpull_device::{Devices, Event, Memory, Slice};
+
+use super::slot::{Content, Outputs, Slot};
+use super::{OnDevices, Step, detour, take_loaded};
+use crate::compressed::Coding;
+use crate::on_devices::coded;
+use crate::on_devices::routes::{self, Route, Sum};
+use crate::update::{Update, Updates};
+use crate::{Gradient, SavedStates, Value};
+
+/// The job of one push.
+pub(super) struct Push {
+    slot: Arc<Slot>,
+    devices: Arc<Devices>,
+    updates: Arc<Updates>,
+    loaded: Arc<Mutex<SavedStates>>,
+    route: Arc<Route>,
+    update: Update,
+    coding: Option<Coding>,
+    values: Vec<Value>,
+    outs: Vec<TensorMut>,
+    /// Where the streams of the values were when they were pushed.
+    ready: Vec<Event>,
+    queued: Option<Outputs>,
+    limit: Duration,
+}
+
+impl Push {
+    pub fn new(
+        store: &OnDevices,
+        slot: &Arc<Slot>,
+        gradient: Gradient,
+        outs: Vec<TensorMut>,
+        (update, coding): (Update, Option<Coding>),
+    ) -> Result<Self> {
+        let arrays = gradient.remotes(&outs).map(|remote| store.devices.array(Some(remote))?.stream().record());
+        let ready = arrays.collect::<Result<Vec<_>>>()?;
+        Ok(Push {
+            slot: Arc::clone(slot),
+            devices: Arc::clone(&store.devices),
+            updates: Arc::clone(&store.updates),
+            loaded: Arc::clone(&store.loaded),
+            route: Arc::clone(&store.route),
+            update,
+            coding,
+            values: gradient.values,
+            outs,
+            ready,
+            queued: None,
+            limit: store.limit,
+        })
+    }
+
+    /// The values as devices can read them: those in host memory are copied to pinned memory first.
+    fn inputs(&self, outs: &[TensorMut]) -> Result<Vec<Slice>> {
+        let input = |value: &Value| {
+            let (remote, bytes) = match value {
+                Value::Held(held) => (held.remote(), held.bytes()),
+                Value::Summed(sum) => (None, sum.bytes()),
+                Value::InPlace(index) => (outs[*index].remote(), outs[*index].bytes()),
+            };
+            if remote.is_some() {
+                return Ok(self.devices.array(remote)?.slice().clone());
+            }
+            let staging = Slice::all(&Memory::pinned(self.devices.platform(), bytes.len())?);
+            staging.host_bytes_mut()?.copy_from_slice(bytes);
+            Ok(staging)
+        };
+        self.values.iter().map(input).collect()
+    }
+
+    /// Queues everything that needs no other rank, up to the sum of this process.
+    fn sum(&self, content: &mut Content, inputs: &[Slice]) -> Result<()> {
+        let (devices, slot) = (&self.devices, &self.slot);
+        self.ready.iter().try_for_each(|event| devices.lane(event.device()).wait(event))?;
+        if content.sum.is_empty() {
+            content.sum = devices.parts(&slot.layout)?;
+        }
+        devices.join()?;
+        devices.sum_parts(slot.entry.dtype, &slot.layout, inputs, &content.sum, &mut content.scratch)
+    }
+
+    fn apply(&self, content: &mut Content) -> Result<()> {
+        match &self.update {
+            Update::Overwrite => {
+                std::mem::swap(&mut content.value, &mut content.sum);
+                Ok(())
+            }
+            Update::Optimize(optimizer) => {
+                let loaded = take_loaded(&self.loaded, &self.slot.entry.key, optimizer);
+                self.slot.optimize(content, optimizer, loaded, &self.devices, self.limit)
+            }
+            Update::Call(_) => {
+                let gradient = self.devices.fetch(&self.slot.layout, &content.sum, self.limit)?;
+                detour::on_host(&self.slot, content, &self.devices, self.limit, |value| {
+                    self.updates.apply(&self.update, &self.slot.entry, gradient.bytes(), value)
+                })
+            }
+        }
+    }
+}
+
+impl Step for Push {
+    fn is_coded(&self) -> bool {
+        self.coding.is_some()
+    }
+
+    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
+        let slot = Arc::clone(&self.slot);
+        let inputs = self.inputs(&self.outs)?;
+        let outputs = Outputs::of(&self.devices, std::mem::take(&mut self.outs), &slot.layout)?;
+        // Kept for `fail` also when something below goes wrong.
+        let outputs = self.queued.insert(outputs);
+        let arrays: Vec<_> = self.values.iter().filter_map(|value| value.remote(outputs.guards())).cloned().collect();
+        let mut content = slot.content();
+        self.sum(&mut content, &inputs)?;
+        if let Some((host, launch)) = ranks {
+            let Content { sum: parts, residual, .. } = &mut *content;
+            let sum = Sum {
+                devices: &self.devices,
+                layout: &slot.layout,
+                dtype: slot.entry.dtype,
+                parts,
+                stamp: launch.number,
+                limit: self.limit,
+                route: &self.route,
+            };
+            match &self.coding {
+                None => routes::allreduce(host, &sum)?,
+                Some(Coding { compression, feedback }) => {
+                    let coding = coded::Coding { compression, feedback: &mut feedback.lock(), residual };
+                    coded::allreduce(host, &sum, coding)?;
+                }
+            }
+        }
+        self.apply(&mut content)?;
+        self.devices.join()?;
+        for remote in &arrays {
+            let array = self.devices.array(Some(remote))?;
+            array.stream().follow(self.devices.lane(array.device()))?;
+        }
+        let Some(outputs) = &self.queued else { return Ok(()) };
+        outputs.gather(&self.devices, &slot.entry, &slot.layout, &content.value)?;
+        drop(content);
+        if inputs.iter().any(|input| input.device().is_none()) {
+            // The pinned copies of values in host memory are given back with this.
+            self.devices.drain(self.limit)?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<()> {
+        let outcome = match self.queued.take() {
+            Some(outputs) => outputs.finish(&self.devices, self.limit),
+            None => Ok(()),
+        };
+        // The values are free from here on: what is queued next on their streams comes after what was queued here.
+        self.values.clear();
+        match &outcome {
+            Ok(()) => self.slot.settle(),
+            Err(fault) => self.slot.fail(fault),
+        }
+        outcome
+    }
+
+    fn fail(mut self, fault: &Error) {
+        self.slot.fail(fault);
+        // A device may still be reading the values.
+        let held =
+            self.values.iter().filter_map(|value| if let Value::Held(held) = value { held.remote() } else { None });
+        held.cloned().for_each(std::mem::forget);
+        self.queued.take().into_iter().for_each(|outputs| outputs.fail(fault));
+        self.outs.drain(..).for_each(|out| out.abandon(fault.clone()));
+    }
+}

@@ -1,0 +1,227 @@
+//! Allreduce of memory that lies on devices, over ranks, by one of three routes:
+//!
+//! * `staged`: copies in the host's pinned memory, summed as any memory of the host. Always there.
+//! * `direct`: the transport is given the devices' memory. Where every rank's transport takes it, and all have as many devices.
+//! * `joined`: the devices sum by themselves with those of their number in the other ranks; on GPUs by NCCL. Where all could join, and all have
+//!   as many devices.
+//!
+//! The ranks agree on what is there with a store's first sum. An algorithm that names a plan sums by that plan, staged or directly, and `nccl`
+//! by `joined`, or not at all. `auto` measures: of each size class (a power of two of bytes) the first sums go by each route in turn. Then
+//! every rank tells all others its times, and from the same times every rank makes the same choice, which the class keeps. A time is the
+//! shortest that any rank took, as the rank that comes last waits for nobody; and each route's first sum, which allocates, does not count.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use ringpull_allreduce::communicator::{Choice, Host};
+use ringpull_allreduce::transport::Stamp;
+use ringpull_base::{DType, Error, Result};
+use ringpull_device::{Devices, Joined, Layout, Pool, Slice};
+use ringpull_plan::Parts;
+
+use super::{direct, joined, staged};
+
+/// How often each route is tried; the first time is not counted.
+const ROUNDS: usize = 3;
+
+/// What is summed over the ranks.
+pub struct Sum<'a> {
+    /// The devices of this rank.
+    pub devices: &'a Devices,
+    /// How it is spread over them.
+    pub layout: &'a Layout,
+    /// The element type.
+    pub dtype: DType,
+    /// A part on each device, written on its lane.
+    pub parts: &'a [Slice],
+    /// The operation's stamp.
+    pub stamp: Stamp,
+    /// How long work on a device may take.
+    pub limit: Duration,
+    /// What the store's sums have in common.
+    pub route: &'a Route,
+}
+
+/// Which ways the sums of a store go, and the memory that they pass through: kept from sum to sum, so that from the second of its kind and route
+/// on nothing is allocated.
+#[derive(Default)]
+pub struct Route {
+    ways: Mutex<Option<Ways>>,
+    pub(super) pool: Arc<Pool>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Staged,
+    Direct,
+    Joined,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(match self {
+            Way::Staged => "copies in pinned memory",
+            Way::Direct => "memory of devices given to the transport",
+            Way::Joined => "nccl",
+        })
+    }
+}
+
+/// The parts become the sums over all ranks, the same bits on each, in the order of the lanes. Blocks for the ranks; collective.
+pub fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+    let mut ways = sum.route.ways.lock();
+    let ways = match &mut *ways {
+        Some(agreed) => agreed,
+        none => none.insert(Ways::agree(host, sum)?),
+    };
+    ways.sum(host, sum)
+}
+
+/// The routes that are there, by what all ranks have agreed on.
+struct Ways {
+    open: Vec<Way>,
+    joined: Option<Joined>,
+    /// By the power of two.
+    classes: BTreeMap<u32, Class>,
+}
+
+/// What is known of sums of one size.
+enum Class {
+    /// Nanoseconds of the sums so far, by each route in turn.
+    Tried(Vec<u64>),
+    Chosen(Way),
+}
+
+impl Ways {
+    /// Finds out. Collective.
+    fn agree(host: &mut Host, sum: &Sum<'_>) -> Result<Self> {
+        let (size, choice) = (host.size(), host.choice());
+        // No machine has as many.
+        let count = u8::try_from(sum.devices.count()).unwrap_or(0);
+        let joins = size > 1 && matches!(choice, Choice::Auto | Choice::Nccl) && sum.devices.platform().can_join();
+        let own = [if host.takes_device_memory() { count } else { 0 }, if joins { count } else { 0 }];
+        let parts = Parts::of((0..=size).map(|rank| rank * own.len()).collect());
+        let cards = host.gather(parts, sum.stamp, |card| card.copy_from_slice(&own))?;
+        let cards: Vec<[u8; 2]> = cards.bytes().chunks_exact(own.len()).map(|card| [card[0], card[1]]).collect();
+        // From here on by what is the same on every rank alone.
+        let unlike = |way: usize| cards.iter().position(|card| card[way] == 0 || card[way] != cards[0][way]);
+        let joined = match unlike(1) {
+            None => joined::join(host, sum)?,
+            Some(rank) => Err(Error::argument(
+                format!(
+                    "rank {rank} has {} devices that can sum with those of other ranks, rank 0 {}",
+                    cards[rank][1], cards[0][1]
+                ),
+                "give every rank as many GPUs, each once, and NCCL 2.14 or later, which `ringpull info` shows, without NCCL_COMM_BLOCKING=1; or leave RINGPULL_ALGORITHM at auto",
+            )),
+        };
+        let mut open = if unlike(0).is_none() { vec![Way::Direct] } else { Vec::new() };
+        if choice == Choice::Auto || open.is_empty() {
+            open.push(Way::Staged);
+        }
+        let joined = match (joined, choice) {
+            (Ok(joined), Choice::Nccl) => {
+                open.clear();
+                Some(joined)
+            }
+            (Ok(joined), _) => Some(joined),
+            (Err(cause), Choice::Nccl) => return Err(cause),
+            (Err(cause), _) => {
+                if unlike(1).is_none() {
+                    tracing::warn!(rank = host.rank(), %cause, "the ranks' devices do not sum by themselves (nccl)");
+                }
+                None
+            }
+        };
+        open.extend(joined.is_some().then_some(Way::Joined));
+        if host.rank() == 0 {
+            let names: Vec<String> = open.iter().map(ToString::to_string).collect();
+            tracing::info!("sums over the ranks' devices go by {} ({})", names.join(", "), host.library());
+        }
+        Ok(Ways { open, joined, classes: BTreeMap::new() })
+    }
+
+    fn sum(&mut self, host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+        let class = sum.layout.len_bytes().next_power_of_two().ilog2();
+        let mut took = match (&self.open[..], self.classes.get(&class)) {
+            ([only], _) => return self.by(*only, host, sum),
+            (_, Some(Class::Chosen(way))) => return self.by(*way, host, sum),
+            (_, Some(Class::Tried(took))) => took.clone(),
+            (_, None) => Vec::new(),
+        };
+        // What was queued before is no part of it.
+        sum.devices.drain(sum.limit)?;
+        let start = Instant::now();
+        self.by(self.open[took.len() % self.open.len()], host, sum)?;
+        took.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        let known = if took.len() < ROUNDS * self.open.len() {
+            Class::Tried(took)
+        } else {
+            let way = self.choose(class, &took, host, sum.stamp)?;
+            Class::Chosen(way)
+        };
+        self.classes.insert(class, known);
+        Ok(())
+    }
+
+    /// The quickest route by what all ranks have measured. Collective.
+    fn choose(&self, class: u32, took: &[u64], host: &mut Host, stamp: Stamp) -> Result<Way> {
+        let own = size_of_val(took);
+        let parts = Parts::of((0..=host.size()).map(|rank| rank * own).collect());
+        let all = host.gather(parts, stamp, |times| times.copy_from_slice(bytemuck::cast_slice(took)))?;
+        let row = |times: &[u8]| times.chunks_exact(size_of::<u64>()).map(bytemuck::pod_read_unaligned).collect();
+        let rows: Vec<Vec<u64>> = all.bytes().chunks_exact(own).map(row).collect();
+        let (quickest, nanos) = quickest(&rows, self.open.len());
+        if host.rank() == 0 {
+            let each: Vec<String> = self
+                .open
+                .iter()
+                .zip(&nanos)
+                .map(|(way, nanos)| format!("{way} {:.0} us", *nanos as f64 / 1e3))
+                .collect();
+            tracing::info!(
+                "sums over the ranks' devices up to {} bytes go by {}: {}",
+                1u64 << class,
+                self.open[quickest],
+                each.join(", ")
+            );
+        }
+        Ok(self.open[quickest])
+    }
+
+    fn by(&self, way: Way, host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+        match (way, &self.joined) {
+            (Way::Joined, Some(joined)) => joined::allreduce(host, sum, joined),
+            (Way::Direct, _) => direct::allreduce(host, sum),
+            _ => staged::allreduce(host, sum),
+        }
+    }
+}
+
+/// Which of so many ways was the quickest, and what each took: the least that any rank has counted of it. `rows` are the ranks' times, of each
+/// way in turn.
+fn quickest(rows: &[Vec<u64>], ways: usize) -> (usize, Vec<u64>) {
+    let of =
+        |way: usize| rows.iter().flat_map(|row| row.iter().skip(ways + way).step_by(ways)).copied().min().unwrap_or(0);
+    let nanos: Vec<u64> = (0..ways).map(of).collect();
+    let quickest = (0..ways).min_by_key(|way| nanos[*way]).unwrap_or(0);
+    (quickest, nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quickest_way_is_that_of_the_least_time_of_any_rank_but_for_the_first_round() {
+        // Three ways, three rounds; the first counts for nothing, and neither does waiting for a rank that is late.
+        let punctual = vec![1, 9, 9, /**/ 70, 900, 60, /**/ 80, 50, 90];
+        let late = vec![9, 1, 9, /**/ 75, 40, 900, /**/ 65, 45, 90];
+        assert_eq!(quickest(&[punctual, late], 3), (1, vec![65, 40, 60]));
+        assert_eq!(quickest(&[vec![0, 0, 7, 7, 7, 7]], 2), (0, vec![7, 7]));
+    }
+}

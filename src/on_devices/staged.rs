@@ -1,0 +1,123 @@
+//! Allreduce of memory that lies on devices, over ranks that reach each other through host memory.
+//!
+//! The whole is cut into segments at places that depend on its length alone, so ranks may have different numbers of devices. Each
+//! segment is copied down into pinned memory, summed over the ranks, and copied up again. While one is on the network, those
+//! behind it are on their way down and the one before it on its way up, on streams of their own:
+//!
+//! | down | 0 | 1 | 2 | 3 | 4 |   |   |
+//! | --- | --- | --- | --- | --- | --- | --- | --- |
+//! | ranks |   | 0 | 1 | 2 | 3 | 4 |   |
+//! | up |   |   | 0 | 1 | 2 | 3 | 4 |
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringpull_allreduce::communicator::Host;
+use ringpull_base::Result;
+use ringpull_device::{Devices, Event, Layout, Memory, Slice, Work};
+
+use super::routes::Sum;
+
+/// Bytes of one segment: long enough for a copy to run at full speed, short against what is worth staging.
+const SEGMENT_BYTES: usize = 2 << 20;
+/// Segments under way: one down, one on the network, one up, and one between.
+const DEPTH: usize = 4;
+
+/// Pinned memory for one segment, with the copies that are using it.
+struct Berth {
+    memory: Arc<Memory>,
+    down: Vec<Event>,
+    up: Vec<Event>,
+}
+
+/// The parts become the sums over all ranks. Blocks; collective.
+pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+    let Sum { devices, layout, dtype, parts, stamp, limit, route } = *sum;
+    let segments = segments(layout);
+    for device in 0..devices.count() {
+        devices.down(device).follow(devices.lane(device))?;
+        devices.up(device).follow(devices.lane(device))?;
+    }
+    let longest = segments.iter().map(Range::len).max().unwrap_or(0);
+    let memory = || route.pool.take(devices.platform(), None, longest);
+    let berth = |_| Ok(Berth { memory: memory()?, down: vec![], up: vec![] });
+    let mut berths = (0..DEPTH.min(segments.len())).map(berth).collect::<Result<Vec<_>>>()?;
+    let depth = berths.len();
+    let staging = Staging { devices, layout, parts, limit };
+    for (index, segment) in segments.iter().take(depth).enumerate() {
+        staging.bring_down(segment, &mut berths[index])?;
+    }
+    for (index, segment) in segments.iter().enumerate() {
+        if index > 0
+            && let Some(next) = segments.get(index - 1 + depth)
+        {
+            staging.bring_down(next, &mut berths[(index - 1) % depth])?;
+        }
+        let berth = &mut berths[index % depth];
+        berth.down.drain(..).try_for_each(|event| event.synchronize(limit))?;
+        let slice = Slice::of(&berth.memory, 0..segment.len());
+        if let Err(cause) = host.allreduce(dtype, &mut slice.host_bytes_mut()?, stamp) {
+            // The transport may still use it.
+            std::mem::forget(Arc::clone(&berth.memory));
+            return Err(cause);
+        }
+        staging.bring_up(segment, berth)?;
+    }
+    for device in 0..devices.count() {
+        devices.lane(device).follow(devices.up(device))?;
+    }
+    berths.iter().flat_map(|berth| &berth.up).try_for_each(|event| event.synchronize(limit))?;
+    berths.into_iter().for_each(|berth| route.pool.give(berth.memory));
+    Ok(())
+}
+
+struct Staging<'a> {
+    devices: &'a Devices,
+    layout: &'a Layout,
+    parts: &'a [Slice],
+    limit: Duration,
+}
+
+impl Staging<'_> {
+    fn bring_down(&self, segment: &Range<usize>, berth: &mut Berth) -> Result<()> {
+        berth.up.drain(..).try_for_each(|event| event.synchronize(self.limit))?;
+        for (device, of_part, of_segment) in self.layout.pieces(segment) {
+            let (from, to) = (self.parts[device].part(of_part), Slice::of(&berth.memory, of_segment));
+            let stream = self.devices.down(device);
+            self.devices.platform().enqueue(stream, &Work::copy(from, to))?;
+            berth.down.push(stream.record()?);
+        }
+        Ok(())
+    }
+
+    fn bring_up(&self, segment: &Range<usize>, berth: &mut Berth) -> Result<()> {
+        for (device, of_part, of_segment) in self.layout.pieces(segment) {
+            let (from, to) = (Slice::of(&berth.memory, of_segment), self.parts[device].part(of_part));
+            let stream = self.devices.up(device);
+            self.devices.platform().enqueue(stream, &Work::copy(from, to))?;
+            berth.up.push(stream.record()?);
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of each segment: whole elements, the last one shorter.
+fn segments(layout: &Layout) -> Vec<Range<usize>> {
+    let (len, each) = (layout.len_bytes(), SEGMENT_BYTES / layout.size_bytes() * layout.size_bytes());
+    (0..len.div_ceil(each)).map(|index| index * each..len.min((index + 1) * each)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_tile_the_whole_whatever_the_number_of_devices() {
+        for len in [0, 1, SEGMENT_BYTES / 4, SEGMENT_BYTES / 4 + 1, SEGMENT_BYTES] {
+            let of = |count| segments(&Layout::new(len, 4, count));
+            assert_eq!(of(1), of(4));
+            assert_eq!(of(1).iter().map(Range::len).sum::<usize>(), len * 4);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What is to be done to one key, by way of the ranks' agreement or here and now; and the first value's step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::progress::{Job, Launch};
+use ringpull_base::{Buffer, Error, Result};
+use ringpull_device::Devices;
+
+use super::slot::Slot;
+use crate::anywhere::of_rank;
+
+/// What is to be done to one key.
+pub(super) trait Step: Send {
+    /// Queues it on the devices; the ranks' part of it blocks.
+    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()>;
+    /// Whether it goes by way of the ranks even if there is only one.
+    fn is_coded(&self) -> bool {
+        false
+    }
+    /// What is left when it is queued.
+    fn finish(self) -> Result<()>;
+    /// Called instead of `finish` when it will never be done.
+    fn fail(self, fault: &Error);
+}
+
+/// A step as a job of the engine.
+pub(super) struct OverRanks<S> {
+    pub(super) step: S,
+    pub(super) rank: usize,
+}
+
+impl<S: Step> Job for OverRanks<S> {
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+        let ranks = (host.size() > 1 || self.step.is_coded()).then_some((host, launch));
+        self.step.queue(ranks).map_err(|fault| of_rank(fault, self.rank))
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.step.finish().map_err(|fault| of_rank(fault, self.rank))
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        self.step.fail(fault);
+    }
+}
+
+/// Rank 0's value becomes everybody's, a part on each device.
+pub(super) struct Init {
+    pub(super) slot: Arc<Slot>,
+    pub(super) devices: Arc<Devices>,
+    pub(super) value: Arc<Buffer>,
+    pub(super) limit: Duration,
+}
+
+impl Step for Init {
+    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
+        if let Some((host, launch)) = ranks {
+            let mut value = Buffer::zeroed(self.slot.entry.len_bytes());
+            if host.rank() == 0 {
+                value.bytes_mut().copy_from_slice(self.value.bytes());
+            }
+            if let Err(cause) = host.broadcast(0, value.bytes_mut(), launch.number) {
+                // The transport may still use it.
+                std::mem::forget(value);
+                return Err(cause);
+            }
+            self.value = Arc::new(value);
+        }
+        self.slot.put(&self.devices, self.value.bytes(), self.limit)
+    }
+
+    fn finish(self) -> Result<()> {
+        self.slot.settle();
+        Ok(())
+    }
+
+    fn fail(self, fault: &Error) {
+        self.slot.fail(fault);
+    }
+}

@@ -1,0 +1,103 @@
+//! What each rank of `dist_sync_mpi` keeps of a store: the values, how they are updated, and what codecs have kept.
+//!
+//! A rank that has joined keeps all of that like the others: for each of their pushes it makes one of zeros, with their settings,
+//! which travel with the call. Only an updater cannot travel; it has to be the same on every rank anyway.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+
+use ringpull_allreduce::progress::{Job, StandIn, Terms};
+use ringpull_base::{Buffer, Error, Key, Result};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::Optimizer;
+
+use crate::compressed::{CompressedPush, Compressor};
+use crate::jobs::{Push, PushRows};
+use crate::slot::Slot;
+use crate::update::{Update, Updates};
+use crate::{Contribution, Entry, MergedRows};
+
+/// One rank's replica of a store.
+pub(super) struct Replica {
+    pub(super) rank: usize,
+    pub(super) slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
+    pub(super) updates: Arc<Updates>,
+    pub(super) compressor: Compressor,
+}
+
+/// What of a push's terms is data.
+#[derive(Default, PartialEq, Serialize, Deserialize)]
+struct Settings {
+    optimizer: Option<Optimizer>,
+    compression: Option<Compression>,
+}
+
+impl Replica {
+    pub fn new(rank: usize) -> Self {
+        Replica { rank, slots: RwLock::default(), updates: Arc::default(), compressor: Compressor::default() }
+    }
+}
+
+/// What must be the same on every rank for a push.
+pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compression>) -> Terms {
+    let Entry { dtype, shape, .. } = entry;
+    let mut words = dtype.of_shape(shape);
+    let mut settings = Settings { optimizer: None, compression };
+    match update {
+        Update::Overwrite => {}
+        Update::Optimize(optimizer) => {
+            settings.optimizer = Some(Optimizer::clone(optimizer));
+            words.extend([format!(" with {optimizer}")]);
+        }
+        Update::Call(_) => words.push_str(" with an updater"),
+    }
+    words.extend(compression.map(|compression| format!(" compressed by {compression}")));
+    let is_plain = settings == Settings::default();
+    let settings = if is_plain { Vec::new() } else { postcard::to_stdvec(&settings).expect("settings are plain data") };
+    Terms { words, settings, ..Terms::default() }
+}
+
+impl StandIn for Replica {
+    fn stand_in(&self, key: &Key, operation: &str, theirs: &Terms) -> Result<Box<dyn Job>> {
+        let rank = self.rank;
+        let wrong = |what: String, remedy: &str| {
+            Error::argument(
+                format!("{operation} of key {key} on other ranks while rank {rank} has joined: {what}"),
+                remedy,
+            )
+        };
+        let slot = self.slots.read().get(key).cloned().filter(|_| operation != "init");
+        let slot =
+            slot.ok_or_else(|| wrong("it has no such key".to_owned(), "init every key before any rank joins"))?;
+        let settings = match &theirs.settings[..] {
+            [] => Settings::default(),
+            bytes => postcard::from_bytes(bytes).map_err(|cause| {
+                wrong(format!("its settings cannot be read ({cause})"), "run the same version on every rank")
+            })?,
+        };
+        let update = match (settings.optimizer, self.updates.present()) {
+            (Some(optimizer), _) => Update::Optimize(Arc::new(optimizer)),
+            (None, Update::Call(updater)) => Update::Call(updater),
+            (None, _) => Update::Overwrite,
+        };
+        let ours = terms(&slot.entry, &update, settings.compression);
+        if ours != *theirs {
+            let what = format!("there it is of {theirs}, here of {ours}");
+            return Err(wrong(what, "give every rank the same keys and the same updater before any joins"));
+        }
+        slot.call(true);
+        let zeros = || Contribution::Summed(Buffer::zeroed(slot.entry.len_bytes()));
+        if operation == "push_rows" {
+            let nothing = MergedRows { ids: Vec::new(), rows: Buffer::zeroed(0) };
+            return Ok(Box::new(PushRows::new(&slot, nothing, update, &self.updates)));
+        }
+        let Some(compression) = settings.compression else {
+            return Ok(Box::new(Push::new(&slot, zeros(), Vec::new(), update, &self.updates, 0)));
+        };
+        let coding = self.compressor.coding_by(key, compression);
+        Ok(Box::new(CompressedPush::new(&slot, zeros(), Vec::new(), update, &self.updates, coding)))
+    }
+}

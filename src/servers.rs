@@ -1,0 +1,338 @@
+//! The store of `dist_sync` and `dist_async`: values live on parameter servers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_channel::bounded;
+use parking_lot::Mutex;
+
+use ringpull_base::config::{Config, Dmlc};
+use ringpull_base::{Error, Key, Kind, Result, Tensor, TensorMut};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::{Optimizer, State};
+use ringpull_ps::coded::Coded;
+use ringpull_ps::message::Want;
+use ringpull_ps::shard::Layout;
+use ringpull_ps::worker::{Answer, Bytes, Command, Task, Worker};
+
+use crate::compressed::{Coding, Compressor};
+use crate::update::{Update, no_optimizer};
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
+
+/// A worker's end of a job with parameter servers.
+///
+/// Dropping it says goodbye: the servers and the scheduler end after the last worker has. A worker that exits without
+/// dropping its store is taken for lost by the others.
+pub struct Servers {
+    kind: Kind,
+    worker: Worker,
+    calls: Mutex<Calls>,
+    compressor: Compressor,
+}
+
+/// What this worker has called, from which rounds and versions follow.
+#[derive(Default)]
+struct Calls {
+    keys: BTreeMap<Key, KeyCalls>,
+    optimizer: Option<Optimizer>,
+    version: u64,
+}
+
+struct KeyCalls {
+    layout: Arc<Layout>,
+    pushes: u64,
+    /// The pushes that `wait_all` has seen done.
+    awaited: u64,
+}
+
+impl Servers {
+    /// Joins the job that `dmlc` describes, as a worker; returns when every node has joined.
+    pub fn connect(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
+        Ok(Servers {
+            kind,
+            worker: Worker::join(kind, config, dmlc)?,
+            calls: Mutex::default(),
+            compressor: Compressor::default(),
+        })
+    }
+
+    fn is_async(&self) -> bool {
+        matches!(self.kind, Kind::DistAsync | Kind::DistAsyncDevice)
+    }
+
+    fn run(&self, entry: &Entry, layout: &Arc<Layout>, priority: i32, task: Task) -> Result<()> {
+        self.worker.submit(Command::Run { key: entry.key.clone(), layout: Arc::clone(layout), priority, task })
+    }
+
+    /// The key's layout and the pushes made.
+    fn layout(&self, key: &Key) -> Result<(Arc<Layout>, u64)> {
+        let calls = self.calls.lock();
+        let found = calls.keys.get(key).ok_or_else(|| not_initialized(key, self.rank()))?;
+        Ok((Arc::clone(&found.layout), found.pushes))
+    }
+
+    /// Submits a push in the order in which rounds are counted.
+    fn push_task(&self, entry: &Entry, priority: i32, task: impl FnOnce(&Layout, u64, u64) -> Task) -> Result<()> {
+        let mut calls = self.calls.lock();
+        if self.is_async() && calls.optimizer.is_none() {
+            return Err(Error::argument(
+                format!("push of key {} on rank {}: {} has no optimizer", entry.key, self.rank(), self.kind),
+                "call set_optimizer before the first push, on every rank: servers that merge nothing need one",
+            ));
+        }
+        if let Some(optimizer) = &calls.optimizer {
+            Update::Optimize(Arc::new(optimizer.clone())).check(entry)?;
+        }
+        let version = calls.version;
+        let found = calls.keys.get_mut(&entry.key).ok_or_else(|| not_initialized(&entry.key, self.rank()))?;
+        found.pushes += 1;
+        let (layout, round) = (Arc::clone(&found.layout), found.pushes);
+        let task = task(&layout, round, version);
+        self.run(entry, &layout, priority, task)
+    }
+
+    fn unsupported(&self, operation: &str, reason: &str) -> Error {
+        Error::Unsupported { kind: self.kind.to_string(), operation: operation.to_owned(), reason: reason.to_owned() }
+    }
+}
+
+impl Backend for Servers {
+    fn rank(&self) -> usize {
+        self.worker.job().rank
+    }
+
+    fn num_workers(&self) -> usize {
+        self.worker.job().workers.len()
+    }
+
+    fn fault(&self) -> Option<Error> {
+        self.worker.fault()
+    }
+
+    fn failing(&self, why: Option<&str>) {
+        self.worker.failing(why);
+    }
+
+    fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
+        let job = self.worker.job();
+        let size = entry.dtype.size_bytes();
+        let layout = Arc::new(Layout::new(&entry.key, &entry.shape, size, job.servers.len(), job.bigarray_bound));
+        let value = if job.rank == 0 { Bytes::Shared(value.read()?.snapshot()) } else { Bytes::Nothing };
+        let shape = entry.shape.iter().map(|len| *len as u64).collect();
+        let mut calls = self.calls.lock();
+        self.run(entry, &layout, 0, Task::Init { dtype: entry.dtype, shape, value })?;
+        calls.keys.insert(entry.key.clone(), KeyCalls { layout, pushes: 0, awaited: 0 });
+        Ok(())
+    }
+
+    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        if let Some(Coding { compression, feedback }) = self.compressor.coding(entry, self.rank())? {
+            // Encoded in the order in which rounds are counted.
+            return self.push_task(entry, priority, |layout, round, optimizer| {
+                let elements = bytemuck::cast_slice(gradient.bytes(&outs));
+                let gradient = Bytes::Coded(Coded::new(compression, elements, &mut feedback.lock(), layout));
+                Task::Push { gradient, outs, round, optimizer }
+            });
+        }
+        let gradient = match gradient {
+            Contribution::Held(tensor) => Bytes::Held(tensor),
+            Contribution::Summed(buffer) => Bytes::Owned(buffer),
+            Contribution::InPlace(index) => Bytes::InPlace(index),
+        };
+        self.push_task(entry, priority, |_, round, optimizer| Task::Push { gradient, outs, round, optimizer })
+    }
+
+    fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()> {
+        let MergedRows { ids, rows } = gradient;
+        self.push_task(entry, priority, |layout, round, optimizer| {
+            let units = layout.units_of_rows(&ids);
+            Task::PushRows { units, rows, round, optimizer }
+        })
+    }
+
+    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], priority: i32) -> Result<()> {
+        let (layout, rounds) = self.layout(&entry.key)?;
+        let task = |answers| Task::Pull { rounds, want: Want::Value, units: Vec::new(), answers };
+        self.worker.ask(
+            &entry.key,
+            &layout,
+            priority,
+            layout.segments.len(),
+            task,
+            |Answer { segment, payload, .. }| {
+                for out in outs.iter_mut() {
+                    out.bytes_mut()[layout.bytes_of(segment)].copy_from_slice(&payload);
+                }
+                Ok(())
+            },
+        )
+    }
+
+    fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>> {
+        let (layout, rounds) = self.layout(&entry.key)?;
+        let units = layout.units_of_rows(ids);
+        let split = layout.split(&units);
+        let size = layout.unit_bytes;
+        let mut rows = vec![0; units.len() * size];
+        let task = |answers| Task::Pull { rounds, want: Want::Rows, units, answers };
+        self.worker.ask(&entry.key, &layout, priority, split.len(), task, |Answer { segment, payload, .. }| {
+            if let Some((_, positions)) = split.iter().find(|(index, _)| *index == segment) {
+                rows[positions.start * size..positions.end * size].copy_from_slice(&payload);
+            }
+            Ok(())
+        })?;
+        Ok(rows)
+    }
+
+    fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        let mut calls = self.calls.lock();
+        calls.version += 1;
+        calls.optimizer = Some(optimizer.clone());
+        self.worker.submit(Command::SetOptimizer { version: calls.version, optimizer: optimizer.clone() })
+    }
+
+    fn set_updater(&self, _updater: Updater) -> Result<()> {
+        Err(self.unsupported("set_updater", "code is never sent to a server; use set_optimizer, or dist_sync_mpi"))
+    }
+
+    fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
+        self.compressor.set(compression);
+        Ok(())
+    }
+
+    fn states(&self) -> Result<SavedStates> {
+        let (keys, optimizer) = {
+            let calls = self.calls.lock();
+            let keys: Vec<_> =
+                calls.keys.iter().map(|(key, k)| (key.clone(), Arc::clone(&k.layout), k.pushes)).collect();
+            let optimizer = calls.optimizer.clone().ok_or_else(|| no_optimizer("save_optimizer_states"))?;
+            (keys, optimizer)
+        };
+        let mut saved = SavedStates { optimizer: Some(optimizer), states: BTreeMap::new() };
+        for (key, layout, rounds) in keys {
+            let mut parts = vec![State::default(); layout.segments.len()];
+            let task = |answers| Task::Pull { rounds, want: Want::State, units: Vec::new(), answers };
+            self.worker.ask(&key, &layout, 0, layout.segments.len(), task, |Answer { segment, state, .. }| {
+                parts[segment] = state.unwrap_or_default();
+                Ok(())
+            })?;
+            saved.states.insert(key, join(&layout, &parts));
+        }
+        Ok(saved)
+    }
+
+    fn set_states(&self, states: SavedStates) -> Result<()> {
+        // Gradients pushed before the load must not meet the states that it brings.
+        self.wait_all()?;
+        self.barrier()?;
+        self.compressor.forget();
+        if let Some(optimizer) = &states.optimizer {
+            self.set_optimizer(optimizer)?;
+        }
+        if self.calls.lock().optimizer.is_none() {
+            return Err(no_optimizer("load_optimizer_states"));
+        }
+        for (key, state) in &states.states {
+            let (layout, _) = self.layout(key)?;
+            let optimizer = self.calls.lock().version;
+            let parts = split(key, &layout, state)?;
+            // Rank 0's states are everybody's: the servers hold one for each key.
+            if self.rank() == 0 {
+                let task = |answers| Task::SetState { optimizer, states: parts, answers };
+                self.worker.ask(key, &layout, 0, layout.segments.len(), task, |_| Ok(()))?;
+            }
+        }
+        self.barrier()
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let (done, answers) = bounded(1);
+        self.worker.submit(Command::Barrier { done })?;
+        self.worker.wait(&answers)
+    }
+
+    fn join(&self) -> Result<usize> {
+        let reason =
+            "a server counts the pushes of every worker: give each the same number of batches, or use dist_sync_mpi";
+        Err(self.unsupported("join", reason))
+    }
+
+    fn wait_all(&self) -> Result<()> {
+        let keys: Vec<_> = {
+            let mut calls = self.calls.lock();
+            let open = calls.keys.iter_mut().filter(|(_, calls)| calls.awaited < calls.pushes);
+            open.map(|(key, calls)| {
+                calls.awaited = calls.pushes;
+                (key.clone(), Arc::clone(&calls.layout), calls.pushes)
+            })
+            .collect()
+        };
+        for (key, layout, rounds) in keys {
+            let task = |answers| Task::Pull { rounds, want: Want::Word, units: Vec::new(), answers };
+            self.worker.ask(&key, &layout, i32::MIN, layout.segments.len(), task, |_| Ok(()))?;
+        }
+        self.fault().map_or(Ok(()), Err)
+    }
+
+    fn stats(&self) -> Stats {
+        let shared = self.worker.shared();
+        Stats {
+            sent_bytes: shared.sent.load(Ordering::Relaxed),
+            received_bytes: shared.received.load(Ordering::Relaxed),
+            control_messages: shared.control.load(Ordering::Relaxed),
+            ..Stats::default()
+        }
+    }
+}
+
+fn not_initialized(key: &Key, rank: usize) -> Error {
+    Error::NotInitialized { key: key.clone(), operation: "a call".to_owned(), rank }
+}
+
+/// Segments in the order of the key's elements.
+fn in_order(layout: &Layout) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..layout.segments.len()).collect();
+    order.sort_by_key(|index| layout.segments[*index].units.start);
+    order
+}
+
+/// One state of the segments' states.
+fn join(layout: &Layout, parts: &[State]) -> State {
+    let updates = parts.iter().map(|part| part.updates).max().unwrap_or(0);
+    let count = parts.iter().map(|part| part.slots.len()).max().unwrap_or(0);
+    let per_unit = parts.iter().enumerate().find_map(|(index, part)| {
+        let units = layout.segments[index].units.len();
+        (units > 0 && !part.slots.is_empty()).then(|| part.slots[0].len() / units)
+    });
+    let slot = |slot: usize| {
+        let bytes = in_order(layout).into_iter().flat_map(|index| match parts[index].slots.get(slot) {
+            Some(bytes) => bytes.clone(),
+            // A segment that no row-sparse push has touched yet.
+            None => vec![0; layout.segments[index].units.len() * per_unit.unwrap_or(0)],
+        });
+        bytes.collect()
+    };
+    State { updates, slots: (0..count).map(slot).collect() }
+}
+
+/// The segments' states of one.
+fn split(key: &Key, layout: &Layout, state: &State) -> Result<Vec<State>> {
+    let units: usize = layout.segments.iter().map(|segment| segment.units.len()).sum();
+    let fits = |slot: &Vec<u8>| if units == 0 { slot.is_empty() } else { slot.len().is_multiple_of(units) };
+    if !state.slots.iter().all(fits) {
+        return Err(Error::argument(
+            format!("the saved state of key {key} does not fit its shape"),
+            "load the states that were saved for this model",
+        ));
+    }
+    let part = |units_of: &std::ops::Range<usize>, slot: &[u8]| {
+        let size = slot.len().checked_div(units).unwrap_or(0);
+        slot[units_of.start * size..units_of.end * size].to_vec()
+    };
+    let parts = layout.segments.iter().map(|segment| State {
+        updates: state.updates,
+        slots: state.slots.iter().map(|slot| part(&segment.units, slot)).collect(),
+    });
+    Ok(parts.collect())
+}

@@ -1,0 +1,95 @@
+//! Optimizer states as a file.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::{Error, Key, Result};
+use ringpull_kernels::optim::{Optimizer, State};
+
+/// The first bytes of a states file: a name and a format version.
+const MAGIC: &[u8; 16] = b"ringpull-states1";
+
+/// The states of every key, and the optimizer they belong to if it was asked for.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SavedStates {
+    /// The optimizer, if it was saved too.
+    pub optimizer: Option<Optimizer>,
+    /// Each key's state.
+    pub states: BTreeMap<Key, State>,
+}
+
+impl SavedStates {
+    /// Writes the file so that either the old or the new one is there at any time.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let body = postcard::to_stdvec(self).map_err(|cause| {
+            Error::argument(format!("the optimizer states cannot be encoded: {cause}"), "report this as a bug")
+        })?;
+        replace_file("write optimizer states to", path, &[MAGIC, &body])
+    }
+
+    /// Reads a file that [`write`](Self::write) made.
+    pub fn read(path: &Path) -> Result<Self> {
+        let bytes =
+            std::fs::read(path).map_err(|cause| Error::io("read optimizer states from", path.display(), &cause))?;
+        let wrong = |what: &str| {
+            Error::argument(format!("{} {what}", path.display()), "give a file that save_optimizer_states wrote")
+        };
+        let body = bytes.strip_prefix(MAGIC).ok_or_else(|| wrong("is not a file of optimizer states"))?;
+        postcard::from_bytes(body).map_err(|_| wrong("is damaged"))
+    }
+}
+
+/// Writes `parts` as the file `path` so that either the old file or the new one is there at any time, whole.
+pub fn replace_file(action: &str, path: &Path, parts: &[&[u8]]) -> Result<()> {
+    let failed = |cause: &std::io::Error| {
+        let cause = std::io::Error::new(cause.kind(), format!("{cause}; what was there before is unchanged"));
+        Error::io(action, path.display(), &cause)
+    };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The permissions of any new file, which the umask narrows; temporary files are private otherwise.
+    let mut file = tempfile::Builder::new()
+        .permissions(std::fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .map_err(|cause| failed(&cause))?;
+    parts
+        .iter()
+        .try_for_each(|part| file.write_all(part))
+        .and_then(|()| file.as_file().sync_all())
+        .map_err(|cause| failed(&cause))?;
+    file.persist(path).map(drop).map_err(|cause| failed(&cause.error))?;
+    std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(|cause| failed(&cause))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_the_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("states");
+        let states = SavedStates { optimizer: Some(Optimizer::sgd(0.5)), ..SavedStates::default() };
+        states.write(&path).unwrap();
+        assert_eq!(SavedStates::read(&path).unwrap(), states);
+        let error = states.write(&folder.path().join("absent").join("states")).unwrap_err().to_string();
+        assert!(error.contains("optimizer states") && error.contains("absent"), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("states");
+        for (bytes, part) in
+            [(&b""[..], "is not a file of"), (b"ringpull-states1", "damaged"), (b"x", "is not a file of")]
+        {
+            std::fs::write(&path, bytes).unwrap();
+            let error = SavedStates::read(&path).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains("hint:"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! How a merged gradient changes a key's value: overwrite, optimizer or updater.
+//!
+//! Every rank of `dist_sync_mpi`, and the one process of `local`, keeps the values and applies updates itself, through here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use ringpull_base::{Buffer, Error, Key, Result, Tensor, TensorMut, unshare};
+use ringpull_kernels::optim::{Optimizer, State};
+
+use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
+
+/// What is to happen to a gradient; fixed when it is pushed, so that a change applies to the pushes after it and to no other.
+#[derive(Clone)]
+pub enum Update {
+    /// The value becomes the gradient.
+    Overwrite,
+    /// One step of this optimizer.
+    Optimize(Arc<Optimizer>),
+    /// One call of this updater.
+    Call(Arc<Mutex<Updater>>),
+}
+
+impl Update {
+    /// An error if the update cannot change this key's value at all. To be asked before a push has changed anything.
+    pub fn check(&self, entry: &Entry) -> Result<()> {
+        match self {
+            Update::Optimize(optimizer) => optimizer.check_dtype(entry.dtype).map_err(|cause| of_key(entry, cause)),
+            Update::Overwrite | Update::Call(_) => Ok(()),
+        }
+    }
+}
+
+/// A key's state and the optimizer that last wrote it.
+struct Kept {
+    optimizer: Arc<Optimizer>,
+    state: State,
+}
+
+/// The present update and the optimizer's states.
+pub struct Updates {
+    present: Mutex<Update>,
+    states: Mutex<BTreeMap<Key, Arc<Mutex<Kept>>>>,
+}
+
+impl Default for Updates {
+    fn default() -> Self {
+        Updates { present: Mutex::new(Update::Overwrite), states: Mutex::default() }
+    }
+}
+
+impl Updates {
+    /// What a gradient pushed now is to do.
+    pub(crate) fn present(&self) -> Update {
+        self.present.lock().clone()
+    }
+
+    /// Gradients pushed from now on are applied by `optimizer`. A key's state is carried on where the rule stays the same, and
+    /// begins anew at the first update where it does not.
+    pub fn set_optimizer(&self, optimizer: &Optimizer) {
+        *self.present.lock() = Update::Optimize(Arc::new(optimizer.clone()));
+    }
+
+    /// Gradients pushed from now on are given to `updater`.
+    pub fn set_updater(&self, updater: Updater) {
+        *self.present.lock() = Update::Call(Arc::new(Mutex::new(updater)));
+    }
+
+    /// Applies `gradient` to `value`. An updater that fails leaves the value as it has made it.
+    pub fn apply(&self, update: &Update, entry: &Entry, gradient: &[u8], value: &mut Arc<Buffer>) -> Result<()> {
+        match update {
+            Update::Overwrite => overwrite(value, gradient),
+            Update::Optimize(optimizer) => {
+                return self.optimize(optimizer, entry, |state| {
+                    optimizer.apply(state, entry.dtype, unshare(value).bytes_mut(), gradient)
+                });
+            }
+            Update::Call(updater) => {
+                let received = Tensor::from_buffer(entry.dtype, &entry.shape, Buffer::copy_of(gradient));
+                return call(updater, entry, &received, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`apply`](Self::apply) for what one process pushed, copying nothing that can be handed on; `outs` came with it.
+    pub fn apply_contribution(
+        &self,
+        update: &Update,
+        entry: &Entry,
+        gradient: Contribution,
+        outs: &[TensorMut],
+        value: &mut Arc<Buffer>,
+    ) -> Result<()> {
+        match (update, gradient) {
+            (Update::Overwrite, Contribution::Summed(sum)) => {
+                *value = Arc::new(sum);
+                Ok(())
+            }
+            (Update::Call(updater), Contribution::Held(held)) => {
+                let received = Tensor::from_snapshot(entry.dtype, &entry.shape, held.snapshot());
+                drop(held);
+                call(updater, entry, &received, value)
+            }
+            (Update::Call(updater), Contribution::Summed(sum)) => {
+                call(updater, entry, &Tensor::from_buffer(entry.dtype, &entry.shape, sum), value)
+            }
+            (update, gradient) => self.apply(update, entry, gradient.bytes(outs), value),
+        }
+    }
+
+    /// As [`apply`](Self::apply) for row-sparse gradients. Overwriting makes absent rows zero, optimizers leave them as they
+    /// are, and an updater is given the gradient with absent rows zero.
+    pub fn apply_rows(
+        &self,
+        update: &Update,
+        entry: &Entry,
+        gradient: &MergedRows,
+        value: &mut Arc<Buffer>,
+    ) -> Result<()> {
+        match update {
+            Update::Overwrite => {
+                *value = Arc::new(dense(entry, gradient));
+                Ok(())
+            }
+            Update::Optimize(optimizer) => self.optimize(optimizer, entry, |state| {
+                let (weight, rows) = (unshare(value).bytes_mut(), gradient.rows.bytes());
+                optimizer.apply_rows(state, entry.dtype, weight, entry.row_bytes(), &gradient.ids, rows)
+            }),
+            Update::Call(updater) => {
+                let received = Tensor::from_buffer(entry.dtype, &entry.shape, dense(entry, gradient));
+                call(updater, entry, &received, value)
+            }
+        }
+    }
+
+    /// The states of every key that the present optimizer would carry on, and that optimizer.
+    pub fn states(&self) -> Result<SavedStates> {
+        let optimizer = self.optimizer().ok_or_else(|| no_optimizer("save_optimizer_states"))?;
+        let states = self.states.lock();
+        let carried = states.iter().filter_map(|(key, kept)| {
+            let kept = kept.lock();
+            optimizer.keeps_states_of(&kept.optimizer).then(|| (key.clone(), kept.state.clone()))
+        });
+        Ok(SavedStates { states: carried.collect(), optimizer: Some((*optimizer).clone()) })
+    }
+
+    /// Replaces the states, and the optimizer too if `saved` holds one.
+    pub fn set_states(&self, saved: SavedStates) -> Result<()> {
+        if let Some(optimizer) = &saved.optimizer {
+            optimizer.check()?;
+            self.set_optimizer(optimizer);
+        }
+        let optimizer = self.optimizer().ok_or_else(|| no_optimizer("load_optimizer_states"))?;
+        let kept = |state| Arc::new(Mutex::new(Kept { optimizer: Arc::clone(&optimizer), state }));
+        *self.states.lock() = saved.states.into_iter().map(|(key, state)| (key, kept(state))).collect();
+        Ok(())
+    }
+
+    fn optimizer(&self) -> Option<Arc<Optimizer>> {
+        match &*self.present.lock() {
+            Update::Optimize(optimizer) => Some(Arc::clone(optimizer)),
+            Update::Overwrite | Update::Call(_) => None,
+        }
+    }
+
+    /// Runs `step` on the key's state, which begins anew if another rule left it.
+    fn optimize(
+        &self,
+        optimizer: &Arc<Optimizer>,
+        entry: &Entry,
+        step: impl FnOnce(&mut State) -> Result<()>,
+    ) -> Result<()> {
+        let fresh = || Arc::new(Mutex::new(Kept { optimizer: Arc::clone(optimizer), state: State::default() }));
+        let kept = Arc::clone(self.states.lock().entry(entry.key.clone()).or_insert_with(fresh));
+        let mut kept = kept.lock();
+        if !optimizer.keeps_states_of(&kept.optimizer) {
+            kept.state = State::default();
+        }
+        kept.optimizer = Arc::clone(optimizer);
+        step(&mut kept.state).map_err(|cause| of_key(entry, cause))
+    }
+}
+
+/// `value` becomes `bytes`; what a snapshot shares is replaced and not copied first.
+fn overwrite(value: &mut Arc<Buffer>, bytes: &[u8]) {
+    match Arc::get_mut(value) {
+        Some(value) if !value.is_foreign() => value.bytes_mut().copy_from_slice(bytes),
+        _ => *value = Arc::new(Buffer::copy_of(bytes)),
+    }
+}
+
+fn dense(entry: &Entry, gradient: &MergedRows) -> Buffer {
+    let (row_bytes, mut whole) = (entry.row_bytes(), Buffer::zeroed(entry.len_bytes()));
+    if row_bytes > 0 {
+        for (id, row) in gradient.ids.iter().zip(gradient.rows.bytes().chunks_exact(row_bytes)) {
+            let start = *id as usize * row_bytes;
+            whole.bytes_mut()[start..start + row_bytes].copy_from_slice(row);
+        }
+    }
+    whole
+}
+
+/// Lends `value` to the updater as a tensor and takes it back, also when the updater unwinds.
+fn call(updater: &Mutex<Updater>, entry: &Entry, received: &Tensor, value: &mut Arc<Buffer>) -> Result<()> {
+    struct Lent<'a>(&'a mut Arc<Buffer>, Tensor);
+    impl Drop for Lent<'_> {
+        fn drop(&mut self) {
+            // An updater that keeps a handle and goes on writing writes to a copy of its own.
+            if let Ok(stored) = self.1.read() {
+                *self.0 = stored.snapshot();
+            }
+        }
+    }
+    let data = std::mem::replace(value, Arc::new(Buffer::zeroed(0)));
+    let lent = Lent(value, Tensor::from_snapshot(entry.dtype, &entry.shape, data));
+    updater.lock()(&entry.key, received, &lent.1)
+}
+
+fn of_key(entry: &Entry, cause: Error) -> Error {
+    match cause {
+        Error::InvalidArgument { what, remedy } => Error::argument(format!("key {}: {what}", entry.key), remedy),
+        other => other,
+    }
+}
+
+pub(super) fn no_optimizer(operation: &str) -> Error {
+    Error::argument(
+        format!("{operation} in a store without an optimizer"),
+        "call set_optimizer first; an updater keeps its states itself",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringpull_base::DType;
+
+    fn entry(shape: &[usize]) -> Entry {
+        Entry { key: Key::from("w"), dtype: DType::F32, shape: shape.into() }
+    }
+
+    fn buffer(values: &[f32]) -> Arc<Buffer> {
+        Arc::new(Buffer::copy_of(bytemuck::cast_slice(values)))
+    }
+
+    fn floats(buffer: &Buffer) -> &[f32] {
+        bytemuck::cast_slice(buffer.bytes())
+    }
+
+    fn momentum(rate: f64) -> Optimizer {
+        format!("sgd,lr={rate},momentum=0.5").parse().unwrap()
+    }
+
+    #[test]
+    fn an_update_is_the_one_that_was_present_at_the_push() {
+        let (updates, entry, mut value) = (Updates::default(), entry(&[2]), buffer(&[1.0, 2.0]));
+        let before = updates.present();
+        updates.set_optimizer(&Optimizer::sgd(1.0));
+        updates.apply(&before, &entry, bytemuck::cast_slice(&[5f32, 6.0]), &mut value).unwrap();
+        assert_eq!(floats(&value), [5.0, 6.0]);
+        updates.apply(&updates.present(), &entry, bytemuck::cast_slice(&[1f32, 1.0]), &mut value).unwrap();
+        assert_eq!(floats(&value), [4.0, 5.0]);
+    }
+
+    #[test]
+    fn a_snapshot_of_a_value_outlives_every_kind_of_update() {
+        let (updates, entry, mut value) = (Updates::default(), entry(&[2]), buffer(&[1.0, 2.0]));
+        let snapshot = Arc::clone(&value);
+        let gradient = bytemuck::cast_slice(&[1f32, 1.0]);
+        updates.apply(&Update::Overwrite, &entry, gradient, &mut value).unwrap();
+        let overwritten = Arc::clone(&value);
+        updates.apply(&Update::Optimize(Arc::new(Optimizer::sgd(1.0))), &entry, gradient, &mut value).unwrap();
+        let optimized = Arc::clone(&value);
+        updates.set_updater(Box::new(|_, received, stored| {
+            stored.write().as_mut_slice::<f32>()[1] = 10.0 * received.read()?.as_slice::<f32>()[1];
+            Ok(())
+        }));
+        updates.apply(&updates.present(), &entry, gradient, &mut value).unwrap();
+        assert_eq!(floats(&snapshot), [1.0, 2.0]);
+        assert_eq!(floats(&overwritten), [1.0, 1.0]);
+        assert_eq!(floats(&optimized), [0.0, 0.0]);
+        assert_eq!(floats(&value), [0.0, 10.0]);
+    }
+
+    #[test]
+    fn an_updater_that_panics_leaves_the_value_whole() {
+        let (updates, entry, mut value) = (Updates::default(), entry(&[2]), buffer(&[1.0, 2.0]));
+        updates.set_updater(Box::new(|_, _, _| panic!("the updater's own")));
+        let update = updates.present();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            updates.apply(&update, &entry, &[0; 8], &mut value)
+        }));
+        assert!(outcome.is_err());
+        assert_eq!(floats(&value), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn states_are_carried_on_while_the_rule_stays_the_same() {
+        let (updates, entry, mut value) = (Updates::default(), entry(&[1]), buffer(&[0.0]));
+        let push = |value: &mut Arc<Buffer>| {
+            updates.apply(&updates.present(), &entry, bytemuck::cast_slice(&[1f32]), value).unwrap();
+            floats(value)[0]
+        };
+        updates.set_optimizer(&momentum(1.0));
+        assert_eq!(push(&mut value), -1.0);
+        updates.set_optimizer(&momentum(2.0));
+        assert_eq!(push(&mut value), -3.5);
+        updates.set_optimizer(&"test".parse().unwrap());
+        assert_eq!(push(&mut value), -2.5);
+        updates.set_optimizer(&momentum(1.0));
+        assert_eq!(push(&mut value), -3.5);
+    }
+
+    #[test]
+    fn restored_states_continue_exactly() {
+        let (updates, entry, mut value) = (Updates::default(), entry(&[3]), buffer(&[1.0; 3]));
+        let gradient = bytemuck::cast_slice(&[1f32, -2.0, 0.5]);
+        updates.set_optimizer(&"adam,lr=0.1".parse().unwrap());
+        updates.apply(&updates.present(), &entry, gradient, &mut value).unwrap();
+        let (saved, mut copy) = (updates.states().unwrap(), Arc::clone(&value));
+        updates.apply(&updates.present(), &entry, gradient, &mut value).unwrap();
+        let restored = Updates::default();
+        restored.set_states(saved).unwrap();
+        restored.apply(&restored.present(), &entry, gradient, &mut copy).unwrap();
+        assert_eq!(value.bytes(), copy.bytes());
+        assert!(Updates::default().set_states(SavedStates::default()).is_err());
+    }
+
+    #[test]
+    fn rows_overwrite_with_zeros_between_and_optimize_without_touching_the_rest() {
+        let (updates, entry, mut value) = (Updates::default(), entry(&[3, 2]), buffer(&[1.0; 6]));
+        let rows = Buffer::copy_of(bytemuck::cast_slice(&[5f32, 6.0]));
+        let gradient = MergedRows { ids: vec![1], rows };
+        let sgd = Update::Optimize(Arc::new(Optimizer::sgd(1.0)));
+        updates.apply_rows(&sgd, &entry, &gradient, &mut value).unwrap();
+        assert_eq!(floats(&value), [1.0, 1.0, -4.0, -5.0, 1.0, 1.0]);
+        updates.apply_rows(&Update::Overwrite, &entry, &gradient, &mut value).unwrap();
+        assert_eq!(floats(&value), [0.0, 0.0, 5.0, 6.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn an_optimizer_on_integers_is_an_error_that_names_the_key() {
+        let entry = Entry { dtype: DType::I64, ..entry(&[1]) };
+        let error = Update::Optimize(Arc::new(Optimizer::sgd(1.0))).check(&entry).unwrap_err().to_string();
+        assert!(error.contains("\"w\"") && error.contains("i64"), "{error}");
+    }
+}
