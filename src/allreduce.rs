@@ -7,8 +7,7 @@ use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::compressed::CompressedPush;
-use crate::jobs::{Init, Push, PushRows};
+use crate::jobs::{CompressedPush, Init, Push, PushRows};
 use crate::replica::{Replica, terms};
 use crate::slot::Slot;
 use crate::update::Update;

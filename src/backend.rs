@@ -6,7 +6,9 @@ use ringpull_base::{Error, Result, Tensor, TensorMut, Waiter};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::{Anywhere, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
+#[cfg(feature = "devices")]
+use crate::Anywhere;
+use crate::{Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 
 /// What happens between processes. Arguments have been checked; keys are known and values fit them.
 pub trait Backend: Send + Sync {
@@ -48,6 +50,7 @@ pub trait Backend: Send + Sync {
     /// Counters; `pushes` and `pulls` are counted by the caller.
     fn stats(&self) -> Stats;
     /// The backend as one that takes tensors on devices, if it does.
+    #[cfg(feature = "devices")]
     fn anywhere(&self) -> Option<&dyn Anywhere> {
         None
     }

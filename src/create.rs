@@ -4,10 +4,14 @@ use std::sync::{Arc, Once};
 
 use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::{Error, Kind, Result, notice, timeline};
+#[cfg(feature = "devices")]
 use ringpull_device::Devices;
 
+#[cfg(feature = "devices")]
+use self::with_devices::*;
+#[cfg(not(feature = "devices"))]
+use self::without_devices::*;
 use crate::local::Local;
-use crate::on_devices::OnDevices;
 use crate::{Backend, KvStore};
 
 /// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
@@ -31,10 +35,10 @@ pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
     let named = config::devices();
     let devices = match kind {
         Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice if !is_a_node => {
-            Some(ringpull_device::open(named.as_deref().unwrap_or("cuda")).map_err(|cause| no_devices(kind, &cause))?)
+            Some(open(named.as_deref().unwrap_or("cuda")).map_err(|cause| no_devices(kind, &cause))?)
         }
         Kind::DistSyncMpi => match named {
-            Some(named) => Some(ringpull_device::open(&named).map_err(|cause| no_devices(kind, &cause))?),
+            Some(named) => Some(open(&named).map_err(|cause| no_devices(kind, &cause))?),
             None => None,
         },
         _ => None,
@@ -43,6 +47,7 @@ pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
 }
 
 /// As [`create`], for a kind that works on devices: on these.
+#[cfg(feature = "devices")]
 pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
     let kind = kind.parse::<Kind>()?;
     if matches!(kind, Kind::Local | Kind::DistSync | Kind::DistAsync) {
@@ -99,7 +104,7 @@ fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<De
     let backend: Box<dyn Backend> = match (kind, devices) {
         (Kind::Device, Some(devices)) => {
             timeline::introduce(Role::Worker, 0, 1);
-            Box::new(OnDevices::alone(devices, limit))
+            over_devices(devices, limit)
         }
         (Kind::Local | Kind::Device, _) => {
             timeline::introduce(Role::Worker, 0, 1);
@@ -171,7 +176,7 @@ fn over_servers(
     let servers = crate::servers::Servers::connect(kind, config, dmlc)?;
     timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
     Ok(match devices {
-        Some(devices) => Box::new(crate::device_sums::DeviceSums::new(servers, devices, config.timeout)),
+        Some(devices) => before_servers(servers, devices, config.timeout),
         None => Box::new(servers),
     })
 }
@@ -195,7 +200,7 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
     Ok(match devices {
         None => Box::new(crate::allreduce::Allreduce::new(engine)),
-        Some(devices) => Box::new(OnDevices::over_ranks(devices, engine, config.timeout)),
+        Some(devices) => over_ranks(devices, engine, config.timeout),
     })
 }
 
@@ -206,6 +211,70 @@ fn over_mpi(_config: &Config, _devices: Option<Arc<Devices>>) -> Result<Box<dyn 
         reason: "this build has no MPI".to_owned(),
         remedy: "build it with the feature `mpi`, which is on by default".to_owned(),
     })
+}
+
+/// What a build with devices makes of them.
+#[cfg(feature = "devices")]
+mod with_devices {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[cfg(feature = "mpi")]
+    use ringpull_allreduce::progress::Engine;
+    pub(super) use ringpull_device::open;
+
+    use super::{Backend, Devices};
+    use crate::on_devices::OnDevices;
+
+    pub(super) fn over_devices(devices: Arc<Devices>, limit: Duration) -> Box<dyn Backend> {
+        Box::new(OnDevices::alone(devices, limit))
+    }
+
+    #[cfg(feature = "mpi")]
+    pub(super) fn over_ranks(devices: Arc<Devices>, engine: Arc<Engine>, limit: Duration) -> Box<dyn Backend> {
+        Box::new(OnDevices::over_ranks(devices, engine, limit))
+    }
+
+    #[cfg(feature = "ps")]
+    pub(super) fn before_servers(
+        servers: crate::servers::Servers,
+        devices: Arc<Devices>,
+        limit: Duration,
+    ) -> Box<dyn Backend> {
+        Box::new(crate::device_sums::DeviceSums::new(servers, devices, limit))
+    }
+}
+
+/// The same names in a build without them, where nobody can have a device.
+#[cfg(not(feature = "devices"))]
+mod without_devices {
+    use super::Backend;
+    use ringpull_base::{Error, Result};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    pub(super) enum Devices {}
+
+    pub(super) fn open(name: &str) -> Result<Arc<Devices>> {
+        Err(Error::argument(
+            format!("this build cannot open {name}: it has no devices"),
+            "build it with the feature `cuda`, which is on by default",
+        ))
+    }
+
+    pub(super) fn over_devices(devices: Arc<Devices>, _limit: Duration) -> Box<dyn Backend> {
+        match *devices {}
+    }
+
+    #[cfg(feature = "mpi")]
+    pub(super) fn over_ranks<E>(devices: Arc<Devices>, _engine: E, _limit: Duration) -> Box<dyn Backend> {
+        match *devices {}
+    }
+
+    #[cfg(feature = "ps")]
+    pub(super) fn before_servers<S>(_servers: S, devices: Arc<Devices>, _limit: Duration) -> Box<dyn Backend> {
+        match *devices {}
+    }
 }
 
 fn no_devices(kind: Kind, cause: &Error) -> Error {
@@ -257,7 +326,7 @@ mod tests {
     #[test]
     fn a_variable_with_an_impossible_word_is_an_error_with_a_programs_own_settings_too() {
         const NAME: &str =
-            "store::create::tests::a_variable_with_an_impossible_word_is_an_error_with_a_programs_own_settings_too";
+            "create::tests::a_variable_with_an_impossible_word_is_an_error_with_a_programs_own_settings_too";
         if config::text("RINGPULL_SHARED_MEMORY").as_deref() == Some("of") {
             let refused = create_with("local", &Config::default()).err();
             return println!("refused: {}", refused.map_or_else(|| "not at all".to_owned(), |error| error.to_string()));

@@ -1,12 +1,13 @@
-//! What `dist_sync_mpi` asks of its engine: init, dense pushes, row-sparse pushes.
+//! What `dist_sync_mpi` asks of its engine: init, dense pushes as they are and compressed, row-sparse pushes.
 
 use std::sync::Arc;
 
 use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Parts;
 use ringpull_allreduce::progress::{Job, Launch, Wire};
 use ringpull_base::{Buffer, Error, Result, TensorMut, unshare};
-use ringpull_plan::Parts;
 
+use crate::compressed::Coding;
 use crate::slot::Slot;
 use crate::update::{Update, Updates};
 use crate::{Contribution, Entry, MergedRows};
@@ -275,5 +276,93 @@ impl Job for PushRows {
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
         std::mem::forget(self.gradient);
+    }
+}
+
+/// A dense gradient that travels compressed. The sum is decoded into an output if there is one.
+pub(super) struct CompressedPush {
+    slot: Arc<Slot>,
+    gradient: Option<Contribution>,
+    /// The sum.
+    sum: Option<Arc<Buffer>>,
+    outs: Vec<TensorMut>,
+    update: Update,
+    updates: Arc<Updates>,
+    coding: Coding,
+}
+
+impl CompressedPush {
+    pub fn new(
+        slot: &Arc<Slot>,
+        gradient: Contribution,
+        outs: Vec<TensorMut>,
+        update: Update,
+        updates: &Arc<Updates>,
+        coding: Coding,
+    ) -> Self {
+        let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
+        CompressedPush { slot, gradient, sum: None, outs, update, updates, coding }
+    }
+}
+
+impl Job for CompressedPush {
+    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is written in place.
+        let old = if matches!(self.update, Update::Overwrite) { self.slot.take_value() } else { None };
+        let Coding { compression, feedback } = &self.coding;
+        let mut feedback = feedback.lock();
+        let mut reduce = |gradient: Option<&[u8]>, out: &mut [u8]| {
+            let (gradient, out) = (gradient.map(bytemuck::cast_slice), bytemuck::cast_slice_mut(out));
+            host.allreduce_compressed(compression, &mut feedback, gradient, out, launch.number)
+        };
+        let sum = match self.gradient.take() {
+            Some(Contribution::InPlace(index)) => {
+                drop(old);
+                reduce(None, self.outs[index].bytes_mut())?;
+                self.outs[index].snapshot()
+            }
+            Some(Contribution::Held(value)) if !self.outs.is_empty() => {
+                drop(old);
+                reduce(Some(value.bytes()), self.outs[0].bytes_mut())?;
+                self.outs[0].snapshot()
+            }
+            Some(Contribution::Held(value)) => {
+                let recycled = old.and_then(Arc::into_inner).filter(|buffer| !buffer.is_foreign());
+                let mut sum = recycled.unwrap_or_else(|| Buffer::zeroed(value.bytes().len()));
+                reduce(Some(value.bytes()), sum.bytes_mut())?;
+                Arc::new(sum)
+            }
+            Some(Contribution::Summed(mut sum)) => {
+                reduce(None, sum.bytes_mut())?;
+                Arc::new(sum)
+            }
+            None => return Ok(()),
+        };
+        self.sum = Some(sum);
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        let Some(sum) = self.sum.take() else { return Ok(()) };
+        if matches!(self.update, Update::Overwrite) {
+            self.slot.settle_with(sum, self.outs);
+            return Ok(());
+        }
+        match self.slot.updated(&self.updates, &self.update, sum.bytes()) {
+            Ok(value) => {
+                self.slot.settle_with(value, self.outs);
+                Ok(())
+            }
+            Err(fault) => {
+                self.fail(&fault);
+                Err(fault)
+            }
+        }
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        // The transport has only ever seen codes: the outputs may be freed.
+        self.slot.fail(fault);
+        self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
     }
 }

@@ -6,6 +6,7 @@
 //! call returns that first cause.
 
 use std::path::Path;
+#[cfg(feature = "devices")]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,12 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{DType, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids};
+#[cfg(feature = "devices")]
 use ringpull_device::Devices;
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::table::Table;
-use crate::{Anywhere, Backend, Contribution, Entry, Gradient, MergedRows, SavedStates, Value, contribution};
+#[cfg(feature = "devices")]
+use crate::{Anywhere, Entry, Gradient, Value};
+use crate::{Backend, Contribution, MergedRows, SavedStates, contribution};
 
 /// What a store can be asked for with [`KvStore::is_capable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +124,7 @@ impl KvStore {
                 return Ok(());
             }
             let _span = timeline::span(Phase::Wait, || &entry.key);
+            #[cfg(feature = "devices")]
             if let Some(backend) = self.backend.anywhere() {
                 let guards = self.lock_anywhere(&entry.key, outs)?;
                 self.table.count_pull();
@@ -268,6 +273,7 @@ impl KvStore {
     }
 
     /// The devices that the store works on, for making tensors on them; none for kinds that work in host memory.
+    #[cfg(feature = "devices")]
     pub fn devices(&self) -> Option<&Arc<Devices>> {
         self.backend.anywhere().map(Anywhere::devices)
     }
@@ -280,6 +286,7 @@ impl KvStore {
                 return Ok(());
             }
             let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
+            #[cfg(feature = "devices")]
             if let Some(backend) = self.backend.anywhere() {
                 return self.push_anywhere(backend, &entry, values, outs, priority);
             }
@@ -313,6 +320,7 @@ impl KvStore {
         }
     }
 
+    #[cfg(feature = "devices")]
     fn push_anywhere(
         &self,
         to: &dyn Anywhere,
@@ -342,6 +350,7 @@ impl KvStore {
         to.push(entry, gradient, guards, priority)
     }
 
+    #[cfg(feature = "devices")]
     fn lock_anywhere(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
         let locked = outs.iter().map(|out| out.write_anywhere_within(self.output_limit));
         let mut guards = locked.collect::<Result<Vec<_>>>()?;

@@ -8,33 +8,43 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(feature = "allreduce")]
 mod allreduce;
+#[cfg(feature = "devices")]
 mod anywhere;
 mod backend;
+#[cfg(any(feature = "allreduce", feature = "ps"))]
 mod compressed;
 mod contribution;
 mod create;
-#[cfg(feature = "ps")]
+#[cfg(all(feature = "devices", feature = "ps"))]
 mod device_sums;
+#[cfg(feature = "allreduce")]
 mod jobs;
 mod kvstore;
 mod local;
+#[cfg(feature = "devices")]
 mod on_devices;
+#[cfg(feature = "allreduce")]
 mod replica;
 #[cfg(feature = "ps")]
 mod servers;
+#[cfg(feature = "allreduce")]
 mod slot;
 mod states;
 mod table;
 mod update;
 
-pub use create::{create, create_on, create_with, run_node};
+#[cfg(feature = "devices")]
+pub use create::create_on;
+pub use create::{create, create_with, run_node};
 pub use kvstore::{Capability, KvStore, Stats, Updater};
 
 #[doc(inline)]
 pub use ringpull_base::config::Config;
 #[doc(inline)]
 pub use ringpull_base::{Buffer, DType, Element, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, TensorRef};
+#[cfg(feature = "devices")]
 #[doc(inline)]
 pub use ringpull_device::Devices;
 #[doc(inline)]
@@ -42,6 +52,7 @@ pub use ringpull_kernels::compress::{Codec, Compression, TopK};
 #[doc(inline)]
 pub use ringpull_kernels::optim::{Optimizer, Rule};
 
+#[cfg(feature = "devices")]
 pub(crate) use anywhere::{Anywhere, Gradient, Value};
 pub(crate) use backend::Backend;
 pub(crate) use contribution::{Contribution, MergedRows};
@@ -52,10 +63,12 @@ pub(crate) use update::{Update, Updates};
 /// What this workspace's own tests, examples and command need from inside. It may change in any version.
 #[doc(hidden)]
 pub mod internal {
+    #[cfg(feature = "allreduce")]
     pub use crate::allreduce::Allreduce;
     pub use crate::backend::Backend;
-    #[cfg(feature = "ps")]
+    #[cfg(all(feature = "devices", feature = "ps"))]
     pub use crate::device_sums::DeviceSums;
+    #[cfg(feature = "devices")]
     pub use crate::on_devices::OnDevices;
     #[cfg(feature = "ps")]
     pub use crate::servers::Servers;

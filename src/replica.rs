@@ -14,8 +14,8 @@ use ringpull_base::{Buffer, Error, Key, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::compressed::{CompressedPush, Compressor};
-use crate::jobs::{Push, PushRows};
+use crate::compressed::Compressor;
+use crate::jobs::{CompressedPush, Push, PushRows};
 use crate::slot::Slot;
 use crate::update::{Update, Updates};
 use crate::{Contribution, Entry, MergedRows};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
 
-use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
 use ringpull_base::config::{Config, Dmlc};
@@ -247,7 +247,7 @@ impl Backend for Servers {
     }
 
     fn barrier(&self) -> Result<()> {
-        let (done, answers) = bounded(1);
+        let (done, answers) = channel();
         self.worker.submit(Command::Barrier { done })?;
         self.worker.wait(&answers)
     }

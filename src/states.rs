@@ -1,13 +1,11 @@
 //! Optimizer states as a file.
 
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use ringpull_base::{Error, Key, Result};
+use ringpull_base::{Error, Key, Result, files};
 use ringpull_kernels::optim::{Optimizer, State};
 
 /// The first bytes of a states file: a name and a format version.
@@ -49,19 +47,7 @@ pub fn replace_file(action: &str, path: &Path, parts: &[&[u8]]) -> Result<()> {
         let cause = std::io::Error::new(cause.kind(), format!("{cause}; what was there before is unchanged"));
         Error::io(action, path.display(), &cause)
     };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The permissions of any new file, which the umask narrows; temporary files are private otherwise.
-    let mut file = tempfile::Builder::new()
-        .permissions(std::fs::Permissions::from_mode(0o666))
-        .tempfile_in(folder)
-        .map_err(|cause| failed(&cause))?;
-    parts
-        .iter()
-        .try_for_each(|part| file.write_all(part))
-        .and_then(|()| file.as_file().sync_all())
-        .map_err(|cause| failed(&cause))?;
-    file.persist(path).map(drop).map_err(|cause| failed(&cause.error))?;
-    std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(|cause| failed(&cause))
+    files::replace(path, parts).map_err(|cause| failed(&cause))
 }
 
 #[cfg(test)]

@@ -8,10 +8,10 @@
 
 use std::time::{Duration, Instant};
 
+use ringpull_allreduce::communicator::Parts;
 use ringpull_allreduce::communicator::{Choice, Host};
 use ringpull_base::{Error, Result};
 use ringpull_device::{Joined, Meeting, UniqueId, may_be_of_a_peer};
-use ringpull_plan::Parts;
 
 use super::routes::Sum;
 

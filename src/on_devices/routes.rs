@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use ringpull_allreduce::communicator::Parts;
 use ringpull_allreduce::communicator::{Choice, Host};
 use ringpull_allreduce::transport::Stamp;
 use ringpull_base::{DType, Error, Result};
 use ringpull_device::{Devices, Joined, Layout, Pool, Slice};
-use ringpull_plan::Parts;
 
 use super::{direct, joined, staged};
 

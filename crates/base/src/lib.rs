@@ -3,7 +3,7 @@
 //! - [`Key`], [`Kind`], [`DType`], [`Error`]: the words of the KVStore's contract;
 //! - [`Buffer`]: bytes, in the memory that ranks of a host share where they can ([`buffer`]); [`Tensor`]: a buffer behind a lock,
 //!   or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
-//! - [`notice()`]: what people should read although nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs; [`timeline`]: what it does when.
+//! - [`files`]: files that are there whole or not at all; [`notice()`]: what people should read although nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs; [`timeline`]: what it does when.
 //!
 //! It does no arithmetic and talks to nobody.
 
@@ -11,6 +11,7 @@ pub mod buffer;
 pub mod config;
 mod dtype;
 mod error;
+pub mod files;
 mod key;
 mod kind;
 pub mod notice;

@@ -34,7 +34,16 @@ impl std::fmt::Display for Peer {
 
 /// This host's name.
 pub fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    // What `uname` says.
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+/// The memory of this host.
+pub fn memory_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
+    kib.map(|kib: usize| kib.saturating_mul(1024))
 }
 
 /// Below the ports that Linux by default gives to outgoing connections. One of those could be taken by a process that connects to it

@@ -1,7 +1,6 @@
 //! The meaning of every operation, on bytes: what the simulated platform runs, and what kernels are compared with.
 
-use half::{bf16, f16};
-
+use ringpull_base::half::{bf16, f16};
 use ringpull_base::{Buffer, DType, Element, Error, Result};
 use ringpull_kernels::compress::{Codec, Level};
 use ringpull_kernels::optim::State;

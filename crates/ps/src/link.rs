@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use zmq::{Context, Message, POLLIN, Socket};
 
 use ringpull_base::config::{Config, Dmlc, Role};
+use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind, Result};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
@@ -179,7 +180,7 @@ impl Link {
 
 /// What this process says of itself.
 pub(crate) fn describe(role: Role, dmlc: &Dmlc, port: u16) -> Result<NodeInfo> {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = host_name();
     Ok(NodeInfo { role, address: node_address(dmlc)?.to_string(), port, pid: std::process::id(), host })
 }
 

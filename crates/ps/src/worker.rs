@@ -1,14 +1,14 @@
 //! A worker's end: calls become commands for the one thread that owns its sockets, [`super::worker_loop`].
 
+use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, eventfd};
 use zmq::{Context, Message};
 
 use ringpull_base::config::{Config, Dmlc, Role};
@@ -94,7 +94,8 @@ pub struct Shared {
 pub struct Worker {
     job: Job,
     commands: Sender<Command>,
-    wake: Arc<OwnedFd>,
+    /// A byte written here ends the wait of the thread, which has the other end.
+    wake: UnixStream,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -118,12 +119,16 @@ impl Worker {
             let monitor = socket::Monitor::new(&context, &peer, &format!("server-{index}"))?;
             servers.push((peer, monitor));
         }
-        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
-            .map_err(|cause| Error::io("make", "an eventfd", &cause.into()))?;
-        let (wake, shared) = (Arc::new(wake), Arc::new(Shared::default()));
-        let (commands, inbox) = unbounded();
+        let pair = UnixStream::pair().and_then(|(wake, woken)| {
+            wake.set_nonblocking(true)?;
+            woken.set_nonblocking(true)?;
+            Ok((wake, woken))
+        });
+        let (wake, woken) = pair.map_err(|cause| Error::io("make", "a local socket", &cause))?;
+        let shared = Arc::new(Shared::default());
+        let (commands, inbox) = channel();
         let worker_loop =
-            WorkerLoop::new(job.clone(), link, servers, inbox, Arc::clone(&wake), Arc::clone(&shared), config.timeout);
+            WorkerLoop::new(job.clone(), link, servers, inbox, woken, Arc::clone(&shared), config.timeout);
         let thread = std::thread::Builder::new()
             .name("ringpull-ps".to_owned())
             .spawn(move || worker_loop.run(context))
@@ -158,10 +163,10 @@ impl Worker {
     /// Hands a command to the thread.
     pub fn submit(&self, command: Command) -> Result<()> {
         self.commands.send(command).map_err(|_| self.ended())?;
-        // The counter of an eventfd is full only while a wake-up is due anyway.
-        match rustix::io::write(&*self.wake, &1u64.to_ne_bytes()) {
-            Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
-            Err(cause) => Err(Error::io("write to", "an eventfd", &cause.into())),
+        // The socket is full only while a wake-up is due anyway.
+        match (&self.wake).write(&[0]) {
+            Err(cause) if cause.kind() != ErrorKind::WouldBlock => Err(Error::io("write to", "a local socket", &cause)),
+            _ => Ok(()),
         }
     }
 
@@ -180,7 +185,7 @@ impl Worker {
         task: impl FnOnce(Sender<Result<Answer>>) -> Task,
         mut take: impl FnMut(Answer) -> Result<()>,
     ) -> Result<()> {
-        let (sender, answers) = unbounded();
+        let (sender, answers) = channel();
         let task = task(sender);
         self.submit(Command::Run { key: key.clone(), layout: Arc::clone(layout), priority, task })?;
         for _ in 0..expected {

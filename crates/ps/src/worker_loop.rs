@@ -7,12 +7,14 @@
 mod patience;
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{ErrorKind, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
 use zmq::{Context, Message, POLLIN, POLLOUT, PollItem, Socket};
 
 use ringpull_base::timeline::{self, Phase};
@@ -62,7 +64,8 @@ pub(super) struct WorkerLoop {
     link: Link,
     servers: Vec<Server>,
     inbox: Receiver<Command>,
-    wake: Arc<OwnedFd>,
+    /// Bytes here end a wait: a command has come.
+    woken: UnixStream,
     shared: Arc<Shared>,
     timeout: Duration,
     operations: BTreeMap<u64, Operation>,
@@ -85,7 +88,7 @@ impl WorkerLoop {
         link: Link,
         servers: Vec<(Socket, Monitor)>,
         inbox: Receiver<Command>,
-        wake: Arc<OwnedFd>,
+        woken: UnixStream,
         shared: Arc<Shared>,
         timeout: Duration,
     ) -> Self {
@@ -101,7 +104,7 @@ impl WorkerLoop {
             link,
             servers: servers.collect(),
             inbox,
-            wake,
+            woken,
             shared,
             timeout,
             operations: BTreeMap::new(),
@@ -208,7 +211,7 @@ impl WorkerLoop {
 
     fn wait(&mut self) -> Result<()> {
         let mut items: Vec<PollItem<'_>> = vec![
-            PollItem::from_fd(self.wake.as_raw_fd(), POLLIN),
+            PollItem::from_fd(self.woken.as_raw_fd(), POLLIN),
             self.link.socket().as_poll_item(POLLIN),
             self.link.monitor().as_poll_item(POLLIN),
         ];
@@ -218,10 +221,12 @@ impl WorkerLoop {
             items.push(server.monitor.socket().as_poll_item(POLLIN));
         }
         socket::poll(&mut items, self.link.interval())?;
-        let mut count = [0; 8];
-        match rustix::io::read(&*self.wake, &mut count) {
-            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
-            Err(cause) => Err(Error::io("read from", "an eventfd", &cause.into())),
+        // Commands are taken whatever their number: what is left here only ends the next wait at once.
+        match (&self.woken).read(&mut [0; 256]) {
+            Err(cause) if !matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Err(Error::io("read from", "a local socket", &cause))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -27,3 +27,4 @@ mod sharing_tests;
 pub use choice::Choice;
 pub use host::Host;
 pub use learn::Learned;
+pub use ringpull_plan::Parts;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::topology::host_name;
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, files};
 use ringpull_plan::Model;
 
 /// Part of every key: a model that another way of measuring or predicting has made is of no use.
@@ -35,8 +35,7 @@ pub(super) struct Stored {
 /// The model in `path`; an error if it is not there or none that a cluster can have.
 pub(super) fn read(path: &Path) -> Result<Stored> {
     let io = |cause: std::io::Error| Error::io("read the model in", path.display(), &cause);
-    let stored: Stored =
-        serde_json::from_slice(&fs::read(path).map_err(io)?).map_err(|cause| io(std::io::Error::other(cause)))?;
+    let stored: Stored = files::read_json(path).map_err(io)?;
     if stored.model.is_sound() {
         Ok(stored)
     } else {
@@ -55,10 +54,7 @@ pub(super) fn store(path: &Path, stored: &Stored) -> Result<()> {
     let io = |cause: std::io::Error| Error::io("write the model to", path.display(), &cause);
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(io)?;
-    let file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
-    let text = serde_json::to_vec_pretty(stored).map_err(|cause| io(std::io::Error::other(cause)))?;
-    fs::write(file.path(), text).map_err(io)?;
-    file.persist(path).map_err(|cause| io(cause.error))?;
+    files::replace_by_json(path, stored).map_err(io)?;
     forget(folder, path);
     Ok(())
 }

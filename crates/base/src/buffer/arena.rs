@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 
 use super::region::{Address, Region};
-use crate::config;
+use crate::{config, topology};
 
 /// Buffers from this length on are worth the system calls.
 pub(super) const LEAST_BYTES: usize = 128 << 10;
@@ -69,9 +69,7 @@ pub(super) fn for_buffers() -> Option<&'static Arena> {
 }
 
 fn make() -> Option<Arena> {
-    let memory = rustix::system::sysinfo();
-    let total = (memory.totalram as usize).saturating_mul(memory.mem_unit as usize);
-    let len_bytes = total.min(MOST_BYTES) / UNIT_BYTES * UNIT_BYTES;
+    let len_bytes = topology::memory_bytes().unwrap_or(MOST_BYTES).min(MOST_BYTES) / UNIT_BYTES * UNIT_BYTES;
     match Region::create(len_bytes) {
         Ok(region) => Some(Arena::over(region)),
         Err(cause) => {

@@ -6,12 +6,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
 use parking_lot::Mutex;
-use rustix::fs::MemfdFlags;
 
 /// The descriptors of the regions that this process has made.
 static MADE: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
@@ -23,7 +22,8 @@ pub fn resident_bytes() -> u64 {
     let blocks = |descriptor: &RawFd| {
         // SAFETY: a region takes its descriptor off the list before it closes it.
         let file = unsafe { BorrowedFd::borrow_raw(*descriptor) };
-        rustix::fs::fstat(file).map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0))
+        let file = file.try_clone_to_owned().map(File::from);
+        file.and_then(|file| file.metadata()).map_or(0, |found| found.blocks())
     };
     MADE.lock().iter().map(blocks).sum::<u64>() * BLOCK_BYTES
 }
@@ -57,9 +57,15 @@ pub struct Address {
 impl Region {
     /// A new region of zeros.
     pub fn create(len_bytes: usize) -> io::Result<Self> {
-        let file = rustix::fs::memfd_create("ringpull", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&file, len_bytes as u64)?;
-        let region = Self::map(file.into(), len_bytes)?;
+        // SAFETY: the name is a C string.
+        let descriptor = unsafe { libc::memfd_create(c"ringpull".as_ptr(), libc::MFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new, and nobody else's.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        file.set_len(len_bytes as u64)?;
+        let region = Self::map(file, len_bytes)?;
         MADE.lock().push(region.file.as_raw_fd());
         Ok(region)
     }

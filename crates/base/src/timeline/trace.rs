@@ -191,7 +191,7 @@ pub(super) fn folder(pattern: &str) -> &Path {
 pub(super) fn try_folder(folder: &Path) -> Result<()> {
     let failed = |cause: std::io::Error| Error::io("write timelines in", folder.display(), &cause);
     std::fs::create_dir_all(folder).map_err(failed)?;
-    tempfile::tempfile_in(folder).map(drop).map_err(failed)
+    crate::files::try_folder(folder).map_err(failed)
 }
 
 pub(super) fn write(path: &Path, about: About, threads: &[Thread]) -> Result<()> {

@@ -126,7 +126,7 @@ fn start_log() -> Result<()> {
     let parsed = filter.parse::<tracing_subscriber::EnvFilter>().map_err(|_| Error::Environment {
         variable: "RINGPULL_LOG".to_owned(),
         value: filter,
-        expected: "a filter such as info or ringpull::ps=debug".to_owned(),
+        expected: "a filter such as info or ringpull_ps=debug".to_owned(),
         remedy: "correct it, or unset it".to_owned(),
     })?;
     tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr).init();

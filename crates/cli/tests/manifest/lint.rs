@@ -40,12 +40,12 @@ fn each_planted_mistake_is_found_by_its_rule_and_by_no_other() {
 
 #[test]
 fn the_exit_code_tells_errors_from_warnings_and_paths_lead_to_them() {
-    let output = ringpull(&["manifest", "lint", "tests/lint/more-ranks-than-slots.yaml", "tests/lint/clean.yaml"]);
+    let output = ringpull(&["manifest", "lint", "crates/cli/tests/lint/more-ranks-than-slots.yaml", "crates/cli/tests/lint/clean.yaml"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("spec.mpiReplicaSpecs.Launcher.template.spec.containers[0].command"), "{text}");
     assert!(text.contains("2 MPIJob(s): 1 error(s), 0 warning(s)"), "{text}");
-    let output = ringpull(&["manifest", "lint", "--format", "json", "tests/lint/no-probe.yaml"]);
+    let output = ringpull(&["manifest", "lint", "--format", "json", "crates/cli/tests/lint/no-probe.yaml"]);
     assert_eq!(output.status.code(), Some(0));
     let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&found[0]["rule"], &found[0]["severity"]), (&"no-probe".into(), &"warning".into()));
@@ -72,7 +72,7 @@ fn several_documents_are_read_from_stdin_and_numbered() {
 
 #[test]
 fn a_file_without_an_mpijob_is_an_error() {
-    let output = ringpull(&["manifest", "lint", "tests/lint/clean.yaml", "mpijob/job/job.yaml"]);
+    let output = ringpull(&["manifest", "lint", "crates/cli/tests/lint/clean.yaml", "mpijob/job/job.yaml"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("error: mpijob/job/job.yaml holds no MPIJob") && text.contains("hint:"), "{text}");

@@ -10,8 +10,8 @@ mod stream;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 
-use crossbeam_channel::{Sender, unbounded};
 use parking_lot::{Mutex, RwLock};
 
 use ringpull_base::{Buffer, DType, Error, Result};
@@ -204,7 +204,7 @@ impl Platform for Simulated {
 
     fn create_stream(&self, device: usize) -> Result<u64> {
         self.step("create a stream", true)?;
-        let (id, (tasks, inbox)) = (self.id(), unbounded());
+        let (id, (tasks, inbox)) = (self.id(), channel());
         let health = Arc::clone(&self.health);
         let builder = std::thread::Builder::new().name(format!("ringpull-sim{device}"));
         builder

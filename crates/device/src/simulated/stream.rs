@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
 
-use crossbeam_channel::Receiver;
 use parking_lot::{Condvar, Mutex};
 
 use ringpull_base::{Buffer, DType, Error, Result};

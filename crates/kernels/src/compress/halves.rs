@@ -3,7 +3,7 @@
 //! The error of rounding to fewer bits is a float itself, so code and residual add up to exactly what was given. Beyond the largest half
 //! there is no error to keep: Inf and NaN are sent as they are and leave a residual of 0.
 
-use half::{bf16, f16};
+use ringpull_base::half::{bf16, f16};
 
 use super::Level;
 #[cfg(target_arch = "x86_64")]

@@ -1,8 +1,7 @@
 //! One update of one key: checks, the state's slots, and sharing out the elements over threads.
 
-use half::{bf16, f16};
-
-use ringpull_base::{DType, Error, Result, check_row_ids};
+use ringpull_base::half::{bf16, f16};
+use ringpull_base::{DType, Error, Result, check_row_ids, config};
 
 use super::adam::{Adam, corrected_rate};
 use super::element::{Real, Stored, elements, elements_mut};
@@ -153,7 +152,7 @@ impl Optimizer {
             let (first, len) = (at / weight_size, gradient.len() / size_of::<G::Bytes>());
             let mut slots = state.slots.iter_mut().map(|slot| &mut slot[first * real_size..(first + len) * real_size]);
             let slots = [slots.next().unwrap_or_default(), slots.next().unwrap_or_default()];
-            step.share::<W, G>(&mut weight[*at..*at + len * weight_size], gradient, slots);
+            step.share::<W, G>(&mut weight[*at..*at + len * weight_size], gradient, slots, config::threads());
         }
     }
 }
@@ -194,15 +193,17 @@ impl<R: Real> Step<R> {
         }
     }
 
-    /// Halves the work between threads while there is enough of it.
+    /// Halves the work between up to `threads` threads while there is enough of it: a thread starts in a fiftieth of the time that
+    /// [`PARALLEL_LEN`] elements take, so none is kept waiting for the next update.
     fn share<W: Stored<Real = R>, G: Stored<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],
         [slot0, slot1]: [&mut [u8]; 2],
+        threads: usize,
     ) {
         let len = gradient.len() / size_of::<G::Bytes>();
-        if len <= PARALLEL_LEN {
+        if len <= PARALLEL_LEN || threads == 1 {
             return self.run::<W, G>(weight, gradient, [slot0, slot1]);
         }
         let half = len / 2;
@@ -211,10 +212,10 @@ impl<R: Real> Step<R> {
         let split = |slot: usize| slot.min(half * size_of::<R::Bytes>());
         let (slot0_low, slot0_high) = slot0.split_at_mut(split(slot0.len()));
         let (slot1_low, slot1_high) = slot1.split_at_mut(split(slot1.len()));
-        rayon::join(
-            || self.share::<W, G>(weight_low, gradient_low, [slot0_low, slot1_low]),
-            || self.share::<W, G>(weight_high, gradient_high, [slot0_high, slot1_high]),
-        );
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.share::<W, G>(weight_low, gradient_low, [slot0_low, slot1_low], threads / 2));
+            self.share::<W, G>(weight_high, gradient_high, [slot0_high, slot1_high], threads - threads / 2);
+        });
     }
 
     fn run<W: Stored<Real = R>, G: Stored<Real = R>>(

@@ -2,7 +2,7 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-use half::{bf16, f16};
+use ringpull_base::half::{bf16, f16};
 
 /// A number that updates are computed in: f32, or f64 for f64 weights.
 pub(super) trait Real:

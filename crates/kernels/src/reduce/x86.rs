@@ -19,9 +19,8 @@ use std::arch::x86_64::{
     _mm512_set1_epi32, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_pd, _mm512_storeu_ps, _mm512_storeu_si512,
 };
 
-use half::{bf16, f16};
-
 use ringpull_base::DType;
+use ringpull_base::half::{bf16, f16};
 
 use super::{Sum, portable};
 

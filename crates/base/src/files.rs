@@ -1,0 +1,59 @@
+//! Files that are there whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Writes `parts` as the file `path`, so that at any time either the old file or the new one is there, on the disk too. After an error
+/// the old one is. The file has the permissions of any new file of this process.
+pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+    let folder = folder_of(path);
+    let (place, mut file) = new_in(folder)?;
+    let written = parts.iter().try_for_each(|part| file.write_all(part)).and_then(|()| file.sync_all());
+    if let Err(cause) = written.and_then(|()| fs::rename(&place, path)) {
+        // The first cause matters more than a file too many.
+        drop(fs::remove_file(&place));
+        return Err(cause);
+    }
+    File::open(folder)?.sync_all()
+}
+
+/// An error if no file can be made in `folder`.
+pub fn try_folder(folder: &Path) -> io::Result<()> {
+    let (place, _) = new_in(folder)?;
+    fs::remove_file(place)
+}
+
+/// What the JSON file `path` holds.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    serde_json::from_slice(&fs::read(path)?).map_err(io::Error::other)
+}
+
+/// [`replace`]s the file `path` by `value` as JSON for people.
+pub fn replace_by_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    replace(path, &[&serde_json::to_vec_pretty(value).map_err(io::Error::other)?])
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A file of a name that nothing in `folder` has.
+fn new_in(folder: &Path) -> io::Result<(PathBuf, File)> {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        // Several hosts may share the folder, on which processes have the same id.
+        let host = crate::topology::host_name();
+        let place = folder.join(format!(".ringpull-{host}-{}-{number}", std::process::id()));
+        match OpenOptions::new().write(true).create_new(true).open(&place) {
+            Ok(file) => return Ok((place, file)),
+            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+}
