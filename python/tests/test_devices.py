@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from conftest import job
+from ranks import job
 
 import ringpull
 from ringpull import streams
@@ -179,8 +179,8 @@ def test_a_store_in_host_memory_says_what_it_takes_to_use_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("given", [0, 1])
 def test_ranks_sum_tensors_on_their_devices_through_the_host_and_straight_through_mpi(given):
-    output = job(2, "devices", RINGPULL_DEVICES="sim:2", RINGPULL_MPI_DEVICE_MEMORY=given)
-    assert output.count("the sums are right") == 2
+    done = job(2, "devices", RINGPULL_DEVICES="sim:2", RINGPULL_MPI_DEVICE_MEMORY=given)
+    assert [printed.out for printed in done.ranks] == ["the sums are right\n"] * 2, f"{done}"
 
 
 def test_torchs_tensors_on_a_gpu_follow_the_current_stream(monkeypatch):

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import FOUR, HAS_IMAGES, HERE, ROOT, job, launched, mpi, run
+from ranks import FOUR, HAS_IMAGES, HERE, ROOT, all_done, job, launched, mpi, run
 
 mx = pytest.importorskip("mxnet")
 
@@ -282,11 +282,11 @@ def test_the_naive_engine_works_too():
 
 @pytest.mark.parametrize("ranks", [2, FOUR])
 def test_the_promises_of_dist_sync_hold(ranks):
-    assert job(ranks, "mxnet_values", "dist_sync_mpi").count("is done") == ranks
+    all_done(job(ranks, "mxnet_values", "dist_sync_mpi"))
 
 
 def test_the_promises_of_dist_sync_hold_with_our_servers():
-    assert launched(2, 2, HERE / "jobs/mxnet_values.py", "ringpull_dist_sync").count("is done") == 2
+    all_done(launched(2, 2, HERE / "jobs/mxnet_values.py", "ringpull_dist_sync"))
 
 
 @pytest.mark.parametrize("ranks", [2, FOUR])
@@ -299,19 +299,19 @@ def test_the_promises_of_dist_sync_hold_with_our_servers():
     ],
 )
 def test_a_fault_reaches_who_reads_the_output(case, expected, ranks):
-    _, output = mpi(ranks, HERE / "jobs/mxnet_faults.py", case, RINGPULL_TIMEOUT=2)
-    count = ranks - (case == "gone")
-    said = set(re.findall(rf"rank (\d+): {expected}", output))
-    assert len(said) >= count and output.count("and then KVStoreError") == count, output
+    done = mpi(ranks, HERE / "jobs/mxnet_faults.py", case, RINGPULL_TIMEOUT=2)
+    for rank, printed in enumerate(done.ranks[: ranks - (case == "gone")]):
+        assert re.search(rf"^rank {rank}: {expected}", printed.out, re.MULTILINE), f"{done}"
+        assert printed.out.count(f"rank {rank}: and then KVStoreError") == 1, f"{done}"
 
 
 EXAMPLE = ROOT / "examples/mxnet/train.py"
 SHORT = ["--steps", 4, "--epochs", 1, "--limit-train", 512, "--limit-test", 200]
 
 
-@pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed")
+@pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed: scripts/setup")
 @pytest.mark.parametrize("more", [[], pytest.param(["--update-on-worker", "--optimizer", "adam", "--lr", 0.001], marks=pytest.mark.long)])
 def test_the_example_that_never_heard_of_us_ends_with_equal_weights(more):
-    status, output = mpi(2, "-m", "ringpull.mxnet", EXAMPLE, "--kv-store", "dist_sync_mpi", *SHORT, *more)
-    hashes = re.findall(r"rank \d of 2 weights (\w+)", output)
-    assert status == 0 and len(hashes) == 2 and len(set(hashes)) == 1, output
+    done = mpi(2, "-m", "ringpull.mxnet", EXAMPLE, "--kv-store", "dist_sync_mpi", *SHORT, *more)
+    hashes = [re.findall(rf"^rank {rank} of 2 weights (\w+)$", printed.out, re.MULTILINE) for rank, printed in enumerate(done.ranks)]
+    assert done.status == 0 and len(hashes[0]) == 1 and hashes[0] == hashes[1], f"{done}"

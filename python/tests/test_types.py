@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import HERE, ROOT
+from ranks import HERE, ROOT
 
 PROGRAM = """
 from typing import Any, assert_type

@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ else:
     # A process group is what DistributedDataParallel wants to be made of; one of a single process carries no gradient.
     with tempfile.NamedTemporaryFile() as file:
         torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
-        model = nn.parallel.DistributedDataParallel(net)
+        model: Any = nn.parallel.DistributedDataParallel(net)
         model.register_comm_hook(None, ringpull.torch.ddp_hook("dist_sync_mpi"))
         train(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), slice(rank, None, ranks))
         torch.distributed.destroy_process_group()

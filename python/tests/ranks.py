@@ -1,0 +1,173 @@
+"""Jobs of several ranks for the tests: a Python program under `mpirun` or `ringpull launch`, with a deadline.
+
+Each rank writes to two files of its own, and a test reads these. What a launcher passes on is joined from all
+ranks, also in the middle of a line, so no test searches it: `Job.launcher` holds only what the launcher itself
+wrote.
+"""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+MPIRUN = os.environ.get("RINGPULL_MPIRUN", "mpirun")
+
+#: Four ranks, where two are tried by every run.
+FOUR = pytest.param(4, marks=pytest.mark.long)
+
+#: Seconds after which a job that hangs is killed.
+DEADLINE = 120
+
+#: Whether the examples' images are where `scripts/setup` puts them, as root or not.
+HAS_IMAGES = any(Path(folder, "datasets/fashion-mnist").is_dir() for folder in ("/usr/share", ROOT / ".deps/usr/share"))
+
+#: Runs the command that follows the folder, with its output in files there: `1.out` and `1.err` for rank or
+#: worker 1, `server0.out`, `scheduler.out`. Open MPI and MPICH's Hydra set a process's rank, `ringpull launch`
+#: its role.
+REDIRECT = """
+case ${DMLC_ROLE:-} in
+  '') name=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} ;;
+  worker) name=$DMLC_WORKER_ID ;;
+  *) name=$DMLC_ROLE${DMLC_SERVER_ID:-} ;;
+esac
+exec "$@" >"$0/$name.out" 2>"$0/$name.err"
+"""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What one process wrote."""
+
+    out: str = ""
+    err: str = ""
+
+    @property
+    def text(self):
+        return self.out + self.err
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has ended. `str` gives everything that was written, each line behind the name of its writer."""
+
+    status: int | None
+    #: What each rank wrote, by its number; in a job with servers, each worker. One that was not started has
+    #: written nothing.
+    ranks: list[Printed]
+    #: What the servers and the scheduler wrote: `server0`, `scheduler`.
+    others: dict[str, Printed]
+    #: What the launcher wrote itself.
+    launcher: str
+
+    def __str__(self):
+        names = {f"rank {rank}": printed for rank, printed in enumerate(self.ranks)} | self.others
+        texts = {"launcher": self.launcher}
+        for name, printed in names.items():
+            texts |= {name: printed.out, f"{name} (stderr)": printed.err}
+        lines = [f"{name}: {line}" for name, text in texts.items() for line in text.splitlines()]
+        return "\n".join([f"exit status {self.status}", *lines])
+
+
+def environment(**more):
+    """This process's environment with what a job needs: root may start MPI, and what is stuck is noticed soon."""
+    names = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "RINGPULL_TIMEOUT": "10"}
+    quiet = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return os.environ | names | quiet | {name: str(value) for name, value in more.items()}
+
+
+def ended(command, deadline, more):
+    """A command's exit status and what it printed; after the deadline it is killed, and the status is None."""
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env=environment(**more),
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=deadline)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return None, output
+    return process.returncode, output
+
+
+def run(command, deadline=DEADLINE, **more):
+    """The exit status of a command of one process and what it printed."""
+    status, output = ended(command, deadline, more)
+    if status is None:
+        pytest.fail(f"{command} was not done after {deadline} s; it printed:\n{output}")
+    return status, output
+
+
+def start(launcher, ranks, command, deadline=DEADLINE, **more):
+    """A job of so many ranks or workers that the launcher's words start, each to become `command`."""
+    with tempfile.TemporaryDirectory(prefix="ringpull-") as folder:
+        status, output = ended([*launcher, "/bin/sh", "-c", REDIRECT, folder, *command], deadline, more)
+        texts = {path.name: path.read_text(errors="replace") for path in Path(folder).iterdir()}
+    names = {name.rpartition(".")[0] for name in texts}
+    printed = {name: Printed(texts.get(f"{name}.out", ""), texts.get(f"{name}.err", "")) for name in sorted(names)}
+    of_ranks = [printed.pop(str(rank), Printed()) for rank in range(ranks)]
+    made = Job(status, of_ranks, printed, output)
+    if status is None:
+        pytest.fail(f"{command} was not done after {deadline} s\n{made}")
+    return made
+
+
+def mpi(ranks, *command, **more):
+    """A job of `command` by this Python under mpirun."""
+    oversubscribe = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi() else []
+    return start([MPIRUN, "-n", ranks, *oversubscribe], ranks, [sys.executable, *command], **more)
+
+
+@functools.cache
+def is_open_mpi():
+    return "Open MPI" in subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def job(ranks, name, *arguments, **more):
+    """A job of `jobs/` under mpirun that must end well on every rank."""
+    return well(mpi(ranks, HERE / "jobs" / f"{name}.py", *arguments, **more))
+
+
+def ringpull_binary():
+    """The command `ringpull`, or the test is skipped."""
+    for found in (os.environ.get("RINGPULL_BINARY"), ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug/ringpull", shutil.which("ringpull")):
+        if found and Path(found).exists():
+            return str(found)
+    pytest.skip("the command ringpull is not built: cargo build")
+
+
+def launch(workers, servers, *command, **more):
+    """A job of `command` by this Python with servers."""
+    words = [ringpull_binary(), "launch", "-n", workers, "-s", servers, "--launcher", "local", "--"]
+    return start(words, workers, [sys.executable, *command], **more)
+
+
+def launched(workers, servers, *command, **more):
+    """A job by `launch` that must end well."""
+    return well(launch(workers, servers, *command, **more))
+
+
+def well(done):
+    assert done.status == 0, f"{done}"
+    return done
+
+
+def all_done(done):
+    """Every rank has come to the end of `jobs/values.py` or of `jobs/mxnet_values.py`."""
+    for rank, printed in enumerate(done.ranks):
+        assert printed.out.endswith(f"rank {rank} of {len(done.ranks)} is done\n"), f"{done}"
