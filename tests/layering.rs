@@ -40,6 +40,7 @@ const UNSAFE: &[&str] = &[
     "crates/device/src/cuda/slices.rs",
     "crates/device/src/cuda/survey.rs",
     "crates/device/src/lent.rs",
+    "crates/device/src/loan.rs",
     "crates/kernels/src/compress/avx2.rs",
     "crates/kernels/src/compress/avx512.rs",
     "crates/kernels/src/reduce/mod.rs",

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ringpull_base::{Buffer, DType, Error, Remote, Result, Tensor};
 
 use super::handle::{Event, Joined, Memory, Slice, Stream};
-use super::spread::Layout;
+use super::layout::Layout;
 use super::work::{Collective, Work};
 use super::{GoOn, Platform, Simulated};
 

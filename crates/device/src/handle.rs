@@ -10,7 +10,7 @@ use parking_lot::{MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLockReadGuard
 
 use ringpull_base::{Error, Result};
 
-use super::lent::Loan;
+use super::loan::Loan;
 use super::{GoOn, Meeting, Pinned, Platform, failed};
 
 /// Where memory lies.

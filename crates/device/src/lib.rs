@@ -9,23 +9,28 @@
 //! another stream writes must wait for that stream's event. The simulated platform proves of every piece of work that it
 //! does (`races`), and fails the work that does not.
 //!
-//! Where things stand: `handle` owns memory, streams and events; `pool` keeps memory from use to use; `work` says what can be put on a stream; `reference` is its
-//! meaning, on bytes; `races` and `simulated` are the simulated platform; `devices` opens platforms and makes tensors;
-//! `spread` sums tensors over the devices of a process and back; `open` finds devices by name; `lent` makes tensors of memory that
-//! another library has.
+//! Where things stand, each file after those that it imports: `loan` says where memory of another library is;
+//! `handle` owns memory, streams and events; `pool` keeps memory from use to use; `work` says what can be put
+//! on a stream; `reference` is its meaning, on bytes; `races` and `simulated` are the simulated platform;
+//! `layout` divides a tensor over devices; `devices` makes tensors and moves them; `spread` sums tensors over
+//! the devices of a process and back; `lent` makes tensors of memory that another library has; `survey` is
+//! what a machine has, as data; `open` finds devices by name.
 
 #[cfg(feature = "cuda")]
 mod cuda;
 mod devices;
 mod handle;
 pub mod kernels;
+mod layout;
 mod lent;
+mod loan;
 mod open;
 mod pool;
 mod races;
 mod reference;
 mod simulated;
 mod spread;
+mod survey;
 mod work;
 
 use std::sync::Arc;
@@ -34,12 +39,14 @@ use parking_lot::{MutexGuard, RwLock};
 
 pub use devices::{Array, Devices, array_of};
 pub use handle::{Event, Home, Joined, Memory, Slice, Stream};
-pub use lent::{CUDA, Loan};
-pub use open::{Library, Survey, cuda_aware_mpi, open, survey};
+pub use layout::Layout;
+pub use loan::{CUDA, Loan};
+pub use open::{cuda_aware_mpi, open, survey};
 pub use pool::Pool;
 pub use reference::compute;
 pub use simulated::{Fault, Manner, Simulated};
-pub use spread::{Layout, Scratch};
+pub use spread::Scratch;
+pub use survey::{Library, Survey};
 pub use work::{Collective, CollectiveKind, Operation, Work};
 
 use ringpull_base::{Buffer, DType, Error, Result};

@@ -1,71 +1,13 @@
 //! From a name to devices, and what this machine has.
 
-use std::fmt;
 use std::sync::Arc;
-
-use serde::{Deserialize, Serialize};
 
 use ringpull_base::{Error, Result};
 
 use super::devices::Devices;
-
-/// A library that is loaded at run time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Library {
-    /// It is here, in this version.
-    Version(String),
-    /// It is not, or does not work: what was looked for, or what it said.
-    Missing(String),
-}
-
-impl Library {
-    /// Its version, if it is here.
-    pub fn version(&self) -> Option<&str> {
-        match self {
-            Library::Version(version) => Some(version),
-            Library::Missing(_) => None,
-        }
-    }
-}
-
-impl Default for Library {
-    fn default() -> Self {
-        Library::Missing("not looked for".to_owned())
-    }
-}
-
-impl fmt::Display for Library {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Library::Version(text) | Library::Missing(text)) = self;
-        out.pad(text)
-    }
-}
-
-/// What could be found out about this machine's devices without using them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Survey {
-    /// Whether this build can use CUDA.
-    pub built: bool,
-    /// The CUDA driver; its version is that of CUDA.
-    pub driver: Library,
-    /// NCCL.
-    pub nccl: Library,
-    /// NVRTC.
-    pub nvrtc: Library,
-    /// Each device, for people.
-    pub devices: Vec<String>,
-    /// Pairs of devices that reach each other's memory.
-    pub peers: Vec<(usize, usize)>,
-}
-
-impl Survey {
-    /// The pairs of devices that reach each other's memory, in words.
-    pub fn peer_access(&self) -> String {
-        let pairs: Vec<String> = self.peers.iter().map(|(from, to)| format!("{from}->{to}")).collect();
-        if pairs.is_empty() { "none".to_owned() } else { pairs.join(" ") }
-    }
-}
+#[cfg(not(feature = "cuda"))]
+use super::survey::Library;
+use super::survey::Survey;
 
 /// Opens the devices that `name` means: `cuda` is all GPUs of this machine, `cuda:0,2` those two, `sim:4` four simulated devices.
 pub fn open(name: &str) -> Result<Arc<Devices>> {

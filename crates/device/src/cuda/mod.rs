@@ -27,7 +27,7 @@ use parking_lot::{Mutex, RwLock};
 use ringpull_base::{Buffer, DType, Error, Result};
 
 use super::handle::{Event, Slice, Stream};
-use super::lent::{self, Loan};
+use super::loan::{self, Loan};
 use super::work::{Collective, CollectiveKind, Work};
 use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
 pub(super) use survey::{cuda_aware_mpi, survey};
@@ -162,7 +162,7 @@ impl Platform for Cuda {
 
     fn dlpack_name(&self, device: usize) -> (i32, i32) {
         // The driver and the runtime number GPUs alike, both behind CUDA_VISIBLE_DEVICES.
-        (lent::CUDA, self.gpus[device].ordinal)
+        (loan::CUDA, self.gpus[device].ordinal)
     }
 
     fn adopt(&self, device: usize, loan: &Loan) -> Result<u64> {

@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 
 use super::gpu::can_reach;
 use super::{DRIVER, checked, compile, is_present, nccl, start_driver};
-use crate::open::{Library, Survey};
+use crate::survey::{Library, Survey};
 
 /// What this machine has, in words. Nothing is left open.
 pub(crate) fn survey() -> Survey {

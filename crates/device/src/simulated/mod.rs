@@ -4,6 +4,7 @@
 //! being a call of the platform that could fail on a real one. Devices of several ranks meet by `ranks`.
 
 mod counts;
+mod health;
 mod ranks;
 mod stream;
 
@@ -17,10 +18,11 @@ use parking_lot::{Mutex, RwLock};
 use ringpull_base::{Buffer, DType, Error, Result};
 
 use self::counts::Counts;
+use self::health::Health;
 use self::ranks::Link;
-use self::stream::{Bytes, Health, Meeting as Rendezvous, Task, serve};
+use self::stream::{Bytes, Meeting as Rendezvous, Task, serve};
 use super::handle::{Event, Home, Slice, Stream};
-use super::lent::{self, Loan};
+use super::loan::{self, Loan};
 use super::races::{Clock, HOST, Races, Span};
 use super::work::{Collective, CollectiveKind, Work};
 use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
@@ -176,7 +178,7 @@ impl Platform for Simulated {
     }
 
     fn dlpack_name(&self, device: usize) -> (i32, i32) {
-        (lent::EXTENSION, device as i32)
+        (loan::EXTENSION, device as i32)
     }
 
     fn adopt(&self, _device: usize, loan: &Loan) -> Result<u64> {

@@ -15,7 +15,7 @@ use ringpull_base::{Buffer, DType, Error, Result};
 
 use super::super::work::CollectiveKind;
 use super::super::{GoOn, UniqueId, failed, parted, reference};
-use super::stream::Health;
+use super::health::Health;
 
 /// How often whoever waits for a member looks whether to go on.
 const LOOK: Duration = Duration::from_millis(2);

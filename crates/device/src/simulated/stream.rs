@@ -5,46 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 
-use parking_lot::{Condvar, Mutex};
-
 use ringpull_base::{Buffer, DType, Error, Result};
 
 use super::super::work::{CollectiveKind, Operation};
 use super::super::{Pinned, reference};
+use super::health::Health;
 use super::ranks::Link;
-
-/// What the streams' threads share.
-#[derive(Default)]
-pub(super) struct Health {
-    fault: Mutex<Option<Error>>,
-    pub(super) aborted: AtomicBool,
-    bell: Condvar,
-    bell_lock: Mutex<()>,
-}
-
-impl Health {
-    pub(super) fn fail(&self, fault: Error) {
-        self.fault.lock().get_or_insert(fault);
-    }
-
-    pub fn fault(&self) -> Option<Error> {
-        self.fault.lock().clone()
-    }
-
-    /// Waits for `flag`, or for the abort.
-    fn wait(&self, flag: &AtomicBool) {
-        let mut guard = self.bell_lock.lock();
-        while !flag.load(Ordering::Acquire) && !self.aborted.load(Ordering::Acquire) {
-            self.bell.wait(&mut guard);
-        }
-    }
-
-    pub(super) fn raise(&self, flag: &AtomicBool) {
-        flag.store(true, Ordering::Release);
-        drop(self.bell_lock.lock());
-        self.bell.notify_all();
-    }
-}
 
 /// Bytes of one allocation, by the allocation.
 pub type Bytes = (Pinned, Range<usize>);
