@@ -6,6 +6,8 @@
 
 use std::fmt::Write as _;
 
+use crate::mode::Family;
+
 /// A chart: what it shows and one bar for each variant.
 #[derive(Debug, Clone)]
 pub struct Chart {
@@ -45,6 +47,23 @@ pub struct Bar {
     pub label: String,
     /// Single samples, drawn as ticks.
     pub samples: Vec<f64>,
+}
+
+/// The class that colours a family, here and in the tables of the page.
+pub(super) fn class(family: Family) -> &'static str {
+    match family {
+        Family::Allreduce => "allreduce",
+        Family::Shared => "shared",
+        Family::Dedicated => "dedicated",
+        Family::Compressed => "compressed",
+        Family::Peer => "peer",
+    }
+}
+
+/// A number of an axis: at most four digits after the point, and no zeros at the end.
+pub(super) fn plain(value: f64) -> String {
+    let text = format!("{value:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// The axis ends here, in per cent: what is left holds the values' labels.

@@ -1,11 +1,15 @@
 //! The comparison: every variant is a job of its own, started again in every round, and the order rotates.
 //!
-//! [`rounds`] runs the plan over a [`Runner`] and gives [`Results`]; [`table`] and [`verdict`] put them into words for a
-//! terminal, [`report`] into one HTML file; [`training`] does so where steps of training are compared. All but the real runner in [`launched`] is pure.
+//! [`rounds`] runs the plan over a [`Runner`] and gives [`Results`]; [`table`] and [`verdict`] put them into
+//! words for a terminal, [`report`] into one HTML file; [`training`] and `training_page` do so for them where
+//! steps of training are compared. Below these [`numbers`] writes times, `notes` what stands under a table,
+//! and [`charts`] draws. All but the real runner in [`launched`] is pure.
 
 pub mod charts;
 pub mod environment;
 pub mod launched;
+mod notes;
+pub mod numbers;
 pub mod peers;
 pub mod published;
 pub mod report;
@@ -21,7 +25,7 @@ use std::time::Duration;
 use ringpull_base::Result;
 use ringpull_workload::models::ModelKey;
 
-use crate::compare::training::TrainSetup;
+use crate::compare::results::TrainSetup;
 use crate::layers::Network;
 use crate::machine::ProcessorTime;
 use crate::mode::Variant;

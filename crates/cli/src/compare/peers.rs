@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use ringpull_base::{Error, Result};
 
-use crate::compare::training::TrainSetup;
+use crate::compare::results::TrainSetup;
 use crate::layers::Network;
 use crate::mode::Peer;
 

@@ -7,9 +7,10 @@ use minijinja::{Environment as Templates, Value, context};
 
 use ringpull_base::{Error, Result};
 
-use crate::compare::charts::{Bar, Chart, Reference};
+use crate::compare::charts::{Bar, Chart, Reference, class, plain};
+use crate::compare::notes::notes;
+use crate::compare::numbers::format_seconds;
 use crate::compare::results::{Outcome, Results, Row};
-use crate::compare::table::{format_seconds, notes};
 use crate::compare::{published, training_page};
 use crate::mode::Family;
 use crate::statistics::Summary;
@@ -68,16 +69,6 @@ pub fn render(results: &Results) -> Result<String> {
             }).collect::<Vec<_>>(),
         })
         .map_err(failed)
-}
-
-pub(super) fn class(family: Family) -> &'static str {
-    match family {
-        Family::Allreduce => "allreduce",
-        Family::Shared => "shared",
-        Family::Dedicated => "dedicated",
-        Family::Compressed => "compressed",
-        Family::Peer => "peer",
-    }
 }
 
 /// Length, label and samples of a row's bar, if it has one.
@@ -147,12 +138,6 @@ fn charts(results: &Results) -> Vec<Chart> {
         tick: plain,
     };
     [time, ratio, traffic, machine].into_iter().filter(|chart| !chart.bars.is_empty()).collect()
-}
-
-/// A number of an axis: at most four digits after the point, and no zeros at the end.
-pub(super) fn plain(value: f64) -> String {
-    let text = format!("{value:.4}");
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 fn lines(results: &Results) -> Vec<Value> {

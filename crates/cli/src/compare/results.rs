@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Environment;
-use crate::compare::training::TrainSetup;
 use crate::lab::Racks;
 use crate::link::LinkRate;
 use crate::mode::Family;
@@ -57,6 +56,19 @@ pub struct Setup {
     /// What is replayed, if the iterations are steps of training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<TrainSetup>,
+}
+
+/// What is replayed, if the comparison is of training steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainSetup {
+    /// The model, by name or file.
+    pub model: String,
+    /// Computing in a step.
+    pub compute_s: f64,
+    /// The part of it that is spent on the processor; `None` by the clock.
+    pub burn: Option<f64>,
+    /// Images of one host in a step.
+    pub batch: Option<usize>,
 }
 
 /// One variant's row.

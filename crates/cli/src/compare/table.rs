@@ -2,9 +2,11 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::compare::results::{Outcome, Results, Row};
+use crate::compare::notes::with_verdict;
+use crate::compare::results::{Results, Row};
 use crate::compare::training;
-use crate::statistics;
+
+pub use crate::compare::numbers::{format_seconds, several};
 
 const HEADER: [&str; 9] =
     ["method", "servers", "machines", "time", "spread", "/ bound", "per machine", "vs best", "busiest host"];
@@ -34,55 +36,6 @@ pub fn render(results: &Results) -> String {
     let charged = if setup.own_hosts { "per machine: time x machines / workers. " } else { "" };
     lines.push(format!("{charged}busiest host: bytes in its busier direction, {source}."));
     with_verdict(lines, results)
-}
-
-/// The text of `lines`, the notes and the verdict.
-pub(super) fn with_verdict(mut lines: Vec<String>, results: &Results) -> String {
-    let notes = notes(results);
-    if !notes.is_empty() {
-        lines.push(String::new());
-        lines.extend(notes);
-    }
-    lines.push(String::new());
-    lines.extend(results.verdict.iter().cloned());
-    lines.join("\n") + "\n"
-}
-
-/// Warnings and errors, each with the rows it is about.
-pub fn notes(results: &Results) -> Vec<String> {
-    let mut notes = Vec::new();
-    let mut doubts: Vec<(String, Vec<String>)> = Vec::new();
-    for row in &results.rows {
-        match &row.outcome {
-            Outcome::Measured { record, .. } => {
-                for doubt in statistics::warnings(&record.seconds) {
-                    let name = row.variant.clone();
-                    match doubts.iter_mut().find(|(known, _)| *known == doubt) {
-                        Some((_, rows)) => rows.push(name),
-                        None => doubts.push((doubt, vec![name])),
-                    }
-                }
-            }
-            Outcome::Failed { error } => notes.push(format!("failed: {}: {error}", row.variant)),
-            Outcome::Absent { install } => {
-                notes.push(format!("absent: {} is not installed\n  hint: {install}", row.variant));
-            }
-        }
-    }
-    let stolen = results.stolen.and_then(statistics::doubt_of_stolen).map(|doubt| format!("warning: {doubt}"));
-    let warnings = doubts.into_iter().map(|(doubt, rows)| format!("warning: {}: {doubt}", rows.join(", ")));
-    stolen.into_iter().chain(warnings).chain(notes).collect()
-}
-
-/// A time in three digits: `1.83 s`, `25.1 ms`, `340 us`.
-pub fn format_seconds(seconds: f64) -> String {
-    let (value, unit) = match seconds {
-        s if s >= 1.0 => (s, "s"),
-        s if s >= 1e-3 => (s * 1e3, "ms"),
-        s => (s * 1e6, "us"),
-    };
-    let decimals = usize::from(value < 10.0) + usize::from(value < 100.0);
-    format!("{value:.decimals$} {unit}")
 }
 
 fn grid(results: &Results) -> String {
@@ -118,11 +71,6 @@ fn cells(row: &Row, results: &Results, best: Option<f64>) -> Vec<String> {
         row.host_bytes_words(results.setup.own_hosts).unwrap_or("-".to_owned()),
     ]);
     cells
-}
-
-/// `1 round`, `3 rounds`.
-pub fn several(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn counted(results: &Results) -> String {

@@ -1,26 +1,15 @@
 //! The comparison of training steps: the table, the verdict, and what stands beside the published rates.
 
 use comfy_table::{CellAlignment, Table, presets};
-use serde::{Deserialize, Serialize};
 
+use crate::compare::notes::with_verdict;
+use crate::compare::numbers::format_seconds;
 use crate::compare::published::{self, Training};
 use crate::compare::results::{Results, Row};
-use crate::compare::table::{format_seconds, with_verdict};
 use crate::cost;
 use crate::record::Train;
 
-/// What is replayed, if the comparison is of training steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TrainSetup {
-    /// The model, by name or file.
-    pub model: String,
-    /// Computing in a step.
-    pub compute_s: f64,
-    /// The part of it that is spent on the processor; `None` by the clock.
-    pub burn: Option<f64>,
-    /// Images of one host in a step.
-    pub batch: Option<usize>,
-}
+pub use crate::compare::results::TrainSetup;
 
 /// A measured row with its figures of training.
 pub struct Trained<'a> {

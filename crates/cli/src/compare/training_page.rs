@@ -2,12 +2,11 @@
 
 use minijinja::{Value, context};
 
-use crate::compare::charts::{Bar, Chart, Reference};
+use crate::compare::charts::{Bar, Chart, Reference, class, plain};
+use crate::compare::numbers::format_seconds;
 use crate::compare::published;
-use crate::compare::report::{class, plain};
-use crate::compare::results::Results;
-use crate::compare::table::format_seconds;
-use crate::compare::training::{Figures, TrainSetup, Trained, how, ranking};
+use crate::compare::results::{Results, TrainSetup};
+use crate::compare::training::{Figures, Trained, how, ranking};
 use crate::mode::Family;
 
 /// Length, label and samples of a row's bar, if it has one.

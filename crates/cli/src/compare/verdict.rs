@@ -1,7 +1,7 @@
 //! What the numbers say, in two to five sentences. Every word follows from the samples.
 
+use crate::compare::numbers::format_seconds;
 use crate::compare::results::{Results, Row, Setup};
-use crate::compare::table::format_seconds;
 use crate::compare::training;
 use crate::mode::Family;
 use crate::statistics::Summary;

@@ -1,0 +1,43 @@
+//! What stands below a table and on the page: the doubts about samples, the errors of what failed, and the
+//! verdict.
+
+use crate::compare::results::{Outcome, Results};
+use crate::statistics;
+
+/// The text of `lines`, the notes and the verdict.
+pub(super) fn with_verdict(mut lines: Vec<String>, results: &Results) -> String {
+    let notes = notes(results);
+    if !notes.is_empty() {
+        lines.push(String::new());
+        lines.extend(notes);
+    }
+    lines.push(String::new());
+    lines.extend(results.verdict.iter().cloned());
+    lines.join("\n") + "\n"
+}
+
+/// Warnings and errors, each with the rows it is about.
+pub(super) fn notes(results: &Results) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut doubts: Vec<(String, Vec<String>)> = Vec::new();
+    for row in &results.rows {
+        match &row.outcome {
+            Outcome::Measured { record, .. } => {
+                for doubt in statistics::warnings(&record.seconds) {
+                    let name = row.variant.clone();
+                    match doubts.iter_mut().find(|(known, _)| *known == doubt) {
+                        Some((_, rows)) => rows.push(name),
+                        None => doubts.push((doubt, vec![name])),
+                    }
+                }
+            }
+            Outcome::Failed { error } => notes.push(format!("failed: {}: {error}", row.variant)),
+            Outcome::Absent { install } => {
+                notes.push(format!("absent: {} is not installed\n  hint: {install}", row.variant));
+            }
+        }
+    }
+    let stolen = results.stolen.and_then(statistics::doubt_of_stolen).map(|doubt| format!("warning: {doubt}"));
+    let warnings = doubts.into_iter().map(|(doubt, rows)| format!("warning: {}: {doubt}", rows.join(", ")));
+    stolen.into_iter().chain(warnings).chain(notes).collect()
+}
