@@ -1,4 +1,5 @@
 //! What `dist_sync_mpi` asks of its engine: init, dense pushes as they are and compressed, row-sparse pushes.
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub(super) struct Init {
 }
 
 impl Init {
-    pub fn new(slot: &Arc<Slot>, value: Arc<Buffer>) -> Self {
+    pub(crate) fn new(slot: &Arc<Slot>, value: Arc<Buffer>) -> Self {
         Init { slot: Arc::clone(slot), value }
     }
 }
@@ -28,10 +29,12 @@ impl Job for Init {
     fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
         if host.rank() == 0 {
             // It may be the caller's tensor, which is only read.
-            return host.broadcast_own(self.value.bytes(), launch.number);
+            // SAFETY: `fail` never frees the memory.
+            return unsafe { host.broadcast_own(self.value.bytes(), launch.number) };
         }
         self.value = Arc::new(Buffer::zeroed(self.slot.entry.len_bytes()));
-        host.broadcast(0, unshare(&mut self.value).bytes_mut(), launch.number)
+        // SAFETY: as above.
+        unsafe { host.broadcast(0, unshare(&mut self.value).bytes_mut(), launch.number) }
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -68,7 +71,7 @@ enum Place {
 }
 
 impl Push {
-    pub fn new(
+    pub(crate) fn new(
         slot: &Arc<Slot>,
         gradient: Contribution,
         outs: Vec<TensorMut>,
@@ -165,7 +168,8 @@ impl Job for Push {
 
     fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
         let dtype = self.slot.entry.dtype;
-        host.allreduce(dtype, self.addend(), launch.number)
+        // SAFETY: `fail` never frees the memory.
+        unsafe { host.allreduce(dtype, self.addend(), launch.number) }
     }
 
     fn is_soon_finished(&self) -> bool {
@@ -223,7 +227,7 @@ pub(super) struct PushRows {
 }
 
 impl PushRows {
-    pub fn new(slot: &Arc<Slot>, gradient: MergedRows, update: Update, updates: &Arc<Updates>) -> Self {
+    pub(crate) fn new(slot: &Arc<Slot>, gradient: MergedRows, update: Update, updates: &Arc<Updates>) -> Self {
         PushRows { slot: Arc::clone(slot), gradient, update, updates: Arc::clone(updates) }
     }
 }
@@ -292,7 +296,7 @@ pub(super) struct CompressedPush {
 }
 
 impl CompressedPush {
-    pub fn new(
+    pub(crate) fn new(
         slot: &Arc<Slot>,
         gradient: Contribution,
         outs: Vec<TensorMut>,

@@ -14,7 +14,7 @@ use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// What is to happen to a gradient; fixed when it is pushed, so that a change applies to the pushes after it and to no other.
 #[derive(Clone)]
-pub enum Update {
+pub(crate) enum Update {
     /// The value becomes the gradient.
     Overwrite,
     /// One step of this optimizer.
@@ -25,7 +25,7 @@ pub enum Update {
 
 impl Update {
     /// An error if the update cannot change this key's value at all. To be asked before a push has changed anything.
-    pub fn check(&self, entry: &Entry) -> Result<()> {
+    pub(crate) fn check(&self, entry: &Entry) -> Result<()> {
         match self {
             Update::Optimize(optimizer) => optimizer.check_dtype(entry.dtype).map_err(|cause| of_key(entry, cause)),
             Update::Overwrite | Update::Call(_) => Ok(()),
@@ -40,7 +40,7 @@ struct Kept {
 }
 
 /// The present update and the optimizer's states.
-pub struct Updates {
+pub(crate) struct Updates {
     present: Mutex<Update>,
     states: Mutex<BTreeMap<Key, Arc<Mutex<Kept>>>>,
 }
@@ -59,17 +59,17 @@ impl Updates {
 
     /// Gradients pushed from now on are applied by `optimizer`. A key's state is carried on where the rule stays the same, and
     /// begins anew at the first update where it does not.
-    pub fn set_optimizer(&self, optimizer: &Optimizer) {
+    pub(crate) fn set_optimizer(&self, optimizer: &Optimizer) {
         *self.present.lock() = Update::Optimize(Arc::new(optimizer.clone()));
     }
 
     /// Gradients pushed from now on are given to `updater`.
-    pub fn set_updater(&self, updater: Updater) {
+    pub(crate) fn set_updater(&self, updater: Updater) {
         *self.present.lock() = Update::Call(Arc::new(Mutex::new(updater)));
     }
 
     /// Applies `gradient` to `value`. An updater that fails leaves the value as it has made it.
-    pub fn apply(&self, update: &Update, entry: &Entry, gradient: &[u8], value: &mut Arc<Buffer>) -> Result<()> {
+    pub(crate) fn apply(&self, update: &Update, entry: &Entry, gradient: &[u8], value: &mut Arc<Buffer>) -> Result<()> {
         match update {
             Update::Overwrite => overwrite(value, gradient),
             Update::Optimize(optimizer) => {
@@ -86,7 +86,7 @@ impl Updates {
     }
 
     /// As [`apply`](Self::apply) for what one process pushed, copying nothing that can be handed on; `outs` came with it.
-    pub fn apply_contribution(
+    pub(crate) fn apply_contribution(
         &self,
         update: &Update,
         entry: &Entry,
@@ -113,7 +113,7 @@ impl Updates {
 
     /// As [`apply`](Self::apply) for row-sparse gradients. Overwriting makes absent rows zero, optimizers leave them as they
     /// are, and an updater is given the gradient with absent rows zero.
-    pub fn apply_rows(
+    pub(crate) fn apply_rows(
         &self,
         update: &Update,
         entry: &Entry,
@@ -137,7 +137,7 @@ impl Updates {
     }
 
     /// The states of every key that the present optimizer would carry on, and that optimizer.
-    pub fn states(&self) -> Result<SavedStates> {
+    pub(crate) fn states(&self) -> Result<SavedStates> {
         let optimizer = self.optimizer().ok_or_else(|| no_optimizer("save_optimizer_states"))?;
         let states = self.states.lock();
         let carried = states.iter().filter_map(|(key, kept)| {
@@ -148,7 +148,7 @@ impl Updates {
     }
 
     /// Replaces the states, and the optimizer too if `saved` holds one.
-    pub fn set_states(&self, saved: SavedStates) -> Result<()> {
+    pub(crate) fn set_states(&self, saved: SavedStates) -> Result<()> {
         if let Some(optimizer) = &saved.optimizer {
             optimizer.check()?;
             self.set_optimizer(optimizer);

@@ -9,7 +9,7 @@ use ringpull_allreduce::communicator::Host;
 use ringpull_allreduce::progress::process::mpi_engine;
 use ringpull_base::config::{self, Config};
 use ringpull_base::{DType, Result, Tensor};
-use ringpull_processes::{Process, mpirun};
+use ringpull_processes::{Processes, own_path};
 
 /// The variable that makes a process of this binary a rank.
 const CHILD: &str = "RINGPULL_MEMORY_CHILD";
@@ -42,16 +42,15 @@ fn one_process_of_a_job() {
     let engine = mpi_engine(&config, Some(config.segment_bytes)).unwrap();
     let memory = vec![Tensor::zeros(DType::F32, &[16]), Tensor::zeros(DType::F32, &[LEN_BYTES / 4])];
     let work = |host: &mut Host, memory: &[Tensor], stamp: u32| -> Result<u64> {
-        host.allreduce(DType::F32, memory[0].write().bytes_mut(), stamp)?;
-        let mut data = memory[1].write();
-        data.as_mut_slice::<f32>().fill(1.0);
+        host.allreduce_tensor(host.choice(), &memory[0], stamp)?;
+        memory[1].write().as_mut_slice::<f32>().fill(1.0);
         let before = Usage::now();
         for _ in 0..3 {
-            host.allreduce(DType::F32, data.bytes_mut(), stamp)?;
+            host.allreduce_tensor(host.choice(), &memory[1], stamp)?;
         }
         let after = Usage::now();
         let sum = (host.size() as f32).powi(3);
-        assert!(data.bytes().chunks_exact(4).all(|bytes| bytes == sum.to_le_bytes()));
+        assert!(memory[1].read()?.bytes().chunks_exact(4).all(|bytes| bytes == sum.to_le_bytes()));
         // The neighbours' buffers are mapped here as well, but are no memory of this rank's.
         Ok((after.peak - before.present).saturating_sub(after.shared - before.shared))
     };
@@ -79,19 +78,20 @@ impl Usage {
 }
 
 fn run(shared_memory: &str, most_bytes: u64, variables: &[(&str, &str)]) {
-    let mut command = mpirun(3);
+    let mut processes = Processes::new();
+    let mut command = processes.mpirun(3, own_path());
     command
         .args(["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
         .env(MOST_BYTES, most_bytes.to_string())
         .env("RINGPULL_SHARED_MEMORY", shared_memory)
         .envs(variables.iter().copied());
-    let mut job = Process::start("mpirun", &mut command);
-    let in_time = job.ends_by(Instant::now() + Duration::from_secs(60));
-    let succeeded = job.succeeded();
-    let output = job.output();
-    assert!(in_time && succeeded, "{output}");
-    assert_eq!(output.matches("took").count(), 3, "{output}");
+    processes.start("mpirun", &mut command);
+    let in_time = processes.ends_by(Instant::now() + Duration::from_secs(60));
+    assert!(in_time && processes.succeeded(), "{processes}");
+    for rank in 0..3 {
+        assert_eq!(processes.rank(rank).count(&format!("rank {rank} took")), 1, "{processes}");
+    }
 }
 
 #[test]

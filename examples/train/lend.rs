@@ -9,7 +9,7 @@ use ringpull::Devices;
 /// `tensor`, of f32 on a GPU and contiguous, as the store's: reading and writing it follows the order of candle's stream.
 #[cfg(candle_cuda)]
 #[allow(unsafe_code)]
-pub fn lend(devices: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
+pub(crate) fn lend(devices: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
     use candle_core::{Storage, cuda::CudaStorageSlice};
 
     let kept = tensor.contiguous()?;
@@ -31,6 +31,6 @@ pub fn lend(devices: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor>
 
 /// As above, in a build that has no such tensors.
 #[cfg(not(candle_cuda))]
-pub fn lend(_: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
+pub(crate) fn lend(_: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
     candle_core::bail!("a tensor on {:?} in a build without candle's CUDA", tensor.device())
 }

@@ -45,7 +45,7 @@ pub(crate) fn device(name: &str) -> std::result::Result<Device, String> {
 
 impl Net {
     /// The weights that follow from `seed`, spread evenly within `1 / sqrt(inputs)`.
-    pub fn new(seed: u64, device: &Device) -> Result<Self> {
+    pub(crate) fn new(seed: u64, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed);
         let mut weight = |shape: &[usize]| {
             let bound = match shape {

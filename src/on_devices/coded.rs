@@ -18,10 +18,10 @@ use ringpull_base::Result;
 use ringpull_device::{Memory, Operation, Slice, Work};
 use ringpull_kernels::compress::{Codec, Compression, Feedback};
 
-use super::routes::Sum;
+use super::sum::Sum;
 
 /// How a key's gradients are encoded, and what is kept of them.
-pub struct Coding<'a> {
+pub(crate) struct Coding<'a> {
     /// The codec.
     pub compression: &'a Compression,
     /// What is kept on the host.
@@ -32,7 +32,7 @@ pub struct Coding<'a> {
 
 /// The parts, which are `f32`, become the sums over all ranks of what their compressed gradients say, in the order of the lanes. Blocks; collective.
 /// After an error what is kept of the key is not defined.
-pub fn allreduce(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
+pub(crate) fn allreduce(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
     match *coding.compression {
         Compression::Codec(codec @ Codec::TwoBit { threshold }) if sum.layout.is_blocked() => {
             on_devices(host, sum, (codec, &Operation::Quantise2 { threshold }), coding)
@@ -50,7 +50,7 @@ fn on_devices(
     (codec, quantise): (Codec, &Operation),
     coding: Coding<'_>,
 ) -> Result<()> {
-    let Sum { devices, layout, parts, stamp, limit, route, .. } = *sum;
+    let Sum { devices, layout, parts, stamp, limit, pool, .. } = *sum;
     let (platform, count) = (devices.platform(), host.size());
     let len = layout.len_bytes() / layout.size_bytes();
     let residual = residual_on_devices(sum, coding)?;
@@ -62,10 +62,10 @@ fn on_devices(
         let elements = layout.elements(device);
         codec.sum_bytes(elements.start, count)..codec.sum_bytes(elements.end, count)
     };
-    let codes = route.pool.take(platform, None, codec.code_bytes(len))?;
-    let sums = route.pool.take(platform, None, codec.sum_bytes(len, count))?;
+    let codes = pool.take(platform, None, codec.code_bytes(len))?;
+    let sums = pool.take(platform, None, codec.sum_bytes(len, count))?;
     // On each device codes first, then sums.
-    let room = |device| route.pool.take(platform, Some(device), codes_of(device).len().max(sums_of(device).len()));
+    let room = |device| pool.take(platform, Some(device), codes_of(device).len().max(sums_of(device).len()));
     let rooms = (0..devices.count()).map(room).collect::<Result<Vec<Arc<Memory>>>>()?;
     for (device, room) in rooms.iter().enumerate() {
         let (own, kept) = (Slice::of(room, 0..codes_of(device).len()), &residual[device]);
@@ -87,7 +87,7 @@ fn on_devices(
         platform.enqueue(devices.lane(device), &decode)?;
     }
     devices.drain(limit)?;
-    rooms.into_iter().chain([codes, sums]).for_each(|memory| route.pool.give(memory));
+    rooms.into_iter().chain([codes, sums]).for_each(|memory| pool.give(memory));
     Ok(())
 }
 
@@ -110,7 +110,7 @@ fn residual_on_devices<'a>(sum: &Sum<'_>, coding: Coding<'a>) -> Result<&'a [Sli
 }
 
 fn on_host(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
-    let Sum { devices, layout, parts, stamp, limit, route, .. } = *sum;
+    let Sum { devices, layout, parts, stamp, limit, pool, .. } = *sum;
     let Coding { compression, feedback, residual } = coding;
     if let Some(parts) = residual.take() {
         let kept = devices.fetch(layout, &parts, limit)?;
@@ -118,7 +118,7 @@ fn on_host(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
             .residual_mut(kept.bytes().len() / layout.size_bytes())
             .copy_from_slice(bytemuck::cast_slice(kept.bytes()));
     }
-    let memory = route.pool.take(devices.platform(), None, layout.len_bytes())?;
+    let memory = pool.take(devices.platform(), None, layout.len_bytes())?;
     let staging = Slice::of(&memory, 0..layout.len_bytes());
     let on_host = |device: usize| staging.part(layout.bytes(device));
     for (device, part) in parts.iter().enumerate() {
@@ -133,6 +133,6 @@ fn on_host(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
         devices.platform().enqueue(devices.lane(device), &Work::copy(on_host(device), part.clone()))?;
     }
     devices.drain(limit)?;
-    route.pool.give(memory);
+    pool.give(memory);
     Ok(())
 }

@@ -15,14 +15,14 @@ use ringpull_allreduce::interpreter::Elsewhere;
 use ringpull_base::{DType, Error, Result};
 use ringpull_device::{Memory, Pool, Slice, Stream, Work};
 
-use super::routes::Sum;
+use super::sum::Sum;
 
 /// Bytes of one message at least: a launch and a wait for it cost as much as some hundred kilobytes on the network.
 const LEAST_BYTES: usize = 2 << 20;
 
 /// The parts become the sums over all ranks, of which each has as many devices. Blocks; collective.
 pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
-    let Sum { devices, dtype, parts, stamp, limit, route, .. } = *sum;
+    let Sum { devices, dtype, parts, stamp, limit, pool, .. } = *sum;
     devices.without_collectives(limit, || {
         for part in parts.iter().filter(|part| part.len_bytes() > 0) {
             let start = devices.platform().expose(part, true)?;
@@ -33,7 +33,7 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
                 lane: Arc::clone(devices.lane(device)),
                 dtype,
                 part: part.clone(),
-                pool: Arc::clone(&route.pool),
+                pool: Arc::clone(pool),
                 given: Vec::new(),
                 limit,
             };
@@ -116,17 +116,17 @@ mod tests {
                 for stamp in 0..2 {
                     devices.join().unwrap();
                     devices.sum_parts(dtype, &layout, &inputs, &parts, &mut Scratch::default()).unwrap();
-                    let sum = routes::Sum {
+                    let sum = Sum {
                         devices: &devices,
                         layout: &layout,
                         dtype,
                         parts: &parts,
                         stamp,
                         limit: LIMIT,
-                        route: &route,
+                        pool: &route.pool,
                     };
                     let before = platform.allocations();
-                    routes::allreduce(&mut host, &sum).unwrap();
+                    routes::allreduce(&mut host, &route, &sum).unwrap();
                     allocated = platform.allocations() - before;
                     devices.join().unwrap();
                     devices.gather_parts(dtype, &layout, &parts, &inputs).unwrap();

@@ -24,6 +24,7 @@ mod routes_tests;
 mod slot;
 mod staged;
 mod step;
+mod sum;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

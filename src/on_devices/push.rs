@@ -14,7 +14,8 @@ use super::slot::{Content, Outputs, Slot};
 use super::{OnDevices, Step, detour, take_loaded};
 use crate::compressed::Coding;
 use crate::on_devices::coded;
-use crate::on_devices::routes::{self, Route, Sum};
+use crate::on_devices::routes::{self, Route};
+use crate::on_devices::sum::Sum;
 use crate::update::{Update, Updates};
 use crate::{Gradient, SavedStates, Value};
 
@@ -36,7 +37,7 @@ pub(super) struct Push {
 }
 
 impl Push {
-    pub fn new(
+    pub(crate) fn new(
         store: &OnDevices,
         slot: &Arc<Slot>,
         gradient: Gradient,
@@ -133,10 +134,10 @@ impl Step for Push {
                 parts,
                 stamp: launch.number,
                 limit: self.limit,
-                route: &self.route,
+                pool: &self.route.pool,
             };
             match &self.coding {
-                None => routes::allreduce(host, &sum)?,
+                None => routes::allreduce(host, &self.route, &sum)?,
                 Some(Coding { compression, feedback }) => {
                     let coding = coded::Coding { compression, feedback: &mut feedback.lock(), residual };
                     coded::allreduce(host, &sum, coding)?;

@@ -13,44 +13,28 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
 use ringpull_allreduce::communicator::Parts;
 use ringpull_allreduce::communicator::{Choice, Host};
 use ringpull_allreduce::transport::Stamp;
-use ringpull_base::{DType, Error, Result};
-use ringpull_device::{Devices, Joined, Layout, Pool, Slice};
+use ringpull_base::{Error, Result};
+use ringpull_device::{Joined, Pool};
 
+use super::sum::Sum;
 use super::{direct, joined, staged};
 
 /// How often each route is tried; the first time is not counted.
 const ROUNDS: usize = 3;
 
-/// What is summed over the ranks.
-pub struct Sum<'a> {
-    /// The devices of this rank.
-    pub devices: &'a Devices,
-    /// How it is spread over them.
-    pub layout: &'a Layout,
-    /// The element type.
-    pub dtype: DType,
-    /// A part on each device, written on its lane.
-    pub parts: &'a [Slice],
-    /// The operation's stamp.
-    pub stamp: Stamp,
-    /// How long work on a device may take.
-    pub limit: Duration,
-    /// What the store's sums have in common.
-    pub route: &'a Route,
-}
-
 /// Which ways the sums of a store go, and the memory that they pass through: kept from sum to sum, so that from the second of its kind and route
 /// on nothing is allocated.
 #[derive(Default)]
-pub struct Route {
+pub(crate) struct Route {
     ways: Mutex<Option<Ways>>,
+    /// To be lent to each sum.
     pub(super) pool: Arc<Pool>,
 }
 
@@ -72,8 +56,8 @@ impl fmt::Display for Way {
 }
 
 /// The parts become the sums over all ranks, the same bits on each, in the order of the lanes. Blocks for the ranks; collective.
-pub fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
-    let mut ways = sum.route.ways.lock();
+pub(crate) fn allreduce(host: &mut Host, route: &Route, sum: &Sum<'_>) -> Result<()> {
+    let mut ways = route.ways.lock();
     let ways = match &mut *ways {
         Some(agreed) => agreed,
         none => none.insert(Ways::agree(host, sum)?),

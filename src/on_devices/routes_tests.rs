@@ -12,7 +12,8 @@ use ringpull_base::config::Config;
 use ringpull_base::{DType, Result, Tensor};
 use ringpull_device::{Devices, Joined, Layout, Meeting, Scratch, Simulated, Slice};
 
-use super::routes::{Route, Sum, allreduce};
+use super::routes::{Route, allreduce};
+use super::sum::Sum;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -45,9 +46,9 @@ impl Rank {
         let parts = devices.parts(layout)?;
         devices.join()?;
         devices.sum_parts(dtype, layout, &self.slices(&self.inputs), &parts, &mut Scratch::default())?;
-        let (stamp, limit, route) = (self.sums, LIMIT, &self.route);
-        let sum = Sum { devices, layout, dtype, parts: &parts, stamp, limit, route };
-        allreduce(&mut self.host, &sum)?;
+        let (stamp, limit, pool) = (self.sums, LIMIT, &self.route.pool);
+        let sum = Sum { devices, layout, dtype, parts: &parts, stamp, limit, pool };
+        allreduce(&mut self.host, &self.route, &sum)?;
         self.sums += 1;
         self.devices.join()?;
         self.devices.gather_parts(dtype, layout, &parts, &self.slices(&self.outputs))?;

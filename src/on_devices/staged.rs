@@ -8,6 +8,7 @@
 //! | --- | --- | --- | --- | --- | --- | --- | --- |
 //! | ranks |   | 0 | 1 | 2 | 3 | 4 |   |
 //! | up |   |   | 0 | 1 | 2 | 3 | 4 |
+#![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use ringpull_allreduce::communicator::Host;
 use ringpull_base::Result;
 use ringpull_device::{Devices, Event, Layout, Memory, Slice, Work};
 
-use super::routes::Sum;
+use super::sum::Sum;
 
 /// Bytes of one segment: long enough for a copy to run at full speed, short against what is worth staging.
 const SEGMENT_BYTES: usize = 2 << 20;
@@ -33,14 +34,14 @@ struct Berth {
 
 /// The parts become the sums over all ranks. Blocks; collective.
 pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
-    let Sum { devices, layout, dtype, parts, stamp, limit, route } = *sum;
+    let Sum { devices, layout, dtype, parts, stamp, limit, pool } = *sum;
     let segments = segments(layout);
     for device in 0..devices.count() {
         devices.down(device).follow(devices.lane(device))?;
         devices.up(device).follow(devices.lane(device))?;
     }
     let longest = segments.iter().map(Range::len).max().unwrap_or(0);
-    let memory = || route.pool.take(devices.platform(), None, longest);
+    let memory = || pool.take(devices.platform(), None, longest);
     let berth = |_| Ok(Berth { memory: memory()?, down: vec![], up: vec![] });
     let mut berths = (0..DEPTH.min(segments.len())).map(berth).collect::<Result<Vec<_>>>()?;
     let depth = berths.len();
@@ -57,7 +58,8 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
         let berth = &mut berths[index % depth];
         berth.down.drain(..).try_for_each(|event| event.synchronize(limit))?;
         let slice = Slice::of(&berth.memory, 0..segment.len());
-        if let Err(cause) = host.allreduce(dtype, &mut slice.host_bytes_mut()?, stamp) {
+        // SAFETY: after an error the memory is never freed.
+        if let Err(cause) = unsafe { host.allreduce(dtype, &mut slice.host_bytes_mut()?, stamp) } {
             // The transport may still use it.
             std::mem::forget(Arc::clone(&berth.memory));
             return Err(cause);
@@ -68,7 +70,7 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
         devices.lane(device).follow(devices.up(device))?;
     }
     berths.iter().flat_map(|berth| &berth.up).try_for_each(|event| event.synchronize(limit))?;
-    berths.into_iter().for_each(|berth| route.pool.give(berth.memory));
+    berths.into_iter().for_each(|berth| pool.give(berth.memory));
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Jobs: real processes of this test's own binary, killed at a deadline, with output tagged by rank.
+//! Jobs: real processes of this test's own binary, killed at a deadline, with the output of each by itself.
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ringpull::{create, run_node};
 use ringpull_base::{Error, config};
-use ringpull_processes::{Process, mpirun, own_path};
+use ringpull_processes::{Processes, own_path};
 
 use crate::world::{Promise, World};
 
@@ -42,22 +42,28 @@ impl Job {
 
     fn run_with(&self, env: &[(&str, &str)]) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
-        let mut processes = self.start(folder.path(), env);
-        let deadline = Instant::now() + DEADLINE;
-        let late = processes.iter_mut().any(|process| !process.ends_by(deadline));
-        let failed = processes.iter_mut().any(|process| !process.succeeded());
-        let output: String = processes.iter_mut().map(Process::output).collect();
-        assert!(!late, "{} did not end in {DEADLINE:?}; it was killed:\n{output}", self.name());
-        assert!(!failed, "{} failed:\n{output}", self.name());
-        if let Some(reason) = output.lines().find_map(|line| line.split("contract skipped: ").nth(1)) {
+        let mut processes = Processes::new();
+        self.start(&mut processes, folder.path(), env);
+        let late = !processes.ends_by(Instant::now() + DEADLINE);
+        assert!(!late, "{} did not end in {DEADLINE:?}; it was killed:\n{processes}", self.name());
+        assert!(processes.succeeded(), "{} failed:\n{processes}", self.name());
+        let written: Vec<_> = processes.names().iter().map(|name| processes.written(name)).collect();
+        if let Some(reason) = written.iter().find_map(|written| written.after("contract skipped: ")) {
             assert!(config::text("CI").is_none(), "{} must not be skipped on CI: {reason}", self.name());
             println!("skipped {}: {reason}", self.name());
             return None;
         }
-        let hashes: Vec<&str> = output.lines().filter_map(|line| line.split("contract hash ").nth(1)).collect();
-        assert_eq!(hashes.len(), self.workers, "every worker prints its hash:\n{output}");
-        assert!(hashes.iter().all(|hash| *hash == hashes[0]), "the workers hold different bits:\n{output}");
-        Some(hashes[0].to_owned())
+        let hashes: Vec<String> = (0..self.workers)
+            .map(|worker| {
+                let written = if self.is_mpi() { processes.rank(worker) } else { processes.worker(worker) };
+                assert_eq!(written.count("contract hash "), 1, "every worker prints its hash:\n{processes}");
+                written.after("contract hash ").unwrap().to_owned()
+            })
+            .collect();
+        assert!(hashes.iter().all(|hash| *hash == hashes[0]), "the workers hold different bits:\n{processes}");
+        let total: usize = written.iter().map(|written| written.count("contract hash ")).sum();
+        assert_eq!(total, self.workers, "nobody else prints one:\n{processes}");
+        Some(hashes[0].clone())
     }
 
     fn name(&self) -> String {
@@ -72,15 +78,20 @@ impl Job {
         }
     }
 
-    fn start(&self, folder: &Path, env: &[(&str, &str)]) -> Vec<Process> {
+    fn is_mpi(&self) -> bool {
+        self.kind_and_devices().0 == "dist_sync_mpi"
+    }
+
+    fn start(&self, processes: &mut Processes, folder: &Path, env: &[(&str, &str)]) {
         match self.kind_and_devices().0 {
             "local" | "device" => {
-                vec![Process::start("worker", &mut self.this_binary(Command::new(own_path()), folder))]
+                processes.start("worker 0", &mut self.this_binary(Command::new(own_path()), folder));
             }
             "dist_sync_mpi" => {
-                vec![Process::start("mpirun", self.this_binary(mpirun(self.workers), folder).envs(env.iter().copied()))]
+                let command = processes.mpirun(self.workers, own_path());
+                processes.start("mpirun", self.this_binary(command, folder).envs(env.iter().copied()));
             }
-            _ => self.with_servers(folder),
+            _ => self.start_with_servers(processes, folder),
         }
     }
 
@@ -97,19 +108,16 @@ impl Job {
     }
 
     /// A scheduler, two servers and the workers, on loopback and on a port that the system chose.
-    fn with_servers(&self, folder: &Path) -> Vec<Process> {
+    fn start_with_servers(&self, processes: &mut Processes, folder: &Path) {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let roles = [("scheduler", 1), ("server", 2), ("worker", self.workers)];
-        roles
-            .into_iter()
-            .flat_map(|(role, count)| (0..count).map(move |number| (role, number)))
-            .map(|(role, number)| {
+        for (role, count) in [("scheduler", 1), ("server", 2), ("worker", self.workers)] {
+            for number in 0..count {
                 let mut command = self.this_binary(Command::new(own_path()), folder);
                 command.envs([("DMLC_ROLE", role), ("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_NUM_SERVER", "2")]);
                 command.env("DMLC_PS_ROOT_PORT", port.to_string()).env("DMLC_NUM_WORKER", self.workers.to_string());
-                Process::start(&format!("{role} {number}"), &mut command)
-            })
-            .collect()
+                processes.start(&format!("{role} {number}"), &mut command);
+            }
+        }
     }
 }
 

@@ -101,7 +101,7 @@ fn a_rank_that_panics_is_an_error_for_the_others_at_once() {
 #[test]
 fn an_optimizer_set_on_one_rank_in_step_100_is_an_error_on_every_rank_in_time() {
     let job = Job::start("mismatch", 3, Some(60));
-    job.wait_for("counted", 3);
+    job.wait_for("counted", &[0, 1, 2]);
     job.wait_for_errors(&[0, 1, 2], LOSS);
     job.fails(&[], &["push", "rank 1 has", "sgd,lr=0.1"]);
 }
@@ -109,7 +109,7 @@ fn an_optimizer_set_on_one_rank_in_step_100_is_an_error_on_every_rank_in_time() 
 #[test]
 fn a_rank_killed_after_it_has_joined_is_named_by_every_survivor() {
     let job = Job::start("joined", 3, Some(60));
-    job.wait_for("moving", 2);
+    job.wait_for("moving", &[0, 2]);
     job.signal(1, Signal::KILL);
     job.wait_for_errors(&[0, 2], LOSS);
     job.fails(&[1], &["rank 1 (pid", "is lost"]);
@@ -121,7 +121,7 @@ fn strike(rank: usize, signal: Signal, patience_s: Option<u64>, limit: Duration)
 }
 
 fn strike_job(job: Job, rank: usize, signal: Signal, limit: Duration) {
-    job.wait_for("moving", 4);
+    job.wait_for("moving", &[0, 1, 2, 3]);
     job.signal(rank, signal);
     let survivors: Vec<usize> = (0..4).filter(|other| *other != rank).collect();
     job.wait_for_errors(&survivors, limit);
@@ -169,12 +169,12 @@ fn a_stopped_rank_is_named_by_every_other_in_time() {
 #[test]
 fn a_job_that_was_suspended_goes_on() {
     let job = Job::start("transfers", 4, Some(PATIENCE_S));
-    job.wait_for("moving", 4);
+    job.wait_for("moving", &[0, 1, 2, 3]);
     (0..4).for_each(|rank| job.signal(rank, Signal::STOP));
-    let moved = job.count("moving");
+    let moved = job.counts("moving");
     std::thread::sleep(Duration::from_secs(PATIENCE_S * 2));
     (0..4).for_each(|rank| job.signal(rank, Signal::CONT));
-    job.wait_for("moving", moved + 8);
+    job.wait_for_more("moving", &moved, 2);
     job.signal(1, Signal::KILL);
     for error in job.errors(&[1]) {
         assert!(error.contains("rank 1 (pid") && !error.contains("nothing was heard"), "{error}");

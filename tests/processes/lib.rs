@@ -1,82 +1,207 @@
-//! Processes that a test starts: their output as it comes, their end by a deadline, and the command that starts ranks.
+//! Processes that a test starts: what each of them writes, by itself; their end by a deadline; and nothing left of them.
+//!
+//! A launcher such as `mpirun` joins what its ranks write, also in the middle of a line, so a test that searches its output
+//! may find two halves of two lines. Here a launcher starts every rank behind a shell that sends stdout and stderr to two
+//! files of that rank's own and then becomes the rank ([`files`]). What the launcher itself writes has its files too.
 
 mod example;
+pub mod files;
 
 pub use example::example;
+pub use files::Written;
 
-use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::fmt::{Display, Formatter};
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A started process whose output is being gathered. Dropping it kills it.
-pub struct Process {
-    name: String,
-    child: Child,
-    text: Arc<Mutex<String>>,
-    readers: Vec<JoinHandle<()>>,
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// How long a job may take whose test does not say how long.
+pub const LIMIT: Duration = Duration::from_secs(600);
+/// How long a killed process may take to be gone.
+const CLEARING: Duration = Duration::from_secs(3);
+/// The variable, inherited by every process of a job, whose value is the job's folder: how those are found that outlive
+/// their launcher.
+const MARK: &str = "RINGPULL_PROCESSES_FOLDER";
+
+/// The processes of a job: those that the test starts, and those that a launcher among them starts. Dropping it kills all
+/// that is left. As text it is everything that was written, with the writer's name before each line.
+pub struct Processes {
+    folder: TempDir,
+    started: Vec<(String, Child)>,
 }
 
-impl Process {
-    pub fn start(name: &str, command: &mut Command) -> Self {
-        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap_or_else(|cause| panic!("cannot start {name}: {cause}"));
-        let text = Arc::default();
-        let readers = vec![gather(child.stdout.take(), &text), gather(child.stderr.take(), &text)];
-        Process { name: name.to_owned(), child, text, readers }
+impl Processes {
+    /// A job of which nothing runs yet.
+    pub fn new() -> Self {
+        Processes { folder: tempfile::Builder::new().prefix("ringpull-").tempdir().unwrap(), started: Vec::new() }
     }
 
-    /// What it has written so far, whole lines only.
-    pub fn text(&self) -> String {
-        self.text.lock().unwrap().clone()
+    /// The words for a launcher to start in place of `command`'s, so that each process writes to files of its own.
+    pub fn redirected<W: Into<OsString>>(&self, command: impl IntoIterator<Item = W>) -> Vec<OsString> {
+        files::redirected(self.folder.path(), command)
     }
 
-    pub fn runs(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
+    /// The command that starts so many ranks of `program`, each with files of its own; arguments may be added.
+    pub fn mpirun(&self, ranks: usize, program: impl AsRef<Path>) -> Command {
+        let launcher = ringpull_base::config::mpirun_program();
+        let version = Command::new(&launcher).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
+        let mut command = Command::new(&launcher);
+        command.args(["-n", &ranks.to_string()]);
+        if String::from_utf8_lossy(&version).contains("Open MPI") {
+            command
+                .args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"])
+                .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        }
+        command.args(self.redirected([program.as_ref()]));
+        command
     }
 
-    /// Whether the process ended in time; if not, it is killed.
+    /// Starts a process or a launcher under this name, with files of its own.
+    pub fn start(&mut self, name: &str, command: &mut Command) {
+        let [out, err] = files::of(self.folder.path(), name).map(|path| File::create(path).unwrap());
+        command.env(MARK, self.folder.path()).stdin(Stdio::null()).stdout(out).stderr(err);
+        let child = command.spawn().unwrap_or_else(|cause| panic!("cannot start {name}: {cause}"));
+        self.started.push((name.to_owned(), child));
+    }
+
+    /// Starts a process or a launcher that must end within [`LIMIT`]; whether it succeeded.
+    pub fn run(&mut self, name: &str, command: &mut Command) -> bool {
+        self.start(name, command);
+        assert!(self.ends_by(Instant::now() + LIMIT), "{name} did not end in {LIMIT:?}; it was killed:\n{self}");
+        self.succeeded()
+    }
+
+    /// Starts a process or a launcher that must succeed within [`LIMIT`].
+    pub fn succeed(&mut self, name: &str, command: &mut Command) {
+        assert!(self.run(name, command), "{name} failed:\n{self}");
+    }
+
+    /// The process that was started under this name.
+    pub fn child(&mut self, name: &str) -> &mut Child {
+        let found = self.started.iter_mut().find(|(other, _)| other == name);
+        &mut found.unwrap_or_else(|| panic!("{name} was not started")).1
+    }
+
+    /// What the process of this name has written so far: `mpirun` or what else it was started as; one that a launcher
+    /// started is `rank 0`, or `worker 0`, `server 0` or `scheduler` by its role. One that never was has written nothing.
+    pub fn written(&self, name: &str) -> Written {
+        files::written(self.folder.path(), name)
+    }
+
+    /// What an MPI rank has written so far.
+    pub fn rank(&self, rank: usize) -> Written {
+        self.written(&format!("rank {rank}"))
+    }
+
+    /// What a worker of a job with servers has written so far.
+    pub fn worker(&self, worker: usize) -> Written {
+        self.written(&format!("worker {worker}"))
+    }
+
+    /// The names of all processes that have run, sorted.
+    pub fn names(&self) -> Vec<String> {
+        files::names(self.folder.path())
+    }
+
+    /// Waits until `holds`, which must be within `limit`; if not, `complaint` begins the panic's message.
+    pub fn wait_until(&self, limit: Duration, complaint: &str, holds: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + limit;
+        while !holds(self) {
+            assert!(Instant::now() < deadline, "{complaint} in {limit:?}:\n{self}");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until the process of this name has written `words` so many times.
+    pub fn wait_for(&self, name: &str, words: &str, times: usize, limit: Duration) {
+        let complaint = format!("{name} did not write {words:?} {times} times");
+        self.wait_until(limit, &complaint, |processes| processes.written(name).count(words) >= times);
+    }
+
+    /// The names of the started processes that run.
+    pub fn running(&mut self) -> Vec<String> {
+        let running = self.started.iter_mut().filter_map(|(name, child)| match child.try_wait().unwrap() {
+            None => Some(name.clone()),
+            Some(_) => None,
+        });
+        running.collect()
+    }
+
+    /// Whether all started processes ended in time; if not, all of the job is killed.
     pub fn ends_by(&mut self, deadline: Instant) -> bool {
-        while self.runs() {
+        while !self.running().is_empty() {
             if Instant::now() > deadline {
-                self.child.kill().unwrap();
+                self.kill();
                 return false;
             }
-            // The process's end is the event; the standard library has no wait with a deadline.
+            // A process's end is the event; the standard library has no wait with a deadline.
             std::thread::park_timeout(Duration::from_millis(5));
         }
         true
     }
 
+    /// Whether all started processes, which have ended or will, ended with success.
     pub fn succeeded(&mut self) -> bool {
-        self.child.wait().unwrap().success()
+        self.started.iter_mut().all(|(_, child)| child.wait().unwrap().success())
     }
 
-    /// All of its output, each line with its name. Waits until nobody can write any more.
-    pub fn output(&mut self) -> String {
-        self.readers.drain(..).for_each(|reader| reader.join().unwrap());
-        self.text().lines().fold(String::new(), |text, line| text + &self.name + ": " + line + "\n")
+    /// The ids of the job's processes that live, a launcher and its ranks.
+    pub fn living(&self) -> Vec<i32> {
+        let mark = [MARK.as_bytes(), b"=", self.folder.path().as_os_str().as_encoded_bytes()].concat();
+        let of_job = |pid: &i32| {
+            let variables = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            variables.split(|byte| *byte == 0).any(|variable| variable == mark)
+        };
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(of_job).collect()
+    }
+
+    /// Kills what is left of the job: launchers first, which start no more then, and ranks, which a killed launcher leaves.
+    pub fn kill(&mut self) {
+        for (name, child) in &mut self.started {
+            if matches!(child.try_wait(), Ok(None))
+                && let Err(cause) = child.kill().and_then(|()| child.wait())
+            {
+                eprintln!("{name} cannot be killed: {cause}");
+            }
+        }
+        let deadline = Instant::now() + CLEARING;
+        loop {
+            let left = self.living();
+            if left.is_empty() || Instant::now() > deadline {
+                break;
+            }
+            for pid in left.into_iter().filter_map(Pid::from_raw) {
+                if let Err(cause) = kill_process(pid, Signal::KILL) {
+                    eprintln!("process {pid:?} has ended since it was listed: {cause}");
+                }
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
     }
 }
 
-impl Drop for Process {
+impl Default for Processes {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Display for Processes {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&files::tagged(self.folder.path()))
+    }
+}
+
+impl Drop for Processes {
     fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) && self.child.kill().is_ok() {
-            self.child.wait().unwrap();
-        }
+        self.kill();
     }
-}
-
-fn gather(stream: Option<impl Read + Send + 'static>, text: &Arc<Mutex<String>>) -> JoinHandle<()> {
-    let text = Arc::clone(text);
-    std::thread::spawn(move || {
-        for line in BufReader::new(stream.unwrap()).split(b'\n') {
-            let line = line.unwrap();
-            *text.lock().unwrap() += &(String::from_utf8_lossy(&line).into_owned() + "\n");
-        }
-    })
 }
 
 /// Whether ranks can be started here at all.
@@ -90,21 +215,4 @@ pub fn has_mpi() -> bool {
 /// This test's own binary.
 pub fn own_path() -> PathBuf {
     std::env::current_exe().unwrap()
-}
-
-/// The command that starts `workers` ranks of this test's own binary, with output tagged by rank.
-pub fn mpirun(workers: usize) -> Command {
-    let program = ringpull_base::config::mpirun_program();
-    let version = Command::new(&program).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
-    let mut command = Command::new(&program);
-    command.args(["-n", &workers.to_string()]);
-    if String::from_utf8_lossy(&version).contains("Open MPI") {
-        command
-            .args(["--oversubscribe", "--bind-to", "none", "--tag-output", "--mca", "mpi_yield_when_idle", "1"])
-            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-    } else {
-        command.arg("-prepend-rank");
-    }
-    command.arg(own_path());
-    command
 }

@@ -1,28 +1,24 @@
 //! Jobs of real processes on loopback: this test binary again, once for each node.
 
 use std::net::Ipv4Addr;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ringpull_base::topology;
+use ringpull_processes::{Processes, Written, own_path};
 
 /// Runs of a job's nodes. Dropping it kills what is left.
 pub(crate) struct Job {
     pub(crate) port: u16,
-    nodes: Vec<Node>,
-}
-
-pub(crate) struct Node {
-    pub(crate) name: String,
-    child: Child,
-    output: tempfile::NamedTempFile,
+    processes: Processes,
+    names: Vec<String>,
 }
 
 /// How a node ended.
 pub(crate) struct End {
     pub(crate) name: String,
     pub(crate) code: Option<i32>,
-    pub(crate) text: String,
+    pub(crate) written: Written,
 }
 
 /// A port that nobody listens on.
@@ -33,7 +29,7 @@ pub(crate) fn free_port() -> u16 {
 impl Job {
     /// Starts a scheduler, servers and workers; workers run `case`.
     pub fn start(case: &str, workers: usize, servers: usize) -> Self {
-        let mut job = Job { port: free_port(), nodes: Vec::new() };
+        let mut job = Job::empty(free_port());
         job.add(case, "scheduler", None, workers, servers);
         for server in 0..servers {
             job.add(case, "server", Some(server), workers, servers);
@@ -46,12 +42,11 @@ impl Job {
 
     /// A job of which nothing runs yet.
     pub(crate) fn empty(port: u16) -> Self {
-        Job { port, nodes: Vec::new() }
+        Job { port, processes: Processes::new(), names: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, case: &str, role: &str, rank: Option<usize>, workers: usize, servers: usize) {
-        let output = tempfile::NamedTempFile::new().unwrap();
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = Command::new(own_path());
         command
             .args(["--exact", "one_node_of_a_job", "--nocapture", "--test-threads=1"])
             .env("RINGPULL_TEST_CASE", case)
@@ -65,67 +60,49 @@ impl Job {
             .env("RINGPULL_TIMEOUT", "3")
             .env("PS_HEARTBEAT_INTERVAL", "0.3")
             .env("PS_HEARTBEAT_TIMEOUT", "4")
-            .env("RUST_BACKTRACE", "0")
-            .stdin(Stdio::null())
-            .stdout(output.reopen().unwrap())
-            .stderr(output.reopen().unwrap());
+            .env("RUST_BACKTRACE", "0");
         if let Some(rank) = rank {
             command.env("DMLC_RANK", rank.to_string());
         }
         let name = rank.map_or(role.to_owned(), |rank| format!("{role} {rank}"));
-        self.nodes.push(Node { name, child: command.spawn().unwrap(), output });
+        self.processes.start(&name, &mut command);
+        self.names.push(name);
     }
 
     /// Waits until the node has written `text`.
     pub(crate) fn wait_for(&self, name: &str, text: &str) {
-        let node = self.nodes.iter().find(|node| node.name == name).unwrap();
-        let start = Instant::now();
-        while !node.text().contains(text) {
-            assert!(start.elapsed() < Duration::from_secs(30), "{name} never wrote {text:?}: {}", node.text());
-            std::thread::yield_now();
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
+        self.processes.wait_for(name, text, 1, Duration::from_secs(30));
     }
 
     /// Kills a node as the system would.
     pub(crate) fn kill(&mut self, name: &str) {
-        self.nodes.iter_mut().find(|node| node.name == name).unwrap().child.kill().unwrap();
+        self.processes.child(name).kill().unwrap();
     }
 
     /// Every node's end, within `limit`.
     pub(crate) fn ends(mut self, limit: Duration) -> Vec<End> {
-        let start = Instant::now();
+        let deadline = Instant::now() + limit;
         loop {
-            let running: Vec<String> = self
-                .nodes
-                .iter_mut()
-                .filter_map(|node| node.child.try_wait().unwrap().is_none().then(|| node.name.clone()))
-                .collect();
+            let running = self.processes.running();
             if running.is_empty() {
                 break;
             }
-            if start.elapsed() > limit {
-                let texts: Vec<String> =
-                    self.nodes.iter().map(|node| format!("--- {}\n{}", node.name, node.text())).collect();
-                panic!("{running:?} still run after {limit:?}\n{}", texts.join("\n"));
-            }
+            assert!(Instant::now() < deadline, "{running:?} still run after {limit:?}\n{}", self.processes);
             std::thread::park_timeout(Duration::from_millis(10));
         }
-        self.nodes
-            .iter_mut()
-            .map(|node| End {
-                name: node.name.clone(),
-                code: node.child.wait().unwrap().code(),
-                text: std::fs::read_to_string(node.output.path()).unwrap(),
-            })
-            .collect()
+        let ends = self.names.into_iter().map(|name| End {
+            code: self.processes.child(&name).wait().unwrap().code(),
+            written: self.processes.written(&name),
+            name,
+        });
+        ends.collect()
     }
 
     /// Every node ends well.
     pub(crate) fn succeeds(self) -> Vec<End> {
         let ends = self.ends(Duration::from_secs(60));
         for end in &ends {
-            assert_eq!(end.code, Some(0), "{}:\n{}", end.name, end.text);
+            assert_eq!(end.code, Some(0), "{}:\n{}", end.name, end.written);
         }
         ends
     }
@@ -133,14 +110,14 @@ impl Job {
     /// Every node ends with an error that says `words`, once the start-up limit is over.
     pub(crate) fn fails_slowly(self, words: &[&str]) {
         for end in self.ends(Duration::from_secs(20)) {
-            assert!(end.code.is_some_and(|code| code != 0), "{} ended with {:?}:\n{}", end.name, end.code, end.text);
-            assert!(words.iter().all(|word| end.text.contains(word)), "{}:\n{}", end.name, end.text);
+            assert!(end.code.is_some_and(|code| code != 0), "{} ended with {:?}:\n{}", end.name, end.code, end.written);
+            assert!(words.iter().all(|word| end.written.contains(word)), "{}:\n{}", end.name, end.written);
         }
     }
 
     /// The TCP ports of 127.0.0.1 that the node listens on.
-    pub(crate) fn listening_ports(&self, name: &str) -> Vec<u16> {
-        let pid = self.nodes.iter().find(|node| node.name == name).unwrap().child.id();
+    pub(crate) fn listening_ports(&mut self, name: &str) -> Vec<u16> {
+        let pid = self.processes.child(name).id();
         let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
             .unwrap()
             .filter_map(|entry| Some(std::fs::read_link(entry.ok()?.path()).ok()?.to_string_lossy().into_owned()))
@@ -160,7 +137,7 @@ impl Job {
         std::fs::write(&path, b"").unwrap();
         let ends = self.succeeds();
         std::fs::remove_file(path).unwrap();
-        assert!(ends.iter().filter(|end| end.text.contains("went on")).count() == 2);
+        assert!(ends.iter().filter(|end| end.written.contains("went on")).count() == 2);
     }
 
     /// Every node but those named ends with an error in time; every worker's names each of `words`.
@@ -169,28 +146,11 @@ impl Job {
             if but.contains(&end.name.as_str()) {
                 continue;
             }
-            assert!(end.code.is_some_and(|code| code != 0), "{} ended with {:?}:\n{}", end.name, end.code, end.text);
+            assert!(end.code.is_some_and(|code| code != 0), "{} ended with {:?}:\n{}", end.name, end.code, end.written);
             if end.name.starts_with("worker") {
                 for word in words {
-                    assert!(end.text.contains(word), "{} does not say {word:?}:\n{}", end.name, end.text);
+                    assert!(end.written.contains(word), "{} does not say {word:?}:\n{}", end.name, end.written);
                 }
-            }
-        }
-    }
-}
-
-impl Node {
-    fn text(&self) -> String {
-        std::fs::read_to_string(self.output.path()).unwrap()
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        for node in &mut self.nodes {
-            if let Ok(None) = node.child.try_wait() {
-                node.child.kill().unwrap();
-                node.child.wait().unwrap();
             }
         }
     }

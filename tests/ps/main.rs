@@ -186,7 +186,8 @@ fn a_port_in_use_is_one_error_with_a_remedy() {
     let port = job.port.to_string();
     let ends = job.ends(std::time::Duration::from_secs(10));
     assert_eq!(ends[0].code, Some(1));
-    assert!(ends[0].text.contains(&port) && ends[0].text.contains("DMLC_PS_ROOT_PORT"), "{}", ends[0].text);
+    let written = &ends[0].written;
+    assert!(written.contains(&port) && written.contains("DMLC_PS_ROOT_PORT"), "{written}");
 }
 
 #[test]
@@ -206,7 +207,7 @@ fn a_scheduler_that_never_comes_is_one_error() {
 
 #[test]
 fn hostile_bytes_are_dropped_with_a_log_line_and_the_job_goes_on() {
-    let job = Job::start("gradual", 2, 1);
+    let mut job = Job::start("gradual", 2, 1);
     job.wait_for("worker 0", "ready");
     job.wait_for("worker 1", "ready");
     let context = zmq::Context::new();
@@ -259,6 +260,6 @@ fn outside_a_job_the_error_says_how_to_launch_one() {
 #[ignore = "a measurement"]
 fn speed_on_loopback() {
     for end in Job::start("speed", 4, 2).succeeds() {
-        println!("{}: {}", end.name, end.text.lines().filter(|line| line.contains("seconds")).collect::<String>());
+        println!("{}: {}", end.name, end.written.lines().filter(|line| line.contains("seconds")).collect::<String>());
     }
 }

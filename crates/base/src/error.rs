@@ -16,14 +16,12 @@ use crate::Key;
 #[non_exhaustive]
 pub enum Error {
     /// `create` was given a name that is no kind of store. Names are never guessed at.
-    #[error(
-        "unknown kind of store {given:?}\n  hint: the kinds are {}{}",
-        crate::Kind::names(),
-        crate::Kind::meant_by(given)
-    )]
+    #[error("unknown kind of store {given:?}\n  hint: the kinds are {known}")]
     UnknownKind {
         /// The name as it was given.
         given: String,
+        /// The names that exist, and which of them may have been meant.
+        known: String,
     },
     /// The kind exists, but this build, machine or process cannot have it.
     #[error("store kind {kind} is not available: {reason}\n  hint: {remedy}")]

@@ -58,7 +58,7 @@ impl Kind {
     }
 
     /// A question after the kind that a wrong name may have meant, or nothing.
-    pub(crate) fn meant_by(given: &str) -> String {
+    fn meant_by(given: &str) -> String {
         did_you_mean(given, Kind::ALL.map(Kind::name))
     }
 
@@ -87,7 +87,7 @@ impl FromStr for Kind {
         Kind::ALL
             .into_iter()
             .find(|kind| kind.name() == name)
-            .ok_or_else(|| Error::UnknownKind { given: name.to_owned() })
+            .ok_or_else(|| Error::UnknownKind { given: name.to_owned(), known: Kind::names() + &Kind::meant_by(name) })
     }
 }
 

@@ -5,16 +5,15 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use ringpull_allreduce::communicator::{Choice, Host};
+use ringpull_allreduce::communicator::{Choice, Host, Parts};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::topology::host_name;
 use ringpull_base::{DType, Error, Result, Tensor};
-use ringpull_plan::Parts;
 use ringpull_workload::pattern::Pattern;
 
 use crate::record::{Measured, Record};
-use crate::usage::{Memory, Usage, cpu_s};
+use crate::usage::{cpu_s, Memory, Usage};
 
 /// How buffers are measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -72,8 +71,8 @@ pub fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Opti
     for size in sizes {
         let size = *size;
         let plan = *plan;
-        let buffers = Buffers::new(size, &plan, engine.size());
-        let memory = vec![buffers.summed.clone(), buffers.flag.clone(), buffers.rows.clone()];
+        let buffers = Buffers::new(size, &plan);
+        let memory = vec![buffers.summed.clone(), buffers.flag.clone()];
         let work = move |host: &mut Host, _: &[Tensor], stamp: u32| measure(host, stamp, choice, &buffers, &plan);
         let (seconds, hosts, usage) = engine.collective("bench allreduce", memory, work)?;
         records.push(Record::of_verified(Measured {
@@ -118,16 +117,13 @@ struct Buffers {
     summed: Tensor,
     /// One byte, for barriers.
     flag: Tensor,
-    /// What each rank has found.
-    rows: Tensor,
 }
 
 impl Buffers {
-    fn new(size: usize, plan: &Plan, ranks: usize) -> Self {
+    fn new(size: usize, plan: &Plan) -> Self {
         Buffers {
             summed: Tensor::zeros(plan.dtype, &[size / plan.dtype.size_bytes()]),
             flag: Tensor::zeros(DType::U8, &[1]),
-            rows: Tensor::zeros(DType::F64, &[ranks, plan.iters + COLUMNS]),
         }
     }
 }
@@ -144,7 +140,7 @@ fn measure(
     // 32 bits of the hash of the host's name: an f64 holds them exactly.
     let name = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
     let others: [f64; COLUMNS] = [name, own.cpu_s, own.waiting_cpu, own.extra_rss_bytes];
-    let rows = gather(host, stamp, &[&own.seconds[..], &others].concat(), &buffers.rows)?;
+    let rows = gather(host, stamp, &[&own.seconds[..], &others].concat())?;
     let iters = plan.iters;
     let slowest = (0..iters).map(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)).collect();
     let mut hosts: Vec<u64> = rows.iter().map(|row| row[iters] as u64).collect();
@@ -174,15 +170,13 @@ fn measure_own(host: &mut Host, stamp: u32, choice: Choice, buffers: &Buffers, p
         }
         rest(plan.rest);
         pattern.fill(tensor, host.rank(), iteration);
-        let mut data = tensor.write();
         barrier(host, stamp, &buffers.flag)?;
         if iteration == last && host.rank() == 0 {
             std::thread::sleep(plan.late);
         }
         let (start, cpu) = (Instant::now(), cpu_s());
-        host.allreduce_by(choice, plan.dtype, data.bytes_mut(), stamp)?;
+        host.allreduce_tensor(choice, tensor, stamp)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
-        drop(data);
         // The first to finish would take the processor from the last.
         barrier(host, stamp, &buffers.flag)?;
         pattern.check(tensor, "the buffer", host.rank(), iteration..=iteration)?;
@@ -208,16 +202,15 @@ fn rest(time: Duration) {
 
 /// Returns when every rank is here, by a sum of one byte.
 fn barrier(host: &mut Host, stamp: u32, flag: &Tensor) -> Result<()> {
-    host.allreduce_by(Choice::Auto, DType::U8, flag.write().bytes_mut(), stamp)
+    host.allreduce_tensor(Choice::Auto, flag, stamp)
 }
 
-/// Every rank's `own`, in the order of the ranks, by way of `all`.
-fn gather(host: &mut Host, stamp: u32, own: &[f64], all: &Tensor) -> Result<Vec<Vec<f64>>> {
-    let mut all = all.write();
-    all.as_mut_slice::<f64>()[host.rank() * own.len()..][..own.len()].copy_from_slice(own);
-    let bounds = (0..=host.size()).map(|rank| rank * size_of_val(own)).collect();
-    host.allgather(Parts::of(bounds), all.bytes_mut(), stamp)?;
-    Ok(all.as_mut_slice::<f64>().chunks_exact(own.len()).map(<[f64]>::to_vec).collect())
+/// Every rank's `own`, in the order of the ranks.
+fn gather(host: &mut Host, stamp: u32, own: &[f64]) -> Result<Vec<Vec<f64>>> {
+    let parts = Parts::of((0..=host.size()).map(|rank| rank * size_of_val(own)).collect());
+    let all = host.gather(parts, stamp, |part| part.copy_from_slice(bytemuck::cast_slice(own)))?;
+    let row = |row: &[u8]| row.chunks_exact(size_of::<f64>()).map(bytemuck::pod_read_unaligned).collect();
+    Ok(all.bytes().chunks_exact(size_of_val(own)).map(row).collect())
 }
 
 #[cfg(test)]

@@ -246,8 +246,8 @@ fn record(store: &KvStore, algorithm: &str, network: &Network, plan: &Plan, rows
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::layers;
+    use super::*;
 
     fn plan() -> Plan {
         Plan {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ringpull_cli::lab::{self, Lab, Racks, Shape};
 use ringpull_cli::link::LinkRate;
 use ringpull_cli::mpirun::{Flavour, Hosts, Mpirun, Ranks};
+use ringpull_processes::Processes;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -191,31 +192,30 @@ fn mpirun_puts_ranks_on_the_hosts_in_turn() {
         return;
     };
     let lab = up(3, "none");
-    let program = "echo ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} $(hostname) $A";
+    let mut processes = Processes::new();
     let ranks = Ranks {
         count: 4,
-        command: ["sh", "-c", program].map(Into::into).to_vec(),
+        command: processes.redirected(["sh", "-c", "echo $(hostname) $A"]),
         env: vec![("A".to_owned(), "passed".to_owned())],
     };
     let mut ready = mpirun.command(&Hosts::Lab((1..=lab.hosts()).collect()), ranks).unwrap();
-    let output = ready.command.output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let mut lines: Vec<String> = String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect();
-    lines.sort();
-    assert_eq!(lines, ["0 h1 passed", "1 h2 passed", "2 h3 passed", "3 h1 passed"]);
+    processes.succeed("mpirun", &mut ready.command);
+    let printed = [0, 1, 2, 3].map(|rank| processes.rank(rank).out);
+    assert_eq!(printed, ["h1 passed\n", "h2 passed\n", "h3 passed\n", "h1 passed\n"], "{processes}");
+    assert_eq!(processes.written("mpirun").out, "", "nothing else is printed");
     assert_eq!(lab::hosts_up(), 3);
 }
 
-/// What `ringpull bench allreduce` with `words` prints over `count` ranks on the lab's hosts, dealt out in turn.
+/// What rank 0 prints of `ringpull bench allreduce` with `words` over `count` ranks on the lab's hosts, dealt out in turn.
 #[cfg(feature = "mpi")]
 fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
     let words = [&["bench", "allreduce", "--sizes", "4,64KiB,3MB", "--format", "json"], words].concat();
-    let command = std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(words).map(Into::into).collect();
+    let mut processes = Processes::new();
+    let command = processes.redirected(std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(words));
     let ranks = Ranks { count, command, env: Vec::new() };
     let mut ready = Mpirun::find().unwrap().command(&Hosts::Lab(hosts.to_vec()), ranks).unwrap();
-    let output = ready.command.stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).unwrap().split_whitespace().collect()
+    processes.succeed("mpirun", &mut ready.command);
+    processes.rank(0).out.split_whitespace().collect()
 }
 
 /// Whether ranks can be started on the lab's hosts.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use ringpull_processes::Processes;
 use rustix::process::{Pid, Signal, kill_process};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -16,11 +17,24 @@ fn launch(words: &[&str]) -> Command {
     command
 }
 
+/// The launcher's output, and the lines of its stdout in order. What a test may search in it: words of the launcher's own,
+/// and lines that the launcher passes on from its processes with their names, which is what is tested. It reads each
+/// process's pipe by lines and writes each line whole, as the only writer, so none is joined with another's. Launchers
+/// that leave the output to `mpirun` do not: their processes are read by [`Processes`].
 fn run(words: &[&str]) -> (Output, Vec<String>) {
     let output = launch(words).output().unwrap();
     let mut lines: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     lines.sort();
     (output, lines)
+}
+
+/// A job of this program under `mpirun`, which has ended, and the launcher's exit code.
+fn run_by_mpirun(options: &[&str], program: &[&str]) -> (Processes, Option<i32>) {
+    let mut processes = Processes::new();
+    let mut command = launch(&[options, &["--launcher", "mpi", "--"]].concat());
+    processes.run("launch", command.args(processes.redirected(program)));
+    let code = processes.child("launch").wait().unwrap().code();
+    (processes, code)
 }
 
 /// A program that says who it is, starts a child of its own, and stays; both carry `mark` in their words.
@@ -180,12 +194,21 @@ fn mpirun_starts_the_same_roles() {
         eprintln!("skipped: {mpirun} is not installed");
         return;
     }
-    let program = ["--", "sh", "-c", "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID"];
-    let (output, lines) = run(&[&["-n", "2", "-s", "1", "--launcher", "mpi"], &program[..]].concat());
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert_eq!(lines, ["scheduler", "server 0", "worker 0", "worker 1"]);
-    let (output, _) = run(&["-n", "3", "-s", "0", "--launcher", "mpi", "--", "sh", "-c", "exit 5"]);
-    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let program = ["sh", "-c", "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID"];
+    let (processes, code) = run_by_mpirun(&["-n", "2", "-s", "1"], &program);
+    assert_eq!(code, Some(0), "{processes}");
+    assert_eq!(processes.names(), ["launch", "scheduler", "server 0", "worker 0", "worker 1"]);
+    for (name, printed) in [
+        ("launch", ""),
+        ("scheduler", "scheduler \n"),
+        ("server 0", "server 0\n"),
+        ("worker 0", "worker 0\n"),
+        ("worker 1", "worker 1\n"),
+    ] {
+        assert_eq!(processes.written(name).out, printed, "{name} in {processes}");
+    }
+    let (processes, code) = run_by_mpirun(&["-n", "3", "-s", "0"], &["sh", "-c", "exit 5"]);
+    assert_eq!(code, Some(5), "{processes}");
 }
 
 #[test]
@@ -193,12 +216,10 @@ fn mpirun_starts_the_same_roles() {
 fn the_librarys_own_allreduce_is_checked_as_ours_is() {
     let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--algorithm", "native", "--sizes", "8,4KB,1MB"];
     for dtype in ["f32", "i64"] {
-        let words = [&["-n", "3", "-s", "0", "--launcher", "mpi", "--"], &bench[..], &["--dtype", dtype]].concat();
-        let (output, lines) = run(&[&words[..], &["--iters", "2"]].concat());
-        assert!(
-            output.status.success() && lines.iter().any(|line| line.contains("every sum was checked")),
-            "{output:?}"
-        );
+        let program = [&bench[..], &["--dtype", dtype, "--iters", "2"]].concat();
+        let (processes, code) = run_by_mpirun(&["-n", "3", "-s", "0"], &program);
+        let checked = processes.rank(0).out.contains("every sum was checked");
+        assert!(code == Some(0) && checked, "{processes}");
     }
 }
 
@@ -210,11 +231,15 @@ fn segments_that_differ_between_ranks_are_an_error_on_each_before_anything_is_se
         env!("CARGO_BIN_EXE_ringpull"),
         " bench allreduce --sizes 25MB"
     );
-    let (output, _) = run(&["-n", "2", "-s", "0", "--launcher", "mpi", "--", "sh", "-c", bench]);
-    let text = String::from_utf8_lossy(&output.stderr);
-    let said = text.matches("segments differ: rank 0 has 65536 bytes, rank 1 has 131072").count();
+    let (processes, code) = run_by_mpirun(&["-n", "2", "-s", "0"], &["sh", "-c", bench]);
+    let written = [0, 1].map(|rank| processes.rank(rank).err);
+    let said =
+        written.each_ref().map(|err| err.matches("segments differ: rank 0 has 65536 bytes, rank 1 has 131072").count());
     // Hydra ends the second rank as soon as the first has failed.
-    assert!(!output.status.success() && (1..=2).contains(&said) && text.contains("RINGPULL_SEGMENT"), "{text}");
+    assert!(code != Some(0) && matches!(said, [1, 0] | [0, 1] | [1, 1]), "{code:?}: {processes}");
+    for (err, count) in written.iter().zip(said) {
+        assert!(count == 0 || err.contains("RINGPULL_SEGMENT"), "{processes}");
+    }
 }
 
 #[test]
@@ -223,22 +248,41 @@ fn mpirun_starts_no_servers_for_a_command_that_asks_for_none_and_says_so_where_i
         eprintln!("skipped: mpirun is not installed");
         return;
     }
+    // What was started and has run its program, and what the launcher says itself.
     let of = |more: &[&str], kind: &[&str]| {
-        let program = ["--", "sh", "-c", "echo role $DMLC_ROLE", "sh"];
-        let (output, lines) = run(&[&["-n", "2", "--launcher", "mpi"], more, &program[..], kind].concat());
-        (lines, String::from_utf8_lossy(&output.stderr).into_owned())
+        let program = ["sh", "-c", "echo role $DMLC_ROLE", "sh"];
+        let (processes, code) = run_by_mpirun(&[&["-n", "2"], more].concat(), &[&program[..], kind].concat());
+        assert_eq!(code, Some(0), "{processes}");
+        let said = processes.written("launch").err;
+        let names: Vec<String> = processes.names().into_iter().filter(|name| name != "launch").collect();
+        for name in &names {
+            let role = name.split(' ').next().filter(|role| *role != "rank").unwrap_or_default();
+            assert_eq!(
+                processes.written(name).out.trim_end(),
+                format!("role {role}").trim_end(),
+                "{name}: {processes}"
+            );
+        }
+        (names, said)
     };
-    let (lines, text) = of(&[], &["--kv-store", "dist_sync_mpi"]);
-    assert!(lines == ["role", "role"] && !text.contains("servers"), "{lines:?} {text}");
-    let (lines, text) = of(&[], &["--kv-store=dist_sync"]);
-    assert!(lines.len() == 5 && !text.contains("servers too"), "{lines:?} {text}");
-    let (lines, text) = of(&[], &[]);
+    let with_servers = |count: usize| match count {
+        1 => vec!["scheduler", "server 0", "worker 0", "worker 1"],
+        _ => vec!["scheduler", "server 0", "server 1", "worker 0", "worker 1"],
+    };
+    let (names, text) = of(&[], &["--kv-store", "dist_sync_mpi"]);
+    assert!(names == ["rank 0", "rank 1"] && !text.contains("servers"), "{names:?} {text}");
+    let (names, text) = of(&[], &["--kv-store=dist_sync"]);
+    assert!(names == with_servers(2) && !text.contains("servers too"), "{names:?} {text}");
+    let (names, text) = of(&[], &[]);
     assert!(
-        lines.len() == 5 && text.contains("note: starts 2 servers too") && text.contains("-s 0"),
-        "{lines:?} {text}"
+        names == with_servers(2) && text.contains("note: starts 2 servers too") && text.contains("-s 0"),
+        "{names:?} {text}"
     );
-    let (lines, text) = of(&["-s", "1"], &["--kv-store", "dist_sync_mpi"]);
-    assert!(lines.len() == 4 && text.contains("does not need") && text.contains("hint: give -s 0"), "{lines:?} {text}");
+    let (names, text) = of(&["-s", "1"], &["--kv-store", "dist_sync_mpi"]);
+    assert!(
+        names == with_servers(1) && text.contains("does not need") && text.contains("hint: give -s 0"),
+        "{names:?} {text}"
+    );
 }
 
 #[test]
@@ -325,6 +369,7 @@ fn ssh_carries_roles_environment_and_exit_codes() {
     let program = "echo $DMLC_ROLE \"$A\" $PWD ${SSH_CONNECTION:+by ssh}; [ \"$DMLC_WORKER_ID\" != 1 ] || exit 3";
     let output = sshd.launch(&["-n", "2", "-s", "1", "--env", "A=it's 1", "sh", "-c", program]).output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{output:?}");
+    // Tagged and written whole by the launcher, as in `run`.
     let text = String::from_utf8_lossy(&output.stdout);
     let folder = std::env::current_dir().unwrap();
     assert!(text.contains(&format!("[worker 0] worker it's 1 {} by ssh", folder.display())), "{text}");
@@ -412,16 +457,16 @@ fn slurm_starts_every_role_and_answers_with_the_exit_code() {
         return;
     }
     let program = ["--", "sh", "-c", "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER"];
+    // With --label, which the launcher gives it, srun passes on whole lines behind the number of their task.
     let (output, lines) = run(&[&["-n", "2", "-s", "1", "--launcher", "slurm"], &program[..]].concat());
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(lines, ["0: scheduler of 2", "1: server 0 of 2", "2: worker 0 of 2", "3: worker 1 of 2"]);
     let (output, _) = run(&["-n", "2", "-s", "0", "--launcher", "slurm", "--", "sh", "-c", "exit 5"]);
     assert_eq!(output.status.code(), Some(5), "{output:?}");
     let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--sizes", "4KB", "--iters", "2"];
-    let output = launch(&[&["-n", "2", "-s", "0", "--launcher", "slurm", "--"], &bench[..]].concat())
-        .env("RINGPULL_TIMEOUT", "10")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("dist_sync_mpi") && text.contains("every sum was checked"), "{output:?}");
+    let mut processes = Processes::new();
+    let mut command = launch(&["-n", "2", "-s", "0", "--launcher", "slurm", "--"]);
+    processes.run("launch", command.args(processes.redirected(bench)).env("RINGPULL_TIMEOUT", "10"));
+    let printed = processes.rank(0).out;
+    assert!(printed.contains("dist_sync_mpi") && printed.contains("every sum was checked"), "{processes}");
 }

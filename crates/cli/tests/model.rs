@@ -2,29 +2,19 @@
 #![cfg(feature = "mpi")]
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use ringpull_processes::Processes;
 use serde_json::Value;
 
-/// What `ranks` ranks of `ringpull` with these words print on stdout, with the cache in `cache`.
+/// What rank 0 of `ranks` ranks of `ringpull` with these words prints on stdout, with the cache in `cache`.
 fn printed(ranks: usize, words: &[&str], cache: &Path, model: &str) -> String {
-    let mut command = Command::new(ringpull_base::config::mpirun_program());
-    let version = Command::new(ringpull_base::config::mpirun_program()).arg("--version").output().unwrap().stdout;
-    if String::from_utf8_lossy(&version).contains("Open MPI") {
-        command.args(["--oversubscribe", "--bind-to", "none"]);
-        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-    }
-    command.args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_ringpull")]).args(words);
+    let mut processes = Processes::new();
+    let mut command = processes.mpirun(ranks, env!("CARGO_BIN_EXE_ringpull"));
     // Ranks of one host would share its memory, and learn nothing.
-    let messages = command.env("RINGPULL_SHARED_MEMORY", "0");
-    finished(messages.env("XDG_CACHE_HOME", cache).env("RINGPULL_MODEL", model))
-}
-
-fn finished(command: &mut Command) -> String {
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", output.status);
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    let messages = command.args(words).env("RINGPULL_SHARED_MEMORY", "0");
+    processes.succeed("mpirun", messages.env("XDG_CACHE_HOME", cache).env("RINGPULL_MODEL", model));
+    processes.rank(0).out
 }
 
 fn explained(ranks: usize, cache: &Path, model: &str) -> Value {
@@ -69,7 +59,7 @@ fn a_sweep_writes_its_samples_and_a_page() {
     command.args(["sweep", "--local", "--ranks", "2", "--sizes", "4,4KiB", "--rounds", "1", "--short-rounds", "1"]);
     command.args(["--short-iters", "3"]);
     command.args(["--contenders", "ours,openmpi:default", "--out"]).arg(out.path());
-    finished(command.env("XDG_CACHE_HOME", out.path().join("cache")));
+    Processes::new().succeed("sweep", command.env("XDG_CACHE_HOME", out.path().join("cache")));
     let page = std::fs::read_to_string(out.path().join("README.md")).unwrap();
     assert!(page.contains("| 2 ranks | ours |") && page.contains("| 4 B |"), "{page}");
     let json: Value = serde_json::from_slice(&std::fs::read(out.path().join("local.json")).unwrap()).unwrap();

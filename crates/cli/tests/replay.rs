@@ -2,12 +2,14 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use ringpull_cli::compare::{Outcome, Results, Row};
 use ringpull_cli::mpirun::{Hosts, Mpirun, Ranks};
 use ringpull_cli::record::Record;
+use ringpull_processes::Processes;
 
 /// Three layers, of which the last holds most bytes and the first takes most time.
 const MODEL: &str = "conv_weight 16x3x3 900\nconv_bias 16 0\nfc_weight 100x200 90\nhead_weight 10x100 10\n";
@@ -25,17 +27,18 @@ fn bench(model: &str, more: &[&str]) -> Vec<String> {
     words.iter().chain(&["--warmup", "1", "--format", "json"]).chain(more).map(|word| (*word).to_owned()).collect()
 }
 
-/// Runs to the end; its stdout.
+/// Starts a process or a launcher, which must succeed in time.
+fn succeed(processes: &mut Processes, command: &mut Command) {
+    processes.start("started", command);
+    let in_time = processes.ends_by(Instant::now() + Duration::from_secs(120));
+    assert!(in_time && processes.succeeded(), "in time: {in_time}\n{processes}");
+}
+
+/// Runs one process to the end; its stdout.
 fn output(command: &mut Command) -> String {
-    let mut whole = Command::new("timeout");
-    whole.arg("120").arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs().filter_map(|(name, value)| Some((name, value?))) {
-        whole.env(name, value);
-    }
-    let output = whole.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    String::from_utf8(output.stdout).unwrap()
+    let mut processes = Processes::new();
+    succeed(&mut processes, command);
+    processes.written("started").out
 }
 
 fn checked(printed: &str, mode: &str) -> Record {
@@ -80,12 +83,14 @@ fn ranks_replay_a_model_and_their_timelines_say_where_its_steps_went() {
     };
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
-    let command = bench(&model(folder.path()), &[]).into_iter().map(Into::into).collect();
+    let mut processes = Processes::new();
+    let command = processes.redirected(bench(&model(folder.path()), &[]));
     // Each sum by itself, so that each has its own span.
     let env = [("RINGPULL_TIMELINE", trace.display().to_string()), ("RINGPULL_FUSION_BYTES", "0".to_owned())];
     let env = env.map(|(name, value)| (name.to_owned(), value)).to_vec();
     let mut ready = mpirun.command(&Hosts::Local, Ranks { count: 2, command, env }).unwrap();
-    checked(&output(&mut ready.command), "dist_sync_mpi");
+    succeed(&mut processes, &mut ready.command);
+    checked(&processes.rank(0).out, "dist_sync_mpi");
 
     let files = [0, 1].map(|rank| folder.path().join(format!("trace.{rank}.json")));
     for file in &files {
@@ -129,10 +134,12 @@ fn workers_with_servers_replay_a_model_too() {
     for kind in ["dist_sync", "dist_async"] {
         let trace = folder.path().join(format!("{kind}-{{rank}}.json"));
         let mut command = Command::new(BINARY);
-        command.args(["launch", "-n", "2", "-s", "1", "--no-tag", "--env"]);
+        let mut processes = Processes::new();
+        command.args(["launch", "-n", "2", "-s", "1", "--env"]);
         command.arg(format!("RINGPULL_TIMELINE={}", trace.display())).arg("--");
-        command.args(bench(&model, &["--kv-store", kind]));
-        let record = checked(&output(&mut command), kind);
+        command.args(processes.redirected(bench(&model, &["--kv-store", kind])));
+        succeed(&mut processes, &mut command);
+        let record = checked(&processes.worker(0).out, kind);
         assert_eq!((record.servers, record.algorithm.as_str()), (1, "servers"));
         let (categories, _) = spans(&folder.path().join(format!("{kind}-1.json")), "push");
         has_all(&categories, &["step", "compute", "push", "request"]);

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use ringpull_base::config::FASHION_MNIST;
 use ringpull_cli::mpirun::{Hosts, Mpirun, Ranks};
-use ringpull_processes::example;
+use ringpull_processes::{Processes, example};
 
 fn train(arguments: &[&str]) -> Output {
     let few = ["--limit-train", "384", "--batch", "64"];
@@ -30,22 +30,35 @@ fn error(arguments: &[&str]) -> String {
     text
 }
 
-/// What so many ranks print; `None` where there is no `mpirun`.
-fn of_ranks(count: usize, environment: &[(&str, &str)], arguments: &[&str]) -> Option<String> {
+/// So many ranks, which have succeeded; `None` where there is no `mpirun`.
+fn of_ranks(count: usize, environment: &[(&str, &str)], arguments: &[&str]) -> Option<Processes> {
     let mpirun = Mpirun::find().ok()?;
+    let mut processes = Processes::new();
     let words = ["--kv-store", "dist_sync_mpi"].iter().chain(arguments).map(OsString::from);
-    let command = std::iter::once(example().into_os_string()).chain(words).collect();
+    let command = processes.redirected(std::iter::once(example().into_os_string()).chain(words));
     let env = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    let output = mpirun.command(&Hosts::Local, Ranks { count, command, env }).unwrap().command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
-    Some(text)
+    let mut ready = mpirun.command(&Hosts::Local, Ranks { count, command, env }).unwrap();
+    processes.succeed("mpirun", &mut ready.command);
+    Some(processes)
+}
+
+/// The hash that the ranks or workers of these names end with, the same on each.
+fn common_hash(processes: &Processes, names: &[&str]) -> String {
+    let hash_of = |name: &str| {
+        let printed = processes.written(name).out;
+        let found: Vec<&str> = printed.lines().filter_map(|line| Some(line.split_once("weights ")?.1)).collect();
+        assert_eq!(found.len(), 1, "{name} prints its hash once:\n{processes}");
+        found[0].to_owned()
+    };
+    let hash = hash_of(names[0]);
+    names.iter().for_each(|name| assert_eq!(hash_of(name), hash, "{processes}"));
+    hash
 }
 
 /// The accuracy in per cent that so many ranks reach; `None` where there is no `mpirun`.
 fn accuracy(ranks: usize, arguments: &[&str]) -> Option<f64> {
-    let text = of_ranks(ranks, &[], arguments)?;
-    let figure = text.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
+    let printed = of_ranks(ranks, &[], arguments)?.rank(0).out;
+    let figure = printed.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
     Some(figure.expect("a run prints its accuracy"))
 }
 
@@ -102,10 +115,8 @@ fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() 
     let (_folder, file) = checkpoint_file();
     let few = ["--limit-train", "768", "--batch", "48"];
     let weights = |environment: &[(&str, &str)], arguments: &[&str]| {
-        let text = of_ranks(3, environment, &[&few[..], arguments].concat())?;
-        let found: Vec<&str> = text.lines().filter_map(|line| line.split("weights ").nth(1)).collect();
-        assert!(found.len() == 3 && found.windows(2).all(|pair| pair[0] == pair[1]), "{text}");
-        Some(found[0].to_owned())
+        let processes = of_ranks(3, environment, &[&few[..], arguments].concat())?;
+        Some(common_hash(&processes, &["rank 0", "rank 1", "rank 2"]))
     };
     let Some(together) = weights(&[], &["--steps", "12"]) else { return println!("skipped: there is no mpirun") };
     let apart = [("RINGPULL_SHARED_MEMORY", "0")];
@@ -114,27 +125,27 @@ fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() 
     weights(&[], &[&checkpoint[..], &["7"]].concat());
     assert_eq!(weights(&apart, &[&checkpoint[..], &["12"]].concat()), Some(together.clone()), "after a stop");
     let mut servers = Command::new(env!("CARGO_BIN_EXE_ringpull"));
-    servers.args(["launch", "-n", "3", "-s", "2", "--launcher", "local", "--"]).arg(example());
-    let output = servers.args(["--kv-store", "dist_sync", "--steps", "12"]).args(few).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(text.matches(&format!("weights {together}")).count(), 3, "on servers: {text}");
+    let mut processes = Processes::new();
+    servers.args(["launch", "-n", "3", "-s", "2", "--launcher", "local", "--"]).args(processes.redirected([example()]));
+    processes.succeed("launch", servers.args(["--kv-store", "dist_sync", "--steps", "12"]).args(few));
+    assert_eq!(common_hash(&processes, &["worker 0", "worker 1", "worker 2"]), together, "on servers");
     // The ring adds in another order: what is compared does depend on it.
     let ring = weights(&[("RINGPULL_SHARED_MEMORY", "0"), ("RINGPULL_ALGORITHM", "ring")], &["--steps", "12"]);
     assert_ne!(ring, Some(together));
 }
 
-/// Two ranks that each run in a folder of their own, as on hosts that share none: whether they succeed, and what they say.
-fn of_two_folders(folders: &Path, arguments: &[&str]) -> Option<(bool, String)> {
+/// Two ranks that each run in a folder of their own, as on hosts that share none: whether they succeed, and they.
+fn of_two_folders(folders: &Path, arguments: &[&str]) -> Option<(bool, Processes)> {
     let mpirun = Mpirun::find().ok()?;
     let enter = format!("cd '{}'/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} && exec \"$0\" \"$@\"", folders.display());
     let words = ["--kv-store", "dist_sync_mpi", "--limit-train", "384", "--checkpoint", "run.safetensors"];
     let words = words.iter().chain(arguments).map(OsString::from);
     let shell = [OsString::from("sh"), "-c".into(), enter.into(), example().into_os_string()];
-    let ranks = Ranks { count: 2, command: shell.into_iter().chain(words).collect(), env: Vec::new() };
-    let output = mpirun.command(&Hosts::Local, ranks).unwrap().command.output().unwrap();
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    Some((output.status.success(), text))
+    let mut processes = Processes::new();
+    let command = processes.redirected(shell.into_iter().chain(words));
+    let mut ready = mpirun.command(&Hosts::Local, Ranks { count: 2, command, env: Vec::new() }).unwrap();
+    let succeeded = processes.run("mpirun", &mut ready.command);
+    Some((succeeded, processes))
 }
 
 #[test]
@@ -146,22 +157,24 @@ fn a_checkpoint_that_only_some_hosts_have_is_an_error_before_the_first_step() {
     let file = |rank: &str| folders.path().join(rank).join("run.safetensors");
     ["0", "1"].iter().for_each(|rank| std::fs::create_dir(folders.path().join(rank)).unwrap());
     let go_on = |steps| of_two_folders(folders.path(), &["--resume-if-any", "--steps", steps]);
-    let Some((succeeded, text)) = go_on("1") else { return println!("skipped: there is no mpirun") };
-    assert!(succeeded && file("0").exists() && !file("1").exists(), "neither has one, and rank 0 saves: {text}");
-    let (succeeded, text) = go_on("2").unwrap();
-    let views = "rank(s) [1] have no such file, rank(s) [0] have step 1";
-    assert!(!succeeded && text.contains(views) && text.contains("a folder that all hosts share"), "{text}");
+    let Some((succeeded, ranks)) = go_on("1") else { return println!("skipped: there is no mpirun") };
+    assert!(succeeded && file("0").exists() && !file("1").exists(), "neither has one, and rank 0 saves: {ranks}");
+    // Each rank says the error, unless mpirun ends it first because the other one has ended.
+    let refused = |steps, words: &[&str]| {
+        let (succeeded, ranks) = go_on(steps).unwrap();
+        let says = |rank| words.iter().all(|word| ranks.rank(rank).contains(word));
+        assert!(!succeeded && (says(0) || says(1)), "{ranks}");
+    };
+    refused("2", &["rank(s) [1] have no such file, rank(s) [0] have step 1", "a folder that all hosts share"]);
     std::fs::copy(file("0"), file("1")).unwrap();
-    let (succeeded, text) = go_on("2").unwrap();
-    assert!(succeeded && text.contains("goes on from run.safetensors: step 1"), "{text}");
-    let (succeeded, text) = go_on("3").unwrap();
-    assert!(!succeeded && text.contains("rank(s) [1] have step 1, rank(s) [0] have step 2"), "{text}");
+    let (succeeded, ranks) = go_on("2").unwrap();
+    assert!(succeeded && ranks.rank(0).contains("goes on from run.safetensors: step 1"), "{ranks}");
+    refused("3", &["rank(s) [1] have step 1, rank(s) [0] have step 2"]);
     // Another run's, of the same step.
     let other = ["--seed", "2", "--steps", "2", "--checkpoint", file("1").to_str().unwrap()].map(str::to_owned);
     std::fs::remove_file(file("1")).unwrap();
     hash(&other.each_ref().map(String::as_str));
-    let (succeeded, text) = go_on("3").unwrap();
-    assert!(!succeeded && text.contains("rank(s) [1] have another file of step 2"), "{text}");
+    refused("3", &["rank(s) [1] have another file of step 2"]);
 }
 
 #[test]
@@ -282,8 +295,8 @@ fn fused_sums_train_the_same_weights_as_sums_of_one_key() {
         let apart = [("RINGPULL_SHARED_MEMORY", "0"), ("RINGPULL_ALGORITHM", algorithm)];
         let fusion = fusion.map(|bytes| ("RINGPULL_FUSION_BYTES", bytes));
         let environment: Vec<_> = apart.into_iter().chain(fusion).collect();
-        let text = of_ranks(3, &environment, &["--batch", "48", "--steps", "40"])?;
-        text.lines().find_map(|line| line.split("weights ").nth(1)).map(str::to_owned)
+        let processes = of_ranks(3, &environment, &["--batch", "48", "--steps", "40"])?;
+        Some(common_hash(&processes, &["rank 0", "rank 1", "rank 2"]))
     };
     let Some(fused) = weights("ordered", None) else { return println!("skipped: there is no mpirun") };
     assert_eq!(weights("ordered", Some("0")), Some(fused));

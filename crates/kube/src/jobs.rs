@@ -95,7 +95,7 @@ pub(super) fn mpijob(request: &Request) -> Result<Value> {
 }
 
 /// The Job of one process.
-pub fn job(request: &Request) -> Result<Value> {
+pub(crate) fn job(request: &Request) -> Result<Value> {
     let mut pod = worker(request, "training-container")?;
     pod.spec.restart_policy = Some("Never".to_owned());
     pod.spec.containers[0].args.clone_from(&request.command);

@@ -34,7 +34,7 @@ pub(super) fn metadata(request: &Request, name: &str) -> Metadata {
 }
 
 /// A pod that computes.
-pub fn worker(request: &Request, container: &str) -> Result<PodTemplate> {
+pub(crate) fn worker(request: &Request, container: &str) -> Result<PodTemplate> {
     let mut pod = plain(request, container, &request.worker);
     let devices = Some(("nvidia.com/gpu", request.gpus)).filter(|(_, count)| *count > 0);
     let devices = devices.into_iter().chain(request.rdma.as_deref().map(|name| (name, 1)));

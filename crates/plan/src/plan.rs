@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use ringpull_base::Error;
 
-pub use super::parts::Parts;
+pub(crate) use super::parts::Parts;
 
 /// What a receiver does with the elements that arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub struct Plan {
 
 impl Plan {
     /// A plan without moves.
-    pub fn new(parts: Parts) -> Self {
+    pub(super) fn new(parts: Parts) -> Self {
         Plan { parts, moves: Vec::new() }
     }
 

@@ -13,16 +13,21 @@ use crate::plan::{Move, Plan, Then};
 /// What a message does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
+    /// Send bytes of the buffer.
     Send,
+    /// Receive bytes, and add them to those of the buffer.
     Reduce,
+    /// Receive bytes into the buffer.
     Copy,
 }
 
+/// A segment on its way between this rank and a peer.
 pub struct Message {
     /// Its lane among those of its direction.
     pub lane: u32,
+    /// What is done with it here.
     pub action: Action,
-    /// Bytes of the buffer.
+    /// Where its bytes begin in the buffer.
     pub start: usize,
     pub(super) end: usize,
     /// The first of its dependents; the next message's first is its end.
@@ -30,6 +35,8 @@ pub struct Message {
 }
 
 impl Message {
+    /// Its bytes, at least one.
+    #[allow(clippy::len_without_is_empty, reason = "no message is empty")]
     pub fn len(&self) -> usize {
         self.end - self.start
     }
@@ -37,6 +44,7 @@ impl Message {
 
 /// Messages to or from one peer, in program order.
 pub struct Lane {
+    /// The peer.
     pub peer: usize,
     queue: Vec<u32>,
     /// Of all messages.
@@ -45,14 +53,17 @@ pub struct Lane {
 
 /// What one rank sends and receives for one plan on elements of one type.
 pub struct Schedule {
+    /// The element type.
     pub dtype: DType,
     /// Of the buffer that it runs on.
     pub len_bytes: usize,
     /// Of all messages.
     pub traffic_bytes: usize,
+    /// Every message, in program order.
     pub all: Vec<Message>,
     /// Lanes stand in the order in which the plan first names their peers.
     pub out: Vec<Lane>,
+    /// As `out`, of what is received.
     pub into: Vec<Lane>,
     /// For each message, how many earlier ones must finish before it may: itself counts as one.
     pub pending: Vec<u32>,

@@ -47,7 +47,7 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    pub fn new(key: Key, layout: Arc<Layout>, task: Task) -> Self {
+    pub(crate) fn new(key: Key, layout: Arc<Layout>, task: Task) -> Self {
         let split = match &task {
             Task::PushRows { units, .. } | Task::Pull { units, want: Want::Rows, .. } => layout.split(units),
             _ => Vec::new(),

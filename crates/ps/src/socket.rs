@@ -99,7 +99,7 @@ pub(crate) struct Monitor(Socket);
 
 impl Monitor {
     /// Watches `socket`; `name` is unique within `context`.
-    pub fn new(context: &Context, socket: &Socket, name: &str) -> Result<Self> {
+    pub(crate) fn new(context: &Context, socket: &Socket, name: &str) -> Result<Self> {
         let endpoint = format!("inproc://monitor-{name}");
         let strangers = SocketEvent::HANDSHAKE_FAILED_NO_DETAIL as i32
             | SocketEvent::HANDSHAKE_FAILED_PROTOCOL as i32

@@ -43,7 +43,8 @@ pub enum Bytes {
 }
 
 impl Bytes {
-    pub fn bytes<'a>(&'a self, outs: &'a [TensorMut]) -> &'a [u8] {
+    /// Those of a gradient that is not compressed; `outs` came with it.
+    pub(crate) fn bytes<'a>(&'a self, outs: &'a [TensorMut]) -> &'a [u8] {
         match self {
             Bytes::Held(tensor) => tensor.bytes(),
             Bytes::Owned(buffer) => buffer.bytes(),
@@ -55,38 +56,57 @@ impl Bytes {
 }
 
 /// What is done with each segment of a key.
+#[allow(missing_docs, reason = "each variant says what its fields are")]
 pub enum Task {
+    /// The key's first value, if this is rank 0.
     Init { dtype: DType, shape: Vec<u64>, value: Bytes },
+    /// This worker's gradient of `round`, to be applied by the optimizer of that version; the new value is written to `outs`.
     Push { gradient: Bytes, outs: Vec<TensorMut>, round: u64, optimizer: u64 },
+    /// As `Push` of some rows, named by `units`.
     PushRows { units: Vec<usize>, rows: Buffer, round: u64, optimizer: u64 },
+    /// The value after `rounds` of this worker's pushes, or some rows of it; an answer for each segment.
     Pull { rounds: u64, want: Want, units: Vec<usize>, answers: Sender<Result<Answer>> },
+    /// The optimizer's states of the segments; an answer for each.
     SetState { optimizer: u64, states: Vec<State>, answers: Sender<Result<Answer>> },
 }
 
 /// What a server answered for one segment.
 pub struct Answer {
+    /// The segment's place in the layout.
     pub segment: usize,
+    /// Its bytes.
     pub payload: Message,
+    /// The optimizer's state, if it was asked for.
     pub state: Option<State>,
 }
 
 /// What the thread is told.
+#[allow(missing_docs, reason = "each variant says what its fields are")]
 pub enum Command {
+    /// Do `task` with every segment of a key.
     Run { key: Key, layout: Arc<Layout>, priority: i32, task: Task },
+    /// Later pushes are applied by `optimizer`, known by its version.
     SetOptimizer { version: u64, optimizer: Optimizer },
+    /// Meet the other workers; `done` is answered when all have come.
     Barrier { done: Sender<Result<()>> },
+    /// Why this worker would end, if it ended now.
     Failing(Option<String>),
+    /// Say goodbye, or not, and end.
     Close { panicked: bool },
 }
 
 /// What the thread and its callers share.
 #[derive(Default)]
 pub struct Shared {
+    /// The first fatal fault.
     pub fault: Mutex<Option<Error>>,
     /// Whether the scheduler was told why this worker would end.
     failing: AtomicBool,
+    /// Payload bytes sent.
     pub sent: AtomicU64,
+    /// Payload bytes received.
     pub received: AtomicU64,
+    /// Messages without a payload.
     pub control: AtomicU64,
 }
 
@@ -136,10 +156,12 @@ impl Worker {
         Ok(Worker { job, commands, wake, shared, thread: Some(thread) })
     }
 
+    /// What the scheduler has said of the job.
     pub fn job(&self) -> &Job {
         &self.job
     }
 
+    /// What the thread shares with its callers.
     pub fn shared(&self) -> &Shared {
         &self.shared
     }

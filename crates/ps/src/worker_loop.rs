@@ -83,7 +83,7 @@ pub(super) struct WorkerLoop {
 }
 
 impl WorkerLoop {
-    pub fn new(
+    pub(crate) fn new(
         job: Job,
         link: Link,
         servers: Vec<(Socket, Monitor)>,

@@ -36,7 +36,7 @@ impl Ends for Elements<'_> {
 }
 
 /// The codes of a whole gradient, and a place for the whole sum.
-pub struct Coded<'a> {
+pub(crate) struct Coded<'a> {
     pub(super) codec: Codec,
     pub(super) codes: &'a [u8],
     pub(super) sums: &'a mut [u8],

@@ -7,6 +7,7 @@
 //!
 //! Each host's network carries `2 (h-1)/h S` for `h` hosts, however many ranks they have. Sums are made in the order of the ranks
 //! within a host and in the plan's order between hosts: all ranks hold the same bits, which depend on the placement.
+#![allow(unsafe_code)]
 
 use ringpull_base::{DType, Result};
 use ringpull_plan::{Model, Parts, Segments};
@@ -45,7 +46,11 @@ pub(super) struct Wire<'a> {
 }
 
 /// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this rank's own, if it has neighbours.
-pub(super) fn allreduce(
+///
+/// # Safety
+/// After an error the transport may still read and write `data`: it stays valid, and nobody else touches it, until the transport is
+/// gone.
+pub(super) unsafe fn allreduce(
     (hosts, node): (Hosts, Option<&mut Node>),
     wire: Wire,
     dtype: DType,
@@ -58,13 +63,15 @@ pub(super) fn allreduce(
     let bounds = Parts::of((0..=leaders).map(|leader| shares.range(0..leader).end * element).collect());
     let Some(node) = node else {
         // Alone on its host: then every host has one leader, and the share is the buffer.
-        return between_hosts(hosts, 0, wire, dtype, data, patience, &|| ());
+        // SAFETY: as the caller promises.
+        return unsafe { between_hosts(hosts, 0, wire, dtype, data, patience, &|| ()) };
     };
     node.reduce_scatter(dtype, data, &bounds, patience)?;
     if node.seat() < leaders {
         let share = bounds.range(node.seat()..node.seat() + 1);
         let beat = || node.beat();
-        between_hosts(hosts, node.seat(), wire, dtype, &mut data[share], patience, &beat)?;
+        // SAFETY: as the caller promises.
+        unsafe { between_hosts(hosts, node.seat(), wire, dtype, &mut data[share], patience, &beat)? };
     }
     node.allgather(data, &bounds, patience)
 }
@@ -75,7 +82,9 @@ fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
     fewest.min(MOST_LEADERS).min(len_bytes / LEAST_SHARE_BYTES).max(1)
 }
 
-fn between_hosts(
+/// # Safety
+/// As for [`allreduce`].
+unsafe fn between_hosts(
     hosts: Hosts,
     leader: usize,
     wire: Wire,
@@ -96,7 +105,8 @@ fn between_hosts(
         (ringpull_plan::allreduce(chosen.algorithm, place, size, len), chosen.segment_bytes)
     };
     let schedule = schedules.find(Sum { between_hosts: true, ..Sum::of(Choice::Auto, dtype, share.len()) }, plan);
-    runner.run(&schedule, share, &mut group, patience.stamp, patience.stop)
+    // SAFETY: as the caller promises.
+    unsafe { runner.run(&schedule, share, &mut group, patience.stamp, patience.stop) }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ringpull_base::config::{Config, ModelSource};
-use ringpull_base::{Buffer, DType, Error, Result};
+use ringpull_base::{Buffer, DType, Error, Result, Tensor};
 use ringpull_kernels::compress::{Codec, Compression, Feedback};
 use ringpull_plan::{Parts, Schedule, Segments};
 
@@ -205,7 +205,7 @@ impl Host {
         if self.sums_block() {
             self.drain()?;
             // SAFETY: the caller gives the memory away until this is done.
-            return self.allreduce(dtype, unsafe { &mut *data }, stamp).map(|()| None);
+            return unsafe { self.allreduce(dtype, &mut *data, stamp) }.map(|()| None);
         }
         let schedule = self.schedule(Sum { step_bytes, ..Sum::of(self.choice, dtype, data.len()) });
         // SAFETY: as the caller promises.
@@ -243,20 +243,42 @@ impl Host {
     }
 
     /// `data` becomes the sum over all ranks, the same bits on each.
-    pub fn allreduce(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        self.allreduce_by(self.choice, dtype, data, stamp)
+    ///
+    /// # Safety
+    /// After an error the transport may still read and write `data`: it stays valid, and nobody else touches it, until the transport is
+    /// gone.
+    pub unsafe fn allreduce(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.allreduce_by(self.choice, dtype, data, stamp) }
+    }
+
+    /// What `tensor` holds becomes the sum over all ranks, by the given way. After an error it stays locked for ever, as the transport may
+    /// still use its memory.
+    pub fn allreduce_tensor(&mut self, choice: Choice, tensor: &Tensor, stamp: Stamp) -> Result<()> {
+        let mut guard = tensor.write();
+        // SAFETY: after an error neither the lock nor the memory behind it is ever given back.
+        let outcome = unsafe { self.allreduce_by(choice, tensor.dtype(), guard.bytes_mut(), stamp) };
+        if outcome.is_err() {
+            std::mem::forget((guard, tensor.clone()));
+        }
+        outcome
     }
 
     /// As [`allreduce`](Self::allreduce), by the given way.
-    pub fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    pub unsafe fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
         if self.sums_at_once(choice) {
             return match choice {
                 Choice::Native => self.transport.native_allreduce(dtype, data),
-                _ => self.allreduce_by_host(dtype, data, stamp),
+                // SAFETY: as the caller promises.
+                _ => unsafe { self.allreduce_by_host(dtype, data, stamp) },
             };
         }
         let schedule = self.schedule(Sum::of(choice, dtype, data.len()));
-        self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop)
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop) }
     }
 
     /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each. The gradient stands in `out`
@@ -351,24 +373,36 @@ impl Host {
     }
 
     /// `data` becomes rank `root`'s.
-    pub fn broadcast(&mut self, root: usize, data: &mut [u8], stamp: Stamp) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    pub unsafe fn broadcast(&mut self, root: usize, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = ringpull_plan::broadcast(root, self.rank(), self.size(), data.len());
         let schedule = self.runner.schedule(&plan, DType::U8);
-        self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop)
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop) }
     }
 
     /// `data` becomes every other rank's, which call [`broadcast`](Self::broadcast) with this rank as the root.
-    pub fn broadcast_own(&mut self, data: &[u8], stamp: Stamp) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    pub unsafe fn broadcast_own(&mut self, data: &[u8], stamp: Stamp) -> Result<()> {
         let plan = ringpull_plan::broadcast(self.rank(), self.rank(), self.size(), data.len());
         let schedule = self.runner.schedule(&plan, DType::U8);
-        self.runner.send_out(&schedule, data, &mut *self.transport, stamp, &self.stop)
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.send_out(&schedule, data, &mut *self.transport, stamp, &self.stop) }
     }
 
     /// Part `r` of `data`, bounded in bytes, becomes rank `r`'s on every rank.
-    pub fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    pub unsafe fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let plan = ringpull_plan::allgather(self.rank(), self.size(), parts);
         let schedule = self.runner.schedule(&plan, DType::U8);
-        self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop)
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.run(&schedule, data, &mut *self.transport, stamp, &self.stop) }
     }
 
     /// As [`allgather`](Self::allgather), into memory of its own, which after an error the transport keeps: every rank's part, of which `fill`
@@ -376,7 +410,8 @@ impl Host {
     pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         let mut all = Buffer::zeroed(parts.len());
         fill(&mut all.bytes_mut()[parts.range(self.rank()..self.rank() + 1)]);
-        if let Err(cause) = self.allgather(parts, all.bytes_mut(), stamp) {
+        // SAFETY: after an error the memory is never freed.
+        if let Err(cause) = unsafe { self.allgather(parts, all.bytes_mut(), stamp) } {
             std::mem::forget(all);
             return Err(cause);
         }
@@ -384,7 +419,10 @@ impl Host {
     }
 
     /// By shared memory within hosts, and by a plan between them.
-    fn allreduce_by_host(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    unsafe fn allreduce_by_host(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let patience = Patience { stamp, stop: &self.stop, limit: self.runner.limit };
         if self.placement.is_one_host()
             && let Some(node) = &mut self.placement.node
@@ -403,6 +441,7 @@ impl Host {
             runner: &mut self.runner,
             schedules: &mut self.schedules,
         };
-        hierarchy::allreduce((hosts, node), wire, dtype, data, patience)
+        // SAFETY: as the caller promises.
+        unsafe { hierarchy::allreduce((hosts, node), wire, dtype, data, patience) }
     }
 }

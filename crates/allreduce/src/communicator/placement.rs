@@ -4,6 +4,7 @@
 //! emulated hosts of one machine. Every rank then tells all others where its memory can be found, tries to map that of its
 //! neighbours, and tells all others whether it could: all ranks draw the same conclusion, and a host on which one
 //! attempt failed (a container that hides its processes, say) goes on with messages.
+#![allow(unsafe_code)]
 
 use std::sync::atomic::AtomicBool;
 
@@ -185,7 +186,8 @@ fn gather<const WORDS: usize>(
     let parts = Parts::of((0..=size).map(|rank| rank * size_of_val(own)).collect());
     let plan = ringpull_plan::allgather(rank, size, parts);
     let bytes = bytemuck::cast_slice_mut(all.as_flattened_mut());
-    if let Err(cause) = runner.run(&runner.schedule(&plan, DType::U8), bytes, transport, FIRST, stop) {
+    // SAFETY: after an error the memory is never freed.
+    if let Err(cause) = unsafe { runner.run(&runner.schedule(&plan, DType::U8), bytes, transport, FIRST, stop) } {
         // The transport may still write into it.
         std::mem::forget(all);
         return Err(cause);

@@ -1,4 +1,5 @@
 //! Ranks as threads of one process that share memory as ranks of one host do: all lengths, dtypes and sorts of memory.
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -36,7 +37,6 @@ fn buffer(len_bytes: usize, is_shared: bool) -> Buffer {
     }
     let mut memory = vec![0u64; len_bytes / 8 + 1];
     let start = std::ptr::NonNull::new(memory.as_mut_ptr().cast()).unwrap();
-    #[allow(unsafe_code)]
     // SAFETY: the vector outlives the buffer as its owner, and is not touched meanwhile.
     unsafe {
         Buffer::foreign(start, len_bytes, Box::new(memory))
@@ -54,7 +54,8 @@ fn check(hosts: &[usize], dtype: DType, len: usize, is_shared: impl Fn(usize) ->
         for round in 0..3 {
             let values: &mut [T] = bytemuck::cast_slice_mut(data.bytes_mut());
             values.iter_mut().enumerate().for_each(|(at, value)| *value = input::<T>(host.rank(), at + round));
-            host.allreduce_by(Choice::Auto, dtype, data.bytes_mut(), round as u32).unwrap();
+            // SAFETY: there is no error.
+            unsafe { host.allreduce_by(Choice::Auto, dtype, data.bytes_mut(), round as u32).unwrap() };
             let values: &[T] = bytemuck::cast_slice(data.bytes());
             for (at, value) in values.iter().enumerate() {
                 let expected: f64 = (0..host.size()).map(|rank| Element::to_f64(input::<T>(rank, at + round))).sum();
@@ -118,7 +119,8 @@ fn all_ranks_hold_the_same_bits_in_every_run() {
                 let mut data = buffer(4 * 100_003, run % 2 == 0 || host.rank() % 2 == 0);
                 let values: &mut [f32] = bytemuck::cast_slice_mut(data.bytes_mut());
                 values.iter_mut().enumerate().for_each(|(at, value)| *value = 1.0 / (1 + at + 7 * host.rank()) as f32);
-                host.allreduce_by(Choice::Auto, DType::F32, data.bytes_mut(), 0).unwrap();
+                // SAFETY: there is no error.
+                unsafe { host.allreduce_by(Choice::Auto, DType::F32, data.bytes_mut(), 0).unwrap() };
                 data.bytes().to_vec()
             })
         })
@@ -136,7 +138,8 @@ fn an_ordered_sum_has_the_same_bits_wherever_the_ranks_run() {
                     let values: &mut [T] = bytemuck::cast_slice_mut(data.bytes_mut());
                     let value = |at: usize, rank: usize| T::from_f64(1.0 / (1 + (at + 7 * rank) % 89) as f64);
                     values.iter_mut().enumerate().for_each(|(at, to)| *to = value(at, host.rank()));
-                    host.allreduce_by(Choice::Ordered, dtype, data.bytes_mut(), 0).unwrap();
+                    // SAFETY: there is no error.
+                    unsafe { host.allreduce_by(Choice::Ordered, dtype, data.bytes_mut(), 0).unwrap() };
                     data.bytes().to_vec()
                 }));
                 assert!(of_ranks.windows(2).all(|pair| pair[0] == pair[1]), "{len} of {dtype} on {hosts:?}");
@@ -158,7 +161,8 @@ fn a_rank_that_does_not_come_is_an_error_for_the_others_within_the_deadline() {
         let ranks = world_on(&[0; 3]).into_iter().enumerate().map(|(rank, end)| {
             scope.spawn(move || {
                 let mut host = Host::new(Box::new(end), config, Arc::new(AtomicBool::new(false))).unwrap();
-                (rank != 1).then(|| host.allreduce_by(Choice::Auto, DType::F32, &mut [0; 4 << 10], 0))
+                // SAFETY: in shared memory no transport keeps the data.
+                (rank != 1).then(|| unsafe { host.allreduce_by(Choice::Auto, DType::F32, &mut [0; 4 << 10], 0) })
             })
         });
         let ranks: Vec<_> = ranks.collect();

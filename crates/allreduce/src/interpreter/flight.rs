@@ -11,9 +11,11 @@ use ringpull_plan::{Action, Lane, Schedule};
 
 use crate::interpreter::ahead::Unasked;
 use crate::interpreter::elsewhere::{Elsewhere, Room};
-use crate::interpreter::run::Ticket;
 use crate::interpreter::scratch::Scratch;
 use crate::transport::Stamp;
+
+/// An operation that was begun. Tickets ascend.
+pub type Ticket = u64;
 
 /// How far the messages of a lane have been posted.
 #[derive(Clone, Copy, Default)]
@@ -60,7 +62,7 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub fn new(
+    pub(crate) fn new(
         ticket: Ticket,
         schedule: Arc<Schedule>,
         base: *mut u8,

@@ -16,5 +16,6 @@ mod scratch;
 mod tokens;
 
 pub use elsewhere::Elsewhere;
+pub use flight::Ticket;
 pub(crate) use idle::Idle;
-pub use run::{Runner, Ticket, stopped};
+pub use run::{Runner, stopped};

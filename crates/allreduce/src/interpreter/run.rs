@@ -22,7 +22,7 @@ use ringpull_plan::{Action, Plan, Schedule};
 
 use crate::interpreter::ahead::Ahead;
 use crate::interpreter::elsewhere::Elsewhere;
-use crate::interpreter::flight::Flight;
+use crate::interpreter::flight::{Flight, Ticket};
 use crate::interpreter::idle::Idle;
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{Given, Tokens};
@@ -32,9 +32,6 @@ use crate::transport::{Mode, Stamp, Transport};
 const RECV_WINDOW: usize = 8;
 /// After nothing has moved for so long, what is ready no longer waits for what is in flight: the peer may need it first.
 pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
-
-/// An operation that was begun. Tickets ascend.
-pub type Ticket = u64;
 
 /// Executes schedules over a transport that each call names anew: the whole job's, or a group of its ranks.
 pub struct Runner {
@@ -173,9 +170,12 @@ impl Runner {
 
     /// Executes `schedule` on `data` to its end. Blocks; collective. Others under way move on meanwhile.
     ///
-    /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do. After an error the transport may still use `data`: the
-    /// caller must keep it alive until the transport is gone.
-    pub fn run(
+    /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do.
+    ///
+    /// # Safety
+    /// After an error the transport may still read and write `data`: it stays valid, and nobody else touches it, until the transport is
+    /// gone.
+    pub unsafe fn run(
         &mut self,
         schedule: &Arc<Schedule>,
         data: &mut [u8],
@@ -183,16 +183,33 @@ impl Runner {
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        // SAFETY: `data` is borrowed until this returns, which is when it is finished, or else an error that the caller heeds.
+        // SAFETY: `data` is borrowed until this returns, which is when it is finished; for an error the caller promises the rest.
         let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, None) };
         self.until(ticket, transport, stop)
+    }
+
+    /// As [`run`](Self::run), for tests, whose transports are gone before their data.
+    #[cfg(test)]
+    pub(super) fn run_in_test(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        data: &mut [u8],
+        transport: &mut dyn Transport,
+        stamp: Stamp,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        // SAFETY: ranks that are threads touch data only while they send and receive, and tests keep it longer.
+        unsafe { self.run(schedule, data, transport, stamp, stop) }
     }
 
     /// As [`run`](Self::run) of a schedule that only sends.
     ///
     /// # Panics
     /// If it receives.
-    pub fn send_out(
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run), though the transport only reads.
+    pub unsafe fn send_out(
         &mut self,
         schedule: &Arc<Schedule>,
         data: &[u8],

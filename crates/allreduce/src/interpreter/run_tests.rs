@@ -43,7 +43,7 @@ fn every_plan_sums_exactly_and_leaves_equal_bits() {
                     let mut data: Vec<f32> = (0..len).map(|i| (i * 3 + rank) as f32).collect();
                     let plan = allreduce(algorithm, rank, size, len);
                     runner
-                        .run(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
+                        .run_in_test(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
                         .unwrap();
                     data
                 });
@@ -65,7 +65,7 @@ fn inexact_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
                 let mut data: Vec<f32> = (0..777).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
                 let plan = allreduce(algorithm, rank, 5, data.len());
                 runner
-                    .run(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
+                    .run_in_test(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
                     .unwrap();
                 data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
             })
@@ -84,7 +84,7 @@ fn broadcast_and_uneven_allgather_deliver_every_byte() {
             let results = ranks(size, 64, |rank, runner, end| {
                 let mut data = vec![rank as u8; 301];
                 runner
-                    .run(&runner.schedule(&broadcast(root, rank, size, 301), DType::U8), &mut data, end, 1, &stop)
+                    .run_in_test(&runner.schedule(&broadcast(root, rank, size, 301), DType::U8), &mut data, end, 1, &stop)
                     .unwrap();
                 data
             });
@@ -95,7 +95,7 @@ fn broadcast_and_uneven_allgather_deliver_every_byte() {
             let mut data = vec![0u8; bounds[size]];
             data[bounds[rank]..bounds[rank + 1]].fill(rank as u8 + 1);
             let plan = allgather(rank, size, Parts::of(bounds.clone()));
-            runner.run(&runner.schedule(&plan, DType::U8), &mut data, end, 1, &stop).unwrap();
+            runner.run_in_test(&runner.schedule(&plan, DType::U8), &mut data, end, 1, &stop).unwrap();
             data
         });
         let expected: Vec<u8> =
@@ -111,7 +111,7 @@ fn ranks_in_different_operations_get_an_error_and_not_a_mixture() {
         runner.limit = Duration::from_millis(50);
         let mut data = [0u8; 16];
         let plan = allreduce(Algorithm::Ring, rank, 2, 4);
-        runner.run(&runner.schedule(&plan, DType::F32), &mut data, end, rank as u32, &stop).unwrap_err().to_string()
+        runner.run_in_test(&runner.schedule(&plan, DType::F32), &mut data, end, rank as u32, &stop).unwrap_err().to_string()
     });
     assert!(errors.iter().any(|error| error.contains("nothing moved")), "{errors:?}");
 }
@@ -123,7 +123,7 @@ fn ranks_that_cut_messages_differently_get_an_error_and_not_a_mixture() {
         runner.limit = Duration::from_millis(50);
         let mut data = [0u8; 256];
         let schedule = Arc::new(Schedule::of(&allreduce(Algorithm::Ring, rank, 2, 64), DType::F32, 64 >> rank));
-        runner.run(&schedule, &mut data, end, 1, &stop).unwrap_err().to_string()
+        runner.run_in_test(&schedule, &mut data, end, 1, &stop).unwrap_err().to_string()
     });
     assert!(errors.iter().any(|error| error.contains("bytes were due")), "{errors:?}");
 }
@@ -172,7 +172,7 @@ fn operations_in_flight_together_have_the_bits_of_operations_one_by_one_in_whate
                 let mut data: Vec<f32> = (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
                 let plan = allreduce(ALGORITHMS[which % ALGORITHMS.len()], rank, size, *len);
                 runner
-                    .run(
+                    .run_in_test(
                         &runner.schedule(&plan, DType::F32),
                         bytemuck::cast_slice_mut(&mut data),
                         end,
@@ -204,7 +204,7 @@ fn a_peer_that_does_not_move_is_an_error_after_the_limit() {
     let mut data = [0u8; 16];
     let plan = allreduce(Algorithm::Ring, 0, 2, 4);
     let error =
-        runner.run(&runner.schedule(&plan, DType::F32), &mut data, &mut end, 1, &AtomicBool::new(false)).unwrap_err();
+        runner.run_in_test(&runner.schedule(&plan, DType::F32), &mut data, &mut end, 1, &AtomicBool::new(false)).unwrap_err();
     assert!(error.to_string().contains("rank"), "{error}");
 }
 
@@ -228,7 +228,7 @@ fn one_schedule_runs_again_and_several_times_at_once() {
             }
         }
         runner.take_finished().for_each(drop);
-        runner.run(&schedule, bytemuck::cast_slice_mut(&mut buffers[0]), end, 9, &stop).unwrap();
+        runner.run_in_test(&schedule, bytemuck::cast_slice_mut(&mut buffers[0]), end, 9, &stop).unwrap();
         buffers
     });
     assert!(sums.iter().all(|sums| *sums == [vec![18; 300], vec![60; 300], vec![600; 300]]), "{:?}", sums[0][0]);

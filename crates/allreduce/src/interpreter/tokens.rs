@@ -2,7 +2,7 @@
 
 use ringpull_base::timeline;
 
-use crate::interpreter::run::Ticket;
+use crate::interpreter::flight::Ticket;
 use crate::transport::Mode;
 
 /// A message in the transport.

@@ -55,7 +55,7 @@ impl Note {
 }
 
 /// What the comm thread is told.
-pub enum Command {
+pub(crate) enum Command {
     /// A job that was agreed on by itself.
     Run(Box<dyn Job>, Launch),
     /// A unit of a frozen cycle.

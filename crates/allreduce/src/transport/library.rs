@@ -7,7 +7,7 @@ use mpi::ffi;
 
 use ringpull_base::{Error, Result, config};
 
-pub fn check(call: &str, rank: usize, code: c_int) -> Result<()> {
+pub(crate) fn check(call: &str, rank: usize, code: c_int) -> Result<()> {
     if code == 0 { Ok(()) } else { Err(library_error(call, rank, code)) }
 }
 

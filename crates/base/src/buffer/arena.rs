@@ -45,7 +45,7 @@ struct Ranges {
 /// A range given out.
 pub(super) struct Room {
     /// Where it begins.
-    pub start: NonNull<u8>,
+    pub(super) start: NonNull<u8>,
     /// Whether it is zeros.
     pub(super) is_zero: bool,
 }

@@ -10,7 +10,7 @@ use crate::{Buffer, DType, Element, Error, Key, Remote, Result};
 
 /// A tensor locked for reading. May move to another thread.
 pub struct TensorRef {
-    pub dtype: DType,
+    pub(super) dtype: DType,
     pub(super) shape: Arc<[usize]>,
     pub(super) content: ArcRwLockReadGuard<RawRwLock, Content>,
     pub(super) remote: Option<Remote>,
@@ -54,7 +54,7 @@ impl TensorRef {
 
 /// A tensor locked for writing. May move to another thread.
 pub struct TensorMut {
-    pub dtype: DType,
+    pub(super) dtype: DType,
     pub(super) shape: Arc<[usize]>,
     pub(super) content: ArcRwLockWriteGuard<RawRwLock, Content>,
     pub(super) remote: Option<Remote>,

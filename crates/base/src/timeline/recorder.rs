@@ -42,7 +42,7 @@ pub(super) struct Event {
     pub(super) name: Name,
     pub(super) since_ns: u64,
     pub(super) length_ns: u64,
-    pub bytes: u64,
+    pub(super) bytes: u64,
 }
 
 thread_local! {

@@ -108,7 +108,7 @@ pub(super) struct Thread {
 
 impl About {
     /// A worker without a rank so far.
-    pub fn new(host: String, zero_unix_ns: u64) -> Self {
+    pub(super) fn new(host: String, zero_unix_ns: u64) -> Self {
         About {
             ringpull: env!("CARGO_PKG_VERSION").to_owned(),
             role: Role::Worker,

@@ -5,13 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use ringpull::internal::OnDevices;
-use ringpull::{KvStore, create_on};
+use ringpull::{create_on, KvStore};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Error, Kind, Result, Tensor};
-use ringpull_device::{Collective, CollectiveKind, Devices, Slice, array_of};
+use ringpull_device::{array_of, Collective, CollectiveKind, Devices, Slice};
 
-use super::{Check, check};
+use super::{check, Check};
 
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// Several segments of staging, and no multiple of anything.

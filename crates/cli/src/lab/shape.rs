@@ -32,6 +32,7 @@ pub struct Racks {
 }
 
 impl Shape {
+    /// An error unless a lab of this shape can be made.
     pub fn check(&self) -> Result<()> {
         if !(1..=MAX_HOSTS).contains(&self.hosts) {
             return Err(Error::argument(

@@ -1,13 +1,15 @@
 //! What is tried with simulated jobs.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ringpull_processes::{Processes, example, files};
 use serde_json::Value;
 
 use super::operator::{Job, Trouble};
-use super::pod::Image;
+use super::pod::{Image, PRINTED, Pod};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(150);
 const EPOCHS: [&str; 8] = ["--limit-train", "640", "--batch", "64", "--epochs", "2", "--seed", "3"];
@@ -31,49 +33,59 @@ fn train() -> Vec<&'static str> {
     [&words[..], &EPOCHS, &CHECKPOINT].concat()
 }
 
-/// The hashes that the ranks of a run end with, in their order.
-pub(crate) fn hashes(text: &str) -> Vec<String> {
-    let mut lines: Vec<(usize, String)> = text
-        .lines()
-        .filter_map(|line| {
-            let (_, rest) = line.split_once("rank ")?;
-            let (rank, rest) = rest.split_once(" of ")?;
-            Some((rank.parse().ok()?, rest.split_once("weights ")?.1.to_owned()))
-        })
-        .collect();
-    lines.sort();
-    lines.into_iter().map(|(_, hash)| hash).collect()
+/// The words that a manifest gives a launcher for this command, so that each rank writes to files of its own.
+fn redirected(command: &[&str]) -> Vec<String> {
+    let words = files::redirected(Path::new(PRINTED), command);
+    words.into_iter().map(|word| word.into_string().unwrap()).collect()
+}
+
+/// As [`manifest`], of a job whose ranks write to files of their own.
+fn manifest_of_ranks(options: &[&str], command: &[&str]) -> Value {
+    let words = redirected(command);
+    manifest(options, &words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Everything that was written: by the launcher's pod, then by each rank.
+fn all(job: &Job, launcher: &Pod) -> String {
+    launcher.text() + &files::tagged(&job.network.printed())
+}
+
+/// The hashes that the processes which ran end with, in the order of their names; servers have none.
+fn hashes(job: &Job) -> Vec<String> {
+    let folder = job.network.printed();
+    let of = |name: &String| Some(files::written(&folder, name).after("weights ")?.to_owned());
+    files::names(&folder).iter().filter_map(of).collect()
 }
 
 /// The hash of the same training by a plain `mpirun` of so many ranks here.
-pub(crate) fn plain(ranks: usize) -> String {
-    let mut command = Command::new(ringpull_base::config::mpirun_program());
-    command.args(["-n", &ranks.to_string(), "--oversubscribe", "--bind-to", "none"]).arg(ringpull_processes::example());
-    command.args(["--kv-store", "dist_sync_mpi"]).args(EPOCHS);
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    hashes(&text).pop().unwrap()
+fn plain(ranks: usize) -> String {
+    let mut processes = Processes::new();
+    let mut command = processes.mpirun(ranks, example());
+    processes.succeed("mpirun", command.args(["--kv-store", "dist_sync_mpi"]).args(EPOCHS));
+    processes.rank(0).after("weights ").unwrap().to_owned()
 }
 
 /// Runs the job to its end: ranks on all hosts, equal weights, and those of a plain `mpirun`.
 pub(crate) fn trains_alike(test: &str, image: &Image, options: &[&str], hosts: usize, ranks: usize, trouble: Trouble) {
     let script = format!("echo host=$(hostname) probe=$PROBE; exec {}", train().join(" "));
     let words = [options, &["--env", "PROBE=passed on"]].concat();
-    let mut job =
-        Job::new(test, image, &manifest(&[&["train", "--name", "sim"], &words[..]].concat(), &["sh", "-c", &script]));
+    let options = [&["train", "--name", "sim"], &words[..]].concat();
+    let mut job = Job::new(test, image, &manifest_of_ranks(&options, &["sh", "-c", &script]));
     let mut launcher = job.launch(trouble);
     let code = launcher.ends_within(LIMIT);
-    let text = launcher.text();
+    let text = all(&job, &launcher);
     assert_eq!(code, Some(0), "{text}");
-    let found = hashes(&text);
+    let names: Vec<String> = (0..ranks).map(|rank| format!("rank {rank}")).collect();
+    assert_eq!(files::names(&job.network.printed()), names, "{text}");
+    let found = hashes(&job);
     assert_eq!(found.len(), ranks, "{text}");
     assert_eq!(found.iter().collect::<BTreeSet<_>>().len(), 1, "{text}");
-    let said: Vec<&str> = text.lines().filter(|line| line.starts_with("host=")).collect();
+    let printed = names.iter().map(|name| files::written(&job.network.printed(), name).out);
+    let said: Vec<String> =
+        printed.filter_map(|out| out.lines().find(|line| line.starts_with("host=")).map(str::to_owned)).collect();
     assert_eq!((said.len(), said.iter().collect::<BTreeSet<_>>().len()), (ranks, hosts), "{text}");
     assert!(said.iter().all(|line| line.ends_with("probe=passed on")), "{text}");
-    assert!(text.contains(&format!("{ranks} ranks on {hosts} hosts")), "{text}");
+    assert!(launcher.text().contains(&format!("{ranks} ranks on {hosts} hosts")), "{text}");
     assert_eq!(found[0], plain(ranks), "{text}");
 }
 
@@ -83,60 +95,64 @@ pub(crate) fn loses_a_worker(test: &str, image: &Image) {
     let mut words = train();
     let epochs = words.iter().position(|word| *word == "--epochs").unwrap() + 1;
     words[epochs] = "3";
-    let job_of = |words: &[&str]| manifest(&["train", "--name", "sim", "--workers", "4"], words);
+    let job_of = |words: &[&str]| manifest_of_ranks(&["train", "--name", "sim", "--workers", "4"], words);
     let whole = {
         let mut job = Job::new(&format!("{test}w"), image, &job_of(&words));
         let mut launcher = job.launch(Trouble::default());
-        assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", launcher.text());
-        hashes(&launcher.text()).pop().unwrap()
+        assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", all(&job, &launcher));
+        hashes(&job).pop().unwrap()
     };
     let mut job = Job::new(test, image, &job_of(&words));
     let mut launcher = job.launch(Trouble::default());
     let file = job.network.volume().join("run.safetensors");
     let begun = Instant::now();
     while !file.exists() {
-        assert!(launcher.code().is_none() && begun.elapsed() < LIMIT, "{}", launcher.text());
+        assert!(launcher.code().is_none() && begun.elapsed() < LIMIT, "{}", all(&job, &launcher));
         std::thread::park_timeout(Duration::from_millis(5));
     }
     job.workers[2].kill();
     let killed = Instant::now();
     let code = launcher.ends_within(Duration::from_secs(60));
-    assert!(code.is_some_and(|code| code != 0), "{code:?} after {:?}: {}", killed.elapsed(), launcher.text());
+    assert!(code.is_some_and(|code| code != 0), "{code:?} after {:?}: {}", killed.elapsed(), all(&job, &launcher));
     println!("the job ended with {code:?} {:.1} s after its worker", killed.elapsed().as_secs_f64());
     job.start_worker(2);
     job.await_workers();
+    // Each rank begins its files anew.
     let mut again = job.start_launcher(true);
-    assert_eq!(again.ends_within(LIMIT), Some(0), "{}", again.text());
-    assert_eq!(hashes(&again.text()), vec![whole; 4], "{}", again.text());
+    assert_eq!(again.ends_within(LIMIT), Some(0), "{}", all(&job, &again));
+    assert_eq!(hashes(&job), vec![whole; 4], "{}", all(&job, &again));
     // The first epoch was not trained again.
-    assert!(!again.text().contains("step 10 "), "{}", again.text());
+    for rank in 0..4 {
+        let written = files::written(&job.network.printed(), &format!("rank {rank}"));
+        assert!(!written.contains("step 10 "), "{}", all(&job, &again));
+    }
 }
 
 /// With fewer workers allowed a job whose worker never comes back is trained by the others.
 pub(crate) fn goes_on_with_fewer(test: &str, image: &Image) {
     let options = ["train", "--name", "sim", "--workers", "3", "--min-workers", "2", "--env", "RINGPULL_WAIT=10"];
-    let mut job = Job::new(test, image, &manifest(&options, &train()));
+    let mut job = Job::new(test, image, &manifest_of_ranks(&options, &train()));
     job.start_workers();
     job.await_workers();
     job.workers[1].kill();
     let mut launcher = job.start_launcher(true);
     let code = launcher.ends_within(LIMIT);
-    let text = launcher.text();
+    let text = all(&job, &launcher);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("1 of 3 hosts did not answer; going on with the others"), "{text}");
-    assert_eq!(hashes(&text), vec![plain(2); 2], "{text}");
+    assert!(launcher.text().contains("1 of 3 hosts did not answer; going on with the others"), "{text}");
+    assert_eq!(hashes(&job), vec![plain(2); 2], "{text}");
 }
 
 /// A worker that is not there is named when the wait is over, and no rank starts.
 pub(crate) fn names_the_missing(test: &str, image: &Image) {
     let options = ["train", "--name", "sim", "--workers", "2", "--env", "RINGPULL_WAIT=3"];
-    let mut job = Job::new(test, image, &manifest(&options, &train()));
+    let mut job = Job::new(test, image, &manifest_of_ranks(&options, &train()));
     job.start_worker(0);
     let mut launcher = job.start_launcher(true);
     assert_eq!(launcher.ends_within(LIMIT), Some(1), "{}", launcher.text());
     let text = launcher.text();
     assert!(text.contains("1 of 2 hosts did not answer within 3 s; sim-worker-1.sim.team.svc: ssh:"), "{text}");
-    assert!(text.contains("hint: ") && hashes(&text).is_empty(), "{text}");
+    assert!(text.contains("hint: ") && files::names(&job.network.printed()).is_empty(), "{}", all(&job, &launcher));
 }
 
 /// With an `mpirun` that does not read the operator's hostfile, as Open MPI 5 does not, nothing runs.
@@ -144,8 +160,9 @@ pub(crate) fn refuses_ranks_elsewhere(test: &str, image: &Image) {
     let mut manifest = manifest(&["train", "--name", "sim", "--workers", "2"], &["echo", "ran"]);
     let container = &mut manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0];
     // The pod's own copy of mpirun: it forgets where the hosts are.
-    let deaf = "mkdir -p /tmp/bin; printf '#!/bin/sh\\nexport OMPI_MCA_rmaps_base_oversubscribe=1\\nunset OMPI_MCA_orte_default_hostfile\\nexec /usr/bin/mpirun \"$@\"\\n' >/tmp/bin/mpirun; chmod +x /tmp/bin/mpirun; PATH=/tmp/bin:$PATH exec ringpull-entrypoint mpirun echo ran";
-    container["command"] = serde_json::json!(["sh", "-c", deaf]);
+    let words: Vec<String> = redirected(&["echo", "ran"]).iter().map(|word| format!("'{word}'")).collect();
+    let deaf = "mkdir -p /tmp/bin; printf '#!/bin/sh\\nexport OMPI_MCA_rmaps_base_oversubscribe=1\\nunset OMPI_MCA_orte_default_hostfile\\nexec /usr/bin/mpirun \"$@\"\\n' >/tmp/bin/mpirun; chmod +x /tmp/bin/mpirun; PATH=/tmp/bin:$PATH exec ringpull-entrypoint mpirun";
+    container["command"] = serde_json::json!(["sh", "-c", format!("{deaf} {}", words.join(" "))]);
     container.as_object_mut().unwrap().remove("args");
     let mut job = Job::new(test, image, &manifest);
     let mut launcher = job.launch(Trouble::default());
@@ -155,17 +172,17 @@ pub(crate) fn refuses_ranks_elsewhere(test: &str, image: &Image) {
         text.contains("the ranks would run on [sim-launcher], but the hostfile names [sim-worker-0 sim-worker-1]"),
         "{text}"
     );
-    assert!(!text.lines().any(|line| line == "ran"), "{text}");
+    assert!(files::names(&job.network.printed()).is_empty(), "{}", all(&job, &launcher));
 }
 
 /// Parameter servers in one MPIJob train as well, and the comparison prints its table.
 pub(crate) fn serves_and_compares(test: &str, image: &Image) {
     let words = [&["train", "--kv-store", "dist_sync"][..], &EPOCHS].concat();
     let options = ["ps", "--name", "sim", "--workers", "2", "--servers", "2"];
-    let mut job = Job::new(&format!("{test}p"), image, &manifest(&options, &words));
+    let mut job = Job::new(&format!("{test}p"), image, &manifest_of_ranks(&options, &words));
     let mut launcher = job.launch(Trouble::default());
-    assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", launcher.text());
-    assert_eq!(hashes(&launcher.text()).len(), 2, "{}", launcher.text());
+    assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", all(&job, &launcher));
+    assert_eq!(hashes(&job).len(), 2, "{}", all(&job, &launcher));
     let words = [
         "--modes",
         "dist_sync_mpi,dist_sync:1shared",

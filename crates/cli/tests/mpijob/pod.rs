@@ -33,6 +33,9 @@ pub(crate) fn lacks() -> Option<String> {
         .then(|| format!("no overlay or namespace can be made: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
+/// The folder [`Network::printed`] as a pod calls it.
+pub(crate) const PRINTED: &str = "/train/printed";
+
 /// The image's root file system: a folder, and what is laid over it.
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
@@ -123,13 +126,21 @@ impl Network {
             &["-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", &folder.join("key").display().to_string()],
         );
         std::fs::create_dir(folder.join("volume")).unwrap();
-        run("chmod", &["0777", &folder.join("volume").display().to_string()]);
+        std::fs::create_dir(network.printed()).unwrap();
+        for shared in [network.volume(), network.printed()] {
+            run("chmod", &["0777", &shared.display().to_string()]);
+        }
         network
     }
 
     /// What is at /train in every pod.
     pub(crate) fn volume(&self) -> PathBuf {
         self.folder.path().join("volume")
+    }
+
+    /// Where the ranks of a job write that were started with [`PRINTED`]: two files each.
+    pub(crate) fn printed(&self) -> PathBuf {
+        self.volume().join("printed")
     }
 
     /// Starts a pod. Its name is known to nobody before `hosts` is written.
@@ -221,6 +232,7 @@ impl Drop for Network {
 }
 
 impl Pod {
+    /// The lines that the pod's own processes have written: its entrypoint's and `mpirun`'s; ranks write elsewhere.
     pub(crate) fn text(&self) -> String {
         self.text.lock().unwrap().clone()
     }

@@ -17,7 +17,7 @@ const OPERATORS: [&str; 9] = [
     "HYDRA_LAUNCH_EXTRA_ARGS",
 ];
 
-pub fn check(job: &Job, findings: &mut Findings) {
+pub(crate) fn check(job: &Job, findings: &mut Findings) {
     if !job.launcher.replica.is_there() {
         return;
     }

@@ -32,7 +32,7 @@ const HYDRA: [&str; 10] = [
     "-prepend-rank",
 ];
 
-pub fn check(job: &Job, findings: &mut Findings) {
+pub(crate) fn check(job: &Job, findings: &mut Findings) {
     if !job.launcher.replica.is_there() {
         return;
     }

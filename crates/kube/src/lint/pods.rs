@@ -8,7 +8,7 @@ const GPU: &str = "nvidia.com/gpu";
 /// Names of volumes that the operator adds.
 const RESERVED: [&str; 2] = ["ssh-auth", "mpi-job-config"];
 
-pub fn check(job: &Job, findings: &mut Findings) {
+pub(crate) fn check(job: &Job, findings: &mut Findings) {
     gpus(job, findings);
     for (name, role) in job.roles() {
         extended(role, findings);

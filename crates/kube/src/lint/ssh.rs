@@ -6,7 +6,7 @@ use super::job::Job;
 /// What sshd of root needs of what a pod has by default.
 const SSHD_CAPABILITIES: [&str; 3] = ["SYS_CHROOT", "SETUID", "SETGID"];
 
-pub fn check(job: &Job, findings: &mut Findings) {
+pub(crate) fn check(job: &Job, findings: &mut Findings) {
     users(job, findings);
     key(job, findings);
     server(job, findings);

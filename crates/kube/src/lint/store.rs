@@ -8,7 +8,7 @@ use crate::command::{example, is_mpirun, store_of};
 
 const RULE: &str = "store-kind";
 
-pub fn check(job: &Job, findings: &mut Findings) {
+pub(crate) fn check(job: &Job, findings: &mut Findings) {
     if !job.launcher.replica.is_there() {
         return;
     }

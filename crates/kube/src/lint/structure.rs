@@ -47,7 +47,7 @@ pub(super) fn is_v2(object: &Node, findings: &mut Findings) -> bool {
     false
 }
 
-pub fn check(job: &Job, findings: &mut Findings) {
+pub(crate) fn check(job: &Job, findings: &mut Findings) {
     name(job, findings);
     unknown_fields(job, findings);
     replicas(job, findings);

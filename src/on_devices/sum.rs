@@ -1,0 +1,26 @@
+//! A sum over the devices of all ranks, as each of the ways to do it is given it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringpull_allreduce::transport::Stamp;
+use ringpull_base::DType;
+use ringpull_device::{Devices, Layout, Pool, Slice};
+
+/// What is summed over the ranks.
+pub(crate) struct Sum<'a> {
+    /// The devices of this rank.
+    pub devices: &'a Devices,
+    /// How it is spread over them.
+    pub layout: &'a Layout,
+    /// The element type.
+    pub dtype: DType,
+    /// A part on each device, written on its lane.
+    pub parts: &'a [Slice],
+    /// The operation's stamp.
+    pub stamp: Stamp,
+    /// How long work on a device may take.
+    pub limit: Duration,
+    /// Memory to pass through, kept from sum to sum.
+    pub pool: &'a Arc<Pool>,
+}

@@ -1,0 +1,92 @@
+//! A folder in which each process of a job has two files of its own: `rank 0.out` and `rank 0.err`.
+
+use std::ffi::OsString;
+use std::fmt::{Display, Formatter, Write as _};
+use std::path::{Path, PathBuf};
+
+/// Becomes the command that follows the folder, with the same process id, so a launcher's signals reach it. Open MPI,
+/// MPICH's Hydra and Slurm give a process its rank, `ringpull launch` its role. It is one line without a `'`, which every
+/// launcher and every shell on the way passes on.
+const REDIRECT: &str = concat!(
+    r#"case ${DMLC_ROLE:-rank} in rank) name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}}" ;; "#,
+    r#"scheduler) name=scheduler ;; server) name="server $DMLC_SERVER_ID" ;; *) name="worker $DMLC_WORKER_ID" ;; esac; "#,
+    r#"exec "$@" >"$0/$name.out" 2>"$0/$name.err""#
+);
+
+/// What one process has written. While it runs, the last line of each stream may be unfinished.
+#[derive(Debug, Clone, Default)]
+pub struct Written {
+    /// To stdout.
+    pub out: String,
+    /// To stderr.
+    pub err: String,
+}
+
+impl Written {
+    /// The lines of stdout, then those of stderr.
+    pub fn lines(&self) -> impl Iterator<Item = &str> {
+        self.out.lines().chain(self.err.lines())
+    }
+
+    /// Whether `words` stand in it.
+    pub fn contains(&self, words: &str) -> bool {
+        self.out.contains(words) || self.err.contains(words)
+    }
+
+    /// How often `words` stand in it.
+    pub fn count(&self, words: &str) -> usize {
+        self.out.matches(words).count() + self.err.matches(words).count()
+    }
+
+    /// What follows `mark` on the first line that has it.
+    pub fn after(&self, mark: &str) -> Option<&str> {
+        self.lines().find_map(|line| Some(line.split_once(mark)?.1))
+    }
+}
+
+impl Display for Written {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        self.lines().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// The words for a launcher to start in place of `command`'s, so that each process writes to its files in `folder`, as
+/// the processes call it.
+pub fn redirected<W: Into<OsString>>(folder: &Path, command: impl IntoIterator<Item = W>) -> Vec<OsString> {
+    let shell = ["/bin/sh".into(), "-c".into(), REDIRECT.into(), folder.as_os_str().to_owned()];
+    shell.into_iter().chain(command.into_iter().map(Into::into)).collect()
+}
+
+/// Where a process writes.
+pub(crate) fn of(folder: &Path, name: &str) -> [PathBuf; 2] {
+    ["out", "err"].map(|stream| folder.join(format!("{name}.{stream}")))
+}
+
+/// What the process of this name has written so far. One that never was has written nothing.
+pub fn written(folder: &Path, name: &str) -> Written {
+    let [out, err] = of(folder, name).map(|path| match std::fs::read(&path) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(cause) => panic!("{}: {cause}", path.display()),
+    });
+    Written { out, err }
+}
+
+/// The names of all processes that have run, sorted.
+pub fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = entries.filter_map(|file| file.strip_suffix(".out").map(str::to_owned)).collect();
+    names.sort();
+    names
+}
+
+/// Everything that was written, with the writer's name before each line: for people, and not to be searched.
+pub fn tagged(folder: &Path) -> String {
+    let mut text = String::new();
+    for name in names(folder) {
+        let Written { out, err } = written(folder, &name);
+        out.lines().for_each(|line| writeln!(text, "{name}: {line}").unwrap());
+        err.lines().for_each(|line| writeln!(text, "{name} (stderr): {line}").unwrap());
+    }
+    text
+}
