@@ -7,10 +7,18 @@ use ringpull_base::{Error, Kind, Result, notice, timeline};
 #[cfg(feature = "devices")]
 use ringpull_device::Devices;
 
+#[cfg(all(feature = "devices", feature = "ps"))]
+use self::with_devices::before_servers;
+#[cfg(all(feature = "devices", feature = "mpi"))]
+use self::with_devices::over_ranks;
 #[cfg(feature = "devices")]
-use self::with_devices::*;
+use self::with_devices::{open, over_devices};
+#[cfg(all(not(feature = "devices"), feature = "ps"))]
+use self::without_devices::before_servers;
+#[cfg(all(not(feature = "devices"), feature = "mpi"))]
+use self::without_devices::over_ranks;
 #[cfg(not(feature = "devices"))]
-use self::without_devices::*;
+use self::without_devices::{Devices, open, over_devices};
 use crate::local::Local;
 use crate::{Backend, KvStore};
 

@@ -42,7 +42,7 @@ impl Array {
     }
 
     /// The elements as Python has left them.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         self.data.bytes()
     }
 }

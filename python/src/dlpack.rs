@@ -78,7 +78,7 @@ pub(crate) struct Versioned {
 
 impl DlTensor {
     /// The element type, if a store has it.
-    pub fn dtype(&self) -> Option<DType> {
+    pub(crate) fn dtype(&self) -> Option<DType> {
         let DataType { code, bits, lanes } = self.dtype;
         DType::ALL.into_iter().find(|dtype| lanes == 1 && (code, bits) == code_of(*dtype))
     }

@@ -38,7 +38,7 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     /// Of these values into these outputs, or into the values if there are none.
-    pub fn new(
+    pub(crate) fn new(
         py: Python<'_>,
         key: Key,
         values: &[Bound<'_, PyAny>],

@@ -24,7 +24,11 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub fn new(mut outs: Vec<Tensor>, values: impl Iterator<Item = Tensor>, devices: Option<Arc<Devices>>) -> Self {
+    pub(crate) fn new(
+        mut outs: Vec<Tensor>,
+        values: impl Iterator<Item = Tensor>,
+        devices: Option<Arc<Devices>>,
+    ) -> Self {
         let count = outs.len();
         outs.extend(values);
         Handle { tensors: Mutex::new(outs), outs: count, devices }

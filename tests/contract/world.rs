@@ -27,7 +27,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub fn new(store: KvStore, folder: PathBuf) -> Self {
+    pub(crate) fn new(store: KvStore, folder: PathBuf) -> Self {
         World { store, folder, seen: RefCell::new(Xxh3::new()) }
     }
 

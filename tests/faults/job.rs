@@ -24,7 +24,7 @@ pub(crate) struct Job {
 
 impl Job {
     /// Starts `ranks` ranks of `case`, with `RINGPULL_TIMEOUT` of `patience_s` or its default.
-    pub fn start(case: &str, ranks: usize, patience_s: Option<u64>) -> Self {
+    pub(crate) fn start(case: &str, ranks: usize, patience_s: Option<u64>) -> Self {
         Self::start_with(case, ranks, patience_s, &[])
     }
 

@@ -28,7 +28,7 @@ pub(crate) fn free_port() -> u16 {
 
 impl Job {
     /// Starts a scheduler, servers and workers; workers run `case`.
-    pub fn start(case: &str, workers: usize, servers: usize) -> Self {
+    pub(crate) fn start(case: &str, workers: usize, servers: usize) -> Self {
         let mut job = Job::empty(free_port());
         job.add(case, "scheduler", None, workers, servers);
         for server in 0..servers {

@@ -14,9 +14,10 @@ pub fn send_to(sink: fn(&str)) {
 
 /// Hands `text`, of one or more lines without a last line feed, to whoever takes notices.
 pub fn notice(text: &str) {
-    match SINK.get() {
-        Some(sink) => sink(text),
-        None => tracing::warn!("{text}"),
+    if let Some(sink) = SINK.get() {
+        sink(text);
+    } else {
+        tracing::warn!("{text}");
     }
 }
 

@@ -13,7 +13,7 @@ use ringpull_base::{DType, Error, Result, Tensor};
 use ringpull_workload::pattern::Pattern;
 
 use crate::record::{Measured, Record};
-use crate::usage::{cpu_s, Memory, Usage};
+use crate::usage::{Memory, Usage, cpu_s};
 
 /// How buffers are measured.
 #[derive(Debug, Clone, Copy, PartialEq)]

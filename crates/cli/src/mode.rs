@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use ringpull_base::{closest, Error, Kind};
+use ringpull_base::{Error, Kind, closest};
 use ringpull_kernels::compress::Compression;
 
 /// Where the servers of a parameter-server mode run.

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use ringpull_base::{config, Error, Result};
+use ringpull_base::{Error, Result, config};
 
 use super::lab;
 use super::launch::hostfile::Host;

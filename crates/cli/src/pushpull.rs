@@ -16,7 +16,7 @@ use ringpull_workload::iterations::Iterations;
 use ringpull_workload::models::ModelKey;
 
 use crate::record::{Measured, Record};
-use crate::usage::{cpu_s, Memory, Usage};
+use crate::usage::{Memory, Usage, cpu_s};
 
 /// How the keys are measured.
 #[derive(Debug, Clone)]

@@ -55,8 +55,8 @@ fn makespan(mut jobs: Vec<Job>) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::layers;
     use super::*;
+    use crate::layers;
 
     fn link(network: &Network, bytes_per_s: f64) -> Vec<f64> {
         network.keys.iter().map(|key| 1.75 * 4.0 * key.len() as f64 / bytes_per_s).collect()

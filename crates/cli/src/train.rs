@@ -246,8 +246,8 @@ fn record(store: &KvStore, algorithm: &str, network: &Network, plan: &Plan, rows
 
 #[cfg(test)]
 mod tests {
-    use crate::layers;
     use super::*;
+    use crate::layers;
 
     fn plan() -> Plan {
         Plan {

@@ -83,7 +83,7 @@ pub struct Plan {
 
 impl Plan {
     /// A plan without moves.
-    pub(super) fn new(parts: Parts) -> Self {
+    pub fn new(parts: Parts) -> Self {
         Plan { parts, moves: Vec::new() }
     }
 

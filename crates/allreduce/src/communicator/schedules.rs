@@ -37,7 +37,13 @@ impl Sum {
     }
 
     /// The plan of `rank` of `size`, between all ranks.
-    pub(crate) fn plan(self, (rank, size): (usize, usize), placement: &Placement, model: &Model, cuts: Segments) -> Planned {
+    pub(crate) fn plan(
+        self,
+        (rank, size): (usize, usize),
+        placement: &Placement,
+        model: &Model,
+        cuts: Segments,
+    ) -> Planned {
         let element_bytes = self.dtype.size_bytes();
         let len = self.len_bytes / element_bytes;
         let (plan, segment_bytes) = match self.choice {

@@ -38,9 +38,7 @@ fn buffer(len_bytes: usize, is_shared: bool) -> Buffer {
     let mut memory = vec![0u64; len_bytes / 8 + 1];
     let start = std::ptr::NonNull::new(memory.as_mut_ptr().cast()).unwrap();
     // SAFETY: the vector outlives the buffer as its owner, and is not touched meanwhile.
-    unsafe {
-        Buffer::foreign(start, len_bytes, Box::new(memory))
-    }
+    unsafe { Buffer::foreign(start, len_bytes, Box::new(memory)) }
 }
 
 fn input<T: Element>(rank: usize, element: usize) -> T {

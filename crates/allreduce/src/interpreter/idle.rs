@@ -18,7 +18,12 @@ impl Idle {
     }
 
     /// Waits a little for what is still to come, so many bytes; an error with the time waited if `limit` is over.
-    pub(crate) fn wait(&mut self, limit: Duration, bytes: usize, transport: &mut dyn Transport) -> Result<(), Duration> {
+    pub(crate) fn wait(
+        &mut self,
+        limit: Duration,
+        bytes: usize,
+        transport: &mut dyn Transport,
+    ) -> Result<(), Duration> {
         const SHORTEST: Duration = Duration::from_micros(20);
         const LONGEST: Duration = Duration::from_millis(4);
         /// A sleep is this part of the time waited so far: the longer nothing comes, the less it matters to be quick. An eighth was

@@ -43,7 +43,13 @@ fn every_plan_sums_exactly_and_leaves_equal_bits() {
                     let mut data: Vec<f32> = (0..len).map(|i| (i * 3 + rank) as f32).collect();
                     let plan = allreduce(algorithm, rank, size, len);
                     runner
-                        .run_in_test(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
+                        .run_in_test(
+                            &runner.schedule(&plan, DType::F32),
+                            bytemuck::cast_slice_mut(&mut data),
+                            end,
+                            7,
+                            &stop,
+                        )
                         .unwrap();
                     data
                 });
@@ -65,7 +71,13 @@ fn inexact_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
                 let mut data: Vec<f32> = (0..777).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
                 let plan = allreduce(algorithm, rank, 5, data.len());
                 runner
-                    .run_in_test(&runner.schedule(&plan, DType::F32), bytemuck::cast_slice_mut(&mut data), end, 7, &stop)
+                    .run_in_test(
+                        &runner.schedule(&plan, DType::F32),
+                        bytemuck::cast_slice_mut(&mut data),
+                        end,
+                        7,
+                        &stop,
+                    )
                     .unwrap();
                 data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
             })
@@ -84,7 +96,13 @@ fn broadcast_and_uneven_allgather_deliver_every_byte() {
             let results = ranks(size, 64, |rank, runner, end| {
                 let mut data = vec![rank as u8; 301];
                 runner
-                    .run_in_test(&runner.schedule(&broadcast(root, rank, size, 301), DType::U8), &mut data, end, 1, &stop)
+                    .run_in_test(
+                        &runner.schedule(&broadcast(root, rank, size, 301), DType::U8),
+                        &mut data,
+                        end,
+                        1,
+                        &stop,
+                    )
                     .unwrap();
                 data
             });
@@ -111,7 +129,10 @@ fn ranks_in_different_operations_get_an_error_and_not_a_mixture() {
         runner.limit = Duration::from_millis(50);
         let mut data = [0u8; 16];
         let plan = allreduce(Algorithm::Ring, rank, 2, 4);
-        runner.run_in_test(&runner.schedule(&plan, DType::F32), &mut data, end, rank as u32, &stop).unwrap_err().to_string()
+        runner
+            .run_in_test(&runner.schedule(&plan, DType::F32), &mut data, end, rank as u32, &stop)
+            .unwrap_err()
+            .to_string()
     });
     assert!(errors.iter().any(|error| error.contains("nothing moved")), "{errors:?}");
 }
@@ -203,8 +224,9 @@ fn a_peer_that_does_not_move_is_an_error_after_the_limit() {
     let mut runner = Runner::new(64, Duration::from_millis(50));
     let mut data = [0u8; 16];
     let plan = allreduce(Algorithm::Ring, 0, 2, 4);
-    let error =
-        runner.run_in_test(&runner.schedule(&plan, DType::F32), &mut data, &mut end, 1, &AtomicBool::new(false)).unwrap_err();
+    let error = runner
+        .run_in_test(&runner.schedule(&plan, DType::F32), &mut data, &mut end, 1, &AtomicBool::new(false))
+        .unwrap_err();
     assert!(error.to_string().contains("rank"), "{error}");
 }
 

@@ -11,12 +11,12 @@ use ringpull_base::{DType, Error, Kind, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_workload::models::{self, ModelKey};
 
+use super::{Format, train};
 use crate::record::Record;
 use crate::size::{format_size, parse_sizes};
 use crate::statistics::{self, Summary};
 use crate::sweep::REST_MS;
 use crate::{allreduce, explain, pushpull};
-use super::{train, Format};
 
 /// The arguments of `ringpull bench`.
 #[derive(Debug, Args)]

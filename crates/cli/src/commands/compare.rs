@@ -10,16 +10,16 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ringpull_base::{Error, Kind, Result};
 use ringpull_workload::models::{self, ModelKey};
 
+use super::Format;
+use super::lab::RackArgs;
 use crate::compare::launched::{Launched, Place};
 use crate::compare::training::{self, TrainSetup};
-use crate::compare::{published, report, results, rounds, table, verdict, Environment, Results, Setup, Workload};
+use crate::compare::{Environment, Results, Setup, Workload, published, report, results, rounds, table, verdict};
 use crate::lab::{Racks, Shape};
 use crate::layers;
 use crate::link::LinkRate;
 use crate::mode::{Peer, Variant};
 use crate::size::{format_size, parse_size};
-use super::Format;
-use super::lab::RackArgs;
 
 /// The arguments of `ringpull compare`.
 #[derive(Debug, Args)]

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use ringpull_base::{config, Error, Result};
+use ringpull_base::{Error, Result, config};
 
-use crate::doctor::{gather, hosts, judge, probe, Finding, Verdict};
-use crate::launch::hostfile;
 use super::Format;
+use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
+use crate::launch::hostfile;
 
 /// The arguments of `ringpull doctor`.
 #[derive(Debug, Args)]

@@ -7,7 +7,7 @@ use clap::Args;
 
 use ringpull_base::{Error, Result};
 
-use crate::gpu_check::{rank_of_a_job, Findings};
+use crate::gpu_check::{Findings, rank_of_a_job};
 
 /// The arguments of `ringpull gpu-check`.
 #[derive(Debug, Clone, Args)]

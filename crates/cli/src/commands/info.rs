@@ -6,8 +6,8 @@ use clap::Args;
 
 use ringpull_base::{Error, Result};
 
-use crate::machine::Machine;
 use super::Format;
+use crate::machine::Machine;
 
 /// The arguments of `ringpull info`.
 #[derive(Debug, Clone, Copy, Args)]

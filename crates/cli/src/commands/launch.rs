@@ -13,7 +13,7 @@ use crate::lab;
 use crate::launch::batch::{Batch, BatchJob};
 use crate::launch::by_mpi::MpiJob;
 use crate::launch::hostfile::{self, Host};
-use crate::launch::{remote, Launch, Place, Sink};
+use crate::launch::{Launch, Place, Sink, remote};
 use crate::mpirun::Hosts;
 
 /// The arguments of `ringpull launch`.

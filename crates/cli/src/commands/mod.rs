@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use ringpull::KvStore;
 use ringpull_base::config::{self, Dmlc};
-use ringpull_base::{notice, DType, Error, Kind, Result};
+use ringpull_base::{DType, Error, Kind, Result, notice};
 
 /// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
 #[derive(Debug, Parser)]

@@ -14,7 +14,7 @@ use crate::link::LinkRate;
 use crate::mpirun::Mpirun;
 use crate::size::parse_sizes;
 use crate::sweep::contender::Processes;
-use crate::sweep::{self, page, Contender, Plan, Results};
+use crate::sweep::{self, Contender, Plan, Results, page};
 
 /// The arguments of `ringpull sweep`.
 #[derive(Debug, Args)]

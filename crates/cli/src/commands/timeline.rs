@@ -8,9 +8,9 @@ use clap::Args;
 use ringpull_base::timeline::trace::Trace;
 use ringpull_base::{Error, Result};
 
+use super::Format;
 use crate::timeline::account::account;
 use crate::timeline::{merge, words};
-use super::Format;
 
 /// The arguments of `ringpull timeline`.
 #[derive(Debug, Args)]

@@ -6,12 +6,12 @@ use ringpull_base::config::Config;
 use ringpull_base::{DType, Kind, Result};
 use ringpull_kernels::compress::Compression;
 
+use super::Format;
 use crate::compare::table::format_seconds;
 use crate::record::Record;
 use crate::size::format_size;
 use crate::statistics::{self, Summary};
 use crate::{layers, train};
-use super::Format;
 
 /// The arguments of `ringpull bench train`.
 #[derive(Debug, Args)]

@@ -10,9 +10,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ringpull_base::config;
 use ringpull_base::topology::host_name;
 
-use crate::machine::Machine;
 use super::facts::{Facts, Seen, SshFile};
 use super::probe;
+use crate::machine::Machine;
 
 /// How long a host may take to accept a connection.
 const ANSWER: Duration = Duration::from_secs(3);

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use ringpull;
 use ringpull_base::{DType, Error, Result, Tensor};
 
-use crate::launch::hostfile::Host;
-use crate::launch::place::{quote, ssh};
 use super::facts::Facts;
 use super::gather::{gather, now_s};
+use crate::launch::hostfile::Host;
+use crate::launch::place::{quote, ssh};
 
 /// By when every host must have told its facts.
 const ANSWER: Duration = Duration::from_secs(60);

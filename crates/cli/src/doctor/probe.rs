@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::{Error, Result};
 
-use crate::mpirun::{Hosts, Mpirun, Ranks};
 use super::facts::ProbedRank;
+use crate::mpirun::{Hosts, Mpirun, Ranks};
 
 /// How long two ranks may take.
 const LIMIT: Duration = Duration::from_secs(30);

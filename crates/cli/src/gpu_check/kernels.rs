@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringpull_base::{with_element, Buffer, DType, Element, Error, Result};
-use ringpull_device::{compute, Devices, Memory, Operation, Slice, Work};
+use ringpull_base::{Buffer, DType, Element, Error, Result, with_element};
+use ringpull_device::{Devices, Memory, Operation, Slice, Work, compute};
 use ringpull_kernels::compress::Codec;
 use ringpull_kernels::optim::Optimizer;
 
-use super::{check, Check, FIRST};
+use super::{Check, FIRST, check};
 
 const LIMIT: Duration = Duration::from_secs(30);
 

@@ -11,8 +11,8 @@ use ringpull_base::config::Config;
 use ringpull_base::{Buffer, DType, Kind, Result, Tensor};
 use ringpull_device::{Devices, Loan, Memory, Slice, Stream, Work};
 
-use super::stores::{expect, LIMIT};
-use super::{check, Check, FIRST};
+use super::stores::{LIMIT, expect};
+use super::{Check, FIRST, check};
 
 const LEN: usize = 1003;
 

@@ -5,13 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use ringpull::internal::OnDevices;
-use ringpull::{create_on, KvStore};
+use ringpull::{KvStore, create_on};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Error, Kind, Result, Tensor};
-use ringpull_device::{array_of, Collective, CollectiveKind, Devices, Slice};
+use ringpull_device::{Collective, CollectiveKind, Devices, Slice, array_of};
 
-use super::{check, Check};
+use super::{Check, check};
 
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// Several segments of staging, and no multiple of anything.

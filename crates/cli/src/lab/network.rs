@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use ringpull_base::{Error, Result};
 
-use crate::link::LinkRate;
 use super::{address, host_name, name_space};
+use crate::link::LinkRate;
 
 const CONGESTION_CONTROLS: [&str; 2] = ["cubic", "reno"];
 /// The bridge of each rack, and its end of the link between them.

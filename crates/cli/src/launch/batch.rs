@@ -8,11 +8,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use ringpull_base::{config, Error, Result};
+use ringpull_base::{Error, Result, config};
 
+use super::place::{quote, working_folder};
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun};
-use super::place::{quote, working_folder};
 
 /// Who places the processes.
 #[derive(Debug, Clone, PartialEq, Eq)]

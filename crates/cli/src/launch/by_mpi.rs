@@ -9,11 +9,11 @@ use ringpull_base::config::Role;
 use ringpull_base::topology::free_port;
 use ringpull_base::{Error, Result};
 
-use crate::childless::{output_is_taken, Childless, PATIENCE};
+use super::{address_towards, role_env};
+use crate::childless::{Childless, PATIENCE, output_is_taken};
 use crate::interrupt::Interrupt;
 use crate::lab;
 use crate::mpirun::{Hosts, Mpirun, Ranks};
-use super::{address_towards, role_env};
 
 /// A job for `mpirun`.
 #[derive(Debug, Clone)]

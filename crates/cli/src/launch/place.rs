@@ -9,10 +9,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
-use ringpull_base::{config, Error, Result};
+use ringpull_base::{Error, Result, config};
 
-use crate::lab;
 use super::hostfile::Host;
+use crate::lab;
 
 /// Where a process runs.
 #[derive(Debug, Clone, PartialEq, Eq)]

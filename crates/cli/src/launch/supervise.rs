@@ -5,18 +5,18 @@
 //! same grace after the last worker's success.
 
 use std::process::{Child, ChildStdin, Stdio};
-use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{kill_process, Pid, Signal};
+use rustix::process::{Pid, Signal, kill_process};
 
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use crate::interrupt::Interrupt;
-use super::output::{carry, Stream};
+use super::output::{Stream, carry};
 use super::{Launch, Process};
+use crate::interrupt::Interrupt;
 
 /// How long a process has between SIGTERM and SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(3);

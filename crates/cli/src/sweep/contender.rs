@@ -7,12 +7,12 @@ use std::str::FromStr;
 
 use ringpull_base::{Error, Result};
 
+use super::{Job, Runner};
 use crate::compare::launched::Launched;
 use crate::compare::peers;
 use crate::mode::Peer;
 use crate::mpirun::Mpirun;
 use crate::record::Record;
-use super::{Job, Runner};
 
 /// Somebody's allreduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

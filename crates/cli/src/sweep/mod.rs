@@ -220,9 +220,9 @@ fn merged(record: Record, link: LinkRate) -> Result<Record> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use ringpull_base::DType;
-    use crate::usage::Usage;
     use super::*;
+    use crate::usage::Usage;
+    use ringpull_base::DType;
 
     /// Ours takes a nanosecond a byte and a microsecond, on MPICH half of that; others twice that; `openmpi:4` fails on 3 ranks.
     struct Fake {

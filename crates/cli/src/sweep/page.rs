@@ -1,10 +1,10 @@
 //! The results of sweeps as one Markdown page. Every word follows from the samples.
 
+use super::{Contender, Plan, Results, SHORT_BYTES};
 use crate::compare::table::{format_seconds, several};
 use crate::record::Record;
 use crate::size::format_payload;
 use crate::statistics::{RESOLUTION, Summary};
-use super::{Contender, Plan, Results, SHORT_BYTES};
 
 /// Payloads up to here are decided by messages and turns on the processors more than by the link.
 const LATENCY_BYTES: u64 = 1 << 16;
@@ -223,8 +223,8 @@ fn against_each(sweep: &Results) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::sweep::tests::swept;
     use super::*;
+    use crate::sweep::tests::swept;
 
     #[test]
     fn the_page_has_a_row_for_each_size_and_says_what_was_missing() {

@@ -3,8 +3,8 @@
 use ringpull_base::config::Role;
 use ringpull_base::timeline::trace::{About, Args, Trace, TraceEvent};
 
-use crate::timeline::merge::{merge, Merged};
 use super::account;
+use crate::timeline::merge::{Merged, merge};
 
 /// A rank's spans as (category, name, start, end), in milliseconds; the caller is thread 1, all else happens on thread 2.
 fn rank(rank: usize, spans: &[(&str, &str, u32, u32)]) -> Trace {

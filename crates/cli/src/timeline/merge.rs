@@ -102,9 +102,9 @@ impl Merged {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use ringpull_base::config::Role;
     use ringpull_base::timeline::trace::Args;
-    use super::*;
 
     fn trace(rank: usize, zero_unix_ns: u64, ahead_ns: i64, ts: f64) -> Trace {
         let about = About {

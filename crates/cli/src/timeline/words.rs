@@ -1,10 +1,10 @@
 //! The account as a table for a terminal.
 
-use comfy_table::{presets, CellAlignment, Table};
+use comfy_table::{CellAlignment, Table, presets};
 
+use super::account::{Account, Share};
 use crate::compare::table::format_seconds;
 use crate::size::format_size;
-use super::account::{Account, Share};
 
 const HEADER: [&str; 10] =
     ["rank", "host", "steps", "step", "compute", "push calls", "straggler", "communication", "(un)pack", "update"];
@@ -75,8 +75,8 @@ fn grid(table: &mut Table, words: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::timeline::account::{KeyAccount, RankAccount};
     use super::*;
+    use crate::timeline::account::{KeyAccount, RankAccount};
 
     #[test]
     fn the_table_names_the_rank_that_is_waited_for_and_the_costliest_keys() {

@@ -40,7 +40,12 @@ fn each_planted_mistake_is_found_by_its_rule_and_by_no_other() {
 
 #[test]
 fn the_exit_code_tells_errors_from_warnings_and_paths_lead_to_them() {
-    let output = ringpull(&["manifest", "lint", "crates/cli/tests/lint/more-ranks-than-slots.yaml", "crates/cli/tests/lint/clean.yaml"]);
+    let output = ringpull(&[
+        "manifest",
+        "lint",
+        "crates/cli/tests/lint/more-ranks-than-slots.yaml",
+        "crates/cli/tests/lint/clean.yaml",
+    ]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("spec.mpiReplicaSpecs.Launcher.template.spec.containers[0].command"), "{text}");

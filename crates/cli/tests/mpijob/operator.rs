@@ -39,7 +39,7 @@ fn words(value: &Value) -> Vec<String> {
 }
 
 impl Job {
-    pub fn new(test: &str, image: &Image, manifest: &Value) -> Job {
+    pub(crate) fn new(test: &str, image: &Image, manifest: &Value) -> Job {
         let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
         Job {
             network: Network::up(test),

@@ -144,7 +144,7 @@ impl Network {
     }
 
     /// Starts a pod. Its name is known to nobody before `hosts` is written.
-    pub fn start(&mut self, image: &Image, plan: &Plan, hosts: &str, config: Option<&str>) -> Pod {
+    pub(crate) fn start(&mut self, image: &Image, plan: &Plan, hosts: &str, config: Option<&str>) -> Pod {
         let space = format!("{}{}", self.prefix, plan.address);
         if !self.spaces.contains(&space) {
             let (switch, port) = (self.spaces[0].clone(), format!("p{}", plan.address));

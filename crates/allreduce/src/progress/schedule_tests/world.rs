@@ -62,7 +62,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub fn new(programs: Vec<Vec<Do>>, seed: u64) -> Self {
+    pub(crate) fn new(programs: Vec<Vec<Do>>, seed: u64) -> Self {
         let size = programs.len();
         World {
             agreement: Agreement::new(size, 10.0, 1000),
