@@ -72,6 +72,7 @@ fn start_stayers(words: &[&str], count: usize, mark: &str) -> Child {
     let words = [words, &["--", "sh", "-c", &program]].concat();
     let mut child = launch(&words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // Whole lines, as in `run`.
     for _ in 0..count {
         assert!(lines.next().unwrap().unwrap().contains("here"));
     }
@@ -200,7 +201,7 @@ fn mpirun_starts_the_same_roles() {
     assert_eq!(processes.names(), ["launch", "scheduler", "server 0", "worker 0", "worker 1"]);
     for (name, printed) in [
         ("launch", ""),
-        ("scheduler", "scheduler \n"),
+        ("scheduler", "scheduler\n"),
         ("server 0", "server 0\n"),
         ("worker 0", "worker 0\n"),
         ("worker 1", "worker 1\n"),
