@@ -1,0 +1,73 @@
+//! Text from command lines and variables: every parser takes any text without a panic, and what it accepts is written
+//! and read again as the same.
+#![no_main]
+
+use std::fmt::{Debug, Display};
+use std::str::FromStr;
+
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use libfuzzer_sys::fuzz_target;
+use ringpull_base::{DType, Kind, closest};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::Optimizer;
+use ringpull_plan::Algorithm;
+
+#[derive(Arbitrary, Debug)]
+enum Input {
+    Text(String),
+    /// A rule, and parameters by their index.
+    Optimizer(u8, Vec<(u8, f64)>),
+    /// A codec and its parameters.
+    Compression(u8, Vec<f64>),
+}
+
+const RULES: [&str; 4] = ["sgd", "nag", "adam", "test"];
+const PARAMETERS: [&str; 9] =
+    ["lr", "wd", "rescale_grad", "clip_gradient", "multi_precision", "momentum", "beta1", "beta2", "epsilon"];
+const CODECS: [&str; 5] = ["fp16", "bf16", "2bit", "1bit", "topk"];
+
+impl Input {
+    fn text(self) -> String {
+        match self {
+            Input::Text(text) => text,
+            Input::Optimizer(rule, parameters) => {
+                let name = |at: u8| PARAMETERS[usize::from(at) % PARAMETERS.len()];
+                let pairs = parameters.into_iter().map(|(at, value)| format!(",{}={value}", name(at)));
+                RULES[usize::from(rule) % RULES.len()].to_owned() + &pairs.collect::<String>()
+            }
+            Input::Compression(codec, values) => {
+                let values = values.into_iter().map(|value| format!(":{value}"));
+                CODECS[usize::from(codec) % CODECS.len()].to_owned() + &values.collect::<String>()
+            }
+        }
+    }
+}
+
+fuzz_target!(|input: Input| {
+    let text = &input.text();
+    read_again::<Compression>(text);
+    read_again::<Optimizer>(text);
+    read_again::<Algorithm>(text);
+    read_again::<DType>(text);
+    read_again::<Kind>(text);
+    if let Ok(Some(chosen)) = Compression::choice(text) {
+        assert_eq!(text.parse(), Ok(chosen), "a choice is what the parser gives");
+        chosen.check().expect("what was parsed has been checked");
+    }
+    if text.len() < 100 {
+        closest(text, ["ring", "direct", "dist_sync_mpi"]);
+    }
+});
+
+fn read_again<T: FromStr + Display + PartialEq + Debug>(text: &str)
+where
+    T::Err: Display + Debug + PartialEq,
+{
+    match text.parse::<T>() {
+        Ok(value) => {
+            let written = value.to_string();
+            assert_eq!(written.parse(), Ok(value), "{text:?} is written as {written:?}");
+        }
+        Err(error) => assert!(!error.to_string().is_empty(), "an error has a text"),
+    }
+}

@@ -1,0 +1,198 @@
+//! A parameter server's state under any sequence of requests of a job's workers: whatever does not fit is dropped or
+//! is a fault, and nothing panics. Requests go through the wire's encoding, as the server gets them.
+#![no_main]
+
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use libfuzzer_sys::fuzz_target;
+use ringpull_base::{DType, Key};
+use ringpull_kernels::compress::{Codec, Compression, TopK};
+use ringpull_kernels::optim::{Optimizer, Rule, State};
+use ringpull_ps::message::{Place, Request, Want, decode, encode};
+use ringpull_ps::server::{Output, Server};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    workers: u8,
+    is_sync: bool,
+    /// Where it is set, every rank's first request is an init that fits.
+    init: Option<(u8, u8)>,
+    steps: Vec<Step>,
+}
+
+#[derive(Arbitrary, Debug)]
+struct Step {
+    rank: u8,
+    segment: bool,
+    what: What,
+    payload: Payload,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Payload {
+    Any(Vec<u8>),
+    /// So many bytes of one value: what fits is found sooner.
+    Filled(u8, u8),
+    /// Ids of units, and bytes behind them.
+    Ids(Vec<u8>, u8),
+}
+
+#[derive(Arbitrary, Debug)]
+enum What {
+    Init { dtype: u8, shape: Vec<u64>, len_bytes: Count, unit_bytes: Count },
+    Push { round: Count, optimizer: Count, compression: Option<Coding>, has_reply: bool },
+    PushRows { round: Count, optimizer: Count, count: Count },
+    Pull { rounds: Count, want: u8 },
+    SetOptimizer { version: Count, oldest: Count, optimizer: Described },
+    WhoIsMissing { rounds: Count },
+    SetState { optimizer: Count, updates: u64, slots: Vec<u8> },
+    Flush,
+}
+
+/// A number that is mostly small.
+#[derive(Arbitrary, Debug)]
+enum Count {
+    Small(u8),
+    Any(u64),
+}
+
+impl Count {
+    fn number(&self) -> u64 {
+        match self {
+            Count::Small(number) => u64::from(*number % 17),
+            Count::Any(number) => *number,
+        }
+    }
+}
+
+#[derive(Arbitrary, Debug)]
+enum Coding {
+    Fp16,
+    Bf16,
+    TwoBit(f32),
+    Exact,
+    OneBit(f32),
+    TopK(f64, f32),
+}
+
+#[derive(Arbitrary, Debug)]
+enum Described {
+    Sgd(f64, bool),
+    Adam([f64; 3]),
+    Test,
+    Common { learning_rate: f64, weight_decay: f64, rescale_grad: f64, clip: Option<f64>, multi_precision: bool },
+}
+
+fuzz_target!(|input: Input| {
+    let workers = usize::from(input.workers) % 4 + 1;
+    let mut server = Server::new(workers, input.is_sync);
+    if let Some((dtype, len)) = input.init {
+        for rank in 0..workers {
+            let dtype = DType::ALL[usize::from(dtype) % DType::ALL.len()];
+            let len_bytes = usize::from(len % 40) * dtype.size_bytes();
+            let init = Request::Init {
+                place: place(false),
+                dtype,
+                shape: vec![u64::from(len)],
+                len_bytes: len_bytes as u64,
+                unit_bytes: dtype.size_bytes() as u64,
+            };
+            handle(&mut server, workers, rank, &init, &vec![0; if rank == 0 { len_bytes } else { 0 }]);
+        }
+    }
+    for (number, step) in input.steps.iter().enumerate() {
+        let request = request(step, number as u64);
+        handle(&mut server, workers, usize::from(step.rank) % workers, &request, &payload(&step.payload));
+    }
+});
+
+fn handle(server: &mut Server, workers: usize, rank: usize, request: &Request, payload: &[u8]) {
+    let request = decode(&encode(request)).expect("what was encoded is decoded");
+    let payload = if payload.is_empty() { zmq::Message::new() } else { zmq::Message::from(payload) };
+    for output in server.handle(rank, request, payload) {
+        match output {
+            Output::Reply { rank, reply, .. } => {
+                assert!(rank < workers);
+                encode(&reply);
+            }
+            Output::Fault(error) => assert!(!error.to_string().is_empty()),
+            Output::Dropped(why) => assert!(!why.is_empty()),
+        }
+    }
+}
+
+fn place(is_other: bool) -> Place {
+    Place { key: Key::from("w"), segment: u32::from(is_other) }
+}
+
+fn payload(payload: &Payload) -> Vec<u8> {
+    match payload {
+        Payload::Any(bytes) => bytes.clone(),
+        Payload::Filled(len, byte) => vec![*byte; usize::from(*len)],
+        Payload::Ids(ids, behind) => {
+            let mut bytes: Vec<u8> = ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
+            bytes.resize(bytes.len() + usize::from(*behind), 1);
+            bytes
+        }
+    }
+}
+
+fn request(step: &Step, reply: u64) -> Request {
+    let place = place(step.segment);
+    match &step.what {
+        What::Init { dtype, shape, len_bytes, unit_bytes } => Request::Init {
+            place,
+            dtype: DType::ALL[usize::from(*dtype) % DType::ALL.len()],
+            shape: shape.clone(),
+            len_bytes: len_bytes.number(),
+            unit_bytes: unit_bytes.number(),
+        },
+        What::Push { round, optimizer, compression, has_reply } => Request::Push {
+            place,
+            round: round.number(),
+            optimizer: optimizer.number(),
+            compression: compression.as_ref().map(coding),
+            reply: has_reply.then_some(reply),
+        },
+        What::PushRows { round, optimizer, count } => {
+            Request::PushRows { place, round: round.number(), optimizer: optimizer.number(), count: count.number() }
+        }
+        What::Pull { rounds, want } => {
+            let want = [Want::Value, Want::Rows, Want::Word, Want::State][usize::from(*want) % 4];
+            Request::Pull { place, rounds: rounds.number(), want, reply }
+        }
+        What::SetOptimizer { version, oldest, optimizer } => Request::SetOptimizer {
+            version: version.number(),
+            oldest: oldest.number(),
+            optimizer: described(optimizer),
+        },
+        What::WhoIsMissing { rounds } => Request::WhoIsMissing { place, rounds: rounds.number(), reply },
+        What::SetState { optimizer, updates, slots } => {
+            let slots = slots.iter().map(|len| vec![0; usize::from(*len)]).collect();
+            Request::SetState { place, optimizer: optimizer.number(), state: State { updates: *updates, slots }, reply }
+        }
+        What::Flush => Request::Flush { reply },
+    }
+}
+
+fn coding(coding: &Coding) -> Compression {
+    match *coding {
+        Coding::Fp16 => Compression::Codec(Codec::Fp16),
+        Coding::Bf16 => Compression::Codec(Codec::Bf16),
+        Coding::TwoBit(threshold) => Compression::Codec(Codec::TwoBit { threshold }),
+        Coding::Exact => Compression::Codec(Codec::TwoBit { threshold: 0.5 }),
+        Coding::OneBit(threshold) => Compression::Codec(Codec::OneBit { threshold }),
+        Coding::TopK(ratio, momentum) => Compression::TopK(TopK { ratio, momentum }),
+    }
+}
+
+fn described(optimizer: &Described) -> Optimizer {
+    let plain = Optimizer::sgd(0.1);
+    match *optimizer {
+        Described::Sgd(momentum, nesterov) => Optimizer { rule: Rule::Sgd { momentum, nesterov }, ..plain },
+        Described::Adam([beta1, beta2, epsilon]) => Optimizer { rule: Rule::Adam { beta1, beta2, epsilon }, ..plain },
+        Described::Test => Optimizer { rule: Rule::Test, ..plain },
+        Described::Common { learning_rate, weight_decay, rescale_grad, clip, multi_precision } => {
+            Optimizer { learning_rate, weight_decay, rescale_grad, clip_gradient: clip, multi_precision, ..plain }
+        }
+    }
+}
