@@ -29,12 +29,34 @@ use crate::{Backend, KvStore};
 ///
 /// The device kinds work on the devices that `RINGPULL_DEVICES` names, all GPUs if it is unset; `dist_sync_mpi` works on
 /// devices if it is set. [`create_on`] takes them from the caller, who makes tensors on them.
+///
+/// The first `dist_sync_mpi` store of a process initialises MPI, and creating it is collective: it blocks until every rank creates one.
+/// A store with servers blocks until the scheduler has met every node of the job.
+///
+/// ```
+/// let store = ringpull::create("local")?;
+/// assert_eq!((store.rank(), store.num_workers()), (0, 1));
+/// // Names are never guessed at.
+/// let error = ringpull::create("dist_snyc").err().unwrap();
+/// assert!(error.to_string().contains("did you mean dist_sync?"));
+/// # Ok::<(), ringpull::Error>(())
+/// ```
+///
+/// # Errors
+/// For a name that is no kind, a kind that this build or machine cannot have, a variable that cannot be used, and peers that do not come.
 pub fn create(kind: &str) -> Result<KvStore> {
     create_with(kind, &Config::from_env()?)
 }
 
 /// As [`create`], with the caller's settings. They must be the same on every rank, and how `dist_sync_mpi` sums the same for all
-/// stores of a process.
+/// stores of a process. Collective and blocking as [`create`].
+///
+/// ```
+/// let config = ringpull::Config { check_nan: true, ..ringpull::Config::default() };
+/// let store = ringpull::create_with("local", &config)?;
+/// # assert_eq!(store.kind(), ringpull::Kind::Local);
+/// # Ok::<(), ringpull::Error>(())
+/// ```
 pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
     let kind = kind.parse::<Kind>()?;
     let job = Dmlc::from_env()?;
@@ -55,6 +77,14 @@ pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
 }
 
 /// As [`create`], for a kind that works on devices: on these.
+///
+/// ```
+/// // Two simulated devices, which every machine has; `store.devices()` of a store on GPUs serves as well.
+/// let devices = ringpull::Devices::simulated(2)?;
+/// let store = ringpull::create_on("device", &devices)?;
+/// assert_eq!(store.devices().map(|devices| devices.count()), Some(2));
+/// # Ok::<(), ringpull::Error>(())
+/// ```
 #[cfg(feature = "devices")]
 pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
     let kind = kind.parse::<Kind>()?;

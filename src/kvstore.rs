@@ -25,6 +25,12 @@ use crate::{Anywhere, Entry, Gradient, Value};
 use crate::{Backend, Contribution, MergedRows, SavedStates, contribution};
 
 /// What a store can be asked for with [`KvStore::is_capable`].
+///
+/// ```
+/// let store = ringpull::create("local")?;
+/// assert!(store.is_capable(ringpull::Capability::Optimizer));
+/// # Ok::<(), ringpull::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Capability {
@@ -32,10 +38,34 @@ pub enum Capability {
     Optimizer,
 }
 
-/// Called once for each merged gradient: `updater(key, received, stored)` changes `stored`.
+/// Called once for each merged gradient, on a thread of the store's: `updater(key, received, stored)` changes `stored`, in place of
+/// an optimizer. An error of it is raised by whoever reads or pulls the key.
+///
+/// ```
+/// let store = ringpull::create("local")?;
+/// let weight = ringpull::Tensor::from_slice(&[1], &[10.0f32]);
+/// store.init(0, &weight)?;
+/// store.set_updater(Box::new(|_key, received, stored| {
+///     let step = received.to_vec::<f32>()?[0];
+///     stored.write().as_mut_slice::<f32>()[0] -= 0.5 * step;
+///     Ok(())
+/// }))?;
+/// store.push(0, &[ringpull::Tensor::from_slice(&[1], &[4.0f32])], 0)?;
+/// store.pull(0, std::slice::from_ref(&weight), 0)?;
+/// assert_eq!(weight.to_vec::<f32>()?, [8.0]);
+/// # Ok::<(), ringpull::Error>(())
+/// ```
 pub type Updater = Box<dyn FnMut(&Key, &Tensor, &Tensor) -> Result<()> + Send>;
 
-/// What a store has done since it was created.
+/// What a store has done since it was created; see [`KvStore::stats`].
+///
+/// ```
+/// let store = ringpull::create("local")?;
+/// store.init("w", &ringpull::Tensor::zeros(ringpull::DType::F32, &[3]))?;
+/// store.push("w", &[ringpull::Tensor::zeros(ringpull::DType::F32, &[3])], 0)?;
+/// assert_eq!(store.stats().pushes, 1);
+/// # Ok::<(), ringpull::Error>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     /// Calls of push and `push_pull`, one for each key.
@@ -57,6 +87,23 @@ pub struct Stats {
 ///
 /// `push` and `push_pull` return before communication ends; `pull`, `barrier`, `wait_all` and reading an output block. Every worker must
 /// push every key of a step once; the order of keys may differ between workers.
+///
+/// ```
+/// # fn main() -> ringpull::Result<()> {
+/// let store = ringpull::create("local")?;
+/// let weight = ringpull::Tensor::zeros(ringpull::DType::F32, &[2]);
+/// store.init("fc1_weight", &weight)?;
+/// // Two devices' gradients: the value becomes their sum.
+/// let gradients = [ringpull::Tensor::from_slice(&[2], &[1.0f32, 2.0]), ringpull::Tensor::from_slice(&[2], &[3.0f32, 4.0])];
+/// store.push_pull("fc1_weight", &gradients, std::slice::from_ref(&weight), 0)?;
+/// // Reading waits for the sum.
+/// assert_eq!(weight.to_vec::<f32>()?, [4.0, 6.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// After a lost peer, a timeout or a disagreement between workers every call returns the first such error; a wrong argument changes
+/// nothing. Dropping the store waits for nothing that others still have to call.
 pub struct KvStore {
     kind: Kind,
     backend: Box<dyn Backend>,
@@ -68,7 +115,7 @@ pub struct KvStore {
 
 impl KvStore {
     /// A store of `kind` over `backend`: what `create` does once it has found out how to reach the peers.
-    pub fn over(kind: Kind, backend: Box<dyn Backend>, config: &ringpull_base::config::Config) -> Self {
+    pub(crate) fn over(kind: Kind, backend: Box<dyn Backend>, config: &ringpull_base::config::Config) -> Self {
         KvStore { kind, backend, table: Table::default(), check_nan: config.check_nan, output_limit: config.timeout }
     }
 

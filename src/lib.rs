@@ -41,7 +41,7 @@ pub use create::{create, create_with, run_node};
 pub use kvstore::{Capability, KvStore, Stats, Updater};
 
 #[doc(inline)]
-pub use ringpull_base::config::Config;
+pub use ringpull_base::config::{Config, ModelSource};
 #[doc(inline)]
 pub use ringpull_base::{Buffer, DType, Element, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, TensorRef};
 #[cfg(feature = "devices")]
@@ -73,4 +73,10 @@ pub mod internal {
     #[cfg(feature = "ps")]
     pub use crate::servers::Servers;
     pub use crate::states::{SavedStates, replace_file};
+    use crate::{Config, Kind, KvStore};
+
+    /// A store of `kind` over `backend`.
+    pub fn store_over(kind: Kind, backend: Box<dyn Backend>, config: &Config) -> KvStore {
+        KvStore::over(kind, backend, config)
+    }
 }

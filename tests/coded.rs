@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringpull::KvStore;
-use ringpull::internal::OnDevices;
+use ringpull::internal::{OnDevices, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Kind, Result, Tensor};
@@ -57,7 +57,7 @@ fn on_devices<T: Send>(counts: &[usize], work: impl Fn(&KvStore, &Devices, &Simu
                     let platform = Simulated::new(count);
                     let devices = Devices::over(platform.clone(), config.timeout).unwrap();
                     let backend = OnDevices::over_ranks(Arc::clone(&devices), engine, config.timeout);
-                    let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), config);
+                    let store = store_over(Kind::DistSyncMpi, Box::new(backend), config);
                     let value = work(&store, &devices, &platform);
                     store.barrier().unwrap();
                     value
@@ -144,7 +144,7 @@ fn one_of_two(engine: &Arc<Engine>, platform: &Arc<Simulated>, codec: Codec, con
         }
     };
     let backend = OnDevices::over_ranks(Arc::clone(&devices), Arc::clone(engine), config.timeout);
-    let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), config);
+    let store = store_over(Kind::DistSyncMpi, Box::new(backend), config);
     let steps = || -> Result<Vec<f32>> {
         store.init("w", &Tensor::zeros(DType::F32, &[100]))?;
         store.set_gradient_compression(&Compression::Codec(codec))?;

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringpull::KvStore;
-use ringpull::internal::{Allreduce, Backend, DeviceSums, OnDevices, Servers};
+use ringpull::internal::{Allreduce, Backend, DeviceSums, OnDevices, Servers, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::{Config, Dmlc, Role};
 use ringpull_base::{DType, Kind, Result, Tensor};
@@ -90,7 +90,7 @@ fn job_of(
             thread::spawn(move || {
                 let outcome = Devices::over(platform, limit).and_then(|devices| {
                     let backend = OnDevices::over_ranks(Arc::clone(&devices), Arc::clone(&engine), config.timeout);
-                    let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), &config);
+                    let store = store_over(Kind::DistSyncMpi, Box::new(backend), &config);
                     train(&store, &devices, len)
                 });
                 if outcome.is_err() {
@@ -115,7 +115,7 @@ fn a_rank_on_devices_among_ranks_in_host_memory_is_told_which_variable_to_set() 
                 0 => Box::new(OnDevices::over_ranks(Devices::simulated(2).unwrap(), engine, config.timeout)),
                 _ => Box::new(Allreduce::new(engine)),
             };
-            KvStore::over(Kind::DistSyncMpi, backend, &config)
+            store_over(Kind::DistSyncMpi, backend, &config)
         })
         .collect();
     stores.iter().for_each(|store| store.init("w", &Tensor::zeros(DType::F32, &[4])).unwrap());
@@ -145,7 +145,7 @@ fn alone(count: usize, fault: Option<Fault>, limit: Duration) -> (Result<Vec<f32
     let over: Arc<Simulated> = Arc::clone(&platform);
     let outcome = Devices::over(over, limit).and_then(|devices| {
         let backend = OnDevices::alone(Arc::clone(&devices), limit);
-        train(&KvStore::over(Kind::Device, Box::new(backend), &config(limit)), &devices, 9)
+        train(&store_over(Kind::Device, Box::new(backend), &config(limit)), &devices, 9)
     });
     (outcome, platform.steps())
 }
@@ -338,7 +338,7 @@ fn with_servers(kind: Kind, root: SocketAddr, fault: Option<Fault>) -> (Result<V
         let servers = Servers::connect(kind, &patient, &dmlc(Role::Worker)).unwrap();
         let devices = Devices::over(over, limit)?;
         let backend = DeviceSums::new(servers, Arc::clone(&devices), limit);
-        train(&KvStore::over(kind, Box::new(backend), &patient), &devices, 9)
+        train(&store_over(kind, Box::new(backend), &patient), &devices, 9)
     });
     (outcome, platform.steps())
 }
@@ -386,7 +386,7 @@ fn steps_on_devices_that_repeat_send_no_control_message() {
             thread::spawn(move || {
                 let devices = Devices::simulated(2).unwrap();
                 let backend = OnDevices::over_ranks(Arc::clone(&devices), engine, config.timeout);
-                let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), &config);
+                let store = store_over(Kind::DistSyncMpi, Box::new(backend), &config);
                 let keys = ["a", "b", "c", "d"];
                 let tensor = |device| devices.upload(device, &Tensor::full(DType::F32, &[5], 1.0)).unwrap();
                 let tensors: Vec<Vec<Tensor>> = keys.iter().map(|_| (0..2).map(tensor).collect()).collect();

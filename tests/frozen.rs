@@ -9,7 +9,7 @@ use std::time::Duration;
 use ranks::workers;
 
 use ringpull::KvStore;
-use ringpull::internal::Allreduce;
+use ringpull::internal::{Allreduce, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Error, Key, Kind, Result, Tensor};
@@ -180,7 +180,7 @@ fn two_stores_on_one_engine_are_frozen_together() {
         for engine in &engines {
             let config = &config;
             scope.spawn(move || {
-                let new = || KvStore::over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), config);
+                let new = || store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), config);
                 let (one, two) = (new(), new());
                 init(&one);
                 init(&two);

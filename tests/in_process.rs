@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use ringpull::KvStore;
-use ringpull::internal::Allreduce;
+use ringpull::internal::{Allreduce, store_over};
 use ringpull_allreduce::communicator::Host;
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
@@ -148,7 +148,7 @@ fn a_call_after_rank_0_has_ended_its_run_is_an_error_that_names_it() {
     let mut engines = Engine::in_process(2, &config).unwrap();
     let (last, first) = (engines.pop().unwrap(), engines.pop().unwrap());
     drop(first);
-    let store = KvStore::over(Kind::DistSyncMpi, Box::new(Allreduce::new(last)), &config);
+    let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(last)), &config);
     store.init("w", &ones(4)).unwrap();
     let error = store.wait_all().unwrap_err();
     assert!(error.to_string().contains("rank 0"), "{error}");

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use ringpull::KvStore;
-use ringpull::internal::Allreduce;
+use ringpull::internal::{Allreduce, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Error, Kind, Result, RowSparse, Tensor};
@@ -248,7 +248,7 @@ fn a_rank_that_dies_after_it_has_joined_is_named_on_every_rank() {
     let errors: Vec<Error> = std::thread::scope(|scope| {
         let (config, has_joined) = (&config, &has_joined);
         let threads = engines.iter().enumerate().map(|(rank, engine)| {
-            let store = KvStore::over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), config);
+            let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), config);
             scope.spawn(move || {
                 store.init(0, &Tensor::zeros(DType::F32, &[10])).unwrap();
                 if rank == 1 {

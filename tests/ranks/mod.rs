@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ringpull::KvStore;
-use ringpull::internal::Allreduce;
+use ringpull::internal::{Allreduce, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::Kind;
 use ringpull_base::config::Config;
@@ -15,7 +15,7 @@ pub(crate) fn workers<T: Send>(size: usize, config: &Config, work: impl Fn(&KvSt
         let work = &work;
         let threads = engines.into_iter().map(|engine| {
             scope.spawn(move || {
-                let store = KvStore::over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(&engine))), config);
+                let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(&engine))), config);
                 let value = work(&store);
                 drop(store);
                 (value, engine)

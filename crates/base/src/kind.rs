@@ -8,6 +8,15 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, did_you_mean};
 
 /// A kind of store; see the table in the README for where sums and optimizers run.
+///
+/// ```
+/// # use ringpull_base as ringpull;
+/// use ringpull::Kind;
+///
+/// let kind: Kind = "dist_sync_mpi".parse()?;
+/// assert!(!kind.has_servers());
+/// # Ok::<(), ringpull::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {

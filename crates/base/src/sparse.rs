@@ -3,6 +3,17 @@
 use crate::{Error, Result, Tensor};
 
 /// Rows of a tensor of shape `shape`. `rows` has shape `[row_ids.len(), shape[1..]]`.
+///
+/// ```
+/// # use ringpull_base as ringpull;
+/// use ringpull::{RowSparse, Tensor};
+///
+/// // Rows 0 and 3 of a matrix of 4 by 2.
+/// let rows = Tensor::from_slice(&[2, 2], &[1.0f32, 2.0, 3.0, 4.0]);
+/// let sparse = RowSparse::new(&[4, 2], &[0, 3], rows)?;
+/// assert_eq!(sparse.row_ids(), [0, 3]);
+/// # Ok::<(), ringpull::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct RowSparse {
     shape: Vec<usize>,

@@ -57,6 +57,19 @@ impl Drop for Content {
 }
 
 /// A dense tensor, C-contiguous, in host memory or on a device. Cloning clones the handle, not the elements.
+///
+/// It is a lock: a push holds it for reading until its elements have been used, and a `push_pull` holds its outputs for writing until
+/// the sum is there, so [`read`](Self::read) and [`write`](Self::write) block exactly as long as they must.
+///
+/// ```
+/// # use ringpull_base as ringpull;
+/// use ringpull::{DType, Tensor};
+///
+/// let tensor = Tensor::zeros(DType::F32, &[2, 3]);
+/// tensor.write().as_mut_slice::<f32>()[4] = 1.5;
+/// assert_eq!(tensor.to_vec::<f32>()?, [0.0, 0.0, 0.0, 0.0, 1.5, 0.0]);
+/// # Ok::<(), ringpull::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Tensor {
     dtype: DType,

@@ -5,8 +5,7 @@ use std::any::Any;
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use ringpull::KvStore;
-use ringpull::internal::OnDevices;
+use ringpull::internal::{OnDevices, store_over};
 use ringpull_base::config::Config;
 use ringpull_base::{Buffer, DType, Kind, Result, Tensor};
 use ringpull_device::{Devices, Loan, Memory, Slice, Stream, Work};
@@ -39,7 +38,7 @@ fn lend(devices: &Arc<Devices>, is_named: bool) -> Result<String> {
     let stream = is_named.then(|| owners.id());
     let tensor = devices.lent(FIRST, (DType::F32, &[LEN]), &loan, stream, lender)?;
     let backend = OnDevices::alone(Arc::clone(devices), LIMIT);
-    let store = KvStore::over(Kind::Device, Box::new(backend), &Config::default());
+    let store = store_over(Kind::Device, Box::new(backend), &Config::default());
     store.init("w", &Tensor::full(DType::F32, &[LEN], 5.0))?;
     store.pull("w", from_ref(&tensor), 0)?;
     let copy = devices.copy_beside(&tensor)?;

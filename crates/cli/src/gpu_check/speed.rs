@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringpull::KvStore;
-use ringpull::internal::OnDevices;
+use ringpull::internal::{OnDevices, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Error, Kind, Result, Tensor};
@@ -111,7 +110,7 @@ struct Times {
 fn one_of_two(name: &str, config: &Config, engine: &Arc<Engine>, len_bytes: usize) -> Result<Times> {
     let devices = ringpull_device::open(name)?;
     let backend = OnDevices::over_ranks(Arc::clone(&devices), Arc::clone(engine), LIMIT);
-    let store = KvStore::over(Kind::DistSyncMpi, Box::new(backend), config);
+    let store = store_over(Kind::DistSyncMpi, Box::new(backend), config);
     let tensor = devices.zeros(FIRST, DType::F32, &[len_bytes / DType::F32.size_bytes()])?;
     store.init("w", &Tensor::zeros(DType::F32, tensor.shape()))?;
     let mut times = Times { staged: Vec::new(), in_host: Vec::new() };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ringpull::internal::OnDevices;
+use ringpull::internal::{OnDevices, store_over};
 use ringpull::{KvStore, create_on};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
@@ -20,7 +20,7 @@ const LEN: usize = (2 << 20) / 4 + 3;
 pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
     let mut checks = vec![collectives(devices)];
     let alone = OnDevices::alone(Arc::clone(devices), LIMIT);
-    let store = KvStore::over(Kind::Device, Box::new(alone), &Config::default());
+    let store = store_over(Kind::Device, Box::new(alone), &Config::default());
     checks.push(check(format!("device on {} device(s)", devices.count()), train(&store, devices, &[devices.count()])));
     // By a plan: threads that share a GPU take turns on it, and so would wait in vain for each other in NCCL.
     let config = Config { timeout: LIMIT, algorithm: "ring".to_owned(), ..Config::default() };
@@ -111,7 +111,7 @@ fn share(names: &[&str], config: &Config) -> Result<String> {
             thread::spawn(move || {
                 let devices = ringpull_device::open(&name)?;
                 let backend = OnDevices::over_ranks(Arc::clone(&devices), engine, LIMIT);
-                train(&KvStore::over(Kind::DistSyncMpi, Box::new(backend), &config), &devices, &counts)
+                train(&store_over(Kind::DistSyncMpi, Box::new(backend), &config), &devices, &counts)
             })
         })
         .collect();
