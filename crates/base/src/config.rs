@@ -66,6 +66,17 @@ pub enum ModelSource {
 }
 
 /// What the environment asks of a process.
+///
+/// ```
+/// # use ringpull_base::config as ringpull;
+/// use std::time::Duration;
+///
+/// // The environment where it says something, and otherwise these.
+/// let own = ringpull::Config { timeout: Duration::from_secs(60), ..ringpull::Config::default() };
+/// let config = ringpull::Config::from_env_or(own)?;
+/// # assert!(config.timeout > Duration::ZERO);
+/// # Ok::<(), ringpull_base::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Config {
     /// `RINGPULL_TIMEOUT`, seconds (10): how long a wait goes without progress before it is an error.

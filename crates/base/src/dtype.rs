@@ -9,6 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 
 /// An element type.
+///
+/// ```
+/// # use ringpull_base as ringpull;
+/// assert_eq!(ringpull::DType::BF16.size_bytes(), 2);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]

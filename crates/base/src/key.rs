@@ -5,7 +5,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// The name of one value in a store.
+/// The name of one value in a store: a text or an integer, which are never equal.
+///
+/// ```
+/// # use ringpull_base as ringpull;
+/// use ringpull::Key;
+///
+/// assert_ne!(Key::from(3), Key::from("3"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Key {
     /// An integer key, as `gluon.Trainer` uses.

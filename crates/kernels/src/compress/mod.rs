@@ -48,6 +48,16 @@ pub use topk::TopK;
 use ringpull_base::{Buffer, Error, Result};
 
 /// How gradients are compressed. Only `f32` gradients can be.
+///
+/// ```
+/// # use ringpull_kernels::compress as ringpull;
+/// use ringpull::{Codec, Compression};
+///
+/// let compression: Compression = "2bit:0.5".parse().unwrap();
+/// assert_eq!(compression, Compression::Codec(Codec::TwoBit { threshold: 0.5 }));
+/// // 32 elements of 4 bytes become 8 bytes.
+/// assert_eq!(compression.code_bytes(32), 8);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Compression {
     /// Element by element.

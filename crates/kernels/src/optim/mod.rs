@@ -16,6 +16,14 @@ use serde::{Deserialize, Serialize};
 use ringpull_base::{Error, Result};
 
 /// An optimizer with its hyper-parameters, in MXNet's words and arithmetic.
+///
+/// ```
+/// # use ringpull_kernels::optim as ringpull;
+/// use ringpull::{Optimizer, Rule};
+///
+/// let optimizer = Optimizer { rescale_grad: 1.0 / 64.0, ..Optimizer::sgd(0.1) };
+/// assert!(matches!(optimizer.rule, Rule::Sgd { .. }));
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optimizer {
