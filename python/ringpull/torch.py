@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .kvstore import Handle, KVStore, create
+from .worker import after_stores
 
 __all__ = ["DistributedOptimizer", "broadcast_parameters", "ddp_hook"]
 
@@ -27,12 +28,24 @@ def broadcast_parameters(store: KVStore, parameters: Iterable[torch.Tensor], pre
             parameter.copy_(value)
 
 
+#: How long the end of a program waits for a thread that has stores' results to pass on: none can come any more.
+_LAST_RESULT_S = 5.0
+
+
 class _Waiter:
     """A thread that waits for operations in the order in which they were called, and passes on their results."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Handle, Callable[[], Any], Any, torch.futures.Future[Any]]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="ringpull-torch", daemon=True).start()
+        self._queue: queue.SimpleQueue[tuple[Handle, Callable[[], Any], Any, torch.futures.Future[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ringpull-torch", daemon=True)
+        self._thread.start()
+        after_stores(self._end)
+
+    def _end(self) -> None:
+        # Whoever waited for the last result goes on while this thread is still on its way out of PyTorch, where the end of the
+        # interpreter would be the end of the process.
+        self._queue.put(None)
+        self._thread.join(_LAST_RESULT_S)
 
     def add(self, handle: Handle, result: Callable[[], Any], device: torch.device) -> torch.futures.Future[Any]:
         """A future of `result`, called when the operation on `device` is done; on a GPU in the order of the stream that is current now."""
@@ -44,7 +57,10 @@ class _Waiter:
 
     def _run(self) -> None:
         while True:
-            handle, result, ordered, future = self._queue.get()
+            item = self._queue.get()
+            if item is None:
+                return
+            handle, result, ordered, future = item
             try:
                 handle.wait()
                 with ordered:

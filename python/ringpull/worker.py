@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from . import _native
@@ -110,6 +110,14 @@ def has_left(store: Leaving) -> None:
     _open.discard(store)
 
 
+_after: list[Callable[[], None]] = []
+
+
+def after_stores(end: Callable[[], None]) -> None:
+    """Calls ``end`` when the program ends and every store has left its job: for threads that wait for operations."""
+    _after.append(end)
+
+
 @atexit.register
 def close_stores() -> None:
     """Ends every store that is still open, once. Servers take a worker that ends without a goodbye for lost; and an updater needs Python to finish what was pushed."""
@@ -125,3 +133,5 @@ def close_stores() -> None:
         finally:
             store.close()
             _open.discard(store)
+    for end in _after:
+        end()
