@@ -103,7 +103,7 @@ pub struct Stats {
 /// ```
 ///
 /// After a lost peer, a timeout or a disagreement between workers every call returns the first such error; a wrong argument changes
-/// nothing. Dropping the store waits for nothing that others still have to call.
+/// nothing.
 pub struct KvStore {
     kind: Kind,
     backend: Box<dyn Backend>,

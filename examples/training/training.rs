@@ -225,10 +225,7 @@ pub fn hash(store: &KvStore, weights: &[(&str, Tensor)]) -> Result<u64> {
 /// Lets this process compute on its share of the cores: the workers of one host would otherwise each use all of them.
 /// `RAYON_NUM_THREADS` decides if it is set.
 pub fn share_cores() -> Result<()> {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads =
-        if config::text("RAYON_NUM_THREADS").is_some() { 0 } else { (cores / config::local_workers()).max(1) };
-    let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    let built = rayon::ThreadPoolBuilder::new().num_threads(config::threads()).build_global();
     built.map_err(|cause| {
         Error::argument(format!("threads cannot be shared out: {cause}"), "call share_cores before anything computes")
     })

@@ -344,14 +344,15 @@ pub fn local_workers() -> usize {
     told.or_else(launcher_local_size).unwrap_or(1).max(1)
 }
 
-/// The threads that arithmetic of this process may use: `RAYON_NUM_THREADS` if it is set, otherwise this process's share of the cores.
+/// The threads that arithmetic of this process may use: `RAYON_NUM_THREADS` if it is set, and else this
+/// process's share of the cores. Looked up once, as that reads files.
 pub fn threads() -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from) / local_workers();
-    text("RAYON_NUM_THREADS")
-        .and_then(|count| count.parse().ok())
-        .filter(|count| *count > 0)
-        .unwrap_or_else(cores)
-        .max(1)
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from) / local_workers();
+        let given = text("RAYON_NUM_THREADS").and_then(|count| count.parse().ok()).filter(|count| *count > 0);
+        given.unwrap_or_else(cores).max(1)
+    })
 }
 
 /// `XDG_CACHE_HOME` (`HOME`/.cache): the folder that may be emptied at any time.

@@ -8,18 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Writes `parts` as the file `path`, so that at any time either the old file or the new one is there, on the disk too. After an error
-/// the old one is. The file has the permissions of any new file of this process.
+/// Writes `parts` as the file `path`, so that at any time either the old file or the new one is there, on the
+/// disk too. After an error the old one is. It has the permissions of any new file of this process.
 pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-    let folder = folder_of(path);
-    let (place, mut file) = new_in(folder)?;
-    let written = parts.iter().try_for_each(|part| file.write_all(part)).and_then(|()| file.sync_all());
-    if let Err(cause) = written.and_then(|()| fs::rename(&place, path)) {
-        // The first cause matters more than a file too many.
-        drop(fs::remove_file(&place));
-        return Err(cause);
-    }
-    File::open(folder)?.sync_all()
+    put(path, parts, true)?;
+    File::open(folder_of(path))?.sync_all()
 }
 
 /// An error if no file can be made in `folder`.
@@ -33,9 +26,21 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     serde_json::from_slice(&fs::read(path)?).map_err(io::Error::other)
 }
 
-/// [`replace`]s the file `path` by `value` as JSON for people.
+/// As [`replace`] by `value` as JSON for people, without waiting for the disk: for what can be made again.
 pub fn replace_by_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    replace(path, &[&serde_json::to_vec_pretty(value).map_err(io::Error::other)?])
+    put(path, &[&serde_json::to_vec_pretty(value).map_err(io::Error::other)?], false)
+}
+
+fn put(path: &Path, parts: &[&[u8]], waits_for_disk: bool) -> io::Result<()> {
+    let (place, mut file) = new_in(folder_of(path))?;
+    let written = parts.iter().try_for_each(|part| file.write_all(part));
+    let written = written.and_then(|()| if waits_for_disk { file.sync_all() } else { Ok(()) });
+    if let Err(cause) = written.and_then(|()| fs::rename(&place, path)) {
+        // The first cause matters more than a file too many.
+        drop(fs::remove_file(&place));
+        return Err(cause);
+    }
+    Ok(())
 }
 
 fn folder_of(path: &Path) -> &Path {

@@ -35,12 +35,14 @@
 //! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers predict
 //! the same.
 
+use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Algorithm;
 
-/// The numbers of one cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// The numbers of one cluster. They travel as they stand in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Pod, Zeroable)]
+#[repr(C)]
 #[allow(missing_docs, reason = "the module's head defines each")]
 pub struct Model {
     pub latency_us: f64,
@@ -52,52 +54,6 @@ pub struct Model {
     pub long_bytes_per_us: f64,
     pub fan_factor: f64,
     pub sum_bytes_per_us: f64,
-}
-
-impl Model {
-    /// How many numbers it has.
-    pub const NUMBERS: usize = 9;
-
-    /// Its numbers, as [`from_numbers`](Self::from_numbers) takes them.
-    pub fn numbers(&self) -> [f64; Self::NUMBERS] {
-        [
-            self.latency_us,
-            self.message_us,
-            self.shared_message_us,
-            self.shared_us_per_byte,
-            self.short_bytes_per_us,
-            self.short_bytes,
-            self.long_bytes_per_us,
-            self.fan_factor,
-            self.sum_bytes_per_us,
-        ]
-    }
-
-    /// The model of these numbers.
-    pub fn from_numbers(numbers: [f64; Self::NUMBERS]) -> Self {
-        let [
-            latency_us,
-            message_us,
-            shared_message_us,
-            shared_us_per_byte,
-            short_bytes_per_us,
-            short_bytes,
-            long_bytes_per_us,
-            fan_factor,
-            sum_bytes_per_us,
-        ] = numbers;
-        Model {
-            latency_us,
-            message_us,
-            shared_message_us,
-            shared_us_per_byte,
-            short_bytes_per_us,
-            short_bytes,
-            long_bytes_per_us,
-            fan_factor,
-            sum_bytes_per_us,
-        }
-    }
 }
 
 impl Default for Model {

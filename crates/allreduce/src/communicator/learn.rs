@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use bytemuck::{Pod, Zeroable};
 use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::config::ModelSource;
@@ -85,7 +86,9 @@ enum Found {
     Wrong(Error),
 }
 
-/// What rank 0 tells of it to the others.
+/// What rank 0 sends to the others, as it stands in memory.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
 struct Told {
     origin: u64,
     racks: u64,
@@ -94,7 +97,6 @@ struct Told {
 }
 
 impl Told {
-    const WORDS: usize = 3 + Model::NUMBERS;
     const NOTHING: u64 = 0;
     const GIVEN: u64 = 1;
     const CACHED: u64 = 2;
@@ -110,19 +112,6 @@ impl Told {
         let ((racks, hosts), model) =
             stored.map_or_else(|| ((0, 0), Model::default()), |stored| (stored.racks, stored.model));
         Told { origin, racks, hosts: hosts as u64, model }
-    }
-
-    /// It as a message, of the same length on every rank.
-    fn to_words(&self) -> [u64; Self::WORDS] {
-        let mut words = [0; Self::WORDS];
-        words[..3].copy_from_slice(&[self.origin, self.racks, self.hosts]);
-        words[3..].copy_from_slice(&self.model.numbers().map(f64::to_bits));
-        words
-    }
-
-    fn from_words(words: [u64; Self::WORDS]) -> Self {
-        let numbers = std::array::from_fn(|at| f64::from_bits(words[3 + at]));
-        Told { origin: words[0], racks: words[1], hosts: words[2], model: Model::from_numbers(numbers) }
     }
 }
 
@@ -146,7 +135,7 @@ pub(super) fn learn(
     let rows = prober.gather([(xxh3_64(model_cache::this_host().as_bytes()) >> 16) as f64])?;
     let cached = (rank == 0).then(|| model_cache::file_of(&library, &rows, hosts, are_named)).flatten();
     let found = if rank == 0 { find(source, cached.as_deref()) } else { Found::Nothing };
-    let told = Told::from_words(prober.told(Told::of(&found).to_words())?);
+    let told = prober.told(Told::of(&found))?;
     if let Found::Wrong(cause) = found {
         return Err(cause);
     }
