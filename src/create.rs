@@ -127,7 +127,7 @@ pub fn run_node() -> Result<bool> {
         Ok(true)
     }
     #[cfg(not(feature = "ps"))]
-    over_servers(Kind::DistSync, &Config::default(), Some(&job), None).map(|_| false)
+    Err(no_servers(&job.role.to_string()))
 }
 
 fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<Devices>>) -> Result<KvStore> {
@@ -226,11 +226,16 @@ fn over_servers(
     _job: Option<&Dmlc>,
     _devices: Option<Arc<Devices>>,
 ) -> Result<Box<dyn Backend>> {
-    Err(Error::KindUnavailable {
-        kind: kind.to_string(),
+    Err(no_servers(kind.name()))
+}
+
+#[cfg(not(feature = "ps"))]
+fn no_servers(asked: &str) -> Error {
+    Error::KindUnavailable {
+        kind: asked.to_owned(),
         reason: "this build has no parameter servers".to_owned(),
         remedy: "build it with the feature `ps`, which is on by default".to_owned(),
-    })
+    }
 }
 
 #[cfg(feature = "mpi")]
@@ -285,6 +290,7 @@ mod with_devices {
 
 /// The same names in a build without them, where nobody can have a device.
 #[cfg(not(feature = "devices"))]
+#[allow(clippy::needless_pass_by_value, reason = "as the names that a build with devices has")]
 mod without_devices {
     use super::Backend;
     use ringpull_base::{Error, Result};
