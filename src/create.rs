@@ -24,14 +24,16 @@ use crate::{Backend, KvStore};
 
 /// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
 ///
-/// The distributed kinds find their peers by what started the process: `mpirun` for `dist_sync_mpi`, the `DMLC_*` variables for
-/// the kinds with servers. A process whose `DMLC_ROLE` is `server` or `scheduler` has no store: it calls [`run_node`].
+/// The distributed kinds find their peers by what started the process: `mpirun` for `dist_sync_mpi`, the
+/// `DMLC_*` variables for the kinds with servers. A process whose `DMLC_ROLE` is `server` or `scheduler` has
+/// no store: it calls [`run_node`].
 ///
 /// The device kinds work on the devices that `RINGPULL_DEVICES` names, all GPUs if it is unset; `dist_sync_mpi` works on
 /// devices if it is set. [`create_on`] takes them from the caller, who makes tensors on them.
 ///
-/// The first `dist_sync_mpi` store of a process initialises MPI, and creating it is collective: it blocks until every rank creates one.
-/// A store with servers blocks until the scheduler has met every node of the job.
+/// The first `dist_sync_mpi` store of a process initialises MPI, and creating it is collective: it blocks
+/// until every rank creates one. A store with servers blocks until the scheduler has met every node of the
+/// job.
 ///
 /// ```
 /// let store = ringpull::create("local")?;
@@ -43,7 +45,8 @@ use crate::{Backend, KvStore};
 /// ```
 ///
 /// # Errors
-/// For a name that is no kind, a kind that this build or machine cannot have, a variable that cannot be used, and peers that do not come.
+/// For a name that is no kind, a kind that this build or machine cannot have, a variable that cannot
+/// be used, and peers that do not come.
 pub fn create(kind: &str) -> Result<KvStore> {
     create_with(kind, &Config::from_env()?)
 }
@@ -97,8 +100,9 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
     build(kind, &Config::from_env()?, Dmlc::from_env()?.as_ref(), Some(Arc::clone(devices)))
 }
 
-/// Serves the job as its scheduler or as one of its servers if that is what `DMLC_ROLE` says this process is, until the job has
-/// ended: then returns true. Returns false at once in a worker, and in a process of no job with servers. Blocks.
+/// Serves the job as its scheduler or as one of its servers if that is what `DMLC_ROLE` says this process is,
+/// until the job has ended: then returns true. Returns false at once in a worker, and in a process of no job
+/// with servers. Blocks.
 ///
 /// A program that is started in every role calls it before [`create`], as MXNet does while it is imported:
 ///

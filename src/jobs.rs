@@ -311,7 +311,8 @@ impl CompressedPush {
 
 impl Job for CompressedPush {
     fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is written in place.
+        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is
+        // written in place.
         let old = if matches!(self.update, Update::Overwrite) { self.slot.take_value() } else { None };
         let Coding { compression, feedback } = &self.coding;
         let mut feedback = feedback.lock();

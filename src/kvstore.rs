@@ -38,8 +38,8 @@ pub enum Capability {
     Optimizer,
 }
 
-/// Called once for each merged gradient, on a thread of the store's: `updater(key, received, stored)` changes `stored`, in place of
-/// an optimizer. An error of it is raised by whoever reads or pulls the key.
+/// Called once for each merged gradient, on a thread of the store's: `updater(key, received, stored)` changes
+/// `stored`, in place of an optimizer. An error of it is raised by whoever reads or pulls the key.
 ///
 /// ```
 /// let store = ringpull::create("local")?;
@@ -94,7 +94,7 @@ pub struct Stats {
 /// let weight = ringpull::Tensor::zeros(ringpull::DType::F32, &[2]);
 /// store.init("fc1_weight", &weight)?;
 /// // Two devices' gradients: the value becomes their sum.
-/// let gradients = [ringpull::Tensor::from_slice(&[2], &[1.0f32, 2.0]), ringpull::Tensor::from_slice(&[2], &[3.0f32, 4.0])];
+/// let gradients = [[1.0f32, 2.0], [3.0, 4.0]].map(|gradient| ringpull::Tensor::from_slice(&[2], &gradient));
 /// store.push_pull("fc1_weight", &gradients, std::slice::from_ref(&weight), 0)?;
 /// // Reading waits for the sum.
 /// assert_eq!(weight.to_vec::<f32>()?, [4.0, 6.0]);
@@ -102,8 +102,8 @@ pub struct Stats {
 /// # }
 /// ```
 ///
-/// After a lost peer, a timeout or a disagreement between workers every call returns the first such error; a wrong argument changes
-/// nothing.
+/// After a lost peer, a timeout or a disagreement between workers every call returns the first such error; a
+/// wrong argument changes nothing.
 pub struct KvStore {
     kind: Kind,
     backend: Box<dyn Backend>,
@@ -319,7 +319,8 @@ impl KvStore {
         Stats { pushes, pulls, ..self.backend.stats() }
     }
 
-    /// The devices that the store works on, for making tensors on them; none for kinds that work in host memory.
+    /// The devices that the store works on, for making tensors on them; none for kinds that work in host
+    /// memory.
     #[cfg(feature = "devices")]
     pub fn devices(&self) -> Option<&Arc<Devices>> {
         self.backend.anywhere().map(Anywhere::devices)

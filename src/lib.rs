@@ -1,7 +1,7 @@
 //! MXNet's push/pull KVStore for Rust: MPI ring allreduce without servers, parameter servers, GPUs.
 //!
-//! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the job, and pulled by each.
-//! The names of this page are all there is to call.
+//! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the
+//! job, and pulled by each. The names of this page are all there is to call.
 
 /// The README's example is compiled with the tests.
 #[cfg(doctest)]

@@ -1,4 +1,5 @@
-//! What Cargo cannot hold the crates to: the layers inside `ringpull-allreduce`, where `unsafe` stands, and plain ASCII.
+//! What Cargo cannot hold the crates to: the layers inside `ringpull-allreduce`, where `unsafe` stands, and
+//! plain ASCII.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Plans and schedules: for any collective, number of ranks, length and segment the plans of all ranks pass the
-//! checker, and their schedules, run in any order of turns, end with what the collective promises.
+//! Plans and schedules: for any collective, number of ranks, length and segment the plans of all ranks pass
+//! the checker, and their schedules, run in any order of turns, end with what the collective promises.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -169,8 +169,8 @@ impl Rank<'_> {
     }
 }
 
-/// Runs the schedules with nothing buffered on the wire but one message that is to be added, in the order that
-/// `turns` gives. Rank `r` begins with 16^r in every element.
+/// Runs the schedules with nothing buffered on the wire but one message that is to be added, in the order
+/// that `turns` gives. Rank `r` begins with 16^r in every element.
 fn run(schedules: &[Schedule], turns: &[u8]) -> Vec<Vec<u64>> {
     let mut ranks: Vec<Rank> = schedules
         .iter()

@@ -1,5 +1,6 @@
-//! A parameter server's state under any sequence of requests of a job's workers: whatever does not fit is dropped or
-//! is a fault, and nothing panics. Requests go through the wire's encoding, as the server gets them.
+//! A parameter server's state under any sequence of requests of a job's workers: whatever does not fit is
+//! dropped or is a fault, and nothing panics. Requests go through the wire's encoding, as the server gets
+//! them.
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};

@@ -107,8 +107,9 @@ fn pull_rows(store: &KvStore, key: &Key, ids: &[i64], out: &Tensor, priority: i3
     Ok(())
 }
 
-/// In the process of a server or of the scheduler a kind with servers makes the process that node, as importing MXNet does: it serves until
-/// the job has ended, and ends with status 0 if that went well, and 1 otherwise. Returns at once in any other process.
+/// In the process of a server or of the scheduler a kind with servers makes the process that node, as
+/// importing MXNet does: it serves until the job has ended, and ends with status 0 if that went well, and 1
+/// otherwise. Returns at once in any other process.
 fn serve(kind: &str) -> Result<()> {
     if !kind.parse::<Kind>()?.has_servers() {
         return Ok(());

@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::fmt::{Display, Formatter, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Becomes the command that follows the folder, with the same process id, so a launcher's signals reach it. Open MPI,
-/// MPICH's Hydra and Slurm give a process its rank, `ringpull launch` its role. It is one line without a `'`, which every
-/// launcher and every shell on the way passes on.
+/// Becomes the command that follows the folder, with the same process id, so a launcher's signals reach it.
+/// Open MPI, MPICH's Hydra and Slurm give a process its rank, `ringpull launch` its role. It is one line
+/// without a `'`, which every launcher and every shell on the way passes on.
 const REDIRECT: &str = concat!(
     r#"case ${DMLC_ROLE:-rank} in rank) name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}}" ;; "#,
     r#"scheduler) name=scheduler ;; server) name="server $DMLC_SERVER_ID" ;; *) name="worker $DMLC_WORKER_ID" ;; esac; "#,
@@ -50,8 +50,8 @@ impl Display for Written {
     }
 }
 
-/// The words for a launcher to start in place of `command`'s, so that each process writes to its files in `folder`, as
-/// the processes call it.
+/// The words for a launcher to start in place of `command`'s, so that each process writes to its files in
+/// `folder`, as the processes call it.
 pub fn redirected<W: Into<OsString>>(folder: &Path, command: impl IntoIterator<Item = W>) -> Vec<OsString> {
     let shell = ["/bin/sh".into(), "-c".into(), REDIRECT.into(), folder.as_os_str().to_owned()];
     shell.into_iter().chain(command.into_iter().map(Into::into)).collect()

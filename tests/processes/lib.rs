@@ -1,8 +1,10 @@
-//! Processes that a test starts: what each of them writes, by itself; their end by a deadline; and nothing left of them.
+//! Processes that a test starts: what each of them writes, by itself; their end by a deadline; and nothing
+//! left of them.
 //!
-//! A launcher such as `mpirun` joins what its ranks write, also in the middle of a line, so a test that searches its output
-//! may find two halves of two lines. Here a launcher starts every rank behind a shell that sends stdout and stderr to two
-//! files of that rank's own and then becomes the rank ([`files`]). What the launcher itself writes has its files too.
+//! A launcher such as `mpirun` joins what its ranks write, also in the middle of a line, so a test that
+//! searches its output may find two halves of two lines. Here a launcher starts every rank behind a shell
+//! that sends stdout and stderr to two files of that rank's own and then becomes the rank ([`files`]). What
+//! the launcher itself writes has its files too.
 
 mod example;
 pub mod files;
@@ -24,12 +26,13 @@ use tempfile::TempDir;
 pub const LIMIT: Duration = Duration::from_secs(600);
 /// How long a killed process may take to be gone.
 const CLEARING: Duration = Duration::from_secs(3);
-/// The variable, inherited by every process of a job, whose value is the job's folder: how those are found that outlive
-/// their launcher.
+/// The variable, inherited by every process of a job, whose value is the job's folder: how those are found
+/// that outlive their launcher.
 const MARK: &str = "RINGPULL_PROCESSES_FOLDER";
 
-/// The processes of a job: those that the test starts, and those that a launcher among them starts. Dropping it kills all
-/// that is left. As text it is everything that was written, with the writer's name before each line.
+/// The processes of a job: those that the test starts, and those that a launcher among them starts. Dropping
+/// it kills all that is left. As text it is everything that was written, with the writer's name before each
+/// line.
 pub struct Processes {
     folder: TempDir,
     started: Vec<(String, Child)>,
@@ -41,12 +44,14 @@ impl Processes {
         Processes { folder: tempfile::Builder::new().prefix("ringpull-").tempdir().unwrap(), started: Vec::new() }
     }
 
-    /// The words for a launcher to start in place of `command`'s, so that each process writes to files of its own.
+    /// The words for a launcher to start in place of `command`'s, so that each process writes to files of its
+    /// own.
     pub fn redirected<W: Into<OsString>>(&self, command: impl IntoIterator<Item = W>) -> Vec<OsString> {
         files::redirected(self.folder.path(), command)
     }
 
-    /// The command that starts so many ranks of `program`, each with files of its own; arguments may be added.
+    /// The command that starts so many ranks of `program`, each with files of its own; arguments may be
+    /// added.
     pub fn mpirun(&self, ranks: usize, program: impl AsRef<Path>) -> Command {
         let launcher = ringpull_base::config::mpirun_program();
         let version = Command::new(&launcher).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
@@ -87,8 +92,9 @@ impl Processes {
         &mut found.unwrap_or_else(|| panic!("{name} was not started")).1
     }
 
-    /// What the process of this name has written so far: `mpirun` or what else it was started as; one that a launcher
-    /// started is `rank 0`, or `worker 0`, `server 0` or `scheduler` by its role. One that never was has written nothing.
+    /// What the process of this name has written so far: `mpirun` or what else it was started as; one that a
+    /// launcher started is `rank 0`, or `worker 0`, `server 0` or `scheduler` by its role. One that never was
+    /// has written nothing.
     pub fn written(&self, name: &str) -> Written {
         files::written(self.folder.path(), name)
     }
@@ -161,7 +167,8 @@ impl Processes {
         all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(of_job).collect()
     }
 
-    /// Kills what is left of the job: launchers first, which start no more then, and ranks, which a killed launcher leaves.
+    /// Kills what is left of the job: launchers first, which start no more then, and ranks, which a killed
+    /// launcher leaves.
     pub fn kill(&mut self) {
         for (name, child) in &mut self.started {
             if matches!(child.try_wait(), Ok(None))

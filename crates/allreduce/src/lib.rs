@@ -1,4 +1,5 @@
-//! Allreduce over all ranks of a job: the layers that a gradient passes on its way to its sum, each using only those below it.
+//! Allreduce over all ranks of a job: the layers that a gradient passes on its way to its sum, each using
+//! only those below it.
 //!
 //! - [`transport`]: bytes between two ranks, over MPI or over threads, and the control star;
 //! - [`interpreter`]: does what a plan says over a transport;

@@ -369,7 +369,8 @@ pub fn log_filter() -> String {
 /// Where Debian's package `dataset-fashion-mnist` puts its files.
 pub const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 
-/// The folder with Fashion-MNIST: the package's, or the one of this checkout that `scripts/setup` fills where it is not root.
+/// The folder with Fashion-MNIST: the package's, or the one of this checkout that `scripts/setup` fills where
+/// it is not root.
 pub fn fashion_mnist() -> &'static str {
     static FOLDER: OnceLock<String> = OnceLock::new();
     FOLDER.get_or_init(|| {

@@ -1,9 +1,12 @@
-//! The ground that every crate of ringpull stands on: what a key, a kind, an element type, a tensor and an error are.
+//! The ground that every crate of ringpull stands on: what a key, a kind, an element type, a tensor and an
+//! error are.
 //!
 //! - [`Key`], [`Kind`], [`DType`], [`Error`]: the words of the KVStore's contract;
-//! - [`Buffer`]: bytes, in the memory that ranks of a host share where they can ([`buffer`]); [`Tensor`]: a buffer behind a lock,
-//!   or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
-//! - [`files`]: files that are there whole or not at all; [`notice()`]: what people should read although nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs; [`timeline`]: what it does when.
+//! - [`Buffer`]: bytes, in the memory that ranks of a host share where they can ([`buffer`]); [`Tensor`]: a
+//!   buffer behind a lock, or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
+//! - [`files`]: files that are there whole or not at all; [`notice()`]: what people should read although
+//!   nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs;
+//!   [`timeline`]: what it does when.
 //!
 //! It does no arithmetic and talks to nobody.
 

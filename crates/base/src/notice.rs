@@ -1,7 +1,8 @@
-//! What people should read although nothing failed: a misspelt variable, a rank that ends the others' job, a lost timeline.
+//! What people should read although nothing failed: a misspelt variable, a rank that ends the others' job, a
+//! lost timeline.
 //!
-//! A library does not print. A notice is a warning of the log, until the program that owns stderr takes them with [`send_to`]: the
-//! command and the Python package write them out as they are.
+//! A library does not print. A notice is a warning of the log, until the program that owns stderr takes them
+//! with [`send_to`]: the command and the Python package write them out as they are.
 
 use std::sync::OnceLock;
 
@@ -21,7 +22,8 @@ pub fn notice(text: &str) {
     }
 }
 
-/// Writes every notice from now on to stderr, each in one piece, which a launcher does not mix with another process's.
+/// Writes every notice from now on to stderr, each in one piece, which a launcher does not mix with another
+/// process's.
 pub fn to_stderr() {
     use std::io::Write;
     // If stderr is gone, nobody can be told.

@@ -46,11 +46,12 @@ pub fn memory_bytes() -> Option<usize> {
     kib.map(|kib: usize| kib.saturating_mul(1024))
 }
 
-/// Below the ports that Linux by default gives to outgoing connections. One of those could be taken by a process that connects to it
-/// before anybody listens: TCP lets it connect to itself.
+/// Below the ports that Linux by default gives to outgoing connections. One of those could be taken by a
+/// process that connects to it before anybody listens: TCP lets it connect to itself.
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// A port that nobody on this host listens on now. On an emulated host, which has its own ports, it is as good as any.
+/// A port that nobody on this host listens on now. On an emulated host, which has its own ports, it is as
+/// good as any.
 pub fn free_port(root: IpAddr) -> Result<u16> {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     let mut outcome = Err(Error::argument("no port is free", "end some of the programs that listen on this host"));

@@ -1,4 +1,5 @@
-//! The command `ringpull`: it runs jobs, verifies and measures them. Emulated hosts, launching, the benches, the comparison.
+//! The command `ringpull`: it runs jobs, verifies and measures them. Emulated hosts, launching, the benches,
+//! the comparison.
 //!
 //! - [`commands`]: the command line, a file for each subcommand;
 //! - [`link`]: the rate of a link; [`lab`]: emulated hosts joined by links of that rate;

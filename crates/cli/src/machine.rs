@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use ringpull_base::Kind;
 use ringpull_base::config::fashion_mnist;
-use ringpull_base::topology::host_name;
+use ringpull_base::topology::{host_name, memory_bytes};
 
 /// The survey. Reading it changes nothing on the machine.
 #[derive(Debug, Clone, Serialize)]
@@ -50,9 +50,7 @@ impl Machine {
             host: host_name(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             processor: field("/proc/cpuinfo", "model name"),
-            memory_bytes: field("/proc/meminfo", "MemTotal")
-                .and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok())
-                .map(|kib| kib * 1024),
+            memory_bytes: memory_bytes().map(|bytes| bytes as u64),
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             lab_lacks: lab_lacks(),
             dataset: Some(fashion_mnist()).filter(|folder| Path::new(folder).is_dir()).map(str::to_owned),

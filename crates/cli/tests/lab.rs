@@ -206,7 +206,8 @@ fn mpirun_puts_ranks_on_the_hosts_in_turn() {
     assert_eq!(lab::hosts_up(), 3);
 }
 
-/// What rank 0 prints of `ringpull bench allreduce` with `words` over `count` ranks on the lab's hosts, dealt out in turn.
+/// What rank 0 prints of `ringpull bench allreduce` with `words` over `count` ranks on the lab's hosts, dealt
+/// out in turn.
 #[cfg(feature = "mpi")]
 fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
     let words = [&["bench", "allreduce", "--sizes", "4,64KiB,3MB", "--format", "json"], words].concat();

@@ -17,10 +17,11 @@ fn launch(words: &[&str]) -> Command {
     command
 }
 
-/// The launcher's output, and the lines of its stdout in order. What a test may search in it: words of the launcher's own,
-/// and lines that the launcher passes on from its processes with their names, which is what is tested. It reads each
-/// process's pipe by lines and writes each line whole, as the only writer, so none is joined with another's. Launchers
-/// that leave the output to `mpirun` do not: their processes are read by [`Processes`].
+/// The launcher's output, and the lines of its stdout in order. What a test may search in it: words of the
+/// launcher's own, and lines that the launcher passes on from its processes with their names, which is what
+/// is tested. It reads each process's pipe by lines and writes each line whole, as the only writer, so none
+/// is joined with another's. Launchers that leave the output to `mpirun` do not: their processes are read by
+/// [`Processes`].
 fn run(words: &[&str]) -> (Output, Vec<String>) {
     let output = launch(words).output().unwrap();
     let mut lines: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();

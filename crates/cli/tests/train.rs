@@ -134,7 +134,8 @@ fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() 
     assert_ne!(ring, Some(together));
 }
 
-/// Two ranks that each run in a folder of their own, as on hosts that share none: whether they succeed, and they.
+/// Two ranks that each run in a folder of their own, as on hosts that share none: whether they succeed, and
+/// they.
 fn of_two_folders(folders: &Path, arguments: &[&str]) -> Option<(bool, Processes)> {
     let mpirun = Mpirun::find().ok()?;
     let enter = format!("cd '{}'/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} && exec \"$0\" \"$@\"", folders.display());

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use ringpull_kernels::compress::Codec;
 
-/// How the elements of a tensor are divided: equal parts, the remainder with the last. Parts of a block ([`Codec::BLOCK`]) or more are whole
-/// blocks, so that the codes of all parts make up the codes of the whole.
+/// How the elements of a tensor are divided: equal parts, the remainder with the last. Parts of a block
+/// ([`Codec::BLOCK`]) or more are whole blocks, so that the codes of all parts make up the codes of the
+/// whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     len: usize,

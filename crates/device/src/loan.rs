@@ -1,4 +1,5 @@
-//! What another library says of memory that it lends: where the bytes are, and what `DLPack` calls the kind of device.
+//! What another library says of memory that it lends: where the bytes are, and what `DLPack` calls the kind
+//! of device.
 //!
 //! `handle` keeps such memory, platforms take it in, and `lent` makes tensors of it.
 #![allow(unsafe_code)]
@@ -24,9 +25,10 @@ impl Loan {
     /// `len_bytes` bytes from `address`.
     ///
     /// # Safety
-    /// They are memory of the device that the loan is used with, which is the host's where the device is simulated, aligned for the elements
-    /// that they hold, and stay so for as long as the lender given along with the loan lives. Nobody touches them but in the order of the
-    /// stream that the tensor over them is ready on, or when the store is done with it.
+    /// They are memory of the device that the loan is used with, which is the host's where the
+    /// device is simulated, aligned for the elements that they hold, and stay so for as long as the lender
+    /// given along with the loan lives. Nobody touches them but in the order of the stream that the tensor
+    /// over them is ready on, or when the store is done with it.
     pub unsafe fn new(address: u64, len_bytes: usize) -> Self {
         Loan { address, len_bytes }
     }

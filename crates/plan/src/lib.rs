@@ -4,11 +4,12 @@
 //! list of its sends and receives, without a message and without a buffer. The map:
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
-//! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each, opened by the
-//!   prose that explains it;
-//! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of `ringpull-allreduce` does it;
-//! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by symbols,
-//!   that the plans of all ranks do what they promise.
+//! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each,
+//!   opened by the prose that explains it;
+//! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of
+//!   `ringpull-allreduce` does it;
+//! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by
+//!   symbols, that the plans of all ranks do what they promise.
 //!
 //! Promises of every plan here:
 //!

@@ -60,7 +60,8 @@ impl Bytes {
 pub enum Task {
     /// The key's first value, if this is rank 0.
     Init { dtype: DType, shape: Vec<u64>, value: Bytes },
-    /// This worker's gradient of `round`, to be applied by the optimizer of that version; the new value is written to `outs`.
+    /// This worker's gradient of `round`, to be applied by the optimizer of that version; the new value is
+    /// written to `outs`.
     Push { gradient: Bytes, outs: Vec<TensorMut>, round: u64, optimizer: u64 },
     /// As `Push` of some rows, named by `units`.
     PushRows { units: Vec<usize>, rows: Buffer, round: u64, optimizer: u64 },

@@ -10,7 +10,8 @@ use ringpull_kernels::compress::Compression;
 use crate::expected::Expected;
 use crate::models::ModelKey;
 
-/// The iterations over one list of keys, taken one by one, so that something else may be measured between them.
+/// The iterations over one list of keys, taken one by one, so that something else may be measured between
+/// them.
 pub struct Iterations {
     tensors: Vec<(String, Tensor)>,
     expected: Expected,
@@ -59,7 +60,8 @@ impl Iterations {
         store.barrier()?;
         let before = meter();
         let start = Instant::now();
-        // The backward pass gives the last layer's gradient first, and the next forward pass needs the first layer's first.
+        // The backward pass gives the last layer's gradient first, and the next forward pass needs the first
+        // layer's first.
         for (layer, (key, tensor)) in tensors.iter().enumerate().rev() {
             store.push_pull(key.as_str(), from_ref(tensor), from_ref(tensor), -(layer as i32))?;
         }

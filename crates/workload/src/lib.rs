@@ -4,7 +4,8 @@
 //! - [`pattern`]: inputs whose sums are known; [`expected`]: what a store must then hold;
 //! - [`iterations`]: push and pull of a list of keys, timed and verified.
 //!
-//! The wheel holds this crate and not the command's, so that Python's loop and Rust's are measured in one process.
+//! The wheel holds this crate and not the command's, so that Python's loop and Rust's are measured in one
+//! process.
 
 pub mod expected;
 pub mod iterations;

@@ -48,8 +48,8 @@ pub(super) struct Wire<'a> {
 /// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this rank's own, if it has neighbours.
 ///
 /// # Safety
-/// After an error the transport may still read and write `data`: it stays valid, and nobody else touches it, until the transport is
-/// gone.
+/// After an error the transport may still read and write `data`: it stays valid, and nobody else
+/// touches it, until the transport is gone.
 pub(super) unsafe fn allreduce(
     (hosts, node): (Hosts, Option<&mut Node>),
     wire: Wire,

@@ -245,15 +245,15 @@ impl Host {
     /// `data` becomes the sum over all ranks, the same bits on each.
     ///
     /// # Safety
-    /// After an error the transport may still read and write `data`: it stays valid, and nobody else touches it, until the transport is
-    /// gone.
+    /// After an error the transport may still read and write `data`: it stays valid, and nobody else
+    /// touches it, until the transport is gone.
     pub unsafe fn allreduce(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
         // SAFETY: as the caller promises.
         unsafe { self.allreduce_by(self.choice, dtype, data, stamp) }
     }
 
-    /// What `tensor` holds becomes the sum over all ranks, by the given way. After an error it stays locked for ever, as the transport may
-    /// still use its memory.
+    /// What `tensor` holds becomes the sum over all ranks, by the given way. After an error it stays locked
+    /// for ever, as the transport may still use its memory.
     pub fn allreduce_tensor(&mut self, choice: Choice, tensor: &Tensor, stamp: Stamp) -> Result<()> {
         let mut guard = tensor.write();
         // SAFETY: after an error neither the lock nor the memory behind it is ever given back.

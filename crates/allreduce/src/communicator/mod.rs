@@ -3,9 +3,10 @@
 //!
 //! What `auto` knows of the cluster comes from `learn`, which reads it from `model_cache` or has `probe` measure it.
 //!
-//! [`Choice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared memory, `hierarchy` over several such
-//! hosts; `racks` knows where hosts stand; `schedules` keeps what is to be sent for each kind of sum; gradients with a codec go by `compressed`,
-//! between whatever `ends` encode and decode them. Memory of devices is the store's affair (`src/on_devices`).
+//! [`Choice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared
+//! memory, `hierarchy` over several such hosts; `racks` knows where hosts stand; `schedules` keeps what is to
+//! be sent for each kind of sum; gradients with a codec go by `compressed`, between whatever `ends` encode
+//! and decode them. Memory of devices is the store's affair (`src/on_devices`).
 
 mod choice;
 mod compressed;

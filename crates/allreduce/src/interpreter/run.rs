@@ -173,8 +173,8 @@ impl Runner {
     /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do.
     ///
     /// # Safety
-    /// After an error the transport may still read and write `data`: it stays valid, and nobody else touches it, until the transport is
-    /// gone.
+    /// After an error the transport may still read and write `data`: it stays valid, and nobody else
+    /// touches it, until the transport is gone.
     pub unsafe fn run(
         &mut self,
         schedule: &Arc<Schedule>,
@@ -183,7 +183,8 @@ impl Runner {
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        // SAFETY: `data` is borrowed until this returns, which is when it is finished; for an error the caller promises the rest.
+        // SAFETY: `data` is borrowed until this returns, which is when it is finished; for an error the
+        // caller promises the rest.
         let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, None) };
         self.until(ticket, transport, stop)
     }
@@ -198,7 +199,8 @@ impl Runner {
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        // SAFETY: ranks that are threads touch data only while they send and receive, and tests keep it longer.
+        // SAFETY: ranks that are threads touch data only while they send and receive, and tests keep it
+        // longer.
         unsafe { self.run(schedule, data, transport, stamp, stop) }
     }
 

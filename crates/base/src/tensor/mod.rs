@@ -58,8 +58,9 @@ impl Drop for Content {
 
 /// A dense tensor, C-contiguous, in host memory or on a device. Cloning clones the handle, not the elements.
 ///
-/// It is a lock: a push holds it for reading until its elements have been used, and a `push_pull` holds its outputs for writing until
-/// the sum is there, so [`read`](Self::read) and [`write`](Self::write) block exactly as long as they must.
+/// It is a lock: a push holds it for reading until its elements have been used, and a `push_pull` holds its
+/// outputs for writing until the sum is there, so [`read`](Self::read) and [`write`](Self::write) block
+/// exactly as long as they must.
 ///
 /// ```
 /// # use ringpull_base as ringpull;

@@ -103,7 +103,8 @@ impl Command {
     }
 }
 
-/// The store of a rank that measures; none in a server's or the scheduler's process, which has served its job by then. Blocks.
+/// The store of a rank that measures; none in a server's or the scheduler's process, which has served its job
+/// by then. Blocks.
 fn store(kind: Kind) -> Result<Option<KvStore>> {
     if kind.has_servers()
         && let Some(job) = Dmlc::from_env()?

@@ -232,7 +232,8 @@ impl Drop for Network {
 }
 
 impl Pod {
-    /// The lines that the pod's own processes have written: its entrypoint's and `mpirun`'s; ranks write elsewhere.
+    /// The lines that the pod's own processes have written: its entrypoint's and `mpirun`'s; ranks write
+    /// elsewhere.
     pub(crate) fn text(&self) -> String {
         self.text.lock().unwrap().clone()
     }

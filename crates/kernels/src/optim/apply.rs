@@ -193,8 +193,7 @@ impl<R: Real> Step<R> {
         }
     }
 
-    /// Halves the work between up to `threads` threads while there is enough of it: a thread starts in a fiftieth of the time that
-    /// [`PARALLEL_LEN`] elements take, so none is kept waiting for the next update.
+    /// Halves the work between up to `threads` threads while there is enough of it.
     fn share<W: Stored<Real = R>, G: Stored<Real = R>>(
         &self,
         weight: &mut [u8],

@@ -1,6 +1,6 @@
-//! The kernels of x86-64, written with the processor's own instructions: so a build without optimisation has them too.
-//! The loop of `portable` compiled for AVX2 keeps up with them only if optimised in full, and not for halves, whether it
-//! converts these one at a time or by `half`'s slices.
+//! The kernels of x86-64, written with the processor's own instructions: so a build without optimisation has
+//! them too. The loop of `portable` compiled for AVX2 keeps up with them only if optimised in full, and not
+//! for halves, whether it converts these one at a time or by `half`'s slices.
 //!
 //! A register holds the sums of some consecutive elements. Halves are summed as f32 and rounded after each addition; for
 //! bf16 the register keeps the f32 whose lower 16 bits are zero, so that rounding is integer arithmetic on it.
