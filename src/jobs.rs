@@ -20,7 +20,7 @@ pub(super) struct Init {
 }
 
 impl Init {
-    pub(crate) fn new(slot: &Arc<Slot>, value: Arc<Buffer>) -> Self {
+    pub(super) fn new(slot: &Arc<Slot>, value: Arc<Buffer>) -> Self {
         Init { slot: Arc::clone(slot), value }
     }
 }
@@ -71,7 +71,7 @@ enum Place {
 }
 
 impl Push {
-    pub(crate) fn new(
+    pub(super) fn new(
         slot: &Arc<Slot>,
         gradient: Contribution,
         outs: Vec<TensorMut>,
@@ -227,7 +227,7 @@ pub(super) struct PushRows {
 }
 
 impl PushRows {
-    pub(crate) fn new(slot: &Arc<Slot>, gradient: MergedRows, update: Update, updates: &Arc<Updates>) -> Self {
+    pub(super) fn new(slot: &Arc<Slot>, gradient: MergedRows, update: Update, updates: &Arc<Updates>) -> Self {
         PushRows { slot: Arc::clone(slot), gradient, update, updates: Arc::clone(updates) }
     }
 }
@@ -296,7 +296,7 @@ pub(super) struct CompressedPush {
 }
 
 impl CompressedPush {
-    pub(crate) fn new(
+    pub(super) fn new(
         slot: &Arc<Slot>,
         gradient: Contribution,
         outs: Vec<TensorMut>,

@@ -73,7 +73,27 @@ pub mod internal {
     #[cfg(feature = "ps")]
     pub use crate::servers::Servers;
     pub use crate::states::{SavedStates, replace_file};
-    use crate::{Config, Kind, KvStore};
+    use crate::{Config, Kind, KvStore, Result};
+
+    /// Serves the job if this process is a server or the scheduler of one and the store that its program is about
+    /// to create is of a kind with servers: the status that the process must exit with then. None in any other
+    /// process, at once. Blocks.
+    #[cfg(feature = "ps")]
+    pub fn serve(kind: &str) -> Result<Option<i32>> {
+        let Some(job) = ringpull_base::config::Dmlc::from_env()?.filter(|_| has_servers(kind)) else { return Ok(None) };
+        Ok(match crate::run_node() {
+            Ok(serves) => serves.then_some(0),
+            Err(error) => {
+                ringpull_base::notice(&format!("ringpull {}: {error}", job.role));
+                Some(1)
+            }
+        })
+    }
+
+    #[cfg(feature = "ps")]
+    fn has_servers(kind: &str) -> bool {
+        kind.parse::<Kind>().is_ok_and(Kind::has_servers)
+    }
 
     /// A store of `kind` over `backend`.
     pub fn store_over(kind: Kind, backend: Box<dyn Backend>, config: &Config) -> KvStore {

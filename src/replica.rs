@@ -36,7 +36,7 @@ struct Settings {
 }
 
 impl Replica {
-    pub(crate) fn new(rank: usize) -> Self {
+    pub(super) fn new(rank: usize) -> Self {
         Replica { rank, slots: RwLock::default(), updates: Arc::default(), compressor: Compressor::default() }
     }
 }

@@ -33,7 +33,7 @@ struct State {
 }
 
 impl Slot {
-    pub(crate) fn new(entry: Entry) -> Self {
+    pub(super) fn new(entry: Entry) -> Self {
         Slot { entry, state: Mutex::default(), changed: Condvar::new() }
     }
 

@@ -114,7 +114,7 @@ impl Table {
 }
 
 impl Entry {
-    pub fn check(&self, operation: &str, rank: usize, shape: &[usize], dtype: DType) -> Result<()> {
+    pub(super) fn check(&self, operation: &str, rank: usize, shape: &[usize], dtype: DType) -> Result<()> {
         let (key, operation) = (self.key.clone(), operation.to_owned());
         if *shape != *self.shape {
             let (expected, got) = (self.shape.to_vec(), shape.to_vec());

@@ -7,9 +7,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString};
 
+use ringpull::internal::serve;
 use ringpull::{Capability, KvStore, Updater};
-use ringpull_base::config::Dmlc;
-use ringpull_base::{Error, Key, Kind, Result, RowSparse, Tensor, notice};
+use ringpull_base::{Error, Key, Result, RowSparse, Tensor};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
@@ -107,29 +107,14 @@ fn pull_rows(store: &KvStore, key: &Key, ids: &[i64], out: &Tensor, priority: i3
     Ok(())
 }
 
-/// In the process of a server or of the scheduler a kind with servers makes the process that node, as
-/// importing MXNet does: it serves until the job has ended, and ends with status 0 if that went well, and 1
-/// otherwise. Returns at once in any other process.
-fn serve(kind: &str) -> Result<()> {
-    if !kind.parse::<Kind>()?.has_servers() {
-        return Ok(());
-    }
-    let Some(job) = Dmlc::from_env()? else { return Ok(()) };
-    match ringpull::run_node() {
-        Ok(false) => Ok(()),
-        Ok(true) => std::process::exit(0),
-        Err(error) => {
-            notice(&format!("ringpull {}: {error}", job.role));
-            std::process::exit(1)
-        }
-    }
-}
-
 #[pymethods]
 impl Store {
     #[new]
     fn new(py: Python<'_>, kind: &str) -> PyResult<Self> {
-        py.detach(|| serve(kind)).map_err(|error| raise(py, &error))?;
+        // As importing MXNet does in the processes of servers.
+        if let Some(status) = py.detach(|| serve(kind)).map_err(|error| raise(py, &error))? {
+            std::process::exit(status);
+        }
         let created = py.detach(|| ringpull::create(kind)).map_err(|error| raise(py, &error))?;
         Ok(Store { kind: created.kind().name(), inner: RwLock::new(Some(Arc::new(created))) })
     }

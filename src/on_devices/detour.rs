@@ -44,7 +44,7 @@ pub(super) struct PushRows {
 }
 
 impl PushRows {
-    pub(crate) fn new(store: &OnDevices, slot: &Arc<Slot>, gradient: MergedRows, update: Update) -> Self {
+    pub(super) fn new(store: &OnDevices, slot: &Arc<Slot>, gradient: MergedRows, update: Update) -> Self {
         PushRows {
             slot: Arc::clone(slot),
             devices: Arc::clone(&store.devices),

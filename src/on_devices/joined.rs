@@ -26,7 +26,7 @@ const JOINED: u8 = 3;
 
 /// Joins the devices of all ranks, of which each has as many. What came of it is the same on every rank: that all have joined, or on each an
 /// error of its own, and then none has. Collective; an error of the transport is one.
-pub(crate) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
+pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
     let (rank, size, platform) = (host.rank(), host.size(), sum.devices.platform());
     let own: Result<Vec<UniqueId>> = match rank {
         0 => (0..sum.devices.count()).map(|_| platform.unique_id()).collect(),

@@ -37,7 +37,7 @@ pub(super) struct Push {
 }
 
 impl Push {
-    pub(crate) fn new(
+    pub(super) fn new(
         store: &OnDevices,
         slot: &Arc<Slot>,
         gradient: Gradient,

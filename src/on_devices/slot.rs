@@ -48,7 +48,7 @@ struct Progress {
 }
 
 impl Slot {
-    pub(crate) fn new(entry: &Entry, devices: &Devices) -> Result<Self> {
+    pub(super) fn new(entry: &Entry, devices: &Devices) -> Result<Self> {
         let layout = Layout::new(entry.len(), entry.dtype.size_bytes(), devices.count());
         let (value, scratch) = (devices.parts(&layout)?, Scratch::default());
         let content = Content { value, sum: Vec::new(), scratch, residual: None, kept: None };

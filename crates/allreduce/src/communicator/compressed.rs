@@ -46,7 +46,7 @@ const SEGMENTS_PER_PART: usize = 16;
 /// What an exchange works on: a gradient of `len` elements.
 pub(super) struct Work<'a> {
     pub(super) codec: Codec,
-    pub len: usize,
+    pub(super) len: usize,
     pub(super) ends: &'a mut dyn Ends,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Elements<'a> {
     /// `None` if the gradient stands in `out`.
     pub(super) gradient: Option<&'a [f32]>,
     pub(super) residual: &'a mut [f32],
-    pub out: &'a mut [f32],
+    pub(super) out: &'a mut [f32],
 }
 
 impl Ends for Elements<'_> {
@@ -36,7 +36,7 @@ impl Ends for Elements<'_> {
 }
 
 /// The codes of a whole gradient, and a place for the whole sum.
-pub(crate) struct Coded<'a> {
+pub(super) struct Coded<'a> {
     pub(super) codec: Codec,
     pub(super) codes: &'a [u8],
     pub(super) sums: &'a mut [u8],

@@ -99,7 +99,7 @@ impl Buffers {
 
 impl Node {
     /// The ranks that see `window`; `arenas` holds one for each seat, or none.
-    pub(crate) fn new(window: Window, arenas: Vec<Region>, rank: usize) -> Self {
+    pub(super) fn new(window: Window, arenas: Vec<Region>, rank: usize) -> Self {
         Node { window, arenas, rank, turn: 0, moved_bytes: 0 }
     }
 

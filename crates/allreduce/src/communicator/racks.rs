@@ -42,7 +42,7 @@ impl Racks {
     }
 
     /// The plan of host `place` for `len` elements, if they are enough.
-    pub(crate) fn plan(&self, place: usize, len: usize, element_bytes: usize) -> Option<Plan> {
+    pub(super) fn plan(&self, place: usize, len: usize, element_bytes: usize) -> Option<Plan> {
         let len_bytes = len * element_bytes;
         let [one, other] = &self.hosts;
         let pieces = (len_bytes / (one.len().max(other.len()) * BLOCK_BYTES)).clamp(1, MOST_PIECES);

@@ -17,8 +17,8 @@ use crate::communicator::placement::Placement;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Sum {
     pub(super) choice: Choice,
-    pub dtype: DType,
-    pub len_bytes: usize,
+    pub(super) dtype: DType,
+    pub(super) len_bytes: usize,
     /// What its step sums in all; 0 where that is not known.
     pub(super) step_bytes: usize,
     /// Messages are to be as long as this at least, rather than as the model says.
@@ -37,7 +37,7 @@ impl Sum {
     }
 
     /// The plan of `rank` of `size`, between all ranks.
-    pub(crate) fn plan(
+    pub(super) fn plan(
         self,
         (rank, size): (usize, usize),
         placement: &Placement,

@@ -47,10 +47,10 @@ pub(super) struct Flight {
     pub(super) priority: i32,
     pub(super) stamp: Stamp,
     pub(super) base: *mut u8,
-    pub schedule: Arc<Schedule>,
+    pub(super) schedule: Arc<Schedule>,
     /// The places of the schedule's lanes.
-    pub out: Vec<Place>,
-    pub into: Vec<Place>,
+    pub(super) out: Vec<Place>,
+    pub(super) into: Vec<Place>,
     /// For each message, how many of those that it waits for are not finished; itself counts until it may be counted as done: when
     /// the transport is done with it, or has a copy.
     pending: Vec<u32>,
@@ -62,7 +62,7 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(crate) fn new(
+    pub(super) fn new(
         ticket: Ticket,
         schedule: Arc<Schedule>,
         base: *mut u8,

@@ -189,7 +189,7 @@ impl Runner {
         self.until(ticket, transport, stop)
     }
 
-    /// As [`run`](Self::run), for tests, whose transports are gone before their data.
+    /// As [`run`](Self::run), for tests.
     #[cfg(test)]
     pub(super) fn run_in_test(
         &mut self,
@@ -199,8 +199,8 @@ impl Runner {
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        // SAFETY: ranks that are threads touch data only while they send and receive, and tests keep it
-        // longer.
+        // SAFETY: the in-process transport touches data in its own rank's calls only, and no test makes one after
+        // an error.
         unsafe { self.run(schedule, data, transport, stamp, stop) }
     }
 

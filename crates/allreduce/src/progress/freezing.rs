@@ -48,7 +48,7 @@ pub(super) struct Freezing {
 }
 
 impl Logs {
-    pub(crate) fn new(size: usize) -> Self {
+    pub(super) fn new(size: usize) -> Self {
         Logs {
             seen: (0..size).map(|_| VecDeque::new()).collect(),
             own: VecDeque::new(),

@@ -73,7 +73,7 @@ pub(super) struct Frozen {
 }
 
 impl Frozen {
-    pub(crate) fn new(freeze: Freeze, sums_block: bool) -> Self {
+    pub(super) fn new(freeze: Freeze, sums_block: bool) -> Self {
         let mut places: BTreeMap<Topic, Place> = BTreeMap::new();
         for (index, step) in freeze.steps.iter().enumerate() {
             let place = places.entry(step.topic.clone());

@@ -92,7 +92,7 @@ pub(super) struct Direct<T> {
 }
 
 impl<T> Direct<T> {
-    pub(crate) fn new(work: Work<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
+    pub(super) fn new(work: Work<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
         Direct { work: Some(work), memory, value: None, result }
     }
 }
@@ -132,7 +132,7 @@ pub(super) struct Barrier {
 }
 
 impl Barrier {
-    pub(crate) fn new(result: Sender<Result<()>>) -> Self {
+    pub(super) fn new(result: Sender<Result<()>>) -> Self {
         Barrier { byte: Box::new([0]), result }
     }
 }

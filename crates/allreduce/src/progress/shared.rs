@@ -55,7 +55,7 @@ impl Note {
 }
 
 /// What the comm thread is told.
-pub(crate) enum Command {
+pub(super) enum Command {
     /// A job that was agreed on by itself.
     Run(Box<dyn Job>, Launch),
     /// A unit of a frozen cycle.
@@ -69,13 +69,13 @@ pub(crate) enum Command {
 pub(super) struct Shared {
     pub(super) rank: usize,
     pub(super) size: usize,
-    pub control: Control,
+    pub(super) control: Control,
     /// Set with the first fault; the collectives watch it.
     pub(super) stop: Arc<AtomicBool>,
-    pub fault: OnceLock<Error>,
+    pub(super) fault: OnceLock<Error>,
     pub(super) reported: AtomicBool,
     /// Whether the others were told why this rank would end.
-    pub failing: AtomicBool,
+    pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
     /// All ranks are done, or one has left and its process has ended: ending the library has a limit from then on.
     pub(super) ending: AtomicBool,

@@ -64,7 +64,7 @@ enum Sight {
 
 impl Watcher {
     /// One whose buckets hold `bucket_bytes`, if it is rank 0's.
-    pub(crate) fn new(config: &Config, size: usize, bucket_bytes: usize) -> Self {
+    pub(super) fn new(config: &Config, size: usize, bucket_bytes: usize) -> Self {
         let interval = config.heartbeat_interval.min(config.timeout / 4);
         Watcher {
             agreement: Agreement::new(size, config.timeout.as_secs_f64(), bucket_bytes),

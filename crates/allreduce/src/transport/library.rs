@@ -7,7 +7,7 @@ use mpi::ffi;
 
 use ringpull_base::{Error, Result, config};
 
-pub(crate) fn check(call: &str, rank: usize, code: c_int) -> Result<()> {
+pub(super) fn check(call: &str, rank: usize, code: c_int) -> Result<()> {
     if code == 0 { Ok(()) } else { Err(library_error(call, rank, code)) }
 }
 

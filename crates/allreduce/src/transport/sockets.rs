@@ -32,7 +32,7 @@ impl Sockets {
     }
 
     /// Returns when there may be data, at the latest after `longest`.
-    pub(crate) fn wait(&mut self, longest: Duration) {
+    pub(super) fn wait(&mut self, longest: Duration) {
         if self.looked.is_none_or(|looked| looked.elapsed() > self.interval) {
             self.look();
         }

@@ -35,7 +35,7 @@ impl Lent {
         Lent { is_watched: true, ..Lent::default() }
     }
 
-    pub(crate) fn lend(&self, to: &Weak<dyn Waiter>, how: u8) {
+    pub(super) fn lend(&self, to: &Weak<dyn Waiter>, how: u8) {
         let mut place = self.to.lock();
         let before = self.how.swap(how, Ordering::AcqRel);
         if self.is_watched && before == 0 {

@@ -178,7 +178,7 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
     };
     let algorithm = Config::from_env()?.algorithm;
     let compression = Compression::choice(&args.compression)?;
-    let Some(store) = super::store(args.kv_store)? else { return Ok(None) };
+    let store = super::store(args.kv_store)?;
     let plan = pushpull::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, compression };
     pushpull::run(&store, &algorithm, &payloads, &plan)
 }

@@ -22,7 +22,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use ringpull::KvStore;
-use ringpull_base::config::{self, Dmlc};
+use ringpull_base::config;
 use ringpull_base::{DType, Error, Kind, Result, notice};
 
 /// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
@@ -103,22 +103,12 @@ impl Command {
     }
 }
 
-/// The store of a rank that measures; none in a server's or the scheduler's process, which has served its job
-/// by then. Blocks.
-fn store(kind: Kind) -> Result<Option<KvStore>> {
-    if kind.has_servers()
-        && let Some(job) = Dmlc::from_env()?
-    {
-        match ringpull::run_node() {
-            Ok(true) => return Ok(None),
-            Ok(false) => {}
-            Err(error) => {
-                notice(&format!("ringpull {}: {error}", job.role));
-                std::process::exit(1)
-            }
-        }
+/// The store of a process that measures. A server's or the scheduler's process ends here, when its job has ended.
+fn store(kind: Kind) -> Result<KvStore> {
+    if let Some(status) = ringpull::internal::serve(kind.name())? {
+        std::process::exit(status);
     }
-    ringpull::create(kind.name()).map(Some)
+    ringpull::create(kind.name())
 }
 
 fn start_log() -> Result<()> {

@@ -72,7 +72,7 @@ pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let network = layers::load(&args.model, args.scale)?;
     let compression = Compression::choice(&args.compression)?;
     let algorithm = Config::from_env()?.algorithm;
-    let Some(store) = super::store(args.kv_store)? else { return Ok(None) };
+    let store = super::store(args.kv_store)?;
     let plan = train::Plan {
         dtype: args.dtype,
         iters: args.iters,

@@ -166,11 +166,11 @@ fn aborted() -> Error {
 /// One call of one device.
 pub(super) struct Call {
     pub(super) kind: CollectiveKind,
-    pub dtype: DType,
+    pub(super) dtype: DType,
     pub(super) send: u64,
     pub(super) receive: u64,
     /// Elements, as NCCL counts them for this kind: of one device's part.
-    pub len: usize,
+    pub(super) len: usize,
     pub(super) stream: u64,
 }
 
@@ -196,7 +196,7 @@ unsafe impl Sync for Group {}
 
 impl Group {
     /// Communicators of `ordinals`; `None` without the library. Blocks.
-    pub(crate) fn new(ordinals: &[c_int]) -> Result<Option<Self>> {
+    pub(super) fn new(ordinals: &[c_int]) -> Result<Option<Self>> {
         let Some(api) = api() else { return Ok(None) };
         let mut comms = vec![std::ptr::null_mut(); ordinals.len()];
         // SAFETY: both arrays have as many elements as there are devices.
@@ -206,7 +206,7 @@ impl Group {
     }
 
     /// Communicators of devices that `current` makes current, each with those of its number at the meeting. Waits for all while `go_on` says so.
-    pub(crate) fn join(meeting: &Meeting, current: &dyn Fn(usize) -> Result<()>, go_on: GoOn<'_>) -> Result<Self> {
+    pub(super) fn join(meeting: &Meeting, current: &dyn Fn(usize) -> Result<()>, go_on: GoOn<'_>) -> Result<Self> {
         let Some((api, init_rank)) = api().and_then(|api| Some((api, api.init_rank?))) else {
             return Err(missing("ncclCommInitRankConfig"));
         };
@@ -383,7 +383,7 @@ pub(super) struct Ending(Receiver<()>);
 
 impl Ending {
     /// Returns when they are, at the latest at `until`; whether they are.
-    pub(crate) fn wait(self, until: Instant) -> bool {
+    pub(super) fn wait(self, until: Instant) -> bool {
         let outcome = self.0.recv_timeout(until.saturating_duration_since(Instant::now()));
         if outcome.is_err() {
             tracing::warn!("NCCL has not ended its communicators: its kernels hold the GPU until the process ends");

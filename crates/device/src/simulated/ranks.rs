@@ -114,7 +114,7 @@ pub(super) struct Link(TcpStream);
 
 impl Link {
     /// Joins the meeting `id` as the `rank`-th of `size`. Returns when all have.
-    pub(crate) fn join(id: &UniqueId, (rank, size): (usize, usize), go_on: GoOn<'_>) -> Result<Arc<Self>> {
+    pub(super) fn join(id: &UniqueId, (rank, size): (usize, usize), go_on: GoOn<'_>) -> Result<Arc<Self>> {
         let text = String::from_utf8_lossy(id);
         let address: SocketAddr = text.trim_end_matches('\0').parse().map_err(|_| {
             Error::argument(format!("a meeting under {text:?}"), "give the name that another simulated platform made")

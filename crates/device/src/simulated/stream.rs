@@ -13,10 +13,10 @@ use super::health::Health;
 use super::ranks::Link;
 
 /// Bytes of one allocation, by the allocation.
-pub(crate) type Bytes = (Pinned, Range<usize>);
+pub(super) type Bytes = (Pinned, Range<usize>);
 
 /// What a stream's thread is told.
-pub(crate) enum Task {
+pub(super) enum Task {
     Run(Operation, Vec<Bytes>, Vec<Bytes>),
     Meet(Arc<Meeting>),
     /// A sum over ranks, in place.

@@ -65,7 +65,7 @@ impl Width {
 }
 
 /// The bytes of `len` sums of `bits` bits.
-pub(crate) fn bytes(len: usize, bits: usize) -> usize {
+pub(super) fn bytes(len: usize, bits: usize) -> usize {
     len.div_ceil(BLOCK) * bits * (BLOCK / 8)
 }
 

@@ -57,12 +57,12 @@ pub(super) struct World {
     /// On how many ranks a unit is under way.
     times: BTreeMap<Unit, usize>,
     pub(super) notes: Vec<usize>,
-    pub fault: Option<Error>,
+    pub(super) fault: Option<Error>,
     random: u64,
 }
 
 impl World {
-    pub(crate) fn new(programs: Vec<Vec<Do>>, seed: u64) -> Self {
+    pub(super) fn new(programs: Vec<Vec<Do>>, seed: u64) -> Self {
         let size = programs.len();
         World {
             agreement: Agreement::new(size, 10.0, 1000),
