@@ -1,5 +1,5 @@
 //! What Cargo cannot hold the crates to: the layers inside `ringpull-allreduce`, files that import each other in
-//! a circle, where `unsafe` stands, and plain ASCII.
+//! a circle, where `unsafe` stands, and plain ASCII. It also holds the table of crates in ARCHITECTURE.md true.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -56,6 +56,45 @@ const UNSAFE: &[&str] = &[
     "src/on_devices/direct.rs",
     "src/on_devices/routes_tests.rs",
 ];
+
+#[test]
+fn the_table_of_architecture_says_what_each_crate_uses() {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let rows: Vec<[&str; 3]> = page
+        .lines()
+        .filter_map(|line| match line.split('|').map(str::trim).collect::<Vec<_>>()[..] {
+            [_, name, folder, _, uses, _] => {
+                Some([name.strip_prefix('`')?.strip_suffix('`')?, folder.trim_matches('`'), uses])
+            }
+            _ => None,
+        })
+        .collect();
+    let short = |name: &str| name.strip_prefix("ringpull-").unwrap_or(name).to_owned();
+    let mut above = BTreeSet::new();
+    for [name, folder, uses] in &rows {
+        let folder = if *folder == "src" { "." } else { folder };
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
+        assert!(manifest.contains(&format!("name = \"{name}\"")), "{folder} is not {name}");
+        let used: BTreeSet<String> = section(&manifest, "dependencies")
+            .filter_map(|line| line.split(['.', ' ', '=']).next())
+            .filter(|dependency| *dependency == "ringpull" || dependency.starts_with("ringpull-"))
+            .map(short)
+            .collect();
+        let said: BTreeSet<String> = uses.split(", ").filter(|name| *name != "-").map(str::to_owned).collect();
+        assert_eq!(used, said, "what {name} uses, by its Cargo.toml and by ARCHITECTURE.md");
+        assert!(used.is_subset(&above), "{name} uses a crate that stands below it");
+        above.insert(short(name));
+    }
+    let members = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let members = section(&members, "workspace.dependencies").filter(|line| line.starts_with("ringpull")).count();
+    assert_eq!(rows.len(), members + 1, "every crate has a row, and the Python package, which no crate uses");
+}
+
+/// The lines of `[name]` in a `Cargo.toml`.
+fn section<'a>(manifest: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
+    let heading = format!("[{name}]");
+    manifest.lines().skip_while(move |line| *line != heading).skip(1).take_while(|line| !line.starts_with('['))
+}
 
 #[test]
 fn every_layer_of_allreduce_imports_only_those_before_it() {

@@ -12,7 +12,6 @@ use super::*;
 use crate::transport::inproc;
 
 const LIMIT: Duration = Duration::from_secs(20);
-const ALGORITHMS: [Algorithm; 6] = Algorithm::ALL;
 
 /// Runs `work` as each of `size` ranks, and returns what each returns.
 fn ranks<T: Send>(
@@ -36,7 +35,7 @@ fn ranks<T: Send>(
 #[test]
 fn every_plan_sums_exactly_and_leaves_equal_bits() {
     let stop = AtomicBool::new(false);
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::ALL {
         for size in [1, 2, 3, 4, 5, 7, 8, 9] {
             for len in [0, 1, size - 1, size, size + 1, 2 * size + 3, 1000] {
                 let results = ranks(size, 64, |rank, runner, end| {
@@ -65,7 +64,7 @@ fn every_plan_sums_exactly_and_leaves_equal_bits() {
 #[test]
 fn inexact_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
     let stop = AtomicBool::new(false);
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::ALL {
         let once = || {
             ranks(5, 64, |rank, runner, end| {
                 let mut data: Vec<f32> = (0..777).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
@@ -163,7 +162,7 @@ fn together(
         lens.iter().map(|len| (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect()).collect();
     for at in 0..lens.len() {
         let which = order(at);
-        let algorithm = ALGORITHMS[which % ALGORITHMS.len()];
+        let algorithm = Algorithm::ALL[which % Algorithm::ALL.len()];
         let plan = allreduce(algorithm, rank, size, lens[which]);
         let data: *mut [u8] = bytemuck::cast_slice_mut(&mut buffers[which]);
         #[allow(unsafe_code)]
@@ -191,7 +190,7 @@ fn operations_in_flight_together_have_the_bits_of_operations_one_by_one_in_whate
         let alone = ranks(size, 64, |rank, runner, end| {
             let one = |(which, len): (usize, &usize)| {
                 let mut data: Vec<f32> = (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
-                let plan = allreduce(ALGORITHMS[which % ALGORITHMS.len()], rank, size, *len);
+                let plan = allreduce(Algorithm::ALL[which % Algorithm::ALL.len()], rank, size, *len);
                 runner
                     .run_in_test(
                         &runner.schedule(&plan, DType::F32),

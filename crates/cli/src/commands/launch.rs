@@ -26,7 +26,7 @@ use crate::mpirun::Hosts;
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
 
-A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get one and a half RINGPULL_TIMEOUT (10 s),
+A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get one and a half RINGPULL_TIMEOUT,
 then SIGTERM, then SIGKILL, on every host; the exit code is that of the first failure.")]
 pub struct LaunchArgs {
     /// How many workers.

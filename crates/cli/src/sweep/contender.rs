@@ -146,6 +146,13 @@ impl Runner for Processes {
             words.extend(loops.iter().map(OsString::from));
             words
         };
+        let peer = |peer: Peer| -> Result<Vec<OsString>> {
+            let lens = joined(job.sizes.iter().map(|bytes| (bytes / 4).to_string()).collect());
+            let mut words = peers::command(peer)?;
+            words.extend(["--apart".to_owned(), "--lens".to_owned(), lens]);
+            words.extend(loops.iter().cloned());
+            Ok(words.into_iter().map(OsString::from).collect())
+        };
         let mut mpirun = &self.mpirun;
         let command = match contender {
             Contender::Ours => bench(self.launched.program().to_owned(), "auto"),
@@ -156,14 +163,8 @@ impl Runner for Processes {
                 mpirun = its_mpirun;
                 bench(program.clone(), if contender.is_ours() { "auto" } else { "native" })
             }
-            Contender::Gloo | Contender::Horovod => {
-                let peer = if *contender == Contender::Gloo { Peer::Gloo } else { Peer::Horovod };
-                let mut words = peers::command(peer)?;
-                let lens = joined(job.sizes.iter().map(|bytes| (bytes / 4).to_string()).collect());
-                words.extend(["--apart".to_owned(), "--lens".to_owned(), lens]);
-                words.extend(loops.iter().cloned());
-                words.into_iter().map(OsString::from).collect()
-            }
+            Contender::Gloo => peer(Peer::Gloo)?,
+            Contender::Horovod => peer(Peer::Horovod)?,
         };
         let printed = self.launched.mpi_job(mpirun, job.ranks, command, contender.env())?;
         let name = contender.to_string();
