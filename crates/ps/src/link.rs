@@ -10,7 +10,7 @@ use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind, Result};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
-use crate::scheduler::lost_node;
+use crate::scheduler::{lost_node, startup_limit};
 use crate::socket::{self, Event, Monitor};
 
 /// How long after a connection broke its end is believed: what the peer said last is read before.
@@ -48,7 +48,7 @@ impl Link {
             monitor,
             root: dmlc.root,
             interval: config.heartbeat_interval,
-            limit: config.heartbeat_timeout,
+            limit: config.silence(),
             heard: now,
             beaten: now,
             broken: None,
@@ -56,8 +56,8 @@ impl Link {
         let (role, preferred) = (info.role, dmlc.preferred_rank);
         let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
         link.send(&ToScheduler::Register { info, preferred, kind, num_workers, num_servers })?;
-        // The scheduler says after three times the limit who is missing; it is given the time to.
-        let limit = config.timeout * 3 + FAREWELL;
+        // The scheduler says after the limit who is missing; it is given the time to.
+        let limit = startup_limit(config.timeout) + FAREWELL;
         let mut answered = false;
         loop {
             let mut items = [link.socket.as_poll_item(POLLIN), link.monitor.socket().as_poll_item(POLLIN)];

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use zmq::{Context, Message, POLLIN, Socket};
 
-use ringpull_base::Result;
 use ringpull_base::config::{Config, Dmlc};
+use ringpull_base::{Result, notice};
 
 use crate::link::GRACE;
 use crate::message::{ToScheduler, decode, encode};
@@ -25,8 +25,9 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let mut scheduler = Scheduler::new(Settings {
         num_workers: dmlc.num_workers,
         num_servers: dmlc.num_servers,
+        warn: config.warn,
         timeout: config.timeout,
-        heartbeat_timeout: config.heartbeat_timeout,
+        silence: config.silence(),
         bigarray_bound: config.bigarray_bound,
         // Each hasher of the standard library has keys of its own from the system's random source.
         token: RandomState::new().build_hasher().finish(),
@@ -55,6 +56,9 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
             scheduler.probe();
         }
         scheduler.tick(start.elapsed());
+        if let Some(warning) = scheduler.warning(start.elapsed()) {
+            notice(&warning);
+        }
         send_all(&router, &mut scheduler)?;
         if *scheduler.standing() != Standing::Running {
             let since = *ended.get_or_insert_with(Instant::now);

@@ -6,6 +6,8 @@
 
 mod patience;
 
+pub(super) use patience::Patience;
+
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsRawFd;
@@ -67,7 +69,7 @@ pub(super) struct WorkerLoop {
     /// Bytes here end a wait: a command has come.
     woken: UnixStream,
     shared: Arc<Shared>,
-    timeout: Duration,
+    patience: Patience,
     operations: BTreeMap<u64, Operation>,
     waiting: BTreeMap<u64, Waiting>,
     barriers: Vec<(u64, Sender<Result<()>>)>,
@@ -75,6 +77,8 @@ pub(super) struct WorkerLoop {
     next: u64,
     progress: Instant,
     asked: Option<Instant>,
+    /// When a server last said who is missing.
+    claimed: Option<Instant>,
     /// Since when it is known that a worker has left with an error of its own.
     failed: Option<Instant>,
     flush: Flush,
@@ -90,7 +94,7 @@ impl WorkerLoop {
         inbox: Receiver<Command>,
         woken: UnixStream,
         shared: Arc<Shared>,
-        timeout: Duration,
+        patience: Patience,
     ) -> Self {
         let servers = servers.into_iter().map(|(socket, monitor)| Server {
             socket,
@@ -106,7 +110,7 @@ impl WorkerLoop {
             inbox,
             woken,
             shared,
-            timeout,
+            patience,
             operations: BTreeMap::new(),
             waiting: BTreeMap::new(),
             barriers: Vec::new(),
@@ -114,6 +118,7 @@ impl WorkerLoop {
             next: 0,
             progress: Instant::now(),
             asked: None,
+            claimed: None,
             failed: None,
             flush: Flush::default(),
             closing_since: None,
@@ -136,7 +141,7 @@ impl WorkerLoop {
             }
         }
         let failed = self.shared.fault.lock().clone();
-        let limit = if failed.is_some() { Duration::ZERO } else { self.timeout };
+        let limit = if failed.is_some() { Duration::ZERO } else { self.patience.silence };
         for server in self.servers {
             socket::close(server.socket, limit);
         }
@@ -175,7 +180,7 @@ impl WorkerLoop {
             self.flush.asked += 1;
         }
         let all = self.flush.asked == self.servers.len() && self.flush.replies.is_empty();
-        all || since.elapsed() >= self.timeout
+        all || since.elapsed() >= self.patience.silence
     }
 
     fn turn(&mut self) -> Result<()> {
