@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = [
     "ArgumentError",
+    "DeadlockError",
     "DisagreementError",
     "DtypeMismatchError",
     "DuplicateKeyError",
@@ -92,6 +93,12 @@ class StalledError(KVStoreError, TimeoutError):
     missing: list[int] = []
 
 
+class DeadlockError(StalledError):
+    """Every rank waits for a call that another has not made; ``waits`` has a line for each."""
+
+    waits: list[str] = []
+
+
 class PeerLostError(KVStoreError, ConnectionError):
     """A process of the job is gone; ``peer`` names it."""
 
@@ -126,6 +133,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "Disagreement": DisagreementError,
     "InvalidArgument": ArgumentError,
     "Stalled": StalledError,
+    "Deadlock": DeadlockError,
     "PeerLost": PeerLostError,
     "Finished": PeerLostError,
     "Protocol": ProtocolError,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use ringpull_base::Tensor;
+use ringpull_base::{Tensor, waits};
 use ringpull_device::Devices;
 
 use crate::errors::raise;
@@ -59,6 +59,7 @@ impl Handle {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = timeout.map(|seconds| Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
         let begun = Instant::now();
+        let _wait = waits::wait();
         let mut outs: Vec<Tensor> = self.tensors().iter().take(self.outs).cloned().collect();
         while !outs.is_empty() {
             let left = limit.map_or(SIGNALS, |limit| limit.saturating_sub(begun.elapsed()).min(SIGNALS));

@@ -240,7 +240,7 @@ impl Scheduler {
             self.barriers.values().find_map(|(_, ranks)| {
                 let missing =
                     || (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect::<Vec<_>>();
-                ranks.contains(&rank).then(|| format!("the barrier, to which rank(s) {:?} have not come", missing()))
+                ranks.contains(&rank).then(|| format!(" for the barrier, to which rank(s) {:?} have not come", missing()))
             })
         };
         let waits = workers.map(|node| {
@@ -249,7 +249,7 @@ impl Scheduler {
                     (format!("{what}, which rank(s) {missing:?} have not called"), *since)
                 });
             let (what, since) = told.or_else(|| Some((in_barrier(node.rank)?, node.moved_at)))?;
-            (now.saturating_sub(since) >= CERTAIN).then(|| format!("rank {} waits for {what}", node.rank))
+            (now.saturating_sub(since) >= CERTAIN).then(|| format!("rank {} waits{what}", node.rank))
         });
         let waits = waits.collect::<Option<Vec<String>>>()?;
         (self.complete && waits.len() > 1).then_some(Error::Deadlock { waits })
