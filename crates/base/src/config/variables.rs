@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::{Error, Result, closest};
 
 /// The variables of our own that a process reads or `ringpull` sets, without `RINGPULL_`.
-const OURS: [&str; 17] = [
+const OURS: [&str; 19] = [
     "timeout",
     "log",
     "algorithm",
@@ -22,6 +22,8 @@ const OURS: [&str; 17] = [
     "mpirun",
     "local_workers",
     "ssh",
+    "secret",
+    "secret_file",
     "hostfile",
     "min_hosts",
 ];
@@ -29,6 +31,11 @@ const OURS: [&str; 17] = [
 /// The variable's value, `None` if unset or empty.
 pub fn text(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Whether this process's environment has the variable with this value, so that its children need only its name.
+pub fn is_in_environment(name: &str, value: &str) -> bool {
+    std::env::var_os(name).is_some_and(|own| own == value)
 }
 
 pub(super) fn bad(name: &str, expected: &str) -> Error {
