@@ -172,6 +172,16 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Whether this node has registered.
+    pub fn knows(&self, identity: &[u8]) -> bool {
+        self.nodes.iter().any(|node| node.identity == identity)
+    }
+
+    /// Whether there is a message to send to it.
+    pub(crate) fn answers(&self, identity: &[u8]) -> bool {
+        self.outputs.iter().any(|(to, _)| to == identity)
+    }
+
     /// Looks at the clock: who is silent, who has not come.
     pub fn tick(&mut self, now: Duration) {
         if self.standing != Standing::Running {

@@ -10,8 +10,6 @@ mod segment;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zmq::Message;
-
 use ringpull_base::{Error, INIT_ALIKE, Result};
 use ringpull_kernels::optim::{Optimizer, State};
 
@@ -29,7 +27,7 @@ pub enum Output {
         /// The header.
         reply: Reply,
         /// The payload.
-        payload: Option<Message>,
+        payload: Option<Vec<u8>>,
     },
     /// The job has failed.
     Fault(Error),
@@ -68,7 +66,7 @@ impl Server {
     ///
     /// After a fault nothing is answered: a value that does not fit what a rank has would reach it before the fault does, which
     /// goes by the scheduler.
-    pub fn handle(&mut self, rank: usize, request: Request, payload: Message) -> Vec<Output> {
+    pub fn handle(&mut self, rank: usize, request: Request, payload: Vec<u8>) -> Vec<Output> {
         if self.ended {
             return Vec::new();
         }
@@ -79,7 +77,7 @@ impl Server {
         std::mem::take(&mut self.outputs)
     }
 
-    fn take(&mut self, rank: usize, request: Request, payload: Message) -> Result<(), String> {
+    fn take(&mut self, rank: usize, request: Request, payload: Vec<u8>) -> Result<(), String> {
         match request {
             Request::Init { place, dtype, shape, len_bytes, unit_bytes } => {
                 let size = |bytes| usize::try_from(bytes).map_err(|_| format!("an init of {bytes} bytes"));
@@ -148,7 +146,7 @@ impl Server {
         place: &Place,
         geometry: Geometry,
         shape: Vec<u64>,
-        value: Message,
+        value: Vec<u8>,
     ) -> Result<(), String> {
         let size = geometry.dtype.size_bytes();
         if !geometry.len_bytes.is_multiple_of(size) || !geometry.unit_bytes.is_multiple_of(size) {

@@ -3,7 +3,7 @@
 use ringpull_base::{DType, Error};
 use ringpull_kernels::compress::Compression;
 
-use crate::merge::{self, Geometry, Gradient};
+use crate::merge::{Geometry, Gradient};
 use crate::message::Place;
 
 /// What is wrong with a compressed gradient.
@@ -48,5 +48,5 @@ pub(super) fn rows_of(count: u64, payload: &[u8], geometry: Geometry) -> Result<
     }
     let ids = ids_of(ids);
     check_units(&ids, geometry)?;
-    Ok(Gradient::Rows(ids, merge::message_of(rows.to_vec())))
+    Ok(Gradient::Rows(ids, rows.to_vec()))
 }
