@@ -19,7 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A connection that says who it is: the first message of a client, by hand.
 struct Stranger {
     stream: TcpStream,
-    hello: Vec<u8>,
 }
 
 impl Stranger {
@@ -32,21 +31,21 @@ impl Stranger {
 
     fn hello(port: u16, has_secret: bool) -> Self {
         let stream = Stranger::connect(port);
-        let mut hello = b"RPULLS\x01".to_vec();
+        let mut hello = b"RPULLC\x01".to_vec();
         hello.push(u8::from(has_secret));
         hello.extend([7; 32 + 16]);
         hello.push(8);
         hello.extend(b"stranger");
         hello.resize(89, 0);
         (&stream).write_all(&hello).unwrap();
-        Stranger { stream, hello }
+        Stranger { stream }
     }
 
     /// Takes the challenge, and proves something. The verdict, if there is one.
     fn prove(&mut self, proof: &[u8; 32]) -> Option<u8> {
         let mut challenge = [0; 40];
         self.stream.read_exact(&mut challenge).ok()?;
-        assert_eq!(challenge[..7], self.hello[..7]);
+        assert_eq!(&challenge[..7], b"RPULLS\x01");
         let mut said = [0; 41];
         said[9..].copy_from_slice(proof);
         self.stream.write_all(&said).ok()?;
@@ -107,7 +106,7 @@ fn besiege(ports: &[u16]) -> Vec<TcpStream> {
     let mut silent = Vec::new();
     std::thread::scope(|scope| {
         for port in ports.iter().copied() {
-            for said in [&[][..], &[0xff], b"RPULLS\x01", b"RPULLS\x01\x01half of a hello"] {
+            for said in [&[][..], &[0xff], b"RPULLC\x01", b"RPULLC\x01\x01half of a hello"] {
                 let mut stream = Stranger::connect(port);
                 stream.write_all(said).unwrap();
                 silent.push(stream);
@@ -242,6 +241,5 @@ fn without_a_secret_hostile_bytes_are_dropped_with_a_log_line_and_the_job_goes_o
         assert!(after < before + GROWTH, "{node} grew from {before} to {after} bytes");
         assert_eq!(job.count(node, "refused a connection"), 1, "one line a minute");
     }
-    job.wait_for("scheduler", "dropped a message");
     job.finish();
 }

@@ -39,6 +39,12 @@ impl Settings {
     }
 }
 
+/// The barriers that may be open: a worker waits for one before it comes to the next, unless threads of it do.
+const MAX_BARRIERS: usize = 1 << 10;
+
+/// The longest name of a host, or an address.
+const MAX_NAME: usize = 255;
+
 /// How the job stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
@@ -133,6 +139,9 @@ impl Scheduler {
                 self.outputs.push((from.to_vec(), FromScheduler::Alive));
             }
             ToScheduler::Barrier { number } if role == Role::Worker => {
+                if self.barriers.len() >= MAX_BARRIERS && !self.barriers.contains_key(&number) {
+                    return Err(format!("a barrier where {MAX_BARRIERS} are open"));
+                }
                 let (_, ranks) = self.barriers.entry(number).or_insert((now, Vec::new()));
                 if !ranks.contains(&rank) {
                     ranks.push(rank);
@@ -287,6 +296,9 @@ impl Scheduler {
         };
         if self.nodes.iter().any(|node| node.identity == from) {
             return Err("a second registration".to_owned());
+        }
+        if info.host.len().max(info.address.len()) > MAX_NAME {
+            return Err(format!("a {} whose names are longer than {MAX_NAME} bytes", info.role));
         }
         let there = self.nodes.iter().filter(|node| node.info.role == info.role).count();
         let ours = (self.settings.num_workers, self.settings.num_servers);

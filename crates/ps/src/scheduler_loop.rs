@@ -83,11 +83,14 @@ fn take(scheduler: &mut Scheduler, listener: &Listener, from: &[u8], header: &[u
         Some(message) => scheduler.handle(from, message, now).err(),
         None => Some("it cannot be decoded".to_owned()),
     };
-    if let Some(why) = dropped {
+    let Some(why) = dropped else { return };
+    if scheduler.knows(from) {
         tracing::warn!("dropped a message to the scheduler: {why}");
-        if !scheduler.knows(from) && !scheduler.answers(from) {
-            listener.dismiss(from);
-        }
+        return;
+    }
+    listener.report_stranger(from, &why);
+    if !scheduler.answers(from) {
+        listener.dismiss(from);
     }
 }
 

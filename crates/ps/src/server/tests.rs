@@ -72,14 +72,55 @@ fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (R
 fn an_init_of_other_bytes_than_the_first_ranks_is_a_fault_and_nothing_is_sliced_by_it() {
     let mut server = Server::new(2, true);
     let (Request::Init { place, dtype, shape, .. }, _) = init(1, &[0.0; 2]) else { unreachable!("it is one") };
-    let larger = Request::Init { place, dtype, shape, len_bytes: 1 << 40, unit_bytes: 4 };
-    assert!(server.handle(1, larger, Vec::new()).is_empty());
+    let shorter = Request::Init { place, dtype, shape, len_bytes: 4, unit_bytes: 4 };
+    assert!(server.handle(1, shorter, Vec::new()).is_empty());
     let (request, value) = init(0, &[1.0, 2.0]);
     let outputs = server.handle(0, request, value);
     assert!(matches!(&outputs[..], [Output::Fault(Error::Protocol { rank: 0, .. })]));
     let rows = Request::Pull { place: self::place(), rounds: 0, want: Want::Rows, reply: 1 };
     let far = message_of_ids(&[1 << 30]);
     assert!(server.handle(0, rows, far).is_empty(), "there is no value to slice");
+}
+
+#[test]
+fn what_an_init_declares_is_bounded_by_its_shape_and_by_the_longest_segment() {
+    let f32 = |shape: &[u64], len_bytes, unit_bytes| Request::Init {
+        place: place(),
+        dtype: DType::F32,
+        shape: shape.to_vec(),
+        len_bytes,
+        unit_bytes,
+    };
+    for (request, why) in [
+        (f32(&[2], 12, 4), "12 bytes of a key of 8"),
+        (f32(&[1 << 40], 1 << 40, 4), "1099511627776 bytes"),
+        (f32(&[1 << 40], (1 << 20) + 4, 4), "1048580 bytes"),
+        (f32(&[1 << 62, 1 << 62], 8, 4), "more elements than can be counted"),
+        (f32(&[1; 65], 4, 4), "65 dimensions"),
+        (f32(&[2], 8, 3), "broken elements"),
+        (f32(&[3], 12, 8), "broken elements"),
+        (f32(&[2], u64::MAX, u64::MAX), "bytes"),
+    ] {
+        let mut server = Server::new(2, true);
+        let outputs = server.handle(1, request, Vec::new());
+        assert!(matches!(&outputs[..], [Output::Dropped(said)] if said.contains(why)), "{why}");
+        // Nothing is kept of it, so the ranks that do it right go on.
+        assert!(answers(&mut server, vec![(1, init(1, &[1.0, 2.0])), (0, init(0, &[1.0, 2.0]))]).is_empty());
+    }
+}
+
+#[test]
+fn a_worker_that_pulls_or_pushes_far_ahead_is_bounded() {
+    let mut server = Server::new(2, true);
+    answers(&mut server, vec![(0, init(0, &[1.0, 2.0])), (1, init(1, &[1.0, 2.0]))]);
+    let pull = |reply| Request::Pull { place: place(), rounds: 1, want: Want::Value, reply };
+    for reply in 0..MAX_PULLS as u64 {
+        assert!(server.handle(1, pull(reply), Vec::new()).is_empty());
+    }
+    assert!(matches!(&server.handle(1, pull(0), Vec::new())[..], [Output::Dropped(_)]));
+    assert!(server.handle(0, pull(0), Vec::new()).is_empty(), "each rank for itself");
+    let (request, value) = push(MAX_AHEAD + 1, 1.0, 1);
+    assert!(matches!(&server.handle(1, request, value)[..], [Output::Dropped(_)]));
 }
 
 #[test]

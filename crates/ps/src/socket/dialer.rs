@@ -45,7 +45,8 @@ impl Connection {
     /// Begins to connect, and goes on trying.
     pub(crate) fn open(target: Target, bell: &Bell) -> Result<Self> {
         let mail = Mail::new(bell.clone());
-        let session = Session::new(target.identity.clone(), random()?, target.limits, Arc::clone(&mail));
+        let session =
+            Session::new(target.identity.clone(), random()?, target.to.ip(), target.limits, Arc::clone(&mail));
         let (served, events) = (Arc::clone(&session), Arc::clone(&mail));
         std::thread::Builder::new()
             .name("ringpull-ps-in".to_owned())

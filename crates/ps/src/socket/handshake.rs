@@ -22,8 +22,9 @@ use std::time::{Duration, Instant};
 
 use hmac_sha256::HMAC;
 
-/// The first bytes of both directions: the name of the protocol, and its version.
-const MAGIC: &[u8; 7] = b"RPULLS\x01";
+/// The first bytes that a client sends and those that a server does: the name of the protocol, and its version.
+const MAGIC: &[u8; 7] = b"RPULLC\x01";
+const SERVER_MAGIC: &[u8; 7] = b"RPULLS\x01";
 
 /// How long a handshake may take.
 pub(super) const DEADLINE: Duration = Duration::from_secs(5);
@@ -169,7 +170,14 @@ pub(super) fn ask(
     sent[57..].copy_from_slice(&hello.identity);
     talk.write(&sent)?;
     let challenge: [u8; CHALLENGE] = talk.read()?;
-    check_secrets(&challenge, secret)?;
+    if challenge[..8] == sent[..8] {
+        // While nobody listens on a port, TCP may give it to the end that connects.
+        return Err(io::Error::other("it is connected to itself").into());
+    }
+    if !challenge.starts_with(SERVER_MAGIC) {
+        return Err(Failure::Foreign);
+    }
+    check_secrets(challenge[7], secret)?;
     let mut proof = [0; PROOF];
     proof[0] = u8::from(resumption.goes_on);
     proof[1..9].copy_from_slice(&resumption.received.to_le_bytes());
@@ -223,11 +231,11 @@ pub(super) fn examine(stream: &TcpStream, secret: Option<&Secret>, random: [u8; 
         return Err(Failure::Foreign);
     }
     let mut challenge = [0; CHALLENGE];
-    challenge[..7].copy_from_slice(MAGIC);
+    challenge[..7].copy_from_slice(SERVER_MAGIC);
     challenge[7] = u8::from(secret.is_some());
     challenge[8..].copy_from_slice(&random);
     talk.write(&challenge)?;
-    check_secrets(&hello_bytes, secret)?;
+    check_secrets(hello_bytes[7], secret)?;
     let proof: [u8; PROOF] = talk.read()?;
     if let Some(secret) = secret {
         let hash = secret.hash("client", &[&hello_bytes, &challenge, &proof[..9]]);
@@ -260,12 +268,9 @@ impl Client {
     }
 }
 
-/// Whether the peer's first bytes are of this protocol, and it has a secret exactly if this node has.
-fn check_secrets(first: &[u8], secret: Option<&Secret>) -> Result<(), Failure> {
-    if !first.starts_with(MAGIC) {
-        return Err(Failure::Foreign);
-    }
-    match (first[7] != 0, secret.is_some()) {
+/// Whether the peer has a secret exactly if this node has.
+fn check_secrets(its: u8, secret: Option<&Secret>) -> Result<(), Failure> {
+    match (its != 0, secret.is_some()) {
         (true, false) => Err(Failure::WantsSecret),
         (false, true) => Err(Failure::HasNoSecret),
         _ => Ok(()),

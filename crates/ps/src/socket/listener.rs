@@ -134,7 +134,15 @@ impl Listener {
         self.shared.mail.event()
     }
 
-    /// Ends the session with a node that is none of the job.
+    /// Logs what came from a peer that is no node of the job, at most once a minute.
+    pub(crate) fn report_stranger(&self, identity: &[u8], why: &str) {
+        let session = self.shared.sessions.lock().get(identity).cloned();
+        if let Some(session) = session {
+            self.shared.refuse(session.peer, why);
+        }
+    }
+
+    /// Ends the session with it.
     pub(crate) fn dismiss(&self, identity: &[u8]) {
         if let Some(session) = self.shared.sessions.lock().remove(identity) {
             session.end();
@@ -189,7 +197,7 @@ impl Shared {
             };
             number += 1;
             if let Err(cause) = self.welcome(number, stream, from) {
-                self.refuse(from, &format!("there is nothing left for it: {cause}"));
+                self.refuse(from.ip(), &format!("there is nothing left for it: {cause}"));
                 std::thread::park_timeout(EXHAUSTED);
             }
         }
@@ -223,12 +231,12 @@ impl Shared {
             Ok(client) => client,
             Err(failure) => {
                 shut(stream);
-                return self.refuse(from, &reason(&failure));
+                return self.refuse(from.ip(), &reason(&failure));
             }
         };
-        let (verdict, session) = self.judge(&client);
+        let (verdict, session) = self.judge(&client, from);
         let Some(session) = session else {
-            self.refuse(from, refused(verdict));
+            self.refuse(from.ip(), refused(verdict));
             if let Err(cause) = client.answer(stream, verdict, self.door.secret.as_ref()) {
                 tracing::debug!(%cause, "a node was not told why it was refused");
             }
@@ -250,7 +258,7 @@ impl Shared {
             End::Silent => session.await_connection_after(connection, None) && !session.is_over(),
             End::Goodbye => false,
             End::Violation(what) => {
-                tracing::warn!("ended the connection of {from} to {}, which sent {what}", self.door.name);
+                self.refuse(from.ip(), &format!("it sent {what}"));
                 false
             }
         };
@@ -265,7 +273,7 @@ impl Shared {
         }
     }
 
-    fn judge(&self, client: &Client) -> (Verdict, Option<Arc<Session>>) {
+    fn judge(&self, client: &Client, from: SocketAddr) -> (Verdict, Option<Arc<Session>>) {
         let identity = client.hello.identity();
         let mut sessions = self.sessions.lock();
         // Looked at under the lock: who closes the sessions finds this one, or this finds that they are closed.
@@ -286,7 +294,7 @@ impl Shared {
             None if sessions.len() >= self.door.most => (Verdict::Full, None),
             None => {
                 let mail = Arc::clone(&self.mail);
-                let session = Session::new(identity.to_vec(), client.hello.session, self.door.limits, mail);
+                let session = Session::new(identity.to_vec(), client.hello.session, from.ip(), self.door.limits, mail);
                 sessions.insert(identity.to_vec(), Arc::clone(&session));
                 (Verdict::Admitted(0), Some(session))
             }
@@ -294,7 +302,7 @@ impl Shared {
     }
 
     /// Writes a line about those refused, at most once a minute.
-    fn refuse(&self, from: SocketAddr, why: &str) {
+    fn refuse(&self, from: IpAddr, why: &str) {
         let mut refusals = self.refusals.lock();
         refusals.count += 1;
         if refusals.logged.is_none_or(|since| since.elapsed() >= LOG_EVERY) {
@@ -302,7 +310,7 @@ impl Shared {
             let count = std::mem::take(&mut refusals.count);
             let name = &self.door.name;
             let plural = if count == 1 { "a connection".to_owned() } else { format!("{count} connections") };
-            tracing::warn!("{name} refused {plural}, this from {}: {why} (logged once a minute)", from.ip());
+            tracing::warn!("{name} refused {plural}, this from {from}: {why} (logged once a minute)");
         } else {
             tracing::debug!("{} refused a connection from {from}: {why}", self.door.name);
         }

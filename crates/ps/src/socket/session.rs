@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,6 +105,8 @@ pub(super) struct Session {
     pub(super) identity: Vec<u8>,
     /// Random, the same for every connection.
     pub(super) id: [u8; 16],
+    /// The address of the other end of the first.
+    pub(super) peer: IpAddr,
     limits: Limits,
     mail: Arc<Mail>,
     state: Mutex<State>,
@@ -140,7 +142,7 @@ struct State {
 }
 
 impl Session {
-    pub(super) fn new(identity: Vec<u8>, id: [u8; 16], limits: Limits, mail: Arc<Mail>) -> Arc<Self> {
+    pub(super) fn new(identity: Vec<u8>, id: [u8; 16], peer: IpAddr, limits: Limits, mail: Arc<Mail>) -> Arc<Self> {
         let state = State {
             standing: Standing::Open,
             unconfirmed: VecDeque::new(),
@@ -160,6 +162,7 @@ impl Session {
         Arc::new(Session {
             identity,
             id,
+            peer,
             limits,
             mail,
             state: Mutex::new(state),
