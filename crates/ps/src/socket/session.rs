@@ -30,7 +30,10 @@ const CONFIRM_FRAMES: u64 = 64;
 const CONFIRM_BYTES: usize = 1 << 20;
 
 /// ... or when nothing has been sent for so long.
-const CONFIRM_AFTER: Duration = Duration::from_millis(200);
+const CONFIRM_AFTER: Duration = Duration::from_millis(500);
+
+/// Short frames are written together, so many bytes at a time.
+const BATCH_BYTES: usize = 32 << 10;
 
 /// How long a peer whose connection was closed has to make another, before it is taken for gone.
 pub(super) const RESUME: Duration = Duration::from_millis(1500);
@@ -388,7 +391,7 @@ impl Session {
         state.waiting += 1;
         state.waiting_bytes += frame.size();
         state.bytes += frame.size();
-        if state.is_confirmation_due() || state.received - state.confirmed == 1 {
+        if state.is_confirmation_due() {
             self.changed.notify_all();
         }
         // Before the lock is let go: the next connection's first frame comes behind this one.
@@ -407,41 +410,57 @@ impl Session {
     }
 
     fn write(&self, stream: &TcpStream, connection: u64) -> io::Result<()> {
+        let mut short = Vec::new();
+        let mut frames = Vec::new();
         loop {
             let mut state = self.state.lock();
-            let (number, frame) = loop {
+            let control = loop {
                 if state.connection != connection {
                     return Ok(());
                 }
-                if let Some(frame) = state.unconfirmed.get(state.written).cloned() {
-                    let number = state.first + state.written as u64;
-                    state.written += 1;
-                    break (number, Some(frame));
+                state.take_batch(&mut frames);
+                if !frames.is_empty() {
+                    break None;
                 }
                 if state.standing == Standing::Closing {
-                    break (GOODBYE, None);
+                    break Some(GOODBYE);
                 }
                 if state.is_confirmation_due() {
-                    break (CONFIRMATION, None);
+                    break Some(CONFIRMATION);
                 }
-                if state.received == state.confirmed {
-                    self.changed.wait(&mut state);
-                } else if self.changed.wait_for(&mut state, CONFIRM_AFTER).timed_out() {
-                    break (CONFIRMATION, None);
+                let is_idle = self.changed.wait_for(&mut state, CONFIRM_AFTER).timed_out();
+                if is_idle && state.received != state.confirmed {
+                    break Some(CONFIRMATION);
                 }
             };
             let confirmed = state.received;
             (state.confirmed, state.bytes) = (confirmed, 0);
-            state.has_parted |= number == GOODBYE;
+            state.has_parted |= control == Some(GOODBYE);
             let wanted = std::mem::take(&mut state.wants_room);
             drop(state);
             if wanted {
                 self.mail.bell.ring();
             }
-            let (header, payload) = frame.as_ref().map_or((&[][..], &[][..]), |frame| (&frame.header, &frame.payload));
-            let prefix = Prefix { number, confirmed, header: header.len(), payload: payload.len() }.encode();
-            write_all(stream, [&prefix, header, payload])?;
-            if number == GOODBYE {
+            let prefix = |number, frame: &Frame| {
+                Prefix { number, confirmed, header: frame.header.len(), payload: frame.payload.len() }.encode()
+            };
+            match (&frames[..], control) {
+                (_, Some(number)) => write_all(stream, [&prefix(number, &Frame::default()), &[], &[]])?,
+                ([(number, frame)], None) => {
+                    write_all(stream, [&prefix(*number, frame), &frame.header, &frame.payload])?;
+                }
+                (several, None) => {
+                    short.clear();
+                    for (number, frame) in several {
+                        short.extend_from_slice(&prefix(*number, frame));
+                        short.extend_from_slice(&frame.header);
+                        short.extend_from_slice(&frame.payload);
+                    }
+                    write_all(stream, [&short, &[], &[]])?;
+                }
+            }
+            frames.clear();
+            if control == Some(GOODBYE) {
                 stream.shutdown(Shutdown::Write)?;
                 return Ok(());
             }
@@ -450,6 +469,19 @@ impl Session {
 }
 
 impl State {
+    /// The next frame to be written, and those behind it while they are short.
+    fn take_batch(&mut self, frames: &mut Vec<(u64, Arc<Frame>)>) {
+        let mut bytes = 0;
+        while let Some(frame) = self.unconfirmed.get(self.written) {
+            bytes += PREFIX + frame.size();
+            if !frames.is_empty() && bytes > BATCH_BYTES {
+                break;
+            }
+            frames.push((self.first + self.written as u64, Arc::clone(frame)));
+            self.written += 1;
+        }
+    }
+
     /// The peer has received the frames up to `number`.
     fn confirm(&mut self, number: u64) -> Result<(), End> {
         let count = number.checked_add(1).and_then(|next| next.checked_sub(self.first)).map(|count| count as usize);
