@@ -108,8 +108,7 @@ fuzz_target!(|input: Input| {
 
 fn handle(server: &mut Server, workers: usize, rank: usize, request: &Request, payload: &[u8]) {
     let request = decode(&encode(request)).expect("what was encoded is decoded");
-    let payload = if payload.is_empty() { zmq::Message::new() } else { zmq::Message::from(payload) };
-    for output in server.handle(rank, request, payload) {
+    for output in server.handle(rank, request, payload.to_vec()) {
         match output {
             Output::Reply { rank, reply, .. } => {
                 assert!(rank < workers);

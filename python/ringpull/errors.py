@@ -110,7 +110,7 @@ class ProtocolError(KVStoreError):
 
 
 class LibraryError(KVStoreError):
-    """A call of MPI or ZeroMQ failed; its own code and words are in the message."""
+    """A call of MPI or another library failed; its own code and words are in the message."""
 
 
 class FileError(KVStoreError, OSError):

@@ -337,5 +337,29 @@ fn speed(store: &KvStore) -> Result<()> {
     }
     samples.sort_by(f64::total_cmp);
     println!("seconds: median {:.4}, least {:.4}, most {:.4}", samples[4], samples[0], samples[8]);
+    // One short key at a time, and then many at once.
+    for (keys, len) in [(1, 1), (160, 1000)] {
+        let names: Vec<String> = (0..keys).map(|key| format!("{len}-{key}")).collect();
+        let value = full(DType::F32, len, 1);
+        let outs: Vec<Tensor> = names.iter().map(|_| Tensor::zeros(DType::F32, &[len])).collect();
+        for name in &names {
+            store.init(name.clone(), &value)?;
+        }
+        let mut samples = Vec::new();
+        for _ in 0..1600 / keys {
+            let start = Instant::now();
+            for (name, out) in names.iter().zip(&outs) {
+                store.push_pull(name.clone(), std::slice::from_ref(&value), std::slice::from_ref(out), 0)?;
+            }
+            for out in &outs {
+                out.read()?;
+            }
+            samples.push(start.elapsed().as_secs_f64());
+        }
+        assert_all(&outs[0], store.num_workers());
+        samples.sort_by(f64::total_cmp);
+        let (median, least) = (samples[samples.len() / 2], samples[0]);
+        println!("seconds for {keys} keys of {len}: median {median:.6}, least {least:.6}");
+    }
     Ok(())
 }

@@ -12,6 +12,8 @@ pub(crate) struct Job {
     pub(crate) port: u16,
     processes: Processes,
     names: Vec<String>,
+    /// `RINGPULL_SECRET` of nodes that are added from now on.
+    pub(crate) secret: Option<&'static str>,
 }
 
 /// How a node ended.
@@ -29,7 +31,12 @@ pub(crate) fn free_port() -> u16 {
 impl Job {
     /// Starts a scheduler, servers and workers; workers run `case`.
     pub(crate) fn start(case: &str, workers: usize, servers: usize) -> Self {
-        let mut job = Job::empty(free_port());
+        Job::start_with(None, case, workers, servers)
+    }
+
+    /// The same with a secret.
+    pub(crate) fn start_with(secret: Option<&'static str>, case: &str, workers: usize, servers: usize) -> Self {
+        let mut job = Job { secret, ..Job::empty(free_port()) };
         job.add(case, "scheduler", None, workers, servers);
         for server in 0..servers {
             job.add(case, "server", Some(server), workers, servers);
@@ -42,7 +49,7 @@ impl Job {
 
     /// A job of which nothing runs yet.
     pub(crate) fn empty(port: u16) -> Self {
-        Job { port, processes: Processes::new(), names: Vec::new() }
+        Job { port, processes: Processes::new(), names: Vec::new(), secret: None }
     }
 
     pub(crate) fn add(&mut self, case: &str, role: &str, rank: Option<usize>, workers: usize, servers: usize) {
@@ -64,6 +71,10 @@ impl Job {
         if let Some(rank) = rank {
             command.env("DMLC_RANK", rank.to_string());
         }
+        command.env_remove("RINGPULL_SECRET_FILE").env_remove("RINGPULL_SECRET");
+        if let Some(secret) = self.secret {
+            command.env("RINGPULL_SECRET", secret);
+        }
         let name = rank.map_or(role.to_owned(), |rank| format!("{role} {rank}"));
         self.processes.start(&name, &mut command);
         self.names.push(name);
@@ -72,6 +83,18 @@ impl Job {
     /// Waits until the node has written `text`.
     pub(crate) fn wait_for(&self, name: &str, text: &str) {
         self.processes.wait_for(name, text, 1, Duration::from_secs(30));
+    }
+
+    /// The memory that the node has in use, in bytes.
+    pub(crate) fn memory(&mut self, name: &str) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.processes.child(name).id())).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")).unwrap();
+        resident.parse::<usize>().unwrap() << 10
+    }
+
+    /// How many lines of the node hold `text`.
+    pub(crate) fn count(&self, name: &str, text: &str) -> usize {
+        self.processes.written(name).lines().filter(|line| line.contains(text)).count()
     }
 
     /// Kills a node as the system would.

@@ -1,5 +1,6 @@
 //! Every environment variable this crate reads, read here and nowhere else. The README's table lists them.
 
+mod secret;
 mod variables;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -7,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+pub use self::secret::{SECRET, SECRET_FILE, Secret, secret, secret_or_new};
 use self::variables::{bad, one_of, parsed, required, seconds, switch, wrong};
-pub use self::variables::{misspelt_variables, text};
+pub use self::variables::{is_in_environment, misspelt_variables, text};
 use crate::{Error, Result, closest};
 
 /// The names that `RINGPULL_ALGORITHM` and `--algorithm` take, where `halving` is another name of `circulant`.

@@ -198,7 +198,7 @@ pub enum Error {
     /// A library call failed; its own code and words are kept.
     #[error("{library}: {call} failed on rank {rank}: {text} (code {code})")]
     Library {
-        /// `Open MPI`, `MPICH`, `ZeroMQ`, ...
+        /// `Open MPI`, `MPICH`, `NCCL`, ...
         library: String,
         /// The call.
         call: String,

@@ -1,4 +1,4 @@
-//! Parameter servers: scheduler, servers and workers of one job, joined by the `DMLC_*` variables, over ZeroMQ.
+//! Parameter servers: scheduler, servers and workers of one job, joined by the `DMLC_*` variables, over TCP.
 //!
 //! Every node (a worker or a server) holds a `link` to the scheduler, which assigns ranks, runs barriers, listens to
 //! heartbeats, and tells every node of a fault or of the end. Values travel between workers and servers only:

@@ -1,17 +1,15 @@
 //! A node's link to the scheduler: registration, heartbeats, and the news that end the job.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use zmq::{Context, Message, POLLIN, Socket};
-
-use ringpull_base::config::{Config, Dmlc, Role};
+use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind, Result};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
 use crate::scheduler::{lost_node, startup_limit};
-use crate::socket::{self, Event, Monitor};
+use crate::socket::{self, Bell, Connection, Event, Limits, Secret, Target};
 
 /// How long after a connection broke its end is believed: what the peer said last is read before.
 pub(crate) const GRACE: Duration = Duration::from_millis(400);
@@ -21,37 +19,45 @@ pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 /// The link, once the node has registered.
 pub(crate) struct Link {
-    socket: Socket,
-    monitor: Monitor,
+    connection: Connection,
+    bell: Bell,
     root: SocketAddr,
     interval: Duration,
     limit: Duration,
     heard: Instant,
     beaten: Instant,
     broken: Option<Instant>,
+    refused: Option<Error>,
 }
 
 impl Link {
     /// Registers with the scheduler and waits until every node of the job has.
     pub(crate) fn register(
-        context: &Context,
+        bell: &Bell,
         config: &Config,
         dmlc: &Dmlc,
         info: NodeInfo,
         kind: Option<Kind>,
     ) -> Result<(Self, Job)> {
-        let socket = socket::connect(context, dmlc.root, &[], 0)?;
-        let monitor = Monitor::new(context, &socket, "link")?;
+        let target = Target {
+            to: dmlc.root,
+            name: "the scheduler".to_owned(),
+            identity: socket::random::<16>()?.to_vec(),
+            secret: secret()?,
+            limits: Limits::NODE,
+        };
+        let connection = Connection::open(target, bell)?;
         let now = Instant::now();
         let mut link = Link {
-            socket,
-            monitor,
+            connection,
+            bell: bell.clone(),
             root: dmlc.root,
             interval: config.heartbeat_interval,
             limit: config.silence(),
             heard: now,
             beaten: now,
             broken: None,
+            refused: None,
         };
         let (role, preferred) = (info.role, dmlc.preferred_rank);
         let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
@@ -60,9 +66,8 @@ impl Link {
         let limit = startup_limit(config.timeout) + FAREWELL;
         let mut answered = false;
         loop {
-            let mut items = [link.socket.as_poll_item(POLLIN), link.monitor.socket().as_poll_item(POLLIN)];
-            socket::poll(&mut items, link.interval.min(Duration::from_millis(100)))?;
-            while let Some(message) = link.receive()? {
+            link.bell.wait(link.interval.min(Duration::from_millis(100)));
+            while let Some(message) = link.receive() {
                 answered = true;
                 match message {
                     FromScheduler::Welcome(job) if job.has(role) => return Ok((link, job)),
@@ -84,6 +89,7 @@ impl Link {
             } else if let Some(cause) = link.loss() {
                 return Err(link.lost(&cause));
             }
+            link.refusal()?;
             if now.elapsed() > limit {
                 return Err(Error::Io {
                     action: format!("join the job as a {role} of the scheduler at"),
@@ -96,30 +102,39 @@ impl Link {
         }
     }
 
-    pub(crate) fn socket(&self) -> &Socket {
-        &self.socket
-    }
-
-    pub(crate) fn monitor(&self) -> &Socket {
-        self.monitor.socket()
-    }
-
+    /// Sends `message`; one that is longer than the scheduler takes, in short.
     pub(crate) fn send(&self, message: &ToScheduler) -> Result<()> {
-        socket::send(&self.socket, vec![Message::from(encode(message))]).map(drop)
+        let mut header = encode(message);
+        if header.len() > Limits::SCHEDULER.header {
+            let short = |text: &str| text.chars().take(2000).collect::<String>();
+            header = encode(&match message {
+                ToScheduler::Fault(error) | ToScheduler::Stalled(error) => ToScheduler::Fault(Error::argument(
+                    short(&error.to_string()),
+                    "see that node's own output for all of it",
+                )),
+                ToScheduler::Failing(why) => ToScheduler::Failing(why.as_deref().map(short)),
+                other => {
+                    return Err(Error::argument(
+                        format!("a message of {} bytes", header.len()),
+                        short(&format!("{other:?}")),
+                    ));
+                }
+            });
+        }
+        self.connection.send(header);
+        Ok(())
     }
 
     /// The next message that is there.
-    pub(crate) fn receive(&mut self) -> Result<Option<FromScheduler>> {
-        while let Some(frames) = socket::receive(&self.socket)? {
+    pub(crate) fn receive(&mut self) -> Option<FromScheduler> {
+        while let Some(frame) = self.connection.receive() {
             self.heard = Instant::now();
-            if let [header] = &frames[..]
-                && let Some(message) = decode(header)
-            {
-                return Ok(Some(message));
+            if let Some(message) = decode(&frame.header) {
+                return Some(message);
             }
             tracing::warn!("dropped a message from the scheduler that cannot be decoded");
         }
-        Ok(None)
+        None
     }
 
     /// Sends a heartbeat if it is time for one.
@@ -138,16 +153,27 @@ impl Link {
 
     /// Why the scheduler must be taken for lost, if it must. Call it after the messages there are have been read.
     pub(crate) fn loss(&mut self) -> Option<String> {
-        while let Some(event) = self.monitor.next() {
-            if matches!(event, Event::Disconnected) {
-                self.broken.get_or_insert_with(Instant::now);
-            }
-        }
+        self.look();
         if self.broken.is_some_and(|since| since.elapsed() > GRACE) {
             return Some("its connection closed".to_owned());
         }
         let silent = self.heard.elapsed();
         (silent > self.limit).then(|| format!("no heartbeat for {:.1} s", silent.as_secs_f64()))
+    }
+
+    /// An error if the scheduler does not take this node for one of its job.
+    fn refusal(&mut self) -> Result<()> {
+        self.look();
+        self.refused.take().map_or(Ok(()), Err)
+    }
+
+    fn look(&mut self) {
+        while let Some(event) = self.connection.event() {
+            match event {
+                Event::Disconnected => drop(self.broken.get_or_insert_with(Instant::now)),
+                Event::Refused(error) => self.refused = Some(error),
+            }
+        }
     }
 
     /// The scheduler's loss as an error.
@@ -160,9 +186,8 @@ impl Link {
         self.send(&ToScheduler::Goodbye)?;
         let start = Instant::now();
         while start.elapsed() < FAREWELL {
-            let mut items = [self.socket.as_poll_item(POLLIN)];
-            socket::poll(&mut items, Duration::from_millis(100))?;
-            match self.receive()? {
+            self.bell.wait(Duration::from_millis(100));
+            match self.receive() {
                 Some(FromScheduler::Farewell | FromScheduler::Abort(_)) => break,
                 _ if self.loss().is_some() => break,
                 _ => {}
@@ -174,8 +199,13 @@ impl Link {
 
     /// Closes the link, giving what was said last a moment to leave.
     pub(crate) fn close(self) {
-        socket::close(self.socket, FAREWELL);
+        self.connection.close(FAREWELL);
     }
+}
+
+/// The job's secret, if it has one.
+pub(crate) fn secret() -> Result<Option<Secret>> {
+    Ok(config::secret()?.map(|secret| Secret::from(secret.reveal().as_bytes())))
 }
 
 /// What this process says of itself.
@@ -185,7 +215,7 @@ pub(crate) fn describe(role: Role, dmlc: &Dmlc, port: u16) -> Result<NodeInfo> {
 }
 
 /// The address of this host on the route to the scheduler, unless `DMLC_NODE_HOST` names it.
-pub(crate) fn node_address(dmlc: &Dmlc) -> Result<std::net::IpAddr> {
+pub(crate) fn node_address(dmlc: &Dmlc) -> Result<IpAddr> {
     if let Some(address) = dmlc.node_host {
         return Ok(address);
     }

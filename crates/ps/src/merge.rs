@@ -5,8 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use zmq::Message;
-
 use ringpull_base::DType;
 use ringpull_kernels::compress::{Codec, Compression};
 use ringpull_kernels::reduce;
@@ -14,16 +12,16 @@ use ringpull_kernels::reduce;
 /// One worker's push of one segment.
 pub(crate) enum Gradient {
     /// Every element.
-    Dense(Message),
+    Dense(Vec<u8>),
     /// Units of the segment by ascending index, each once; the others are zero.
-    Rows(Vec<i64>, Message),
+    Rows(Vec<i64>, Vec<u8>),
     /// Every element, compressed; the code has been checked.
-    Coded(Compression, Message),
+    Coded(Compression, Vec<u8>),
 }
 
 /// What the contributions add up to.
 pub(crate) enum Sum {
-    Dense(Message),
+    Dense(Vec<u8>),
     Rows { ids: Vec<i64>, rows: Vec<u8> },
 }
 
@@ -46,10 +44,10 @@ pub(crate) struct Round {
 }
 
 enum Partial {
-    Dense(Message),
+    Dense(Vec<u8>),
     Rows(BTreeMap<i64, Vec<u8>>),
     /// Codes whose decoded values cannot be added one by one without rounding: they are kept, and summed as integers at the end.
-    Codes(Codec, Vec<Message>, Geometry),
+    Codes(Codec, Vec<Vec<u8>>, Geometry),
 }
 
 impl Round {
@@ -87,13 +85,15 @@ impl Round {
     }
 }
 
-/// `message`, in memory that holds elements of `dtype`.
-pub(crate) fn aligned(message: Message, dtype: DType) -> Message {
-    // ZeroMQ keeps short messages inside their handle, whose address changes when it moves.
-    if message.len() > 64 && message.as_ptr().align_offset(dtype.size_bytes()) == 0 {
-        return message;
+/// `bytes`, in memory that holds elements of `dtype`.
+pub(crate) fn aligned(bytes: Vec<u8>, dtype: DType) -> Vec<u8> {
+    if bytes.as_ptr().align_offset(dtype.size_bytes()) == 0 {
+        return bytes;
     }
-    message_of(message.to_vec())
+    // What is empty has no memory, and an address that holds no element.
+    let mut copy = Vec::with_capacity(bytes.len().max(64));
+    copy.extend_from_slice(&bytes);
+    copy
 }
 
 fn first(gradient: Gradient, geometry: Geometry) -> Partial {
@@ -140,20 +140,20 @@ fn plus(sum: Partial, gradient: Gradient, geometry: Geometry) -> Partial {
     }
 }
 
-fn decode_onto(mut sum: Message, compression: Compression, code: &[u8]) -> Partial {
+fn decode_onto(mut sum: Vec<u8>, compression: Compression, code: &[u8]) -> Partial {
     compression.decode_add(code, bytemuck::cast_slice_mut(&mut sum));
     Partial::Dense(sum)
 }
 
 /// What the codes of as many workers say together.
-fn sum_of_codes(codec: Codec, codes: &[Message], geometry: Geometry) -> Message {
+fn sum_of_codes(codec: Codec, codes: &[Vec<u8>], geometry: Geometry) -> Vec<u8> {
     let len = geometry.len_bytes / size_of::<f32>();
     let mut sums = vec![0; codec.sum_bytes(len, codes.len())];
     let slices: Vec<&[u8]> = codes.iter().map(|code| &code[..]).collect();
     codec.sum(&slices, len, &mut sums);
     let mut dense = vec![0f32; len];
     codec.decode_sum(&sums, codes.len(), &mut dense);
-    message_of(bytemuck::cast_slice(&dense).to_vec())
+    aligned(bytemuck::cast_slice(&dense).to_vec(), DType::F32)
 }
 
 fn add_rows(mut sum: BTreeMap<i64, Vec<u8>>, ids: &[i64], rows: &[u8], geometry: Geometry) -> Partial {
@@ -169,16 +169,11 @@ fn add_rows(mut sum: BTreeMap<i64, Vec<u8>>, ids: &[i64], rows: &[u8], geometry:
 }
 
 /// The whole segment: the rows where they belong, and zeros.
-pub(crate) fn dense_of(ids: &[i64], rows: &[u8], geometry: Geometry) -> Message {
+pub(crate) fn dense_of(ids: &[i64], rows: &[u8], geometry: Geometry) -> Vec<u8> {
     let mut dense = vec![0; geometry.len_bytes];
     for (id, row) in ids.iter().zip(rows.chunks_exact(geometry.unit_bytes)) {
         let start = *id as usize * geometry.unit_bytes;
         dense[start..start + geometry.unit_bytes].copy_from_slice(row);
     }
-    message_of(dense)
-}
-
-/// A message over `bytes`, which are not copied.
-pub(crate) fn message_of(bytes: Vec<u8>) -> Message {
-    if bytes.is_empty() { Message::new() } else { Message::from(bytes) }
+    aligned(dense, geometry.dtype)
 }

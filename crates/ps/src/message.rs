@@ -1,6 +1,6 @@
 //! What the nodes of a job say to each other.
 //!
-//! A message is one or two ZeroMQ frames: a header, which is [`MAGIC`] and a `postcard` encoded enum, and the raw bytes of
+//! A message is a frame: a header, which is [`MAGIC`] and a `postcard` encoded enum, and the raw bytes of
 //! a segment where there are any. Decoding is total: whatever cannot be decoded is `None`, and no length inside a header is
 //! used to allocate memory.
 

@@ -3,12 +3,9 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use zmq::Message;
-
 use ringpull_base::{Error, Key};
 use ringpull_kernels::optim::State;
 
-use crate::merge::message_of;
 use crate::message::{Place, Request, Want};
 use crate::shard::Layout;
 use crate::worker::{Answer, Bytes, Task};
@@ -99,7 +96,7 @@ impl Operation {
     }
 
     /// The message for a segment; `reply` names its answer.
-    pub(crate) fn request(&self, segment: usize, rank: usize, reply: u64) -> (Request, Message) {
+    pub(crate) fn request(&self, segment: usize, rank: usize, reply: u64) -> (Request, Vec<u8>) {
         let place = Place { key: self.key.clone(), segment: segment as u32 };
         let bytes = self.layout.bytes_of(segment);
         match &self.task {
@@ -112,7 +109,7 @@ impl Operation {
                     unit_bytes: self.layout.unit_bytes as u64,
                 };
                 let value = if rank == 0 { &value.bytes(&[])[bytes] } else { &[] };
-                (request, Message::from(value))
+                (request, value.to_vec())
             }
             Task::Push { gradient, outs, round, optimizer } => {
                 let reply = (!outs.is_empty()).then_some(reply);
@@ -121,7 +118,7 @@ impl Operation {
                     plain => (None, &plain.bytes(outs)[bytes]),
                 };
                 let request = Request::Push { place, round: *round, optimizer: *optimizer, compression, reply };
-                (request, Message::from(payload))
+                (request, payload.to_vec())
             }
             Task::PushRows { rows, round, optimizer, .. } => {
                 let size = self.layout.unit_bytes;
@@ -129,15 +126,15 @@ impl Operation {
                 let mut payload = self.local_ids(segment);
                 payload.extend_from_slice(&rows.bytes()[positions.start * size..positions.end * size]);
                 let count = positions.len() as u64;
-                (Request::PushRows { place, round: *round, optimizer: *optimizer, count }, message_of(payload))
+                (Request::PushRows { place, round: *round, optimizer: *optimizer, count }, payload)
             }
             Task::Pull { rounds, want, .. } => {
                 let ids = if *want == Want::Rows { self.local_ids(segment) } else { Vec::new() };
-                (Request::Pull { place, rounds: *rounds, want: *want, reply }, message_of(ids))
+                (Request::Pull { place, rounds: *rounds, want: *want, reply }, ids)
             }
             Task::SetState { optimizer, states, .. } => {
                 let state = states[segment].clone();
-                (Request::SetState { place, optimizer: *optimizer, state, reply }, Message::new())
+                (Request::SetState { place, optimizer: *optimizer, state, reply }, Vec::new())
             }
         }
     }
@@ -165,7 +162,7 @@ impl Operation {
     }
 
     /// Takes a segment's answer; `false` if it does not fit.
-    pub(crate) fn receive(&mut self, segment: usize, payload: Message, state: Option<State>) -> bool {
+    pub(crate) fn receive(&mut self, segment: usize, payload: Vec<u8>, state: Option<State>) -> bool {
         let bytes = self.layout.bytes_of(segment);
         let expected = match &self.task {
             Task::Push { .. } | Task::Pull { want: Want::Value, .. } => bytes.len(),

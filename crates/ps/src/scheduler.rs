@@ -49,6 +49,12 @@ pub(crate) fn startup_limit(timeout: Duration) -> Duration {
     timeout + (timeout * 2).min(Duration::from_secs(20))
 }
 
+/// The barriers that may be open: a worker waits for one before it comes to the next, unless threads of it do.
+const MAX_BARRIERS: usize = 1 << 10;
+
+/// The longest name of a host, or an address.
+const MAX_NAME: usize = 255;
+
 /// How the job stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
@@ -148,6 +154,9 @@ impl Scheduler {
                 self.outputs.push((from.to_vec(), FromScheduler::Alive));
             }
             ToScheduler::Barrier { number } if role == Role::Worker => {
+                if self.barriers.len() >= MAX_BARRIERS && !self.barriers.contains_key(&number) {
+                    return Err(format!("a barrier where {MAX_BARRIERS} are open"));
+                }
                 let (_, ranks) = self.barriers.entry(number).or_insert((now, Vec::new()));
                 if !ranks.contains(&rank) {
                     ranks.push(rank);
@@ -187,6 +196,16 @@ impl Scheduler {
             }
         }
         Ok(())
+    }
+
+    /// Whether this node has registered.
+    pub fn knows(&self, identity: &[u8]) -> bool {
+        self.nodes.iter().any(|node| node.identity == identity)
+    }
+
+    /// Whether there is a message to send to it.
+    pub(crate) fn answers(&self, identity: &[u8]) -> bool {
+        self.outputs.iter().any(|(to, _)| to == identity)
     }
 
     /// Looks at the clock: who is silent, who has not come.
@@ -240,7 +259,9 @@ impl Scheduler {
             self.barriers.values().find_map(|(_, ranks)| {
                 let missing =
                     || (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect::<Vec<_>>();
-                ranks.contains(&rank).then(|| format!(" for the barrier, to which rank(s) {:?} have not come", missing()))
+                ranks
+                    .contains(&rank)
+                    .then(|| format!(" for the barrier, to which rank(s) {:?} have not come", missing()))
             })
         };
         let waits = workers.map(|node| {
@@ -340,6 +361,9 @@ impl Scheduler {
         };
         if self.nodes.iter().any(|node| node.identity == from) {
             return Err("a second registration".to_owned());
+        }
+        if info.host.len().max(info.address.len()) > MAX_NAME {
+            return Err(format!("a {} whose names are longer than {MAX_NAME} bytes", info.role));
         }
         let there = self.nodes.iter().filter(|node| node.info.role == info.role).count();
         let ours = (self.settings.num_workers, self.settings.num_servers);

@@ -1,27 +1,39 @@
 //! The scheduler's socket and clock.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
-
-use zmq::{Context, Message, POLLIN, Socket};
 
 use ringpull_base::config::{Config, Dmlc};
 use ringpull_base::{Result, notice};
 
-use crate::link::GRACE;
+use crate::link::{self, GRACE};
 use crate::message::{ToScheduler, decode, encode};
 use crate::scheduler::{Scheduler, Settings, Standing};
-use crate::socket::{self, Event, Monitor};
+use crate::socket::{self, Bell, Bound, Door, Event, Frame, Limits, Listener};
 
 /// How long the last words to nodes may take.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// Connections beyond those of the job's nodes: of nodes too many, who are told so.
+const STRANGERS: usize = 64;
+
 pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
-    let context = Context::new();
-    let (router, _) = socket::listen(&context, dmlc.root, 1000)?;
-    // So that a message to a node whose connection is gone comes back at once.
-    router.set_router_mandatory(true).map_err(socket::failed("zmq_setsockopt", 0))?;
-    let monitor = Monitor::new(&context, &router, "scheduler")?;
+    let bell = Bell::default();
+    let bound = Bound::to(dmlc.root, link::node_address(dmlc).ok())?;
+    let door = Door {
+        name: "the scheduler".to_owned(),
+        secret: link::secret()?,
+        admits: Box::new(|_| true),
+        most: dmlc.num_workers + dmlc.num_servers + STRANGERS,
+        limits: Limits::SCHEDULER,
+    };
+    if door.secret.is_none() {
+        tracing::warn!(
+            "anybody who reaches port {} of this host may join the job and change its values; \
+             set RINGPULL_SECRET or RINGPULL_SECRET_FILE to one secret on every node, as `ringpull launch` does",
+            bound.port()
+        );
+    }
+    let listener = bound.open(door, &bell)?;
     let mut scheduler = Scheduler::new(Settings {
         num_workers: dmlc.num_workers,
         num_servers: dmlc.num_servers,
@@ -29,26 +41,21 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         timeout: config.timeout,
         silence: config.silence(),
         bigarray_bound: config.bigarray_bound,
-        // Each hasher of the standard library has keys of its own from the system's random source.
-        token: RandomState::new().build_hasher().finish(),
+        token: u64::from_le_bytes(socket::random()?),
     });
     let start = Instant::now();
     let tick = (config.heartbeat_interval / 2).min(Duration::from_millis(250));
     let mut ended: Option<Instant> = None;
     let mut broken: Option<Instant> = None;
     loop {
-        let mut items = [router.as_poll_item(POLLIN), monitor.socket().as_poll_item(POLLIN)];
-        socket::poll(&mut items, tick)?;
-        while let Some(event) = monitor.next() {
-            match event {
-                Event::Stranger => {
-                    tracing::warn!("dropped a connection to the scheduler that does not speak its protocol");
-                }
-                Event::Disconnected => broken = Some(Instant::now()),
+        bell.wait(tick);
+        while let Some(event) = listener.event() {
+            if event == Event::Disconnected {
+                broken = Some(Instant::now());
             }
         }
-        while let Some(frames) = socket::receive(&router)? {
-            take(&mut scheduler, &frames, start.elapsed());
+        while let Some((identity, frame)) = listener.receive() {
+            take(&mut scheduler, &listener, &identity, &frame.header, start.elapsed());
         }
         // What the node said last has been read by now.
         if broken.is_some_and(|since| since.elapsed() > GRACE) {
@@ -59,7 +66,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         if let Some(warning) = scheduler.warning(start.elapsed()) {
             notice(&warning);
         }
-        send_all(&router, &mut scheduler)?;
+        send_all(&listener, &mut scheduler);
         if *scheduler.standing() != Standing::Running {
             let since = *ended.get_or_insert_with(Instant::now);
             if scheduler.all_left() || since.elapsed() > FAREWELL {
@@ -68,32 +75,33 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         }
     }
     let standing = scheduler.standing().clone();
-    socket::close(router, FAREWELL);
+    listener.close(FAREWELL);
     match standing {
         Standing::Failed(error) => Err(error),
         _ => Ok(()),
     }
 }
 
-fn take(scheduler: &mut Scheduler, frames: &[Message], now: Duration) {
-    let dropped = match frames {
-        [identity, header] => match decode::<ToScheduler>(header) {
-            Some(message) => scheduler.handle(identity, message, now).err(),
-            None => Some("it cannot be decoded".to_owned()),
-        },
-        _ => Some(format!("it has {} frames", frames.len())),
+fn take(scheduler: &mut Scheduler, listener: &Listener, from: &[u8], header: &[u8], now: Duration) {
+    let dropped = match decode::<ToScheduler>(header) {
+        Some(message) => scheduler.handle(from, message, now).err(),
+        None => Some("it cannot be decoded".to_owned()),
     };
-    if let Some(why) = dropped {
+    let Some(why) = dropped else { return };
+    if scheduler.knows(from) {
         tracing::warn!("dropped a message to the scheduler: {why}");
+        return;
+    }
+    listener.report_stranger(from, &why);
+    if !scheduler.answers(from) {
+        listener.dismiss(from);
     }
 }
 
-fn send_all(router: &Socket, scheduler: &mut Scheduler) -> Result<()> {
+fn send_all(listener: &Listener, scheduler: &mut Scheduler) {
     for (identity, message) in scheduler.take_outputs() {
-        let frames = vec![Message::from(&identity[..]), Message::from(encode(&message))];
-        if !socket::send(router, frames)? {
+        if !listener.send(&identity, Frame::from(encode(&message))) {
             scheduler.unreachable(&identity);
         }
     }
-    Ok(())
 }

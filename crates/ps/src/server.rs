@@ -10,15 +10,25 @@ mod segment;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zmq::Message;
-
 use ringpull_base::{Error, INIT_ALIKE, Result};
 use ringpull_kernels::optim::{Optimizer, State};
 
-use self::payload::{broken_code, check_code, check_units, ids_of, in_words, rows_of};
+use self::payload::{broken_code, check_code, check_init, check_units, ids_of, in_words, rows_of};
 use self::segment::{Pull, Segment};
 use crate::merge::{self, Geometry, Gradient};
 use crate::message::{Place, Reply, Request, Want};
+
+/// The most segments of a server: what workers may declare before they send any value.
+const MAX_SEGMENTS: usize = 1 << 20;
+
+/// How far a worker may be ahead of a segment's value, in pushes of it.
+const MAX_AHEAD: u64 = 1 << 16;
+
+/// The pulls of a segment that may wait, for each worker.
+const MAX_PULLS: usize = 1 << 10;
+
+/// The optimizers that pushes still to come may name.
+const MAX_OPTIMIZERS: usize = 1 << 16;
 
 /// What a server wants done.
 pub enum Output {
@@ -29,7 +39,7 @@ pub enum Output {
         /// The header.
         reply: Reply,
         /// The payload.
-        payload: Option<Message>,
+        payload: Option<Vec<u8>>,
     },
     /// The job has failed.
     Fault(Error),
@@ -68,7 +78,7 @@ impl Server {
     ///
     /// After a fault nothing is answered: a value that does not fit what a rank has would reach it before the fault does, which
     /// goes by the scheduler.
-    pub fn handle(&mut self, rank: usize, request: Request, payload: Message) -> Vec<Output> {
+    pub fn handle(&mut self, rank: usize, request: Request, payload: Vec<u8>) -> Vec<Output> {
         if self.ended {
             return Vec::new();
         }
@@ -79,7 +89,7 @@ impl Server {
         std::mem::take(&mut self.outputs)
     }
 
-    fn take(&mut self, rank: usize, request: Request, payload: Message) -> Result<(), String> {
+    fn take(&mut self, rank: usize, request: Request, payload: Vec<u8>) -> Result<(), String> {
         match request {
             Request::Init { place, dtype, shape, len_bytes, unit_bytes } => {
                 let size = |bytes| usize::try_from(bytes).map_err(|_| format!("an init of {bytes} bytes"));
@@ -112,6 +122,9 @@ impl Server {
                 let segment = self.segments.get_mut(&place).ok_or("a pull before init")?;
                 if want == Want::Rows {
                     check_units(&ids_of(&payload), segment.geometry)?;
+                }
+                if segment.pulls.iter().filter(|pull| pull.rank == rank).count() >= MAX_PULLS {
+                    return Err(format!("more than {MAX_PULLS} pulls of one segment at a time"));
                 }
                 segment.pulls.push(Pull { rank, rounds, want, units: payload, reply });
                 segment.answer(self.sync, &mut self.outputs);
@@ -148,14 +161,18 @@ impl Server {
         place: &Place,
         geometry: Geometry,
         shape: Vec<u64>,
-        value: Message,
+        value: Vec<u8>,
     ) -> Result<(), String> {
-        let size = geometry.dtype.size_bytes();
-        if !geometry.len_bytes.is_multiple_of(size) || !geometry.unit_bytes.is_multiple_of(size) {
-            return Err("an init of broken elements".to_owned());
-        }
+        check_init(geometry, &shape)?;
         if rank == 0 && value.len() != geometry.len_bytes {
             return Err(format!("an init of {} bytes with {}", geometry.len_bytes, value.len()));
+        }
+        if self.segments.len() >= MAX_SEGMENTS && !self.segments.contains_key(place) {
+            self.outputs.push(Output::Fault(Error::argument(
+                format!("key {} is more than a server holds: it has {MAX_SEGMENTS} segments of keys", place.key),
+                "start more servers (DMLC_NUM_SERVER, `ringpull launch -s`)",
+            )));
+            return Ok(());
         }
         let workers = self.workers;
         let segment = self.segments.entry(place.clone()).or_insert_with(|| Segment {
@@ -217,6 +234,10 @@ impl Server {
         let segment = self.segments.get_mut(place).ok_or("a push before init")?;
         // Where each push is applied by itself, a push of higher priority may overtake an earlier one.
         let done = if self.sync { segment.completed } else { 0 };
+        let applied = if self.sync { segment.completed } else { segment.applied[rank] };
+        if round > applied.saturating_add(MAX_AHEAD) {
+            return Err(format!("a push of round {round} where {applied} have been applied"));
+        }
         // Pushes of one rank that have not been merged count as rounds of their own where they are not merged.
         let own = || round.checked_mul(self.workers as u64)?.checked_add(rank as u64);
         let number = if self.sync { round } else { own().ok_or_else(|| format!("a push of round {round}"))? };
@@ -284,6 +305,12 @@ impl Server {
         self.oldest[rank] = oldest;
         let floor = self.oldest.iter().copied().min().unwrap_or(0);
         self.optimizers.retain(|version, _| *version >= floor);
+        if self.optimizers.len() > MAX_OPTIMIZERS {
+            self.outputs.push(Output::Fault(Error::argument(
+                format!("rank {rank} is {MAX_OPTIMIZERS} calls of set_optimizer ahead of another rank"),
+                "call set_optimizer at the same step on every rank",
+            )));
+        }
     }
 }
 

@@ -14,7 +14,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use ringpull_base::Key;
 
 /// The shortest and the longest segment, in bytes, but for a shard's last one.
-const SEGMENT_BYTES: (usize, usize) = (32 << 10, 1 << 20);
+const SEGMENT_BYTES: (usize, usize) = (32 << 10, MAX_SEGMENT_BYTES);
+
+/// No segment is longer, in bytes.
+pub const MAX_SEGMENT_BYTES: usize = 1 << 20;
 
 /// A shard has about this many segments, so that filling and draining the pipeline costs little.
 const SEGMENTS_PER_SHARD: usize = 32;
@@ -176,6 +179,7 @@ mod tests {
             }
             prop_assert_eq!(at, rows * row_len * 4);
             prop_assert!(layout.segments.iter().all(|segment| segment.server < servers));
+            prop_assert!(ranges.iter().all(|range| range.len() <= MAX_SEGMENT_BYTES));
         }
 
         #[test]

@@ -1,16 +1,12 @@
 //! A worker's end: calls become commands for the one thread that owns its sockets, [`super::worker_loop`].
 
-use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use zmq::{Context, Message};
-
 use ringpull_base::config::{Config, Dmlc, Role};
 use ringpull_base::{Buffer, DType, Error, Key, Kind, Result, TensorMut, TensorRef, waits};
 use ringpull_kernels::optim::{Optimizer, State};
@@ -20,11 +16,8 @@ use crate::link::{self, Link};
 use crate::message::{Job, Want};
 use crate::scheduler::lost_node;
 use crate::shard::Layout;
-use crate::socket;
+use crate::socket::{Bell, Connection, Limits, Target};
 use crate::worker_loop::{Patience, WorkerLoop};
-
-/// Messages to one server that ZeroMQ keeps; the others keep their priorities.
-const SEND_LIMIT: i32 = 16;
 
 /// Where a gradient's bytes stand while they leave.
 pub enum Bytes {
@@ -76,7 +69,7 @@ pub struct Answer {
     /// The segment's place in the layout.
     pub segment: usize,
     /// Its bytes.
-    pub payload: Message,
+    pub payload: Vec<u8>,
     /// The optimizer's state, if it was asked for.
     pub state: Option<State>,
 }
@@ -115,8 +108,8 @@ pub struct Shared {
 pub struct Worker {
     job: Job,
     commands: Sender<Command>,
-    /// A byte written here ends the wait of the thread, which has the other end.
-    wake: UnixStream,
+    /// Ends the wait of the thread.
+    bell: Bell,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -124,9 +117,9 @@ pub struct Worker {
 impl Worker {
     /// Joins the job; returns when every node has.
     pub fn join(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
-        let context = Context::new();
+        let bell = Bell::default();
         let info = link::describe(Role::Worker, dmlc, 0)?;
-        let (link, job) = Link::register(&context, config, dmlc, info, Some(kind))?;
+        let (link, job) = Link::register(&bell, config, dmlc, info, Some(kind))?;
         let mut servers = Vec::new();
         for (index, server) in job.servers.iter().enumerate() {
             let address = server.address.parse().map_err(|_| Error::Protocol {
@@ -135,26 +128,24 @@ impl Worker {
                 what: format!("the address {:?}", server.address),
                 remedy: "set DMLC_NODE_HOST to an address of that host".to_owned(),
             })?;
-            let to = SocketAddr::new(address, server.port);
-            let peer = socket::connect(&context, to, &job.identity(job.rank), SEND_LIMIT)?;
-            let monitor = socket::Monitor::new(&context, &peer, &format!("server-{index}"))?;
-            servers.push((peer, monitor));
+            let target = Target {
+                to: SocketAddr::new(address, server.port),
+                name: format!("server {index}"),
+                identity: job.identity(job.rank),
+                secret: link::secret()?,
+                limits: Limits::DATA,
+            };
+            servers.push(Connection::open(target, &bell)?);
         }
-        let pair = UnixStream::pair().and_then(|(wake, woken)| {
-            wake.set_nonblocking(true)?;
-            woken.set_nonblocking(true)?;
-            Ok((wake, woken))
-        });
-        let (wake, woken) = pair.map_err(|cause| Error::io("make", "a local socket", &cause))?;
         let shared = Arc::new(Shared::default());
         let (commands, inbox) = channel();
         let worker_loop =
-            WorkerLoop::new(job.clone(), link, servers, inbox, woken, Arc::clone(&shared), Patience::of(config));
+            WorkerLoop::new(job.clone(), link, servers, inbox, bell.clone(), Arc::clone(&shared), Patience::of(config));
         let thread = std::thread::Builder::new()
             .name("ringpull-ps".to_owned())
-            .spawn(move || worker_loop.run(context))
+            .spawn(move || worker_loop.run())
             .map_err(|cause| Error::io("start", "the thread that talks to the servers", &cause))?;
-        Ok(Worker { job, commands, wake, shared, thread: Some(thread) })
+        Ok(Worker { job, commands, bell, shared, thread: Some(thread) })
     }
 
     /// What the scheduler has said of the job.
@@ -186,11 +177,8 @@ impl Worker {
     /// Hands a command to the thread.
     pub fn submit(&self, command: Command) -> Result<()> {
         self.commands.send(command).map_err(|_| self.ended())?;
-        // The socket is full only while a wake-up is due anyway.
-        match (&self.wake).write(&[0]) {
-            Err(cause) if cause.kind() != ErrorKind::WouldBlock => Err(Error::io("write to", "a local socket", &cause)),
-            _ => Ok(()),
-        }
+        self.bell.ring();
+        Ok(())
     }
 
     /// The next answer. The thread answers every command, with an error if need be.

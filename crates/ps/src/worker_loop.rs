@@ -9,15 +9,10 @@ mod patience;
 pub(super) use patience::Patience;
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::io::{ErrorKind, Read};
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
-
-use zmq::{Context, Message, POLLIN, POLLOUT, PollItem, Socket};
 
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Error, Result};
@@ -26,15 +21,17 @@ use ringpull_kernels::optim::Optimizer;
 use crate::link::Link;
 use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
 use crate::operation::{Operation, Queued};
-use crate::socket::{self, Monitor};
+use crate::socket::{Bell, Connection, Frame};
 use crate::worker::{Command, Shared, Worker};
 
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;
 
+/// Messages to one server that wait to be written; the others keep their priorities.
+const SEND_LIMIT: usize = 16;
+
 struct Server {
-    socket: Socket,
-    monitor: Monitor,
+    connection: Connection,
     optimizers: Vec<(u64, Optimizer)>,
     queue: BinaryHeap<Queued>,
     broken: Option<Instant>,
@@ -66,8 +63,8 @@ pub(super) struct WorkerLoop {
     link: Link,
     servers: Vec<Server>,
     inbox: Receiver<Command>,
-    /// Bytes here end a wait: a command has come.
-    woken: UnixStream,
+    /// Rings when a command or a message has come.
+    bell: Bell,
     shared: Arc<Shared>,
     patience: Patience,
     operations: BTreeMap<u64, Operation>,
@@ -90,15 +87,14 @@ impl WorkerLoop {
     pub(crate) fn new(
         job: Job,
         link: Link,
-        servers: Vec<(Socket, Monitor)>,
+        servers: Vec<Connection>,
         inbox: Receiver<Command>,
-        woken: UnixStream,
+        bell: Bell,
         shared: Arc<Shared>,
         patience: Patience,
     ) -> Self {
-        let servers = servers.into_iter().map(|(socket, monitor)| Server {
-            socket,
-            monitor,
+        let servers = servers.into_iter().map(|connection| Server {
+            connection,
             optimizers: Vec::new(),
             queue: BinaryHeap::new(),
             broken: None,
@@ -108,7 +104,7 @@ impl WorkerLoop {
             link,
             servers: servers.collect(),
             inbox,
-            woken,
+            bell,
             shared,
             patience,
             operations: BTreeMap::new(),
@@ -127,7 +123,7 @@ impl WorkerLoop {
     }
 
     /// Runs until the store is dropped.
-    pub(super) fn run(mut self, context: Context) {
+    pub(super) fn run(mut self) {
         while !(self.closing && self.operations.is_empty() && self.has_flushed()) {
             match self.turn() {
                 Ok(()) => {}
@@ -143,7 +139,7 @@ impl WorkerLoop {
         let failed = self.shared.fault.lock().clone();
         let limit = if failed.is_some() { Duration::ZERO } else { self.patience.silence };
         for server in self.servers {
-            socket::close(server.socket, limit);
+            server.connection.close(limit);
         }
         match failed {
             None => {
@@ -162,7 +158,6 @@ impl WorkerLoop {
                 }
             }
         }
-        drop(context);
     }
 
     /// Whether what was sent has arrived: nobody hears a goodbye before. Asks, and gives up after the limit.
@@ -170,12 +165,8 @@ impl WorkerLoop {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         while let Some(server) = self.servers.get(self.flush.asked) {
             self.next += 1;
-            let request = Message::from(encode(&Request::Flush { reply: self.next }));
-            match socket::send(&server.socket, vec![request, Message::new()]) {
-                Ok(true) => drop(self.flush.replies.insert(self.next)),
-                // Until there is room for it.
-                Ok(false) => break,
-                Err(cause) => tracing::debug!(%cause, "a server is not asked what has arrived"),
+            if server.connection.send(encode(&Request::Flush { reply: self.next })) {
+                self.flush.replies.insert(self.next);
             }
             self.flush.asked += 1;
         }
@@ -184,7 +175,7 @@ impl WorkerLoop {
     }
 
     fn turn(&mut self) -> Result<()> {
-        self.wait()?;
+        self.bell.wait(self.link.interval());
         while let Ok(command) = self.inbox.try_recv() {
             self.take(command)?;
         }
@@ -192,9 +183,9 @@ impl WorkerLoop {
             self.receive(index)?;
         }
         for index in 0..self.servers.len() {
-            self.send(index)?;
+            self.send(index);
         }
-        while let Some(message) = self.link.receive()? {
+        while let Some(message) = self.link.receive() {
             match message {
                 FromScheduler::Abort(error) => return Err(self.seen(error)),
                 FromScheduler::BarrierDone { number } => {
@@ -212,27 +203,6 @@ impl WorkerLoop {
         }
         self.look_at_servers()?;
         self.ask_who_is_missing()
-    }
-
-    fn wait(&mut self) -> Result<()> {
-        let mut items: Vec<PollItem<'_>> = vec![
-            PollItem::from_fd(self.woken.as_raw_fd(), POLLIN),
-            self.link.socket().as_poll_item(POLLIN),
-            self.link.monitor().as_poll_item(POLLIN),
-        ];
-        for server in &self.servers {
-            let busy = !server.queue.is_empty() || !server.optimizers.is_empty();
-            items.push(server.socket.as_poll_item(if busy { POLLIN | POLLOUT } else { POLLIN }));
-            items.push(server.monitor.socket().as_poll_item(POLLIN));
-        }
-        socket::poll(&mut items, self.link.interval())?;
-        // Commands are taken whatever their number: what is left here only ends the next wait at once.
-        match (&self.woken).read(&mut [0; 256]) {
-            Err(cause) if !matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                Err(Error::io("read from", "a local socket", &cause))
-            }
-            _ => Ok(()),
-        }
     }
 
     fn take(&mut self, command: Command) -> Result<()> {
@@ -276,23 +246,20 @@ impl WorkerLoop {
         Ok(())
     }
 
-    fn send(&mut self, index: usize) -> Result<()> {
-        let writable = |server: &Server| -> Result<bool> {
-            let events = server.socket.get_events().map_err(socket::failed("zmq_getsockopt", self.job.rank))?;
-            Ok(events.contains(POLLOUT))
-        };
-        while !self.servers[index].optimizers.is_empty() && writable(&self.servers[index])? {
+    fn send(&mut self, index: usize) {
+        let has_room = |server: &Server| server.connection.has_room(SEND_LIMIT);
+        while !self.servers[index].optimizers.is_empty() && has_room(&self.servers[index]) {
             let server = &mut self.servers[index];
             let (version, optimizer) = server.optimizers.remove(0);
             let named = server.queue.iter().filter_map(|item| self.operations.get(&item.operation)?.optimizer());
             let oldest = named.min().unwrap_or(version).min(version);
             let header = encode(&Request::SetOptimizer { version, oldest, optimizer });
-            socket::send(&server.socket, vec![Message::from(header)])?;
+            server.connection.send(header);
             count(&self.shared.control, 1);
         }
         while self.servers[index].optimizers.is_empty()
             && !self.servers[index].queue.is_empty()
-            && writable(&self.servers[index])?
+            && has_room(&self.servers[index])
         {
             let server = &mut self.servers[index];
             let Some(item) = server.queue.pop() else { break };
@@ -302,7 +269,7 @@ impl WorkerLoop {
             let (request, payload) = operation.request(item.segment, self.job.rank, reply);
             let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
             count(&self.shared.sent, sent_bytes);
-            socket::send(&server.socket, vec![Message::from(encode(&request)), payload])?;
+            server.connection.send(Frame { header: encode(&request), payload });
             self.progress = Instant::now();
             if operation.is_answered() {
                 let (operation, segment, since) = (item.operation, item.segment, self.progress);
@@ -314,17 +281,14 @@ impl WorkerLoop {
                 self.operations.remove(&item.operation);
             }
         }
-        Ok(())
     }
 
     fn receive(&mut self, index: usize) -> Result<()> {
         for _ in 0..BATCH {
-            let Some(frames) = socket::receive(&self.servers[index].socket)? else { return Ok(()) };
-            let mut frames = frames.into_iter();
-            let Some(reply) = frames.next().and_then(|header| decode::<Reply>(&header)) else {
+            let Some(Frame { header, payload }) = self.servers[index].connection.receive() else { return Ok(()) };
+            let Some(reply) = decode::<Reply>(&header) else {
                 return Err(self.broken_protocol(index, "a message that cannot be decoded".to_owned()));
             };
-            let payload = frames.next().unwrap_or_else(Message::new);
             self.asked = None;
             match reply {
                 Reply::Missing { reply, operation, ranks } => self.claim(reply, operation, ranks)?,
@@ -333,10 +297,12 @@ impl WorkerLoop {
                 Reply::State { reply, state } => self.finish(reply, payload, Some(state))?,
             }
         }
+        // The next wait ends at once.
+        self.bell.ring();
         Ok(())
     }
 
-    fn finish(&mut self, reply: u64, payload: Message, state: Option<ringpull_kernels::optim::State>) -> Result<()> {
+    fn finish(&mut self, reply: u64, payload: Vec<u8>, state: Option<ringpull_kernels::optim::State>) -> Result<()> {
         let Some(waiting) = self.waiting.remove(&reply) else { return Ok(()) };
         self.progress = Instant::now();
         count(&self.shared.received, payload.len() as u64);

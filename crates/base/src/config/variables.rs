@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::{Error, Result, closest};
 
 /// The variables of our own that a process reads or `ringpull` sets, without `RINGPULL_`.
-const OURS: [&str; 19] = [
+const OURS: [&str; 21] = [
     "warn",
     "timeout",
     "silence",
@@ -24,6 +24,8 @@ const OURS: [&str; 19] = [
     "mpirun",
     "local_workers",
     "ssh",
+    "secret",
+    "secret_file",
     "hostfile",
     "min_hosts",
 ];
@@ -31,6 +33,11 @@ const OURS: [&str; 19] = [
 /// The variable's value, `None` if unset or empty.
 pub fn text(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Whether this process's environment has the variable with this value, so that its children need only its name.
+pub fn is_in_environment(name: &str, value: &str) -> bool {
+    std::env::var_os(name).is_some_and(|own| own == value)
 }
 
 pub(super) fn bad(name: &str, expected: &str) -> Error {

@@ -3,8 +3,30 @@
 use ringpull_base::{DType, Error};
 use ringpull_kernels::compress::Compression;
 
-use crate::merge::{self, Geometry, Gradient};
+use crate::merge::{Geometry, Gradient};
 use crate::message::Place;
+use crate::shard::MAX_SEGMENT_BYTES;
+
+/// The most dimensions of a key.
+const MAX_DIMENSIONS: usize = 64;
+
+/// What is wrong with an init: a segment is a part of its key, made of whole units of whole elements, and no longer than any.
+pub(super) fn check_init(geometry: Geometry, shape: &[u64]) -> Result<(), String> {
+    let Geometry { dtype, len_bytes, unit_bytes } = geometry;
+    let size = dtype.size_bytes();
+    if shape.len() > MAX_DIMENSIONS {
+        return Err(format!("an init of {} dimensions", shape.len()));
+    }
+    let whole = shape.iter().try_fold(size as u64, |bytes, len| bytes.checked_mul(*len));
+    let whole = whole.ok_or_else(|| "an init of more elements than can be counted".to_owned())?;
+    if len_bytes > MAX_SEGMENT_BYTES || len_bytes as u64 > whole {
+        return Err(format!("an init of {len_bytes} bytes of a key of {whole}"));
+    }
+    if !unit_bytes.is_multiple_of(size) || !len_bytes.is_multiple_of(unit_bytes) {
+        return Err("an init of broken elements".to_owned());
+    }
+    Ok(())
+}
 
 /// What is wrong with a compressed gradient.
 pub(super) fn check_code(compression: &Compression, code: &[u8], geometry: Geometry) -> Result<(), String> {
@@ -48,5 +70,5 @@ pub(super) fn rows_of(count: u64, payload: &[u8], geometry: Geometry) -> Result<
     }
     let ids = ids_of(ids);
     check_units(&ids, geometry)?;
-    Ok(Gradient::Rows(ids, merge::message_of(rows.to_vec())))
+    Ok(Gradient::Rows(ids, rows.to_vec()))
 }

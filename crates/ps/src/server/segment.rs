@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zmq::Message;
-
 use ringpull_base::{DType, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
@@ -19,7 +17,7 @@ pub(super) struct Segment {
     pub(super) geometry: Geometry,
     /// Dtype and shape by the rank that gave them.
     pub(super) views: BTreeMap<usize, (DType, Vec<u64>)>,
-    pub(super) value: Option<Message>,
+    pub(super) value: Option<Vec<u8>>,
     pub(super) state: State,
     pub(super) rule: Option<Arc<Optimizer>>,
     /// Rounds applied (sync), or pushes applied by rank (async).
@@ -44,7 +42,7 @@ pub(super) struct Pull {
     pub(super) rank: usize,
     pub(super) rounds: u64,
     pub(super) want: Want,
-    pub(super) units: Message,
+    pub(super) units: Vec<u8>,
     pub(super) reply: u64,
 }
 
@@ -126,15 +124,15 @@ impl Segment {
         }
     }
 
-    fn copy(&self) -> Message {
-        Message::from(self.value.as_deref().unwrap_or_default())
+    fn copy(&self) -> Vec<u8> {
+        self.value.clone().unwrap_or_default()
     }
 
-    fn rows(&self, ids: &[i64]) -> Message {
+    fn rows(&self, ids: &[i64]) -> Vec<u8> {
         let value = self.value.as_deref().unwrap_or_default();
         let size = self.geometry.unit_bytes;
         let rows = ids.iter().flat_map(|id| &value[*id as usize * size..(*id as usize + 1) * size]);
-        merge::message_of(rows.copied().collect())
+        rows.copied().collect()
     }
 
     pub(super) fn missing(&self, workers: usize, sync: bool, rounds: u64) -> (&'static str, Vec<usize>) {

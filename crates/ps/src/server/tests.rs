@@ -11,18 +11,18 @@ fn place() -> Place {
     Place { key: Key::from("w"), segment: 0 }
 }
 
-fn message(values: &[f32]) -> Message {
-    Message::from(bytemuck::cast_slice::<f32, u8>(values))
+fn message(values: &[f32]) -> Vec<u8> {
+    bytemuck::cast_slice::<f32, u8>(values).to_vec()
 }
 
-fn init(rank: usize, values: &[f32]) -> (Request, Message) {
+fn init(rank: usize, values: &[f32]) -> (Request, Vec<u8>) {
     let len_bytes = values.len() as u64 * 4;
     let shape = vec![values.len() as u64];
     let request = Request::Init { place: place(), dtype: DType::F32, shape, len_bytes, unit_bytes: 4 };
-    (request, if rank == 0 { message(values) } else { Message::new() })
+    (request, if rank == 0 { message(values) } else { Vec::new() })
 }
 
-fn push(round: u64, value: f32, reply: u64) -> (Request, Message) {
+fn push(round: u64, value: f32, reply: u64) -> (Request, Vec<u8>) {
     (
         Request::Push { place: place(), round, optimizer: 0, compression: None, reply: Some(reply) },
         message(&[value, 0.1 * value]),
@@ -30,13 +30,13 @@ fn push(round: u64, value: f32, reply: u64) -> (Request, Message) {
 }
 
 /// What a server answers, by rank and reply, and nothing else.
-fn answers(server: &mut Server, messages: Vec<(usize, (Request, Message))>) -> BTreeMap<(usize, u64), Vec<u8>> {
+fn answers(server: &mut Server, messages: Vec<(usize, (Request, Vec<u8>))>) -> BTreeMap<(usize, u64), Vec<u8>> {
     let mut answers = BTreeMap::new();
     for (rank, (request, payload)) in messages {
         for output in server.handle(rank, request, payload) {
             match output {
                 Output::Reply { rank, reply: Reply::Value { reply }, payload } => {
-                    let before = answers.insert((rank, reply), payload.unwrap().to_vec());
+                    let before = answers.insert((rank, reply), payload.unwrap());
                     assert!(before.is_none(), "one answer for each request");
                 }
                 Output::Reply { .. } => panic!("nobody asked for anything else"),
@@ -49,7 +49,7 @@ fn answers(server: &mut Server, messages: Vec<(usize, (Request, Message))>) -> B
 }
 
 /// Each rank's messages in its own order, the ranks interleaved as `choices` says.
-fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (Request, Message))> {
+fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (Request, Vec<u8>))> {
     let mut queues: Vec<std::collections::VecDeque<_>> = (0..workers)
         .map(|rank| {
             let pushes = (1..=rounds).map(|round| push(round, (rank as f32 + 0.3) * round as f32, round));
@@ -72,14 +72,55 @@ fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (R
 fn an_init_of_other_bytes_than_the_first_ranks_is_a_fault_and_nothing_is_sliced_by_it() {
     let mut server = Server::new(2, true);
     let (Request::Init { place, dtype, shape, .. }, _) = init(1, &[0.0; 2]) else { unreachable!("it is one") };
-    let larger = Request::Init { place, dtype, shape, len_bytes: 1 << 40, unit_bytes: 4 };
-    assert!(server.handle(1, larger, Message::new()).is_empty());
+    let shorter = Request::Init { place, dtype, shape, len_bytes: 4, unit_bytes: 4 };
+    assert!(server.handle(1, shorter, Vec::new()).is_empty());
     let (request, value) = init(0, &[1.0, 2.0]);
     let outputs = server.handle(0, request, value);
     assert!(matches!(&outputs[..], [Output::Fault(Error::Protocol { rank: 0, .. })]));
     let rows = Request::Pull { place: self::place(), rounds: 0, want: Want::Rows, reply: 1 };
     let far = message_of_ids(&[1 << 30]);
     assert!(server.handle(0, rows, far).is_empty(), "there is no value to slice");
+}
+
+#[test]
+fn what_an_init_declares_is_bounded_by_its_shape_and_by_the_longest_segment() {
+    let f32 = |shape: &[u64], len_bytes, unit_bytes| Request::Init {
+        place: place(),
+        dtype: DType::F32,
+        shape: shape.to_vec(),
+        len_bytes,
+        unit_bytes,
+    };
+    for (request, why) in [
+        (f32(&[2], 12, 4), "12 bytes of a key of 8"),
+        (f32(&[1 << 40], 1 << 40, 4), "1099511627776 bytes"),
+        (f32(&[1 << 40], (1 << 20) + 4, 4), "1048580 bytes"),
+        (f32(&[1 << 62, 1 << 62], 8, 4), "more elements than can be counted"),
+        (f32(&[1; 65], 4, 4), "65 dimensions"),
+        (f32(&[2], 8, 3), "broken elements"),
+        (f32(&[3], 12, 8), "broken elements"),
+        (f32(&[2], u64::MAX, u64::MAX), "bytes"),
+    ] {
+        let mut server = Server::new(2, true);
+        let outputs = server.handle(1, request, Vec::new());
+        assert!(matches!(&outputs[..], [Output::Dropped(said)] if said.contains(why)), "{why}");
+        // Nothing is kept of it, so the ranks that do it right go on.
+        assert!(answers(&mut server, vec![(1, init(1, &[1.0, 2.0])), (0, init(0, &[1.0, 2.0]))]).is_empty());
+    }
+}
+
+#[test]
+fn a_worker_that_pulls_or_pushes_far_ahead_is_bounded() {
+    let mut server = Server::new(2, true);
+    answers(&mut server, vec![(0, init(0, &[1.0, 2.0])), (1, init(1, &[1.0, 2.0]))]);
+    let pull = |reply| Request::Pull { place: place(), rounds: 1, want: Want::Value, reply };
+    for reply in 0..MAX_PULLS as u64 {
+        assert!(server.handle(1, pull(reply), Vec::new()).is_empty());
+    }
+    assert!(matches!(&server.handle(1, pull(0), Vec::new())[..], [Output::Dropped(_)]));
+    assert!(server.handle(0, pull(0), Vec::new()).is_empty(), "each rank for itself");
+    let (request, value) = push(MAX_AHEAD + 1, 1.0, 1);
+    assert!(matches!(&server.handle(1, request, value)[..], [Output::Dropped(_)]));
 }
 
 #[test]
@@ -91,8 +132,8 @@ fn a_push_of_a_round_that_cannot_be_counted_is_dropped() {
     assert!(matches!(&server.handle(1, request, value)[..], [Output::Dropped(why)] if why.contains("round")));
 }
 
-fn message_of_ids(ids: &[i64]) -> Message {
-    Message::from(bytemuck::cast_slice::<i64, u8>(ids))
+fn message_of_ids(ids: &[i64]) -> Vec<u8> {
+    bytemuck::cast_slice::<i64, u8>(ids).to_vec()
 }
 
 proptest! {
@@ -126,7 +167,7 @@ proptest! {
             }
             _ => Request::Init { place, dtype: DType::F64, shape: vec![count], len_bytes: count, unit_bytes: count },
         };
-        server.handle(rank, request, Message::from(payload));
+        server.handle(rank, request, payload);
     }
 }
 
@@ -137,7 +178,7 @@ fn a_rank_that_pushes_twice_does_not_stand_in_for_another() {
         vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1)), (0, push(2, 2.0, 2))];
     assert!(answers(&mut server, messages).is_empty());
     let who = Request::WhoIsMissing { place: place(), rounds: 1, reply: 9 };
-    let outputs = server.handle(0, who, Message::new());
+    let outputs = server.handle(0, who, Vec::new());
     assert!(matches!(&outputs[..], [Output::Reply { reply: Reply::Missing { ranks, .. }, .. }] if *ranks == [1]));
     assert_eq!(answers(&mut server, vec![(1, push(1, 5.0, 1))]).len(), 2);
 }
@@ -151,7 +192,7 @@ fn what_does_not_fit_is_dropped_and_changes_nothing() {
     let unknown = Request::Push { place: place(), round: 1, optimizer: 3, compression: None, reply: None };
     assert!(matches!(&server.handle(0, unknown, message(&[1.0, 1.0]))[..], [Output::Dropped(_)]));
     let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
-    assert_eq!(answers(&mut server, vec![(0, (pull, Message::new()))])[&(0, 1)], message(&[4.0, 2.0]).to_vec());
+    assert_eq!(answers(&mut server, vec![(0, (pull, Vec::new()))])[&(0, 1)], message(&[4.0, 2.0]));
 }
 
 #[test]
@@ -162,7 +203,7 @@ fn after_a_fault_nothing_is_answered() {
     let outputs = server.handle(1, request, payload);
     assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
     let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
-    assert!(server.handle(1, pull, Message::new()).is_empty(), "rank 1 has three elements where this has two");
+    assert!(server.handle(1, pull, Vec::new()).is_empty(), "rank 1 has three elements where this has two");
 }
 
 #[test]
@@ -170,17 +211,17 @@ fn ranks_that_push_with_different_optimizers_are_told_apart() {
     let mut server = Server::new(2, true);
     answers(&mut server, vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1))]);
     let set = Request::SetOptimizer { version: 1, oldest: 1, optimizer: Optimizer::sgd(0.5) };
-    assert!(server.handle(1, set, Message::new()).is_empty());
+    assert!(server.handle(1, set, Vec::new()).is_empty());
     let push = Request::Push { place: place(), round: 1, optimizer: 1, compression: None, reply: None };
     let outputs = server.handle(1, push, message(&[1.0, 1.0]));
     assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
 }
 
-fn coded(compression: Compression, round: u64, values: &[f32], feedback: &mut Feedback) -> (Request, Message) {
+fn coded(compression: Compression, round: u64, values: &[f32], feedback: &mut Feedback) -> (Request, Vec<u8>) {
     let mut code = vec![0; compression.code_bytes(values.len())];
     compression.encode(values, feedback, &mut code);
     let compression = Some(compression);
-    (Request::Push { place: place(), round, optimizer: 0, compression, reply: Some(round) }, Message::from(code))
+    (Request::Push { place: place(), round, optimizer: 0, compression, reply: Some(round) }, code)
 }
 
 fn two_bit(threshold: f32) -> Compression {
@@ -198,7 +239,7 @@ fn codes_are_decoded_and_added_up_whatever_the_order_they_come_in() {
             let push = |rank: usize| coded(two_bit(threshold), 1, &values[rank], &mut Feedback::default());
             messages.extend(order.map(|rank| (rank, push(rank))));
             for answer in answers(&mut server, messages).into_values() {
-                assert_eq!(answer, message(&sums).to_vec());
+                assert_eq!(answer, message(&sums));
             }
         }
     }
@@ -237,10 +278,10 @@ fn codes_that_no_worker_sends_end_the_job_with_a_protocol_error() {
         answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);
         let compression = Some(compression);
         let request = Request::Push { place: place(), round: 1, optimizer: 0, compression, reply: None };
-        let outputs = server.handle(0, request, Message::from(code));
+        let outputs = server.handle(0, request, code);
         let [Output::Fault(error @ Error::Protocol { .. })] = &outputs[..] else { panic!("{part}: no fault") };
         assert!(error.to_string().contains(part) && error.to_string().contains("key \"w\""), "{error}");
         let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
-        assert!(server.handle(0, pull, Message::new()).is_empty(), "nobody is told a value that may have been spoilt");
+        assert!(server.handle(0, pull, Vec::new()).is_empty(), "nobody is told a value that may have been spoilt");
     }
 }

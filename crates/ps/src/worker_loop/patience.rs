@@ -3,8 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use zmq::Message;
-
 use ringpull_base::config::{Config, DEADLOCK, NEVER};
 use ringpull_base::waits::{self, IDLE};
 use ringpull_base::{Error, Key, Result, notice};
@@ -14,7 +12,7 @@ use crate::link::GRACE;
 use crate::message::{ToScheduler, encode};
 use crate::operation::Operation;
 use crate::scheduler::lost_node;
-use crate::socket::{self, Event};
+use crate::socket::Event;
 
 /// How long a worker waits for what.
 pub(crate) struct Patience {
@@ -78,7 +76,8 @@ impl WorkerLoop {
                 self.asked = Some(Instant::now());
                 let request = operation.who_is_missing(waiting.segment, *reply);
                 count(&self.shared.control, 1);
-                socket::send(&self.servers[waiting.server].socket, vec![Message::from(encode(&request))]).map(drop)
+                self.servers[waiting.server].connection.send(encode(&request));
+                Ok(())
             }
         }
     }
@@ -140,9 +139,10 @@ impl WorkerLoop {
     pub(super) fn look_at_servers(&mut self) -> Result<()> {
         for index in 0..self.servers.len() {
             let server = &mut self.servers[index];
-            while let Some(event) = server.monitor.next() {
-                if matches!(event, Event::Disconnected) {
-                    server.broken.get_or_insert_with(Instant::now);
+            while let Some(event) = server.connection.event() {
+                match event {
+                    Event::Disconnected => drop(server.broken.get_or_insert_with(Instant::now)),
+                    Event::Refused(error) => return Err(error),
                 }
             }
             if server.broken.is_some_and(|since| since.elapsed() > GRACE) {

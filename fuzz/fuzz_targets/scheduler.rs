@@ -1,0 +1,142 @@
+//! The scheduler's state under any sequence of messages of nodes and strangers, and of ticks of its clock: nothing
+//! panics, every node is welcomed at most once, and no two of a role have one rank. Messages go through the wire's
+//! encoding, as the scheduler gets them.
+#![no_main]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use libfuzzer_sys::fuzz_target;
+use ringpull_base::config::Role;
+use ringpull_base::{Error, Key, Kind};
+use ringpull_ps::message::{FromScheduler, NodeInfo, ToScheduler, decode, encode};
+use ringpull_ps::scheduler::{Scheduler, Settings, Standing};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    workers: u8,
+    servers: u8,
+    /// Whether every node registers before anything else.
+    is_complete: bool,
+    steps: Vec<Step>,
+}
+
+#[derive(Arbitrary, Debug)]
+struct Step {
+    from: u8,
+    /// Milliseconds since the step before.
+    later: u16,
+    what: What,
+}
+
+#[derive(Arbitrary, Debug)]
+enum What {
+    Register { role: u8, preferred: Option<u8>, kind: Option<bool>, num_workers: u8, num_servers: u8, host: String },
+    Heartbeat(u64),
+    Barrier(u64),
+    FarBarriers(u8),
+    Fault,
+    Stalled { missing: Vec<u8>, is_barrier: bool },
+    Goodbye,
+    Failing(Option<String>),
+    Tick,
+    Probe,
+    Unreachable,
+    Bytes(Vec<u8>),
+}
+
+fuzz_target!(|input: Input| {
+    let (num_workers, num_servers) = (usize::from(input.workers) % 3 + 1, usize::from(input.servers) % 2 + 1);
+    let mut scheduler = Scheduler::new(Settings {
+        num_workers,
+        num_servers,
+        timeout: Duration::from_secs(10),
+        heartbeat_timeout: Duration::from_secs(5),
+        bigarray_bound: 1000,
+        token: 1,
+    });
+    let mut now = Duration::ZERO;
+    let mut welcomed = BTreeSet::new();
+    if input.is_complete {
+        for node in 0..num_workers + num_servers {
+            let role = if node < num_workers { Role::Worker } else { Role::Server };
+            let message = register(role, None, Some(Kind::DistSync), (num_workers, num_servers), "h");
+            scheduler.handle(&[node as u8], message, now).expect("the job's nodes are registered");
+        }
+        check(&mut scheduler, &mut welcomed);
+        assert_eq!(welcomed.len(), num_workers + num_servers);
+    }
+    for step in input.steps {
+        now += Duration::from_millis(u64::from(step.later));
+        let from = [step.from % 7];
+        let sent = match step.what {
+            What::Tick => {
+                scheduler.tick(now);
+                Vec::new()
+            }
+            What::Probe => {
+                scheduler.probe();
+                Vec::new()
+            }
+            What::Unreachable => {
+                scheduler.unreachable(&from);
+                Vec::new()
+            }
+            What::Register { role, preferred, kind, num_workers, num_servers, host } => {
+                let role = [Role::Worker, Role::Server, Role::Scheduler][usize::from(role) % 3];
+                let kind = kind.map(|is_async| if is_async { Kind::DistAsync } else { Kind::DistSync });
+                let counts = (usize::from(num_workers) % 4, usize::from(num_servers) % 3);
+                vec![register(role, preferred.map(usize::from), kind, counts, &host)]
+            }
+            What::Heartbeat(moved) => vec![ToScheduler::Heartbeat { moved }],
+            What::Barrier(number) => vec![ToScheduler::Barrier { number }],
+            What::FarBarriers(count) => {
+                (0..u64::from(count) * 8).map(|number| ToScheduler::Barrier { number: number << 9 }).collect()
+            }
+            What::Fault => vec![ToScheduler::Fault(Error::argument("a", "b"))],
+            What::Stalled { missing, is_barrier } => {
+                let operation = if is_barrier { "barrier" } else { "push" }.to_owned();
+                let missing = missing.into_iter().map(usize::from).collect();
+                let (key, why) = (Key::Int(1), String::new());
+                vec![ToScheduler::Stalled(Error::Stalled { operation, key, rank: 0, missing, waited_s: 1, why })]
+            }
+            What::Goodbye => vec![ToScheduler::Goodbye],
+            What::Failing(why) => vec![ToScheduler::Failing(why)],
+            What::Bytes(bytes) => decode(&bytes).into_iter().collect(),
+        };
+        for message in sent {
+            let message = decode(&encode(&message)).expect("what was encoded is decoded");
+            if let Err(why) = scheduler.handle(&from, message, now) {
+                assert!(!why.is_empty());
+            }
+        }
+        check(&mut scheduler, &mut welcomed);
+    }
+});
+
+fn register(
+    role: Role,
+    preferred: Option<usize>,
+    kind: Option<Kind>,
+    (num_workers, num_servers): (usize, usize),
+    host: &str,
+) -> ToScheduler {
+    let info = NodeInfo { role, address: "127.0.0.1".to_owned(), port: 1, pid: 7, host: host.to_owned() };
+    ToScheduler::Register { info, preferred, kind, num_workers, num_servers }
+}
+
+fn check(scheduler: &mut Scheduler, welcomed: &mut BTreeSet<(bool, usize)>) {
+    for (to, message) in scheduler.take_outputs() {
+        assert!(decode::<FromScheduler>(&encode(&message)).is_some());
+        if let FromScheduler::Welcome(job) = message {
+            // Which list the receiver is in is not said: it is the one whose role it registered for.
+            let is_server = usize::from(to[0]) >= job.workers.len() && job.servers.len() > job.rank;
+            assert!(job.rank < job.workers.len().max(job.servers.len()));
+            welcomed.insert((is_server, job.rank));
+        }
+    }
+    if let Standing::Failed(error) = scheduler.standing() {
+        assert!(!error.to_string().is_empty());
+    }
+}
