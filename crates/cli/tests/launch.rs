@@ -135,6 +135,28 @@ fn a_failing_worker_ends_everything_with_its_exit_code() {
 }
 
 #[test]
+fn jobs_that_start_at_once_do_not_get_the_same_port() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: a test of two launchers with the same process id needs root");
+        return;
+    }
+    // Each the only process of its namespace, as in two containers on a host's network: all that they choose by is alike.
+    let program = "[ $DMLC_ROLE != worker ] || { echo $DMLC_PS_ROOT_PORT; sleep 2; }";
+    let jobs = [(), ()].map(|()| {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", env!("CARGO_BIN_EXE_ringpull"), "launch", "--no-tag"]);
+        command.args(["-n", "1", "-s", "1", "--", "sh", "-c", program]).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).spawn().unwrap()
+    });
+    let ports = jobs.map(|job| {
+        let output = job.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    });
+    assert!(ports[0] != ports[1] && ports[0].trim().parse::<u16>().is_ok(), "{ports:?}");
+}
+
+#[test]
 fn survivors_have_the_grace_to_say_what_they_lost() {
     let program = "case $DMLC_ROLE in worker) kill -KILL $$;; *) sleep 0.1; echo lost a worker >&2;; esac";
     let (output, _) = run(&["-n", "1", "-s", "1", "--", "sh", "-c", program]);
@@ -436,17 +458,34 @@ fn check_secrets(folder: &Path, count: usize, mark: &str) {
     }
 }
 
+/// A launcher that ends with the test, and all that it started with it.
+struct Launcher(Child);
+
+impl Launcher {
+    fn terminate(&mut self) -> Option<i32> {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        self.0.wait().unwrap().code()
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        if self.0.try_wait().unwrap().is_none() {
+            self.terminate();
+        }
+    }
+}
+
 #[test]
 fn nothing_of_the_environment_stands_in_the_arguments_of_ssh() {
     let (folder, mark) = (tempfile::tempdir().unwrap(), mark(6));
     let mut command = ssh_that_writes_its_arguments(folder.path());
     command.env("AWS_SECRET_ACCESS_KEY", KEY).env_remove("RINGPULL_SECRET");
     command.args(["-n", "2", "-s", "1", "sh", "-c", &writer_of_secrets(folder.path(), &mark)]);
-    let mut child = command.spawn().unwrap();
+    let mut child = Launcher(command.spawn().unwrap());
     check_secrets(folder.path(), 4, &mark);
     assert!(files_of(folder.path(), "arguments").len() == 4, "three over ssh, and whether the host answers");
-    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert_eq!(child.terminate(), Some(143));
     assert_eq!(running(&mark), 0);
 }
 
@@ -463,10 +502,9 @@ fn nothing_of_the_environment_stands_in_the_arguments_of_mpirun() {
             ["-n", "2", "-s", servers, "--launcher", "mpi", "--env", "AWS_SECRET_ACCESS_KEY", "sh", "-c", &program];
         let mut command = launch(&words);
         command.env("AWS_SECRET_ACCESS_KEY", KEY).env_remove("RINGPULL_SECRET").stderr(Stdio::null());
-        let mut child = command.spawn().unwrap();
+        let mut child = Launcher(command.spawn().unwrap());
         check_secrets(folder.path(), count, &mark);
-        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-        assert_ne!(child.wait().unwrap().code(), Some(0));
+        assert_ne!(child.terminate(), Some(0));
         until("every process ended", || running(&mark) == 0);
     }
 }

@@ -54,7 +54,11 @@ shift 4
 export DMLC_NUM_SERVER=$servers DMLC_NUM_WORKER=$workers
 if [ "$task" -eq 0 ]; then
   export DMLC_ROLE=scheduler
-  port=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 20000))
+  while :; do
+    port=$((10000 + $(od -An -N2 -tu2 /dev/urandom) % 22000))
+    listening=$(printf ':%04X [0-9A-F]*:0000 0A' $port)
+    grep -q "$listening" /proc/net/tcp /proc/net/tcp6 2>/dev/null || break
+  done
   host=$(hostname -I 2>/dev/null | cut -d ' ' -f 1)
   echo "${host:-$(hostname)} $port" >"$meet.new" && mv "$meet.new" "$meet"
 elif [ "$task" -le "$servers" ]; then

@@ -24,7 +24,7 @@ pub use self::output::Sink;
 pub use self::place::Place;
 pub use self::supervise::{Ended, Outcome};
 use ringpull_base::config::{self, Role};
-use ringpull_base::topology::free_port;
+use ringpull_base::topology::claim_port;
 use ringpull_base::{Error, Result};
 
 /// A job: which place runs which role, the command that all of them run, and what they are told.
@@ -111,8 +111,9 @@ impl Launch {
 
     /// Runs the job to its end. Every process has ended when this returns, whatever it returns.
     pub fn run(&self) -> Result<Outcome> {
-        let port = free_port(self.root)?;
-        supervise::run(self, &self.processes(port, &config::secret_or_new()?))
+        // Claimed until the job has ended: its scheduler may be started again.
+        let port = claim_port(self.root)?;
+        supervise::run(self, &self.processes(port.number(), &config::secret_or_new()?))
     }
 
     fn processes(&self, port: u16, secret: &config::Secret) -> Vec<Process> {
