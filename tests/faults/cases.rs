@@ -6,9 +6,15 @@ use ringpull::{KvStore, create};
 use ringpull_base::{DType, Result, Tensor};
 use ringpull_kernels::optim::Optimizer;
 
+use crate::own_mpi;
+
 /// Runs `case` as one rank. `begun` is called with the rank once it is known.
 pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
     ringpull_base::notice::to_stderr();
+    match case {
+        "serialized" | "multiple" => return beside_a_programs_own_mpi(case, begun),
+        _ => {}
+    }
     let store = create("dist_sync_mpi")?;
     let rank = store.rank();
     begun(rank);
@@ -77,6 +83,26 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
         }
         other => panic!("no case is called {other}"),
     }
+}
+
+/// MPI was initialised before the store is created, with a level that lets the store's thread call it or not.
+fn beside_a_programs_own_mpi(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
+    let is_refused = case == "serialized";
+    begun(own_mpi::initialise(if is_refused { own_mpi::SERIALIZED } else { own_mpi::MULTIPLE }));
+    match create("dist_sync_mpi") {
+        Ok(store) => {
+            assert!(!is_refused, "the program's calls and the store's may come at the same time");
+            store.init("big", &full(1 << 16))?;
+            push_and_pull(&store, "big", &full(1 << 16))?;
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(is_refused && text.contains("MPI_THREAD_SERIALIZED"), "{text}");
+            assert!(text.contains("hint: initialise MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE"), "{text}");
+        }
+    }
+    own_mpi::finalise();
+    Ok(())
 }
 
 fn full(len: usize) -> Tensor {

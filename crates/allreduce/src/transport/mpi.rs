@@ -13,7 +13,8 @@ use mpi::ffi;
 use ringpull_base::{DType, Error, Result};
 
 use crate::transport::library::{
-    check, check_launcher, error_text, in_place, library_error, library_name, set_parameters, yields_when_idle,
+    check, check_launcher, check_threads, error_text, in_place, library_error, library_name, set_parameters,
+    yields_when_idle,
 };
 use crate::transport::sockets::Sockets;
 use crate::transport::{Mode, Stamp, Transport};
@@ -74,6 +75,12 @@ impl Mpi {
             // SAFETY: MPI is not initialised, null arguments are allowed, and this thread makes all later calls.
             let code = unsafe { ffi::MPI_Init_thread(argc, argv, ffi::RSMPI_THREAD_FUNNELED, &raw mut provided) };
             check("MPI_Init_thread", 0, code)?;
+            check_threads(true, provided)?;
+        } else {
+            let mut provided: c_int = 0;
+            // SAFETY: MPI is initialised; the out-pointer is valid.
+            check("MPI_Query_thread", 0, unsafe { ffi::MPI_Query_thread(&raw mut provided) })?;
+            check_threads(false, provided)?;
         }
         let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
