@@ -257,6 +257,7 @@ impl Error {
             ErrorKind::NotFound => {
                 "look at the spelling; a path that does not begin with / starts at the folder in which the command runs"
             }
+            ErrorKind::FileTooLarge => "raise the limit of a file's length, which `ulimit -f` shows",
             ErrorKind::PermissionDenied => "give this user access to it, or name another",
             _ => "",
         };

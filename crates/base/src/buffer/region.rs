@@ -12,6 +12,8 @@ use std::ptr::NonNull;
 
 use parking_lot::Mutex;
 
+use crate::file_limit;
+
 /// The descriptors of the regions that this process has made.
 static MADE: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
@@ -55,7 +57,7 @@ pub struct Address {
 }
 
 impl Region {
-    /// A new region of zeros.
+    /// A new region of zeros. Longer than files may be (`ulimit -f`), it is an error.
     pub fn create(len_bytes: usize) -> io::Result<Self> {
         // SAFETY: the name is a C string.
         let descriptor = unsafe { libc::memfd_create(c"ringpull".as_ptr(), libc::MFD_CLOEXEC) };
@@ -64,7 +66,7 @@ impl Region {
         }
         // SAFETY: the descriptor is new, and nobody else's.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
-        file.set_len(len_bytes as u64)?;
+        file_limit::without_signal(|| file.set_len(len_bytes as u64))?;
         let region = Self::map(file, len_bytes)?;
         MADE.lock().push(region.file.as_raw_fd());
         Ok(region)
