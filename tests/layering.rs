@@ -36,6 +36,7 @@ const UNSAFE: &[&str] = &[
     "crates/base/src/buffer/arena.rs",
     "crates/base/src/buffer/mod.rs",
     "crates/base/src/buffer/region.rs",
+    "crates/base/src/forked.rs",
     "crates/base/src/tensor/mod.rs",
     "crates/base/src/timeline/recorder.rs",
     "crates/cli/src/gpu_check/lent.rs",

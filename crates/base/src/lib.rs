@@ -6,7 +6,7 @@
 //!   buffer behind a lock, or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
 //! - [`files`]: files that are there whole or not at all; [`notice()`]: what people should read although
 //!   nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs;
-//!   [`timeline`]: what it does when.
+//!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone.
 //!
 //! It does no arithmetic and talks to nobody.
 
@@ -15,6 +15,7 @@ pub mod config;
 mod dtype;
 mod error;
 pub mod files;
+pub mod forked;
 mod key;
 mod kind;
 pub mod notice;
