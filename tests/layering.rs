@@ -26,6 +26,7 @@ const UNSAFE: &[&str] = &[
     "crates/allreduce/src/interpreter/run_tests.rs",
     "crates/allreduce/src/progress/comm.rs",
     "crates/allreduce/src/progress/process.rs",
+    "crates/allreduce/src/progress/termination.rs",
     "crates/allreduce/src/transport/group.rs",
     "crates/allreduce/src/transport/inproc.rs",
     "crates/allreduce/src/transport/library.rs",
