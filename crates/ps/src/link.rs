@@ -40,8 +40,7 @@ impl Link {
         info: NodeInfo,
         kind: Option<Kind>,
     ) -> Result<(Self, Job)> {
-        let socket = socket::connect(context, dmlc.root, &[], 0)?;
-        let monitor = Monitor::new(context, &socket, "link")?;
+        let (socket, monitor) = socket::connect(context, dmlc.root, &[], 0, "link")?;
         let now = Instant::now();
         let mut link = Link {
             socket,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zmq::{Context, DONTWAIT, Message, SNDMORE, Socket, SocketEvent, SocketType};
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, forked};
 
 /// The longest message a server or scheduler takes from a stranger's connection.
 const MAX_MESSAGE_BYTES: i64 = 64 << 20;
@@ -62,10 +62,18 @@ fn cannot_listen(address: SocketAddr, cause: zmq::Error) -> Error {
     Error::Io { action: "listen on".to_owned(), path: address.to_string(), text, remedy: remedy.to_owned() }
 }
 
-/// A connecting socket that calls itself `identity`, if it is given one.
-pub(crate) fn connect(context: &Context, to: SocketAddr, identity: &[u8], send_limit: i32) -> Result<Socket> {
+/// A connecting socket that calls itself `identity`, if it is given one, and what watches its connections
+/// from the first on; `name` is unique within `context`.
+pub(crate) fn connect(
+    context: &Context,
+    to: SocketAddr,
+    identity: &[u8],
+    send_limit: i32,
+    name: &str,
+) -> Result<(Socket, Monitor)> {
     let failed = || failed("zmq_connect", 0);
-    let socket = context.socket(SocketType::DEALER).map_err(failed())?;
+    // The context's first socket starts its threads, each of which opens an event queue.
+    let socket = forked::closing_on_exec(|| context.socket(SocketType::DEALER)).map_err(failed())?;
     socket.set_ipv6(to.is_ipv6()).map_err(failed())?;
     if !identity.is_empty() {
         socket.set_identity(identity).map_err(failed())?;
@@ -74,8 +82,9 @@ pub(crate) fn connect(context: &Context, to: SocketAddr, identity: &[u8], send_l
     socket.set_sndhwm(send_limit).map_err(failed())?;
     socket.set_rcvhwm(0).map_err(failed())?;
     socket.set_reconnect_ivl(RECONNECT_MS).map_err(failed())?;
+    let monitor = Monitor::new(context, &socket, name)?;
     socket.connect(&tcp(to)).map_err(failed())?;
-    Ok(socket)
+    Ok((socket, monitor))
 }
 
 fn host(ip: IpAddr) -> String {
@@ -104,7 +113,7 @@ impl Monitor {
         let strangers = SocketEvent::HANDSHAKE_FAILED_NO_DETAIL as i32
             | SocketEvent::HANDSHAKE_FAILED_PROTOCOL as i32
             | SocketEvent::HANDSHAKE_FAILED_AUTH as i32;
-        let events = SocketEvent::DISCONNECTED as i32 | strangers;
+        let events = SocketEvent::CONNECTED as i32 | SocketEvent::DISCONNECTED as i32 | strangers;
         socket.monitor(&endpoint, events).map_err(failed("zmq_socket_monitor", 0))?;
         let pair = context.socket(SocketType::PAIR).map_err(failed("zmq_socket", 0))?;
         pair.connect(&endpoint).map_err(failed("zmq_connect", 0))?;
@@ -121,6 +130,11 @@ impl Monitor {
         while let Ok(frames) = self.0.recv_multipart(DONTWAIT) {
             let event = frames.first().and_then(|frame| frame.get(..2)).map(|raw| u16::from_le_bytes([raw[0], raw[1]]));
             match event.map(SocketEvent::from_raw) {
+                // A forked child must not keep the connection open when this process ends.
+                Some(SocketEvent::CONNECTED) => {
+                    let raw = frames[0].get(2..6).and_then(|raw| raw.try_into().ok());
+                    raw.map(i32::from_ne_bytes).into_iter().for_each(forked::close_in_child);
+                }
                 Some(SocketEvent::DISCONNECTED) => return Some(Event::Disconnected),
                 Some(
                     SocketEvent::HANDSHAKE_FAILED_NO_DETAIL

@@ -136,9 +136,8 @@ impl Worker {
                 remedy: "set DMLC_NODE_HOST to an address of that host".to_owned(),
             })?;
             let to = SocketAddr::new(address, server.port);
-            let peer = socket::connect(&context, to, &job.identity(job.rank), SEND_LIMIT)?;
-            let monitor = socket::Monitor::new(&context, &peer, &format!("server-{index}"))?;
-            servers.push((peer, monitor));
+            let name = format!("server-{index}");
+            servers.push(socket::connect(&context, to, &job.identity(job.rank), SEND_LIMIT, &name)?);
         }
         let pair = UnixStream::pair().and_then(|(wake, woken)| {
             wake.set_nonblocking(true)?;

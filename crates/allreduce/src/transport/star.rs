@@ -5,6 +5,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, unbounded};
@@ -156,6 +157,7 @@ fn wire(rank: usize, streams: Vec<Option<TcpStream>>) -> Result<Control> {
         stream.set_nodelay(true).map_err(failed)?;
         probe_when_silent(&stream).map_err(|cause| failed(cause.into()))?;
         let reading = stream.try_clone().map_err(failed)?;
+        [&stream, &reading].into_iter().for_each(|end| ringpull_base::forked::close_in_child(end.as_raw_fd()));
         let news = news.clone();
         std::thread::Builder::new()
             .name(format!("ringpull-ctl{peer}"))
