@@ -49,7 +49,7 @@ class UnknownKindError(ArgumentError):
 
 
 class UnavailableError(KVStoreError):
-    """The kind exists, but this build, machine or process cannot have it."""
+    """The kind exists, but this build, machine or process cannot have it; or the store is that of the process that forked this one."""
 
 
 class UnsupportedError(KVStoreError, NotImplementedError):
@@ -141,6 +141,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "Io": FileError,
     "NotFinite": NotFiniteError,
     "Environment": ArgumentError,
+    "Forked": UnavailableError,
 }
 
 

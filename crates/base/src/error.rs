@@ -247,6 +247,16 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+    /// A forked child called what only its parent can use.
+    #[error(
+        "{what} belongs to process {pid}; a forked child cannot use it\n  hint: create stores after the fork, or start the child with spawn: multiprocessing.get_context(\"spawn\")"
+    )]
+    Forked {
+        /// What was to be used, such as `this store`.
+        what: String,
+        /// The process that made it.
+        pid: u32,
+    },
 }
 
 impl Error {

@@ -7,7 +7,7 @@
 //! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
 //!   [`notice()`]: what people should read although
 //!   nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs;
-//!   [`timeline`]: what it does when.
+//!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone.
 //!
 //! It does no arithmetic and talks to nobody.
 
@@ -17,6 +17,7 @@ mod dtype;
 mod error;
 pub mod file_limit;
 pub mod files;
+pub mod forked;
 mod key;
 mod kind;
 pub mod notice;
