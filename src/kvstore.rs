@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{DType, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids};
+use ringpull_base::{DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids};
 #[cfg(feature = "devices")]
 use ringpull_device::Devices;
 use ringpull_kernels::compress::Compression;
@@ -170,6 +170,7 @@ impl KvStore {
             if outs.is_empty() {
                 return Ok(());
             }
+            self.take(&entry.key, "pull", &[], outs)?;
             let _span = timeline::span(Phase::Wait, || &entry.key);
             #[cfg(feature = "devices")]
             if let Some(backend) = self.backend.anywhere() {
@@ -333,6 +334,7 @@ impl KvStore {
             if values.is_empty() {
                 return Ok(());
             }
+            self.take(key, operation, values, outs)?;
             let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
             #[cfg(feature = "devices")]
             if let Some(backend) = self.backend.anywhere() {
@@ -358,6 +360,26 @@ impl KvStore {
             self.lend(values, outs);
             self.backend.push(&entry, gradient, guards, priority)
         })
+    }
+
+    /// Tensors are about to be locked for `key`. An error if some memory of another library's would have to be locked twice: by an output and
+    /// by another of these, over a view of the same array.
+    fn take(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor]) -> Result<()> {
+        let rank = self.rank();
+        values.iter().chain(outs).for_each(|tensor| tensor.give(key, rank));
+        let is_twice = |out: &Tensor, other: &Tensor| out.overlaps(other) && !out.is_same(other);
+        let of_outs = outs.iter().enumerate().any(|(at, out)| outs[..at].iter().any(|other| is_twice(out, other)));
+        let other = match of_outs {
+            true => "another output",
+            false if outs.iter().any(|out| values.iter().any(|value| is_twice(out, value))) => "a value",
+            false => return Ok(()),
+        };
+        Err(Error::argument(
+            format!(
+                "{operation} of key {key} on rank {rank}: an output shares memory with {other} of the key, which is another tensor"
+            ),
+            "give the one tensor for both, or give each memory of its own",
+        ))
     }
 
     /// Tensors of a push tell the backend when the caller comes for them.

@@ -134,6 +134,10 @@ class KVStore(Worker):
         touched until its ``wait()`` has returned. Several keys travel together, and one after the other need not wait; what is no tensor
         raises before the first of them leaves.
 
+        Memory that is given twice, also by views of one array, is found by its address. In one call a value that shares memory with another
+        output is copied first; outputs that share some are an error that names their keys. A later call on memory that an unfinished one
+        still needs waits for that, so calls on it must come in one order on every rank.
+
         The store keeps a copy of the sum, for a later :meth:`pull`. With ``keep=False`` it need not: the outputs alone have the sum, and
         where the store has left it to them pulling the key is an error until its next ``push``. An optimizer's or updater's value is
         always kept. Every rank must say the same.

@@ -5,6 +5,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use crate::Key;
+
 /// A store, as far as it is told what becomes of the tensors it was given.
 pub trait Waiter: Send + Sync {
     /// The caller may be about to block until the store is done with a tensor.
@@ -28,11 +30,22 @@ pub(super) struct Lent {
     how: AtomicU8,
     to: Mutex<Option<Weak<dyn Waiter>>>,
     is_watched: bool,
+    /// The key and the rank that the tensor was last given to a store for.
+    given: Mutex<Option<(Key, usize)>>,
 }
 
 impl Lent {
     pub(super) fn watched() -> Self {
         Lent { is_watched: true, ..Lent::default() }
+    }
+
+    pub(super) fn give(&self, key: &Key, rank: usize) {
+        *self.given.lock() = Some((key.clone(), rank));
+    }
+
+    /// The key and the rank that the tensor was last given to a store for.
+    pub(super) fn given(&self) -> Option<(Key, usize)> {
+        self.given.lock().clone()
     }
 
     pub(super) fn lend(&self, to: &Weak<dyn Waiter>, how: u8) {
