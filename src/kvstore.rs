@@ -159,6 +159,9 @@ impl KvStore {
 
     /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked for writers
     /// until it has been used. An empty list does nothing. A higher `priority` may leave earlier.
+    ///
+    /// Where 4 pushes of the key are not done, or some and 1 GiB of the store, it first waits for some of them, a minute at most: a fast
+    /// worker would otherwise fill the memory.
     pub fn push(&self, key: impl Into<Key>, values: &[Tensor], priority: i32) -> Result<()> {
         self.push_into(&key.into(), "push", values, &[], priority)
     }
@@ -205,6 +208,7 @@ impl KvStore {
             if values.is_empty() {
                 return Ok(());
             }
+            self.backend.make_room(&entry, priority)?;
             let _span = timeline::span(Phase::Push, || &entry.key);
             let merged = MergedRows::sum(&entry, values)?;
             if self.check_nan {
@@ -335,6 +339,8 @@ impl KvStore {
                 return Ok(());
             }
             self.take(key, operation, values, outs)?;
+            // Before a tensor is locked or copied.
+            self.backend.make_room(&entry, priority)?;
             let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
             #[cfg(feature = "devices")]
             if let Some(backend) = self.backend.anywhere() {

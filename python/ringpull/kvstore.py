@@ -93,7 +93,8 @@ class KVStore(Worker):
             self._native.init(one, values[0])
 
     def push(self, key: Keys, value: Any, priority: int = 0) -> None:
-        """Adds the sum of the values to this step's gradient of ``key``. Returns at once.
+        """Adds the sum of the values to this step's gradient of ``key``. Returns at once, unless four pushes of the key are not done, or some
+        and 1 GiB of the store: then it waits for some of them, so that workers ahead of a slow one do not fill the memory.
 
         Values are copied, so they may be changed as soon as it returns; :meth:`pushpull` borrows them. A value may be a
         :class:`RowSparse`. A higher ``priority`` may leave earlier.

@@ -45,6 +45,13 @@ def test_memory_that_is_given_twice_in_one_process_gives_exact_sums_or_an_error(
     all_done(job(1, "overlaps", "local"))
 
 
+@pytest.mark.parametrize("case", ["memory", "orders", "circle"])
+@pytest.mark.parametrize("kind", ["dist_sync_mpi", "dist_sync"])
+def test_pushes_ahead_of_a_slow_worker_take_little_memory_and_wait_for_nobody_for_ever(kind, case):
+    is_mpi = kind == "dist_sync_mpi"
+    all_done(job(2, "backlog", kind, case) if is_mpi else launched(2, 1, HERE / "jobs/backlog.py", kind, case))
+
+
 #: Rows of MXNet's table of bad input that are wrong by themselves: `jobs/faults.py` lists the calls with their exceptions.
 ALONE = ["arguments", "numbers"]
 

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use zmq::Message;
 
@@ -114,7 +115,7 @@ impl Operation {
                 let value = if rank == 0 { &value.bytes(&[])[bytes] } else { &[] };
                 (request, Message::from(value))
             }
-            Task::Push { gradient, outs, round, optimizer } => {
+            Task::Push { gradient, outs, round, optimizer, .. } => {
                 let reply = (!outs.is_empty()).then_some(reply);
                 let (compression, payload) = match gradient {
                     Bytes::Coded(coded) => (Some(coded.compression), coded.segment(segment)),
@@ -177,9 +178,12 @@ impl Operation {
         }
         self.unanswered -= 1;
         match &mut self.task {
-            Task::Push { outs, .. } => {
+            Task::Push { outs, round, applied, .. } => {
                 for out in outs {
                     out.bytes_mut()[bytes.clone()].copy_from_slice(&payload);
+                }
+                if self.unanswered == 0 {
+                    applied.fetch_max(*round, Relaxed);
                 }
             }
             Task::Pull { answers, .. } | Task::SetState { answers, .. } => {
