@@ -22,7 +22,8 @@ pub trait Backend: Send + Sync {
     fn failing(&self, _why: Option<&str>) {}
     /// Gives the key its first value; rank 0's wins. Does not wait for the peers, so that ranks may init in different orders.
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()>;
-    /// Returns when a push of the key may be made: earlier ones that are not done would otherwise fill the memory. Blocks, for some time at most.
+    /// Returns when a push of the key may be made: earlier ones that are not done would otherwise fill the
+    /// memory. Blocks, for some time at most.
     fn make_room(&self, _entry: &Entry, _priority: i32) -> Result<()> {
         Ok(())
     }

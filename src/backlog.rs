@@ -1,22 +1,26 @@
-//! How far a worker's pushes may be ahead of what is done: at most [`PUSHES`] unfinished ones of each key, and [`BYTES`] of a store
-//! but for the first of each key. Then a push waits, for otherwise the copies of pushed values, and with servers the rounds that
-//! wait for a slow worker, would fill the memory of this process or of the servers.
+//! How far a worker's pushes may be ahead of what is done: at most [`PUSHES`] unfinished ones of each key,
+//! and [`BYTES`] of a store but for the first of each key. Then a push waits, for otherwise the copies of
+//! pushed values, and with servers the rounds that wait for a slow worker, would fill the memory of this
+//! process or of the servers.
 //!
-//! Unfinished is a push whose sum or round is not complete, as far as this worker knows. `PUSHES` lets a worker be that many steps
-//! ahead of the slowest; a loop that pulls what it pushes, or reads its outputs, never has more than one or two. `BYTES` is several
-//! steps of a model of 100 MB, and less than a host's memory; a larger model keeps one step.
+//! Unfinished is a push whose sum or round is not complete, as far as this worker knows. `PUSHES` lets a
+//! worker be that many steps ahead of the slowest; a loop that pulls what it pushes, or reads its outputs,
+//! never has more than one or two. `BYTES` is several steps of a model of 100 MB, and less than a host's
+//! memory; a larger model keeps one step.
 //!
 //! # Why nobody waits for ever
 //!
-//! A push waits only for earlier pushes of the same key; the first unfinished one of a key never waits, however many bytes
-//! there are. Ranks push every key of a step once, in any order within the step. Say that some rank has come to step s, and none is
-//! at an earlier one. A push of step t waits for pushes of step t-1 or earlier, so it waits in vain only while some rank is
-//! before step t. No push of a rank at step s does, and so such a rank goes on, until step s is done everywhere. The same holds
-//! where all ranks make their calls in one order: then the rank with the fewest calls waits for none.
+//! A push waits only for earlier pushes of the same key; the first unfinished one of a key never waits,
+//! however many bytes there are. Ranks push every key of a step once, in any order within the step. Say that
+//! some rank has come to step s, and none is at an earlier one. A push of step t waits for pushes of step t-1
+//! or earlier, so it waits in vain only while some rank is before step t. No push of a rank at step s does,
+//! and so such a rank goes on, until step s is done everywhere. The same holds where all ranks make their
+//! calls in one order: then the rank with the fewest calls waits for none.
 //!
-//! A program of neither kind (one rank pushes "a" ten times and then "b" ten times, another "b" before "a") could end in a circle. So a
-//! wait ends after [`SHORTEST`] in any case, and the push is made; each further wait that ends so may take twice as long, up to
-//! [`LONGEST`], so that a worker that is late for an hour does not fill the memory all the same.
+//! A program of neither kind (one rank pushes "a" ten times and then "b" ten times, another "b" before "a")
+//! could end in a circle. So a wait ends after [`SHORTEST`] in any case, and the push is made; each further
+//! wait that ends so may take twice as long, up to [`LONGEST`], so that a worker that is late for an hour
+//! does not fill the memory all the same.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -40,13 +44,15 @@ pub(super) struct Backlog {
     vain: AtomicU32,
 }
 
-/// Whether a push of `len_bytes` has to wait: `unfinished` ones of its key, and the bytes of all of the store's.
+/// Whether a push of `len_bytes` has to wait: `unfinished` ones of its key, and the bytes of all of the
+/// store's.
 pub(super) fn is_full(unfinished: u64, unfinished_bytes: impl FnOnce() -> u64, len_bytes: usize) -> bool {
     unfinished >= PUSHES || (unfinished > 0 && unfinished_bytes() + len_bytes as u64 > BYTES)
 }
 
 impl Backlog {
-    /// Waits until there is room for a push of `key`, but not for ever: `room` says whether there is within a time.
+    /// Waits until there is room for a push of `key`, but not for ever: `room` says whether there is within a
+    /// time.
     pub(super) fn wait(&self, key: &Key, mut room: impl FnMut(Duration) -> Result<bool>) -> Result<()> {
         if room(Duration::ZERO)? {
             return Ok(());

@@ -160,8 +160,8 @@ impl KvStore {
     /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked for writers
     /// until it has been used. An empty list does nothing. A higher `priority` may leave earlier.
     ///
-    /// Where 4 pushes of the key are not done, or some and 1 GiB of the store, it first waits for some of them, a minute at most: a fast
-    /// worker would otherwise fill the memory.
+    /// Where 4 pushes of the key are not done, or some and 1 GiB of the store, it first waits for some of
+    /// them, a minute at most: a fast worker would otherwise fill the memory.
     pub fn push(&self, key: impl Into<Key>, values: &[Tensor], priority: i32) -> Result<()> {
         self.push_into(&key.into(), "push", values, &[], priority)
     }
@@ -368,8 +368,8 @@ impl KvStore {
         })
     }
 
-    /// Tensors are about to be locked for `key`. An error if some memory of another library's would have to be locked twice: by an output and
-    /// by another of these, over a view of the same array.
+    /// Tensors are about to be locked for `key`. An error if some memory of another library's would have to
+    /// be locked twice: by an output and by another of these, over a view of the same array.
     fn take(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor]) -> Result<()> {
         let rank = self.rank();
         values.iter().chain(outs).for_each(|tensor| tensor.give(key, rank));
@@ -382,7 +382,7 @@ impl KvStore {
         };
         Err(Error::argument(
             format!(
-                "{operation} of key {key} on rank {rank}: an output shares memory with {other} of the key, which is another tensor"
+                "{operation} of key {key} on rank {rank}: an output shares memory with {other}, which is another tensor"
             ),
             "give the one tensor for both, or give each memory of its own",
         ))

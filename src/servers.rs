@@ -108,7 +108,8 @@ impl Servers {
         Ok((Arc::clone(&found.layout), found.pushes))
     }
 
-    /// Whether there is room for one more push of the key after `limit`. Asks the servers what is done, where no answer has told it.
+    /// Whether there is room for one more push of the key after `limit`. Asks the servers what is done, where
+    /// no answer has told it.
     fn has_room_within(&self, entry: &Entry, priority: i32, limit: Duration) -> Result<bool> {
         let deadline = Instant::now() + limit;
         loop {

@@ -2,12 +2,13 @@
 
 Gradients are averaged over the workers, as PyTorch's own are; the store sums, and the division is here.
 
-``float32`` and ``float64`` are divided after the sum. A sum of halves may be too large for its type where their average is not: two
-``float16`` of 40000 would be infinite. So ``float16`` and ``bfloat16`` are divided before the sum, as PyTorch's own hooks do, but by a power of
-two, the next that is not less than the number of workers N: that is exact but for subnormal results, which it rounds to a multiple of the
-smallest, 2**-24 for ``float16``. Where N is no power of two what is missing is made up after the sum. So an average of ``float16`` by two
-workers is off by no more than the rounding of its sum and 2**-24; by N, the roundings of the sum and, where values are smaller than
-N * 2**-14, N * 2**-24.
+``float32`` and ``float64`` are divided after the sum. A sum of halves may be too large for its type where their
+average is not: two ``float16`` of 40000 would be infinite. So ``float16`` and ``bfloat16`` are divided before
+the sum, as PyTorch's own hooks do, but by a power of two, the next that is not less than the number of workers
+N: that is exact but for subnormal results, which it rounds to a multiple of the smallest, 2**-24 for
+``float16``. Where N is no power of two what is missing is made up after the sum. So an average of ``float16``
+by two workers is off by no more than the rounding of its sum and 2**-24; by N, by the roundings of the sum and,
+where values are smaller than N * 2**-13, by N * 2**-24.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _divisors(dtype: torch.dtype, count: int) -> tuple[float, float]:
-    """What values of ``count`` workers are divided by before they are summed, and what their sum then is: together they average."""
+    """What values of ``count`` workers are divided by before they are summed, and what their sum is."""
     if dtype not in _HALVES:
         return 1.0, float(count)
     power = 1 << (count - 1).bit_length()

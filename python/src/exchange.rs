@@ -1,8 +1,9 @@
 //! What a `push_pull` takes from Python: keys with their values and outputs as tensors.
 //!
-//! Before the first key is pushed the memory of all of them is compared, by address. An output that is a value of its own key is
-//! summed in place. A value that otherwise shares memory with an output, of any key, is copied first; two outputs that share some
-//! are an error, as it would hold neither result. What earlier calls still have is waited for (`Foreign::into_tensor`).
+//! Before the first key is pushed the memory of all of them is compared, by address. An output that is a
+//! value of its own key is summed in place. A value that otherwise shares memory with an output, of any key,
+//! is copied first; two outputs that share some are an error, as it would hold neither result. What earlier
+//! calls still have is waited for (`Foreign::into_tensor`).
 
 use std::sync::Arc;
 

@@ -116,8 +116,8 @@ impl Foreign {
         ))
     }
 
-    /// A tensor over the memory. Waits until no earlier call has it, or a part of it, in a way that this access would get wrong;
-    /// Ctrl-C ends that.
+    /// A tensor over the memory. Waits until no earlier call has it, or a part of it, in a way that this
+    /// access would get wrong; Ctrl-C ends that.
     pub(crate) fn into_tensor(self, py: Python<'_>) -> PyResult<Tensor> {
         let is_written = self.access == Access::Write;
         let tensor = self.over(py)?;
@@ -133,8 +133,9 @@ impl Foreign {
         match self.place {
             Place::Host => {
                 let start = NonNull::new(self.start).unwrap_or(NonNull::<u64>::dangling().cast());
-                // SAFETY: the owner keeps the memory; it is aligned, as was checked; that no other library writes it meanwhile is
-                // what the methods of `KVStore` ask of their callers, and tensors over the same addresses are locked as one.
+                // SAFETY: the owner keeps the memory; it is aligned, as was checked; that no other library
+                // writes it meanwhile is what the methods of `KVStore` ask of their callers, and tensors over
+                // the same addresses are locked as one.
                 let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(self.owner)) };
                 Ok(Tensor::from_buffer(self.dtype, &self.shape, buffer))
             }

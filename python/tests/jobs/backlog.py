@@ -70,7 +70,8 @@ elif case == "orders":
         store.pull(key, out)
         assert (out == 199 * ranks + ranks * (ranks - 1) // 2).all(), out
 else:
-    # No steps: each rank has more unfinished pushes of a key than may be before the other calls that key at all.
+    # No steps: each rank has more unfinished pushes of a key than may be before the other calls that key at
+    # all.
     assert case == "circle"
     store.init(["a", "b"], [np.zeros(3, np.float32)] * 2)
     for key in ("a", "b") if rank % 2 else ("b", "a"):

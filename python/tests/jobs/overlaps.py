@@ -1,4 +1,4 @@
-"""Values and outputs that share memory, in one call and in calls that are under way: exact sums, or an error that names the keys."""
+"""Values and outputs that share memory, in one call and in calls under way: exact sums or a clear error."""
 
 import sys
 

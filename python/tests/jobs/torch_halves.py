@@ -50,7 +50,8 @@ for average in by_hook, by_optimizer:
     for dtype, large in (torch.float16, 40000.0), (torch.bfloat16, 2.0**127), (torch.float32, 40000.0):
         got = average(torch.full((5,), large, dtype=dtype))
         assert got.dtype == dtype and (got == large).all(), (average, dtype, got)
-    # Small ones, down to the smallest subnormal, and those between them and the largest; every rank makes all ranks' values.
+    # Small ones, down to the smallest subnormal, and those between them and the largest; every rank makes all
+    # ranks' values.
     for dtype, smallest, digits in (torch.float16, 2.0**-24, 11), (torch.bfloat16, 2.0**-133, 8):
         random = torch.Generator().manual_seed(1)
         exponents = torch.linspace(-24, 14, 4000)

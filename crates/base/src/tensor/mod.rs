@@ -157,8 +157,8 @@ impl Tensor {
         Tensor { remote: Some(remote), ..Self::over(dtype, shape, Content::of(Arc::new(Buffer::zeroed(0)))) }
     }
 
-    /// The same tensor, whose memory is another library's and begins at `start`: while a guard of it is held, tensors over memory
-    /// that overlaps are locked too.
+    /// The same tensor, whose memory is another library's and begins at `start`: while a guard of it is held,
+    /// tensors over memory that overlaps are locked too.
     #[must_use = "it is the tensor"]
     pub fn at(self, start: usize) -> Self {
         Tensor { range: Range::of(start, self.len_bytes()), ..self }
@@ -273,14 +273,15 @@ impl Tensor {
         RwLock::try_read_arc_for(&self.content, limit)
     }
 
-    /// Whether no store has to write the elements any more after `limit`; raises what kept one from doing so. Who has the same memory
-    /// by another tensor does not matter, so they need not be what was written.
+    /// Whether no store has to write the elements any more after `limit`; raises what kept one from doing so.
+    /// Who has the same memory by another tensor does not matter, so they need not be what was written.
     pub fn is_settled_within(&self, limit: Duration) -> Result<bool> {
         let Some(content) = self.read_locked_within(limit) else { return Ok(false) };
         content.fault.clone().map_or(Ok(true), Err)
     }
 
-    /// Whether nobody has the memory by another tensor after `limit` so that an access to it would have to wait.
+    /// Whether nobody has the memory by another tensor after `limit` so that an access to it would have to
+    /// wait.
     pub fn is_free_within(&self, is_written: bool, limit: Duration) -> bool {
         self.range.is_none_or(|range| ranges::is_free(range, is_written, Instant::now() + limit))
     }
@@ -462,7 +463,8 @@ mod tests {
         parts.map(|part| {
             let start = std::ptr::NonNull::new(memory[part.clone()].as_ptr().cast_mut().cast()).unwrap();
             #[allow(unsafe_code)]
-            // SAFETY: the owner keeps the array, which nothing but tensors over it touches; these are locked as one.
+            // SAFETY: the owner keeps the array, which nothing but tensors over it touches; these are locked
+            // as one.
             let buffer = unsafe { Buffer::foreign(start, 4 * part.len(), Box::new(Arc::clone(&memory))) };
             Tensor::from_buffer(DType::F32, &[part.len()], buffer)
         })

@@ -1,9 +1,10 @@
 //! Who has memory of other libraries locked, by address.
 //!
-//! Tensors over memory of our own share it by clones of one handle, and so they share its lock. Memory of another library may
-//! come anew with every call: two tensors may lie over one array, or over views of it. So a guard of such a tensor holds, besides
-//! the tensor's own lock, the range of addresses. A range that is written overlaps no other that is held; ranges that are read may
-//! overlap each other. Whoever wants a range that is held waits for it, as for the lock of one tensor.
+//! Tensors over memory of our own share it by clones of one handle, and so they share its lock. Memory of
+//! another library may come anew with every call: two tensors may lie over one array, or over views of it. So
+//! a guard of such a tensor holds, besides the tensor's own lock, the range of addresses. A range that is
+//! written overlaps no other that is held; ranges that are read may overlap each other. Whoever wants a range
+//! that is held waits for it, as for the lock of one tensor.
 //!
 //! An access costs a lookup in a sorted set of what is held at present.
 
@@ -60,7 +61,8 @@ impl Drop for Held {
     }
 }
 
-/// Waits until the range can be held, until `deadline` if there is one. Otherwise what holds a part of it then.
+/// Waits until the range can be held, until `deadline` if there is one. Otherwise what holds a part of it
+/// then.
 pub(super) fn hold(
     range: Range,
     is_written: bool,
@@ -74,7 +76,8 @@ pub(super) fn hold(
     Ok(Held { range, is_written, number })
 }
 
-/// Waits until the range could be held, until `deadline` at most. Whether it could; another thread may hold it since.
+/// Waits until the range could be held, until `deadline` at most. Whether it could; another thread may hold
+/// it since.
 pub(super) fn is_free(range: Range, is_written: bool, deadline: Instant) -> bool {
     // Mostly nothing is held at all.
     HELD.load(Relaxed) == 0 || wait(&mut TABLE.lock(), range, is_written, Some(deadline)).is_ok()
@@ -124,8 +127,8 @@ struct Holder {
 struct Table {
     /// Ranges that are written, by where they begin. They are disjoint.
     written: BTreeMap<usize, Holder>,
-    /// Ranges that are read, by the power of two that their length has reached, and where they begin. With one power those that
-    /// overlap a range begin close to it, however long others are.
+    /// Ranges that are read, by the power of two that their length has reached, and where they begin. With
+    /// one power those that overlap a range begin close to it, however long others are.
     read: BTreeMap<(u32, usize, u64), Holder>,
     /// How many of them have each power.
     powers: [u32; usize::BITS as usize],
@@ -149,8 +152,8 @@ impl Table {
         }
     }
 
-    /// Whether this is a copy of the table of the process that forked this one: the threads that held ranges are not here, and so it is
-    /// emptied.
+    /// Whether this is a copy of the table of the process that forked this one: the threads that held ranges
+    /// are not here, and so it is emptied.
     fn is_of_another_process(&mut self) -> bool {
         let (process, last) = (std::process::id(), self.last);
         let is_copy = self.process != process;
@@ -197,7 +200,8 @@ impl Table {
 
     fn remove(&mut self, range: Range, is_written: bool, number: u64) {
         if is_written {
-            // In a process that was forked it may have been taken out before, and another may be in its place.
+            // In a process that was forked it may have been taken out before, and another may be in its
+            // place.
             if self.written.get(&range.start).is_some_and(|holder| holder.number == number) {
                 self.written.remove(&range.start);
             }
