@@ -1,6 +1,7 @@
 //! `dist_sync_mpi`: every rank holds every key's value; gradients are summed by allreduce; the update runs on every rank alike.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use ringpull_allreduce::progress::{Engine, Job, Terms, Topic};
 use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter};
@@ -93,10 +94,25 @@ impl Backend for Allreduce {
 
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let value = value.read()?.snapshot();
-        let slot = Arc::new(Slot::new(entry.clone()));
+        let slot = Arc::new(Slot::new(entry.clone(), &self.replica.unfinished_bytes));
         self.replica.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
         let terms = Terms { how: self.engine.settings().to_owned(), ..terms(entry, &Update::Overwrite, None) };
         self.submit(&slot, "init", terms, Box::new(Init::new(&slot, value)))
+    }
+
+    fn make_room(&self, entry: &Entry, _priority: i32) -> Result<()> {
+        /// Most waits are short, and what runs in a cached schedule ends without another word.
+        const MOMENT: Duration = Duration::from_millis(50);
+        let slot = self.slot(entry)?;
+        self.replica.backlog.wait(&entry.key, |limit| {
+            let is_soon = slot.has_room_within(limit.min(MOMENT));
+            if is_soon || limit.is_zero() {
+                return Ok(is_soon);
+            }
+            // What was called must be able to begin without another call.
+            self.engine.wait();
+            Ok(slot.has_room_within(limit))
+        })
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {

@@ -22,6 +22,11 @@ pub trait Backend: Send + Sync {
     fn failing(&self, _why: Option<&str>) {}
     /// Gives the key its first value; rank 0's wins. Does not wait for the peers, so that ranks may init in different orders.
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()>;
+    /// Returns when a push of the key may be made: earlier ones that are not done would otherwise fill the
+    /// memory. Blocks, for some time at most.
+    fn make_room(&self, _entry: &Entry, _priority: i32) -> Result<()> {
+        Ok(())
+    }
     /// Adds this worker's gradient. Returns before it has travelled. When the round of pushes is complete, writes the
     /// key's value into each of `outs` and drops it; on failure calls [`TensorMut::fail`] on each.
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()>;

@@ -172,6 +172,10 @@ impl Backend for DeviceSums {
         self.servers.init(entry, &host)
     }
 
+    fn make_room(&self, entry: &Entry, priority: i32) -> Result<()> {
+        self.servers.make_room(entry, priority)
+    }
+
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
         Anywhere::push(self, entry, Gradient::from(gradient), outs, priority)
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::forked::OfProcess;
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{DType, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids};
+use ringpull_base::{DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids};
 #[cfg(feature = "devices")]
 use ringpull_device::Devices;
 use ringpull_kernels::compress::Compression;
@@ -169,6 +169,9 @@ impl KvStore {
 
     /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked for writers
     /// until it has been used. An empty list does nothing. A higher `priority` may leave earlier.
+    ///
+    /// Where 4 pushes of the key are not done, or some and 1 GiB of the store, it first waits for some of
+    /// them, a minute at most: a fast worker would otherwise fill the memory.
     pub fn push(&self, key: impl Into<Key>, values: &[Tensor], priority: i32) -> Result<()> {
         self.push_into(&key.into(), "push", values, &[], priority)
     }
@@ -180,6 +183,7 @@ impl KvStore {
             if outs.is_empty() {
                 return Ok(());
             }
+            self.take(&entry.key, "pull", &[], outs)?;
             let _span = timeline::span(Phase::Wait, || &entry.key);
             #[cfg(feature = "devices")]
             if let Some(backend) = self.backend.anywhere() {
@@ -214,6 +218,7 @@ impl KvStore {
             if values.is_empty() {
                 return Ok(());
             }
+            self.backend.make_room(&entry, priority)?;
             let _span = timeline::span(Phase::Push, || &entry.key);
             let merged = MergedRows::sum(&entry, values)?;
             if self.check_nan {
@@ -346,6 +351,9 @@ impl KvStore {
             if values.is_empty() {
                 return Ok(());
             }
+            self.take(key, operation, values, outs)?;
+            // Before a tensor is locked or copied.
+            self.backend.make_room(&entry, priority)?;
             let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
             #[cfg(feature = "devices")]
             if let Some(backend) = self.backend.anywhere() {
@@ -371,6 +379,26 @@ impl KvStore {
             self.lend(values, outs);
             self.backend.push(&entry, gradient, guards, priority)
         })
+    }
+
+    /// Tensors are about to be locked for `key`. An error if some memory of another library's would have to
+    /// be locked twice: by an output and by another of these, over a view of the same array.
+    fn take(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor]) -> Result<()> {
+        let rank = self.rank();
+        values.iter().chain(outs).for_each(|tensor| tensor.give(key, rank));
+        let is_twice = |out: &Tensor, other: &Tensor| out.overlaps(other) && !out.is_same(other);
+        let of_outs = outs.iter().enumerate().any(|(at, out)| outs[..at].iter().any(|other| is_twice(out, other)));
+        let other = match of_outs {
+            true => "another output",
+            false if outs.iter().any(|out| values.iter().any(|value| is_twice(out, value))) => "a value",
+            false => return Ok(()),
+        };
+        Err(Error::argument(
+            format!(
+                "{operation} of key {key} on rank {rank}: an output shares memory with {other}, which is another tensor"
+            ),
+            "give the one tensor for both, or give each memory of its own",
+        ))
     }
 
     /// Tensors of a push tell the backend when the caller comes for them.

@@ -14,6 +14,8 @@ mod allreduce;
 mod anywhere;
 mod backend;
 #[cfg(any(feature = "allreduce", feature = "ps"))]
+mod backlog;
+#[cfg(any(feature = "allreduce", feature = "ps"))]
 mod compressed;
 mod contribution;
 mod create;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ use ringpull_base::{Buffer, Error, Key, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
+use crate::backlog::Backlog;
 use crate::compressed::Compressor;
 use crate::jobs::{CompressedPush, Push, PushRows};
 use crate::slot::Slot;
@@ -26,6 +28,9 @@ pub(super) struct Replica {
     pub(super) slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
     pub(super) updates: Arc<Updates>,
     pub(super) compressor: Compressor,
+    /// The bytes of what was called and is not done, and the waits for that.
+    pub(super) unfinished_bytes: Arc<AtomicU64>,
+    pub(super) backlog: Backlog,
 }
 
 /// What of a push's terms is data.
@@ -37,7 +42,14 @@ struct Settings {
 
 impl Replica {
     pub(super) fn new(rank: usize) -> Self {
-        Replica { rank, slots: RwLock::default(), updates: Arc::default(), compressor: Compressor::default() }
+        Replica {
+            rank,
+            slots: RwLock::default(),
+            updates: Arc::default(),
+            compressor: Compressor::default(),
+            unfinished_bytes: Arc::default(),
+            backlog: Backlog::default(),
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -16,6 +17,7 @@ use ringpull_ps::message::Want;
 use ringpull_ps::shard::Layout;
 use ringpull_ps::worker::{Answer, Bytes, Command, Task, Worker};
 
+use crate::backlog::{self, Backlog, PUSHES};
 use crate::compressed::{Coding, Compressor};
 use crate::update::{Update, no_optimizer};
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
@@ -29,6 +31,7 @@ pub struct Servers {
     worker: Worker,
     calls: Mutex<Calls>,
     compressor: Compressor,
+    backlog: Backlog,
 }
 
 /// What this worker has called, from which rounds and versions follow.
@@ -44,6 +47,38 @@ struct KeyCalls {
     pushes: u64,
     /// The pushes that `wait_all` has seen done.
     awaited: u64,
+    /// The pushes that are known to be done, by an answer to one of them or to a later call.
+    applied: Arc<AtomicU64>,
+    len_bytes: u64,
+    /// The question for a push that made the caller wait in vain.
+    asked: Option<Asked>,
+}
+
+impl KeyCalls {
+    fn unfinished(&self) -> u64 {
+        self.pushes.saturating_sub(self.applied.load(Ordering::Relaxed))
+    }
+}
+
+/// What a push counts as.
+struct Round {
+    number: u64,
+    optimizer: u64,
+    applied: Arc<AtomicU64>,
+}
+
+impl Round {
+    fn push(self, gradient: Bytes, outs: Vec<TensorMut>) -> Task {
+        Task::Push { gradient, outs, round: self.number, optimizer: self.optimizer, applied: self.applied }
+    }
+}
+
+/// The servers have been asked to say when so many rounds are done.
+struct Asked {
+    rounds: u64,
+    /// Answers still to come, one for each segment.
+    left: usize,
+    answers: Receiver<Result<Answer>>,
 }
 
 impl Servers {
@@ -54,6 +89,7 @@ impl Servers {
             worker: Worker::join(kind, config, dmlc)?,
             calls: Mutex::default(),
             compressor: Compressor::default(),
+            backlog: Backlog::default(),
         })
     }
 
@@ -72,8 +108,60 @@ impl Servers {
         Ok((Arc::clone(&found.layout), found.pushes))
     }
 
+    /// Whether there is room for one more push of the key after `limit`. Asks the servers what is done, where
+    /// no answer has told it.
+    fn has_room_within(&self, entry: &Entry, priority: i32, limit: Duration) -> Result<bool> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let mut calls = self.calls.lock();
+            let bytes = || calls.keys.values().map(|key| key.unfinished() * key.len_bytes).sum();
+            let Some(found) = calls.keys.get(&entry.key) else { return Ok(true) };
+            if !backlog::is_full(found.unfinished(), bytes, entry.len_bytes()) {
+                return Ok(true);
+            }
+            if limit.is_zero() {
+                return Ok(false);
+            }
+            let Some(found) = calls.keys.get_mut(&entry.key) else { return Ok(true) };
+            let (asked, layout, applied) = (found.asked.take(), Arc::clone(&found.layout), Arc::clone(&found.applied));
+            // Where the number is the limit some pushes may stay, so that not each is asked for.
+            let rounds = if found.unfinished() < PUSHES { found.pushes } else { found.pushes - PUSHES / 2 };
+            drop(calls);
+            let mut asked = match asked {
+                Some(asked) => asked,
+                None => self.ask_for(entry, &layout, rounds, priority)?,
+            };
+            while asked.left > 0 {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if self.worker.wait_within(&asked.answers, left)?.is_none() {
+                    if let Some(found) = self.calls.lock().keys.get_mut(&entry.key) {
+                        found.asked = Some(asked);
+                    }
+                    return Ok(false);
+                }
+                asked.left -= 1;
+            }
+            applied.fetch_max(asked.rounds, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks to be told when so many of this worker's pushes of the key are done.
+    fn ask_for(&self, entry: &Entry, layout: &Arc<Layout>, rounds: u64, priority: i32) -> Result<Asked> {
+        let (sender, answers) = channel();
+        let task = Task::Pull { rounds, want: Want::Word, units: Vec::new(), answers: sender };
+        self.run(entry, layout, priority, task)?;
+        Ok(Asked { rounds, left: layout.segments.len(), answers })
+    }
+
+    /// Notes that so many pushes of the key are known to be done.
+    fn note_applied(&self, key: &Key, rounds: u64) {
+        if let Some(found) = self.calls.lock().keys.get(key) {
+            found.applied.fetch_max(rounds, Ordering::Relaxed);
+        }
+    }
+
     /// Submits a push in the order in which rounds are counted.
-    fn push_task(&self, entry: &Entry, priority: i32, task: impl FnOnce(&Layout, u64, u64) -> Task) -> Result<()> {
+    fn push_task(&self, entry: &Entry, priority: i32, task: impl FnOnce(&Layout, Round) -> Task) -> Result<()> {
         let mut calls = self.calls.lock();
         if self.is_async() && calls.optimizer.is_none() {
             return Err(Error::argument(
@@ -87,8 +175,9 @@ impl Servers {
         let version = calls.version;
         let found = calls.keys.get_mut(&entry.key).ok_or_else(|| not_initialized(&entry.key, self.rank()))?;
         found.pushes += 1;
-        let (layout, round) = (Arc::clone(&found.layout), found.pushes);
-        let task = task(&layout, round, version);
+        let layout = Arc::clone(&found.layout);
+        let round = Round { number: found.pushes, optimizer: version, applied: Arc::clone(&found.applied) };
+        let task = task(&layout, round);
         self.run(entry, &layout, priority, task)
     }
 
@@ -122,17 +211,28 @@ impl Backend for Servers {
         let shape = entry.shape.iter().map(|len| *len as u64).collect();
         let mut calls = self.calls.lock();
         self.run(entry, &layout, 0, Task::Init { dtype: entry.dtype, shape, value })?;
-        calls.keys.insert(entry.key.clone(), KeyCalls { layout, pushes: 0, awaited: 0 });
+        let known = KeyCalls {
+            layout,
+            pushes: 0,
+            awaited: 0,
+            applied: Arc::default(),
+            len_bytes: entry.len_bytes() as u64,
+            asked: None,
+        };
+        calls.keys.insert(entry.key.clone(), known);
         Ok(())
+    }
+
+    fn make_room(&self, entry: &Entry, priority: i32) -> Result<()> {
+        self.backlog.wait(&entry.key, |limit| self.has_room_within(entry, priority, limit))
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
         if let Some(Coding { compression, feedback }) = self.compressor.coding(entry, self.rank())? {
             // Encoded in the order in which rounds are counted.
-            return self.push_task(entry, priority, |layout, round, optimizer| {
+            return self.push_task(entry, priority, |layout, round| {
                 let elements = bytemuck::cast_slice(gradient.bytes(&outs));
-                let gradient = Bytes::Coded(Coded::new(compression, elements, &mut feedback.lock(), layout));
-                Task::Push { gradient, outs, round, optimizer }
+                round.push(Bytes::Coded(Coded::new(compression, elements, &mut feedback.lock(), layout)), outs)
             });
         }
         let gradient = match gradient {
@@ -140,14 +240,14 @@ impl Backend for Servers {
             Contribution::Summed(buffer) => Bytes::Owned(buffer),
             Contribution::InPlace(index) => Bytes::InPlace(index),
         };
-        self.push_task(entry, priority, |_, round, optimizer| Task::Push { gradient, outs, round, optimizer })
+        self.push_task(entry, priority, |_, round| round.push(gradient, outs))
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()> {
         let MergedRows { ids, rows } = gradient;
-        self.push_task(entry, priority, |layout, round, optimizer| {
+        self.push_task(entry, priority, |layout, round| {
             let units = layout.units_of_rows(&ids);
-            Task::PushRows { units, rows, round, optimizer }
+            Task::PushRows { units, rows, round: round.number, optimizer: round.optimizer }
         })
     }
 
@@ -166,7 +266,9 @@ impl Backend for Servers {
                 }
                 Ok(())
             },
-        )
+        )?;
+        self.note_applied(&entry.key, rounds);
+        Ok(())
     }
 
     fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>> {
@@ -271,6 +373,7 @@ impl Backend for Servers {
         for (key, layout, rounds) in keys {
             let task = |answers| Task::Pull { rounds, want: Want::Word, units: Vec::new(), answers };
             self.worker.ask(&key, &layout, i32::MIN, layout.segments.len(), task, |_| Ok(()))?;
+            self.note_applied(&key, rounds);
         }
         self.fault().map_or(Ok(()), Err)
     }

@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
 use parking_lot::{Condvar, Mutex};
 
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, Result, TensorMut, waits};
 
 use crate::Entry;
+use crate::backlog;
 use crate::update::{Update, Updates};
 
 /// A key's value on this rank.
@@ -15,6 +19,8 @@ pub(super) struct Slot {
     pub(super) entry: Entry,
     state: Mutex<State>,
     changed: Condvar,
+    /// The bytes of all operations of the store that were called and are not done.
+    unfinished_bytes: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -33,14 +39,40 @@ struct State {
 }
 
 impl Slot {
-    pub(super) fn new(entry: Entry) -> Self {
-        Slot { entry, state: Mutex::default(), changed: Condvar::new() }
+    pub(super) fn new(entry: Entry, unfinished_bytes: &Arc<AtomicU64>) -> Self {
+        let unfinished_bytes = Arc::clone(unfinished_bytes);
+        Slot { entry, state: Mutex::default(), changed: Condvar::new(), unfinished_bytes }
+    }
+
+    /// Whether there is room for one more push after `limit`, or there was a fault.
+    pub(super) fn has_room_within(&self, limit: Duration) -> bool {
+        /// How often it is looked whether other keys have made room.
+        const LOOK: Duration = Duration::from_millis(10);
+        let mut deadline = None;
+        let mut state = self.state.lock();
+        loop {
+            let unfinished = state.called - state.done;
+            let bytes = || self.unfinished_bytes.load(Ordering::Relaxed);
+            if state.fault.is_some() || !backlog::is_full(unfinished, bytes, self.entry.len_bytes()) {
+                return true;
+            }
+            if limit.is_zero() {
+                return false;
+            }
+            let now = Instant::now();
+            let deadline = *deadline.get_or_insert(now + limit);
+            if now >= deadline {
+                return false;
+            }
+            self.changed.wait_until(&mut state, deadline.min(now + LOOK));
+        }
     }
 
     /// An operation has been called, which leaves a value here or does not. Whether the one before did.
     pub(super) fn call(&self, keeps: bool) -> bool {
         let mut state = self.state.lock();
         state.called += 1;
+        self.unfinished_bytes.fetch_add(self.entry.len_bytes() as u64, Ordering::Relaxed);
         std::mem::replace(&mut state.keeps, keeps)
     }
 
@@ -48,6 +80,7 @@ impl Slot {
     pub(super) fn cancel(&self, kept: bool) {
         let mut state = self.state.lock();
         state.called -= 1;
+        self.unfinished_bytes.fetch_sub(self.entry.len_bytes() as u64, Ordering::Relaxed);
         state.keeps = kept;
     }
 
@@ -90,6 +123,7 @@ impl Slot {
         state.value = value.into();
         state.is_left_out = state.value.is_none();
         state.done += 1;
+        self.unfinished_bytes.fetch_sub(self.entry.len_bytes() as u64, Ordering::Relaxed);
         drop(state);
         self.changed.notify_all();
     }
@@ -149,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_value_that_the_next_operation_has_taken_out_is_waited_for() {
-        let slot = Slot::new(Entry { key: Key::from("w"), dtype: DType::U8, shape: [1].into() });
+        let slot = Slot::new(Entry { key: Key::from("w"), dtype: DType::U8, shape: [1].into() }, &Arc::default());
         slot.call(true);
         slot.settle(Arc::new(Buffer::copy_of(&[1])));
         // Another thread's push begins here.

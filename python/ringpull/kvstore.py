@@ -98,6 +98,9 @@ class KVStore(Worker):
     def push(self, key: Keys, value: Any, priority: int = 0) -> None:
         """Adds the sum of the values to this step's gradient of ``key``. Returns at once.
 
+        Where four pushes of the key are not done, or some and 1 GiB of the store, it first waits for some of them:
+        workers ahead of a slow one would otherwise fill the memory.
+
         Values are copied, so they may be changed as soon as it returns; :meth:`pushpull` borrows them. A value may be a
         :class:`RowSparse`. A higher ``priority`` may leave earlier.
         """
@@ -136,6 +139,11 @@ class KVStore(Worker):
         Waits for the result. With ``wait=False`` it returns a :class:`Handle` at once: neither values nor outputs may be
         touched until its ``wait()`` has returned. Several keys travel together, and one after the other need not wait; what is no tensor
         raises before the first of them leaves.
+
+        Memory that is given twice, also by views of one array, is found by its address. In one call a value that
+        shares memory with another output is copied first; outputs that share some are an error that names their
+        keys. A later call on memory that an unfinished one still needs waits for that, so calls on it must come in
+        one order on every rank.
 
         The store keeps a copy of the sum, for a later :meth:`pull`. With ``keep=False`` it need not: the outputs alone have the sum, and
         where the store has left it to them pulling the key is an error until its next ``push``. An optimizer's or updater's value is

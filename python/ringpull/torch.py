@@ -1,6 +1,14 @@
 """PyTorch on our stores: a communication hook for DistributedDataParallel, and an optimizer for plain modules.
 
 Gradients are averaged over the workers, as PyTorch's own are; the store sums, and the division is here.
+
+``float32`` and ``float64`` are divided after the sum. A sum of halves may be too large for its type where their
+average is not: two ``float16`` of 40000 would be infinite. So ``float16`` and ``bfloat16`` are divided before
+the sum, as PyTorch's own hooks do, but by a power of two, the next that is not less than the number of workers
+N: that is exact but for subnormal results, which it rounds to a multiple of the smallest, 2**-24 for
+``float16``. Where N is no power of two what is missing is made up after the sum. So an average of ``float16``
+by two workers is off by no more than the rounding of its sum and 2**-24; by N, by the roundings of the sum and,
+where values are smaller than N * 2**-13, by N * 2**-24.
 """
 
 from __future__ import annotations
@@ -73,6 +81,22 @@ def _opened(store: KVStore | str) -> KVStore:
     return create(store) if isinstance(store, str) else store
 
 
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _divisors(dtype: torch.dtype, count: int) -> tuple[float, float]:
+    """What values of ``count`` workers are divided by before they are summed, and what their sum is."""
+    if dtype not in _HALVES:
+        return 1.0, float(count)
+    power = 1 << (count - 1).bit_length()
+    return float(power), count / power
+
+
+def _divide(values: torch.Tensor, divisor: float) -> torch.Tensor:
+    """The values, in place. Nothing is done where that would change none."""
+    return values if divisor == 1.0 else values.div_(divisor)
+
+
 def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
     """A hook that averages DistributedDataParallel's buckets over the ranks of ``store``, a store or a kind, while the backward pass goes on.
 
@@ -95,8 +119,10 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
         if key not in known:
             opened.init(key, torch.zeros_like(buffer))
             known.add(key)
+        before, after = _divisors(buffer.dtype, opened.num_workers)
+        _divide(buffer, before)
         handle = opened.pushpull(key, buffer, priority=-bucket.index(), wait=False, keep=False)
-        return waiter.add(handle, lambda: buffer.div_(opened.num_workers), buffer.device)
+        return waiter.add(handle, lambda: _divide(buffer, after), buffer.device)
 
     return hook
 
@@ -145,7 +171,8 @@ class DistributedOptimizer:
             parameter.grad = torch.zeros_like(parameter)
         elif not parameter.grad.is_contiguous():
             parameter.grad = parameter.grad.contiguous()
-        key = self._keys[parameter]
+        key, (before, _) = self._keys[parameter], _divisors(parameter.grad.dtype, self.store.num_workers)
+        _divide(parameter.grad, before)
         self._handles[parameter] = self.store.pushpull(key, parameter.grad, wait=False, keep=False)
 
     def synchronize(self) -> None:
@@ -158,7 +185,7 @@ class DistributedOptimizer:
             if handle is not None:
                 handle.wait()
                 assert parameter.grad is not None
-                parameter.grad.div_(self.store.num_workers)
+                _divide(parameter.grad, _divisors(parameter.grad.dtype, self.store.num_workers)[1])
                 self._handles[parameter] = None
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:

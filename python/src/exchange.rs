@@ -1,4 +1,9 @@
 //! What a `push_pull` takes from Python: keys with their values and outputs as tensors.
+//!
+//! Before the first key is pushed the memory of all of them is compared, by address. An output that is a
+//! value of its own key is summed in place. A value that otherwise shares memory with an output, of any key,
+//! is copied first; two outputs that share some are an error, as it would hold neither result. What earlier
+//! calls still have is waited for (`Foreign::into_tensor`).
 
 use std::sync::Arc;
 
@@ -8,26 +13,87 @@ use ringpull::KvStore;
 use ringpull_base::{Key, Result, Tensor};
 use ringpull_device::Devices;
 
+use crate::errors::argument;
 use crate::foreign::{Access, Foreign};
 
-/// Tensors over the memory of `objects`, each memory once.
-pub(crate) fn outputs(
-    objects: &[Bound<'_, PyAny>],
-    devices: Option<&Arc<Devices>>,
-) -> PyResult<Vec<((usize, usize), Tensor)>> {
-    let mut outs: Vec<((usize, usize), Tensor)> = Vec::new();
-    for object in objects {
-        let foreign = Foreign::of(object, Access::Write, devices)?;
-        let place = foreign.place();
-        if !outs.iter().any(|(known, _)| *known == place) {
-            outs.push((place, foreign.into_tensor(object.py())?));
-        }
-    }
+/// The memory of outputs, each once.
+pub(crate) fn outputs(objects: &[Bound<'_, PyAny>], devices: Option<&Arc<Devices>>) -> PyResult<Vec<Foreign>> {
+    let mut outs = Vec::new();
+    objects.iter().try_for_each(|object| place(&mut outs, object, devices).map(drop))?;
     Ok(outs)
+}
+
+/// The index of the object's memory among `outs`, to which it is added if it is not there yet.
+fn place(outs: &mut Vec<Foreign>, object: &Bound<'_, PyAny>, devices: Option<&Arc<Devices>>) -> PyResult<usize> {
+    let foreign = Foreign::of(object, Access::Write, devices)?;
+    Ok(outs.iter().position(|out| out.is_same(&foreign)).unwrap_or_else(|| {
+        outs.push(foreign);
+        outs.len() - 1
+    }))
 }
 
 /// Keys, each with its values or its outputs.
 pub(crate) type Pairs<'py> = Vec<(Bound<'py, PyAny>, Vec<Bound<'py, PyAny>>)>;
+
+/// A value of a `push_pull`.
+enum Value {
+    /// The output of this index.
+    Output(usize),
+    Other(Foreign),
+}
+
+/// The memory of a `push_pull` of one key.
+pub(crate) struct Borrowed {
+    key: Key,
+    values: Vec<Value>,
+    outs: Vec<Foreign>,
+}
+
+impl Borrowed {
+    /// Of these values and these outputs, which are the values if there are none.
+    pub(crate) fn of(
+        key: Key,
+        values: &[Bound<'_, PyAny>],
+        outs: Option<&[Bound<'_, PyAny>]>,
+        devices: Option<&Arc<Devices>>,
+    ) -> PyResult<Self> {
+        let Some(outs) = outs else {
+            let mut outs = Vec::with_capacity(values.len());
+            let values = values.iter().map(|value| place(&mut outs, value, devices).map(Value::Output));
+            let values = values.collect::<PyResult<_>>()?;
+            return Ok(Borrowed { key, values, outs });
+        };
+        let outs = outputs(outs, devices)?;
+        let values = values.iter().map(|value| {
+            let foreign = Foreign::of(value, Access::Read, devices)?;
+            let output = outs.iter().position(|out| out.is_same(&foreign));
+            Ok(output.map_or(Value::Other(foreign), Value::Output))
+        });
+        let values = values.collect::<PyResult<_>>()?;
+        Ok(Borrowed { key, values, outs })
+    }
+}
+
+/// Where the outputs of all keys are, in the order of their addresses. An error if two of them share memory.
+fn places_of_outputs(py: Python<'_>, all: &[Borrowed], rank: usize) -> PyResult<Vec<(usize, usize)>> {
+    let outs = all.iter().enumerate().flat_map(|(index, one)| one.outs.iter().map(move |out| (out.range(), index)));
+    let mut outs: Vec<_> = outs.filter(|(range, _)| !range.is_empty()).collect();
+    outs.sort_unstable_by_key(|(range, _)| range.start);
+    if let Some(pair) = outs.windows(2).find(|pair| pair[1].0.start < pair[0].0.end) {
+        let (one, other) = (&all[pair[0].1].key, &all[pair[1].1].key);
+        let whose = if one == other {
+            format!("two outputs of key {one}")
+        } else {
+            format!("outputs of keys {one} and {other}")
+        };
+        return Err(argument(
+            py,
+            format!("pushpull on rank {rank}: {whose} share memory, which cannot hold the results of both"),
+            "give each output memory of its own: without out= the values are the outputs",
+        ));
+    }
+    Ok(outs.into_iter().map(|(range, _)| (range.start, range.end)).collect())
+}
 
 /// A `push_pull` of one key.
 pub(crate) struct Exchange {
@@ -37,32 +103,28 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Of these values into these outputs, or into the values if there are none.
-    pub(crate) fn new(
-        py: Python<'_>,
-        key: Key,
-        values: &[Bound<'_, PyAny>],
-        outs: Option<&[Bound<'_, PyAny>]>,
-        keep: bool,
-        devices: Option<&Arc<Devices>>,
-    ) -> PyResult<Self> {
-        let mut outs_by_place = outputs(outs.unwrap_or(values), devices)?;
-        if !keep {
-            outs_by_place = outs_by_place.into_iter().map(|(place, out)| (place, out.unkept())).collect();
-        }
-        let values = match (outs, &outs_by_place[..]) {
-            (None, [(_, only)]) => vec![only.clone(); values.len()],
-            _ => values
-                .iter()
-                .map(|value| {
-                    let foreign = Foreign::of(value, Access::Read, devices)?;
-                    let place = foreign.place();
-                    let same = outs_by_place.iter().find(|(known, _)| *known == place && place.1 > 0);
-                    same.map_or_else(|| foreign.into_tensor(py), |(_, out)| Ok(out.clone()))
-                })
-                .collect::<PyResult<Vec<_>>>()?,
+    /// Those of one call on this rank. Waits for what earlier calls have of their memory.
+    pub(crate) fn all(py: Python<'_>, borrowed: Vec<Borrowed>, keep: bool, rank: usize) -> PyResult<Vec<Self>> {
+        let written = places_of_outputs(py, &borrowed, rank)?;
+        let is_written = |value: &Foreign| {
+            let range = value.range();
+            let before = written.partition_point(|(start, _)| *start < range.end);
+            !range.is_empty() && before > 0 && written[before - 1].1 > range.start
         };
-        Ok(Exchange { key, values, outs: outs_by_place.into_iter().map(|(_, out)| out).collect() })
+        let exchange = |Borrowed { key, values, outs }: Borrowed| {
+            let outs = outs.into_iter().map(|out| {
+                let out = out.into_tensor(py)?;
+                Ok(if keep { out } else { out.unkept() })
+            });
+            let outs = outs.collect::<PyResult<Vec<_>>>()?;
+            let values = values.into_iter().map(|value| match value {
+                Value::Output(index) => Ok(outs[index].clone()),
+                Value::Other(foreign) if is_written(&foreign) => foreign.copied(py),
+                Value::Other(foreign) => foreign.into_tensor(py),
+            });
+            Ok(Exchange { key, values: values.collect::<PyResult<_>>()?, outs })
+        };
+        borrowed.into_iter().map(exchange).collect()
     }
 
     /// Calls the store.

@@ -7,18 +7,21 @@
 mod ready;
 
 use std::ffi::{CStr, c_int};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use ringpull_base::{Buffer, DType, Tensor};
+use ringpull_base::{Buffer, DType, Tensor, TensorRef};
 use ringpull_device::{Devices, Loan};
 
 use crate::dlpack::{self, DlTensor, Managed, Versioned};
 use crate::errors::{argument, raise};
+use crate::handle::SIGNALS;
 use crate::interpreter;
 
 /// What a store is going to do with the memory.
@@ -82,6 +85,7 @@ pub(crate) struct Foreign {
     start: *mut u8,
     owner: Owner,
     place: Place,
+    access: Access,
 }
 
 impl Foreign {
@@ -112,14 +116,26 @@ impl Foreign {
         ))
     }
 
-    /// A tensor over the memory.
+    /// A tensor over the memory. Waits until no earlier call has it, or a part of it, in a way that this
+    /// access would get wrong; Ctrl-C ends that.
     pub(crate) fn into_tensor(self, py: Python<'_>) -> PyResult<Tensor> {
+        let is_written = self.access == Access::Write;
+        let tensor = self.over(py)?;
+        while !tensor.is_free_within(is_written, Duration::ZERO) {
+            py.detach(|| tensor.is_free_within(is_written, SIGNALS));
+            py.check_signals()?;
+        }
+        Ok(tensor)
+    }
+
+    fn over(self, py: Python<'_>) -> PyResult<Tensor> {
         let len_bytes = self.len_bytes();
         match self.place {
             Place::Host => {
                 let start = NonNull::new(self.start).unwrap_or(NonNull::<u64>::dangling().cast());
-                // SAFETY: the owner keeps the memory; it is aligned, as was checked; that nobody else writes it meanwhile is what
-                // the methods of `KVStore` ask of their callers.
+                // SAFETY: the owner keeps the memory; it is aligned, as was checked; that no other library
+                // writes it meanwhile is what the methods of `KVStore` ask of their callers, and tensors over
+                // the same addresses are locked as one.
                 let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(self.owner)) };
                 Ok(Tensor::from_buffer(self.dtype, &self.shape, buffer))
             }
@@ -143,18 +159,25 @@ impl Foreign {
             });
             return copied.map_err(|error| raise(py, &error));
         }
-        let len_bytes = self.len_bytes();
-        if len_bytes == 0 {
-            return Ok(Tensor::zeros(self.dtype, &self.shape));
-        }
-        // SAFETY: the owner is alive and lends `len_bytes` bytes from `start`.
-        let bytes = unsafe { std::slice::from_raw_parts(self.start, len_bytes) };
-        Ok(Tensor::from_buffer(self.dtype, &self.shape, Buffer::copy_of(bytes)))
+        let tensor = self.into_tensor(py)?;
+        let copy = |guard: TensorRef| Tensor::from_buffer(guard.dtype(), guard.shape(), Buffer::copy_of(guard.bytes()));
+        // It is free, unless another thread has given it to a store in this moment.
+        let copied = match tensor.read_within(Duration::ZERO) {
+            Ok(None) => py.detach(|| tensor.read().map(copy)),
+            free => free.map(|guard| copy(guard.expect("it was just there"))),
+        };
+        copied.map_err(|error| raise(py, &error))
     }
 
-    /// Where the memory begins and how long it is: the same for the same tensor.
-    pub(crate) fn place(&self) -> (usize, usize) {
-        (self.start as usize, self.len_bytes())
+    /// The addresses of the memory.
+    pub(crate) fn range(&self) -> Range<usize> {
+        let start = self.start as usize;
+        start..start.saturating_add(self.len_bytes())
+    }
+
+    /// Whether both are the same elements.
+    pub(crate) fn is_same(&self, other: &Foreign) -> bool {
+        self.len_bytes() > 0 && (self.start, self.dtype, &self.shape) == (other.start, other.dtype, &other.shape)
     }
 
     fn len_bytes(&self) -> usize {
@@ -199,7 +222,7 @@ impl Foreign {
         let shape: Vec<usize> = shape.into_iter().map(|len| len as usize).collect();
         let strides: Vec<i64> = strides.into_iter().map(|bytes| (bytes / size as isize) as i64).collect();
         let start = view.buf.cast::<u8>();
-        Self::checked(py, Foreign { dtype, shape, start, owner, place: Place::Host }, Some(&strides))
+        Self::checked(py, Foreign { dtype, shape, start, owner, place: Place::Host, access }, Some(&strides))
     }
 
     /// `place` is where the object says that its memory is; `None` if it leaves that to the capsule, as MXNet's arrays do.
@@ -258,7 +281,7 @@ impl Foreign {
         // SAFETY: DLPack promises `ndim` numbers at each.
         let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
         let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
-        Self::checked(py, Foreign { dtype, shape, start, owner, place }, strides.as_deref())
+        Self::checked(py, Foreign { dtype, shape, start, owner, place, access }, strides.as_deref())
     }
 
     fn checked(py: Python<'_>, foreign: Foreign, strides: Option<&[i64]>) -> PyResult<Self> {

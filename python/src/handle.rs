@@ -12,7 +12,7 @@ use ringpull_device::Devices;
 use crate::errors::raise;
 
 /// How often a wait asks whether the user has interrupted it.
-const SIGNALS: Duration = Duration::from_millis(100);
+pub(crate) const SIGNALS: Duration = Duration::from_millis(100);
 
 /// Pushpulls that have been called: `wait` returns when their outputs hold the results.
 #[pyclass(frozen, module = "ringpull._native")]
@@ -50,7 +50,7 @@ impl Handle {
 fn drop_done(outs: &mut Vec<Tensor>, limit: Duration) -> ringpull_base::Result<()> {
     let end = Instant::now() + limit;
     while let Some(last) = outs.last() {
-        if last.read_anywhere_within(end.saturating_duration_since(Instant::now()))?.is_none() {
+        if !last.is_settled_within(end.saturating_duration_since(Instant::now()))? {
             return Ok(());
         }
         outs.pop();
@@ -90,6 +90,6 @@ impl Handle {
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.check(py)?;
         let outs: Vec<Tensor> = self.tensors().iter().take(self.outs).cloned().collect();
-        Ok(py.detach(|| outs.iter().all(|out| !matches!(out.read_anywhere_within(Duration::ZERO), Ok(None)))))
+        Ok(py.detach(|| outs.iter().all(|out| !matches!(out.is_settled_within(Duration::ZERO), Ok(false)))))
     }
 }

@@ -16,7 +16,7 @@ use ringpull_kernels::optim::Optimizer;
 
 use crate::array::Array;
 use crate::errors::{argument, raise};
-use crate::exchange::{Exchange, Pairs, outputs};
+use crate::exchange::{Borrowed, Exchange, Pairs, outputs};
 use crate::foreign::{Access, Foreign};
 use crate::handle::Handle;
 use crate::interpreter;
@@ -193,12 +193,13 @@ impl Store {
         self.told(py, |store| {
             let devices = store.devices();
             let outs_of = |index: usize| outs.as_ref().map(|outs| &outs[index].1[..]);
-            let exchanges = values
+            let borrowed = values
                 .iter()
                 .enumerate()
                 .filter(|(_, (_, values))| !values.is_empty())
-                .map(|(index, (key, values))| Exchange::new(py, key_of(key)?, values, outs_of(index), keep, devices))
+                .map(|(index, (key, values))| Borrowed::of(key_of(key)?, values, outs_of(index), devices))
                 .collect::<PyResult<Vec<_>>>()?;
+            let exchanges = Exchange::all(py, borrowed, keep, store.rank())?;
             detached(py, store, |store| exchanges.iter().try_for_each(|each| each.make(store, priority)))?;
             let (outs, values): (Vec<_>, Vec<_>) = exchanges.into_iter().map(|each| (each.outs, each.values)).unzip();
             Ok(Handle::new(outs.into_iter().flatten().collect(), values.into_iter().flatten(), devices.cloned()))
@@ -208,7 +209,8 @@ impl Store {
     fn pull(&self, py: Python<'_>, key: &Bound<'_, PyAny>, outs: Vec<Bound<'_, PyAny>>, priority: i32) -> PyResult<()> {
         self.told(py, |store| {
             let (key, devices) = (key_of(key)?, store.devices());
-            let outs: Vec<Tensor> = outputs(&outs, devices)?.into_iter().map(|(_, out)| out).collect();
+            let outs = outputs(&outs, devices)?.into_iter().map(|out| out.into_tensor(py));
+            let outs = outs.collect::<PyResult<Vec<Tensor>>>()?;
             detached(py, store, |store| {
                 store.pull(key, &outs, priority)?;
                 devices.map_or(Ok(()), |devices| outs.iter().try_for_each(|out| devices.settle(out)))

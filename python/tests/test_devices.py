@@ -100,6 +100,23 @@ def test_a_tensor_on_each_device_is_summed_with_one_in_host_memory(store):
     assert both[0].array.tolist() == both[1].array.tolist() == [11] * 5
 
 
+def test_memory_that_is_given_twice_gives_exact_sums_or_an_error(store):
+    store.init(["v", "w"], [np.zeros(5, np.float32)] * 2)
+    for _ in range(20):
+        x, y = full(1), full(10)
+        store.pushpull(["v", "w"], [x, y], [y, x])
+        assert x.array.tolist() == [10] * 5 and y.array.tolist() == [1] * 5
+        memory = np.zeros(8, np.float32)
+        memory[:5] = range(5)
+        store.pushpull("v", OnDevice(memory[:5]), OnDevice(memory[3:]))
+        assert memory.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+        handles = [store.pushpull(key, [OnDevice(memory[:5]), OnDevice(memory[:5])], wait=False) for key in "vw"]
+        assert all(handle.wait() for handle in handles)
+        assert memory.tolist() == [0, 4, 8, 0, 4, 2, 3, 4]
+    with pytest.raises(ringpull.ArgumentError, match='outputs of keys "v" and "w" share memory'):
+        store.pushpull(["v", "w"], [OnDevice(memory[:5]), OnDevice(memory[3:])])
+
+
 def test_a_pushed_tensor_may_be_changed_at_once(store):
     store.init("w", np.zeros(5, np.float32))
     for values, total in (([full(1)], 1), ([full(1), full(2, 1)], 3), ([full(1), full(2), full(3)], 6)):

@@ -32,6 +32,26 @@ def test_the_promises_hold_with_servers():
     all_done(launched(2, 2, HERE / "jobs/values.py", "dist_sync"))
 
 
+@pytest.mark.parametrize("ranks", [2, FOUR])
+def test_memory_that_is_given_twice_gives_exact_sums_or_an_error(ranks):
+    all_done(job(ranks, "overlaps", "dist_sync_mpi"))
+
+
+def test_memory_that_is_given_twice_to_servers_gives_exact_sums_or_an_error():
+    all_done(launched(2, 1, HERE / "jobs/overlaps.py", "dist_sync"))
+
+
+def test_memory_that_is_given_twice_in_one_process_gives_exact_sums_or_an_error():
+    all_done(job(1, "overlaps", "local"))
+
+
+@pytest.mark.parametrize("case", ["memory", "orders", "circle"])
+@pytest.mark.parametrize("kind", ["dist_sync_mpi", "dist_sync"])
+def test_pushes_ahead_of_a_slow_worker_take_little_memory_and_wait_for_nobody_for_ever(kind, case):
+    is_mpi = kind == "dist_sync_mpi"
+    all_done(job(2, "backlog", kind, case) if is_mpi else launched(2, 1, HERE / "jobs/backlog.py", kind, case))
+
+
 #: Rows of MXNet's table of bad input that are wrong by themselves: `jobs/faults.py` lists the calls with their exceptions.
 ALONE = ["arguments", "numbers"]
 

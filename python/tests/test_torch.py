@@ -14,6 +14,12 @@ def test_ranks_end_where_one_process_with_the_whole_batch_ends(how):
         assert printed.out == f"rank {rank} is done\n"
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_averages_of_halves_are_right_where_their_sums_are_too_large(ranks):
+    for rank, printed in enumerate(job(ranks, "torch_halves").ranks):
+        assert printed.out == f"rank {rank} is done\n"
+
+
 @pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed: scripts/setup")
 def test_the_example_ends_with_equal_weights():
     short = ["--steps", 4, "--epochs", 1, "--limit-train", 512, "--limit-test", 200]

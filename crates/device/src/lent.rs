@@ -66,7 +66,7 @@ impl Devices {
             (own, Box::new(kept))
         };
         let memory = Memory::lent(self.platform(), device, loan, lender)?;
-        Ok(self.tensor(dtype, shape, Slice::all(&memory), stream))
+        Ok(self.tensor(dtype, shape, Slice::all(&memory), stream).at(loan.address() as usize))
     }
 
     /// The platform's name for the stream of `device` that tensors are ready on whose owner has none.

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use ringpull_base::{Error, Key};
 use ringpull_kernels::optim::State;
@@ -111,7 +112,7 @@ impl Operation {
                 let value = if rank == 0 { &value.bytes(&[])[bytes] } else { &[] };
                 (request, value.to_vec())
             }
-            Task::Push { gradient, outs, round, optimizer } => {
+            Task::Push { gradient, outs, round, optimizer, .. } => {
                 let reply = (!outs.is_empty()).then_some(reply);
                 let (compression, payload) = match gradient {
                     Bytes::Coded(coded) => (Some(coded.compression), coded.segment(segment)),
@@ -174,9 +175,12 @@ impl Operation {
         }
         self.unanswered -= 1;
         match &mut self.task {
-            Task::Push { outs, .. } => {
+            Task::Push { outs, round, applied, .. } => {
                 for out in outs {
                     out.bytes_mut()[bytes.clone()].copy_from_slice(&payload);
+                }
+                if self.unanswered == 0 {
+                    applied.fetch_max(*round, Relaxed);
                 }
             }
             Task::Pull { answers, .. } | Task::SetState { answers, .. } => {

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use ringpull_base::config::{Config, Dmlc, Role};
@@ -54,8 +55,8 @@ pub enum Task {
     /// The key's first value, if this is rank 0.
     Init { dtype: DType, shape: Vec<u64>, value: Bytes },
     /// This worker's gradient of `round`, to be applied by the optimizer of that version; the new value is
-    /// written to `outs`.
-    Push { gradient: Bytes, outs: Vec<TensorMut>, round: u64, optimizer: u64 },
+    /// written to `outs`, and then `applied` is at least `round`.
+    Push { gradient: Bytes, outs: Vec<TensorMut>, round: u64, optimizer: u64, applied: Arc<AtomicU64> },
     /// As `Push` of some rows, named by `units`.
     PushRows { units: Vec<usize>, rows: Buffer, round: u64, optimizer: u64 },
     /// The value after `rounds` of this worker's pushes, or some rows of it; an answer for each segment.
@@ -185,6 +186,15 @@ impl Worker {
     pub fn wait<T>(&self, answers: &Receiver<Result<T>>) -> Result<T> {
         let _wait = waits::wait();
         answers.recv().unwrap_or_else(|_| Err(self.ended()))
+    }
+
+    /// As [`wait`](Self::wait), but `None` if there is none within `limit`.
+    pub fn wait_within<T>(&self, answers: &Receiver<Result<T>>, limit: Duration) -> Result<Option<T>> {
+        match answers.recv_timeout(limit) {
+            Ok(answer) => answer.map(Some),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+        }
     }
 
     /// Every segment's answer to `task`, handed to `take` as it comes.

@@ -6,12 +6,16 @@ use parking_lot::RawRwLock;
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 
 use super::Content;
+use super::ranges::Held;
 use crate::{Buffer, DType, Element, Error, Key, Remote, Result};
 
 /// A tensor locked for reading. May move to another thread.
 pub struct TensorRef {
     pub(super) dtype: DType,
     pub(super) shape: Arc<[usize]>,
+    /// Let go before the content, with which the memory may be given back and lent anew.
+    #[allow(dead_code)]
+    pub(super) range: Option<Held>,
     pub(super) content: ArcRwLockReadGuard<RawRwLock, Content>,
     pub(super) remote: Option<Remote>,
 }
@@ -56,6 +60,9 @@ impl TensorRef {
 pub struct TensorMut {
     pub(super) dtype: DType,
     pub(super) shape: Arc<[usize]>,
+    /// As that of a `TensorRef`.
+    #[allow(dead_code)]
+    pub(super) range: Option<Held>,
     pub(super) content: ArcRwLockWriteGuard<RawRwLock, Content>,
     pub(super) remote: Option<Remote>,
     pub(super) touched: bool,

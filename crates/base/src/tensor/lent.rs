@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use crate::Key;
 use crate::forked::Process;
 
 /// A store, as far as it is told what becomes of the tensors it was given.
@@ -30,11 +31,22 @@ pub(super) struct Lent {
     how: AtomicU8,
     to: Mutex<Option<(Weak<dyn Waiter>, Process)>>,
     is_watched: bool,
+    /// The key and the rank that the tensor was last given to a store for.
+    given: Mutex<Option<(Key, usize)>>,
 }
 
 impl Lent {
     pub(super) fn watched() -> Self {
         Lent { is_watched: true, ..Lent::default() }
+    }
+
+    pub(super) fn give(&self, key: &Key, rank: usize) {
+        *self.given.lock() = Some((key.clone(), rank));
+    }
+
+    /// The key and the rank that the tensor was last given to a store for.
+    pub(super) fn given(&self) -> Option<(Key, usize)> {
+        self.given.lock().clone()
     }
 
     pub(super) fn lend(&self, to: &Weak<dyn Waiter>, how: u8) {

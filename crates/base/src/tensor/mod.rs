@@ -8,10 +8,13 @@
 //! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
 //! A tensor may also name memory of a device (see `device`): it has the same lock, and asking for its bytes is an error.
 //!
+//! Tensors over one piece of another library's memory, or over views of it, are locked as one (`ranges`).
+//!
 //! A store that has been given a tensor is told when its owner comes for it again (`Waiter`), once, and before that may block.
 
 mod guard;
 mod lent;
+mod ranges;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -24,6 +27,7 @@ pub use guard::unshare;
 pub use guard::{TensorMut, TensorRef};
 pub use lent::Waiter;
 use lent::{Lent, READ, WRITTEN};
+use ranges::{Held, Range};
 
 use crate::timeline::{self, Phase};
 use crate::{Buffer, DType, Element, Error, Key, Remote, Result, waits};
@@ -77,6 +81,8 @@ pub struct Tensor {
     shape: Arc<[usize]>,
     content: Arc<RwLock<Content>>,
     remote: Option<Remote>,
+    /// Where the memory is, if it is another library's.
+    range: Option<Range>,
     lent: Arc<Lent>,
 }
 
@@ -113,8 +119,10 @@ impl Tensor {
     /// # Panics
     /// If the buffer's length is not that of the shape.
     pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Self {
-        assert_eq!(buffer.bytes().len(), len_bytes(dtype, shape), "the buffer holds the shape's elements");
-        Self::over(dtype, shape, Content::of(Arc::new(buffer)))
+        let bytes = buffer.bytes();
+        assert_eq!(bytes.len(), len_bytes(dtype, shape), "the buffer holds the shape's elements");
+        let range = if buffer.is_foreign() { Range::of(bytes.as_ptr() as usize, bytes.len()) } else { None };
+        Tensor { range, ..Self::over(dtype, shape, Content::of(Arc::new(buffer))) }
     }
 
     /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard are gone, and so no
@@ -141,12 +149,19 @@ impl Tensor {
 
     fn over(dtype: DType, shape: &[usize], content: Content) -> Self {
         let content = Arc::new(RwLock::new(content));
-        Tensor { dtype, shape: shape.into(), content, remote: None, lent: Arc::default() }
+        Tensor { dtype, shape: shape.into(), content, remote: None, range: None, lent: Arc::default() }
     }
 
     /// A tensor over memory that is not the host's.
     pub fn from_remote(dtype: DType, shape: &[usize], remote: Remote) -> Self {
         Tensor { remote: Some(remote), ..Self::over(dtype, shape, Content::of(Arc::new(Buffer::zeroed(0)))) }
+    }
+
+    /// The same tensor, whose memory is another library's and begins at `start`: while a guard of it is held,
+    /// tensors over memory that overlaps are locked too.
+    #[must_use = "it is the tensor"]
+    pub fn at(self, start: usize) -> Self {
+        Tensor { range: Range::of(start, self.len_bytes()), ..self }
     }
 
     /// The memory, if it is not the host's.
@@ -189,6 +204,11 @@ impl Tensor {
         Arc::ptr_eq(&self.content, &other.content)
     }
 
+    /// Whether both lie in another library's memory, and some of it is of both.
+    pub fn overlaps(&self, other: &Tensor) -> bool {
+        self.range.zip(other.range).is_some_and(|(own, other)| own.overlaps(other))
+    }
+
     /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
     pub fn read(&self) -> Result<TensorRef> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
@@ -198,7 +218,17 @@ impl Tensor {
     /// As [`read`](Self::read), wherever the memory is. On a device it blocks until a store has queued its work on the tensor's stream.
     pub fn read_anywhere(&self) -> Result<TensorRef> {
         self.come_for(WRITTEN);
-        self.guard(if timeline::is_on() { self.read_timed() } else { self.read_locked() })
+        let content = if timeline::is_on() { self.read_timed() } else { self.read_locked() };
+        self.guard(content, self.hold(false))
+    }
+
+    /// The range of memory, if it is another library's. Blocks while others have it.
+    fn hold(&self, is_written: bool) -> Option<Held> {
+        let held = |range| match ranges::hold(range, is_written, &self.lent, None) {
+            Ok(held) => held,
+            Err(_) => unreachable!("without a deadline it waits"),
+        };
+        self.range.map(held)
     }
 
     fn read_locked(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
@@ -230,19 +260,42 @@ impl Tensor {
 
     /// As [`read_within`](Self::read_within), wherever the memory is.
     pub fn read_anywhere_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
+        let deadline = Instant::now().checked_add(limit);
+        let Some(content) = self.read_locked_within(limit) else { return Ok(None) };
+        match self.range.map(|range| ranges::hold(range, false, &self.lent, deadline)).transpose() {
+            Ok(range) => self.guard(content, range).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn read_locked_within(&self, limit: Duration) -> Option<ArcRwLockReadGuard<RawRwLock, Content>> {
         self.come_for(WRITTEN);
         if !limit.is_zero() {
             self.look_out();
         }
         let _wait = waits::wait();
-        RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
+        RwLock::try_read_arc_for(&self.content, limit)
     }
 
-    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>) -> Result<TensorRef> {
+    /// Whether no store has to write the elements any more after `limit`; raises what kept one from doing so.
+    /// Who has the same memory by another tensor does not matter, so they need not be what was written.
+    pub fn is_settled_within(&self, limit: Duration) -> Result<bool> {
+        let Some(content) = self.read_locked_within(limit) else { return Ok(false) };
+        content.fault.clone().map_or(Ok(true), Err)
+    }
+
+    /// Whether nobody has the memory by another tensor after `limit` so that an access to it would have to
+    /// wait.
+    pub fn is_free_within(&self, is_written: bool, limit: Duration) -> bool {
+        self.range.is_none_or(|range| ranges::is_free(range, is_written, Instant::now() + limit))
+    }
+
+    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>, range: Option<Held>) -> Result<TensorRef> {
         if let Some(fault) = &content.fault {
             return Err(fault.clone());
         }
-        Ok(TensorRef { dtype: self.dtype, shape: Arc::clone(&self.shape), content, remote: self.remote.clone() })
+        let (shape, remote) = (Arc::clone(&self.shape), self.remote.clone());
+        Ok(TensorRef { dtype: self.dtype, shape, range, content, remote })
     }
 
     fn read_timed(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
@@ -258,10 +311,11 @@ impl Tensor {
     /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses them. Clears an earlier fault.
     pub fn write(&self) -> TensorMut {
         self.come_for(READ);
-        self.guard_mut(RwLock::try_write_arc(&self.content).unwrap_or_else(|| {
+        let content = RwLock::try_write_arc(&self.content).unwrap_or_else(|| {
             let _wait = waits::wait();
             RwLock::write_arc(&self.content)
-        }))
+        });
+        self.guard_mut(content, self.hold(true))
     }
 
     /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`, or is not on the host.
@@ -274,13 +328,39 @@ impl Tensor {
     pub fn write_anywhere_within(&self, limit: Duration) -> Result<TensorMut> {
         self.come_for(READ);
         let _wait = waits::wait();
+        let deadline = Instant::now().checked_add(limit);
         let content = RwLock::try_write_arc_for(&self.content, limit).ok_or_else(|| {
             Error::argument(
                 format!("an output tensor of shape {:?} stayed in use for {} s", self.shape, limit.as_secs_f64()),
                 "drop every guard of `read` and `write` on it before giving it to a store",
             )
         })?;
-        Ok(self.guard_mut(content))
+        let range = self.range.map(|range| ranges::hold(range, true, &self.lent, deadline)).transpose();
+        Ok(self.guard_mut(content, range.map_err(|other| self.in_use(&other, limit))?))
+    }
+
+    /// Why the memory of an output was not to be had within `limit`: `other` has it.
+    fn in_use(&self, other: &Lent, limit: Duration) -> Error {
+        let name = |lent: &Lent| {
+            lent.given().map_or(("another tensor".to_owned(), String::new()), |(key, rank)| {
+                (format!("key {key}"), format!(" on rank {rank}"))
+            })
+        };
+        let ((own, rank), (other, _)) = (name(&self.lent), name(other));
+        Error::argument(
+            format!(
+                "an output of {own}{rank} shares memory with a tensor of {other}, which stayed in use for {} s",
+                limit.as_secs_f64()
+            ),
+            format!("wait for the call of {other} before its memory is given to another, or give memory of its own"),
+        )
+    }
+
+    /// The tensor is being given to a store for `key`, on this rank: so errors name it.
+    pub fn give(&self, key: &Key, rank: usize) {
+        if self.range.is_some() {
+            self.lent.give(key, rank);
+        }
     }
 
     /// A store has been given the tensor, to write or only to read it.
@@ -293,10 +373,10 @@ impl Tensor {
         self.lent.come_for(blocks_from);
     }
 
-    fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>) -> TensorMut {
+    fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>, range: Option<Held>) -> TensorMut {
         content.fault = None;
         let (shape, remote) = (Arc::clone(&self.shape), self.remote.clone());
-        TensorMut { dtype: self.dtype, shape, content, remote, touched: false, then: None }
+        TensorMut { dtype: self.dtype, shape, range, content, remote, touched: false, then: None }
     }
 
     /// A copy of the elements as a vector.
@@ -383,6 +463,71 @@ mod tests {
         let last = lent.write();
         drop(lent);
         assert!(!last.is_simply_dropped());
+    }
+
+    /// Tensors over parts of one array of eight elements, each as another library would lend it anew.
+    fn over_one_array<const N: usize>(parts: [std::ops::Range<usize>; N]) -> [Tensor; N] {
+        let memory: Arc<[std::sync::atomic::AtomicU32; 8]> = Arc::default();
+        parts.map(|part| {
+            let start = std::ptr::NonNull::new(memory[part.clone()].as_ptr().cast_mut().cast()).unwrap();
+            #[allow(unsafe_code)]
+            // SAFETY: the owner keeps the array, which nothing but tensors over it touches; these are locked
+            // as one.
+            let buffer = unsafe { Buffer::foreign(start, 4 * part.len(), Box::new(Arc::clone(&memory))) };
+            Tensor::from_buffer(DType::F32, &[part.len()], buffer)
+        })
+    }
+
+    #[test]
+    fn tensors_over_memory_that_overlaps_are_locked_as_one() {
+        const NOW: Duration = Duration::ZERO;
+        let [left, right, all, beside] = over_one_array([0..5, 3..6, 0..6, 6..8]);
+        assert!(left.overlaps(&right) && !left.overlaps(&beside) && !left.is_same(&all));
+        let written = left.write();
+        assert!(right.read_within(NOW).unwrap().is_none() && right.write_within(NOW).is_err());
+        assert!(!all.is_free_within(false, NOW) && all.is_settled_within(NOW).unwrap());
+        assert!(beside.write_within(NOW).is_ok());
+        drop(written);
+        let read = (left.read().unwrap(), right.read().unwrap());
+        assert!(all.is_free_within(false, NOW) && !all.is_free_within(true, NOW));
+        drop(read);
+        assert!(all.write_within(NOW).is_ok());
+    }
+
+    #[test]
+    fn whoever_has_memory_that_overlaps_is_waited_for_and_named_after_the_limit() {
+        let [first, second] = over_one_array([0..5, 3..8]);
+        first.give(&Key::from("a"), 1);
+        second.give(&Key::from("b"), 1);
+        let guard = first.write();
+        let error = second.write_within(Duration::from_millis(5)).err().unwrap().to_string();
+        assert!(error.contains("key \"b\" on rank 1") && error.contains("tensor of key \"a\""), "{error}");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| second.to_vec::<f32>().unwrap());
+            std::thread::park_timeout(Duration::from_millis(20));
+            let mut guard = guard;
+            guard.as_mut_slice::<f32>().fill(7.0);
+            drop(guard);
+            assert_eq!(waits.join().unwrap(), [7.0, 7.0, 0.0, 0.0, 0.0]);
+        });
+    }
+
+    #[test]
+    fn a_store_is_told_when_somebody_comes_for_the_memory_of_a_tensor_that_it_has() {
+        #[derive(Default)]
+        struct Told(std::sync::Mutex<Option<TensorMut>>);
+        impl Waiter for Told {
+            fn wait(&self) {
+                // As a store that is done at once; it lets go of the range itself.
+                self.0.lock().unwrap().take();
+            }
+        }
+        let [first, second] = over_one_array([0..8, 7..8]);
+        let store = Arc::new(Told::default());
+        *store.0.lock().unwrap() = Some(first.write());
+        let waiter: Arc<dyn Waiter> = store.clone();
+        first.lend(&Arc::downgrade(&waiter), true);
+        assert!(second.read_within(Duration::ZERO).unwrap().is_some());
     }
 
     #[test]

@@ -1,0 +1,270 @@
+//! Who has memory of other libraries locked, by address.
+//!
+//! Tensors over memory of our own share it by clones of one handle, and so they share its lock. Memory of
+//! another library may come anew with every call: two tensors may lie over one array, or over views of it. So
+//! a guard of such a tensor holds, besides the tensor's own lock, the range of addresses. A range that is
+//! written overlaps no other that is held; ranges that are read may overlap each other. Whoever wants a range
+//! that is held waits for it, as for the lock of one tensor.
+//!
+//! An access costs a lookup in a sorted set of what is held at present.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::lent::{Lent, READ};
+
+/// Addresses of memory, at least one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Range {
+    start: usize,
+    end: usize,
+}
+
+impl Range {
+    /// `len_bytes` bytes from `start`, unless there are none.
+    pub(super) fn of(start: usize, len_bytes: usize) -> Option<Self> {
+        (len_bytes > 0).then(|| Range { start, end: start.saturating_add(len_bytes) })
+    }
+
+    pub(super) fn overlaps(self, other: Range) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+
+    /// The power of two that its length has reached.
+    fn power(self) -> u32 {
+        (self.end - self.start).max(1).ilog2()
+    }
+}
+
+/// A range that is held until this is dropped.
+pub(super) struct Held {
+    range: Range,
+    is_written: bool,
+    number: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut table = TABLE.lock();
+        table.remove(self.range, self.is_written, self.number);
+        HELD.fetch_sub(1, Relaxed);
+        let is_awaited = table.waiting > 0;
+        drop(table);
+        if is_awaited {
+            FREED.notify_all();
+        }
+    }
+}
+
+/// Waits until the range can be held, until `deadline` if there is one. Otherwise what holds a part of it
+/// then.
+pub(super) fn hold(
+    range: Range,
+    is_written: bool,
+    lent: &Arc<Lent>,
+    deadline: Option<Instant>,
+) -> Result<Held, Arc<Lent>> {
+    let mut table = TABLE.lock();
+    wait(&mut table, range, is_written, deadline)?;
+    let number = table.insert(range, is_written, lent);
+    HELD.fetch_add(1, Relaxed);
+    Ok(Held { range, is_written, number })
+}
+
+/// Waits until the range could be held, until `deadline` at most. Whether it could; another thread may hold
+/// it since.
+pub(super) fn is_free(range: Range, is_written: bool, deadline: Instant) -> bool {
+    // Mostly nothing is held at all.
+    HELD.load(Relaxed) == 0 || wait(&mut TABLE.lock(), range, is_written, Some(deadline)).is_ok()
+}
+
+fn wait(
+    table: &mut MutexGuard<'_, Table>,
+    range: Range,
+    is_written: bool,
+    deadline: Option<Instant>,
+) -> Result<(), Arc<Lent>> {
+    /// A tensor is locked before it is lent: its store is told again after this time.
+    const AGAIN: Duration = Duration::from_millis(50);
+    while let Some((number, holder)) = table.conflict(range, is_written) {
+        if table.is_of_another_process() {
+            continue;
+        }
+        // Without the table, as a store may let go of ranges when it is told.
+        MutexGuard::unlocked(table, || holder.come_for(READ));
+        if table.conflict(range, is_written).is_none_or(|(now, _)| now != number) {
+            continue;
+        }
+        let now = Instant::now();
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(holder);
+        }
+        let until = now + AGAIN;
+        table.waiting += 1;
+        let _wait = crate::waits::wait();
+        FREED.wait_until(table, deadline.map_or(until, |deadline| deadline.min(until)));
+        table.waiting -= 1;
+    }
+    Ok(())
+}
+
+static TABLE: Mutex<Table> = Mutex::new(Table::new());
+/// How many ranges are held.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static FREED: Condvar = Condvar::new();
+
+struct Holder {
+    number: u64,
+    end: usize,
+    lent: Arc<Lent>,
+}
+
+/// What is held.
+struct Table {
+    /// Ranges that are written, by where they begin. They are disjoint.
+    written: BTreeMap<usize, Holder>,
+    /// Ranges that are read, by the power of two that their length has reached, and where they begin. With
+    /// one power those that overlap a range begin close to it, however long others are.
+    read: BTreeMap<(u32, usize, u64), Holder>,
+    /// How many of them have each power.
+    powers: [u32; usize::BITS as usize],
+    /// How many were ever held.
+    last: u64,
+    /// The process that held the first.
+    process: u32,
+    /// How many threads wait for a range.
+    waiting: usize,
+}
+
+impl Table {
+    const fn new() -> Self {
+        Table {
+            written: BTreeMap::new(),
+            read: BTreeMap::new(),
+            powers: [0; usize::BITS as usize],
+            last: 0,
+            process: 0,
+            waiting: 0,
+        }
+    }
+
+    /// Whether this is a copy of the table of the process that forked this one: the threads that held ranges
+    /// are not here, and so it is emptied.
+    fn is_of_another_process(&mut self) -> bool {
+        let (process, last) = (std::process::id(), self.last);
+        let is_copy = self.process != process;
+        if is_copy {
+            *self = Table { last, process, ..Table::new() };
+        }
+        is_copy
+    }
+
+    /// The number and the tensor of one that keeps `range` from being held.
+    fn conflict(&self, range: Range, is_written: bool) -> Option<(u64, Arc<Lent>)> {
+        let written = self.written.range(..range.end).next_back().map(|(_, holder)| holder);
+        let written = written.filter(|holder| holder.end > range.start);
+        let reading = || {
+            if !is_written || self.read.is_empty() {
+                return None;
+            }
+            let powers = self.powers.iter().zip(0u32..).filter(|(count, _)| **count > 0);
+            powers
+                .flat_map(|(_, power)| {
+                    let first = range.start.saturating_sub(2usize.checked_shl(power).unwrap_or(usize::MAX));
+                    self.read.range((power, first, 0)..(power, range.end, 0))
+                })
+                .map(|(_, holder)| holder)
+                .find(|holder| holder.end > range.start)
+        };
+        written.or_else(reading).map(|holder| (holder.number, Arc::clone(&holder.lent)))
+    }
+
+    fn insert(&mut self, range: Range, is_written: bool, lent: &Arc<Lent>) -> u64 {
+        if self.last == 0 {
+            self.process = std::process::id();
+        }
+        self.last += 1;
+        let holder = Holder { number: self.last, end: range.end, lent: Arc::clone(lent) };
+        if is_written {
+            self.written.insert(range.start, holder);
+        } else {
+            self.powers[range.power() as usize] += 1;
+            self.read.insert((range.power(), range.start, self.last), holder);
+        }
+        self.last
+    }
+
+    fn remove(&mut self, range: Range, is_written: bool, number: u64) {
+        if is_written {
+            // In a process that was forked it may have been taken out before, and another may be in its
+            // place.
+            if self.written.get(&range.start).is_some_and(|holder| holder.number == number) {
+                self.written.remove(&range.start);
+            }
+        } else if self.read.remove(&(range.power(), range.start, number)).is_some() {
+            self.powers[range.power() as usize] -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers without a pattern, the same in every run.
+    fn random(state: &mut u64) -> usize {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) as usize
+    }
+
+    #[test]
+    fn a_range_conflicts_with_what_is_held_as_in_a_plain_list() {
+        let (mut table, mut held) = (Table::new(), Vec::<(Range, bool, u64)>::new());
+        let lent = Arc::<Lent>::default();
+        let mut state = 1;
+        for _ in 0..20_000 {
+            let length = 1 + random(&mut state) % (1 << (random(&mut state) % 9));
+            let range = Range::of(random(&mut state) % 2000, length).unwrap();
+            let is_written = random(&mut state).is_multiple_of(2);
+            let conflicts = |(other, other_is_written, _): &&(Range, bool, u64)| {
+                other.overlaps(range) && (is_written || *other_is_written)
+            };
+            let found = table.conflict(range, is_written).map(|(number, _)| number);
+            assert_eq!(found.is_some(), held.iter().any(|one| conflicts(&one)), "{range:?} {is_written} in {held:?}");
+            assert!(found.is_none_or(|number| held.iter().filter(conflicts).any(|one| one.2 == number)));
+            if found.is_none() {
+                held.push((range, is_written, table.insert(range, is_written, &lent)));
+            }
+            if held.len() > 40 || (found.is_some() && !held.is_empty()) {
+                let (range, is_written, number) = held.swap_remove(random(&mut state) % held.len());
+                table.remove(range, is_written, number);
+            }
+        }
+        for (range, is_written, number) in held {
+            table.remove(range, is_written, number);
+        }
+        assert!(table.written.is_empty() && table.read.is_empty() && table.powers == [0; usize::BITS as usize]);
+    }
+
+    #[test]
+    fn a_forked_process_does_not_wait_for_what_its_parent_held() {
+        let (mut table, lent, range) = (Table::new(), Arc::default(), Range::of(8, 8).unwrap());
+        let parents = table.insert(range, true, &lent);
+        assert!(!table.is_of_another_process() && table.conflict(range, false).is_some());
+        table.process += 1;
+        assert!(table.is_of_another_process() && table.conflict(range, true).is_none());
+        let own = table.insert(range, true, &lent);
+        table.remove(range, true, parents);
+        assert_eq!(table.conflict(range, true).map(|(number, _)| number), Some(own));
+    }
+
+    #[test]
+    fn no_bytes_are_no_range() {
+        assert_eq!(Range::of(8, 0), None);
+    }
+}

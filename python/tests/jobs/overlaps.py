@@ -1,0 +1,108 @@
+"""Values and outputs that share memory, in one call and in calls under way: exact sums or a clear error."""
+
+import sys
+
+import numpy as np
+
+import ringpull
+
+store = ringpull.create(sys.argv[1])
+rank, ranks = store.rank, store.num_workers
+total = ranks * (ranks + 1) // 2
+LEN = 50_000
+ROUNDS = 20
+
+
+def made(length, value, memory):
+    array = ringpull.zeros(length) if memory == "shared" else np.zeros(length, np.float32)
+    array[:] = value
+    return array
+
+
+def refused(words, call):
+    """The call raises an error with these words, and nothing is pushed."""
+    pushes = store.stats()["pushes"]
+    try:
+        call()
+    except ringpull.ArgumentError as error:
+        assert all(word in str(error) for word in (*words, f"rank {rank}", "memory of its own")), error
+        assert store.stats()["pushes"] == pushes
+        return
+    raise AssertionError(f"nothing was raised that says {words}")
+
+
+keys = ["a", "b"]
+store.init(keys, [np.zeros(LEN, np.float32)] * 2)
+store.init(["short a", "short b"], [np.zeros(5, np.float32)] * 2)
+
+for number in range(ROUNDS):
+    memory = "shared" if number % 2 else "numpy"
+    # Outputs that are another key's values.
+    x, y = made(LEN, rank + 1, memory), made(LEN, 10 * (rank + 1), memory)
+    store.pushpull(keys, [x, y], out=[y, x])
+    assert (y == total).all() and (x == 10 * total).all(), (x, y)
+
+    # A value of two keys.
+    x, outs = made(LEN, rank + 1, memory), [np.empty(LEN, np.float32) for _ in keys]
+    store.pushpull(keys, [x, x], out=outs)
+    assert all((out == total).all() for out in outs) and (x == rank + 1).all(), (x, outs)
+
+    # Two views that share memory, as the value and the output of one key.
+    x = made(LEN + 3, 0, memory)
+    x[:LEN] = np.arange(LEN) % 100 * (rank + 1)
+    store.pushpull("a", x[:LEN], out=x[3:])
+    assert (x[3:] == np.arange(LEN) % 100 * total).all(), x
+    x = made(LEN + 3, 0, memory)
+    x[3:] = np.arange(LEN) % 100 * (rank + 1)
+    store.pushpull("a", [x[3:], x[3:]], out=[x[:LEN]])
+    assert (x[:LEN] == np.arange(LEN) % 100 * 2 * total).all(), x
+
+    # Calls one after the other over one array, and over views of it: each has what the one before gave.
+    x = made(LEN, rank + 1, memory)
+    handles = [store.pushpull(key, x, wait=False) for key in keys]
+    assert all(handle.wait() for handle in handles)
+    assert (x == total * ranks).all(), x
+    x = made(LEN + 3, rank + 1, memory)
+    handles = [store.pushpull("a", x[:LEN], wait=False), store.pushpull("b", x[3:], wait=False)]
+    assert all(handle.wait() for handle in reversed(handles))
+    assert (x[:3] == total).all() and (x[3:LEN] == total * ranks).all() and (x[LEN:] == total).all(), x
+    x, y = made(LEN, rank + 1, memory), made(LEN, 0, memory)
+    handles = [store.pushpull("a", x, out=y, wait=False), store.pushpull("b", y, out=x, wait=False)]
+    assert all(handle.wait() for handle in handles)
+    assert (y == total).all() and (x == total * ranks).all(), (x, y)
+
+    # A push copies what the call before gives, and a pull writes when that is done.
+    x = made(LEN, rank + 1, memory)
+    handle = store.pushpull("a", x, wait=False)
+    store.push("b", x)
+    out = np.empty(LEN, np.float32)
+    store.pull("b", out)
+    assert (out == total * ranks).all(), out
+    store.push("b", np.full(LEN, 3, np.float32))
+    store.pushpull("a", made(LEN, 1, memory), out=x, wait=False)
+    store.pull("b", x)
+    assert handle.wait() and (x == 3 * ranks).all(), x
+
+    # Without the first handle, in another key's call: the memory is known, not the handle.
+    x = made(LEN, rank + 1, memory)
+    store.pushpull("a", x, wait=False)
+    store.pushpull("b", x)
+    assert (x == total * ranks).all(), x
+
+# Results that one memory cannot hold both of.
+x, short = made(LEN, 1, "numpy"), made(8, 1, "shared")
+refused(['keys "a" and "b"'], lambda: store.pushpull(keys, [x, x]))
+refused(['keys "a" and "b"'], lambda: store.pushpull(keys, [x.copy(), x.copy()], out=[x, x]))
+refused(['"short a"', '"short b"'], lambda: store.pushpull(["short b", "short a"], [short[:5], short[3:]]))
+refused(['two outputs of key "short a"'], lambda: store.pushpull("short a", [short[:5], short[3:]]))
+refused(['of key "short a"'], lambda: store.pull("short a", [short[:5], short[3:]]))
+# The same elements as another type are another tensor.
+for value, out in (x, x.view(np.int32)), (x.view(np.int32), x):
+    try:
+        store.pushpull("a", value, out=out)
+    except ringpull.ArgumentError:
+        continue
+    raise AssertionError("bits of another type were summed")
+assert (x == 1).all() and (short == 1).all()
+store.wait_all()
+print(f"rank {rank} of {ranks} is done", flush=True)
