@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{Buffer, Error, Result, TensorMut};
+use ringpull_base::{Buffer, Error, Result, TensorMut, waits};
 
 use crate::Entry;
 use crate::update::{Update, Updates};
@@ -79,6 +79,7 @@ impl Slot {
             if state.done >= called && (state.value.is_some() || state.is_left_out) {
                 return Ok(state.value.clone());
             }
+            let _wait = waits::wait();
             self.changed.wait(&mut state);
         }
     }

@@ -57,7 +57,7 @@ fn is_known() -> bool {
     !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null()
 }
 
-/// Lets nobody in any more and waits for those inside, at most for `RINGPULL_TIMEOUT` or until a signal's handler raises. A child that the
+/// Lets nobody in any more and waits for those inside, at most for `RINGPULL_SILENCE` or until a signal's handler raises. A child that the
 /// `importer` forked has none of its threads.
 #[pyfunction]
 fn close_interpreter(py: Python<'_>, importer: u32) -> PyResult<()> {
@@ -65,7 +65,7 @@ fn close_interpreter(py: Python<'_>, importer: u32) -> PyResult<()> {
     if importer != std::process::id() {
         return Ok(());
     }
-    let limit = Config::from_env().unwrap_or_default().timeout;
+    let limit = Config::from_env().unwrap_or_default().silence();
     let begun = Instant::now();
     loop {
         let inside = py.detach(|| {
@@ -80,7 +80,7 @@ fn close_interpreter(py: Python<'_>, importer: u32) -> PyResult<()> {
         py.check_signals()?;
         if begun.elapsed() > limit {
             eprintln!(
-                "ringpull: an updater, or what frees a tensor's memory, has run in Python for more than {limit:?} while the program was to end: it ends without\n  hint: let it return, or give it RINGPULL_TIMEOUT seconds"
+                "ringpull: an updater, or what frees a tensor's memory, has run in Python for more than {limit:?} while the program was to end: it ends without\n  hint: let it return, or give it RINGPULL_SILENCE seconds"
             );
             leave_at_once(py);
         }

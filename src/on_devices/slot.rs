@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use ringpull_base::{Buffer, Error, Result, TensorMut};
+use ringpull_base::{Buffer, Error, Result, TensorMut, waits};
 use ringpull_device::{Devices, Layout, Memory, Operation, Scratch, Slice, Work};
 use ringpull_kernels::optim::{Optimizer, State};
 
@@ -82,7 +82,10 @@ impl Slot {
             match &progress.fault {
                 Some(fault) => return Err(fault.clone()),
                 None if progress.done >= called => return Ok(()),
-                None => self.changed.wait(&mut progress),
+                None => {
+                    let _wait = waits::wait();
+                    self.changed.wait(&mut progress);
+                }
             }
         }
     }

@@ -67,6 +67,9 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
             until_told(&store)
         }
         "mismatch" => mismatch(&store),
+        "late" => late(&store),
+        "deadlock" | "deadlock_in_step_20" => deadlock(&store, case),
+        "crossing" => crossing(&store),
         "joined" => {
             store.init("big", &full(1 << 16))?;
             if odd { store.join().map(drop) } else { transfers_of(&store, 1 << 16, store.num_workers() - 1) }
@@ -77,6 +80,59 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
         }
         other => panic!("no case is called {other}"),
     }
+}
+
+/// Rank 1 needs six seconds for step 20 of 40.
+fn late(store: &KvStore) -> Result<()> {
+    let keys = ["a", "b", "c"];
+    keys.iter().try_for_each(|key| store.init(*key, &full(1000)))?;
+    for step in 0..40 {
+        if step == 20 && store.rank() == 1 {
+            std::thread::sleep(Duration::from_secs(6));
+        }
+        let values: Vec<Tensor> = keys.iter().map(|_| full(1000)).collect();
+        for (key, value) in keys.iter().zip(&values) {
+            store.push_pull(*key, std::slice::from_ref(value), std::slice::from_ref(value), 0)?;
+        }
+        for value in &values {
+            assert_eq!(value.to_vec::<f32>()?, vec![store.num_workers() as f32; 1000], "step {step}");
+        }
+    }
+    Ok(())
+}
+
+/// Every rank waits for a key of its own, each having called only that, at once or when their steps are frozen.
+fn deadlock(store: &KvStore, case: &str) -> Result<()> {
+    let keys: Vec<String> = (0..store.num_workers()).map(|rank| format!("of rank {rank}")).collect();
+    keys.iter().try_for_each(|key| store.init(key.as_str(), &full(1000)))?;
+    for _ in 0..if case == "deadlock" { 0 } else { 20 } {
+        keys.iter().try_for_each(|key| push_and_pull(store, key, &full(1000)))?;
+    }
+    push_and_pull(store, &keys[store.rank()], &full(1000))?;
+    until_told(store)
+}
+
+/// Each rank has called what the other has not, and waits for nothing: one sleeps, the other computes. Then each calls the rest.
+fn crossing(store: &KvStore) -> Result<()> {
+    let keys = ["a", "b"];
+    keys.iter().try_for_each(|key| store.init(*key, &full(1000)))?;
+    let (first, second) = if store.rank() == 0 { ("a", "b") } else { ("b", "a") };
+    store.push(first, &[full(1000)], 0)?;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(9) {
+        if store.rank() == 0 {
+            std::thread::sleep(Duration::from_millis(100));
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+    store.push(second, &[full(1000)], 0)?;
+    keys.iter().try_for_each(|key| {
+        let out = full(1000);
+        store.pull(*key, std::slice::from_ref(&out), 0)?;
+        assert_eq!(out.to_vec::<f32>()?, vec![2.0; 1000]);
+        Ok(())
+    })
 }
 
 fn full(len: usize) -> Tensor {

@@ -33,6 +33,11 @@ impl Job {
         Self::start_with(case, ranks, None, &[("RINGPULL_SHARED_MEMORY", "0")])
     }
 
+    /// As [`start`](Self::start), with a warning after a second.
+    pub(crate) fn start_with_warnings(case: &str, ranks: usize) -> Self {
+        Self::start_with(case, ranks, None, &[("RINGPULL_WARN", "1")])
+    }
+
     /// As [`start`](Self::start), on two simulated devices each, that sum with those of the other ranks by themselves.
     pub(crate) fn start_on_devices(case: &str, ranks: usize) -> Self {
         Self::start_with(case, ranks, None, &[("RINGPULL_DEVICES", "sim:2"), ("RINGPULL_ALGORITHM", "nccl")])
@@ -45,8 +50,10 @@ impl Job {
             .args(["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env(CHILD, case)
             .env("RUST_BACKTRACE", "0")
-            .envs(env.iter().copied())
-            .env_remove("RINGPULL_TIMEOUT");
+            .env_remove("RINGPULL_TIMEOUT")
+            .env_remove("RINGPULL_WARN")
+            .env_remove("RINGPULL_SILENCE")
+            .envs(env.iter().copied());
         if let Some(seconds) = patience_s {
             command.env("RINGPULL_TIMEOUT", seconds.to_string());
         }
@@ -115,6 +122,12 @@ impl Job {
 
     pub(crate) fn succeeds(mut self) {
         assert!(self.ends(), "{}", self.processes);
+    }
+
+    /// The job succeeds; the lines of `rank` that begin with `words`.
+    pub(crate) fn succeeds_with(mut self, rank: usize, words: &str) -> Vec<String> {
+        assert!(self.ends(), "{}", self.processes);
+        self.processes.rank(rank).lines().filter(|line| line.starts_with(words)).map(str::to_owned).collect()
     }
 
     /// The job fails, and every rank but those named says one error that holds `words`.

@@ -107,6 +107,41 @@ fn an_optimizer_set_on_one_rank_in_step_100_is_an_error_on_every_rank_in_time() 
 }
 
 #[test]
+fn a_rank_that_is_late_is_warned_about_and_costs_time_alone() {
+    let warnings = Job::start_with_warnings("late", 3).succeeds_with(0, "warning: ");
+    assert!((1..=4).contains(&warnings.len()), "{warnings:?}");
+    for warning in warnings {
+        assert!(warning.contains("of key \"") && warning.contains("which rank 1 (pid"), "{warning}");
+    }
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_are_told_so_in_ten_seconds() {
+    for (case, ranks) in [("deadlock", 2), ("deadlock", 3), ("deadlock_in_step_20", 2), ("deadlock_in_step_20", 3)] {
+        let job = Job::start(case, ranks, None);
+        let all: Vec<usize> = (0..ranks).collect();
+        let begun = std::time::Instant::now();
+        job.wait_for_errors(&all, Duration::from_secs(20));
+        assert!(begun.elapsed() < Duration::from_secs(11), "{case} of {ranks}: {:?}", begun.elapsed());
+        for error in job.errors(&[]) {
+            assert!(error.contains("every rank waits for another"), "{case} of {ranks}: {error}");
+            for rank in &all {
+                assert!(error.contains(&format!("rank {rank} waits for push")), "{case} of {ranks}: {error}");
+                assert!(
+                    error.contains(&format!("of key \"of rank {rank}\", which rank")),
+                    "{case} of {ranks}: {error}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_sleep_or_compute_are_not_taken_for_waiting() {
+    Job::start("crossing", 2, None).succeeds();
+}
+
+#[test]
 fn a_rank_killed_after_it_has_joined_is_named_by_every_survivor() {
     let job = Job::start("joined", 3, Some(60));
     job.wait_for("moving", &[0, 2]);

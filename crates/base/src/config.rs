@@ -81,8 +81,14 @@ pub enum ModelSource {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `RINGPULL_TIMEOUT`, seconds (10): how long a wait goes without progress before it is an error.
+    /// `RINGPULL_WARN`, seconds (30): a rank that others wait for is named in a warning after this time, and again
+    /// each time it has doubled.
+    pub warn: Duration,
+    /// `RINGPULL_TIMEOUT`, seconds (1800; 0 is [`NEVER`]): how long others wait for a live rank before that is an error.
     pub timeout: Duration,
+    /// `RINGPULL_SILENCE` or ps-lite's `PS_HEARTBEAT_TIMEOUT`, seconds (30): how long a peer's process gives no sign
+    /// of life before it counts as lost. No longer than `timeout`, see [`silence`](Config::silence).
+    pub silence: Duration,
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
     /// `RINGPULL_FUSION_BYTES`, bytes: how much is summed as one, of short gradients that follow each other in every step; 0 sums
@@ -100,16 +106,16 @@ pub struct Config {
     pub check_nan: bool,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all servers.
     pub bigarray_bound: usize,
-    /// `PS_HEARTBEAT_INTERVAL`, seconds (1).
+    /// `PS_HEARTBEAT_INTERVAL`, seconds (1): the time between signs of life.
     pub heartbeat_interval: Duration,
-    /// `PS_HEARTBEAT_TIMEOUT`, seconds (5): a node silent for this long is dead.
-    pub heartbeat_timeout: Duration,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Config {
-            timeout: Duration::from_secs(10),
+            warn: Duration::from_secs(30),
+            timeout: Duration::from_secs(1800),
+            silence: Duration::from_secs(30),
             segment_bytes: 256 << 10,
             fusion_bytes: None,
             segment_is_fixed: false,
@@ -119,10 +125,15 @@ impl Default for Config {
             check_nan: false,
             bigarray_bound: 1_000_000,
             heartbeat_interval: Duration::from_secs(1),
-            heartbeat_timeout: Duration::from_secs(5),
         }
     }
 }
+
+/// A limit that is never reached: longer than any job, and short enough to be added to any moment.
+pub const NEVER: Duration = Duration::from_secs(1_000_000_000);
+
+/// Every rank that has not ended waits for a call that another has not made: after this time nothing will come.
+pub const DEADLOCK: Duration = Duration::from_secs(5);
 
 /// What `segment_bytes` may be.
 const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
@@ -133,10 +144,20 @@ impl Config {
         Config::from_env_or(Config { model: ModelSource::Cached, ..Config::default() })
     }
 
+    /// How long a peer may be silent: a rank that says nothing is waited for no longer than one that does.
+    pub fn silence(&self) -> Duration {
+        self.silence.min(self.timeout)
+    }
+
     /// As [`from_env`](Self::from_env), with `default` for what the environment does not set.
     pub fn from_env_or(default: Config) -> Result<Self> {
         let config = Config {
-            timeout: seconds("RINGPULL_TIMEOUT", default.timeout)?,
+            warn: seconds("RINGPULL_WARN", default.warn)?,
+            timeout: match text("RINGPULL_TIMEOUT").as_deref() {
+                Some("0") => NEVER,
+                _ => seconds("RINGPULL_TIMEOUT", default.timeout)?,
+            },
+            silence: seconds("RINGPULL_SILENCE", seconds("PS_HEARTBEAT_TIMEOUT", default.silence)?)?,
             segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824", default.segment_bytes)?,
             fusion_bytes: match text("RINGPULL_FUSION_BYTES") {
                 Some(_) => Some(required("RINGPULL_FUSION_BYTES", "a number of bytes")?),
@@ -164,7 +185,6 @@ impl Config {
             },
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
-            heartbeat_timeout: seconds("PS_HEARTBEAT_TIMEOUT", default.heartbeat_timeout)?,
         };
         if !SEGMENTS.contains(&config.segment_bytes) && text("RINGPULL_SEGMENT").is_some() {
             return Err(bad("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824"));

@@ -131,7 +131,7 @@ pub enum Error {
     },
     /// Some ranks wait for others that live but have not called.
     #[error(
-        "{operation} of key {key} on rank {rank} waited {waited_s} s: rank(s) {missing:?} have not called it{}\n  hint: every rank must {operation} every key of a step; look at what those ranks are doing, or raise RINGPULL_TIMEOUT (seconds) if they are only slow; if ranks wait for each other's keys, call all keys before waiting for one; if they have less data (uneven shares), give every rank equal numbers of steps, or call join() where it ends (dist_sync_mpi)",
+        "{operation} of key {key} on rank {rank} waited {waited_s} s: rank(s) {missing:?} have not called it{}\n  hint: every rank must {operation} every key of a step; look at what those ranks are doing, or raise RINGPULL_TIMEOUT (seconds; 0: never) if they are only slow; if ranks wait for each other's keys, call all keys before waiting for one; if they have less data (uneven shares), give every rank equal numbers of steps, or call join() where it ends (dist_sync_mpi)",
         if why.is_empty() { String::new() } else { format!("; {why}") }
     )]
     Stalled {
@@ -147,6 +147,15 @@ pub enum Error {
         waited_s: u64,
         /// What those wait for themselves, or nothing.
         why: String,
+    },
+    /// Every rank that has not ended waits for a call that another has not made: nothing can come any more.
+    #[error(
+        "every rank waits for another: {}\n  hint: call every key of a step on every rank before waiting for one of them: reading an output, pull, barrier and wait all wait",
+        waits.join("; ")
+    )]
+    Deadlock {
+        /// What each rank waits for, which ranks have not called it, and where its program is, if that is known.
+        waits: Vec<String>,
     },
     /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
     #[error("{peer} ended its run without calling {operation}, for which rank {rank} waits{}", say_why_ended(why))]

@@ -24,6 +24,7 @@ mod spelling;
 mod tensor;
 pub mod timeline;
 pub mod topology;
+pub mod waits;
 
 pub use buffer::Buffer;
 pub use dtype::{DType, Element};

@@ -8,7 +8,7 @@ use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind, Result};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
-use crate::scheduler::lost_node;
+use crate::scheduler::{lost_node, startup_limit};
 use crate::socket::{self, Bell, Connection, Event, Limits, Secret, Target};
 
 /// How long after a connection broke its end is believed: what the peer said last is read before.
@@ -53,7 +53,7 @@ impl Link {
             bell: bell.clone(),
             root: dmlc.root,
             interval: config.heartbeat_interval,
-            limit: config.heartbeat_timeout,
+            limit: config.silence(),
             heard: now,
             beaten: now,
             broken: None,
@@ -62,8 +62,8 @@ impl Link {
         let (role, preferred) = (info.role, dmlc.preferred_rank);
         let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
         link.send(&ToScheduler::Register { info, preferred, kind, num_workers, num_servers })?;
-        // The scheduler says after three times the limit who is missing; it is given the time to.
-        let limit = config.timeout * 3 + FAREWELL;
+        // The scheduler says after the limit who is missing; it is given the time to.
+        let limit = startup_limit(config.timeout) + FAREWELL;
         let mut answered = false;
         loop {
             link.bell.wait(link.interval.min(Duration::from_millis(100)));

@@ -198,6 +198,13 @@ pub enum ToScheduler {
     Fault(Error),
     /// The worker has waited without progress for the ranks that this [`Error::Stalled`] names.
     Stalled(Error),
+    /// The worker's program waits in a call for what these ranks have not called, and does nothing else. Until it moves payload again.
+    Waits {
+        /// What it waits for, and where, in words.
+        what: String,
+        /// The ranks.
+        missing: Vec<usize>,
+    },
     /// The node is done.
     Goodbye,
     /// The error that the worker would end with, if it ended now; `None`: none any more.

@@ -12,6 +12,9 @@ use ringpull_base::{Error, Key, Kind, after_error};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler};
 
+/// How long every worker must have waited before nothing can come any more: a message that is on its way ends such a wait.
+const CERTAIN: Duration = Duration::from_secs(2);
+
 /// A node's routing identity.
 pub type Identity = Vec<u8>;
 
@@ -22,10 +25,12 @@ pub struct Settings {
     pub num_workers: usize,
     /// `DMLC_NUM_SERVER`.
     pub num_servers: usize,
+    /// After how long it is said whom the others wait for.
+    pub warn: Duration,
     /// How long a wait may go without progress.
     pub timeout: Duration,
     /// How long a node may be silent.
-    pub heartbeat_timeout: Duration,
+    pub silence: Duration,
     /// Goes to every worker.
     pub bigarray_bound: usize,
     /// Tells this job's nodes from strangers.
@@ -35,7 +40,7 @@ pub struct Settings {
 impl Settings {
     /// How long the nodes have to register.
     pub fn startup_limit(&self) -> Duration {
-        self.timeout * 3
+        startup_limit(self.timeout)
     }
 }
 
@@ -44,6 +49,11 @@ const MAX_BARRIERS: usize = 1 << 10;
 
 /// The longest name of a host, or an address.
 const MAX_NAME: usize = 255;
+
+/// How long the nodes have to register where a wait has that limit: a short one is for steps, and processes start more slowly.
+pub(crate) fn startup_limit(timeout: Duration) -> Duration {
+    timeout + (timeout * 2).min(Duration::from_secs(20))
+}
 
 /// How the job stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +75,8 @@ struct Node {
     moved: u64,
     moved_at: Duration,
     left: bool,
+    /// What it waits for, which ranks have not called that, and since when.
+    waits: Option<(String, Vec<usize>, Duration)>,
     /// The error that it would end with, if it ended now.
     failing: Option<String>,
 }
@@ -93,6 +105,8 @@ pub struct Scheduler {
     /// Who has come to which barrier, and when the first came.
     barriers: BTreeMap<u64, (Duration, Vec<usize>)>,
     standing: Standing,
+    /// When to say next whom the others wait for.
+    next_warning: Duration,
     outputs: Vec<(Identity, FromScheduler)>,
 }
 
@@ -100,6 +114,7 @@ impl Scheduler {
     /// A scheduler that waits for the nodes that `settings` counts.
     pub fn new(settings: Settings) -> Self {
         Scheduler {
+            next_warning: settings.warn,
             settings,
             nodes: Vec::new(),
             kind: None,
@@ -134,7 +149,7 @@ impl Scheduler {
             ToScheduler::Register { .. } => {}
             ToScheduler::Heartbeat { moved } => {
                 if moved != node.moved {
-                    (node.moved, node.moved_at) = (moved, now);
+                    (node.moved, node.moved_at, node.waits) = (moved, now, None);
                 }
                 self.outputs.push((from.to_vec(), FromScheduler::Alive));
             }
@@ -148,6 +163,7 @@ impl Scheduler {
                 }
                 if ranks.len() == self.settings.num_workers {
                     self.barriers.remove(&number);
+                    self.next_warning = self.settings.warn;
                     self.tell(Role::Worker, &FromScheduler::BarrierDone { number });
                 }
             }
@@ -163,6 +179,7 @@ impl Scheduler {
                     self.fail(&error);
                 }
             }
+            ToScheduler::Waits { what, missing } => node.waits = Some((what, missing, now)),
             ToScheduler::Failing(why) => self.nodes[index].failing = why,
             ToScheduler::Goodbye => {
                 let node = &mut self.nodes[index];
@@ -196,7 +213,7 @@ impl Scheduler {
         if self.standing != Standing::Running {
             return;
         }
-        let limit = self.settings.heartbeat_timeout;
+        let limit = self.settings.silence;
         if let Some(lost) = self.nodes.iter().find(|node| !node.left && now.saturating_sub(node.seen) > limit) {
             let cause = format!("no heartbeat for {:.1} s", now.saturating_sub(lost.seen).as_secs_f64());
             let error = lost.lost(&cause);
@@ -230,9 +247,55 @@ impl Scheduler {
                 why: String::new(),
             })
         });
-        if let Some(error) = stalled {
+        if let Some(error) = stalled.or_else(|| self.deadlock(now)) {
             self.fail(&error);
         }
+    }
+
+    /// What every worker waits for, if each that has not left has waited for [`CERTAIN`] for another.
+    fn deadlock(&self, now: Duration) -> Option<Error> {
+        let workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker && !node.left);
+        let in_barrier = |rank: usize| {
+            self.barriers.values().find_map(|(_, ranks)| {
+                let missing =
+                    || (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect::<Vec<_>>();
+                ranks.contains(&rank).then(|| format!("the barrier, to which rank(s) {:?} have not come", missing()))
+            })
+        };
+        let waits = workers.map(|node| {
+            let told =
+                node.waits.as_ref().filter(|(_, missing, _)| !missing.is_empty()).map(|(what, missing, since)| {
+                    (format!("{what}, which rank(s) {missing:?} have not called"), *since)
+                });
+            let (what, since) = told.or_else(|| Some((in_barrier(node.rank)?, node.moved_at)))?;
+            (now.saturating_sub(since) >= CERTAIN).then(|| format!("rank {} waits for {what}", node.rank))
+        });
+        let waits = waits.collect::<Option<Vec<String>>>()?;
+        (self.complete && waits.len() > 1).then_some(Error::Deadlock { waits })
+    }
+
+    /// Whom the others have waited for long, if that is to be said now.
+    pub fn warning(&mut self, now: Duration) -> Option<String> {
+        let (waited, what) = if self.complete {
+            let (since, ranks) = self.barriers.values().min_by_key(|(since, _)| *since)?;
+            let missing: Vec<usize> = (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect();
+            (now.saturating_sub(*since), format!("rank(s) {missing:?} to come to a barrier"))
+        } else {
+            let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
+            let (workers, servers) = (count(Role::Worker), count(Role::Server));
+            let Settings { num_workers, num_servers, .. } = self.settings;
+            (
+                now,
+                format!(
+                    "nodes to start: {workers} of {num_workers} workers and {servers} of {num_servers} servers are there"
+                ),
+            )
+        };
+        if self.standing != Standing::Running || waited < self.next_warning {
+            return None;
+        }
+        self.next_warning *= 2;
+        Some(format!("warning: the scheduler has waited {} s for {what}", waited.as_secs()))
     }
 
     /// A message for every node, which finds out whose connection is gone.
@@ -328,6 +391,7 @@ impl Scheduler {
             moved: 0,
             moved_at: now,
             left: false,
+            waits: None,
             failing: None,
         };
         self.nodes.push(node);
@@ -351,6 +415,7 @@ impl Scheduler {
     /// Assigns ranks, those asked for first, the others in the order of registration; tells everybody.
     fn welcome(&mut self, now: Duration) {
         self.complete = true;
+        self.next_warning = self.settings.warn;
         for role in [Role::Worker, Role::Server] {
             let mut nodes: Vec<&mut Node> = self.nodes.iter_mut().filter(|node| node.info.role == role).collect();
             let mut free: Vec<bool> = vec![true; nodes.len()];

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use ringpull_base::Result;
 use ringpull_base::config::{Config, Dmlc};
+use ringpull_base::{Result, notice};
 
 use crate::link::{self, GRACE};
 use crate::message::{ToScheduler, decode, encode};
@@ -37,8 +37,9 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let mut scheduler = Scheduler::new(Settings {
         num_workers: dmlc.num_workers,
         num_servers: dmlc.num_servers,
+        warn: config.warn,
         timeout: config.timeout,
-        heartbeat_timeout: config.heartbeat_timeout,
+        silence: config.silence(),
         bigarray_bound: config.bigarray_bound,
         token: u64::from_le_bytes(socket::random()?),
     });
@@ -62,6 +63,9 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
             scheduler.probe();
         }
         scheduler.tick(start.elapsed());
+        if let Some(warning) = scheduler.warning(start.elapsed()) {
+            notice(&warning);
+        }
         send_all(&listener, &mut scheduler);
         if *scheduler.standing() != Standing::Running {
             let since = *ended.get_or_insert_with(Instant::now);

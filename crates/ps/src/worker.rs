@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use ringpull_base::config::{Config, Dmlc, Role};
-use ringpull_base::{Buffer, DType, Error, Key, Kind, Result, TensorMut, TensorRef};
+use ringpull_base::{Buffer, DType, Error, Key, Kind, Result, TensorMut, TensorRef, waits};
 use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::coded::Coded;
@@ -17,7 +17,7 @@ use crate::message::{Job, Want};
 use crate::scheduler::lost_node;
 use crate::shard::Layout;
 use crate::socket::{Bell, Connection, Limits, Target};
-use crate::worker_loop::WorkerLoop;
+use crate::worker_loop::{Patience, WorkerLoop};
 
 /// Where a gradient's bytes stand while they leave.
 pub enum Bytes {
@@ -140,7 +140,7 @@ impl Worker {
         let shared = Arc::new(Shared::default());
         let (commands, inbox) = channel();
         let worker_loop =
-            WorkerLoop::new(job.clone(), link, servers, inbox, bell.clone(), Arc::clone(&shared), config.timeout);
+            WorkerLoop::new(job.clone(), link, servers, inbox, bell.clone(), Arc::clone(&shared), Patience::of(config));
         let thread = std::thread::Builder::new()
             .name("ringpull-ps".to_owned())
             .spawn(move || worker_loop.run())
@@ -183,6 +183,7 @@ impl Worker {
 
     /// The next answer. The thread answers every command, with an error if need be.
     pub fn wait<T>(&self, answers: &Receiver<Result<T>>) -> Result<T> {
+        let _wait = waits::wait();
         answers.recv().unwrap_or_else(|_| Err(self.ended()))
     }
 

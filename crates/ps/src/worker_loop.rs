@@ -6,6 +6,8 @@
 
 mod patience;
 
+pub(super) use patience::Patience;
+
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +66,7 @@ pub(super) struct WorkerLoop {
     /// Rings when a command or a message has come.
     bell: Bell,
     shared: Arc<Shared>,
-    timeout: Duration,
+    patience: Patience,
     operations: BTreeMap<u64, Operation>,
     waiting: BTreeMap<u64, Waiting>,
     barriers: Vec<(u64, Sender<Result<()>>)>,
@@ -72,6 +74,8 @@ pub(super) struct WorkerLoop {
     next: u64,
     progress: Instant,
     asked: Option<Instant>,
+    /// When a server last said who is missing.
+    claimed: Option<Instant>,
     /// Since when it is known that a worker has left with an error of its own.
     failed: Option<Instant>,
     flush: Flush,
@@ -87,7 +91,7 @@ impl WorkerLoop {
         inbox: Receiver<Command>,
         bell: Bell,
         shared: Arc<Shared>,
-        timeout: Duration,
+        patience: Patience,
     ) -> Self {
         let servers = servers.into_iter().map(|connection| Server {
             connection,
@@ -102,7 +106,7 @@ impl WorkerLoop {
             inbox,
             bell,
             shared,
-            timeout,
+            patience,
             operations: BTreeMap::new(),
             waiting: BTreeMap::new(),
             barriers: Vec::new(),
@@ -110,6 +114,7 @@ impl WorkerLoop {
             next: 0,
             progress: Instant::now(),
             asked: None,
+            claimed: None,
             failed: None,
             flush: Flush::default(),
             closing_since: None,
@@ -132,7 +137,7 @@ impl WorkerLoop {
             }
         }
         let failed = self.shared.fault.lock().clone();
-        let limit = if failed.is_some() { Duration::ZERO } else { self.timeout };
+        let limit = if failed.is_some() { Duration::ZERO } else { self.patience.silence };
         for server in self.servers {
             server.connection.close(limit);
         }
@@ -166,7 +171,7 @@ impl WorkerLoop {
             self.flush.asked += 1;
         }
         let all = self.flush.asked == self.servers.len() && self.flush.replies.is_empty();
-        all || since.elapsed() >= self.timeout
+        all || since.elapsed() >= self.patience.silence
     }
 
     fn turn(&mut self) -> Result<()> {

@@ -23,11 +23,35 @@ use ringpull_base::{Error, INIT_ALIKE, Key};
 use crate::progress::calls::{RunTo, Stopped};
 use crate::progress::freezing::{Freezing, Logs};
 use crate::progress::frozen::Freeze;
-use crate::progress::order::{Call, Launch, Order, Overdue, Topic};
+use crate::progress::order::{Call, Launch, Order, Overdue, Stuck, Topic};
 
 struct Pending {
     calls: Vec<Option<Call>>,
     since_s: f64,
+}
+
+/// A call of a frozen cycle that `by` has begun and another rank has not made.
+#[derive(Clone)]
+struct Owed {
+    key: Key,
+    operation: String,
+    by: usize,
+    since_s: f64,
+}
+
+/// An operation that some ranks wait for and others have not called.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Late {
+    /// The operation.
+    pub operation: String,
+    /// Its key.
+    pub key: Key,
+    /// A rank that waits.
+    pub rank: usize,
+    /// The ranks that have not called it.
+    pub missing: Vec<usize>,
+    /// Since when.
+    pub since_s: f64,
 }
 
 enum Phase {
@@ -41,6 +65,8 @@ enum Phase {
     Stopping { epoch: u32, units: u64, answers: Vec<Option<Stopped>>, overdue: Option<Overdue> },
 }
 
+/// How long every rank must have waited before nothing can come any more. An order or a call that is on its way ends such a wait.
+const CERTAIN_S: f64 = 2.0;
 /// A cycle is frozen when it has come this often; twice as often, up to the most, each time that this was too early.
 const TIMES: usize = 2;
 const MOST_TIMES: usize = 64;
@@ -63,6 +89,10 @@ pub struct Agreement {
     behind: Vec<bool>,
     /// Ranks that may still owe calls of it: nothing is frozen meanwhile.
     owing: Vec<bool>,
+    /// What each of them has to call next, as far as it has not said that it has.
+    owed: Vec<Option<Owed>>,
+    /// Ranks that wait in a call for what cannot begin, and since when that is known.
+    stuck: Vec<Option<(Stuck, f64)>>,
     launched: u32,
     logs: Logs,
     phase: Phase,
@@ -86,6 +116,8 @@ impl Agreement {
             heard_s: 0.0,
             behind: vec![false; size],
             owing: vec![false; size],
+            owed: vec![None; size],
+            stuck: vec![None; size],
             launched: 0,
             logs: Logs::new(size),
             phase: Phase::Open,
@@ -104,6 +136,9 @@ impl Agreement {
         self.logs.push(rank, &call);
         self.heard_s = now_s;
         self.owing[rank] = call.owes;
+        if !call.owes {
+            self.owed[rank] = None;
+        }
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
         let pending =
@@ -199,7 +234,7 @@ impl Agreement {
     }
 
     /// A rank says how far it has come.
-    pub fn stopped(&mut self, rank: usize, stopped: Stopped) -> Result<Vec<Order>, Error> {
+    pub fn stopped(&mut self, rank: usize, stopped: Stopped, now_s: f64) -> Result<Vec<Order>, Error> {
         let Phase::Stopping { epoch, units, answers, overdue } = &mut self.phase else { return Ok(Vec::new()) };
         if stopped.epoch != *epoch {
             return Ok(Vec::new());
@@ -210,20 +245,16 @@ impl Agreement {
         let by = by.expect("there is a rank");
         let end = RunTo { epoch: *epoch, until: answers[by].begun, by };
         let (cycles, overdue) = (end.until / *units, overdue.take());
+        let since_s = now_s - overdue.as_ref().map_or(0.0, |overdue| overdue.waited_s);
         for (rank, answer) in answers.iter().enumerate().filter(|(_, answer)| answer.begun < end.until) {
             let (key, operation) = answer.missing.clone().unwrap_or((Topic::Direct.key(), "collective".to_owned()));
             if self.left[rank] {
                 return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
             }
-            if let Some(overdue) = overdue.as_ref().filter(|overdue| answer.begun <= overdue.unit) {
-                let behind = |rank: &usize| answers[*rank].begun <= overdue.unit;
-                let missing = (0..answers.len()).filter(behind).collect();
-                let Overdue { rank, waited_s, .. } = *overdue;
-                return Err(Error::Stalled { operation, key, rank, missing, waited_s, why: String::new() });
-            }
+            self.owed[rank] = Some(Owed { key, operation, by, since_s });
         }
         self.behind = answers.iter().map(|answer| answer.begun < end.until).collect();
-        self.has_stood_still |= overdue.is_some() && !self.behind.contains(&true);
+        self.has_stood_still |= overdue.is_some_and(|overdue| !overdue.has_begun) && !self.behind.contains(&true);
         self.owing.clone_from(&self.behind);
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
@@ -255,15 +286,16 @@ impl Agreement {
     }
 
     /// A rank has left in order, after it had come so far in a frozen cycle. An error if others wait for it.
-    pub fn leave(&mut self, rank: usize, begun: Option<Stopped>) -> Result<Vec<Order>, Error> {
+    pub fn leave(&mut self, rank: usize, begun: Option<Stopped>, now_s: f64) -> Result<Vec<Order>, Error> {
         self.left[rank] = true;
+        self.owed[rank] = None;
         let mut orders = match self.phase {
             Phase::Frozen { epoch, .. } => self.thaw(epoch, None),
             Phase::Freezing(_) => self.reopen(),
             _ => Vec::new(),
         };
         if let Some(stopped) = begun {
-            orders.extend(self.stopped(rank, stopped)?);
+            orders.extend(self.stopped(rank, stopped, now_s)?);
         }
         self.check_left()?;
         Ok(orders)
@@ -284,6 +316,13 @@ impl Agreement {
             let why = self.wait_of(&missing).unwrap_or_default();
             return Err(Error::Stalled { operation, key, rank, missing, waited_s, why });
         }
+        let overdue = self.owed.iter().enumerate().find_map(|(rank, owed)| {
+            owed.as_ref().filter(|owed| now_s - owed.since_s > self.limit_s).map(|owed| (rank, owed.clone()))
+        });
+        if let Some((missing, Owed { key, operation, by, since_s })) = overdue {
+            let (missing, waited_s, why) = (vec![missing], (now_s - since_s) as u64, String::new());
+            return Err(Error::Stalled { operation, key, rank: by, missing, waited_s, why });
+        }
         let waited_s = now_s - self.heard_s;
         match self.joined.iter().position(|joined| *joined) {
             Some(rank) if waited_s > self.limit_s => {
@@ -294,6 +333,68 @@ impl Agreement {
             }
             _ => Ok(()),
         }
+    }
+
+    /// A rank has called what it owed of the last frozen cycle.
+    pub fn even(&mut self, rank: usize) {
+        self.owed[rank] = None;
+    }
+
+    /// What has been waited for longest.
+    pub fn late(&self) -> Option<Late> {
+        let pending = self.pending.values().filter_map(|pending| {
+            let ((rank, call), missing) = (pending.first(), self.lacking(pending));
+            let (operation, key, since_s) = (call.operation.clone(), call.topic.key(), pending.since_s);
+            (!missing.is_empty()).then_some(Late { operation, key, rank, missing, since_s })
+        });
+        let owed = self.owed.iter().enumerate().filter_map(|(rank, owed)| {
+            let Owed { key, operation, by, since_s } = owed.clone()?;
+            Some(Late { operation, key, rank: by, missing: vec![rank], since_s })
+        });
+        pending.chain(owed).min_by(|a, b| a.since_s.total_cmp(&b.since_s))
+    }
+
+    /// A rank waits in a call for what cannot begin, or does so no more.
+    pub fn stuck(&mut self, rank: usize, stuck: Option<Stuck>, now_s: f64) {
+        self.stuck[rank] = stuck.map(|stuck| (stuck, now_s));
+    }
+
+    /// An error if every rank that has not left has waited for [`CERTAIN_S`] and had heard of all the `orders` that were
+    /// given, while some call is missing.
+    pub fn check_deadlock(&self, orders: u64, now_s: f64) -> Result<(), Error> {
+        let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
+        let is_stuck = |rank: usize| {
+            let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders && now_s - since_s >= CERTAIN_S;
+            self.stuck[rank].as_ref().is_some_and(known)
+        };
+        if self.late().is_none() || !ranks().all(is_stuck) {
+            return Ok(());
+        }
+        Err(Error::Deadlock { waits: ranks().map(|rank| self.wait_in_words(rank)).collect() })
+    }
+
+    fn wait_in_words(&self, rank: usize) -> String {
+        let called = |pending: &&Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
+        let waits_for = if let Some(pending) = self.pending.values().find(called) {
+            let (_, call) = pending.first();
+            let missing = self.lacking(pending);
+            format!("{} of key {}, which rank(s) {missing:?} have not called", call.operation, call.topic.key())
+        } else if let Some((owing, owed)) = self
+            .owed
+            .iter()
+            .enumerate()
+            .find_map(|(other, owed)| Some((other, owed.as_ref()?)))
+            .filter(|(other, _)| *other != rank)
+        {
+            format!("{} of key {}, which rank(s) [{owing}] have not called", owed.operation, owed.key)
+        } else if self.joined[rank] {
+            "the others to join".to_owned()
+        } else {
+            "the others".to_owned()
+        };
+        let place = self.stuck[rank].as_ref().and_then(|(stuck, _)| stuck.site.as_ref());
+        let at = place.map_or_else(String::new, |site| format!(" at {site}"));
+        format!("rank {rank} waits{at} for {waits_for}")
     }
 
     /// Something that every rank takes part in is under way.

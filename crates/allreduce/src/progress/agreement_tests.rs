@@ -89,7 +89,7 @@ fn two_ranks_that_differ_are_an_error_before_the_third_has_called() {
 #[test]
 fn a_rank_that_left_fails_those_who_wait_for_it_at_once() {
     let mut table = Agreement::new(2, 10.0, 1000);
-    assert_eq!(table.leave(1, None), Ok(vec![]));
+    assert_eq!(table.leave(1, None, 0.0), Ok(vec![]));
     let text = table.call(0, call(7, 0, "f32"), 0.0).unwrap_err().to_string();
     assert!(text.contains("rank 1 ended its run") && text.contains("push of key 7"), "{text}");
     assert!(text.contains("equal numbers of steps") && text.contains("join()"), "{text}");
@@ -121,7 +121,7 @@ fn two_ranks_that_wait_for_each_others_keys_are_both_named() {
 /// Every rank waits for the units of a cycle, and none is behind: what is frozen next would stand as well.
 #[test]
 fn a_cycle_that_stood_still_is_the_last() {
-    for waited_s in [None, Some(10)] {
+    for waited_s in [None, Some(10.0)] {
         let mut table = Agreement::new(2, 10.0, 1000);
         let freezes = |table: &mut Agreement, steps: std::ops::Range<u64>| {
             let calls = steps
@@ -130,11 +130,43 @@ fn a_cycle_that_stood_still_is_the_last() {
             orders.iter().filter(|order| matches!(order, Order::Freeze(_))).count()
         };
         assert_eq!(freezes(&mut table, 0..2), 1);
-        let overdue = waited_s.map(|waited_s| Overdue { rank: 0, unit: 0, waited_s });
+        let overdue = waited_s.map(|waited_s| Overdue { has_begun: false, waited_s });
         assert_eq!(table.thaw(1, overdue), [Order::Stop(1)]);
         let stopped = || Stopped { epoch: 1, begun: 0, missing: None };
-        assert_eq!(table.stopped(0, stopped()), Ok(vec![]));
-        assert!(matches!(table.stopped(1, stopped()).unwrap()[..], [Order::RunTo(_)]));
+        assert_eq!(table.stopped(0, stopped(), 0.0), Ok(vec![]));
+        assert!(matches!(table.stopped(1, stopped(), 0.0).unwrap()[..], [Order::RunTo(_)]));
         assert_eq!(freezes(&mut table, 2..40) > 0, waited_s.is_none());
     }
+}
+
+#[test]
+fn every_rank_that_waits_for_another_is_named_with_what_it_waits_for() {
+    let mut table = Agreement::new(2, 1800.0, 1000);
+    assert_eq!(table.call(0, call(3, 0, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.call(1, call(7, 0, "f32"), 0.0), Ok(vec![]));
+    let stuck = |orders, site: &str| Some(Stuck { orders, site: Some(site.to_owned()) });
+    table.stuck(0, stuck(5, "train.py:3"), 10.0);
+    assert_eq!(table.check_deadlock(5, 100.0), Ok(()), "rank 1 computes");
+    table.stuck(1, stuck(5, "train.py:4"), 100.0);
+    assert_eq!(table.check_deadlock(5, 101.0), Ok(()), "something may be on its way");
+    assert_eq!(table.check_deadlock(6, 103.0), Ok(()), "an order is on its way");
+    let text = table.check_deadlock(5, 103.0).unwrap_err().to_string();
+    for part in [
+        "rank 0 waits at train.py:3 for push of key 3, which rank(s) [1] have not called",
+        "rank 1 waits at train.py:4 for push of key 7, which rank(s) [0] have not called",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    table.stuck(1, None, 104.0);
+    assert_eq!(table.check_deadlock(5, 200.0), Ok(()), "rank 1 goes on");
+}
+
+#[test]
+fn what_has_been_waited_for_longest_is_told_first() {
+    let mut table = Agreement::new(3, 1800.0, 1000);
+    assert_eq!(table.late(), None);
+    assert_eq!(table.call(2, call(7, 0, "f32"), 4.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(3, 0, "f32"), 1.0), Ok(vec![]));
+    let late = table.late().unwrap();
+    assert_eq!((late.key, late.rank, late.missing, late.since_s), (3.into(), 0, vec![1, 2], 1.0));
 }

@@ -33,6 +33,8 @@ pub enum Act {
     Join,
     /// Ask rank 0 to stop the frozen cycle of this epoch.
     Thaw(u32),
+    /// Tell rank 0 that this rank has called what it owed.
+    Even,
     /// The ranks do not agree.
     Fault(Error),
 }
@@ -101,6 +103,8 @@ pub struct Calls {
     held: VecDeque<Launch>,
     /// How much was launched and begun although something is owed.
     overtaken: u64,
+    /// Whether the last frozen cycle was stopped behind what this rank had begun.
+    is_behind: bool,
 }
 
 impl Calls {
@@ -118,7 +122,13 @@ impl Calls {
             frozen: None,
             held: VecDeque::new(),
             overtaken: 0,
+            is_behind: false,
         }
+    }
+
+    /// How many calls were made.
+    pub fn made(&self) -> u64 {
+        self.made
     }
 
     /// How many calls on `topic` have been made.
@@ -254,6 +264,7 @@ impl Calls {
         if self.frozen.as_ref().is_none_or(|frozen| frozen.epoch() != end.epoch) {
             return Vec::new();
         }
+        self.is_behind = self.frozen.as_ref().is_some_and(|frozen| frozen.begun() < end.until);
         self.frozen.iter_mut().for_each(|frozen| frozen.owe(end.until));
         self.mode = Mode::Owing(end);
         let open: Vec<u64> = self.open.keys().copied().collect();
@@ -297,13 +308,6 @@ impl Calls {
             acts.extend(self.place(index));
         }
         acts
-    }
-
-    /// What this rank has to call because others have begun it: a rank that waits for it, the key and the operation.
-    pub fn owed(&self) -> Option<(usize, Key, String)> {
-        let (Mode::Owing(end), Some(frozen)) = (&self.mode, &self.frozen) else { return None };
-        let step = frozen.missing()?;
-        Some((end.by, step.topic.key(), step.operation.clone()))
     }
 
     /// The epoch of the frozen cycle that runs, and the unit that the first call which has not begun belongs to.
@@ -374,6 +378,7 @@ impl Calls {
         if matches!(self.mode, Mode::Owing(_)) && self.frozen.as_ref().is_some_and(Frozen::is_even) {
             self.mode = Mode::Agreeing;
             self.overtaken = 0;
+            acts.extend(std::mem::take(&mut self.is_behind).then_some(Act::Even));
             acts.extend(self.held.drain(..).map(Act::Run));
         }
         acts

@@ -8,14 +8,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use parking_lot::Mutex;
 
 use ringpull_base::config::Config;
 use ringpull_base::topology::Peer;
-use ringpull_base::{Error, Result, Tensor, Waiter, notice};
+use ringpull_base::{Error, Result, Tensor, Waiter, notice, waits};
 
 use crate::communicator::Host;
 use crate::progress::calls::Calls;
@@ -94,7 +94,7 @@ impl Engine {
                 }
             })?
         };
-        let (control, library, sums_block, bucket_bytes, handle) = started.recv().map_err(|_| lost_thread())??;
+        let (control, library, sums_block, bucket_bytes, handle) = wait_for_all(config, &started)?;
         let shared = Arc::new(Shared {
             rank: control.rank(),
             size: control.size(),
@@ -107,6 +107,7 @@ impl Engine {
             leaving: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             waiting: Mutex::default(),
+            orders: AtomicU64::new(0),
             joining: Mutex::default(),
             stand_ins: Mutex::default(),
             running: Mutex::default(),
@@ -127,7 +128,7 @@ impl Engine {
         let (watching, mut watcher) = (Arc::downgrade(&shared), Watcher::new(config, shared.size, bucket_bytes));
         // Ends by itself when the last owner of `shared` is gone; it is not joined.
         spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
-        let limit = config.timeout;
+        let limit = config.silence();
         let settings = settings_of(config);
         let stores = AtomicU64::new(0);
         Ok(Arc::new(Engine { shared, threads: Mutex::new(threads), limit, library, settings, stores }))
@@ -264,6 +265,7 @@ impl Engine {
         let job = Box::new(Direct::new(Box::new(work), memory, result));
         self.submit(Topic::Direct, name, Terms::default(), job)?;
         self.wait();
+        let _wait = waits::wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
@@ -288,6 +290,7 @@ impl Engine {
         if shared.fault.get().is_some() {
             shared.fail_waiting();
         }
+        let _wait = waits::wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
@@ -296,6 +299,7 @@ impl Engine {
         let (result, answer) = crossbeam_channel::bounded(1);
         self.submit(Topic::Barrier, "barrier", Terms::default(), Box::new(Barrier::new(result)))?;
         self.wait();
+        let _wait = waits::wait();
         answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
     }
 
@@ -400,6 +404,26 @@ fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let builder = std::thread::Builder::new().name(name.to_owned());
     builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
+}
+
+/// Waits until every rank has come this far, which starting MPI waits for, and says so when it takes long.
+fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> {
+    let (begun, mut warning) = (Instant::now(), config.warn);
+    loop {
+        match started.recv_timeout(warning.min(config.timeout).saturating_sub(begun.elapsed())) {
+            Ok(outcome) => return outcome,
+            Err(RecvTimeoutError::Disconnected) => return Err(lost_thread()),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let waited_s = begun.elapsed().as_secs();
+        let missing = format!("a process of this job has waited {waited_s} s for others to create their store");
+        let remedy = "every process that mpirun starts has to create it; look at what the others are doing";
+        if begun.elapsed() >= config.timeout {
+            return Err(Error::argument(missing, remedy));
+        }
+        notice(&format!("warning: {missing}\n  hint: {remedy}"));
+        warning *= 2;
+    }
 }
 
 fn lost_thread() -> Error {

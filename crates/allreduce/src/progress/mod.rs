@@ -5,7 +5,7 @@
 //! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`);
 //! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
-//!   applies updates, and whatever else takes its time when a sum is there; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share;
+//!   applies updates, and whatever else takes its time when a sum is there; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share, `standstill` finds out whether this rank waits in vain;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit.
 
 pub mod agreement;
@@ -28,6 +28,7 @@ pub mod process;
 #[cfg(test)]
 mod schedule_tests;
 mod shared;
+mod standstill;
 mod watcher;
 
 pub use engine::Engine;

@@ -98,13 +98,20 @@ pub enum Order {
     Joined(usize),
 }
 
-/// A rank has waited too long for a unit of a frozen cycle.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A rank has waited long for a unit of a frozen cycle.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Overdue {
-    /// The rank.
-    pub rank: usize,
-    /// The unit, counted from the freeze.
-    pub unit: u64,
+    /// Whether the unit has begun on that rank, and does not come on.
+    pub has_begun: bool,
     /// How long.
-    pub waited_s: u64,
+    pub waited_s: f64,
+}
+
+/// A rank waits in a call for what cannot begin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stuck {
+    /// How many orders of rank 0 it had heard.
+    pub orders: u64,
+    /// Where its program is, if that is known.
+    pub site: Option<String>,
 }

@@ -16,7 +16,7 @@ use ringpull_base::{DType, Error, Result, notice, timeline};
 use crate::progress::engine::{Connect, Connected, Engine, settings_of};
 use crate::transport::Transport;
 use crate::transport::mpi::Mpi;
-use crate::transport::star::{self, Hub};
+use crate::transport::star::{self, Hub, Patience};
 
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
@@ -56,22 +56,40 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
 }
 
 fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
-    let (segment_bytes, limit) = (config.segment_bytes, config.timeout);
+    let segment_bytes = config.segment_bytes;
+    let patience = Patience { warn: config.warn, silence: config.silence() };
     Box::new(move || {
         let mut mpi = Mpi::initialise(eager_bytes)?;
         let (rank, size) = (mpi.rank(), mpi.size());
         check_segments(&mut mpi, segment_bytes)?;
+        let is_local = are_equal(&mut mpi, network_id())?;
         let control = if rank == 0 {
-            let hub = Hub::listen()?;
+            let hub = Hub::listen(is_local)?;
             mpi.broadcast_text(&hub.invitation()?)?;
-            hub.gather(size, limit)?
+            hub.gather(size, patience)?
         } else {
             let invitation = mpi.broadcast_text("")?;
-            star::join(rank, size, &invitation, limit)?
+            star::join(rank, size, &invitation, patience)?
         };
         let finalise = mpi.finaliser();
         Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise })
     })
+}
+
+/// What is the same for all processes that reach each other over loopback, and for hardly any others.
+fn network_id() -> u64 {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|_| std::process::id().to_string());
+    let namespace = std::fs::read_link("/proc/self/ns/net").map(|name| name.to_string_lossy().into_owned());
+    let namespace = namespace.unwrap_or_else(|_| std::process::id().to_string());
+    xxhash_rust::xxh3::xxh3_64((read("/proc/sys/kernel/random/boot_id") + &namespace).as_bytes())
+}
+
+/// Whether every rank gives the same. Blocks; collective.
+fn are_equal(mpi: &mut Mpi, own: u64) -> Result<bool> {
+    let mut all = vec![0u64; mpi.size()];
+    all[mpi.rank()] = own;
+    mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut all))?;
+    Ok(all.iter().all(|other| *other == own))
 }
 
 /// The same error on every rank unless all have segments of one length: no rank is to get a message longer than what its library has prepared

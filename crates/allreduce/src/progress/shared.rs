@@ -14,7 +14,7 @@ use ringpull_base::{Error, Result, Waiter};
 use crate::progress::calls::{Act, Calls, Stopped};
 use crate::progress::frozen::Unit;
 use crate::progress::job::{Barrier, Job, StandIn};
-use crate::progress::order::{Call, Launch, Order, Overdue, Topic};
+use crate::progress::order::{Call, Launch, Order, Overdue, Stuck, Topic};
 use crate::transport::control::Control;
 
 /// What ranks tell each other over the control star.
@@ -25,6 +25,8 @@ pub(super) enum Note {
     Called(Call),
     /// To rank 0: the frozen cycle of this epoch cannot go on.
     Thaw(u32, Option<Overdue>),
+    /// To rank 0: this rank has called what it owed of a frozen cycle that was stopped.
+    Even,
     /// To rank 0: this rank has no data left.
     Joined,
     /// To rank 0: how far this rank has come in a frozen cycle.
@@ -41,6 +43,12 @@ pub(super) enum Note {
     Alive,
     /// Why this rank would end, if it ended now: its last call failed.
     Failing(Option<String>),
+    /// To rank 0: this rank waits in a call for what cannot begin, or does so no more.
+    Stuck(Option<Stuck>),
+    /// From rank 0: others wait for this rank; where is its program?
+    Where,
+    /// There.
+    At(String),
     /// What time is it? With the asker's own.
     Asked(u64),
     /// The asker's time, and rank 0's.
@@ -50,7 +58,7 @@ pub(super) enum Note {
 impl Note {
     /// Whether it is about an operation, and not about the state of a process.
     fn is_counted(&self) -> bool {
-        matches!(self, Note::Called(_) | Note::Joined | Note::Thaw(..) | Note::Stopped(_) | Note::Order(_))
+        matches!(self, Note::Called(_) | Note::Joined | Note::Thaw(..) | Note::Even | Note::Stopped(_) | Note::Order(_))
     }
 }
 
@@ -80,6 +88,8 @@ pub(super) struct Shared {
     /// All ranks are done, or one has left and its process has ended: ending the library has a limit from then on.
     pub(super) ending: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
+    /// Orders of rank 0 that were obeyed.
+    pub(super) orders: AtomicU64,
     /// What a caller waits at that has joined.
     pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
     /// What makes the jobs of each store for calls that a rank that has joined does not make.
@@ -110,11 +120,15 @@ impl Shared {
         if note.is_counted() {
             self.control_messages.fetch_add(1, Ordering::Relaxed);
         }
-        if let Err(cause) = self.control.send(to, &bytes)
-            && !self.leaving.load(Ordering::Acquire)
-        {
-            // The reader of the same connection reports the loss, with what rank 0 knows about it. Who leaves may be the last to.
-            tracing::debug!(%cause, to, "control message not sent");
+        if let Err(fault) = self.control.send(to, &bytes) {
+            // Too long, or too many that the peer has not taken: others would wait for it in vain. Kept first, so that to tell of it
+            // does not come here again.
+            if self.fault.set(fault).is_ok() {
+                self.stop.store(true, Ordering::Release);
+                let fault = self.fault.get().expect("it was just set").clone();
+                self.tell_everyone(&Note::Failed(fault));
+                self.fail_waiting();
+            }
         }
     }
 
@@ -136,6 +150,7 @@ impl Shared {
     /// Does what rank 0 has said.
     pub(super) fn obey(&self, order: Order) {
         let mut calls = self.calls.lock();
+        self.orders.fetch_add(1, Ordering::Relaxed);
         let acts = match order {
             Order::Launch(launch) => calls.launched(launch),
             Order::Freeze(freeze) => calls.freeze(freeze),
@@ -169,6 +184,7 @@ impl Shared {
                     Err(fault) => self.poison(&fault, true),
                 },
                 Act::Join => self.tell_rank_0(Note::Joined),
+                Act::Even => self.tell_rank_0(Note::Even),
                 Act::Thaw(epoch) => self.tell_rank_0(Note::Thaw(epoch, None)),
                 Act::Fault(fault) => self.poison(&fault, true),
             }
@@ -238,6 +254,12 @@ impl Shared {
     /// Whether this rank waits for calls of its peers, and not only for what is on its way.
     pub(super) fn awaits_calls(&self) -> bool {
         !self.waiting.lock().is_empty() || self.joining.lock().is_some()
+    }
+
+    /// The payload that was sent and received.
+    pub(super) fn moved_bytes(&self) -> u64 {
+        let moved = [&self.sent_bytes, &self.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+        moved[0].wrapping_add(moved[1])
     }
 
     /// As `doing`; between two operations, the one before.

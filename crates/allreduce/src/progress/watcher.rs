@@ -1,5 +1,6 @@
 //! The control thread: takes what arrives over the control star, launches what every rank has called, and notices who
-//! is missing or gone.
+//! is missing or gone. It goes by three clocks, which are `RINGPULL_WARN`, `RINGPULL_TIMEOUT` and `RINGPULL_SILENCE`, and by none where
+//! every rank waits for another.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -8,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use ringpull_base::config::{Config, Role};
+use ringpull_base::config::{Config, DEADLOCK, NEVER, Role};
 use ringpull_base::timeline::clock::Offset;
 use ringpull_base::topology::Peer;
-use ringpull_base::{Error, Key, after_error, timeline};
+use ringpull_base::{Error, after_error, notice, timeline, waits};
 
-use crate::progress::agreement::Agreement;
+use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
 use crate::progress::order::{Order, Overdue};
 use crate::progress::shared::{Note, Shared};
+use crate::progress::standstill::Standstill;
 use crate::transport::control::Event;
 
 /// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer gap is its own
@@ -47,25 +49,35 @@ pub(super) struct Watcher {
     clock: Clock,
     interval: Duration,
     silence_s: f64,
+    /// How long a frozen cycle may stand still before every rank says how far it is.
+    patience_s: f64,
+    /// On rank 0: when to tell of a rank that others wait for, which doubles each time; and where those ranks have said they are.
+    warn_s: f64,
+    next_warning_s: f64,
+    sites: BTreeMap<usize, String>,
+    timeout: Duration,
+    /// Whether this rank is to say where its program is, since when.
+    asked: Option<Instant>,
+    still: Standstill,
     /// This process's clock against rank 0's, for the timeline.
     offset: Offset,
-    /// What was seen of a frozen cycle that does not come on, or of what is owed to it, and since when.
+    /// What was seen of a frozen cycle that does not come on, and since when.
     standstill: Option<(Sight, f64)>,
 }
 
-/// What does not change while nothing comes on.
+/// What does not change while a frozen cycle does not come on: the unit that is waited for, and the payload moved so far.
 #[derive(PartialEq, Clone)]
-enum Sight {
-    /// The unit that is waited for, and the payload moved so far.
-    Waiting { epoch: u32, unit: u64, bytes: u64 },
-    /// What this rank has to call.
-    Owing(usize, Key, String),
+struct Sight {
+    epoch: u32,
+    unit: u64,
+    has_begun: bool,
+    bytes: u64,
 }
 
 impl Watcher {
     /// One whose buckets hold `bucket_bytes`, if it is rank 0's.
     pub(super) fn new(config: &Config, size: usize, bucket_bytes: usize) -> Self {
-        let interval = config.heartbeat_interval.min(config.timeout / 4);
+        let interval = config.heartbeat_interval.min(config.silence() / 4);
         Watcher {
             agreement: Agreement::new(size, config.timeout.as_secs_f64(), bucket_bytes),
             peers: BTreeMap::new(),
@@ -74,7 +86,14 @@ impl Watcher {
             done: vec![false; size],
             clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
             interval,
-            silence_s: config.timeout.as_secs_f64(),
+            silence_s: config.silence().as_secs_f64(),
+            patience_s: (DEADLOCK / 2).min(config.timeout / 4).as_secs_f64(),
+            warn_s: config.warn.as_secs_f64(),
+            next_warning_s: config.warn.as_secs_f64(),
+            sites: BTreeMap::new(),
+            timeout: config.timeout,
+            asked: None,
+            still: Standstill::default(),
             offset: Offset::default(),
             standstill: None,
         }
@@ -146,7 +165,28 @@ impl Watcher {
                 spread(shared, self.agreement.thaw(epoch, overdue));
                 Ok(())
             }
-            Note::Stopped(stopped) => self.agreement.stopped(from, stopped).map(|orders| spread(shared, orders)),
+            Note::Stopped(stopped) => {
+                let now_s = self.clock.now_s();
+                self.agreement.stopped(from, stopped, now_s).map(|orders| spread(shared, orders))
+            }
+            Note::Even => {
+                self.agreement.even(from);
+                Ok(())
+            }
+            Note::Stuck(stuck) => {
+                let now_s = self.clock.now_s();
+                self.agreement.stuck(from, stuck, now_s);
+                Ok(())
+            }
+            Note::Where => {
+                self.asked = Some(Instant::now());
+                waits::look();
+                Ok(())
+            }
+            Note::At(site) => {
+                self.sites.insert(from, site);
+                Ok(())
+            }
             Note::Order(order) => {
                 shared.obey(order);
                 Ok(())
@@ -155,7 +195,10 @@ impl Watcher {
                 shared.poison(&fault, shared.rank == 0);
                 Ok(())
             }
-            Note::Leaving(begun) => self.agreement.leave(from, begun).map(|orders| spread(shared, orders)),
+            Note::Leaving(begun) => {
+                let now_s = self.clock.now_s();
+                self.agreement.leave(from, begun, now_s).map(|orders| spread(shared, orders))
+            }
             Note::Done => {
                 self.done[from] = true;
                 if self.done.iter().all(|done| *done) {
@@ -213,14 +256,86 @@ impl Watcher {
             if !shared.running.lock().is_empty() {
                 self.agreement.heard(now_s);
             }
-            if let Err(fault) = self.agreement.check_time(now_s) {
+            let orders = shared.orders.load(Ordering::Relaxed);
+            let checked = self.agreement.check_time(now_s).and_then(|()| self.agreement.check_deadlock(orders, now_s));
+            if let Err(fault) = checked {
                 shared.poison(&fault, true);
             }
+            if shared.rank == 0 {
+                self.warn(shared, now_s);
+            }
+            self.say_where(shared);
             self.look(shared, now_s);
+            if let Some(stuck) = self.still.changed(shared, now_s) {
+                shared.tell_rank_0(Note::Stuck(stuck));
+            }
         }
     }
 
-    /// Asks how far the others are when a frozen cycle has stood still for too long; gives up when this rank has.
+    /// Says who keeps others waiting, with where those are.
+    fn warn(&mut self, shared: &Shared, now_s: f64) {
+        let Some(late) = self.agreement.late() else {
+            self.next_warning_s = self.warn_s;
+            self.sites.clear();
+            return;
+        };
+        let waited_s = now_s - late.since_s;
+        if waited_s < self.warn_s {
+            self.next_warning_s = self.warn_s;
+        }
+        // They are asked a little before, as an answer takes time.
+        if waited_s >= self.next_warning_s - 3.0 * self.interval.as_secs_f64() && self.sites.is_empty() {
+            for rank in &late.missing {
+                self.sites.insert(*rank, String::new());
+                if *rank == 0 {
+                    self.asked = Some(Instant::now());
+                    waits::look();
+                } else {
+                    shared.tell(*rank, &Note::Where);
+                }
+            }
+        }
+        if waited_s < self.next_warning_s {
+            return;
+        }
+        self.next_warning_s *= 2.0;
+        notice(&self.warning(&late, waited_s));
+        self.sites.clear();
+    }
+
+    fn warning(&self, late: &Late, waited_s: f64) -> String {
+        let Late { operation, key, rank, missing, .. } = late;
+        let named = missing.iter().map(|rank| {
+            let site = self.sites.get(rank).filter(|site| !site.is_empty());
+            site.map_or_else(|| self.name(*rank), |site| format!("{} at {site}", self.name(*rank)))
+        });
+        let named: Vec<String> = named.collect();
+        let end = if self.timeout >= NEVER {
+            "it is waited for as long as its process lives".to_owned()
+        } else {
+            format!("after {} s (RINGPULL_TIMEOUT) this is an error", self.timeout.as_secs())
+        };
+        format!(
+            "warning: rank {rank} has waited {waited_s:.0} s for {operation} of key {key}, which {} has not called; {end}",
+            named.join(", ")
+        )
+    }
+
+    /// Answers rank 0 that wants to know where this rank's program is.
+    fn say_where(&mut self, shared: &Shared) {
+        if let Some(place) = self.asked.and_then(waits::seen) {
+            self.asked = None;
+            if let Some(site) = place.site {
+                if shared.rank == 0 {
+                    self.sites.insert(0, site);
+                } else {
+                    shared.tell(0, &Note::At(site));
+                }
+            }
+        }
+    }
+
+    /// Has the frozen cycle stopped when it has stood still for long: rank 0 then finds out who is behind.
     fn look(&mut self, shared: &Shared, now_s: f64) {
         let Some(sight) = see(shared) else {
             self.standstill = None;
@@ -232,21 +347,12 @@ impl Watcher {
         };
         self.standstill = Some((sight.clone(), since_s));
         let waited_s = now_s - since_s;
-        if waited_s <= self.silence_s {
+        if waited_s <= self.patience_s {
             return;
         }
         self.standstill = None;
-        let (rank, waited_s) = (shared.rank, waited_s as u64);
-        match sight {
-            Sight::Waiting { epoch, unit, .. } => {
-                shared.tell_rank_0(Note::Thaw(epoch, Some(Overdue { rank, unit, waited_s })));
-            }
-            Sight::Owing(by, key, operation) => {
-                let fault =
-                    Error::Stalled { operation, key, rank: by, missing: vec![rank], waited_s, why: String::new() };
-                shared.poison(&fault, true);
-            }
-        }
+        let Sight { epoch, has_begun, .. } = sight;
+        shared.tell_rank_0(Note::Thaw(epoch, Some(Overdue { has_begun, waited_s })));
     }
 
     fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
@@ -285,14 +391,10 @@ fn spread(shared: &Shared, orders: Vec<Order>) {
 
 fn see(shared: &Shared) -> Option<Sight> {
     let calls = shared.calls.lock();
-    if let Some((by, key, operation)) = calls.owed() {
-        return Some(Sight::Owing(by, key, operation));
-    }
     let (epoch, open) = calls.frozen()?;
     let running = shared.running.lock().iter().filter_map(|(number, _)| calls.unit(*number)).min();
     let unit = running.into_iter().chain(open).min()?;
-    let moved = [&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
-    Some(Sight::Waiting { epoch, unit, bytes: moved[0].wrapping_add(moved[1]) })
+    Some(Sight { epoch, unit, has_begun: running == Some(unit), bytes: shared.moved_bytes() })
 }
 
 fn decode(from: usize, bytes: &[u8]) -> Note {

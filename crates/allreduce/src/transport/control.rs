@@ -61,7 +61,7 @@ impl Control {
         self.size
     }
 
-    /// Sends a frame. Between two ranks that are both not 0 there is no wire.
+    /// Sends a frame, without ever blocking. Between two ranks that are both not 0 there is no wire.
     pub fn send(&self, to: usize, bytes: &[u8]) -> Result<()> {
         debug_assert!(self.rank == 0 || to == 0, "the star has rank 0 in its middle");
         match &self.wires {
@@ -71,6 +71,15 @@ impl Control {
                 Ok(())
             }
             Wires::Sockets(links) => links.send(to, bytes),
+        }
+    }
+
+    /// The connection to a peer, for tests that break it.
+    #[cfg(test)]
+    pub(super) fn stream(&self, peer: usize) -> Option<std::sync::Arc<std::net::TcpStream>> {
+        match &self.wires {
+            Wires::Sockets(links) => links.stream(peer),
+            Wires::Channels(_) => None,
         }
     }
 

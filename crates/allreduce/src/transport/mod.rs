@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 pub mod control;
+mod greeting;
 pub mod group;
 pub mod inproc;
 #[cfg(feature = "mpi")]
@@ -18,6 +19,7 @@ pub mod mpi;
 mod sockets;
 pub mod star;
 pub mod window;
+mod wire;
 
 use ringpull_base::Result;
 

@@ -6,8 +6,10 @@ use std::time::Duration;
 use crate::{Error, Result, closest};
 
 /// The variables of our own that a process reads or `ringpull` sets, without `RINGPULL_`.
-const OURS: [&str; 19] = [
+const OURS: [&str; 21] = [
+    "warn",
     "timeout",
+    "silence",
     "log",
     "algorithm",
     "model",

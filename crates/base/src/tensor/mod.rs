@@ -26,7 +26,7 @@ pub use lent::Waiter;
 use lent::{Lent, READ, WRITTEN};
 
 use crate::timeline::{self, Phase};
-use crate::{Buffer, DType, Element, Error, Key, Remote, Result};
+use crate::{Buffer, DType, Element, Error, Key, Remote, Result, waits};
 
 /// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
 pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
@@ -203,7 +203,10 @@ impl Tensor {
 
     fn read_locked(&self) -> ArcRwLockReadGuard<RawRwLock, Content> {
         self.look_out();
-        RwLock::read_arc(&self.content)
+        RwLock::try_read_arc(&self.content).unwrap_or_else(|| {
+            let _wait = waits::wait();
+            RwLock::read_arc(&self.content)
+        })
     }
 
     /// A moment for a store to write what is short: to sleep until then would take longer.
@@ -231,6 +234,7 @@ impl Tensor {
         if !limit.is_zero() {
             self.look_out();
         }
+        let _wait = waits::wait();
         RwLock::try_read_arc_for(&self.content, limit).map(|content| self.guard(content)).transpose()
     }
 
@@ -254,7 +258,10 @@ impl Tensor {
     /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses them. Clears an earlier fault.
     pub fn write(&self) -> TensorMut {
         self.come_for(READ);
-        self.guard_mut(RwLock::write_arc(&self.content))
+        self.guard_mut(RwLock::try_write_arc(&self.content).unwrap_or_else(|| {
+            let _wait = waits::wait();
+            RwLock::write_arc(&self.content)
+        }))
     }
 
     /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`, or is not on the host.
@@ -266,6 +273,7 @@ impl Tensor {
     /// As [`write_within`](Self::write_within), wherever the memory is.
     pub fn write_anywhere_within(&self, limit: Duration) -> Result<TensorMut> {
         self.come_for(READ);
+        let _wait = waits::wait();
         let content = RwLock::try_write_arc_for(&self.content, limit).ok_or_else(|| {
             Error::argument(
                 format!("an output tensor of shape {:?} stayed in use for {} s", self.shape, limit.as_secs_f64()),

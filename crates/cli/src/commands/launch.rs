@@ -26,7 +26,7 @@ use crate::mpirun::Hosts;
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
 
-A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get one and a half RINGPULL_TIMEOUT,
+A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get one and a half RINGPULL_SILENCE,
 then SIGTERM, then SIGKILL, on every host; the exit code is that of the first failure.")]
 pub struct LaunchArgs {
     /// How many workers.
@@ -132,7 +132,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         (launch.env, launch.env_server, launch.env_worker) = (args.env, args.env_server, args.env_worker);
         launch.sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
         // Those that wait for the one that failed find out for whom within their limit and the quarter until they ask again.
-        launch.grace = Config::from_env()?.timeout * 3 / 2;
+        launch.grace = Config::from_env()?.silence() * 3 / 2;
         launch.run()?.code
     };
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))

@@ -8,8 +8,9 @@ fn scheduler() -> Scheduler {
     Scheduler::new(Settings {
         num_workers: 2,
         num_servers: 1,
+        warn: SECOND * 30,
         timeout: SECOND * 10,
-        heartbeat_timeout: SECOND * 5,
+        silence: SECOND * 5,
         bigarray_bound: 1000,
         token: 1,
     })

@@ -1,8 +1,11 @@
-//! What a worker does about nodes that keep it waiting: it asks its servers who is missing, and notices which of them is lost.
+//! What a worker does about nodes that keep it waiting: it asks its servers who is missing, says so after `RINGPULL_WARN`, tells the
+//! scheduler when it waits for nothing else, and notices which server is lost.
 
 use std::time::{Duration, Instant};
 
-use ringpull_base::{Error, Key, Result};
+use ringpull_base::config::{Config, DEADLOCK, NEVER};
+use ringpull_base::waits::{self, IDLE};
+use ringpull_base::{Error, Key, Result, notice};
 
 use super::{WorkerLoop, count};
 use crate::link::GRACE;
@@ -11,21 +14,60 @@ use crate::operation::Operation;
 use crate::scheduler::lost_node;
 use crate::socket::Event;
 
+/// How long a worker waits for what.
+pub(crate) struct Patience {
+    /// It says for whom it waits after this time, and each time it has doubled.
+    warn: Duration,
+    next_warning: Duration,
+    /// A wait for a live rank is an error after it.
+    timeout: Duration,
+    /// A server that says nothing for so long is lost.
+    pub(super) silence: Duration,
+    /// What was moved, called and computed when nothing had moved for the first time.
+    still: Option<(Instant, f64)>,
+}
+
+impl Patience {
+    pub(crate) fn of(config: &Config) -> Self {
+        Patience {
+            warn: config.warn,
+            next_warning: config.warn,
+            timeout: config.timeout,
+            silence: config.silence(),
+            still: None,
+        }
+    }
+
+    /// Whether the program has only waited since this was first asked of the present standstill.
+    fn is_only_waiting(&mut self, progress: Instant) -> bool {
+        let (since, used_s) = match self.still {
+            Some(still) if still.0 >= progress => still,
+            _ => *self.still.insert((Instant::now(), waits::used_s())),
+        };
+        waits::look();
+        let is_wait = waits::seen(since).is_some_and(|place| place.is_wait);
+        let lasted_s = since.elapsed().as_secs_f64();
+        lasted_s > 1.0 && (waits::is_any() || is_wait) && waits::used_s() - used_s < IDLE * lasted_s
+    }
+}
+
 impl WorkerLoop {
     /// How long nothing may move before it is asked for whom. What a worker sent before it failed has arrived before it is known to have.
     fn patience(&self) -> Duration {
-        self.failed.map_or(self.timeout, |_| GRACE.min(self.timeout))
+        let look = (DEADLOCK / 4).min(self.patience.timeout);
+        self.failed.map_or(look, |_| GRACE.min(look))
     }
 
     /// Asks the server that has kept us waiting longest, once nothing has moved for the limit.
     pub(super) fn ask_who_is_missing(&mut self) -> Result<()> {
         let Some((reply, waiting)) = self.waiting.first_key_value() else { return self.check_unsent() };
-        if self.failed.map_or(self.progress, |since| since.max(self.progress)).elapsed() < self.patience() {
+        let last = [Some(self.progress), self.failed, self.claimed].into_iter().flatten().max();
+        if last.is_some_and(|last| last.elapsed() < self.patience()) {
             return Ok(());
         }
         match self.asked {
-            // An answer clears this; a server that gives none for the limit is lost.
-            Some(since) if since.elapsed() > self.timeout => {
+            // An answer clears this; a server that gives none for so long is lost.
+            Some(since) if since.elapsed() > self.patience.silence => {
                 Err(self.lost_server(waiting.server, "it does not answer"))
             }
             Some(_) => Ok(()),
@@ -43,7 +85,7 @@ impl WorkerLoop {
     /// Segments that could not even leave for the limit.
     fn check_unsent(&self) -> Result<()> {
         match self.servers.iter().position(|server| !server.queue.is_empty()) {
-            Some(server) if self.progress.elapsed() >= self.timeout => {
+            Some(server) if self.progress.elapsed() >= self.patience.silence => {
                 Err(self.lost_server(server, "it takes no more messages"))
             }
             _ => Ok(()),
@@ -51,12 +93,11 @@ impl WorkerLoop {
     }
 
     pub(super) fn claim(&mut self, reply: u64, operation: String, missing: Vec<usize>) -> Result<()> {
-        let patience = self.patience();
         let Some(waiting) = self.waiting.get_mut(&reply) else { return Ok(()) };
         let key = self.operations.get(&waiting.operation).map_or(Key::Int(0), |operation| operation.key().clone());
-        let waited_s = waiting.since.elapsed().as_secs();
-        // Asked again after the next turn of the clock, if the scheduler finds that the missing ranks make progress.
-        self.progress = Instant::now().checked_sub(patience * 3 / 4).unwrap_or_else(Instant::now);
+        let since = waiting.since;
+        let waited_s = since.elapsed().as_secs();
+        self.claimed = Some(Instant::now());
         if missing.is_empty() {
             // An answer and a claim keep their order on the way: the second time there is no answer to wait for.
             if std::mem::replace(&mut waiting.vouched, true) {
@@ -66,8 +107,33 @@ impl WorkerLoop {
             }
             return Ok(());
         }
-        let stalled = Error::Stalled { operation, key, rank: self.job.rank, missing, waited_s, why: String::new() };
-        self.link.send(&ToScheduler::Stalled(stalled))
+        let waited = waiting.since.elapsed();
+        if self.failed.is_some() || waited >= self.patience.timeout {
+            let stalled = Error::Stalled { operation, key, rank: self.job.rank, missing, waited_s, why: String::new() };
+            return self.link.send(&ToScheduler::Stalled(stalled));
+        }
+        if waited < self.patience.warn {
+            self.patience.next_warning = self.patience.warn;
+        }
+        if waited >= self.patience.next_warning {
+            self.patience.next_warning *= 2;
+            let end = if self.patience.timeout >= NEVER {
+                "they are waited for as long as their processes live".to_owned()
+            } else {
+                format!("after {} s (RINGPULL_TIMEOUT) this is an error", self.patience.timeout.as_secs())
+            };
+            notice(&format!(
+                "warning: rank {} has waited {waited_s} s for {operation} of key {key}, which rank(s) {missing:?} have not called; {end}",
+                self.job.rank
+            ));
+        }
+        if !self.patience.is_only_waiting(since) {
+            return Ok(());
+        }
+        let site = waits::seen(since).and_then(|place| place.site);
+        let at = site.map_or_else(String::new, |site| format!(" at {site}"));
+        let what = format!("{operation} of key {key}{at}");
+        self.link.send(&ToScheduler::Waits { what, missing })
     }
 
     pub(super) fn look_at_servers(&mut self) -> Result<()> {

@@ -93,11 +93,10 @@ fn a_key_that_one_rank_leaves_out_is_known_to_that_rank() {
     for seed in 0..60 {
         let mut world = World::new(vec![steps(10, &[1, 2, 3]), odd.clone(), steps(10, &[1, 2, 3])], seed);
         assert!(!world.run(), "seed {seed}: the others wait for key 2, {:?} {:?}", world.begun, world.fault);
-        let owed = world.ranks[1].owed().map(|(_, key, operation)| (key.to_string(), operation));
-        let alone = world.agreement.check_time(11.0).err().map(|error| error.to_string());
-        let named = owed == Some(("2".to_owned(), "push".to_owned()));
-        let stalled = alone.is_some_and(|text| text.contains("key 2") && text.contains("[1]"));
-        assert!(named != stalled, "seed {seed}: it is owed or stays alone");
+        let text = world.agreement.check_time(16.0).unwrap_err().to_string();
+        assert!(text.contains("push of key 2") && text.contains("[1]"), "seed {seed}: {text}");
+        let late = world.agreement.late().unwrap();
+        assert_eq!((late.key.to_string(), &late.missing[..]), ("2".to_owned(), &[1][..]), "seed {seed}");
     }
 }
 
@@ -130,7 +129,7 @@ fn a_rank_that_leaves_stops_the_cycle_and_is_named_to_those_who_wait_for_it() {
     let mut world = World::new(vec![steps(10, &[1, 2]), steps(9, &[1, 2])], 1);
     assert!(!world.run());
     let begun = world.ranks[1].begun();
-    let orders = world.agreement.leave(1, begun).unwrap();
+    let orders = world.agreement.leave(1, begun, 0.0).unwrap();
     world.down.iter_mut().for_each(|down| down.extend(orders.iter().cloned()));
     world.run();
     let text = world.fault.expect("a fault").to_string();
@@ -186,7 +185,7 @@ fn a_rank_that_waits_for_others_to_join_for_too_long_names_them() {
     world.run();
     let text = world.agreement.check_time(11.0).unwrap_err().to_string();
     assert!(text.contains("join") && text.contains("[0]"), "{text}");
-    let text = world.agreement.leave(0, None).unwrap_err().to_string();
+    let text = world.agreement.leave(0, None, 0.0).unwrap_err().to_string();
     assert!(text.contains("rank 0 ended its run") && text.contains("join"), "{text}");
 }
 

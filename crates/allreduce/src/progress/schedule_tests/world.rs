@@ -29,6 +29,7 @@ pub(super) fn push(key: i64) -> Do {
 pub(super) enum Note {
     Called(Call),
     Joined,
+    Even,
     Thaw(u32),
     Stopped(Stopped),
 }
@@ -175,6 +176,7 @@ impl World {
                 Act::Run(launch) => self.begin(rank, vec![(launch.topic, launch.ordinal)]),
                 Act::Fault(fault) => self.fault = Some(fault),
                 Act::Join => self.up[rank].push_back(Note::Joined),
+                Act::Even => self.up[rank].push_back(Note::Even),
                 Act::StandIn(call) => {
                     self.stood_in[rank] += 1;
                     self.open[rank].insert((call.topic, call.ordinal));
@@ -211,7 +213,11 @@ impl World {
             Note::Called(call) => self.agreement.call(rank, call, 0.0),
             Note::Joined => self.agreement.join(rank, 0.0),
             Note::Thaw(epoch) => Ok(self.agreement.thaw(epoch, None)),
-            Note::Stopped(stopped) => self.agreement.stopped(rank, stopped),
+            Note::Stopped(stopped) => self.agreement.stopped(rank, stopped, 0.0),
+            Note::Even => {
+                self.agreement.even(rank);
+                Ok(Vec::new())
+            }
         };
         match orders {
             Ok(orders) => {

@@ -1,0 +1,95 @@
+//! Whether this rank waits in a call for what cannot begin.
+//!
+//! It does when some call of its own has not begun or does not come on, nothing about its calls changes, its process
+//! computes nothing, and a thread waits in a call of ours, or the program in its framework for what we owe that. A rank that computes,
+//! sleeps, loads or saves does not: it may call at any time.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ringpull_base::waits::{self, IDLE, Place, used_s};
+
+use crate::progress::order::Stuck;
+use crate::progress::shared::Shared;
+
+/// How long nothing may have changed.
+const STILL_S: f64 = 2.0;
+/// How old what was seen of the program may be.
+const RECENT: Duration = Duration::from_secs(3);
+
+/// What changes with whatever happens to this rank's calls.
+#[derive(PartialEq, Clone)]
+struct Sight {
+    made: u64,
+    waiting: usize,
+    running: Vec<u32>,
+    is_joining: bool,
+    bytes: u64,
+    orders: u64,
+}
+
+/// What was seen last, since when, and what rank 0 was told.
+#[derive(Default)]
+pub(super) struct Standstill {
+    seen: Option<(Sight, Since)>,
+    told: Option<Stuck>,
+}
+
+#[derive(Clone)]
+struct Since {
+    now_s: f64,
+    when: Instant,
+    used_s: f64,
+}
+
+impl Standstill {
+    /// What rank 0 is to be told, if that has changed.
+    pub(super) fn changed(&mut self, shared: &Shared, now_s: f64) -> Option<Option<Stuck>> {
+        let stuck = self.look(shared, now_s);
+        if stuck == self.told {
+            return None;
+        }
+        self.told.clone_from(&stuck);
+        Some(stuck)
+    }
+
+    fn look(&mut self, shared: &Shared, now_s: f64) -> Option<Stuck> {
+        let sight = sight(shared);
+        if sight.waiting == 0 && sight.running.is_empty() && !sight.is_joining {
+            self.seen = None;
+            return None;
+        }
+        let since = match &self.seen {
+            Some((before, since)) if *before == sight => since.clone(),
+            _ => Since { now_s, when: Instant::now(), used_s: used_s() },
+        };
+        let orders = sight.orders;
+        self.seen = Some((sight, since.clone()));
+        let still_s = now_s - since.now_s;
+        if still_s < STILL_S / 2.0 {
+            return None;
+        }
+        if waits::has_looker() {
+            waits::look();
+        }
+        let is_idle = used_s() - since.used_s < IDLE * since.when.elapsed().as_secs_f64();
+        if still_s < STILL_S || !is_idle {
+            return None;
+        }
+        let recent = Instant::now().checked_sub(RECENT).map_or(since.when, |recent| recent.max(since.when));
+        let place = waits::seen(recent);
+        let waits_here = waits::is_any() || shared.leaving.load(Ordering::Acquire);
+        let is_stuck = waits_here || place.as_ref().is_some_and(|place| place.is_wait);
+        is_stuck.then(|| Stuck { orders, site: place.and_then(|Place { site, .. }| site) })
+    }
+}
+
+fn sight(shared: &Shared) -> Sight {
+    // The locks are taken one after another: what changes between is seen the next time.
+    let made = shared.calls.lock().made();
+    let waiting = shared.waiting.lock().len();
+    let running = shared.running.lock().iter().map(|(number, _)| *number).collect();
+    let is_joining = shared.joining.lock().is_some();
+    let (bytes, orders) = (shared.moved_bytes(), shared.orders.load(Ordering::Relaxed));
+    Sight { made, waiting, running, is_joining, bytes, orders }
+}

@@ -1,0 +1,102 @@
+//! Ranks as threads, over real sockets.
+
+use super::*;
+
+const PATIENCE: Patience = Patience { warn: Duration::from_secs(30), silence: Duration::from_secs(5) };
+
+/// Rank 0 and the others of a job of `size`.
+fn star(size: usize) -> (Control, Vec<Control>, u16) {
+    let hub = Hub::listen(true).unwrap();
+    let (invitation, port) = (hub.invitation().unwrap(), hub.listener.local_addr().unwrap().port());
+    let leaves: Vec<_> = (1..size)
+        .map(|rank| {
+            let invitation = invitation.clone();
+            std::thread::spawn(move || join(rank, size, &invitation, PATIENCE).unwrap())
+        })
+        .collect();
+    let middle = hub.gather(size, PATIENCE).unwrap();
+    (middle, leaves.into_iter().map(|leaf| leaf.join().unwrap()).collect(), port)
+}
+
+fn next(control: &Control) -> Event {
+    control.events().recv_timeout(PATIENCE.silence).unwrap()
+}
+
+#[test]
+fn frames_arrive_in_order_and_an_end_is_noticed() {
+    let (middle, mut leaves, _) = star(3);
+    for n in 0..3u8 {
+        leaves[0].send(0, &[n]).unwrap();
+        middle.send(2, &[n]).unwrap();
+    }
+    for n in 0..3u8 {
+        assert_eq!(next(&middle), Event::Frame { from: 1, bytes: vec![n] });
+        assert_eq!(next(&leaves[1]), Event::Frame { from: 0, bytes: vec![n] });
+    }
+    leaves[0].send(0, b"last words").unwrap();
+    drop(leaves.remove(0));
+    assert_eq!(next(&middle), Event::Frame { from: 1, bytes: b"last words".to_vec() });
+    assert_eq!(next(&middle), Event::Gone { rank: 1, cause: "its process ended".to_owned() });
+    drop(middle);
+    assert!(matches!(next(&leaves[0]), Event::Gone { rank: 0, .. }));
+}
+
+#[test]
+fn strangers_keep_nobody_waiting_and_are_turned_away() {
+    let hub = Hub::listen(true).unwrap();
+    let (invitation, address) = (hub.invitation().unwrap(), hub.listener.local_addr().unwrap());
+    let mut silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut loud = TcpStream::connect(address).unwrap();
+    let peer = std::thread::spawn(move || join(1, 2, &invitation, PATIENCE).unwrap());
+    let begun = Instant::now();
+    let middle = hub.gather(2, PATIENCE).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let leaf = peer.join().unwrap();
+    // Garbage of the right length, to a challenge that was read.
+    loud.read_exact(&mut [0; CHALLENGE_BYTES]).unwrap();
+    loud.write_all(&[7; HELLO_BYTES]).unwrap();
+    loud.set_read_timeout(Some(PATIENCE.silence)).unwrap();
+    assert!(matches!(loud.read(&mut [0; 1]), Ok(0) | Err(_)), "it was closed");
+    leaf.send(0, b"of the job").unwrap();
+    assert_eq!(next(&middle), Event::Frame { from: 1, bytes: b"of the job".to_vec() });
+    silent.clear();
+}
+
+#[test]
+fn a_connection_that_is_reset_costs_nothing() {
+    let (middle, leaves, _) = star(2);
+    let mut sent = (0u32, 0u32);
+    let mut seen = (0u32, 0u32);
+    for round in 0..20 {
+        for _ in 0..100 {
+            leaves[0].send(0, &sent.0.to_le_bytes()).unwrap();
+            middle.send(1, &sent.1.to_le_bytes()).unwrap();
+            sent = (sent.0 + 1, sent.1 + 1);
+        }
+        // Either end's connection is reset, with whatever is on its way.
+        let (control, peer) = if round % 2 == 0 { (&middle, 1) } else { (&leaves[0], 0) };
+        reset(control, peer);
+        while seen.0 < sent.0 {
+            assert_eq!(next(&middle), Event::Frame { from: 1, bytes: seen.0.to_le_bytes().to_vec() });
+            seen.0 += 1;
+        }
+        while seen.1 < sent.1 {
+            assert_eq!(next(&leaves[0]), Event::Frame { from: 0, bytes: seen.1.to_le_bytes().to_vec() });
+            seen.1 += 1;
+        }
+    }
+    assert!(middle.events().try_recv().is_err());
+}
+
+/// Resets a connection, as something on the way could.
+fn reset(control: &Control, peer: usize) {
+    let stream = control.stream(peer).unwrap();
+    rustix::net::connect_unspec(&*stream).unwrap();
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named() {
+    let patience = Patience { silence: Duration::from_millis(10), ..PATIENCE };
+    let error = Hub::listen(true).unwrap().gather(3, patience).err().unwrap().to_string();
+    assert!(error.contains("rank(s) [1, 2]"), "{error}");
+}
