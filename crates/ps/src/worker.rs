@@ -133,7 +133,7 @@ impl Worker {
                 name: format!("server {index}"),
                 identity: job.identity(job.rank),
                 secret: link::secret()?,
-                limits: Limits::DATA,
+                limits: Limits::WORKER,
             };
             servers.push(Connection::open(target, &bell)?);
         }
