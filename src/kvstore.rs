@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use ringpull_base::forked::OfProcess;
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{DType, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids};
 #[cfg(feature = "devices")]
@@ -104,9 +105,12 @@ pub struct Stats {
 ///
 /// After a lost peer, a timeout or a disagreement between workers every call returns the first such error; a
 /// wrong argument changes nothing.
+///
+/// A store belongs to the process that created it. In a forked child every call is an error, but for those
+/// that only say what the store is, and to drop it there does nothing: the job is the parent's, and goes on.
 pub struct KvStore {
     kind: Kind,
-    backend: Box<dyn Backend>,
+    backend: OfProcess<Box<dyn Backend>>,
     table: Table,
     check_nan: bool,
     /// How long an output tensor may stay locked by the caller before that is an error.
@@ -116,7 +120,13 @@ pub struct KvStore {
 impl KvStore {
     /// A store of `kind` over `backend`: what `create` does once it has found out how to reach the peers.
     pub(crate) fn over(kind: Kind, backend: Box<dyn Backend>, config: &ringpull_base::config::Config) -> Self {
-        KvStore { kind, backend, table: Table::default(), check_nan: config.check_nan, output_limit: config.timeout }
+        KvStore {
+            kind,
+            backend: OfProcess::new(backend),
+            table: Table::default(),
+            check_nan: config.check_nan,
+            output_limit: config.timeout,
+        }
     }
 
     /// The kind it was created as.
@@ -313,8 +323,11 @@ impl KvStore {
         })
     }
 
-    /// Counters since the store was created.
+    /// Counters since the store was created; zeros in a forked child.
     pub fn stats(&self) -> Stats {
+        if !self.backend.process().is_here() {
+            return Stats::default();
+        }
         let (pushes, pulls) = self.table.counts();
         Stats { pushes, pulls, ..self.backend.stats() }
     }
@@ -419,7 +432,9 @@ impl KvStore {
     /// Tells the other workers why this one is about to end, where that is no error of a call: data that cannot be read, a loss that is
     /// no number. What waits for this worker fails with these words when it has ended. Kinds of one process have nobody to tell.
     pub fn report_failure(&self, why: &str) {
-        self.backend.failing(why.lines().next());
+        if self.backend.process().is_here() {
+            self.backend.failing(why.lines().next());
+        }
     }
 
     /// Does what a caller asks for, and lets the others know if it fails, should this worker end by that.
@@ -434,6 +449,7 @@ impl KvStore {
     }
 
     fn healthy(&self) -> Result<()> {
+        self.backend.process().check("this store")?;
         self.backend.fault().map_or(Ok(()), Err)
     }
 }

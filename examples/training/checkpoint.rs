@@ -50,7 +50,7 @@ impl Checkpoint {
     pub fn restore_states(&self, store: &KvStore) -> Result<()> {
         let folder = states_folder()?;
         let path = folder.path().join("states");
-        std::fs::write(&path, &self.states).map_err(|cause| Error::io("write", path.display(), &cause))?;
+        replace_file("write", &path, &[&self.states])?;
         store.load_optimizer_states(&path)
     }
 

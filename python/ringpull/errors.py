@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = [
     "ArgumentError",
+    "DeadlockError",
     "DisagreementError",
     "DtypeMismatchError",
     "DuplicateKeyError",
@@ -48,7 +49,7 @@ class UnknownKindError(ArgumentError):
 
 
 class UnavailableError(KVStoreError):
-    """The kind exists, but this build, machine or process cannot have it."""
+    """The kind exists, but this build, machine or process cannot have it; or the store is that of the process that forked this one."""
 
 
 class UnsupportedError(KVStoreError, NotImplementedError):
@@ -92,6 +93,12 @@ class StalledError(KVStoreError, TimeoutError):
     missing: list[int] = []
 
 
+class DeadlockError(StalledError):
+    """Every rank waits for a call that another has not made; ``waits`` has a line for each."""
+
+    waits: list[str] = []
+
+
 class PeerLostError(KVStoreError, ConnectionError):
     """A process of the job is gone; ``peer`` names it."""
 
@@ -126,6 +133,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "Disagreement": DisagreementError,
     "InvalidArgument": ArgumentError,
     "Stalled": StalledError,
+    "Deadlock": DeadlockError,
     "PeerLost": PeerLostError,
     "Finished": PeerLostError,
     "Protocol": ProtocolError,
@@ -133,6 +141,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "Io": FileError,
     "NotFinite": NotFiniteError,
     "Environment": ArgumentError,
+    "Forked": UnavailableError,
 }
 
 

@@ -68,6 +68,9 @@ class KVStore(Worker):
     A store on devices takes tensors on its GPUs too, with DLPack. Those of torch and CuPy are used in the order of the stream that is
     current when they are given: what is queued there after the call, or after the handle's ``wait()``, comes after the store's work, and no call waits
     for the GPU. With others what has returned is done.
+
+    A store belongs to the process that created it. In a forked child its calls raise :class:`ringpull.UnavailableError`, but for ``rank``,
+    ``num_workers`` and ``type``; the child's end is nothing to the job.
     """
 
     def __init__(self, kind: str) -> None:
@@ -263,6 +266,9 @@ def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
 
     Where several ranks run on a host, ``pushpull`` sums such arrays where they are; others are read and written through a window
     in pieces. Arrays from 128 KiB on profit; :func:`torch.from_numpy` and :func:`numpy.ndarray.view` keep the memory.
+
+    A forked child gets a copy, made when it is forked: what it writes is its own, as with any other array. That copy is made at once and takes
+    as much memory in each child, so with gigabytes of such arrays start a data loader's workers with ``spawn`` or ``forkserver``.
     """
     import numpy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -97,32 +98,33 @@ def in_words(raised: BaseException) -> str:
     return str(raised) if isinstance(raised, KVStoreError) else f"{type(raised).__name__}: {raised}"
 
 
-_open: weakref.WeakSet[Leaving] = weakref.WeakSet()
+#: The stores that are open, each with the process that opened it: a forked child leaves those of its parent alone.
+_open: weakref.WeakKeyDictionary[Leaving, int] = weakref.WeakKeyDictionary()
 
 
 def leave_at_exit(store: Leaving) -> None:
     """Lets a store leave its job when the program ends, if it is still there."""
-    _open.add(store)
+    _open[store] = os.getpid()
 
 
 def has_left(store: Leaving) -> None:
     """The store has been closed by its owner."""
-    _open.discard(store)
+    _open.pop(store, None)
 
 
-_after: list[Callable[[], None]] = []
+_after: list[tuple[int, Callable[[], None]]] = []
 
 
 def after_stores(end: Callable[[], None]) -> None:
     """Calls ``end`` when the program ends and every store has left its job: for threads that wait for operations."""
-    _after.append(end)
+    _after.append((os.getpid(), end))
 
 
 @atexit.register
 def close_stores() -> None:
     """Ends every store that is still open, once. Servers take a worker that ends without a goodbye for lost; and an updater needs Python to finish what was pushed."""
     raised = getattr(sys, "last_value", None)
-    for store in list(_open):
+    for store in [store for store, pid in list(_open.items()) if pid == os.getpid()]:
         try:
             if raised is None:
                 store.finish()
@@ -132,6 +134,7 @@ def close_stores() -> None:
             print(f"ringpull: at the end of the program: {error}", file=sys.stderr)
         finally:
             store.close()
-            _open.discard(store)
-    for end in _after:
-        end()
+            has_left(store)
+    for pid, end in _after:
+        if pid == os.getpid():
+            end()

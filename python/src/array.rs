@@ -36,9 +36,11 @@ impl Array {
     }
 
     /// Zeros for Python to change, in memory that the ranks of one host share if there is enough of it.
+    /// Forked children have copies.
     fn zeros(dtype: DType, shape: Vec<usize>) -> Result<Self> {
-        let len_bytes = dtype.len_bytes(&shape)?;
-        Ok(Array { dtype, shape, data: Arc::new(Buffer::zeroed(len_bytes)), writable: true })
+        let data = Arc::new(Buffer::zeroed(dtype.len_bytes(&shape)?));
+        data.keep_for_children();
+        Ok(Array { dtype, shape, data, writable: true })
     }
 
     /// The elements as Python has left them.

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use ringpull_base::Tensor;
+use ringpull_base::forked::OfProcess;
+use ringpull_base::{Tensor, waits};
 use ringpull_device::Devices;
 
 use crate::errors::raise;
@@ -17,10 +18,11 @@ const SIGNALS: Duration = Duration::from_millis(100);
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Handle {
     /// Every tensor of the operations, the outputs first. Kept until the end, so that memory is given back on the caller's thread.
-    tensors: Mutex<Vec<Tensor>>,
+    /// In a forked child nobody ends the operations, and their memory may be on a device that it cannot use.
+    tensors: OfProcess<Mutex<Vec<Tensor>>>,
     outs: usize,
     /// What the tensors may be on.
-    devices: Option<Arc<Devices>>,
+    devices: OfProcess<Option<Arc<Devices>>>,
 }
 
 impl Handle {
@@ -31,7 +33,12 @@ impl Handle {
     ) -> Self {
         let count = outs.len();
         outs.extend(values);
-        Handle { tensors: Mutex::new(outs), outs: count, devices }
+        Handle { tensors: OfProcess::new(Mutex::new(outs)), outs: count, devices: OfProcess::new(devices) }
+    }
+
+    /// An error in a forked child.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.tensors.process().check("this handle").map_err(|error| raise(py, &error))
     }
 
     fn tensors(&self) -> std::sync::MutexGuard<'_, Vec<Tensor>> {
@@ -57,8 +64,10 @@ impl Handle {
     /// device whose library's stream is known they are done in the order of that stream.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.check(py)?;
         let limit = timeout.map(|seconds| Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
         let begun = Instant::now();
+        let _wait = waits::wait();
         let mut outs: Vec<Tensor> = self.tensors().iter().take(self.outs).cloned().collect();
         while !outs.is_empty() {
             let left = limit.map_or(SIGNALS, |limit| limit.saturating_sub(begun.elapsed()).min(SIGNALS));
@@ -78,8 +87,9 @@ impl Handle {
     }
 
     /// Whether `wait` would return at once.
-    fn done(&self, py: Python<'_>) -> bool {
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        self.check(py)?;
         let outs: Vec<Tensor> = self.tensors().iter().take(self.outs).cloned().collect();
-        py.detach(|| outs.iter().all(|out| !matches!(out.read_anywhere_within(Duration::ZERO), Ok(None))))
+        Ok(py.detach(|| outs.iter().all(|out| !matches!(out.read_anywhere_within(Duration::ZERO), Ok(None)))))
     }
 }

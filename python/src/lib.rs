@@ -12,6 +12,7 @@ mod exchange;
 mod foreign;
 mod handle;
 mod interpreter;
+mod place;
 mod store;
 
 use pyo3::prelude::*;
@@ -37,6 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
     }
     ringpull_base::notice::to_stderr();
+    place::tell();
     interpreter::close_at_exit(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("KINDS", ringpull_base::Kind::ALL.map(ringpull_base::Kind::name).to_vec())?;

@@ -9,6 +9,7 @@ use pyo3::types::{PyBool, PyDict, PyInt, PyString};
 
 use ringpull::internal::serve;
 use ringpull::{Capability, KvStore, Updater};
+use ringpull_base::forked::Process;
 use ringpull_base::{Error, Key, Result, RowSparse, Tensor};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
@@ -24,12 +25,17 @@ use crate::interpreter;
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Store {
     kind: &'static str,
+    rank: usize,
+    num_workers: usize,
+    /// In a forked child the lock may be held by a thread that is not there.
+    process: Process,
     inner: RwLock<Option<Arc<KvStore>>>,
 }
 
 impl Store {
-    /// The store, unless it was closed.
+    /// The store, unless it was closed, or is the parent's of this forked child.
     pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Arc<KvStore>> {
+        self.process.check("this store").map_err(|error| raise(py, &error))?;
         let inner = self.inner.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         inner.clone().ok_or_else(|| argument(py, "the store has been closed", "create another one"))
     }
@@ -116,7 +122,8 @@ impl Store {
             std::process::exit(status);
         }
         let created = py.detach(|| ringpull::create(kind)).map_err(|error| raise(py, &error))?;
-        Ok(Store { kind: created.kind().name(), inner: RwLock::new(Some(Arc::new(created))) })
+        let (kind, rank, num_workers) = (created.kind().name(), created.rank(), created.num_workers());
+        Ok(Store { kind, rank, num_workers, process: Process::this(), inner: RwLock::new(Some(Arc::new(created))) })
     }
 
     #[getter]
@@ -124,14 +131,15 @@ impl Store {
         self.kind
     }
 
+    /// Known in a forked child too, such as one that loads this rank's part of the data.
     #[getter]
-    fn rank(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.open(py)?.rank())
+    fn rank(&self) -> usize {
+        self.rank
     }
 
     #[getter]
-    fn num_workers(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.open(py)?.num_workers())
+    fn num_workers(&self) -> usize {
+        self.num_workers
     }
 
     /// This process's place among those of its host, as the launcher says; 0 where none says it.
@@ -314,8 +322,11 @@ impl Store {
         Ok(dict)
     }
 
-    /// Leaves the job. Later calls raise.
+    /// Leaves the job. Later calls raise. Nothing in a forked child, whose parent stays in the job.
     fn close(&self, py: Python<'_>) {
+        if !self.process.is_here() {
+            return;
+        }
         let store = self.inner.write().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         py.detach(move || drop(store));
     }

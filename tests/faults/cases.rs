@@ -3,12 +3,21 @@
 use std::time::{Duration, Instant};
 
 use ringpull::{KvStore, create};
-use ringpull_base::{DType, Result, Tensor};
-use ringpull_kernels::optim::Optimizer;
+use ringpull_base::{DType, Result, Tensor, config};
+use ringpull_kernels::optim::{Optimizer, Rule};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::own_mpi;
 
 /// Runs `case` as one rank. `begun` is called with the rank once it is known.
 pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
     ringpull_base::notice::to_stderr();
+    match case {
+        "serialized" | "multiple" => return beside_a_programs_own_mpi(case, begun),
+        "short_files" => limit_files(),
+        "short_files_of_rank_0" if config::is_first_rank() => limit_files(),
+        _ => {}
+    }
     let store = create("dist_sync_mpi")?;
     let rank = store.rank();
     begun(rank);
@@ -61,6 +70,7 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
             push_and_pull(&store, "next", &full(6))
         }
         "ends_by_error" | "aborts_after_error" | "gets_over_error" | "reports_failure" => ends_by_error(&store, case),
+        "short_files" | "short_files_of_rank_0" => short_files(&store),
         "panics" => {
             store.barrier()?;
             assert!(!odd, "this rank panics on purpose");
@@ -133,6 +143,54 @@ fn crossing(store: &KvStore) -> Result<()> {
         assert_eq!(out.to_vec::<f32>()?, vec![2.0; 1000]);
         Ok(())
     })
+}
+
+/// MPI was initialised before the store is created, with a level that lets the store's thread call it or not.
+fn beside_a_programs_own_mpi(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
+    let is_refused = case == "serialized";
+    begun(own_mpi::initialise(if is_refused { own_mpi::SERIALIZED } else { own_mpi::MULTIPLE }));
+    match create("dist_sync_mpi") {
+        Ok(store) => {
+            assert!(!is_refused, "the program's calls and the store's may come at the same time");
+            store.init("big", &full(1 << 16))?;
+            push_and_pull(&store, "big", &full(1 << 16))?;
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(is_refused && text.contains("MPI_THREAD_SERIALIZED"), "{text}");
+            assert!(text.contains("hint: initialise MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE"), "{text}");
+        }
+    }
+    own_mpi::finalise();
+    Ok(())
+}
+
+/// What files of this process may hold from now on, as by `ulimit -f`.
+const SHORT_BYTES: u64 = 64 << 10;
+
+fn limit_files() {
+    let limit = Rlimit { current: Some(SHORT_BYTES), maximum: Some(SHORT_BYTES) };
+    setrlimit(Resource::Fsize, limit).unwrap();
+}
+
+/// Sums of what is longer than files may be are right, and what cannot be saved is an error.
+fn short_files(store: &KvStore) -> Result<()> {
+    let len = 1 << 20;
+    store.init("big", &full(len))?;
+    (0..3).try_for_each(|_| push_and_pull(store, "big", &full(len)))?;
+    let rule = Rule::Sgd { momentum: 0.9, nesterov: false };
+    store.set_optimizer(&Optimizer { rule, ..Optimizer::sgd(0.1) })?;
+    store.push("big", &[full(len)], 0)?;
+    let folder = tempfile::tempdir().unwrap();
+    let saved = store.save_optimizer_states(&folder.path().join("states"), true);
+    if getrlimit(Resource::Fsize).current == Some(SHORT_BYTES) {
+        let text = saved.unwrap_err().to_string();
+        assert!(text.contains("File too large") && text.contains("ulimit -f"), "{text}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    } else {
+        saved?;
+    }
+    store.barrier()
 }
 
 fn full(len: usize) -> Tensor {

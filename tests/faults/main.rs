@@ -4,6 +4,7 @@
 
 mod cases;
 mod job;
+mod own_mpi;
 
 use std::time::Duration;
 
@@ -24,6 +25,19 @@ fn one_process_of_a_job() {
 #[test]
 fn ranks_may_init_and_push_in_different_orders() {
     Job::start("orders", 3, None).succeeds();
+}
+
+#[test]
+fn files_that_may_not_be_long_leave_ranks_without_shared_memory_and_with_right_sums() {
+    for case in ["short_files", "short_files_of_rank_0"] {
+        Job::start(case, 2, None).succeeds();
+    }
+}
+
+#[test]
+fn a_program_that_initialises_mpi_itself_needs_a_thread_level_that_lets_ours_call_it() {
+    Job::start("serialized", 2, None).succeeds();
+    Job::start("multiple", 2, None).succeeds();
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::net::Ipv4Addr;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ringpull_base::topology;
+use ringpull_base::topology::{self, Port};
 use ringpull_processes::{Processes, Written, own_path};
 
 /// Runs of a job's nodes. Dropping it kills what is left.
@@ -23,9 +24,13 @@ pub(crate) struct End {
     pub(crate) written: Written,
 }
 
-/// A port that nobody listens on.
+/// A port that nobody listens on, and that is claimed until the tests have ended.
 pub(crate) fn free_port() -> u16 {
-    topology::free_port(Ipv4Addr::LOCALHOST.into()).unwrap()
+    static CLAIMED: Mutex<Vec<Port>> = Mutex::new(Vec::new());
+    let port = topology::claim_port(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let number = port.number();
+    CLAIMED.lock().unwrap().push(port);
+    number
 }
 
 impl Job {

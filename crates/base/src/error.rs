@@ -247,6 +247,16 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+    /// A forked child called what only its parent can use.
+    #[error(
+        "{what} belongs to process {pid}; a forked child cannot use it\n  hint: create stores after the fork, or start the child with spawn: multiprocessing.get_context(\"spawn\")"
+    )]
+    Forked {
+        /// What was to be used, such as `this store`.
+        what: String,
+        /// The process that made it.
+        pid: u32,
+    },
 }
 
 impl Error {
@@ -257,6 +267,7 @@ impl Error {
             ErrorKind::NotFound => {
                 "look at the spelling; a path that does not begin with / starts at the folder in which the command runs"
             }
+            ErrorKind::FileTooLarge => "raise the limit of a file's length, which `ulimit -f` shows",
             ErrorKind::PermissionDenied => "give this user access to it, or name another",
             _ => "",
         };

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::file_limit;
+
 /// Writes `parts` as the file `path`, so that at any time either the old file or the new one is there, on the
 /// disk too. After an error the old one is. It has the permissions of any new file of this process.
 pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
@@ -33,7 +35,7 @@ pub fn replace_by_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
 
 fn put(path: &Path, parts: &[&[u8]], waits_for_disk: bool) -> io::Result<()> {
     let (place, mut file) = new_in(folder_of(path))?;
-    let written = parts.iter().try_for_each(|part| file.write_all(part));
+    let written = file_limit::without_signal(|| parts.iter().try_for_each(|part| file.write_all(part)));
     let written = written.and_then(|()| if waits_for_disk { file.sync_all() } else { Ok(()) });
     if let Err(cause) = written.and_then(|()| fs::rename(&place, path)) {
         // The first cause matters more than a file too many.

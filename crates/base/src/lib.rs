@@ -4,9 +4,10 @@
 //! - [`Key`], [`Kind`], [`DType`], [`Error`]: the words of the KVStore's contract;
 //! - [`Buffer`]: bytes, in the memory that ranks of a host share where they can ([`buffer`]); [`Tensor`]: a
 //!   buffer behind a lock, or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
-//! - [`files`]: files that are there whole or not at all; [`notice()`]: what people should read although
+//! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
+//!   [`notice()`]: what people should read although
 //!   nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs;
-//!   [`timeline`]: what it does when.
+//!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone.
 //!
 //! It does no arithmetic and talks to nobody.
 
@@ -14,7 +15,9 @@ pub mod buffer;
 pub mod config;
 mod dtype;
 mod error;
+pub mod file_limit;
 pub mod files;
+pub mod forked;
 mod key;
 mod kind;
 pub mod notice;

@@ -2,7 +2,8 @@
 //! with MPICH and its relatives. Rank i runs on host i modulo the number of hosts.
 //!
 //! All host names and options go on `mpirun`'s command line, and variables for the ranks go through `env`, which
-//! every `mpirun` understands.
+//! every `mpirun` understands. The job's secret, and what has its value from the environment here, go by their names
+//! alone, as every user of a host can read its processes' arguments.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
@@ -118,6 +119,7 @@ impl Mpirun {
             _ => Command::new(&self.program),
         };
         self.add_options(&mut command, hosts, agent_path.as_deref());
+        command.env(config::SECRET, config::secret_or_new()?.reveal());
         let names = names_of(hosts);
         let mut rank = 0;
         for (number, part) in parts.iter().enumerate() {
@@ -129,13 +131,26 @@ impl Mpirun {
                 command.args([if self.flavour == Flavour::Mpich { "-hosts" } else { "--host" }, &self.placing(&on)]);
             }
             rank += part.count;
+            let (by_name, given) = by_name_and_value(&part.env);
+            command.args(self.naming(&[&[config::SECRET][..], &by_name].concat()));
             command.args(["-n", &part.count.to_string()]);
-            if !part.env.is_empty() {
-                command.arg("env").args(part.env.iter().map(|(name, value)| format!("{name}={value}")));
+            if !given.is_empty() {
+                command.arg("env").args(given.iter().map(|(name, value)| format!("{name}={value}")));
             }
             command.args(&part.command);
         }
         Ok(MpiCommand { command, _agent: agent })
+    }
+
+    /// The words that pass on variables of this process's environment, which go to ranks of other hosts too.
+    pub fn naming(&self, names: &[&str]) -> Vec<String> {
+        match self.flavour {
+            // Hydra passes on everything.
+            Flavour::Mpich => Vec::new(),
+            Flavour::OpenMpi | Flavour::OpenMpi5 => {
+                names.iter().flat_map(|name| ["-x".to_owned(), (*name).to_owned()]).collect()
+            }
+        }
     }
 
     /// The hosts of consecutive ranks in this launcher's words.
@@ -211,6 +226,15 @@ impl Mpirun {
     }
 }
 
+/// Of variables of which the last of a name counts: the names of those that have their values from the environment of
+/// this process, and the others.
+pub fn by_name_and_value(env: &[(String, String)]) -> (Vec<&str>, Vec<&(String, String)>) {
+    let counts = |(at, (name, _)): &(usize, &(String, String))| env[at + 1..].iter().all(|(later, _)| later != name);
+    let set = env.iter().enumerate().filter(counts).map(|(_, variable)| variable);
+    let (by_name, given): (Vec<_>, Vec<_>) = set.partition(|(name, value)| config::is_in_environment(name, value));
+    (by_name.into_iter().map(|(name, _)| &name[..]).collect(), given)
+}
+
 fn flavour_of(version: &str) -> Option<Flavour> {
     if version.contains("HYDRA") || version.contains("Hydra") || version.contains("Intel(R) MPI") {
         return Some(Flavour::Mpich);
@@ -267,6 +291,16 @@ fn write_agent(text: &str) -> Result<TempDir> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_variable_of_a_name_counts_and_goes_by_its_name_if_its_value_is_here() {
+        let path = config::text("PATH").unwrap();
+        let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let given = [variable("PATH", "/none"), variable("A", "1"), variable("A", "2"), variable("PATH", &path)];
+        assert_eq!(by_name_and_value(&given), (vec!["PATH"], vec![&variable("A", "2")]));
+        let given = [variable("PATH", &path), variable("PATH", "/none")];
+        assert_eq!(by_name_and_value(&given), (vec![], vec![&variable("PATH", "/none")]));
+    }
 
     #[test]
     fn the_family_follows_from_the_programs_own_words() {

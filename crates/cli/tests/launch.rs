@@ -135,6 +135,28 @@ fn a_failing_worker_ends_everything_with_its_exit_code() {
 }
 
 #[test]
+fn jobs_that_start_at_once_do_not_get_the_same_port() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: a test of two launchers with the same process id needs root");
+        return;
+    }
+    // Each the only process of its namespace, as in two containers on a host's network: all that they choose by is alike.
+    let program = "[ $DMLC_ROLE != worker ] || { echo $DMLC_PS_ROOT_PORT; sleep 2; }";
+    let jobs = [(), ()].map(|()| {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", env!("CARGO_BIN_EXE_ringpull"), "launch", "--no-tag"]);
+        command.args(["-n", "1", "-s", "1", "--", "sh", "-c", program]).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).spawn().unwrap()
+    });
+    let ports = jobs.map(|job| {
+        let output = job.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    });
+    assert!(ports[0] != ports[1] && ports[0].trim().parse::<u16>().is_ok(), "{ports:?}");
+}
+
+#[test]
 fn survivors_have_the_grace_to_say_what_they_lost() {
     let program = "case $DMLC_ROLE in worker) kill -KILL $$;; *) sleep 0.1; echo lost a worker >&2;; esac";
     let (output, _) = run(&["-n", "1", "-s", "1", "--", "sh", "-c", program]);
@@ -181,7 +203,12 @@ fn what_cannot_be_launched_is_one_clear_error() {
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains(expected) && text.contains("error: "), "{text}");
     }
-    for words in [&["-n", "0", "--", "true"][..], &["-n", "1"], &["-n", "1", "--env", "=x", "--", "true"]] {
+    for words in [
+        &["-n", "0", "--", "true"][..],
+        &["-n", "1"],
+        &["-n", "1", "--env", "=x", "--", "true"],
+        &["-n", "1", "--env", "1A=x", "--", "true"],
+    ] {
         assert_eq!(run(words).0.status.code(), Some(2));
     }
     let (output, _) = run(&["-n", "0", "--", "true"]);
@@ -375,6 +402,143 @@ fn ssh_carries_roles_environment_and_exit_codes() {
     let text = String::from_utf8_lossy(&output.stdout);
     let folder = std::env::current_dir().unwrap();
     assert!(text.contains(&format!("[worker 0] worker it's 1 {} by ssh", folder.display())), "{text}");
+}
+
+/// A program in place of ssh, which writes its arguments into `folder` and runs the command here.
+fn ssh_that_writes_its_arguments(folder: &Path) -> Command {
+    let (ssh, hosts) = (folder.join("ssh"), folder.join("hosts"));
+    let script =
+        "#!/bin/sh\nprintf '%s\\n' \"$@\" >\"${0%/*}/arguments.$$\"\nfor last; do :; done\nexec sh -c \"$last\"\n";
+    std::fs::write(&ssh, script).unwrap();
+    std::fs::set_permissions(&ssh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(&hosts, "127.0.0.1\n").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    command.args(["launch", "--launcher", "ssh", "-H"]).arg(hosts).env("RINGPULL_SSH", ssh);
+    command.env("RINGPULL_TIMEOUT", "0.5").stdin(Stdio::null());
+    command
+}
+
+/// What each process that runs now was started with.
+fn arguments_of_all_processes() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let words = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    words.map(|words| String::from_utf8_lossy(&words).into_owned()).collect()
+}
+
+/// A program that writes its variables `AWS_SECRET_ACCESS_KEY` and `RINGPULL_SECRET` into a file of its own in `folder`,
+/// and stays.
+fn writer_of_secrets(folder: &Path, mark: &str) -> String {
+    let folder = folder.display();
+    format!(
+        "printf '%s|%s|%s' \"$AWS_SECRET_ACCESS_KEY\" \"$RINGPULL_SECRET\" \"$(cat)\" >{folder}/new.$$ && \
+         mv {folder}/new.$$ {folder}/seen.$$; exec sleep {mark}"
+    )
+}
+
+/// The files in `folder` whose names begin so.
+fn files_of(folder: &Path, name: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap().flatten();
+    let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(name));
+    named.map(|entry| std::fs::read_to_string(entry.path()).unwrap()).collect()
+}
+
+const KEY: &str = "it's a 'secret' of $HOME\n\n.\nin lines";
+
+/// Waits until `count` processes have written their secrets, and checks that they are the same and in no arguments.
+fn check_secrets(folder: &Path, count: usize, mark: &str) {
+    until("every process wrote", || files_of(folder, "seen").len() == count && running(mark) == count);
+    let seen = files_of(folder, "seen");
+    let secret = seen[0].strip_prefix(KEY).unwrap().trim_matches('|').to_owned();
+    assert_eq!(secret.len(), 64, "{seen:?}");
+    assert!(seen.iter().all(|text| *text == format!("{KEY}|{secret}|")), "{seen:?}");
+    let arguments = [arguments_of_all_processes(), files_of(folder, "arguments")].concat();
+    assert!(arguments.iter().any(|words| words.contains(mark)), "{arguments:?}");
+    for words in arguments {
+        assert!(!words.contains(&secret) && !words.contains("in lines"), "{words}");
+    }
+}
+
+/// A launcher that ends with the test, and all that it started with it.
+struct Launcher(Child);
+
+impl Launcher {
+    fn terminate(&mut self) -> Option<i32> {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        self.0.wait().unwrap().code()
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        if self.0.try_wait().unwrap().is_none() {
+            self.terminate();
+        }
+    }
+}
+
+#[test]
+fn nothing_of_the_environment_stands_in_the_arguments_of_ssh() {
+    let (folder, mark) = (tempfile::tempdir().unwrap(), mark(6));
+    let mut command = ssh_that_writes_its_arguments(folder.path());
+    command.env("AWS_SECRET_ACCESS_KEY", KEY).env_remove("RINGPULL_SECRET");
+    command.args(["-n", "2", "-s", "1", "sh", "-c", &writer_of_secrets(folder.path(), &mark)]);
+    let mut child = Launcher(command.spawn().unwrap());
+    check_secrets(folder.path(), 4, &mark);
+    assert!(files_of(folder.path(), "arguments").len() == 4, "three over ssh, and whether the host answers");
+    assert_eq!(child.terminate(), Some(143));
+    assert_eq!(running(&mark), 0);
+}
+
+#[test]
+fn nothing_of_the_environment_stands_in_the_arguments_of_mpirun() {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    for (number, servers, count) in [(7, "0", 2), (8, "1", 4)] {
+        let (folder, mark) = (tempfile::tempdir().unwrap(), mark(number));
+        let program = writer_of_secrets(folder.path(), &mark);
+        let words =
+            ["-n", "2", "-s", servers, "--launcher", "mpi", "--env", "AWS_SECRET_ACCESS_KEY", "sh", "-c", &program];
+        let mut command = launch(&words);
+        command.env("AWS_SECRET_ACCESS_KEY", KEY).env_remove("RINGPULL_SECRET").stderr(Stdio::null());
+        let mut child = Launcher(command.spawn().unwrap());
+        check_secrets(folder.path(), count, &mark);
+        assert_ne!(child.terminate(), Some(0));
+        until("every process ended", || running(&mark) == 0);
+    }
+}
+
+#[test]
+fn a_job_has_a_secret_of_its_own_or_the_users() {
+    let program = ["-n", "1", "-s", "1", "--no-tag", "--", "sh", "-c", "echo $RINGPULL_SECRET"];
+    let secrets = |variables: &[(&str, &str)]| {
+        let mut command = launch(&program);
+        command.env_remove("RINGPULL_SECRET").envs(variables.iter().copied());
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let lines: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+        assert!(lines.len() == 3 && lines.iter().all(|line| *line == lines[0]), "{lines:?}");
+        lines[0].clone()
+    };
+    let [one, other] = [(), ()].map(|()| secrets(&[]));
+    assert!(one.len() == 64 && one != other);
+    assert_eq!(secrets(&[("RINGPULL_SECRET", "the user's own secret")]), "the user's own secret");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("secret");
+    std::fs::write(&path, "the secret of a file\n").unwrap();
+    let path = path.to_str().unwrap();
+    assert_eq!(secrets(&[("RINGPULL_SECRET_FILE", path)]), "the secret of a file");
+    let both = [("RINGPULL_SECRET_FILE", path), ("RINGPULL_SECRET", "the user's own secret")];
+    assert_eq!(secrets(&both), "the user's own secret");
+    for (name, value) in
+        [("RINGPULL_SECRET", ""), ("RINGPULL_SECRET", "hunter2"), ("RINGPULL_SECRET_FILE", "/nonexistent/secret")]
+    {
+        let output = launch(&program).env_remove("RINGPULL_SECRET").env(name, value).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains(name) && text.contains("hint: ") && !text.contains("hunter2"), "{text}");
+    }
 }
 
 #[test]

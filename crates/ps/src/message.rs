@@ -200,7 +200,7 @@ pub enum ToScheduler {
     Stalled(Error),
     /// The worker's program waits in a call for what these ranks have not called, and does nothing else. Until it moves payload again.
     Waits {
-        /// What it waits for, and where, in words.
+        /// Where it waits, if that is known, and for what: the words after `rank 1 waits`.
         what: String,
         /// The ranks.
         missing: Vec<usize>,

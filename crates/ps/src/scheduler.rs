@@ -44,16 +44,16 @@ impl Settings {
     }
 }
 
+/// How long the nodes have to register where a wait has that limit: a short one is for steps, and processes start more slowly.
+pub(crate) fn startup_limit(timeout: Duration) -> Duration {
+    timeout + (timeout * 2).min(Duration::from_secs(20))
+}
+
 /// The barriers that may be open: a worker waits for one before it comes to the next, unless threads of it do.
 const MAX_BARRIERS: usize = 1 << 10;
 
 /// The longest name of a host, or an address.
 const MAX_NAME: usize = 255;
-
-/// How long the nodes have to register where a wait has that limit: a short one is for steps, and processes start more slowly.
-pub(crate) fn startup_limit(timeout: Duration) -> Duration {
-    timeout + (timeout * 2).min(Duration::from_secs(20))
-}
 
 /// How the job stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -259,7 +259,9 @@ impl Scheduler {
             self.barriers.values().find_map(|(_, ranks)| {
                 let missing =
                     || (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect::<Vec<_>>();
-                ranks.contains(&rank).then(|| format!("the barrier, to which rank(s) {:?} have not come", missing()))
+                ranks
+                    .contains(&rank)
+                    .then(|| format!(" for the barrier, to which rank(s) {:?} have not come", missing()))
             })
         };
         let waits = workers.map(|node| {
@@ -268,7 +270,7 @@ impl Scheduler {
                     (format!("{what}, which rank(s) {missing:?} have not called"), *since)
                 });
             let (what, since) = told.or_else(|| Some((in_barrier(node.rank)?, node.moved_at)))?;
-            (now.saturating_sub(since) >= CERTAIN).then(|| format!("rank {} waits for {what}", node.rank))
+            (now.saturating_sub(since) >= CERTAIN).then(|| format!("rank {} waits{what}", node.rank))
         });
         let waits = waits.collect::<Option<Vec<String>>>()?;
         (self.complete && waits.len() > 1).then_some(Error::Deadlock { waits })

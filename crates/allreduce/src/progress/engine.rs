@@ -14,6 +14,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use parking_lot::Mutex;
 
 use ringpull_base::config::Config;
+use ringpull_base::forked::Process;
 use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Tensor, Waiter, notice, waits};
 
@@ -39,6 +40,7 @@ pub struct Engine {
     library: String,
     settings: String,
     stores: AtomicU64,
+    process: Process,
 }
 
 /// How a transport and its control star come to be; called on the comm thread.
@@ -131,7 +133,8 @@ impl Engine {
         let limit = config.silence();
         let settings = settings_of(config);
         let stores = AtomicU64::new(0);
-        Ok(Arc::new(Engine { shared, threads: Mutex::new(threads), limit, library, settings, stores }))
+        let (threads, process) = (Mutex::new(threads), Process::this());
+        Ok(Arc::new(Engine { shared, threads, limit, library, settings, stores, process }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -326,11 +329,17 @@ impl Engine {
         shared.poison(&fault, true);
     }
 
-    /// Ends the engine: waits for what was called, tells the peers, ends the library. After a fault it ends at once.
+    /// The process that it serves, which is not the caller's where that is a forked child.
+    pub fn process(&self) -> Process {
+        self.process
+    }
+
+    /// Ends the engine: waits for what was called, tells the peers, ends the library. After a fault it ends
+    /// at once. Nothing in a forked child, whose parent goes on.
     pub fn leave(&self) {
         const LOOK: Duration = Duration::from_millis(1);
         let shared = &self.shared;
-        if shared.leaving.swap(true, Ordering::AcqRel) {
+        if !self.process.is_here() || shared.leaving.swap(true, Ordering::AcqRel) {
             return;
         }
         self.wait();

@@ -6,7 +6,8 @@
 //! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
 //!   applies updates, and whatever else takes its time when a sum is there; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share, `standstill` finds out whether this rank waits in vain;
-//! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit.
+//! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit; `termination`: what it
+//!   says when a launcher ends it.
 
 pub mod agreement;
 pub mod calls;
@@ -29,6 +30,8 @@ pub mod process;
 mod schedule_tests;
 mod shared;
 mod standstill;
+#[cfg(feature = "mpi")]
+mod termination;
 mod watcher;
 
 pub use engine::Engine;

@@ -1,19 +1,19 @@
 //! The one engine over MPI that a process can have: made by its first store, ended when the process exits.
 //!
 //! MPI is initialised and finalised once in a process, so stores share an engine, and it lives until `exit`. A launcher
-//! that has lost a rank sends SIGTERM to the others; they get a moment to say why before they end.
+//! that has lost a rank sends SIGTERM to the others: `termination`.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use signal_hook::consts::SIGTERM;
 
 use ringpull_base::config::{self, Config, Dmlc, Role};
-use ringpull_base::{DType, Error, Result, notice, timeline};
+use ringpull_base::forked::Process;
+use ringpull_base::{DType, Error, Result, timeline};
 
 use crate::progress::engine::{Connect, Connected, Engine, settings_of};
+use crate::progress::termination;
 use crate::transport::Transport;
 use crate::transport::mpi::Mpi;
 use crate::transport::star::{self, Hub, Patience};
@@ -25,6 +25,9 @@ static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 /// what is prepared for less it writes past the end. `None` leaves it its own limit.
 pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
     static STARTING: Mutex<()> = Mutex::new(());
+    static OWNER: OnceLock<Process> = OnceLock::new();
+    // MPI is initialised once, and a child of the process that has it cannot have another.
+    OWNER.get_or_init(Process::this).check("MPI")?;
     let _one_at_a_time = STARTING.lock();
     if let Some(engine) = ENGINE.get() {
         let wanted = settings_of(config);
@@ -51,7 +54,7 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
             "register fewer functions with atexit",
         ));
     }
-    explain_termination(&engine)?;
+    termination::explain(&engine)?;
     Ok(Arc::clone(ENGINE.get_or_init(|| engine)))
 }
 
@@ -111,37 +114,4 @@ extern "C" fn end_engine() {
     if let Some(engine) = ENGINE.get() {
         engine.leave();
     }
-}
-
-/// On SIGTERM: wait for the fault that is the reason, let the caller report it, report it otherwise, and end.
-fn explain_termination(engine: &Arc<Engine>) -> Result<()> {
-    const REASON: Duration = Duration::from_millis(300);
-    const REPORT: Duration = Duration::from_millis(400);
-    let failed = |cause: std::io::Error| Error::io("watch", "SIGTERM", &cause);
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM]).map_err(failed)?;
-    let engine = Arc::downgrade(engine);
-    let wait = move || {
-        if signals.forever().next().is_none() {
-            return;
-        }
-        let Some(engine) = engine.upgrade() else { return };
-        let told = Instant::now();
-        while engine.first_fault().is_none() && told.elapsed() < REASON {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        if let Some(fault) = engine.first_fault() {
-            // The caller has the error in its hands, or gets it with the output it reads: time to say so and to end by itself.
-            std::thread::sleep(REPORT);
-            if !engine.is_reported() && !engine.is_leaving() {
-                notice(&format!("ringpull: rank {}: {fault}", engine.rank()));
-            }
-        } else {
-            // Nobody is lost as far as this rank knows: end as any process does. It only returns if that is impossible.
-            drop(signal_hook::low_level::emulate_default_handler(SIGTERM));
-        }
-        timeline::flush();
-        // SAFETY: ends the process at once; MPI is not finalised, since peers are lost.
-        unsafe { libc::_exit(128 + SIGTERM) }
-    };
-    std::thread::Builder::new().name("ringpull-term".to_owned()).spawn(wait).map(drop).map_err(failed)
 }

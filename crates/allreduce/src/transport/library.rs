@@ -45,6 +45,39 @@ pub(super) fn check_launcher(size: usize) -> Result<()> {
     }
 }
 
+/// An error unless the library, initialised by the comm thread or by the program before, has the level that this design
+/// needs. A comm thread that initialises MPI makes all calls itself: FUNNELED. If the program has initialised it, calls of
+/// its own may come at the same time as those of the comm thread, and nothing keeps them apart: MULTIPLE.
+pub(super) fn check_threads(is_initialised_here: bool, provided: c_int) -> Result<()> {
+    // SAFETY: constants of the library.
+    let levels = unsafe {
+        [
+            ("MPI_THREAD_SINGLE", ffi::RSMPI_THREAD_SINGLE),
+            ("MPI_THREAD_FUNNELED", ffi::RSMPI_THREAD_FUNNELED),
+            ("MPI_THREAD_SERIALIZED", ffi::RSMPI_THREAD_SERIALIZED),
+            ("MPI_THREAD_MULTIPLE", ffi::RSMPI_THREAD_MULTIPLE),
+        ]
+    };
+    let (needed, remedy) = if is_initialised_here {
+        (levels[1], format!("use an MPI that is built with support for threads; this is {}", library_name()))
+    } else {
+        let remedy = "initialise MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says \
+                      otherwise; or leave it to create()";
+        (levels[3], remedy.to_owned())
+    };
+    // The standard orders the levels by their numbers.
+    if provided >= needed.1 {
+        return Ok(());
+    }
+    let provided = levels.iter().find(|(_, level)| *level == provided).map_or("an unknown level", |(name, _)| name);
+    let who = if is_initialised_here { "gives" } else { "was initialised by this program with" };
+    Err(Error::KindUnavailable {
+        kind: "dist_sync_mpi".to_owned(),
+        reason: format!("MPI {who} the thread level {provided}, and the thread that sums needs {}", needed.0),
+        remedy,
+    })
+}
+
 /// Whether the library yields the processor whenever nothing has come, as Open MPI does where `mpirun` finds or is told that ranks are more than
 /// cores: to yield once more would only cost another turn of all others.
 pub(super) fn yields_when_idle(library: &str) -> bool {
@@ -83,6 +116,31 @@ pub(super) fn set_parameters(eager_bytes: Option<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_level_below_what_the_comm_thread_needs_is_an_error() {
+        // SAFETY: constants of the library.
+        let (single, funneled, serialized, multiple) = unsafe {
+            (
+                ffi::RSMPI_THREAD_SINGLE,
+                ffi::RSMPI_THREAD_FUNNELED,
+                ffi::RSMPI_THREAD_SERIALIZED,
+                ffi::RSMPI_THREAD_MULTIPLE,
+            )
+        };
+        for level in [funneled, serialized, multiple] {
+            assert_eq!(check_threads(true, level), Ok(()));
+        }
+        assert_eq!(check_threads(false, multiple), Ok(()));
+        let said = |is_initialised_here, level| check_threads(is_initialised_here, level).unwrap_err().to_string();
+        let text = said(true, single);
+        assert!(text.contains("MPI_THREAD_SINGLE") && text.contains("needs MPI_THREAD_FUNNELED"), "{text}");
+        for (level, name) in [(funneled, "MPI_THREAD_FUNNELED"), (serialized, "MPI_THREAD_SERIALIZED")] {
+            let text = said(false, level);
+            assert!(text.contains(name) && text.contains("needs MPI_THREAD_MULTIPLE"), "{text}");
+            assert!(text.contains("hint: initialise MPI by MPI_Init_thread"), "{text}");
+        }
+    }
 
     #[test]
     fn only_libraries_whose_word_for_it_is_known_sum_in_place() {

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use mpi::ffi;
 
-use ringpull_base::{DType, Error, Result};
+use ringpull_base::{DType, Error, Result, file_limit};
 
 use crate::transport::library::{
-    check, check_launcher, error_text, in_place, library_error, library_name, set_parameters, yields_when_idle,
+    check, check_launcher, check_threads, error_text, in_place, library_error, library_name, set_parameters,
+    yields_when_idle,
 };
 use crate::transport::sockets::Sockets;
 use crate::transport::{Mode, Stamp, Transport};
@@ -63,6 +64,8 @@ impl Mpi {
     /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all ranks.
     /// Messages of up to `eager_bytes` are to be sent without asking, the same on every rank; `None` leaves the library its own limit. Collective.
     pub fn initialise(eager_bytes: Option<usize>) -> Result<Self> {
+        // The library makes files of its own, to share memory with ranks of this host, and does without where it cannot.
+        file_limit::without_signal_in_this_thread();
         set_parameters(eager_bytes);
         let mut flag: c_int = 0;
         // SAFETY: may be called at any time.
@@ -74,6 +77,12 @@ impl Mpi {
             // SAFETY: MPI is not initialised, null arguments are allowed, and this thread makes all later calls.
             let code = unsafe { ffi::MPI_Init_thread(argc, argv, ffi::RSMPI_THREAD_FUNNELED, &raw mut provided) };
             check("MPI_Init_thread", 0, code)?;
+            check_threads(true, provided)?;
+        } else {
+            let mut provided: c_int = 0;
+            // SAFETY: MPI is initialised; the out-pointer is valid.
+            check("MPI_Query_thread", 0, unsafe { ffi::MPI_Query_thread(&raw mut provided) })?;
+            check_threads(false, provided)?;
         }
         let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
         let (mut rank, mut size): (c_int, c_int) = (0, 0);

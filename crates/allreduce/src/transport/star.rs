@@ -11,7 +11,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use ringpull_base::{Error, Result, notice};
+use ringpull_base::{Error, Result, forked, notice};
 
 use crate::transport::control::{Control, Event};
 use crate::transport::greeting::{self, CHALLENGE_BYTES, HELLO_BYTES, Hello, Nonce, Secret, WELCOME_BYTES};
@@ -77,7 +77,9 @@ impl Hub {
             // IPv4 too, where the system does both on one socket, as it does by default.
             TcpListener::bind(("::", 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)))
         };
-        Ok(Hub { listener: bound.map_err(failed("listen for"))?, secret: Secret::random()?, is_local })
+        let listener = bound.map_err(failed("listen for"))?;
+        forked::close_in_child(listener.as_raw_fd());
+        Ok(Hub { listener, secret: Secret::random()?, is_local })
     }
 
     /// What the other ranks need to find this hub and to prove that they are of its job: the secret, then addresses, separated by
@@ -155,6 +157,7 @@ pub fn join(rank: usize, size: usize, invitation: &str, patience: Patience) -> R
             // The process is there as long as this port is.
             let dialled = TcpStream::connect_timeout(address, ATTEMPT).and_then(|stream| {
                 let presence = TcpListener::bind((stream.local_addr()?.ip(), 0))?;
+                forked::close_in_child(presence.as_raw_fd());
                 let hello = Hello { rank: rank as u32, received: 0, port: presence.local_addr()?.port() };
                 let theirs = greet(&stream, &secret, hello)?;
                 Ok((stream, theirs, presence, hello.port))

@@ -7,12 +7,13 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, forked};
 
 /// The longest frame; a longer one is a protocol error.
 pub(crate) const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -68,6 +69,8 @@ impl Wire {
     pub(super) fn attach(&self, stream: TcpStream, theirs: u64, silence: Duration) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
+        // Only so does the peer hear of this process's end.
+        forked::close_in_child(stream.as_raw_fd());
         // What was sent and is not confirmed for so long breaks the connection; until then TCP repeats it.
         rustix::net::sockopt::set_tcp_user_timeout(&stream, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))?;
         let mut state = self.state.lock();

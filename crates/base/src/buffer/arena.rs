@@ -4,16 +4,25 @@
 //! One region per process, as long as the machine's memory is large and almost all of it untouched. A buffer is a range
 //! of it. Of what is freed, as much is kept as is in use, for buffers of the same length: its pages, which every neighbour
 //! has mapped by then, serve the next step of a training loop. The rest goes back to the system at once.
+//!
+//! A forked child has no part in it. What a program may read in a child ([`Arena::keep_for_children`]: arrays
+//! of `ringpull.zeros`) is copied when it forks, so that the child has it as it was then, as it has all other
+//! memory; a private mapping would show it what the parent writes later, or puts into a range that it has
+//! freed. What only a store uses is not copied, as a model's values would be for every worker of a data
+//! loader: the child has such a mapping of that, whose writes are its own.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
 use super::region::{Address, Region};
+use crate::forked::{self, Hooks, Process};
 use crate::{config, topology};
 
 /// Buffers from this length on are worth the system calls.
@@ -27,8 +36,10 @@ const MOST_BYTES: usize = 256 << 30;
 pub struct Arena {
     region: Region,
     ranges: Mutex<Ranges>,
-    /// A forked child has the same memory, but no right to free it.
-    pid: u32,
+    /// A forked child has its own copy, and nothing of it to give out or to take back.
+    process: Process,
+    /// Whether it is mapped with the peers: not any more in a child.
+    is_shared: AtomicBool,
 }
 
 /// What is where in the region.
@@ -40,6 +51,8 @@ struct Ranges {
     kept: Vec<Range<usize>>,
     kept_bytes: usize,
     used_bytes: usize,
+    /// Those given out that a forked child has a copy of: their lengths, by their start.
+    for_children: BTreeMap<usize, usize>,
 }
 
 /// A range given out.
@@ -52,9 +65,10 @@ pub(super) struct Room {
 
 static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
 
-/// This process's arena, made by the first call; `None` if the system refuses it.
+/// This process's arena, made by the first call; `None` if the system refuses it, and in a child of the
+/// process that made it.
 pub fn of_process() -> Option<&'static Arena> {
-    ARENA.get_or_init(make).as_ref()
+    ARENA.get_or_init(make).as_ref().filter(|arena| arena.process.is_here())
 }
 
 /// The arena for a new buffer: if there is one already, or if a launcher says that this host has several ranks.
@@ -70,8 +84,11 @@ pub(super) fn for_buffers() -> Option<&'static Arena> {
 
 fn make() -> Option<Arena> {
     let len_bytes = topology::memory_bytes().unwrap_or(MOST_BYTES).min(MOST_BYTES) / UNIT_BYTES * UNIT_BYTES;
-    match Region::create(len_bytes) {
-        Ok(region) => Some(Arena::over(region)),
+    match Region::create(len_bytes).and_then(|region| region.keep_for_children().map(|()| region)) {
+        Ok(region) => {
+            forked::around_forks(Hooks { prepare: copy_for_child, parent: drop_copy, child: take_copy });
+            Some(Arena::over(region))
+        }
         Err(cause) => {
             tracing::debug!(%cause, len_bytes, "buffers are not shared with ranks on the same host");
             None
@@ -82,7 +99,7 @@ fn make() -> Option<Arena> {
 impl Arena {
     fn over(region: Region) -> Self {
         let ranges = Ranges { free: BTreeMap::from([(0, region.len_bytes())]), ..Ranges::default() };
-        Arena { region, ranges: Mutex::new(ranges), pid: std::process::id() }
+        Arena { region, ranges: Mutex::new(ranges), process: Process::this(), is_shared: AtomicBool::new(true) }
     }
 
     /// Where peers find it.
@@ -98,7 +115,7 @@ impl Arena {
 
     /// A range of the region for so many bytes, `None` if there is no room.
     pub(super) fn allocate(&self, len_bytes: usize) -> Option<Room> {
-        if self.pid != std::process::id() {
+        if !self.process.is_here() {
             return None;
         }
         let len = len_bytes.checked_next_multiple_of(UNIT_BYTES)?;
@@ -123,12 +140,13 @@ impl Arena {
 
     /// Takes back what `allocate` gave for this length.
     pub(super) fn free(&self, start: NonNull<u8>, len_bytes: usize) {
-        if self.pid != std::process::id() {
+        if !self.process.is_here() {
             return;
         }
         let start = start.as_ptr() as usize - self.region.start().as_ptr() as usize;
         let range = start..start + len_bytes.next_multiple_of(UNIT_BYTES);
         let mut ranges = self.ranges.lock();
+        ranges.for_children.remove(&range.start);
         ranges.used_bytes -= range.len();
         ranges.kept_bytes += range.len();
         ranges.kept.push(range);
@@ -139,6 +157,15 @@ impl Arena {
         }
     }
 
+    /// Lets a forked child have a copy of what `allocate` gave for this length, made when it is forked.
+    pub(super) fn keep_for_children(&self, start: NonNull<u8>, len_bytes: usize) {
+        if !self.process.is_here() {
+            return;
+        }
+        let start = start.as_ptr() as usize - self.region.start().as_ptr() as usize;
+        self.ranges.lock().for_children.insert(start, len_bytes.next_multiple_of(UNIT_BYTES));
+    }
+
     fn discard(&self, ranges: &mut Ranges, range: Range<usize>) {
         if let Err(cause) = self.region.discard(range.start, range.len()) {
             // Not given out again: what is free is zeros.
@@ -146,6 +173,87 @@ impl Arena {
             return;
         }
         insert(&mut ranges.free, range);
+    }
+}
+
+/// Memory of this process alone with the content of ranges of the arena, one behind the other.
+struct Copies {
+    start: *mut libc::c_void,
+    len_bytes: usize,
+    ranges: Vec<Range<usize>>,
+}
+
+thread_local! {
+    /// Those for the fork that this thread is about to make.
+    static COPIES: Cell<*mut Copies> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// In the parent, before: copies what a child may read. Other threads go on meanwhile, as they do while a
+/// system forks.
+fn copy_for_child() {
+    let Some(Some(arena)) = ARENA.get() else { return };
+    if !arena.process.is_here() {
+        return;
+    }
+    let ranges: Vec<Range<usize>> =
+        arena.ranges.lock().for_children.iter().map(|(start, len)| *start..start + len).collect();
+    let len_bytes: usize = ranges.iter().map(Range::len).sum();
+    if len_bytes == 0 {
+        return;
+    }
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at a place of the kernel's choosing.
+    let start = unsafe { libc::mmap(ptr::null_mut(), len_bytes, protection, flags | libc::MAP_NORESERVE, -1, 0) };
+    if start == libc::MAP_FAILED {
+        let cause = std::io::Error::last_os_error();
+        return tracing::warn!(%cause, len_bytes, "a forked child sees what its parent writes to shared arrays");
+    }
+    let mut at = 0;
+    for range in &ranges {
+        // SAFETY: within the mapping just made, which nobody else knows.
+        let into = unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>().add(at), range.len()) };
+        if let Err(cause) = arena.region.read(range.start, into) {
+            tracing::warn!(%cause, "a forked child has zeros in the place of a shared array");
+        }
+        at += range.len();
+    }
+    COPIES.set(Box::into_raw(Box::new(Copies { start, len_bytes, ranges })));
+}
+
+/// In the parent, after: the child has its copy.
+fn drop_copy() {
+    let copies = COPIES.replace(ptr::null_mut());
+    if copies.is_null() {
+        return;
+    }
+    // SAFETY: `copy_for_child` made it on this thread, and the cell no longer has it.
+    let copies = unsafe { Box::from_raw(copies) };
+    // SAFETY: the mapping made with it, unmapped once.
+    if unsafe { libc::munmap(copies.start, copies.len_bytes) } != 0 {
+        tracing::debug!(cause = %std::io::Error::last_os_error(), "a copy for a child stays mapped");
+    }
+}
+
+/// In the child, on the thread that forked: only system calls.
+fn take_copy() {
+    let Some(Some(arena)) = ARENA.get() else { return };
+    let copies = COPIES.replace(ptr::null_mut());
+    // A child's child has its memory as any other.
+    if !arena.is_shared.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    arena.region.make_private();
+    // SAFETY: null or what `copy_for_child` made on this thread; it is leaked.
+    let Some(copies) = (unsafe { copies.as_ref() }) else { return };
+    let mut at = 0;
+    for range in &copies.ranges {
+        // SAFETY: moves whole pages of the copy over the same range of the arena's place, which is the
+        // child's own by now.
+        unsafe {
+            let (from, to) = (copies.start.byte_add(at), arena.region.start().as_ptr().add(range.start));
+            libc::mremap(from, range.len(), range.len(), libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to);
+        }
+        at += range.len();
     }
 }
 
@@ -216,5 +324,47 @@ mod tests {
         let bytes = unsafe { std::slice::from_raw_parts(room.start.as_ptr(), UNIT_BYTES) };
         assert_eq!(arena.offset_of(&bytes[5..9]), Some(5));
         assert_eq!(arena.offset_of(&[0u8; 4]), None);
+    }
+    #[test]
+    fn a_forked_child_has_a_copy_of_what_it_may_read_and_all_that_it_writes_is_its_own() {
+        let arena = of_process().unwrap();
+        let len = 3 * UNIT_BYTES;
+        let rooms = [(); 3].map(|()| arena.allocate(len - 5).unwrap().start.as_ptr());
+        let [kept, untouched, internal] = rooms;
+        [kept, untouched].into_iter().for_each(|start| arena.keep_for_children(NonNull::new(start).unwrap(), len - 5));
+        // SAFETY: the ranges are this test's alone, and within the arena.
+        unsafe {
+            kept.write_bytes(3, len);
+            internal.write_bytes(4, len);
+            let mut turns = [0; 2];
+            assert_eq!(libc::pipe2(turns.as_mut_ptr(), libc::O_CLOEXEC), 0);
+            let child = libc::fork();
+            if child == 0 {
+                libc::read(turns[0], turns.as_mut_ptr().cast(), 1);
+                let all = |start: *mut u8, byte: u8| (0..len).all(|at| start.add(at).read() == byte);
+                let is_copy = all(kept, 3) && all(untouched, 0);
+                rooms.iter().for_each(|start| start.write_bytes(9, len));
+                let is_own = all(kept, 9) && all(internal, 9) && arena.allocate(1).is_none() && of_process().is_none();
+                // Its own child has its memory as any other.
+                let grandchild = libc::fork();
+                if grandchild == 0 {
+                    libc::_exit(i32::from(!all(kept, 9)));
+                }
+                let mut status = 0;
+                libc::waitpid(grandchild, &raw mut status, 0);
+                libc::_exit(i32::from(!(is_copy && is_own && status == 0)));
+            }
+            kept.write_bytes(5, len);
+            untouched.write_bytes(6, len);
+            assert_eq!(libc::write(turns[1], b".".as_ptr().cast(), 1), 1);
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0, "the child has other memory");
+            let all = |start: *mut u8, byte: u8| (0..len).all(|at| start.add(at).read() == byte);
+            assert!(all(kept, 5) && all(untouched, 6) && all(internal, 4));
+            assert_eq!(turns.map(|end| libc::close(end)), [0, 0]);
+        }
+        rooms.into_iter().for_each(|start| arena.free(NonNull::new(start).unwrap(), len - 5));
+        assert!(arena.ranges.lock().for_children.is_empty());
     }
 }

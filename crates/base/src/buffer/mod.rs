@@ -73,6 +73,15 @@ impl Buffer {
         Buffer { start, len_bytes, owner: Owner::Foreign(owner) }
     }
 
+    /// Lets forked children of this process read it: they get a copy, made when they are forked. Without
+    /// this, memory that ranks share has no content there that can be relied on; all other memory needs
+    /// nothing.
+    pub fn keep_for_children(&self) {
+        if let Owner::Shared(arena) = self.owner {
+            arena.keep_for_children(self.start, self.len_bytes);
+        }
+    }
+
     /// Whether the memory is somebody else's, so that sharing it with a later reader would not freeze its content.
     pub fn is_foreign(&self) -> bool {
         matches!(self.owner, Owner::Foreign(_))

@@ -2,6 +2,10 @@
 //!
 //! A process makes a [`Region`] and tells its peers the region's [`Address`], which they open. The kernel frees it with
 //! the last process that has it, however that ends: no name is left anywhere. Pages exist once they are touched.
+//!
+//! A forked child of the process is none of the peers, and must not write what they share: it has no mapping
+//! of a region (`MADV_DONTFORK`), or one of its own in its place ([`Region::keep_for_children`]), and its
+//! descriptor is closed there.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -12,14 +16,20 @@ use std::ptr::NonNull;
 
 use parking_lot::Mutex;
 
+use crate::file_limit;
+use crate::forked::{self, OfProcess, Process};
+
 /// The descriptors of the regions that this process has made.
-static MADE: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+static MADE: Mutex<Vec<(RawFd, Process)>> = Mutex::new(Vec::new());
 
 /// The bytes of memory behind the regions that this process has made, whoever touched them.
 pub fn resident_bytes() -> u64 {
     /// The unit of `st_blocks`, whatever the file system's own.
     const BLOCK_BYTES: u64 = 512;
-    let blocks = |descriptor: &RawFd| {
+    let blocks = |(descriptor, process): &(RawFd, Process)| {
+        if !process.is_here() {
+            return 0;
+        }
         // SAFETY: a region takes its descriptor off the list before it closes it.
         let file = unsafe { BorrowedFd::borrow_raw(*descriptor) };
         let file = file.try_clone_to_owned().map(File::from);
@@ -32,7 +42,7 @@ pub fn resident_bytes() -> u64 {
 pub struct Region {
     start: NonNull<u8>,
     len_bytes: usize,
-    file: OwnedFd,
+    file: OfProcess<OwnedFd>,
     identity: (u64, u64),
 }
 
@@ -55,7 +65,7 @@ pub struct Address {
 }
 
 impl Region {
-    /// A new region of zeros.
+    /// A new region of zeros. Longer than files may be (`ulimit -f`), it is an error.
     pub fn create(len_bytes: usize) -> io::Result<Self> {
         // SAFETY: the name is a C string.
         let descriptor = unsafe { libc::memfd_create(c"ringpull".as_ptr(), libc::MFD_CLOEXEC) };
@@ -64,9 +74,9 @@ impl Region {
         }
         // SAFETY: the descriptor is new, and nobody else's.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
-        file.set_len(len_bytes as u64)?;
+        file_limit::without_signal(|| file.set_len(len_bytes as u64))?;
         let region = Self::map(file, len_bytes)?;
-        MADE.lock().push(region.file.as_raw_fd());
+        MADE.lock().push((region.file.as_raw_fd(), region.file.process()));
         Ok(region)
     }
 
@@ -94,8 +104,75 @@ impl Region {
         if unsafe { libc::madvise(start, len_bytes, libc::MADV_DONTDUMP) } != 0 {
             tracing::debug!(cause = %io::Error::last_os_error(), "shared memory will be in core files");
         }
+        // SAFETY: as above.
+        if unsafe { libc::madvise(start, len_bytes, libc::MADV_DONTFORK) } != 0 {
+            let cause = io::Error::last_os_error();
+            // SAFETY: as above; nobody else knows it yet.
+            unsafe { libc::munmap(start, len_bytes) };
+            return Err(cause);
+        }
+        forked::close_in_child(file.as_raw_fd());
         let start = NonNull::new(start.cast()).expect("a mapping does not begin at address 0");
-        Ok(Region { start, len_bytes, file: file.into(), identity: (found.dev(), found.ino()) })
+        let file = OfProcess::new(OwnedFd::from(file));
+        Ok(Region { start, len_bytes, file, identity: (found.dev(), found.ino()) })
+    }
+
+    /// Lets forked children have the mapping, whose handler must then call
+    /// [`make_private`](Self::make_private).
+    pub(super) fn keep_for_children(&self) -> io::Result<()> {
+        // SAFETY: the mapping that `map` made.
+        match unsafe { libc::madvise(self.start.as_ptr().cast(), self.len_bytes, libc::MADV_DOFORK) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// In a forked child's handler: puts memory of the child's own in the place of the shared. It has the
+    /// same content, and goes on to follow what the parent writes to each page that the child has not
+    /// written. Where the system has no room for that, and in one that promises no memory that it has not, it
+    /// cannot be touched.
+    pub(super) fn make_private(&self) {
+        let (start, flags) = (self.start.as_ptr().cast(), libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: replaces the mapping that `map` made, in one step, in a child whose only thread is here.
+        let made = unsafe { libc::mmap(start, self.len_bytes, protection, flags, self.file.as_raw_fd(), 0) };
+        if made == libc::MAP_FAILED {
+            // SAFETY: as above.
+            unsafe { libc::mmap(start, self.len_bytes, libc::PROT_NONE, flags | libc::MAP_ANONYMOUS, -1, 0) };
+        }
+    }
+
+    /// Reads the bytes from `start` on into `into`, which is zeros; what nobody has touched stays untouched.
+    pub(super) fn read(&self, start: usize, into: &mut [u8]) -> io::Result<()> {
+        let (descriptor, end) = (self.file.as_raw_fd(), start + into.len());
+        let mut at = start;
+        while at < end {
+            // SAFETY: moves the offset of a file that nobody reads by its offset.
+            let data = unsafe { libc::lseek(descriptor, at as libc::off_t, libc::SEEK_DATA) };
+            let Ok(data) = usize::try_from(data) else {
+                let cause = io::Error::last_os_error();
+                // Only holes up to the file's end.
+                return if cause.raw_os_error() == Some(libc::ENXIO) { Ok(()) } else { Err(cause) };
+            };
+            if data >= end {
+                return Ok(());
+            }
+            at = data.max(at);
+            // SAFETY: as above.
+            let hole = unsafe { libc::lseek(descriptor, at as libc::off_t, libc::SEEK_HOLE) };
+            let hole = usize::try_from(hole).map_err(|_| io::Error::last_os_error())?.min(end);
+            while at < hole {
+                let rest = &mut into[at - start..hole - start];
+                // SAFETY: the kernel writes at most the length of `rest` into it.
+                let got = unsafe { libc::pread(descriptor, rest.as_mut_ptr().cast(), rest.len(), at as libc::off_t) };
+                match usize::try_from(got) {
+                    Ok(0) => return Ok(()),
+                    Ok(got) => at += got,
+                    Err(_) => return Err(io::Error::last_os_error()),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The region's address, for peers.
@@ -131,7 +208,12 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        MADE.lock().retain(|descriptor| *descriptor != self.file.as_raw_fd());
+        // In a child there is another mapping or none, and the descriptor is closed: both may be somebody
+        // else's by now.
+        if !self.file.process().is_here() {
+            return;
+        }
+        MADE.lock().retain(|(descriptor, _)| *descriptor != self.file.as_raw_fd());
         // SAFETY: the mapping that `map` made, unmapped once.
         if unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) } != 0 {
             tracing::debug!(cause = %io::Error::last_os_error(), "a region stays mapped");
@@ -163,5 +245,24 @@ mod tests {
         let other = Region::create(4096).unwrap();
         let wrong = Address { descriptor: other.address().descriptor, ..one.address() };
         assert!(Region::open(&wrong).err().unwrap().to_string().contains("another file"));
+    }
+    #[test]
+    fn a_forked_child_has_neither_the_memory_nor_the_file() {
+        let one = Region::create(1 << 16).unwrap();
+        let other = Region::open(&one.address()).unwrap();
+        // SAFETY: the child only asks what there is, and ends.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let is_gone = |region: &Region| {
+                    let is_unmapped = libc::msync(region.start().as_ptr().cast(), 1 << 16, libc::MS_ASYNC) == -1;
+                    is_unmapped && libc::fcntl(region.file.as_raw_fd(), libc::F_GETFD) == -1
+                };
+                libc::_exit(i32::from(!(is_gone(&one) && is_gone(&other))));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0);
+        }
     }
 }

@@ -5,6 +5,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use crate::forked::Process;
+
 /// A store, as far as it is told what becomes of the tensors it was given.
 pub trait Waiter: Send + Sync {
     /// The caller may be about to block until the store is done with a tensor.
@@ -26,7 +28,7 @@ pub(super) const WRITTEN: u8 = 2;
 pub(super) struct Lent {
     /// 0, `READ` or `WRITTEN`; changed while `to` is locked.
     how: AtomicU8,
-    to: Mutex<Option<Weak<dyn Waiter>>>,
+    to: Mutex<Option<(Weak<dyn Waiter>, Process)>>,
     is_watched: bool,
 }
 
@@ -42,7 +44,7 @@ impl Lent {
             to.upgrade().into_iter().for_each(|waiter| waiter.watched());
         }
         if !self.is_watched || before == 0 {
-            *place = Some(Weak::clone(to));
+            *place = Some((Weak::clone(to), Process::this()));
         }
     }
 
@@ -63,7 +65,9 @@ impl Lent {
             self.how.store(0, Ordering::Release);
             place.take()
         };
-        let waiter = place?.upgrade()?;
+        let (waiter, process) = place?;
+        // A forked child has nothing to say to its parent's store.
+        let waiter = waiter.upgrade().filter(|_| process.is_here())?;
         if self.is_watched {
             waiter.returned();
         }

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::trace::{self, About, Thread};
 use super::{Name, Open, Phase, Span};
 use crate::config::Role;
+use crate::forked::Process;
 use crate::topology::host_name;
 
 /// Spans that one thread keeps; what comes later is counted and left out.
@@ -21,6 +22,8 @@ static ON: AtomicBool = AtomicBool::new(false);
 static RECORDER: OnceLock<Recorder> = OnceLock::new();
 
 struct Recorder {
+    /// A forked child records nothing: the file is its parent's.
+    process: Process,
     pattern: String,
     zero: Instant,
     about: Mutex<About>,
@@ -58,6 +61,7 @@ pub fn start(file: Option<String>) {
         first = true;
         let about = About::new(host_name(), system_ns());
         Recorder {
+            process: Process::this(),
             pattern,
             zero: Instant::now(),
             about: Mutex::new(about),
@@ -79,6 +83,11 @@ pub fn start(file: Option<String>) {
     }
 }
 
+/// The recorder, where it is this process's own.
+fn recorder() -> Option<&'static Recorder> {
+    RECORDER.get().filter(|recorder| recorder.process.is_here())
+}
+
 /// Whether spans are recorded.
 #[inline]
 pub fn is_on() -> bool {
@@ -87,7 +96,7 @@ pub fn is_on() -> bool {
 
 /// Says what this process is in its job. The first call counts.
 pub fn introduce(role: Role, rank: usize, size: usize) {
-    if let Some(recorder) = RECORDER.get() {
+    if let Some(recorder) = recorder() {
         let mut about = recorder.about.lock();
         if about.rank.is_none() {
             (about.role, about.rank, about.size) = (role, Some(rank), size);
@@ -97,7 +106,7 @@ pub fn introduce(role: Role, rank: usize, size: usize) {
 
 /// Says how far this process's clock is ahead of rank 0's, as measured with messages that took `round_trip_ns`.
 pub fn set_clock(ahead_ns: i64, round_trip_ns: u64) {
-    if let Some(recorder) = RECORDER.get() {
+    if let Some(recorder) = recorder() {
         let mut about = recorder.about.lock();
         (about.ahead_ns, about.round_trip_ns) = (ahead_ns, Some(round_trip_ns));
     }
@@ -111,7 +120,7 @@ pub fn now_ns() -> u64 {
 
 /// Nanoseconds since 1970, by the recorder's clock where there is one: that clock is never set while it runs.
 pub fn clock_ns() -> u64 {
-    RECORDER.get().map_or_else(system_ns, |recorder| {
+    recorder().map_or_else(system_ns, |recorder| {
         let zero_ns = recorder.about.lock().zero_unix_ns;
         zero_ns + recorder.zero.elapsed().as_nanos() as u64
     })
@@ -140,7 +149,7 @@ pub fn record<N: Into<Name>>(phase: Phase, name: impl FnOnce() -> N, since_ns: u
 }
 
 fn keep(event: Event) {
-    let Some(recorder) = RECORDER.get() else { return };
+    let Some(recorder) = recorder() else { return };
     let kept = LANE.try_with(|lane| {
         let lane = lane.get_or_init(|| recorder.new_lane());
         let mut events = lane.events.lock();
@@ -157,7 +166,7 @@ fn keep(event: Event) {
 
 /// Writes everything recorded so far to this process's file.
 pub fn flush() {
-    let Some(recorder) = RECORDER.get() else { return };
+    let Some(recorder) = recorder() else { return };
     let _one_at_a_time = recorder.writing.lock();
     let mut about = recorder.about.lock().clone();
     let lanes = recorder.lanes.lock().clone();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::recorder::Event;
 use crate::config::Role;
-use crate::{Error, Result};
+use crate::{Error, Result, file_limit};
 
 /// Where servers' and schedulers' process numbers begin; a worker's is its rank.
 const NUMBERS_OF_SERVERS: u32 = 100_000;
@@ -156,9 +156,11 @@ impl Trace {
     /// Writes a file.
     pub fn write(&self, path: &Path) -> Result<()> {
         let failed = |cause: std::io::Error| Error::io("write", path.display(), &cause);
-        let mut out = BufWriter::new(std::fs::File::create(path).map_err(failed)?);
-        serde_json::to_writer(&mut out, self).map_err(|cause| failed(cause.into()))?;
-        out.flush().map_err(failed)
+        file_limit::without_signal(|| {
+            let mut out = BufWriter::new(std::fs::File::create(path).map_err(failed)?);
+            serde_json::to_writer(&mut out, self).map_err(|cause| failed(cause.into()))?;
+            out.flush().map_err(failed)
+        })
     }
 }
 

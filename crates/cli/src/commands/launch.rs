@@ -13,6 +13,7 @@ use crate::lab;
 use crate::launch::batch::{Batch, BatchJob};
 use crate::launch::by_mpi::MpiJob;
 use crate::launch::hostfile::{self, Host};
+use crate::launch::place::is_name;
 use crate::launch::{Launch, Place, Sink, remote};
 use crate::mpirun::Hosts;
 
@@ -86,8 +87,7 @@ fn variable(text: &str) -> std::result::Result<(String, String), String> {
         Some(at) => (&text[..at], text[at + 1..].to_owned()),
         None => (text, std::env::var(text).map_err(|_| format!("{text} is not set here; give NAME=VALUE"))?),
     };
-    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    if name.is_empty() || !name.chars().all(legal) {
+    if !is_name(name) {
         return Err(format!("{name:?} is no name of a variable; give NAME=VALUE"));
     }
     Ok((name.to_owned(), value))

@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use ringpull_base::config::Role;
-use ringpull_base::topology::free_port;
+use ringpull_base::topology::{Port, claim_port};
 use ringpull_base::{Error, Result};
 
 use crate::childless::Childless;
@@ -160,15 +160,17 @@ impl Launched {
             .ok_or_else(|| failed("every process ended well, but no worker printed a record", ""))
     }
 
-    /// Where ranks that do not speak MPI find each other, in PyTorch's words: a free port on the first worker's host.
-    fn meeting_point(&self) -> Result<Vec<(String, String)>> {
+    /// Where ranks that do not speak MPI find each other, in PyTorch's words: a port on the first worker's host, which is
+    /// claimed as long as what this gives lives.
+    fn meeting_point(&self) -> Result<(Vec<(String, String)>, Port)> {
         let root = self.place(0).address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let name = match &self.hosts {
             Some(hosts) => hosts[0].name.clone(),
             None => root.to_string(),
         };
-        let port = free_port(root)?;
-        Ok(vec![("MASTER_ADDR".to_owned(), name), ("MASTER_PORT".to_owned(), port.to_string())])
+        let port = claim_port(root)?;
+        let number = port.number().to_string();
+        Ok((vec![("MASTER_ADDR".to_owned(), name), ("MASTER_PORT".to_owned(), number)], port))
     }
 
     /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed and how it ended.
@@ -184,7 +186,8 @@ impl Launched {
             (None, Some(hosts)) => Hosts::Ssh(hosts[..count].to_vec()),
             (None, None) => Hosts::Local,
         };
-        let env = [env, self.meeting_point()?].concat();
+        let (meeting_point, _port) = self.meeting_point()?;
+        let env = [env, meeting_point].concat();
         let mut ready = mpirun.command(&hosts, Ranks { count, command, env })?;
         ready.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;

@@ -3,16 +3,19 @@
 //! MPI ranks are Slurm's own affair, or `mpirun`'s, which finds Grid Engine's hosts by itself. A job with servers starts
 //! a process of every role through the same few lines of shell: task 0 is the scheduler, then come the servers, then
 //! the workers. The scheduler's address is known only once task 0 runs: it writes it to a file that all hosts see.
+//! Beside it lies the job's secret, for this user alone: the words of a job, and with Grid Engine its variables too, are
+//! shown to everybody who asks the batch system.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ringpull_base::{Error, Result, config};
+use tempfile::NamedTempFile;
 
 use super::place::{quote, working_folder};
 use crate::interrupt::Interrupt;
-use crate::mpirun::{Flavour, Mpirun};
+use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
 
 /// Who places the processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +54,11 @@ shift 4
 export DMLC_NUM_SERVER=$servers DMLC_NUM_WORKER=$workers
 if [ "$task" -eq 0 ]; then
   export DMLC_ROLE=scheduler
-  port=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 20000))
+  while :; do
+    port=$((10000 + $(od -An -N2 -tu2 /dev/urandom) % 22000))
+    listening=$(printf ':%04X [0-9A-F]*:0000 0A' $port)
+    grep -q "$listening" /proc/net/tcp /proc/net/tcp6 2>/dev/null || break
+  done
   host=$(hostname -I 2>/dev/null | cut -d ' ' -f 1)
   echo "${host:-$(hostname)} $port" >"$meet.new" && mv "$meet.new" "$meet"
 elif [ "$task" -le "$servers" ]; then
@@ -76,8 +83,20 @@ impl BatchJob {
         let interrupt = Interrupt::watch()?;
         let folder = working_folder()?;
         let meet = folder.join(format!(".ringpull-meet-{}", std::process::id()));
-        let words = self.words(&meet, process_manager());
-        let mut child = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).spawn().map_err(|cause| {
+        let secret = config::secret_or_new()?;
+        // It is removed when this is dropped.
+        let file = if self.servers == 0 { None } else { Some(put_secret(&secret, &folder)?) };
+        let words = file.as_ref().map_or_else(|| self.clone(), |file| self.with_secret_in(file.path()));
+        let words = words.words(&meet, process_manager());
+        let mut command = Command::new(&words[0]);
+        if self.batch == Batch::Slurm {
+            let names = [vec![config::SECRET], self.by_name()].concat();
+            command.env(config::SECRET, secret.reveal());
+            command.envs(exported(config::text(EXPORTED), &names).map(|chosen| (EXPORTED, chosen)));
+        } else if file.is_some() {
+            command.env_remove(config::SECRET);
+        }
+        let mut child = command.args(&words[1..]).stdin(Stdio::null()).spawn().map_err(|cause| {
             Error::argument(
                 format!("{} cannot be run: {cause}", words[0].to_string_lossy()),
                 "run this on a host of the cluster, or choose another --launcher",
@@ -101,6 +120,12 @@ impl BatchJob {
         }
         let signal = status.signal().map(|signal| 128 + signal);
         Ok(status.code().or(signal).unwrap_or(1))
+    }
+
+    /// This job, whose processes find their secret in a file.
+    fn with_secret_in(&self, file: &Path) -> Self {
+        let named = (config::SECRET_FILE.to_owned(), file.display().to_string());
+        BatchJob { env: [&[named][..], &self.env].concat(), ..self.clone() }
     }
 
     /// The command that submits the job and waits for it.
@@ -133,10 +158,17 @@ impl BatchJob {
         }
     }
 
-    /// `env NAME=VALUE...` in front of a command, nothing without variables.
+    /// The variables that have their values from the environment here, which is passed on.
+    fn by_name(&self) -> Vec<&str> {
+        let all = [&self.env, &self.env_server, &self.env_worker];
+        all.into_iter().flat_map(|env| by_name_and_value(env).0).collect()
+    }
+
+    /// `env NAME=VALUE...` in front of a command for the other variables, nothing without any.
     fn variables(&self, own: &[(String, String)]) -> Vec<OsString> {
-        let set: Vec<OsString> =
-            self.env.iter().chain(own).map(|(name, value)| format!("{name}={value}").into()).collect();
+        let all = [&self.env, own].concat();
+        let (_, given) = by_name_and_value(&all);
+        let set: Vec<OsString> = given.into_iter().map(|(name, value)| format!("{name}={value}").into()).collect();
         if set.is_empty() { set } else { std::iter::once("env".into()).chain(set).collect() }
     }
 
@@ -158,9 +190,13 @@ impl BatchJob {
     fn sge_script(&self, meet: &Path, tasks: usize) -> String {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         if self.servers == 0 {
+            // Its ranks on other hosts are started with the variables that it is told of.
+            let names = Mpirun::find().map(|mpirun| mpirun.naming(&self.by_name())).unwrap_or_default();
             let mpirun = quote(OsStr::new(&config::mpirun_program()));
             let variables = self.variables(&self.env_worker);
-            return format!("exec {mpirun} -n {tasks} {} {}", quoted(&variables), quoted(&self.command));
+            let words = [names.into_iter().map(OsString::from).collect(), vec!["-n".into(), tasks.to_string().into()]];
+            let words = [&words.concat()[..], &variables, &self.command].concat();
+            return format!("exec {mpirun} {}", quoted(&words));
         }
         let role = quote(OsStr::new(&self.script(meet, "$RINGPULL_TASK")));
         // Each line of the file is `host slots queue processors`; a slot is a process.
@@ -170,6 +206,30 @@ impl BatchJob {
              code=0\nfor pid in $pids; do wait $pid || code=$?; done\nexit $code",
             quote(OsStr::new(&role))
         )
+    }
+}
+
+/// A file of this job alone, in a folder that all hosts see, with its secret.
+fn put_secret(secret: &config::Secret, folder: &Path) -> Result<NamedTempFile> {
+    use std::io::Write;
+    // It is made for nobody but this user.
+    let written = tempfile::Builder::new().prefix(".ringpull-secret-").tempfile_in(folder).and_then(|mut file| {
+        file.write_all(secret.reveal().as_bytes())?;
+        Ok(file)
+    });
+    written.map_err(|cause| Error::io("write a file with the job's secret in", folder.display(), &cause))
+}
+
+/// Slurm's variable for what `srun` passes on: `ALL`, which is the default, `NONE`, `NIL`, or names.
+const EXPORTED: &str = "SLURM_EXPORT_ENV";
+
+/// What `srun` is to pass on, so that `names` are among it; `None` if it passes on everything.
+fn exported(chosen: Option<String>, names: &[&str]) -> Option<String> {
+    let names = names.join(",");
+    match chosen?.as_str() {
+        "ALL" => None,
+        "NONE" | "NIL" => Some(names),
+        list => Some(format!("{list},{names}")),
     }
 }
 
@@ -214,7 +274,40 @@ mod tests {
         let words = words(&job(sge, 0), "/m");
         let front = "qsub -sync y -cwd -V -j y -S /bin/sh -b y -shell n -pe orte 2 /bin/sh -c";
         assert_eq!(words[..words.len() - 1].join(" "), front);
-        assert!(words.last().unwrap().contains("-n 2 'env' 'A=1 2' 'B=3' 'echo'"), "{words:?}");
+        assert!(words.last().unwrap().contains("'-n' '2' 'env' 'A=1 2' 'B=3' 'echo'"), "{words:?}");
+    }
+
+    #[test]
+    fn values_that_are_in_the_environment_are_not_shown_in_words() {
+        let path = config::text("PATH").unwrap();
+        let sge = Batch::Sge { environment: "orte".to_owned() };
+        for (batch, servers) in [(Batch::Slurm, 0), (Batch::Slurm, 1), (sge.clone(), 0), (sge, 1)] {
+            let mut job = job(batch, servers);
+            job.env.push(("PATH".to_owned(), path.clone()));
+            let words = words(&job, "/m").join(" ");
+            assert!(words.contains("A=1 2") && !words.contains(&path), "{words}");
+            assert_eq!(job.by_name(), ["PATH"]);
+        }
+        assert_eq!(exported(None, &["A"]), None);
+        assert_eq!(exported(Some("ALL".to_owned()), &["A"]), None);
+        assert_eq!(exported(Some("NONE".to_owned()), &["A", "B"]).as_deref(), Some("A,B"));
+        assert_eq!(exported(Some("ALL,C=1".to_owned()), &["A", "B"]).as_deref(), Some("ALL,C=1,A,B"));
+    }
+
+    #[test]
+    fn a_job_with_servers_finds_its_secret_in_a_file_of_this_user() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let secret = config::Secret::new_random().unwrap();
+        let file = put_secret(&secret, folder.path()).unwrap();
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), secret.reveal());
+        assert_eq!(file.as_file().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        let words = words(&job(Batch::Slurm, 1).with_secret_in(file.path()), "/m").join(" ");
+        assert!(words.contains(&format!("RINGPULL_SECRET_FILE={}", file.path().display())), "{words}");
+        assert!(!words.contains(secret.reveal()));
+        drop(file);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::process::ExitStatusExt;
 
 use ringpull_base::config::Role;
-use ringpull_base::topology::free_port;
+use ringpull_base::topology::{Port, claim_port};
 use ringpull_base::{Error, Result};
 
 use super::{address_towards, role_env};
@@ -39,7 +39,8 @@ impl MpiJob {
     /// when its ranks on this host have.
     pub fn run(&self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
-        let mut ready = Mpirun::find()?.command_of_parts(&self.hosts, &self.parts()?)?;
+        let (parts, _port) = self.parts()?;
+        let mut ready = Mpirun::find()?.command_of_parts(&self.hosts, &parts)?;
         let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
         let pid = rustix::process::Pid::from_child(&child);
         let (mut passed_on, mut childless) = (interrupt.count(), Childless::watch(child.id(), &self.hosts));
@@ -64,10 +65,11 @@ impl MpiJob {
         }
     }
 
-    fn parts(&self) -> Result<Vec<Ranks>> {
+    /// What is run, and the scheduler's port, which is claimed until the job has ended.
+    fn parts(&self) -> Result<(Vec<Ranks>, Option<Port>)> {
         let ranks = |count, env: Vec<(String, String)>| Ranks { count, command: self.command.clone(), env };
         if self.servers == 0 {
-            return Ok(vec![ranks(self.workers, [self.env.clone(), self.env_worker.clone()].concat())]);
+            return Ok((vec![ranks(self.workers, [self.env.clone(), self.env_worker.clone()].concat())], None));
         }
         let root = match &self.hosts {
             Hosts::Local => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -75,10 +77,10 @@ impl MpiJob {
             // Rank 0 is the scheduler and runs on the first host.
             Hosts::Ssh(hosts) => resolve(&hosts[0].name)?,
         };
-        let port = free_port(root)?;
+        let port = claim_port(root)?;
         let common = [
             ("DMLC_PS_ROOT_URI", root.to_string()),
-            ("DMLC_PS_ROOT_PORT", port.to_string()),
+            ("DMLC_PS_ROOT_PORT", port.number().to_string()),
             ("DMLC_NUM_WORKER", self.workers.to_string()),
             ("DMLC_NUM_SERVER", self.servers.to_string()),
         ]
@@ -88,7 +90,8 @@ impl MpiJob {
         };
         let servers = (0..self.servers).map(|index| one(Role::Server, index, &self.env_server));
         let workers = (0..self.workers).map(|index| one(Role::Worker, index, &self.env_worker));
-        Ok(std::iter::once(one(Role::Scheduler, 0, &self.env_server)).chain(servers).chain(workers).collect())
+        let scheduler = std::iter::once(one(Role::Scheduler, 0, &self.env_server));
+        Ok((scheduler.chain(servers).chain(workers).collect(), Some(port)))
     }
 }
 

@@ -23,8 +23,8 @@ use std::time::Duration;
 pub use self::output::Sink;
 pub use self::place::Place;
 pub use self::supervise::{Ended, Outcome};
-use ringpull_base::config::Role;
-use ringpull_base::topology::free_port;
+use ringpull_base::config::{self, Role};
+use ringpull_base::topology::claim_port;
 use ringpull_base::{Error, Result};
 
 /// A job: which place runs which role, the command that all of them run, and what they are told.
@@ -54,8 +54,8 @@ pub struct Launch {
     pub limit: Option<Duration>,
 }
 
-/// One process of a job.
-#[derive(Debug, Clone)]
+/// One process of a job. Not to be printed whole: its variables have the job's secret.
+#[derive(Clone)]
 pub(crate) struct Process {
     pub(crate) role: Role,
     pub(crate) index: usize,
@@ -111,16 +111,19 @@ impl Launch {
 
     /// Runs the job to its end. Every process has ended when this returns, whatever it returns.
     pub fn run(&self) -> Result<Outcome> {
-        let port = free_port(self.root)?;
-        supervise::run(self, &self.processes(port))
+        // Claimed until the job has ended: its scheduler may be started again.
+        let port = claim_port(self.root)?;
+        supervise::run(self, &self.processes(port.number(), &config::secret_or_new()?))
     }
 
-    fn processes(&self, port: u16) -> Vec<Process> {
+    fn processes(&self, port: u16, secret: &config::Secret) -> Vec<Process> {
         let process = |role, index: usize, place: &Place| {
             let own = if role == Role::Worker { &self.env_worker } else { &self.env_server };
             let near = self.workers.iter().filter(|other| other.shares_cores_with(place)).count().max(1);
             let near = vec![("RINGPULL_LOCAL_WORKERS".to_owned(), near.to_string())];
-            let env = [role_env(role, index), near, self.env.clone(), own.clone(), self.common_env(port)].concat();
+            let secret = vec![(config::SECRET.to_owned(), secret.reveal().to_owned())];
+            let env =
+                [role_env(role, index), near, secret, self.env.clone(), own.clone(), self.common_env(port)].concat();
             let node = place.address().map(|address| ("DMLC_NODE_HOST".to_owned(), address.to_string()));
             Process { role, index, place: place.clone(), env: env.into_iter().chain(node).collect() }
         };

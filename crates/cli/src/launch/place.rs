@@ -3,9 +3,13 @@
 //! On every place the process runs below the same few lines of shell: in a session of its own, with a watcher that reads
 //! orders from the launcher. `term` and `kill` go to the whole session; the end of the input, which is also what a
 //! killed launcher or a broken connection looks like, means both.
+//!
+//! Every user of a host can read the arguments of its processes, and variables may hold secrets. So they go to other
+//! hosts in front of the orders, on the input of a shell that reads them before it becomes the supervisor.
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -44,13 +48,29 @@ kill -s KILL $w
 kill -s KILL -- -$p
 exit $c"#;
 
+/// Sets the variables on its input, becomes the shell that runs the script `$0`, and leaves it the rest of the input.
+/// `read` takes no byte of a pipe beyond the line.
+const READER: &str = r#"ringpull_script=
+while :; do
+  IFS= read -r ringpull_line || exit 1
+  case $ringpull_line in
+    +*) ringpull_script="$ringpull_script${ringpull_line#+}
+" ;;
+    *) break ;;
+  esac
+done
+eval "$ringpull_script"
+unset ringpull_script ringpull_line
+exec sh -c "$0" ringpull-supervisor "$@""#;
+
 /// Variables that go to other hosts with a process.
 const FORWARDED: [&str; 4] = ["OMP_NUM_THREADS", "KMP_AFFINITY", "LD_LIBRARY_PATH", "PYTHONPATH"];
 const FORWARDED_PREFIXES: [&str; 4] = ["RINGPULL_", "MXNET_", "PS_", "AWS_"];
 
 impl Place {
-    /// `program` here with these variables added, below its supervisor. Orders are lines on its input.
-    pub(crate) fn command(&self, words: &[OsString], env: &[(String, String)]) -> Result<Command> {
+    /// `program` here with these variables added, below its supervisor, and what its input begins with. Orders are
+    /// lines on its input after that.
+    pub(crate) fn command(&self, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
         let mut command = match self {
             Place::Ssh(host) => return remote_command(host, words, env),
             Place::Local => Command::new("sh"),
@@ -63,7 +83,7 @@ impl Place {
         };
         command.args(["-c", SUPERVISOR, "ringpull-supervisor"]).args(words);
         command.envs(env.iter().map(|(name, value)| (name, value)));
-        Ok(command)
+        Ok((command, Vec::new()))
     }
 
     /// Whether processes at both places run on the same cores: emulated hosts are all this machine.
@@ -121,19 +141,44 @@ pub(crate) fn working_folder() -> Result<PathBuf> {
     std::env::current_dir().map_err(|cause| Error::io("read", "the working folder", &cause))
 }
 
-fn remote_command(host: &Host, words: &[OsString], env: &[(String, String)]) -> Result<Command> {
-    let inherited = std::env::vars().filter(|(name, _)| {
-        FORWARDED.contains(&name.as_str()) || FORWARDED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-    });
+fn remote_command(host: &Host, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
+    let inherited = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_forwarded));
+    let set = inherited.chain(env.iter().map(|(name, value)| (name.into(), value.into())));
     let folder = host.folder.clone().map_or_else(working_folder, |folder| Ok(folder.into()))?;
-    let mut line = vec!["cd".to_owned(), quote(folder.as_os_str()), "&& exec env".to_owned()];
-    let set = inherited.chain(env.iter().cloned());
-    line.extend(set.map(|(name, value)| quote(OsStr::new(&format!("{name}={value}")))));
-    line.extend(["sh -c".to_owned(), quote(OsStr::new(SUPERVISOR)), "ringpull-supervisor".to_owned()]);
+    let mut line = vec!["cd".to_owned(), quote(folder.as_os_str()), "&& exec sh -c".to_owned()];
+    line.extend([READER, SUPERVISOR].map(|script| quote(script.as_ref())));
     line.extend(words.iter().map(|word| quote(word)));
     let mut command = ssh(host);
     command.arg(line.join(" "));
-    Ok(command)
+    Ok((command, assignments(set)))
+}
+
+/// Whether the variable goes to other hosts. A name that is none for a shell cannot be set there.
+fn is_forwarded(name: &str) -> bool {
+    is_name(name) && (FORWARDED.contains(&name) || FORWARDED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
+}
+
+/// Whether a shell can set a variable of this name.
+pub(crate) fn is_name(name: &str) -> bool {
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    name.chars().all(is_legal) && !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty()
+}
+
+/// What [`READER`] sets these variables by: lines of shell behind a `+`, and the line that ends them.
+fn assignments(set: impl Iterator<Item = (OsString, OsString)>) -> Vec<u8> {
+    let mut script = Vec::new();
+    for (name, value) in set {
+        script.extend([b"export ", name.as_bytes(), b"='"].concat());
+        for byte in value.as_bytes() {
+            match byte {
+                b'\'' => script.extend(br"'\''"),
+                byte => script.push(*byte),
+            }
+        }
+        script.extend(b"'\n");
+    }
+    let lines = script.split_inclusive(|byte| *byte == b'\n').flat_map(|line| [b"+", line]);
+    lines.chain([&b".\n"[..]]).flatten().copied().collect()
 }
 
 /// A word as the shell reads it back.
@@ -152,5 +197,31 @@ mod tests {
                 Command::new("sh").args(["-c", &format!("printf %s {}", quote(OsStr::new(word)))]).output().unwrap();
             assert_eq!(String::from_utf8(output.stdout).unwrap(), word);
         }
+    }
+
+    #[test]
+    fn variables_survive_the_input_of_a_shell_which_leaves_the_rest_to_its_script() {
+        use std::io::Write;
+        use std::process::Stdio;
+
+        let values = [&b"plain"[..], b"", b"it's", b"$HOME `x` \"q\" \\", b"\n\n.\n+a\nb\n", b" \t ", b"\xff\xfe"];
+        let name = |number: usize| OsString::from(format!("V{number}"));
+        let set = values.iter().enumerate().map(|(number, value)| (name(number), OsStr::from_bytes(value).to_owned()));
+        let script = "printf '%s|' \"$V0\" \"$V1\" \"$V2\" \"$V3\" \"$V4\" \"$V5\" \"$V6\" \"$1\" \"$2\"; cat";
+        let mut command = Command::new("sh");
+        command.args(["-c", READER, script, "a b", "c"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = command.spawn().unwrap();
+        let mut input = shell.stdin.take().unwrap();
+        input.write_all(&[&assignments(set)[..], b"term\nkill\n"].concat()).unwrap();
+        drop(input);
+        let expected = [&values[..], &[b"a b", b"c", b"term\nkill\n"]].concat().join(&b'|');
+        assert_eq!(shell.wait_with_output().unwrap().stdout, expected);
+    }
+
+    #[test]
+    fn a_shell_whose_input_ends_before_its_variables_do_runs_nothing() {
+        let output = Command::new("sh").args(["-c", READER, "echo ran"]).stdin(std::process::Stdio::null()).output();
+        let output = output.unwrap();
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(1), &b""[..]));
     }
 }

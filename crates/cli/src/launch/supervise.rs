@@ -54,7 +54,7 @@ struct Running {
     role: Role,
     index: usize,
     pid: Pid,
-    orders: Option<ChildStdin>,
+    orders: Option<Sender<&'static str>>,
     readers: Vec<(Stream, JoinHandle<Vec<u8>>)>,
     code: Option<i32>,
 }
@@ -107,14 +107,14 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<Outcome> {
 
 fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usize, i32)>) -> Result<Running> {
     let name = process.name();
-    let mut command = process.place.command(&launch.command, &process.env)?;
+    let (mut command, first) = process.place.command(&launch.command, &process.env)?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // Away from the terminal's group, Ctrl-C reaches the launcher alone, which then ends all in order.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child =
         command.spawn().map_err(|cause| Error::io("start", format!("{name} on {}", process.place), &cause))?;
     let pid = Pid::from_child(&child);
-    let orders = child.stdin.take();
+    let orders = child.stdin.take().map(|input| pass_on(input, first, name.clone()));
     let mut readers = Vec::new();
     if let Some(from) = child.stdout.take() {
         let (name, sink) = (name.clone(), launch.sink);
@@ -134,6 +134,21 @@ fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usiz
     });
     tracing::info!("started {name} on {}", process.place);
     Ok(Running { name, role: process.role, index: process.index, pid, orders, readers, code: None })
+}
+
+/// Writes `first` to the input and then each order, in a thread, as a connection may take nothing for a while. The input
+/// is closed when the sender is dropped.
+fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'static str> {
+    use std::io::Write;
+    let (sender, orders) = channel::<&'static str>();
+    std::thread::spawn(move || {
+        let written = input.write_all(&first);
+        let written = written.and_then(|()| orders.iter().try_for_each(|order| input.write_all(order.as_bytes())));
+        if let Err(cause) = written {
+            tracing::debug!(%cause, "{name} takes no orders");
+        }
+    });
+    sender
 }
 
 fn wait(child: &mut Child) -> i32 {
@@ -193,12 +208,11 @@ impl Job {
 }
 
 impl Running {
-    fn order(&mut self, order: &str) {
-        use std::io::Write;
-        if let Some(orders) = &mut self.orders
-            && let Err(cause) = orders.write_all(order.as_bytes())
+    fn order(&mut self, order: &'static str) {
+        if let Some(orders) = &self.orders
+            && orders.send(order).is_err()
         {
-            tracing::debug!(%cause, "{} takes no orders", self.name);
+            tracing::debug!("{} takes no orders", self.name);
         }
     }
 

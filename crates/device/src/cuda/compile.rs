@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use cudarc::nvrtc::{result, sys};
 use xxhash_rust::xxh3::xxh3_64;
 
-use ringpull_base::{Error, Result, config};
+use ringpull_base::{Error, Result, config, file_limit};
 
 use super::super::failed;
 use super::super::kernels::{ARCHITECTURES, OPTIONS, Unit};
@@ -95,7 +95,7 @@ fn cache_file(unit: &Unit, architecture: &str) -> Option<PathBuf> {
 fn keep(place: &PathBuf, ptx: &CStr) {
     let written = place.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| {
         let part = place.with_extension(format!("{}.part", std::process::id()));
-        fs::write(&part, ptx.to_bytes()).and_then(|()| fs::rename(&part, place))
+        file_limit::without_signal(|| fs::write(&part, ptx.to_bytes())).and_then(|()| fs::rename(&part, place))
     });
     if let Err(cause) = written {
         tracing::debug!(%cause, place = %place.display(), "kernel not cached");

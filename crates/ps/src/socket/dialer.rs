@@ -1,10 +1,11 @@
 //! The end of a session that connects, and connects again when a connection breaks.
 
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, forked};
 
 use super::handshake::{self, Failure, Hello, Resumption, Secret, Verdict};
 use super::session::{End, Mail, RESUME, Session};
@@ -130,6 +131,7 @@ fn connect(session: &Arc<Session>, target: &Target, goes_on: bool) -> Result<(Tc
     let (number, received) = session.replace_connection();
     let stream = TcpStream::connect_timeout(&target.to, CONNECT)?;
     stream.set_nodelay(true)?;
+    forked::close_in_child(stream.as_raw_fd());
     let hello = Hello::new(session.id, &session.identity);
     let random = random().map_err(|cause| Failure::Io(std::io::Error::other(cause)))?;
     let resumption = Resumption { goes_on, received };

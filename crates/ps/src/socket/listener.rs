@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, forked};
 
 use super::handshake::{self, Client, Failure, Secret, Verdict};
 use super::session::{End, Mail, RESUME, Session};
@@ -88,6 +89,7 @@ impl Bound {
             (bound, _) => bound,
         };
         let socket = socket.map_err(|cause| cannot_listen(address, &cause))?;
+        forked::close_in_child(socket.as_raw_fd());
         let address = socket.local_addr().map_err(|cause| cannot_listen(address, &cause))?;
         Ok(Bound { socket, address })
     }
@@ -206,6 +208,7 @@ impl Shared {
     /// Starts a thread for a connection, and ends the oldest handshake if there are too many.
     fn welcome(self: &Arc<Self>, number: u64, stream: TcpStream, from: SocketAddr) -> io::Result<()> {
         stream.set_nodelay(true)?;
+        forked::close_in_child(stream.as_raw_fd());
         let mut handshakes = self.handshakes.lock();
         if handshakes.len() >= HANDSHAKES
             && let Some((_, oldest)) = handshakes.pop_front()

@@ -132,7 +132,7 @@ impl WorkerLoop {
         }
         let site = waits::seen(since).and_then(|place| place.site);
         let at = site.map_or_else(String::new, |site| format!(" at {site}"));
-        let what = format!("{operation} of key {key}{at}");
+        let what = format!("{at} for {operation} of key {key}");
         self.link.send(&ToScheduler::Waits { what, missing })
     }
 

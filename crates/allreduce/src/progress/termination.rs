@@ -1,0 +1,152 @@
+//! What a rank says when its launcher ends it: a launcher that has lost a rank sends SIGTERM to the others.
+//!
+//! Where a program left SIGTERM alone, its process ends by it as ever, but a moment later: until the fault
+//! that is the reason has come, and the caller, or else this file, has reported it. A program that handles
+//! SIGTERM, or ignores it, keeps it, whether it said so before `create` or after: it may need all of its
+//! grace to write a checkpoint. A handler that was installed later and calls the one that it found calls
+//! nothing here.
+#![allow(unsafe_code)]
+
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::net::UnixStream;
+use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use libc::{SIGTERM, c_int, sighandler_t};
+
+use ringpull_base::forked::{self, Hooks};
+use ringpull_base::{Error, Result, notice, timeline};
+
+use crate::progress::engine::Engine;
+
+/// How long the reason may take to come.
+const REASON: Duration = Duration::from_millis(300);
+/// How long the caller may take to report it and to end by itself.
+const REPORT: Duration = Duration::from_millis(400);
+
+/// Where the handler writes a byte, and in which process.
+static WAKE: AtomicI32 = AtomicI32::new(-1);
+static PID: AtomicI32 = AtomicI32::new(0);
+
+/// Explains the end of this process by SIGTERM from now on, unless somebody handles or ignores that signal.
+pub(super) fn explain(engine: &Arc<Engine>) -> Result<()> {
+    let failed = |cause: std::io::Error| Error::io("watch", "SIGTERM", &cause);
+    if present() != libc::SIG_DFL {
+        return Ok(());
+    }
+    let (wake, woken) = UnixStream::pair().map_err(failed)?;
+    wake.set_nonblocking(true).map_err(failed)?;
+    forked::close_in_child(wake.as_raw_fd());
+    forked::close_in_child(woken.as_raw_fd());
+    let engine = Arc::downgrade(engine);
+    let name = "ringpull-term".to_owned();
+    std::thread::Builder::new().name(name).spawn(move || wait(woken, &engine)).map_err(failed)?;
+    PID.store(std::process::id() as i32, Ordering::Release);
+    // Never closed: a signal may come at any time.
+    WAKE.store(wake.into_raw_fd(), Ordering::Release);
+    forked::around_forks(Hooks { child: let_go, ..Hooks::NONE });
+    let handler: extern "C" fn(c_int) = on_signal;
+    let replaced = set(handler as sighandler_t);
+    if replaced.sa_sigaction != libc::SIG_DFL {
+        // Somebody was quicker.
+        // SAFETY: puts back what was just replaced.
+        unsafe { libc::sigaction(SIGTERM, &raw const replaced, ptr::null_mut()) };
+    }
+    Ok(())
+}
+
+/// The present handler. Safe in a signal's handler.
+fn present() -> sighandler_t {
+    let mut found = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: only asks; all zeros is a valid `sigaction`, which the call fills.
+    unsafe {
+        libc::sigaction(SIGTERM, ptr::null(), found.as_mut_ptr());
+        found.assume_init().sa_sigaction
+    }
+}
+
+/// Replaces the handler. Safe in a signal's handler.
+fn set(handler: sighandler_t) -> libc::sigaction {
+    let mut replaced = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the handler is one of the system's or `on_signal`, which is a plain function; all zeros is a
+    // valid `sigaction`.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler;
+        action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+        libc::sigemptyset(&raw mut action.sa_mask);
+        libc::sigaction(SIGTERM, &raw const action, replaced.as_mut_ptr());
+        replaced.assume_init()
+    }
+}
+
+fn is_ours() -> bool {
+    let handler: extern "C" fn(c_int) = on_signal;
+    present() == handler as sighandler_t
+}
+
+/// The handler: only system calls.
+extern "C" fn on_signal(signal: c_int) {
+    // SAFETY: the thread's own error number, which its interrupted code may be about to read.
+    let error = unsafe { *libc::__errno_location() };
+    if is_ours() {
+        // SAFETY: asks, writes a byte that is there to a descriptor that is never closed, and raises a signal
+        // that is held back until this returns.
+        unsafe {
+            if libc::getpid() == PID.load(Ordering::Acquire) {
+                libc::write(WAKE.load(Ordering::Acquire), ptr::from_ref(&1u8).cast(), 1);
+            } else {
+                // A child that was forked this moment.
+                set(libc::SIG_DFL);
+                libc::raise(signal);
+            }
+        }
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = error };
+}
+
+/// In a forked child, which has no thread that waits: SIGTERM ends it.
+fn let_go() {
+    if is_ours() {
+        set(libc::SIG_DFL);
+    }
+}
+
+/// Waits for the signal, then for the fault that is the reason; lets the caller report it, reports it
+/// otherwise, and ends.
+fn wait(mut woken: UnixStream, engine: &Weak<Engine>) {
+    if woken.read_exact(&mut [0]).is_err() {
+        return;
+    }
+    if let Some(engine) = engine.upgrade() {
+        let told = Instant::now();
+        while engine.first_fault().is_none() && told.elapsed() < REASON {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some(fault) = engine.first_fault() {
+            // The caller has the error in its hands, or gets it with the output it reads: time to say so and
+            // to end by itself.
+            std::thread::sleep(REPORT);
+            if !engine.is_reported() && !engine.is_leaving() {
+                notice(&format!("ringpull: rank {}: {fault}", engine.rank()));
+            }
+        }
+    }
+    timeline::flush();
+    set(libc::SIG_DFL);
+    // SAFETY: ends the process by the signal, which this thread lets in; should that be impossible, at once
+    // all the same. MPI is not finalised, since peers are lost.
+    unsafe {
+        let mut only = MaybeUninit::<libc::sigset_t>::uninit();
+        libc::sigemptyset(only.as_mut_ptr());
+        libc::sigaddset(only.as_mut_ptr(), SIGTERM);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, only.as_ptr(), ptr::null_mut());
+        libc::raise(SIGTERM);
+        libc::_exit(128 + SIGTERM)
+    }
+}
