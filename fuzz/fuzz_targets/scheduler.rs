@@ -38,6 +38,7 @@ enum What {
     FarBarriers(u8),
     Fault,
     Stalled { missing: Vec<u8>, is_barrier: bool },
+    Waits(Vec<u8>),
     Goodbye,
     Failing(Option<String>),
     Tick,
@@ -51,8 +52,9 @@ fuzz_target!(|input: Input| {
     let mut scheduler = Scheduler::new(Settings {
         num_workers,
         num_servers,
+        warn: Duration::from_secs(3),
         timeout: Duration::from_secs(10),
-        heartbeat_timeout: Duration::from_secs(5),
+        silence: Duration::from_secs(5),
         bigarray_bound: 1000,
         token: 1,
     });
@@ -73,6 +75,7 @@ fuzz_target!(|input: Input| {
         let sent = match step.what {
             What::Tick => {
                 scheduler.tick(now);
+                scheduler.warning(now);
                 Vec::new()
             }
             What::Probe => {
@@ -100,6 +103,10 @@ fuzz_target!(|input: Input| {
                 let missing = missing.into_iter().map(usize::from).collect();
                 let (key, why) = (Key::Int(1), String::new());
                 vec![ToScheduler::Stalled(Error::Stalled { operation, key, rank: 0, missing, waited_s: 1, why })]
+            }
+            What::Waits(missing) => {
+                let missing = missing.into_iter().map(usize::from).collect();
+                vec![ToScheduler::Waits { what: "push of key 1".to_owned(), missing }]
             }
             What::Goodbye => vec![ToScheduler::Goodbye],
             What::Failing(why) => vec![ToScheduler::Failing(why)],

@@ -25,7 +25,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         secret: link::secret()?,
         admits: Box::new(move |identity| known.rank_of(identity).is_some()),
         most: job.workers.len(),
-        limits: Limits::DATA,
+        limits: Limits::SERVER,
     };
     let listener = bound.open(door, &bell)?;
     let sync = matches!(job.kind, Kind::DistSync | Kind::DistSyncDevice);

@@ -58,17 +58,27 @@ pub(crate) struct Limits {
     pub(crate) waiting_bytes: usize,
     /// Frames that wait in this process before more is read.
     pub(crate) waiting: usize,
+    /// Bytes for a peer that reads too slowly, before no more of it is read. At one end of the two only: else each may
+    /// wait for the other.
+    pub(crate) unwritten_bytes: usize,
 }
 
 impl Limits {
-    /// What a worker and a server take: segments, and states of optimizers in headers.
-    pub(crate) const DATA: Limits =
-        Limits { header: 16 << 20, payload: 16 << 20, waiting_bytes: 16 << 20, waiting: 1024 };
+    /// What a worker takes from a server: segments, and states of optimizers in headers.
+    pub(crate) const WORKER: Limits = Limits {
+        header: 16 << 20,
+        payload: 16 << 20,
+        waiting_bytes: 16 << 20,
+        waiting: 1024,
+        unwritten_bytes: usize::MAX,
+    };
+    /// What a server takes from a worker.
+    pub(crate) const SERVER: Limits = Limits { unwritten_bytes: 64 << 20, ..Limits::WORKER };
     /// What a node takes from the scheduler.
-    pub(crate) const NODE: Limits = Limits { header: 16 << 20, payload: 0, waiting_bytes: 16 << 20, waiting: 1024 };
-    /// What the scheduler takes.
+    pub(crate) const NODE: Limits = Limits { payload: 0, ..Limits::WORKER };
+    /// What the scheduler takes from a node.
     pub(crate) const SCHEDULER: Limits =
-        Limits { header: 256 << 10, payload: 0, waiting_bytes: 256 << 10, waiting: 64 };
+        Limits { header: 256 << 10, payload: 0, waiting_bytes: 256 << 10, waiting: 64, unwritten_bytes: 1 << 20 };
 }
 
 /// What happened to a session, beside its frames.

@@ -134,7 +134,7 @@ impl Worker {
                 name: format!("server {index}"),
                 identity: job.identity(job.rank),
                 secret: link::secret()?,
-                limits: Limits::DATA,
+                limits: Limits::WORKER,
             };
             servers.push(Connection::open(target, &bell)?);
         }

@@ -68,7 +68,7 @@ impl Mail {
 }
 
 impl Frame {
-    fn size(&self) -> usize {
+    pub(super) fn size(&self) -> usize {
         self.header.len() + self.payload.len()
     }
 }
@@ -124,8 +124,9 @@ struct State {
     unconfirmed: VecDeque<Arc<Frame>>,
     /// The number of the first of them.
     first: u64,
-    /// How many of them have been taken for the present connection.
+    /// How many of them have been taken for the present connection, and the bytes of the others.
     written: usize,
+    unwritten_bytes: usize,
     /// Whether the node waits until more of them have been.
     wants_room: bool,
     /// The last frame received, the last one that the peer knows to be, and the bytes in between.
@@ -151,6 +152,7 @@ impl Session {
             unconfirmed: VecDeque::new(),
             first: 1,
             written: 0,
+            unwritten_bytes: 0,
             wants_room: false,
             received: 0,
             confirmed: 0,
@@ -180,6 +182,7 @@ impl Session {
         if state.standing != Standing::Open {
             return false;
         }
+        state.unwritten_bytes += frame.size();
         state.unconfirmed.push_back(Arc::new(frame));
         self.changed.notify_all();
         true
@@ -203,7 +206,7 @@ impl Session {
         let was_open = state.standing != Standing::Over;
         state.standing = Standing::Over;
         state.unconfirmed.clear();
-        state.written = 0;
+        (state.written, state.unwritten_bytes) = (0, 0);
         self.detach(&mut state);
         was_open
     }
@@ -296,6 +299,7 @@ impl Session {
             }
             state.confirm(confirmed)?;
             state.written = 0;
+            state.unwritten_bytes = state.unconfirmed.iter().map(|frame| frame.size()).sum();
             state.stream = Some(stream.try_clone()?);
             state.is_carried = true;
             Ok(())
@@ -379,8 +383,7 @@ impl Session {
         if number != state.received + 1 {
             return Err(End::Violation(format!("frame {number} after frame {}", state.received)));
         }
-        let Limits { waiting, waiting_bytes, .. } = self.limits;
-        while state.waiting > 0 && (state.waiting >= waiting || state.waiting_bytes + frame.size() > waiting_bytes) {
+        while !state.has_room_for(&frame, &self.limits) {
             self.room.wait(&mut state);
             if state.connection != connection {
                 return Err(End::Replaced);
@@ -433,6 +436,9 @@ impl Session {
                     break Some(CONFIRMATION);
                 }
             };
+            if state.unwritten_bytes <= self.limits.unwritten_bytes {
+                self.room.notify_one();
+            }
             let confirmed = state.received;
             (state.confirmed, state.bytes) = (confirmed, 0);
             state.has_parted |= control == Some(GOODBYE);
@@ -478,8 +484,15 @@ impl State {
                 break;
             }
             frames.push((self.first + self.written as u64, Arc::clone(frame)));
+            self.unwritten_bytes -= frame.size();
             self.written += 1;
         }
+    }
+
+    /// Whether this may wait for the node too, and the peer reads what it asks for.
+    fn has_room_for(&self, frame: &Frame, limits: &Limits) -> bool {
+        let fits = self.waiting < limits.waiting && self.waiting_bytes + frame.size() <= limits.waiting_bytes;
+        (fits || self.waiting == 0) && self.unwritten_bytes <= limits.unwritten_bytes
     }
 
     /// The peer has received the frames up to `number`.

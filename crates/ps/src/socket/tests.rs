@@ -4,9 +4,12 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::time::Instant;
 
+use proptest::prelude::*;
+
 use super::*;
 
-const LIMITS: Limits = Limits { header: 1 << 10, payload: 4 << 20, waiting_bytes: 4 << 20, waiting: 64 };
+const LIMITS: Limits =
+    Limits { header: 1 << 10, payload: 4 << 20, waiting_bytes: 4 << 20, waiting: 64, unwritten_bytes: 1 << 20 };
 
 fn secret(text: &str) -> Secret {
     Secret::from(text.as_bytes())
@@ -25,7 +28,8 @@ fn listener_on(ip: IpAddr, secret: Option<Secret>, bell: &Bell) -> (Listener, So
 }
 
 fn target(to: SocketAddr, identity: &[u8], secret: Option<Secret>) -> Target {
-    Target { to, name: "the server".to_owned(), identity: identity.to_vec(), secret, limits: LIMITS }
+    let limits = Limits { unwritten_bytes: usize::MAX, ..LIMITS };
+    Target { to, name: "the server".to_owned(), identity: identity.to_vec(), secret, limits }
 }
 
 /// Waits for `some`, for at most ten seconds.
@@ -204,6 +208,43 @@ fn a_node_that_sends_more_than_was_agreed_is_cut_off() {
     assert!(listener.receive().is_none());
 }
 
+/// The listener answers each frame with much more, and the peer takes none of it.
+#[test]
+fn a_peer_that_asks_and_does_not_read_is_not_read_any_more() {
+    let (bell, server_bell) = (Bell::default(), Bell::default());
+    let (listener, address) = listener(None, &server_bell);
+    let connection = Connection::open(target(address, b"node 1", None), &bell).unwrap();
+    let (mut sent, mut answered) = (0, 0);
+    let mut quiet = Instant::now();
+    // What has been taken by nobody fills the peer's memory, then the sockets, and then the limit holds.
+    while quiet.elapsed() < Duration::from_secs(1) {
+        while connection.has_room(8) && sent < 3000 {
+            connection.send(Frame { header: Vec::new(), payload: vec![1; 1 << 10] });
+            sent += 1;
+        }
+        if let Some((identity, frame)) = listener.receive() {
+            quiet = Instant::now();
+            answered += 1;
+            listener.send(&identity, Frame { header: Vec::new(), payload: frame.payload.repeat(64) });
+        } else {
+            server_bell.wait(Duration::from_millis(5));
+        }
+    }
+    assert!(answered * (64 << 10) < 64 << 20, "{answered} answers to a peer that reads none");
+    // It reads again, and all of it comes.
+    let (mut got, mut last) = (0, Instant::now());
+    while got < sent && last.elapsed() < Duration::from_secs(5) {
+        while let Some((identity, frame)) = listener.receive() {
+            listener.send(&identity, Frame { header: Vec::new(), payload: frame.payload.repeat(64) });
+        }
+        while connection.receive().is_some() {
+            (got, last) = (got + 1, Instant::now());
+        }
+        bell.wait(Duration::from_millis(1));
+    }
+    assert_eq!(got, sent);
+}
+
 #[test]
 fn names_that_no_node_has_or_another_has_are_refused() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
@@ -326,5 +367,39 @@ impl Drop for Network {
         *self.is_down.lock() = true;
         TcpStream::connect(self.address).ok();
         self.cut();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever an admitted peer sends, the listener takes what is a frame and goes on.
+    #[test]
+    fn any_bytes_after_the_handshake_are_frames_or_the_end(
+        bytes in proptest::collection::vec(prop_oneof![3 => Just(0u8), 2 => Just(1), 1 => any::<u8>()], 0..120),
+        number in prop_oneof![Just(1u64), any::<u64>()],
+    ) {
+        let bell = Bell::default();
+        let (listener, address) = listener(None, &bell);
+        let mut peer = TcpStream::connect(address).unwrap();
+        let mut hello = b"RPULLC\x01\0".to_vec();
+        hello.extend([1; 32 + 16]);
+        hello.push(4);
+        hello.extend(b"node");
+        hello.resize(89, 0);
+        peer.write_all(&hello).unwrap();
+        peer.read_exact(&mut [0; 40]).unwrap();
+        peer.write_all(&[0; 41]).unwrap();
+        let mut verdict = [0; 41];
+        peer.read_exact(&mut verdict).unwrap();
+        prop_assert_eq!(verdict[0], 0);
+        let sent = peer.write_all(&[&number.to_le_bytes()[..], &bytes].concat());
+        // A frame that was whole is handed on; what was not ends with the connection.
+        peer.shutdown(std::net::Shutdown::Write).ok();
+        peer.read_to_end(&mut Vec::new()).ok();
+        while let Some((identity, frame)) = listener.receive() {
+            prop_assert!(sent.is_ok() && identity == b"node" && frame.size() < bytes.len());
+        }
+        listener.close(Duration::ZERO);
     }
 }
