@@ -4,15 +4,13 @@
 //! end sends a nonce and proves the secret by a code over both nonces, so neither the secret nor an earlier
 //! greeting is of use to whoever listens. Nothing else of a connection is read before.
 
+use hmac_sha256::HMAC;
 use std::hash::Hasher;
-#[allow(deprecated)]
-// The stable name of SipHash-2-4, which is a pseudorandom function; `DefaultHasher` promises no algorithm.
-use std::hash::SipHasher;
 
 use ringpull_base::{Error, Result};
 
 const NONCE_BYTES: usize = 16;
-const CODE_BYTES: usize = 16;
+const CODE_BYTES: usize = 32;
 
 /// What rank 0 sends first.
 pub(super) const CHALLENGE_BYTES: usize = NONCE_BYTES;
@@ -76,16 +74,10 @@ impl Secret {
 
     /// A code that only who knows the secret can make, of `purpose` and `parts` of fixed lengths.
     fn code(&self, purpose: u8, parts: [&[u8]; 3]) -> [u8; CODE_BYTES] {
-        let mut code = [0; CODE_BYTES];
-        for (half, key) in code.chunks_exact_mut(8).zip(self.0.chunks_exact(16)) {
-            let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-            #[allow(deprecated)]
-            let mut hash = SipHasher::new_with_keys(word(&key[..8]), word(&key[8..]));
-            hash.write(&[purpose]);
-            parts.iter().for_each(|part| hash.write(part));
-            half.copy_from_slice(&hash.finish().to_le_bytes());
-        }
-        code
+        let mut hash = HMAC::new(self.0);
+        hash.update([purpose]);
+        parts.iter().for_each(|part| hash.update(part));
+        hash.finalize()
     }
 
     /// The answer to rank 0's challenge.
