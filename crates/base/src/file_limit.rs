@@ -1,8 +1,9 @@
-//! The limit of a file's length (`ulimit -f`): to go beyond it is an error of the call, as a full disk is, and does not
-//! end the process.
+//! The limit of a file's length (`ulimit -f`): to go beyond it is an error of the call, as a full disk is,
+//! and does not end the process.
 //!
-//! The kernel sends SIGXFSZ to the thread that goes beyond it, which by default ends the process. A thread that blocks
-//! the signal gets the error `EFBIG` alone. What other threads, and handlers of the program, do with it stays as it is.
+//! The kernel sends SIGXFSZ to the thread that goes beyond it, which by default ends the process. A thread
+//! that blocks the signal gets the error `EFBIG` alone. What other threads, and handlers of the program, do
+//! with it stays as it is.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -14,7 +15,8 @@ pub fn without_signal<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// As [`without_signal`], for the rest of this thread, which is to be one of ours, and for threads that it starts.
+/// As [`without_signal`], for the rest of this thread, which is to be one of ours, and for threads that it
+/// starts.
 pub fn without_signal_in_this_thread() {
     std::mem::forget(Blocked::new());
 }
@@ -31,7 +33,8 @@ impl Blocked {
         let signal = signal();
         let mut before = MaybeUninit::uninit();
         let mut pending = MaybeUninit::uninit();
-        // SAFETY: the sets are written by these calls, which with valid arguments cannot fail, before they are read.
+        // SAFETY: the sets are written by these calls, which with valid arguments cannot fail, before they
+        // are read.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signal, before.as_mut_ptr());
             libc::sigpending(pending.as_mut_ptr());

@@ -54,8 +54,8 @@ pub fn memory_bytes() -> Option<usize> {
 /// process that connects to it before anybody listens: TCP lets it connect to itself.
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// A port of this host that nobody else is given while this lives. A program that sets `SO_REUSEADDR`, as ZeroMQ does and
-/// most servers do, can listen on it meanwhile.
+/// A port of this host that nobody else is given while this lives. A program that sets `SO_REUSEADDR`, as
+/// ZeroMQ does and most servers do, can listen on it meanwhile.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -70,8 +70,9 @@ impl Port {
     }
 }
 
-/// Claims a port of `root`, which several programs may do at once. On an emulated host, or another one, which has its own
-/// ports, it is as good as any; what is claimed is the number on this host, so that jobs that start here differ.
+/// Claims a port of `root`, which several programs may do at once. On an emulated host, or another one, which
+/// has its own ports, it is as good as any; what is claimed is the number on this host, so that jobs that
+/// start here differ.
 pub fn claim_port(root: IpAddr) -> Result<Port> {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     claim_port_from(root, std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)))
@@ -102,8 +103,8 @@ fn claim(root: IpAddr, number: u16) -> rustix::io::Result<OwnedFd> {
         // No address of this host.
         Err(_) => bound_to(Ipv4Addr::UNSPECIFIED.into()),
     }?;
-    // Two sockets have an address only if both say that they may. This one does so when it has it: who claims the port as
-    // it did is refused, who is to listen there is not.
+    // Two sockets have an address only if both say that they may. This one does so when it has it: who claims
+    // the port as it did is refused, who is to listen there is not.
     set_socket_reuseaddr(&socket, true)?;
     Ok(socket)
 }

@@ -1,9 +1,9 @@
 //! The command that starts MPI ranks on this host, on emulated hosts or on the hosts of a hostfile, with Open MPI or
 //! with MPICH and its relatives. Rank i runs on host i modulo the number of hosts.
 //!
-//! All host names and options go on `mpirun`'s command line, and variables for the ranks go through `env`, which
-//! every `mpirun` understands. The job's secret, and what has its value from the environment here, go by their names
-//! alone, as every user of a host can read its processes' arguments.
+//! All host names and options go on `mpirun`'s command line, and variables for the ranks go through `env`,
+//! which every `mpirun` understands. The job's secret, and what has its value from the environment here, go
+//! by their names alone, as every user of a host can read its processes' arguments.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
@@ -58,7 +58,7 @@ pub struct Ranks {
 }
 
 /// A command ready to start. It must outlive the run: the script that reaches the hosts is removed with it.
-#[derive(Debug)]
+/// Not to be printed: its environment has the job's secret.
 pub struct MpiCommand {
     /// The command.
     pub command: Command,
@@ -226,8 +226,8 @@ impl Mpirun {
     }
 }
 
-/// Of variables of which the last of a name counts: the names of those that have their values from the environment of
-/// this process, and the others.
+/// Of variables of which the last of a name counts: the names of those that have their values from the
+/// environment of this process, and the others.
 pub fn by_name_and_value(env: &[(String, String)]) -> (Vec<&str>, Vec<&(String, String)>) {
     let counts = |(at, (name, _)): &(usize, &(String, String))| env[at + 1..].iter().all(|(later, _)| later != name);
     let set = env.iter().enumerate().filter(counts).map(|(_, variable)| variable);

@@ -140,7 +140,8 @@ fn jobs_that_start_at_once_do_not_get_the_same_port() {
         eprintln!("skipped: a test of two launchers with the same process id needs root");
         return;
     }
-    // Each the only process of its namespace, as in two containers on a host's network: all that they choose by is alike.
+    // Each the only process of its namespace, as in two containers on a host's network: all that they choose
+    // by is alike.
     let program = "[ $DMLC_ROLE != worker ] || { echo $DMLC_PS_ROOT_PORT; sleep 2; }";
     let jobs = [(), ()].map(|()| {
         let mut command = Command::new("unshare");
@@ -425,8 +426,8 @@ fn arguments_of_all_processes() -> Vec<String> {
     words.map(|words| String::from_utf8_lossy(&words).into_owned()).collect()
 }
 
-/// A program that writes its variables `AWS_SECRET_ACCESS_KEY` and `RINGPULL_SECRET` into a file of its own in `folder`,
-/// and stays.
+/// A program that writes its variables `AWS_SECRET_ACCESS_KEY` and `RINGPULL_SECRET` into a file of its own
+/// in `folder`, and stays.
 fn writer_of_secrets(folder: &Path, mark: &str) -> String {
     let folder = folder.display();
     format!(
@@ -444,7 +445,8 @@ fn files_of(folder: &Path, name: &str) -> Vec<String> {
 
 const KEY: &str = "it's a 'secret' of $HOME\n\n.\nin lines";
 
-/// Waits until `count` processes have written their secrets, and checks that they are the same and in no arguments.
+/// Waits until `count` processes have written their secrets, and checks that they are the same and in no
+/// arguments.
 fn check_secrets(folder: &Path, count: usize, mark: &str) {
     until("every process wrote", || files_of(folder, "seen").len() == count && running(mark) == count);
     let seen = files_of(folder, "seen");

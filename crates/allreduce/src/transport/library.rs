@@ -45,9 +45,10 @@ pub(super) fn check_launcher(size: usize) -> Result<()> {
     }
 }
 
-/// An error unless the library, initialised by the comm thread or by the program before, has the level that this design
-/// needs. A comm thread that initialises MPI makes all calls itself: FUNNELED. If the program has initialised it, calls of
-/// its own may come at the same time as those of the comm thread, and nothing keeps them apart: MULTIPLE.
+/// An error unless the library, initialised by the comm thread or by the program before, has the level that
+/// this design needs. A comm thread that initialises MPI makes all calls itself: FUNNELED. If the program has
+/// initialised it, calls of its own may come at the same time as those of the comm thread, and nothing keeps
+/// them apart: MULTIPLE.
 pub(super) fn check_threads(is_initialised_here: bool, provided: c_int) -> Result<()> {
     // SAFETY: constants of the library.
     let levels = unsafe {

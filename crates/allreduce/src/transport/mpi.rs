@@ -64,7 +64,8 @@ impl Mpi {
     /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all ranks.
     /// Messages of up to `eager_bytes` are to be sent without asking, the same on every rank; `None` leaves the library its own limit. Collective.
     pub fn initialise(eager_bytes: Option<usize>) -> Result<Self> {
-        // The library makes files of its own, to share memory with ranks of this host, and does without where it cannot.
+        // The library makes files of its own, to share memory with ranks of this host, and does without where
+        // it cannot.
         file_limit::without_signal_in_this_thread();
         set_parameters(eager_bytes);
         let mut flag: c_int = 0;

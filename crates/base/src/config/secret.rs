@@ -1,8 +1,8 @@
-//! The secret of a job: what its processes prove to each other that they know. `ringpull launch` makes one for each
-//! job; a file with one can be named where something else starts the processes.
+//! The secret of a job: what its processes prove to each other that they know. `ringpull launch` makes one
+//! for each job; a file with one can be named where something else starts the processes.
 //!
-//! It is passed in the environment or in a file, never in arguments, which every user of a host can read. No error
-//! and no `Debug` output shows it.
+//! It is passed in the environment or in a file, never in arguments, which every user of a host can read. No
+//! error and no `Debug` output shows it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -43,8 +43,8 @@ impl Secret {
         &self.0
     }
 
-    /// The secret in `text`, without the blanks around it that a file's last line ends with; or its length if that
-    /// cannot be one.
+    /// The secret in `text`, without the blanks around it that a file's last line ends with; or its length if
+    /// that cannot be one.
     fn within(text: &str) -> std::result::Result<Self, usize> {
         let text = text.trim();
         let length = text.chars().count();
@@ -83,8 +83,9 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// The secret of this process's job, if it has one: `RINGPULL_SECRET`, or what the file of `RINGPULL_SECRET_FILE`
-/// holds. One that is too short, which an empty one is too, is an error: whoever sets it wants to be protected by it.
+/// The secret of this process's job, if it has one: `RINGPULL_SECRET`, or what the file of
+/// `RINGPULL_SECRET_FILE` holds. One that is too short, which an empty one is too, is an error: whoever sets
+/// it wants to be protected by it.
 pub fn secret() -> Result<Option<Secret>> {
     if let Some(given) = std::env::var_os(SECRET) {
         let found = given.to_str().map_or(Err(given.len()), Secret::within);

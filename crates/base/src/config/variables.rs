@@ -35,7 +35,8 @@ pub fn text(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Whether this process's environment has the variable with this value, so that its children need only its name.
+/// Whether this process's environment has the variable with this value, so that its children need only its
+/// name.
 pub fn is_in_environment(name: &str, value: &str) -> bool {
     std::env::var_os(name).is_some_and(|own| own == value)
 }

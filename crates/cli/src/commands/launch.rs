@@ -43,7 +43,8 @@ pub struct LaunchArgs {
     /// How processes are started; ssh with a hostfile, else local.
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
-    /// A variable for every process: NAME=VALUE, NAME:VALUE, or NAME to pass on its value here.
+    /// A variable for every process: NAME=VALUE, NAME:VALUE, or NAME to pass on its value here. Every user of
+    /// a host can read arguments: what is secret goes by NAME.
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
     /// A variable for the servers and the scheduler.

@@ -160,8 +160,8 @@ impl Launched {
             .ok_or_else(|| failed("every process ended well, but no worker printed a record", ""))
     }
 
-    /// Where ranks that do not speak MPI find each other, in PyTorch's words: a port on the first worker's host, which is
-    /// claimed as long as what this gives lives.
+    /// Where ranks that do not speak MPI find each other, in PyTorch's words: a port on the first worker's
+    /// host, which is claimed as long as what this gives lives.
     fn meeting_point(&self) -> Result<(Vec<(String, String)>, Port)> {
         let root = self.place(0).address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let name = match &self.hosts {

@@ -1,10 +1,10 @@
 //! The processes of a job as one step of Slurm (`srun`) or as one job of Grid Engine (`qsub`).
 //!
-//! MPI ranks are Slurm's own affair, or `mpirun`'s, which finds Grid Engine's hosts by itself. A job with servers starts
-//! a process of every role through the same few lines of shell: task 0 is the scheduler, then come the servers, then
-//! the workers. The scheduler's address is known only once task 0 runs: it writes it to a file that all hosts see.
-//! Beside it lies the job's secret, for this user alone: the words of a job, and with Grid Engine its variables too, are
-//! shown to everybody who asks the batch system.
+//! MPI ranks are Slurm's own affair, or `mpirun`'s, which finds Grid Engine's hosts by itself. A job with
+//! servers starts a process of every role through the same few lines of shell: task 0 is the scheduler, then
+//! come the servers, then the workers. The scheduler's address is known only once task 0 runs: it writes it
+//! to a file that all hosts see. Beside it lies the job's secret, for this user alone: the words of a job,
+//! and with Grid Engine its variables too, are shown to everybody who asks the batch system.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -4,8 +4,9 @@
 //! orders from the launcher. `term` and `kill` go to the whole session; the end of the input, which is also what a
 //! killed launcher or a broken connection looks like, means both.
 //!
-//! Every user of a host can read the arguments of its processes, and variables may hold secrets. So they go to other
-//! hosts in front of the orders, on the input of a shell that reads them before it becomes the supervisor.
+//! Every user of a host can read the arguments of its processes, and variables may hold secrets. So they go
+//! to other hosts in front of the orders, on the input of a shell that reads them before it becomes the
+//! supervisor.
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -48,8 +49,8 @@ kill -s KILL $w
 kill -s KILL -- -$p
 exit $c"#;
 
-/// Sets the variables on its input, becomes the shell that runs the script `$0`, and leaves it the rest of the input.
-/// `read` takes no byte of a pipe beyond the line.
+/// Sets the variables on its input, becomes the shell that runs the script `$0`, and leaves it the rest of
+/// the input. `read` takes no byte of a pipe beyond the line.
 const READER: &str = r#"ringpull_script=
 while :; do
   IFS= read -r ringpull_line || exit 1
@@ -68,8 +69,8 @@ const FORWARDED: [&str; 4] = ["OMP_NUM_THREADS", "KMP_AFFINITY", "LD_LIBRARY_PAT
 const FORWARDED_PREFIXES: [&str; 4] = ["RINGPULL_", "MXNET_", "PS_", "AWS_"];
 
 impl Place {
-    /// `program` here with these variables added, below its supervisor, and what its input begins with. Orders are
-    /// lines on its input after that.
+    /// `program` here with these variables added, below its supervisor, and what its input begins with.
+    /// Orders are lines on its input after that.
     pub(crate) fn command(&self, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
         let mut command = match self {
             Place::Ssh(host) => return remote_command(host, words, env),

@@ -136,8 +136,8 @@ fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usiz
     Ok(Running { name, role: process.role, index: process.index, pid, orders, readers, code: None })
 }
 
-/// Writes `first` to the input and then each order, in a thread, as a connection may take nothing for a while. The input
-/// is closed when the sender is dropped.
+/// Writes `first` to the input and then each order, in a thread, as a connection may take nothing for a
+/// while. The input is closed when the sender is dropped.
 fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'static str> {
     use std::io::Write;
     let (sender, orders) = channel::<&'static str>();
