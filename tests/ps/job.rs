@@ -1,11 +1,10 @@
 //! Jobs of real processes on loopback: this test binary again, once for each node.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use ringpull_base::topology::{self, Port};
 use ringpull_processes::{Processes, Written, own_path};
 
 /// Runs of a job's nodes. Dropping it kills what is left.
@@ -24,13 +23,12 @@ pub(crate) struct End {
     pub(crate) written: Written,
 }
 
-/// A port that nobody listens on, and that is claimed until the tests have ended.
+/// A port that nobody listens on, below those that Linux gives to outgoing connections.
 pub(crate) fn free_port() -> u16 {
-    static CLAIMED: Mutex<Vec<Port>> = Mutex::new(Vec::new());
-    let port = topology::claim_port(Ipv4Addr::LOCALHOST.into()).unwrap();
-    let number = port.number();
-    CLAIMED.lock().unwrap().push(port);
-    number
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let next = || std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed));
+    let mut ports = std::iter::repeat_with(|| 10_000 + (next() % 22_000) as u16);
+    ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("there is always another")
 }
 
 impl Job {

@@ -65,7 +65,7 @@ impl Stranger {
     }
 
     /// Whether the other end closes the connection and has said no more than `most` bytes.
-    fn is_cut_off(mut self, most: usize) -> bool {
+    fn ends_cut_off(mut self, most: usize) -> bool {
         let (mut said, mut buffer) = (0, [0; 4096]);
         loop {
             match self.stream.read(&mut buffer) {
@@ -116,12 +116,12 @@ fn besiege(ports: &[u16]) -> Vec<TcpStream> {
             scope.spawn(move || endlessly(Stranger::hello(port, true).stream, &[], &[0x47; 4096]));
             scope.spawn(move || {
                 assert!(
-                    Stranger::hello(port, false).is_cut_off(40),
+                    Stranger::hello(port, false).ends_cut_off(40),
                     "without the secret nothing is said but: a secret"
                 );
                 let mut wrong = Stranger::hello(port, true);
                 assert_eq!(wrong.prove(&[9; 32]), Some(1), "the proof is wrong");
-                assert!(wrong.is_cut_off(0));
+                assert!(wrong.ends_cut_off(0));
             });
         }
     });
@@ -207,7 +207,7 @@ fn without_a_secret_hostile_bytes_are_dropped_with_a_log_line_and_the_job_goes_o
     }
     let mut named = Stranger::hello(server, false);
     assert_eq!(named.prove(&[0; 32]), Some(2), "no worker calls itself so");
-    assert!(named.is_cut_off(0));
+    assert!(named.ends_cut_off(0));
     let admitted = || {
         let mut stranger = Stranger::hello(job.port, false);
         assert_eq!(stranger.prove(&[0; 32]), Some(0));
@@ -216,16 +216,16 @@ fn without_a_secret_hostile_bytes_are_dropped_with_a_log_line_and_the_job_goes_o
     // Frames that are longer than any, without a number, with another's, and that hold no message.
     let mut long = admitted();
     long.frame(1, &[0; 10], u32::MAX).unwrap();
-    assert!(long.is_cut_off(24));
+    assert!(long.ends_cut_off(24));
     let mut late = admitted();
     late.frame(7, b"", 0).unwrap();
-    assert!(late.is_cut_off(24));
+    assert!(late.ends_cut_off(24));
     for header in
         [b"garbage".to_vec(), [&MAGIC[..], &[7; 100]].concat(), b"RPPS\x09\x00\x00".to_vec(), vec![0xff; 1000]]
     {
         let mut odd = admitted();
         odd.frame(1, &header, 0).unwrap();
-        assert!(odd.is_cut_off(24));
+        assert!(odd.ends_cut_off(24));
     }
     // Long frames without an end.
     let mut endless = admitted();
@@ -234,7 +234,7 @@ fn without_a_secret_hostile_bytes_are_dropped_with_a_log_line_and_the_job_goes_o
     let mut sent = Ok(());
     while sent.is_ok() && start.elapsed() < PATIENCE {
         number += 1;
-        sent = endless.frame(number, &[0x55; 200_000], 0);
+        sent = endless.frame(number, &vec![0x55; 200_000], 0);
     }
     for (node, before) in nodes.into_iter().zip(before) {
         let after = job.memory(node);

@@ -43,14 +43,13 @@ struct Since {
 }
 
 impl Standstill {
-    /// What rank 0 is to be told, if that has changed.
-    pub(super) fn changed(&mut self, shared: &Shared, now_s: f64) -> Option<Option<Stuck>> {
+    /// Looks, and has `tell` say to rank 0 what has changed.
+    pub(super) fn tell(&mut self, shared: &Shared, now_s: f64, tell: impl FnOnce(Option<Stuck>)) {
         let stuck = self.look(shared, now_s);
-        if stuck == self.told {
-            return None;
+        if stuck != self.told {
+            self.told.clone_from(&stuck);
+            tell(stuck);
         }
-        self.told.clone_from(&stuck);
-        Some(stuck)
     }
 
     fn look(&mut self, shared: &Shared, now_s: f64) -> Option<Stuck> {

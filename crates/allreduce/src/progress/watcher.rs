@@ -266,9 +266,7 @@ impl Watcher {
             }
             self.say_where(shared);
             self.look(shared, now_s);
-            if let Some(stuck) = self.still.changed(shared, now_s) {
-                shared.tell_rank_0(Note::Stuck(stuck));
-            }
+            self.still.tell(shared, now_s, |stuck| shared.tell_rank_0(Note::Stuck(stuck)));
         }
     }
 

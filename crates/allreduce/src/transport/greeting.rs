@@ -4,8 +4,9 @@
 //! end sends a nonce and proves the secret by a code over both nonces, so neither the secret nor an earlier
 //! greeting is of use to whoever listens. Nothing else of a connection is read before.
 
+use std::fmt::Write;
+
 use hmac_sha256::HMAC;
-use std::hash::Hasher;
 
 use ringpull_base::{Error, Result};
 
@@ -58,7 +59,10 @@ impl Secret {
     }
 
     pub(super) fn to_hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        self.0.iter().fold(String::new(), |mut text, byte| {
+            write!(text, "{byte:02x}").expect("a String takes what it is given");
+            text
+        })
     }
 
     pub(super) fn from_hex(text: &str) -> Option<Self> {

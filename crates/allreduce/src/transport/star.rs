@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How long what was sent last may take to leave when the star ends.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// A refused stranger is told of once in this time.
-const REFUSALS: Duration = Duration::from_mins(1);
+const REFUSALS: Duration = Duration::from_secs(60);
 
 /// How long to wait for what.
 #[derive(Debug, Clone, Copy)]
@@ -238,6 +238,9 @@ struct Standing {
     is_gone: bool,
 }
 
+/// A peer, and whether its process listens.
+type Tried = (usize, bool);
+
 struct Star {
     rank: usize,
     patience: Patience,
@@ -250,7 +253,7 @@ struct Star {
     wake: Arc<OwnedFd>,
     ends: Arc<AtomicBool>,
     /// What was found of a peer's port by a thread that tried it.
-    tried: (Sender<(usize, bool)>, Receiver<(usize, bool)>),
+    tried: (Sender<Tried>, Receiver<Tried>),
 }
 
 fn start(
@@ -508,7 +511,7 @@ impl Star {
             std::thread::sleep(Duration::from_millis(1));
         }
         wires.iter().for_each(|wire| wire.close());
-        let ended = |wire: &Wire| matches!(wire.receive(|_| ()), Err(_)) || wire.stream().is_none();
+        let ended = |wire: &Wire| wire.receive(|_| ()).is_err() || wire.stream().is_none();
         let end = Instant::now() + LAST_WORDS / 5;
         while Instant::now() < end && !wires.iter().all(|wire| ended(wire)) {
             std::thread::sleep(Duration::from_millis(1));

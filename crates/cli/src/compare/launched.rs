@@ -10,7 +10,6 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use ringpull_base::config::Role;
-use ringpull_base::topology::{Port, claim_port};
 use ringpull_base::{Error, Result};
 
 use crate::childless::Childless;
@@ -18,7 +17,7 @@ use crate::compare::{Runner, Workload, peers};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Shape};
 use crate::launch::hostfile::{self, Host};
-use crate::launch::{self, Launch, Sink};
+use crate::launch::{self, Launch, Port, Sink, claim_port};
 use crate::machine::ProcessorTime;
 use crate::mode::{Mode, Peer, Placement, Variant};
 use crate::mpirun::{Hosts, Mpirun, Ranks};

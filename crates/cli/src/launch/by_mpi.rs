@@ -6,10 +6,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::process::ExitStatusExt;
 
 use ringpull_base::config::Role;
-use ringpull_base::topology::{Port, claim_port};
 use ringpull_base::{Error, Result};
 
-use super::{address_towards, role_env};
+use super::{Port, address_towards, claim_port, role_env};
 use crate::childless::{Childless, PATIENCE, output_is_taken};
 use crate::interrupt::Interrupt;
 use crate::lab;

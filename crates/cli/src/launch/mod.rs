@@ -3,7 +3,7 @@
 //! - [`place`]: where a process runs and the command that runs it there, with the little supervisor that ends its whole
 //!   process group when the launcher says so or is gone;
 //! - `supervise`: waits for all of them and decides when the rest must end; `output`: what becomes of their output;
-//! - [`hostfile`]: hosts by name; [`remote`]: what is done on them over ssh before the job;
+//! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: what is done on them over ssh before the job;
 //! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine.
 //!
 //! Each process learns its role from the `DMLC_*` variables, with ps-lite's meaning.
@@ -13,6 +13,7 @@ pub mod by_mpi;
 pub mod hostfile;
 mod output;
 pub mod place;
+pub mod port;
 pub mod remote;
 mod supervise;
 
@@ -22,9 +23,9 @@ use std::time::Duration;
 
 pub use self::output::Sink;
 pub use self::place::Place;
+pub use self::port::{Port, claim_port};
 pub use self::supervise::{Ended, Outcome};
 use ringpull_base::config::{self, Role};
-use ringpull_base::topology::claim_port;
 use ringpull_base::{Error, Result};
 
 /// A job: which place runs which role, the command that all of them run, and what they are told.

@@ -1,0 +1,92 @@
+//! A port for the scheduler of a job, which no other job that starts at the same time is given.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+
+use ringpull_base::{Error, Result};
+
+/// Below the ports that Linux by default gives to outgoing connections. One of those could be taken by a
+/// process that connects to it before anybody listens: TCP lets it connect to itself.
+const PORTS: Range<u16> = 10_000..32_000;
+
+/// A port of this host that nobody else is given while this lives. A program that sets `SO_REUSEADDR`, as
+/// ZeroMQ does and most servers do, can listen on it meanwhile.
+#[derive(Debug)]
+pub struct Port {
+    number: u16,
+    /// Bound, and not listening.
+    _claim: OwnedFd,
+}
+
+impl Port {
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+/// Claims a port of `root`, which several programs may do at once. On an emulated host, or another one, which
+/// has its own ports, it is as good as any; what is claimed is the number on this host, so that jobs that
+/// start here differ.
+pub fn claim_port(root: IpAddr) -> Result<Port> {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    claim_port_from(root, std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)))
+}
+
+fn claim_port_from(root: IpAddr, first: u32) -> Result<Port> {
+    let mut outcome = Err(Error::argument("no port is free", "end some of the programs that listen on this host"));
+    for place in (0..PORTS.len() as u32).map(|further| first.wrapping_add(further)) {
+        let number = PORTS.start + (place % PORTS.len() as u32) as u16;
+        match claim(root, number) {
+            Ok(claim) => return Ok(Port { number, _claim: claim }),
+            Err(cause) => outcome = Err(Error::io("bind", root, &cause.into())),
+        }
+    }
+    outcome
+}
+
+fn claim(root: IpAddr, number: u16) -> rustix::io::Result<OwnedFd> {
+    let bound_to = |address: IpAddr| {
+        let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        bind(&socket, &SocketAddr::new(address, number))?;
+        Ok(socket)
+    };
+    let bound = bound_to(root);
+    let socket = match bound {
+        Ok(_) | Err(Errno::ADDRINUSE) => bound,
+        // No address of this host.
+        Err(_) => bound_to(Ipv4Addr::UNSPECIFIED.into()),
+    }?;
+    // Two sockets have an address only if both say that they may. This one does so when it has it: who claims
+    // the port as it did is refused, who is to listen there is not.
+    set_socket_reuseaddr(&socket, true)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_given_to_one_only_who_can_listen_there() {
+        for root in [IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv4Addr::UNSPECIFIED.into(), "10.255.255.1".parse().unwrap()] {
+            let first = std::process::id();
+            let one = claim_port_from(root, first).unwrap();
+            let other = claim_port_from(root, first).unwrap();
+            assert_ne!(one.number(), other.number());
+            let listening = TcpListener::bind((Ipv4Addr::LOCALHOST, one.number())).unwrap();
+            drop(one);
+            let third = claim_port_from(root, first).unwrap();
+            assert_ne!(listening.local_addr().unwrap().port(), third.number());
+        }
+    }
+}
