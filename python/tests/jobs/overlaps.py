@@ -1,5 +1,6 @@
 """Values and outputs that share memory, in one call and in calls under way: exact sums or a clear error."""
 
+import signal
 import sys
 
 import numpy as np
@@ -104,5 +105,23 @@ for value, out in (x, x.view(np.int32)), (x.view(np.int32), x):
         continue
     raise AssertionError("bits of another type were summed")
 assert (x == 1).all() and (short == 1).all()
+
+# Whoever waits for memory that an unfinished call has can be interrupted.
+if ranks > 1:
+    x = made(LEN, rank + 1, "numpy")
+    if rank == 0:
+        handle = store.pushpull("a", x, wait=False)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            store.pushpull("b", x)
+            raise AssertionError("there was no interrupt")
+        except KeyboardInterrupt:
+            store.barrier()
+        assert handle.wait()
+    else:
+        store.barrier()
+        store.pushpull("a", x)
+    assert (x == total).all(), x
 store.wait_all()
 print(f"rank {rank} of {ranks} is done", flush=True)

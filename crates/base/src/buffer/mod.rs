@@ -69,6 +69,7 @@ impl Buffer {
     /// # Safety
     /// `start` is valid for reads and writes of `len_bytes` for as long as `owner` lives, is aligned for the elements
     /// it will be read as, and nobody else writes it while a tensor over it is locked by a reader or a writer.
+    /// Tensors over memory that overlaps are locked as one, and so none of them is somebody else.
     pub unsafe fn foreign(start: NonNull<u8>, len_bytes: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
         Buffer { start, len_bytes, owner: Owner::Foreign(owner) }
     }
