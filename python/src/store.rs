@@ -40,6 +40,11 @@ impl Store {
         inner.clone().ok_or_else(|| argument(py, "the store has been closed", "create another one"))
     }
 
+    /// What a store that is open says of itself, and that of its parent in a forked child.
+    fn known<T>(&self, py: Python<'_>, value: T) -> PyResult<T> {
+        if self.process.is_here() { self.open(py).map(|_| value) } else { Ok(value) }
+    }
+
     /// Runs `work` on the store without holding the interpreter.
     fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> Result<T> + Send) -> PyResult<T> {
         self.told(py, |store| detached(py, store, work))
@@ -133,13 +138,13 @@ impl Store {
 
     /// Known in a forked child too, such as one that loads this rank's part of the data.
     #[getter]
-    fn rank(&self) -> usize {
-        self.rank
+    fn rank(&self, py: Python<'_>) -> PyResult<usize> {
+        self.known(py, self.rank)
     }
 
     #[getter]
-    fn num_workers(&self) -> usize {
-        self.num_workers
+    fn num_workers(&self, py: Python<'_>) -> PyResult<usize> {
+        self.known(py, self.num_workers)
     }
 
     /// This process's place among those of its host, as the launcher says; 0 where none says it.
