@@ -141,6 +141,13 @@ impl Job {
         }
     }
 
+    /// The descriptors of the node that are sockets.
+    pub(crate) fn sockets(&mut self, name: &str) -> usize {
+        let folder = format!("/proc/{}/fd", self.processes.child(name).id());
+        let links = std::fs::read_dir(folder).unwrap().filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    }
+
     /// The TCP ports of 127.0.0.1 that the node listens on.
     pub(crate) fn listening_ports(&mut self, name: &str) -> Vec<u16> {
         let pid = self.processes.child(name).id();

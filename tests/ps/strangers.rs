@@ -137,6 +137,8 @@ fn strangers_do_nothing_to_a_job_with_a_secret() {
     assert_eq!(ports.len(), 1);
     ports.push(job.port);
     let nodes = ["server 0", "scheduler"];
+    // One that listens, and one for each of three connections: a second is one that a forked child leaves open.
+    assert_eq!(nodes.map(|node| job.sockets(node)), [4, 4]);
     let before = nodes.map(|node| job.memory(node));
     let silent = besiege(&ports);
     for (node, before) in nodes.into_iter().zip(before) {

@@ -127,7 +127,7 @@ fn dial(session: &Arc<Session>, target: &Target) -> Event {
     Event::Disconnected
 }
 
-fn connect(session: &Arc<Session>, target: &Target, goes_on: bool) -> Result<(TcpStream, u64, u64), Failure> {
+fn connect(session: &Arc<Session>, target: &Target, goes_on: bool) -> Result<(Arc<TcpStream>, u64, u64), Failure> {
     let (number, received) = session.replace_connection();
     let stream = TcpStream::connect_timeout(&target.to, CONNECT)?;
     stream.set_nodelay(true)?;
@@ -136,7 +136,7 @@ fn connect(session: &Arc<Session>, target: &Target, goes_on: bool) -> Result<(Tc
     let random = random().map_err(|cause| Failure::Io(std::io::Error::other(cause)))?;
     let resumption = Resumption { goes_on, received };
     let confirmed = handshake::ask(&stream, &hello, resumption, target.secret.as_ref(), random)?;
-    Ok((stream, number, confirmed))
+    Ok((Arc::new(stream), number, confirmed))
 }
 
 fn explain(refusal: &Failure, target: &Target) -> Error {

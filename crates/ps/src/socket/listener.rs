@@ -66,7 +66,7 @@ struct Shared {
     door: Door,
     mail: Arc<Mail>,
     sessions: Mutex<BTreeMap<Vec<u8>, Arc<Session>>>,
-    handshakes: Mutex<VecDeque<(u64, TcpStream)>>,
+    handshakes: Mutex<VecDeque<(u64, Arc<TcpStream>)>>,
     is_closed: AtomicBool,
     refusals: Mutex<Refusals>,
 }
@@ -215,7 +215,8 @@ impl Shared {
         {
             shut(&oldest);
         }
-        handshakes.push_back((number, stream.try_clone()?));
+        let stream = Arc::new(stream);
+        handshakes.push_back((number, Arc::clone(&stream)));
         drop(handshakes);
         let shared = Arc::clone(self);
         let spawned = std::thread::Builder::new()
@@ -226,7 +227,7 @@ impl Shared {
     }
 
     /// The life of one connection.
-    fn serve(self: &Arc<Self>, number: u64, stream: &TcpStream, from: SocketAddr) {
+    fn serve(self: &Arc<Self>, number: u64, stream: &Arc<TcpStream>, from: SocketAddr) {
         let random = random().map_err(|cause| Failure::Io(io::Error::other(cause)));
         let client = random.and_then(|random| handshake::examine(stream, self.door.secret.as_ref(), random));
         self.handshakes.lock().retain(|(other, _)| *other != number);

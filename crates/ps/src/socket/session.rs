@@ -138,7 +138,7 @@ struct State {
     waiting_bytes: usize,
     /// The present connection's number, and the connection.
     connection: u64,
-    stream: Option<TcpStream>,
+    stream: Option<Arc<TcpStream>>,
     /// Whether threads still serve a connection.
     is_carried: bool,
     /// Whether the peer has been sent a goodbye.
@@ -289,7 +289,7 @@ impl Session {
     }
 
     /// Serves the connection `number` until it ends; the peer has received the frames up to `confirmed`.
-    pub(super) fn carry(self: &Arc<Self>, stream: &TcpStream, number: u64, confirmed: u64) -> End {
+    pub(super) fn carry(self: &Arc<Self>, stream: &Arc<TcpStream>, number: u64, confirmed: u64) -> End {
         let started = (|| {
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(None)?;
@@ -300,7 +300,7 @@ impl Session {
             state.confirm(confirmed)?;
             state.written = 0;
             state.unwritten_bytes = state.unconfirmed.iter().map(|frame| frame.size()).sum();
-            state.stream = Some(stream.try_clone()?);
+            state.stream = Some(Arc::clone(stream));
             state.is_carried = true;
             Ok(())
         })();
@@ -309,9 +309,9 @@ impl Session {
             return end;
         }
         let writer = {
-            let (session, stream) = (Arc::clone(self), stream.try_clone());
+            // One descriptor for all: those that a forked child closes are known by their numbers.
+            let (session, stream) = (Arc::clone(self), Arc::clone(stream));
             std::thread::Builder::new().name("ringpull-ps-out".to_owned()).spawn(move || {
-                let Ok(stream) = stream else { return };
                 if let Err(cause) = session.write(&stream, number) {
                     tracing::debug!(%cause, "a connection ended while it was written to");
                     // The reader finds out why.
