@@ -417,9 +417,11 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 
 /// Waits until every rank has come this far, which starting MPI waits for, and says so when it takes long.
 fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> {
-    let (begun, mut warning) = (Instant::now(), config.warn);
+    // A short limit is for steps, and processes start more slowly.
+    const LEAST: Duration = Duration::from_secs(60);
+    let (begun, mut warning, limit) = (Instant::now(), config.warn, config.timeout.max(LEAST));
     loop {
-        match started.recv_timeout(warning.min(config.timeout).saturating_sub(begun.elapsed())) {
+        match started.recv_timeout(warning.min(limit).saturating_sub(begun.elapsed())) {
             Ok(outcome) => return outcome,
             Err(RecvTimeoutError::Disconnected) => return Err(lost_thread()),
             Err(RecvTimeoutError::Timeout) => {}
@@ -427,7 +429,7 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
         let waited_s = begun.elapsed().as_secs();
         let missing = format!("a process of this job has waited {waited_s} s for others to create their store");
         let remedy = "every process that mpirun starts has to create it; look at what the others are doing";
-        if begun.elapsed() >= config.timeout {
+        if begun.elapsed() >= limit {
             return Err(Error::argument(missing, remedy));
         }
         notice(&format!("warning: {missing}\n  hint: {remedy}"));

@@ -16,7 +16,7 @@ use ringpull_base::{Error, Result};
 const PORTS: Range<u16> = 10_000..32_000;
 
 /// A port of this host that nobody else is given while this lives. A program that sets `SO_REUSEADDR`, as
-/// ZeroMQ does and most servers do, can listen on it meanwhile.
+/// most servers do, can listen on it meanwhile.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
