@@ -179,7 +179,11 @@ impl Scheduler {
                     self.fail(&error);
                 }
             }
-            ToScheduler::Waits { what, missing } => node.waits = Some((what, missing, now)),
+            ToScheduler::Waits { what, missing } => {
+                // It says so again and again, of one wait.
+                let since = node.waits.take().map_or(now, |(_, _, since)| since);
+                node.waits = Some((what, missing, since));
+            }
             ToScheduler::Failing(why) => self.nodes[index].failing = why,
             ToScheduler::Goodbye => {
                 let node = &mut self.nodes[index];

@@ -55,6 +55,8 @@ pub(super) struct Watcher {
     warn_s: f64,
     next_warning_s: f64,
     sites: BTreeMap<usize, String>,
+    /// When they were asked.
+    asked_s: Option<f64>,
     timeout: Duration,
     /// Whether this rank is to say where its program is, since when.
     asked: Option<Instant>,
@@ -91,6 +93,7 @@ impl Watcher {
             warn_s: config.warn.as_secs_f64(),
             next_warning_s: config.warn.as_secs_f64(),
             sites: BTreeMap::new(),
+            asked_s: None,
             timeout: config.timeout,
             asked: None,
             still: Standstill::default(),
@@ -126,7 +129,7 @@ impl Watcher {
                     }
                     Err(_) => Err(RecvTimeoutError::Timeout),
                 },
-                default(next_tick.saturating_duration_since(Instant::now())) => Err(RecvTimeoutError::Timeout),
+                default(self.pause(next_tick)) => Err(RecvTimeoutError::Timeout),
             };
             let Some(shared) = weak.upgrade() else { return };
             match arrived {
@@ -135,8 +138,11 @@ impl Watcher {
                     self.take(&shared, from, note);
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    next_tick = Instant::now() + self.interval;
-                    self.tick(&shared);
+                    self.say_where(&shared);
+                    if self.asked_s.is_some() && shared.rank == 0 && shared.fault.get().is_none() {
+                        let now_s = self.clock.now_s();
+                        self.warn(&shared, now_s);
+                    }
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -145,6 +151,13 @@ impl Watcher {
                 self.tick(&shared);
             }
         }
+    }
+
+    /// How long to wait for a message: until the next look at the clock, or shortly where somebody is asked where its program is.
+    fn pause(&self, next_tick: Instant) -> Duration {
+        const SHORT: Duration = Duration::from_millis(50);
+        let rest = next_tick.saturating_duration_since(Instant::now());
+        if self.asked.is_some() || self.asked_s.is_some() { rest.min(SHORT) } else { rest }
     }
 
     fn take(&mut self, shared: &Shared, from: usize, note: Note) {
@@ -275,6 +288,7 @@ impl Watcher {
         let Some(late) = self.agreement.late() else {
             self.next_warning_s = self.warn_s;
             self.sites.clear();
+            self.asked_s = None;
             return;
         };
         let waited_s = now_s - late.since_s;
@@ -282,9 +296,10 @@ impl Watcher {
             self.next_warning_s = self.warn_s;
         }
         // They are asked a little before, as an answer takes time.
-        if waited_s >= self.next_warning_s - 3.0 * self.interval.as_secs_f64() && self.sites.is_empty() {
+        let ahead_s = 3.0 * self.interval.as_secs_f64();
+        if waited_s >= self.next_warning_s - ahead_s && self.asked_s.is_none() {
+            self.asked_s = Some(now_s);
             for rank in &late.missing {
-                self.sites.insert(*rank, String::new());
                 if *rank == 0 {
                     self.asked = Some(Instant::now());
                     waits::look();
@@ -293,19 +308,20 @@ impl Watcher {
                 }
             }
         }
-        if waited_s < self.next_warning_s {
-            return;
+        let is_answered = late.missing.iter().all(|rank| self.sites.contains_key(rank));
+        let is_asked = self.asked_s.is_some_and(|asked_s| is_answered || now_s - asked_s >= ahead_s);
+        if waited_s >= self.next_warning_s && is_asked {
+            self.next_warning_s = 2.0 * self.next_warning_s.max(waited_s);
+            notice(&self.warning(&late, waited_s));
+            self.sites.clear();
+            self.asked_s = None;
         }
-        self.next_warning_s *= 2.0;
-        notice(&self.warning(&late, waited_s));
-        self.sites.clear();
     }
 
     fn warning(&self, late: &Late, waited_s: f64) -> String {
         let Late { operation, key, rank, missing, .. } = late;
         let named = missing.iter().map(|rank| {
-            let site = self.sites.get(rank).filter(|site| !site.is_empty());
-            site.map_or_else(|| self.name(*rank), |site| format!("{} at {site}", self.name(*rank)))
+            self.sites.get(rank).map_or_else(|| self.name(*rank), |site| format!("{} at {site}", self.name(*rank)))
         });
         let named: Vec<String> = named.collect();
         let end = if self.timeout >= NEVER {

@@ -138,3 +138,29 @@ fn workers_of_different_kinds_are_one_error() {
     }
     assert!(failure(&scheduler).contains("dist_sync and dist_async"));
 }
+
+#[test]
+fn workers_that_wait_for_each_other_are_told_so_when_that_is_certain() {
+    let mut scheduler = complete();
+    let waits = |rank: usize| ToScheduler::Waits { what: format!(" for push of key {rank}"), missing: vec![1 - rank] };
+    // `a` has asked for rank 1.
+    for second in 2..14 {
+        scheduler.handle(b"a", waits(1), SECOND * second).unwrap();
+        scheduler.handle(b"s", ToScheduler::Heartbeat { moved: 0 }, SECOND * second).unwrap();
+        scheduler.handle(b"b", ToScheduler::Heartbeat { moved: second.into() }, SECOND * second).unwrap();
+        scheduler.tick(SECOND * second);
+        assert_eq!(*scheduler.standing(), Standing::Running, "rank 0 goes on");
+    }
+    for second in 14..17 {
+        scheduler.handle(b"a", waits(1), SECOND * second).unwrap();
+        scheduler.handle(b"b", waits(0), SECOND * second).unwrap();
+        scheduler.handle(b"s", ToScheduler::Heartbeat { moved: 0 }, SECOND * second).unwrap();
+        scheduler.tick(SECOND * second);
+    }
+    let text = failure(&scheduler);
+    for words in
+        ["rank 0 waits for push of key 0, which rank(s) [1]", "rank 1 waits for push of key 1, which rank(s) [0]"]
+    {
+        assert!(text.contains(words), "{text}");
+    }
+}

@@ -116,7 +116,7 @@ impl WorkerLoop {
             self.patience.next_warning = self.patience.warn;
         }
         if waited >= self.patience.next_warning {
-            self.patience.next_warning *= 2;
+            self.patience.next_warning = self.patience.next_warning.max(waited) * 2;
             let end = if self.patience.timeout >= NEVER {
                 "they are waited for as long as their processes live".to_owned()
             } else {
