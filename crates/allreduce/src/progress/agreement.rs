@@ -254,11 +254,15 @@ impl Agreement {
             self.owed[rank] = Some(Owed { key, operation, by, since_s });
         }
         self.behind = answers.iter().map(|answer| answer.begun < end.until).collect();
+        let was_late = overdue.is_some() && self.behind.contains(&true);
         self.has_stood_still |= overdue.is_some_and(|overdue| !overdue.has_begun) && !self.behind.contains(&true);
         self.owing.clone_from(&self.behind);
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
-        self.try_less_often(cycles);
+        // A rank that is late says nothing of how long its cycle lasts.
+        if !was_late {
+            self.try_less_often(cycles);
+        }
         Ok(vec![Order::RunTo(end)])
     }
 
