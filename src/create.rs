@@ -176,7 +176,7 @@ fn warn_of_separate_models(kind: Kind, job: Option<&Dmlc>) {
     static ONCE: Once = Once::new();
     let told = if matches!(kind, Kind::Local | Kind::Device) { config::first_of_several(job) } else { None };
     if let Some(told) = told {
-        ONCE.call_once(|| notice(&separate_models(kind, told)));
+        ONCE.call_once(|| notice(&separate_models(kind, told.0, told.1)));
     }
 }
 
@@ -189,7 +189,7 @@ fn warn_of_variables(job: Option<&Dmlc>) {
 }
 
 /// The warning for a kind of one process in one of several, of which a variable tells.
-fn separate_models(kind: Kind, (variable, processes): (&str, usize)) -> String {
+fn separate_models(kind: Kind, variable: &str, processes: usize) -> String {
     let instead = if variable == "DMLC_NUM_WORKER" { "dist_sync" } else { "dist_sync_mpi" };
     format!(
         "warning: store kind {kind} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process"
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn a_kind_of_one_process_in_one_of_several_is_worth_a_warning() {
         for (variable, instead) in [("OMPI_COMM_WORLD_SIZE", "dist_sync_mpi;"), ("DMLC_NUM_WORKER", "dist_sync;")] {
-            let warning = separate_models(Kind::Device, (variable, 4));
+            let warning = separate_models(Kind::Device, variable, 4);
             for part in ["device", "one of 4", variable, "hint:", &format!("--kv-store {instead}")] {
                 assert!(warning.contains(part), "{warning}");
             }

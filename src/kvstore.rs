@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::forked::OfProcess;
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids};
+use ringpull_base::{DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids, waits};
 #[cfg(feature = "devices")]
 use ringpull_device::Devices;
 use ringpull_kernels::compress::Compression;
@@ -467,6 +467,7 @@ impl KvStore {
 
     /// Does what a caller asks for, and lets the others know if it fails, should this worker end by that.
     fn call<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        waits::call();
         self.healthy()?;
         let outcome = work();
         match &outcome {

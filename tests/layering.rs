@@ -19,11 +19,11 @@ const UNSAFE: &[&str] = &[
     "crates/allreduce/src/communicator/compressed.rs",
     "crates/allreduce/src/communicator/host.rs",
     "crates/allreduce/src/communicator/node.rs",
-    "crates/allreduce/src/communicator/sharing_tests.rs",
-    "crates/allreduce/src/interpreter/ahead_tests.rs",
+    "crates/allreduce/src/communicator/tests/sharing.rs",
+    "crates/allreduce/src/interpreter/tests/ahead.rs",
     "crates/allreduce/src/interpreter/flight.rs",
     "crates/allreduce/src/interpreter/run.rs",
-    "crates/allreduce/src/interpreter/run_tests.rs",
+    "crates/allreduce/src/interpreter/tests/run.rs",
     "crates/allreduce/src/progress/comm.rs",
     "crates/allreduce/src/progress/process.rs",
     "crates/allreduce/src/progress/termination.rs",
@@ -57,7 +57,7 @@ const UNSAFE: &[&str] = &[
     "crates/kernels/src/reduce/portable.rs",
     "crates/kernels/src/reduce/x86.rs",
     "src/on_devices/direct.rs",
-    "src/on_devices/routes_tests.rs",
+    "src/on_devices/tests.rs",
 ];
 
 #[test]

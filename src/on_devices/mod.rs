@@ -19,12 +19,12 @@ mod direct;
 mod joined;
 mod push;
 mod routes;
-#[cfg(test)]
-mod routes_tests;
 mod slot;
 mod staged;
 mod step;
 mod sum;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

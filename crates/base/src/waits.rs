@@ -4,13 +4,31 @@
 //! to say of a rank that others wait for. The second one is answered by whoever knows the program's language: the
 //! Python package looks at its main thread's frames.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
 
+/// Threads that have called a store and live, and those of them that wait in a call.
+static CALLERS: AtomicUsize = AtomicUsize::new(0);
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static CALLER: Cell<Option<Caller>> = const { Cell::new(None) };
+    static IS_WAITING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A thread that has called a store; dropped at its end.
+struct Caller;
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        CALLERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 static LOOKER: OnceLock<fn() -> Place> = OnceLock::new();
 static SEEN: Mutex<Seen> = Mutex::new(Seen { last: None, is_looking: false });
 
@@ -28,26 +46,60 @@ pub struct Place {
     pub is_wait: bool,
 }
 
-/// A thread waits in a call of ours while this is there.
+/// A thread waits in a call of ours while this is there. Only the outermost of a thread counts, and of a thread that calls stores.
 #[derive(Debug)]
-pub struct Wait(());
+pub struct Wait {
+    counts: bool,
+}
+
+/// This thread calls a store, and may do so again as long as it lives.
+pub fn call() {
+    // Not where the thread is about to end.
+    CALLER
+        .try_with(|caller| {
+            let known = caller.take();
+            if known.is_none() {
+                CALLERS.fetch_add(1, Ordering::Relaxed);
+            }
+            caller.set(known.or(Some(Caller)));
+        })
+        .ok();
+}
 
 /// This thread begins to wait for what other threads or other ranks have to do.
 #[must_use = "the wait ends when it is dropped"]
 pub fn wait() -> Wait {
-    WAITING.fetch_add(1, Ordering::Relaxed);
-    Wait(())
+    let counts = IS_WAITING.try_with(|is_waiting| !is_waiting.get()).unwrap_or(false) && is_caller();
+    if counts {
+        IS_WAITING.with(|is_waiting| is_waiting.set(true));
+        WAITING.fetch_add(1, Ordering::Relaxed);
+    }
+    Wait { counts }
+}
+
+fn is_caller() -> bool {
+    let found = CALLER.try_with(|caller| {
+        let known = caller.take();
+        let is_known = known.is_some();
+        caller.set(known);
+        is_known
+    });
+    found.unwrap_or(false)
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        WAITING.fetch_sub(1, Ordering::Relaxed);
+        if self.counts {
+            WAITING.fetch_sub(1, Ordering::Relaxed);
+            IS_WAITING.with(|is_waiting| is_waiting.set(false));
+        }
     }
 }
 
-/// Whether any thread waits in a call of ours.
-pub fn is_any() -> bool {
-    WAITING.load(Ordering::Relaxed) > 0
+/// Whether every thread that calls stores waits in a call of ours, so that none calls anything meanwhile.
+pub fn is_all() -> bool {
+    let waiting = WAITING.load(Ordering::Relaxed);
+    waiting > 0 && waiting == CALLERS.load(Ordering::Relaxed)
 }
 
 /// Lets `looker` say where the program is. It may take long: it runs on a thread of its own. Only the first call counts.
@@ -113,9 +165,23 @@ mod tests {
     #[test]
     fn a_wait_counts_while_it_lasts_and_a_look_is_answered_later() {
         let begun = Instant::now();
-        let wait = wait();
-        assert!(is_any());
-        drop(wait);
+        let of_a_stranger = wait();
+        assert!(!is_all());
+        drop(of_a_stranger);
+        call();
+        call();
+        let outer = wait();
+        drop(wait());
+        assert!(is_all());
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                call();
+                is_all()
+            });
+            assert!(!other.join().unwrap(), "a thread that calls may call again");
+        });
+        drop(outer);
+        assert!(!is_all());
         assert_eq!(seen(begun), None);
         look_with(|| Place { site: Some("train.py:3".to_owned()), is_wait: true });
         look();

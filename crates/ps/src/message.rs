@@ -202,7 +202,7 @@ pub enum ToScheduler {
     Waits {
         /// Where it waits, if that is known, and for what: the words after `rank 1 waits`.
         what: String,
-        /// The ranks.
+        /// The ranks; none where it waits no more.
         missing: Vec<usize>,
     },
     /// The node is done.

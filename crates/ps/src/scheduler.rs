@@ -104,6 +104,8 @@ pub struct Scheduler {
     complete: bool,
     /// Who has come to which barrier, and when the first came.
     barriers: BTreeMap<u64, (Duration, Vec<usize>)>,
+    /// When each worker last came to a barrier.
+    came: BTreeMap<usize, Duration>,
     standing: Standing,
     /// When to say next whom the others wait for.
     next_warning: Duration,
@@ -120,6 +122,7 @@ impl Scheduler {
             kind: None,
             complete: false,
             barriers: BTreeMap::new(),
+            came: BTreeMap::new(),
             standing: Standing::Running,
             outputs: Vec::new(),
         }
@@ -157,6 +160,8 @@ impl Scheduler {
                 if self.barriers.len() >= MAX_BARRIERS && !self.barriers.contains_key(&number) {
                     return Err(format!("a barrier where {MAX_BARRIERS} are open"));
                 }
+                node.waits = None;
+                self.came.insert(rank, now);
                 let (_, ranks) = self.barriers.entry(number).or_insert((now, Vec::new()));
                 if !ranks.contains(&rank) {
                     ranks.push(rank);
@@ -182,7 +187,7 @@ impl Scheduler {
             ToScheduler::Waits { what, missing } => {
                 // It says so again and again, of one wait.
                 let since = node.waits.take().map_or(now, |(_, _, since)| since);
-                node.waits = Some((what, missing, since));
+                node.waits = (!missing.is_empty()).then_some((what, missing, since));
             }
             ToScheduler::Failing(why) => self.nodes[index].failing = why,
             ToScheduler::Goodbye => {
@@ -273,7 +278,8 @@ impl Scheduler {
                 node.waits.as_ref().filter(|(_, missing, _)| !missing.is_empty()).map(|(what, missing, since)| {
                     (format!("{what}, which rank(s) {missing:?} have not called"), *since)
                 });
-            let (what, since) = told.or_else(|| Some((in_barrier(node.rank)?, node.moved_at)))?;
+            let came = self.came.get(&node.rank).copied().unwrap_or_default();
+            let (what, since) = told.or_else(|| Some((in_barrier(node.rank)?, came.max(node.moved_at))))?;
             (now.saturating_sub(since) >= CERTAIN).then(|| format!("rank {} waits{what}", node.rank))
         });
         let waits = waits.collect::<Option<Vec<String>>>()?;

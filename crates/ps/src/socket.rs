@@ -32,6 +32,10 @@ pub(crate) use self::dialer::{Connection, Target};
 pub(crate) use self::handshake::Secret;
 pub(crate) use self::listener::{Bound, Door, Listener};
 
+/// What is sent and not confirmed for so long breaks a connection, in milliseconds. TCP repeats it ever more rarely,
+/// and another connection comes sooner; nothing is lost by it.
+const UNCONFIRMED_MS: u32 = 8000;
+
 /// One message.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Frame {

@@ -304,7 +304,7 @@ impl WorkerLoop {
 
     fn finish(&mut self, reply: u64, payload: Vec<u8>, state: Option<ringpull_kernels::optim::State>) -> Result<()> {
         let Some(waiting) = self.waiting.remove(&reply) else { return Ok(()) };
-        self.progress = Instant::now();
+        self.has_come_on()?;
         count(&self.shared.received, payload.len() as u64);
         let Some(operation) = self.operations.get_mut(&waiting.operation) else { return Ok(()) };
         let moved = waiting.sent_bytes + payload.len() as u64;

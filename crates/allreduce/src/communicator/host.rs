@@ -85,8 +85,8 @@ impl Host {
         self.schedules = Schedules::default();
         if self.rank() == 0 && self.choice.is_auto() {
             let is_in_named_racks = self.placement.are_racks_named && self.placement.racks.is_some();
-            let parties = (self.placement.hosts.len(), self.transport.size());
-            self.learned.explain(parties, is_in_named_racks, self.cuts);
+            let (hosts, size) = (self.placement.hosts.len(), self.transport.size());
+            self.learned.explain(hosts, size, is_in_named_racks, self.cuts);
         }
         Ok(())
     }

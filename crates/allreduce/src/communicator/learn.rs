@@ -43,7 +43,7 @@ impl Default for Learned {
 
 impl Learned {
     /// Says in the log what was learned and what follows from it on `size` ranks, of which one talks for each of `hosts` hosts.
-    pub(super) fn explain(&self, (hosts, size): (usize, usize), are_racks_named: bool, segments: Segments) {
+    pub(super) fn explain(&self, hosts: usize, size: usize, are_racks_named: bool, segments: Segments) {
         tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
         if hosts < size {
             tracing::debug!(

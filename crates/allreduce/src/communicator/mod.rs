@@ -23,7 +23,7 @@ mod rack_probe;
 mod racks;
 mod schedules;
 #[cfg(test)]
-mod sharing_tests;
+mod tests;
 
 pub use choice::Choice;
 pub use host::Host;

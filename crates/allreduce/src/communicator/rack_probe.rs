@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     /// What a tournament measures where host `h` stands in rack `h` of `racks` and a byte takes `(host, uplink)` microseconds.
-    fn times(racks: u64, hosts: usize, bytes: usize, (host_us, uplink_us): (f64, f64)) -> PairTimes {
+    fn times(racks: u64, hosts: usize, bytes: usize, host_us: f64, uplink_us: f64) -> PairTimes {
         let mut pairs = vec![vec![f64::INFINITY; hosts]; hosts];
         for round in 0..rounds(hosts) {
             let crossing = (0..hosts)
@@ -236,7 +236,7 @@ mod tests {
             let racks = if racks & 1 == 1 { !racks & ((1 << hosts) - 1) } else { racks };
             for uplink_us in [0.016, 0.02, 0.1] {
                 assert_eq!(
-                    split(&times(racks, hosts, 1 << 18, (0.008, uplink_us))),
+                    split(&times(racks, hosts, 1 << 18, 0.008, uplink_us)),
                     Some(racks),
                     "{racks:b} {uplink_us}"
                 );
@@ -246,12 +246,12 @@ mod tests {
 
     #[test]
     fn one_rack_a_slow_host_and_noise_are_no_racks() {
-        let one_rack = times(0, 8, 1 << 18, (0.008, 1.0));
+        let one_rack = times(0, 8, 1 << 18, 0.008, 1.0);
         assert!(split(&one_rack).is_none() && are_alike(&one_rack));
         let slow_host = |host, other| if host == 3 || other == 3 { 50.0 } else { 8.0 };
         let pairs = (0..8).map(|host| (0..8).map(|other| slow_host(host, other)).collect()).collect();
         assert_eq!(split(&pairs), None);
-        let mut noisy = times(0b1111_0000, 8, 1 << 18, (0.008, 0.02));
+        let mut noisy = times(0b1111_0000, 8, 1 << 18, 0.008, 0.02);
         (noisy[1][2], noisy[2][1]) = (1e5, 1e5);
         assert_eq!(split(&noisy), None);
     }
@@ -266,7 +266,7 @@ mod tests {
             (0b1111_0000, 0.008, 0.008, false),
             (0b1010_1010, 0.008, 0.032, true),
         ] {
-            let pairs = times(racks, hosts, bytes, (host_us, uplink_us));
+            let pairs = times(racks, hosts, bytes, host_us, uplink_us);
             assert_eq!(is_worth_it(racks, &pairs, bytes, ring_us), expected, "{racks:b} {uplink_us}");
         }
     }

@@ -6,15 +6,13 @@
 //! what a message is to the transport.
 
 mod ahead;
-#[cfg(test)]
-mod ahead_tests;
 mod elsewhere;
 mod flight;
 mod idle;
 mod run;
-#[cfg(test)]
-mod run_tests;
 mod scratch;
+#[cfg(test)]
+mod tests;
 mod tokens;
 
 pub use elsewhere::Elsewhere;

@@ -100,6 +100,8 @@ pub struct Agreement {
     times: usize,
     /// Whether a frozen cycle stood still although no rank was behind: each waited for what its units did not let begin. Another would, too.
     has_stood_still: bool,
+    /// The unit at which a cycle last stood so.
+    still_at: Option<u64>,
 }
 
 impl Agreement {
@@ -124,6 +126,7 @@ impl Agreement {
             epochs: 0,
             times: TIMES,
             has_stood_still: false,
+            still_at: None,
         }
     }
 
@@ -254,13 +257,17 @@ impl Agreement {
             self.owed[rank] = Some(Owed { key, operation, by, since_s });
         }
         self.behind = answers.iter().map(|answer| answer.begun < end.until).collect();
-        let was_late = overdue.is_some() && self.behind.contains(&true);
-        self.has_stood_still |= overdue.is_some_and(|overdue| !overdue.has_begun) && !self.behind.contains(&true);
+        let was_paused = overdue.is_some();
+        // All may have paused there once.
+        let place = end.until % *units;
+        if overdue.is_some_and(|overdue| !overdue.has_begun) && !self.behind.contains(&true) {
+            self.has_stood_still = self.still_at.replace(place) == Some(place);
+        }
         self.owing.clone_from(&self.behind);
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
-        // A rank that is late says nothing of how long its cycle lasts.
-        if !was_late {
+        // A pause says nothing of how long a cycle lasts.
+        if !was_paused {
             self.try_less_often(cycles);
         }
         Ok(vec![Order::RunTo(end)])
@@ -519,5 +526,4 @@ fn disagreement(pending: &Pending) -> Error {
 }
 
 #[cfg(test)]
-#[path = "agreement_tests.rs"]
 mod tests;

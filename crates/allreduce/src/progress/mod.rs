@@ -13,25 +13,21 @@ pub mod agreement;
 pub mod calls;
 mod comm;
 pub mod engine;
-#[cfg(test)]
-mod finish_tests;
 mod freezing;
 pub mod frozen;
 pub mod fusion;
 pub mod job;
-#[cfg(test)]
-mod leave_tests;
 pub mod order;
 mod period;
 mod phases;
 #[cfg(feature = "mpi")]
 pub mod process;
-#[cfg(test)]
-mod schedule_tests;
 mod shared;
 mod standstill;
 #[cfg(feature = "mpi")]
 mod termination;
+#[cfg(test)]
+mod tests;
 mod watcher;
 
 pub use engine::Engine;

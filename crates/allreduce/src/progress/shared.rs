@@ -16,6 +16,7 @@ use crate::progress::frozen::Unit;
 use crate::progress::job::{Barrier, Job, StandIn};
 use crate::progress::order::{Call, Launch, Order, Overdue, Stuck, Topic};
 use crate::transport::control::Control;
+use crate::transport::messages;
 
 /// What ranks tell each other over the control star.
 #[derive(Serialize, Deserialize)]
@@ -256,10 +257,10 @@ impl Shared {
         !self.waiting.lock().is_empty() || self.joining.lock().is_some()
     }
 
-    /// The payload that was sent and received.
-    pub(super) fn moved_bytes(&self) -> u64 {
+    /// What changes while anything comes on: payload within a host, messages between hosts.
+    pub(super) fn moved(&self) -> u64 {
         let moved = [&self.sent_bytes, &self.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
-        moved[0].wrapping_add(moved[1])
+        moved[0].wrapping_add(moved[1]).wrapping_add(messages())
     }
 
     /// As `doing`; between two operations, the one before.

@@ -1,7 +1,7 @@
 //! Whether this rank waits in a call for what cannot begin.
 //!
 //! It does when some call of its own has not begun or does not come on, nothing about its calls changes, its process
-//! computes nothing, and a thread waits in a call of ours, or the program in its framework for what we owe that. A rank that computes,
+//! computes nothing, and every thread that uses stores waits in a call of ours, or the program in its framework for what we owe that. A rank that computes,
 //! sleeps, loads or saves does not: it may call at any time.
 
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ struct Sight {
     waiting: usize,
     running: Vec<u32>,
     is_joining: bool,
-    bytes: u64,
+    moved: u64,
     orders: u64,
 }
 
@@ -77,7 +77,7 @@ impl Standstill {
         }
         let recent = Instant::now().checked_sub(RECENT).map_or(since.when, |recent| recent.max(since.when));
         let place = waits::seen(recent);
-        let waits_here = waits::is_any() || shared.leaving.load(Ordering::Acquire);
+        let waits_here = waits::is_all() || shared.leaving.load(Ordering::Acquire);
         let is_stuck = waits_here || place.as_ref().is_some_and(|place| place.is_wait);
         is_stuck.then(|| Stuck { orders, site: place.and_then(|Place { site, .. }| site) })
     }
@@ -89,6 +89,6 @@ fn sight(shared: &Shared) -> Sight {
     let waiting = shared.waiting.lock().len();
     let running = shared.running.lock().iter().map(|(number, _)| *number).collect();
     let is_joining = shared.joining.lock().is_some();
-    let (bytes, orders) = (shared.moved_bytes(), shared.orders.load(Ordering::Relaxed));
-    Sight { made, waiting, running, is_joining, bytes, orders }
+    let (moved, orders) = (shared.moved(), shared.orders.load(Ordering::Relaxed));
+    Sight { made, waiting, running, is_joining, moved, orders }
 }

@@ -67,13 +67,13 @@ pub(super) struct Watcher {
     standstill: Option<(Sight, f64)>,
 }
 
-/// What does not change while a frozen cycle does not come on: the unit that is waited for, and the payload moved so far.
+/// What does not change while a frozen cycle does not come on: the unit that is waited for, and what has moved so far.
 #[derive(PartialEq, Clone)]
 struct Sight {
     epoch: u32,
     unit: u64,
     has_begun: bool,
-    bytes: u64,
+    moved: u64,
 }
 
 impl Watcher {
@@ -192,8 +192,12 @@ impl Watcher {
                 Ok(())
             }
             Note::Where => {
-                self.asked = Some(Instant::now());
-                waits::look();
+                if waits::has_looker() {
+                    self.asked = Some(Instant::now());
+                    waits::look();
+                } else {
+                    shared.tell(from, &Note::At(String::new()));
+                }
                 Ok(())
             }
             Note::At(site) => {
@@ -292,19 +296,23 @@ impl Watcher {
             return;
         };
         let waited_s = now_s - late.since_s;
-        if waited_s < self.warn_s {
-            self.next_warning_s = self.warn_s;
-        }
         // They are asked a little before, as an answer takes time.
-        let ahead_s = 3.0 * self.interval.as_secs_f64();
+        let ahead_s = 2.0 * self.interval.as_secs_f64();
+        if waited_s < self.warn_s - ahead_s {
+            self.next_warning_s = self.warn_s;
+            self.asked_s = None;
+            self.sites.clear();
+        }
         if waited_s >= self.next_warning_s - ahead_s && self.asked_s.is_none() {
             self.asked_s = Some(now_s);
             for rank in &late.missing {
-                if *rank == 0 {
+                if *rank > 0 {
+                    shared.tell(*rank, &Note::Where);
+                } else if waits::has_looker() {
                     self.asked = Some(Instant::now());
                     waits::look();
                 } else {
-                    shared.tell(*rank, &Note::Where);
+                    self.sites.insert(0, String::new());
                 }
             }
         }
@@ -321,7 +329,10 @@ impl Watcher {
     fn warning(&self, late: &Late, waited_s: f64) -> String {
         let Late { operation, key, rank, missing, .. } = late;
         let named = missing.iter().map(|rank| {
-            self.sites.get(rank).map_or_else(|| self.name(*rank), |site| format!("{} at {site}", self.name(*rank)))
+            self.sites
+                .get(rank)
+                .filter(|site| !site.is_empty())
+                .map_or_else(|| self.name(*rank), |site| format!("{} at {site}", self.name(*rank)))
         });
         let named: Vec<String> = named.collect();
         let end = if self.timeout >= NEVER {
@@ -339,13 +350,14 @@ impl Watcher {
     fn say_where(&mut self, shared: &Shared) {
         if let Some(place) = self.asked.and_then(waits::seen) {
             self.asked = None;
-            if let Some(site) = place.site {
-                if shared.rank == 0 {
-                    self.sites.insert(0, site);
-                } else {
-                    shared.tell(0, &Note::At(site));
-                }
+            let site = place.site.unwrap_or_default();
+            if shared.rank == 0 {
+                self.sites.insert(0, site);
+            } else {
+                shared.tell(0, &Note::At(site));
             }
+        } else if self.asked.is_some_and(|asked| asked.elapsed() > 3 * self.interval) {
+            self.asked = None;
         }
     }
 
@@ -408,7 +420,7 @@ fn see(shared: &Shared) -> Option<Sight> {
     let (epoch, open) = calls.frozen()?;
     let running = shared.running.lock().iter().filter_map(|(number, _)| calls.unit(*number)).min();
     let unit = running.into_iter().chain(open).min()?;
-    Some(Sight { epoch, unit, has_begun: running == Some(unit), bytes: shared.moved_bytes() })
+    Some(Sight { epoch, unit, has_begun: running == Some(unit), moved: shared.moved() })
 }
 
 fn decode(from: usize, bytes: &[u8]) -> Note {

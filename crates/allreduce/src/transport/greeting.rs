@@ -15,8 +15,8 @@ const CODE_BYTES: usize = 32;
 
 /// What rank 0 sends first.
 pub(super) const CHALLENGE_BYTES: usize = NONCE_BYTES;
-/// What the other rank answers: its rank, the frames it has received, its port, its nonce, its code.
-pub(super) const HELLO_BYTES: usize = 4 + 8 + 2 + NONCE_BYTES + CODE_BYTES;
+/// What the other rank answers: its rank, its attempts, the frames it has received, its port, its nonce, its code.
+pub(super) const HELLO_BYTES: usize = 4 + 4 + 8 + 2 + NONCE_BYTES + CODE_BYTES;
 /// What rank 0 answers to that: the frames it has received, its code.
 pub(super) const WELCOME_BYTES: usize = 8 + CODE_BYTES;
 
@@ -31,6 +31,8 @@ pub(super) type Nonce = [u8; NONCE_BYTES];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) rank: u32,
+    /// How often it has connected, this time included.
+    pub(super) attempt: u32,
     /// How many frames it has received on earlier connections of this job.
     pub(super) received: u64,
     /// A port of its host that is open as long as its process lives.
@@ -88,9 +90,10 @@ impl Secret {
     pub(super) fn hello(&self, hello: Hello, challenge: &Nonce, nonce: &Nonce) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..4].copy_from_slice(&hello.rank.to_le_bytes());
-        bytes[4..12].copy_from_slice(&hello.received.to_le_bytes());
-        bytes[12..14].copy_from_slice(&hello.port.to_le_bytes());
-        bytes[14..14 + NONCE_BYTES].copy_from_slice(nonce);
+        bytes[4..8].copy_from_slice(&hello.attempt.to_le_bytes());
+        bytes[8..16].copy_from_slice(&hello.received.to_le_bytes());
+        bytes[16..18].copy_from_slice(&hello.port.to_le_bytes());
+        bytes[18..18 + NONCE_BYTES].copy_from_slice(nonce);
         let (said, code) = bytes.split_at_mut(HELLO_BYTES - CODE_BYTES);
         code.copy_from_slice(&self.code(0, [said, challenge, &[]]));
         bytes
@@ -104,10 +107,11 @@ impl Secret {
         }
         let hello = Hello {
             rank: u32::from_le_bytes(said[..4].try_into().ok()?),
-            received: u64::from_le_bytes(said[4..12].try_into().ok()?),
-            port: u16::from_le_bytes(said[12..14].try_into().ok()?),
+            attempt: u32::from_le_bytes(said[4..8].try_into().ok()?),
+            received: u64::from_le_bytes(said[8..16].try_into().ok()?),
+            port: u16::from_le_bytes(said[16..18].try_into().ok()?),
         };
-        Some((hello, said[14..].try_into().ok()?))
+        Some((hello, said[18..].try_into().ok()?))
     }
 
     /// Rank 0's answer to the other's nonce.
@@ -139,7 +143,7 @@ mod tests {
     fn both_ends_prove_the_secret_and_nothing_of_it_can_be_used_again() {
         let secret = Secret::from_hex(&Secret::random().unwrap().to_hex()).unwrap();
         let (challenge, answer) = (nonce().unwrap(), nonce().unwrap());
-        let hello = Hello { rank: 3, received: 7, port: 4711 };
+        let hello = Hello { rank: 3, attempt: 2, received: 7, port: 4711 };
         let bytes = secret.hello(hello, &challenge, &answer);
         assert_eq!(secret.read_hello(&bytes, &challenge), Some((hello, answer)));
         assert_eq!(secret.read_hello(&bytes, &nonce().unwrap()), None, "a replay");

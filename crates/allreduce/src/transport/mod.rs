@@ -21,7 +21,21 @@ pub mod star;
 pub mod window;
 mod wire;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use ringpull_base::Result;
+
+/// Messages that have been sent or received in this process, of whatever operation: whether anything comes on.
+static MESSAGES: AtomicU64 = AtomicU64::new(0);
+
+/// How many messages have been sent and received in this process.
+pub fn messages() -> u64 {
+    MESSAGES.load(Ordering::Relaxed)
+}
+
+fn moved(messages: usize) {
+    MESSAGES.fetch_add(messages as u64, Ordering::Relaxed);
+}
 
 /// Names the operation a message belongs to: the messages of operations that are in flight together do not mix, and none waits
 /// behind another's. Operations whose stamps differ by a multiple of 32768 must not be in flight together.

@@ -227,6 +227,7 @@ impl Transport for Mpi {
         }
         if finished > 0 {
             self.sockets.moved();
+            super::moved(finished);
         }
         for at in 0..finished {
             let index = self.finished[at] as usize;

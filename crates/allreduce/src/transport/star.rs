@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::sockopt;
 
 use ringpull_base::{Error, Result, forked, notice};
 
@@ -151,20 +152,22 @@ pub fn join(rank: usize, size: usize, invitation: &str, patience: Patience) -> R
     })?;
     let addresses: Vec<SocketAddr> = words.filter_map(|word| word.parse().ok()).collect();
     let begun = Instant::now();
-    let mut last = "no address was given".to_owned();
+    let (mut last, mut attempt) = ("no address was given".to_owned(), 0);
     while begun.elapsed() < patience.silence {
         for address in &addresses {
             // The process is there as long as this port is.
             let dialled = TcpStream::connect_timeout(address, ATTEMPT).and_then(|stream| {
                 let presence = TcpListener::bind((stream.local_addr()?.ip(), 0))?;
                 forked::close_in_child(presence.as_raw_fd());
-                let hello = Hello { rank: rank as u32, received: 0, port: presence.local_addr()?.port() };
-                let theirs = greet(&stream, &secret, hello)?;
+                attempt += 1;
+                let port = presence.local_addr()?.port();
+                let hello = Hello { rank: rank as u32, attempt, received: 0, port };
+                let theirs = greet(&stream, &secret, hello, GREETING)?;
                 Ok((stream, theirs, presence, hello.port))
             });
             match dialled {
                 Ok((stream, theirs, presence, port)) => {
-                    let role = Role::Leaf { address: *address, port, _presence: presence };
+                    let role = Role::Leaf { address: *address, port, attempt, _presence: presence };
                     let (links, events) = start(rank, size, patience, secret, role, None)?;
                     let wire = links.wires[0].as_ref().expect("every other rank has a wire to rank 0");
                     wire.attach(stream, theirs, patience.silence).map_err(failed("use"))?;
@@ -185,10 +188,12 @@ pub fn join(rank: usize, size: usize, invitation: &str, patience: Patience) -> R
 }
 
 /// Proves the secret to rank 0, and is shown that it knows it; how many frames it has received.
-fn greet(stream: &TcpStream, secret: &Secret, hello: Hello) -> std::io::Result<u64> {
+fn greet(stream: &TcpStream, secret: &Secret, hello: Hello, limit: Duration) -> std::io::Result<u64> {
     let mut stream = stream;
-    stream.set_read_timeout(Some(GREETING))?;
-    stream.set_write_timeout(Some(GREETING))?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))?;
+    // Where this end gives up, rank 0 is not to take that for the end of the process.
+    sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
     let mut challenge: Nonce = [0; CHALLENGE_BYTES];
     stream.read_exact(&mut challenge)?;
     let nonce = greeting::nonce().map_err(std::io::Error::other)?;
@@ -199,6 +204,7 @@ fn greet(stream: &TcpStream, secret: &Secret, hello: Hello) -> std::io::Result<u
     let theirs = theirs.ok_or_else(|| std::io::Error::other("a stranger answered"))?;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
+    sockopt::set_socket_linger(stream, None)?;
     Ok(theirs)
 }
 
@@ -221,6 +227,8 @@ enum Role {
     Leaf {
         address: SocketAddr,
         port: u16,
+        /// How often it has connected.
+        attempt: u32,
         /// Never accepts: that it listens says that the process lives.
         _presence: TcpListener,
     },
@@ -233,6 +241,8 @@ struct Standing {
     presence: Option<SocketAddr>,
     /// Whether it was reached there: only then does a closed port say that the process is gone, and no firewall.
     was_reached: bool,
+    /// The number of its last connection: an earlier one that is read later is not to replace it.
+    attempt: u32,
     /// When to try something next, while its connection is broken.
     broken: Option<Instant>,
     is_gone: bool,
@@ -370,7 +380,17 @@ impl Star {
     /// Takes the connections that came, and those that have proved the secret.
     fn welcome_guests(&mut self) {
         let Role::Hub { listener, guests, refused } = &mut self.role else { return };
-        while let Ok((stream, from)) = listener.accept() {
+        loop {
+            let (stream, from) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(cause) if cause.kind() == ErrorKind::WouldBlock => break,
+                Err(cause) => {
+                    // There may be no descriptor left; the connection stays in the queue, and is not asked for all the time.
+                    tracing::debug!(%cause, "a control connection could not be accepted");
+                    std::thread::sleep(Duration::from_millis(20));
+                    break;
+                }
+            };
             let challenged = greeting::nonce().map_err(std::io::Error::other).and_then(|challenge| {
                 stream.set_nonblocking(true)?;
                 // An empty connection takes so little at once.
@@ -418,7 +438,12 @@ impl Star {
     /// Gives a rank its connection, its first or another.
     fn admit(&mut self, guest: Guest, hello: Hello, nonce: &Nonce) {
         let rank = hello.rank as usize;
-        let Some(wire) = self.wires[rank].as_ref().filter(|_| !self.standings[rank].is_gone) else { return };
+        let standing = &mut self.standings[rank];
+        let Some(wire) = self.wires[rank].as_ref().filter(|_| !standing.is_gone) else { return };
+        if hello.attempt <= standing.attempt {
+            return;
+        }
+        standing.attempt = hello.attempt;
         let welcome = self.secret.welcome(wire.received(), &guest.challenge, nonce);
         let attached = (&guest.stream)
             .write_all(&welcome)
@@ -481,11 +506,12 @@ impl Star {
 
     /// Connects to rank 0 again.
     fn redial(&mut self) {
-        let Role::Leaf { address, port, .. } = &self.role else { return };
+        let Role::Leaf { address, port, attempt, .. } = &mut self.role else { return };
         let Some(wire) = &self.wires[0] else { return };
-        let hello = Hello { rank: self.rank as u32, received: wire.received(), port: *port };
+        *attempt += 1;
+        let hello = Hello { rank: self.rank as u32, attempt: *attempt, received: wire.received(), port: *port };
         let dialled = TcpStream::connect_timeout(address, ATTEMPT).and_then(|stream| {
-            let theirs = greet(&stream, &self.secret, hello)?;
+            let theirs = greet(&stream, &self.secret, hello, ATTEMPT)?;
             wire.attach(stream, theirs, self.patience.silence)
         });
         match dialled {
@@ -580,5 +606,4 @@ impl Drop for Links {
 }
 
 #[cfg(test)]
-#[path = "star_tests.rs"]
 mod tests;

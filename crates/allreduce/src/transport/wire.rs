@@ -46,6 +46,8 @@ struct State {
     /// Bytes from the system that are not a whole frame yet.
     input: Vec<u8>,
     received: u64,
+    /// Why a sender could not write: the system says so once, and to a reader then that the peer has closed.
+    failed: Option<std::io::Error>,
     is_closed: bool,
 }
 
@@ -71,13 +73,16 @@ impl Wire {
         stream.set_nonblocking(true)?;
         // Only so does the peer hear of this process's end.
         forked::close_in_child(stream.as_raw_fd());
-        // What was sent and is not confirmed for so long breaks the connection; until then TCP repeats it.
-        rustix::net::sockopt::set_tcp_user_timeout(&stream, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))?;
+        // What was sent and is not confirmed for so long breaks the connection. TCP repeats it ever more rarely, and another
+        // connection comes sooner; nothing is lost by it.
+        let limit = (silence / 4).as_millis().max(1000);
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, u32::try_from(limit).unwrap_or(u32::MAX))?;
         let mut state = self.state.lock();
         state.acknowledge(theirs)?;
         (state.composed, state.out_at) = (0, 0);
         state.out.clear();
         state.input.clear();
+        state.failed = None;
         state.stream = Some(Arc::new(stream));
         Ok(())
     }
@@ -115,8 +120,15 @@ impl Wire {
         }
         state.queued_bytes += bytes.len();
         state.kept.push_back(bytes.to_vec());
-        // A connection that broke is found out by the thread, which reads it.
-        Ok(state.stream.is_some() && (state.flush().is_err() || state.has_more()))
+        if state.stream.is_none() {
+            return Ok(false);
+        }
+        if let Err(cause) = state.flush() {
+            // The thread finds out when it reads.
+            state.failed = Some(cause);
+            return Ok(true);
+        }
+        Ok(state.has_more())
     }
 
     /// Hands the system what it takes.
@@ -138,7 +150,7 @@ impl Wire {
         let mut turn = 0;
         while turn < TURN_BYTES {
             match (&*stream).read(&mut piece) {
-                Ok(0) => return Err(Broken::Closed),
+                Ok(0) => return Err(state.failed.take().map_or(Broken::Closed, Broken::Failed)),
                 Ok(count) => {
                     turn += count;
                     state.input.extend_from_slice(&piece[..count]);
@@ -324,5 +336,22 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         assert!(matches!(wire.receive(|_| ()), Err(Broken::Wrong(_))));
         drop(far);
+    }
+
+    #[test]
+    fn a_reset_that_a_sender_meets_is_no_end_of_the_peer() {
+        let (near, far) = pair();
+        let wire = Wire::new(1);
+        wire.attach(near, 0, SILENCE).unwrap();
+        rustix::net::connect_unspec(&far).unwrap();
+        let is_met = |wire: &Wire| wire.state.lock().failed.is_some();
+        for _ in 0..1000 {
+            wire.send(b"a call").unwrap();
+            if is_met(&wire) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(is_met(&wire) && matches!(wire.receive(|_| ()), Err(Broken::Failed(_))));
     }
 }

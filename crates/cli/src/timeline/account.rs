@@ -290,5 +290,4 @@ impl Share {
 }
 
 #[cfg(test)]
-#[path = "account_tests.rs"]
 mod tests;

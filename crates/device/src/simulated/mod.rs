@@ -352,8 +352,8 @@ impl Platform for Simulated {
 
     fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64> {
         self.step("join", true)?;
-        let place = (meeting.rank, meeting.size);
-        let links = meeting.ids.iter().map(|id| Link::join(id, place, go_on)).collect::<Result<Vec<_>>>()?;
+        let join = |id| Link::join(id, meeting.rank, meeting.size, go_on);
+        let links = meeting.ids.iter().map(join).collect::<Result<Vec<_>>>()?;
         let id = self.id();
         self.state.lock().joined.insert(id, links);
         Ok(id)

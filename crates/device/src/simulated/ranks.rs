@@ -114,7 +114,7 @@ pub(super) struct Link(TcpStream);
 
 impl Link {
     /// Joins the meeting `id` as the `rank`-th of `size`. Returns when all have.
-    pub(super) fn join(id: &UniqueId, (rank, size): (usize, usize), go_on: GoOn<'_>) -> Result<Arc<Self>> {
+    pub(super) fn join(id: &UniqueId, rank: usize, size: usize, go_on: GoOn<'_>) -> Result<Arc<Self>> {
         let text = String::from_utf8_lossy(id);
         let address: SocketAddr = text.trim_end_matches('\0').parse().map_err(|_| {
             Error::argument(format!("a meeting under {text:?}"), "give the name that another simulated platform made")
@@ -170,7 +170,7 @@ mod tests {
     fn meet(size: usize, health: &Arc<Health>) -> Vec<Arc<Link>> {
         let id = host(health).unwrap();
         let joining: Vec<_> =
-            (0..size).map(|rank| thread::spawn(move || Link::join(&id, (rank, size), &|| Ok(())))).collect();
+            (0..size).map(|rank| thread::spawn(move || Link::join(&id, rank, size, &|| Ok(())))).collect();
         joining.into_iter().map(|link| link.join().unwrap().unwrap()).collect()
     }
 
@@ -206,8 +206,8 @@ mod tests {
             let late = since.elapsed() > Duration::from_millis(20);
             if late { Err(Error::argument("told", "to stop")) } else { Ok(()) }
         };
-        let text = Link::join(&id, (0, 2), &go_on).err().unwrap().to_string();
+        let text = Link::join(&id, 0, 2, &go_on).err().unwrap().to_string();
         assert!(text.contains("told"), "{text}");
-        assert!(Link::join(&[b'x'; 128], (0, 2), &go_on).is_err());
+        assert!(Link::join(&[b'x'; 128], 0, 2, &go_on).is_err());
     }
 }

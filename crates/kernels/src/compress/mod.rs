@@ -34,7 +34,7 @@ mod quantise;
 mod topk;
 
 #[cfg(test)]
-mod kernel_tests;
+mod tests;
 
 use std::fmt;
 use std::ops::Range;

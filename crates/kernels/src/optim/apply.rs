@@ -241,5 +241,4 @@ fn convert<F: Stored, T: Stored<Real = F::Real>>(from: &[u8], to: &mut [u8]) {
 }
 
 #[cfg(test)]
-#[path = "apply_tests.rs"]
 mod tests;

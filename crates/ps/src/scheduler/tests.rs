@@ -164,3 +164,28 @@ fn workers_that_wait_for_each_other_are_told_so_when_that_is_certain() {
         assert!(text.contains(words), "{text}");
     }
 }
+
+/// Rank 1 is late, rank 0 says that it waits, and then each comes to a barrier at its own time.
+#[test]
+fn a_late_worker_that_comes_to_a_barrier_is_no_deadlock() {
+    let mut scheduler = complete();
+    let waits = |missing: Vec<usize>| ToScheduler::Waits { what: " for push of key 0".into(), missing };
+    for second in 2..14 {
+        scheduler.handle(b"b", waits(vec![1]), SECOND * second).unwrap();
+        for name in [b"a", b"s"] {
+            scheduler.handle(name, ToScheduler::Heartbeat { moved: 0 }, SECOND * second).unwrap();
+        }
+        scheduler.tick(SECOND * second);
+    }
+    scheduler.handle(b"a", ToScheduler::Barrier { number: 1 }, SECOND * 14).unwrap();
+    scheduler.tick(SECOND * 14);
+    assert_eq!(*scheduler.standing(), Standing::Running);
+    scheduler.handle(b"b", waits(vec![]), SECOND * 14).unwrap();
+    for second in 14..17 {
+        for name in [b"a", b"b", b"s"] {
+            scheduler.handle(name, ToScheduler::Heartbeat { moved: 0 }, SECOND * second).unwrap();
+        }
+        scheduler.tick(SECOND * second);
+        assert_eq!(*scheduler.standing(), Standing::Running, "rank 0 does something else before its barrier");
+    }
+}

@@ -5,11 +5,13 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_tcp_user_timeout;
+
 use ringpull_base::{Error, Result, forked};
 
 use super::handshake::{self, Failure, Hello, Resumption, Secret, Verdict};
 use super::session::{End, Mail, RESUME, Session};
-use super::{Bell, Event, Frame, Limits, is_silence, random};
+use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, is_silence, random};
 
 /// How long after a failure it is tried again.
 const RECONNECT: Duration = Duration::from_millis(50);
@@ -132,6 +134,7 @@ fn connect(session: &Arc<Session>, target: &Target, goes_on: bool) -> Result<(Ar
     let stream = TcpStream::connect_timeout(&target.to, CONNECT)?;
     stream.set_nodelay(true)?;
     forked::close_in_child(stream.as_raw_fd());
+    set_tcp_user_timeout(&stream, UNCONFIRMED_MS).map_err(std::io::Error::from)?;
     let hello = Hello::new(session.id, &session.identity);
     let random = random().map_err(|cause| Failure::Io(std::io::Error::other(cause)))?;
     let resumption = Resumption { goes_on, received };

@@ -13,12 +13,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::net::sockopt::set_tcp_user_timeout;
 
 use ringpull_base::{Error, Result, forked};
 
 use super::handshake::{self, Client, Failure, Secret, Verdict};
 use super::session::{End, Mail, RESUME, Session};
-use super::{Bell, Event, Frame, Limits, cannot_listen, random};
+use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, cannot_listen, random};
 
 /// Connections whose handshakes are under way.
 const HANDSHAKES: usize = 64;
@@ -209,6 +210,7 @@ impl Shared {
     fn welcome(self: &Arc<Self>, number: u64, stream: TcpStream, from: SocketAddr) -> io::Result<()> {
         stream.set_nodelay(true)?;
         forked::close_in_child(stream.as_raw_fd());
+        set_tcp_user_timeout(&stream, UNCONFIRMED_MS)?;
         let mut handshakes = self.handshakes.lock();
         if handshakes.len() >= HANDSHAKES
             && let Some((_, oldest)) = handshakes.pop_front()

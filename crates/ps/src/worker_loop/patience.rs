@@ -23,6 +23,8 @@ pub(crate) struct Patience {
     timeout: Duration,
     /// A server that says nothing for so long is lost.
     pub(super) silence: Duration,
+    /// Whether the scheduler was told that this worker only waits.
+    has_told: bool,
     /// What was moved, called and computed when nothing had moved for the first time.
     still: Option<(Instant, f64)>,
 }
@@ -34,6 +36,7 @@ impl Patience {
             next_warning: config.warn,
             timeout: config.timeout,
             silence: config.silence(),
+            has_told: false,
             still: None,
         }
     }
@@ -47,7 +50,7 @@ impl Patience {
         waits::look();
         let is_wait = waits::seen(since).is_some_and(|place| place.is_wait);
         let lasted_s = since.elapsed().as_secs_f64();
-        lasted_s > 1.0 && (waits::is_any() || is_wait) && waits::used_s() - used_s < IDLE * lasted_s
+        lasted_s > 1.0 && (waits::is_all() || is_wait) && waits::used_s() - used_s < IDLE * lasted_s
     }
 }
 
@@ -68,6 +71,11 @@ impl WorkerLoop {
         match self.asked {
             // An answer clears this; a server that gives none for so long is lost.
             Some(since) if since.elapsed() > self.patience.silence => {
+                if !self.servers[waiting.server].connection.has_room(1) {
+                    // The question has not left: what was pushed before it has not.
+                    self.asked = Some(Instant::now());
+                    return Ok(());
+                }
                 Err(self.lost_server(waiting.server, "it does not answer"))
             }
             Some(_) => Ok(()),
@@ -133,7 +141,17 @@ impl WorkerLoop {
         let site = waits::seen(since).and_then(|place| place.site);
         let at = site.map_or_else(String::new, |site| format!(" at {site}"));
         let what = format!("{at} for {operation} of key {key}");
+        self.patience.has_told = true;
         self.link.send(&ToScheduler::Waits { what, missing })
+    }
+
+    /// Something has come: this worker does not only wait.
+    pub(super) fn has_come_on(&mut self) -> Result<()> {
+        self.progress = Instant::now();
+        if std::mem::take(&mut self.patience.has_told) {
+            self.link.send(&ToScheduler::Waits { what: String::new(), missing: Vec::new() })?;
+        }
+        Ok(())
     }
 
     pub(super) fn look_at_servers(&mut self) -> Result<()> {

@@ -8,7 +8,7 @@ use ringpull_base::DType;
 
 use ringpull_plan::{Algorithm, Parts, Schedule, allgather, allreduce, broadcast};
 
-use super::*;
+use crate::interpreter::*;
 use crate::transport::inproc;
 
 const LIMIT: Duration = Duration::from_secs(20);

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use ringpull_base::config::Config;
 
-use super::engine::{Connected, Engine};
+use crate::progress::engine::{Connected, Engine};
 use crate::transport::control::Control;
 use crate::transport::inproc;
 

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::{DType, Result};
 
-use super::ahead::{UNASKED_BYTES, WINDOW};
-use super::run::STANDSTILL;
+use crate::interpreter::ahead::{UNASKED_BYTES, WINDOW};
+use crate::interpreter::run::STANDSTILL;
 use ringpull_plan::{Parts, Plan, Schedule, Then, broadcast};
 
-use super::*;
+use crate::interpreter::*;
 use crate::transport::{Mode, Stamp, Transport, inproc};
 
 const LIMIT: Duration = Duration::from_secs(20);

@@ -7,10 +7,10 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use ringpull_base::config::Config;
 use ringpull_base::{Error, Key, Result};
 
-use super::engine::Engine;
-use super::job::{Job, Terms};
-use super::order::{Launch, Topic};
 use crate::communicator::Host;
+use crate::progress::engine::Engine;
+use crate::progress::job::{Job, Terms};
+use crate::progress::order::{Launch, Topic};
 
 /// Says that it runs, and, when it is allowed to, who finished it.
 struct Told {

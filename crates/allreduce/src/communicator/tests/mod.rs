@@ -1,0 +1,3 @@
+//! Hosts together.
+
+mod sharing;

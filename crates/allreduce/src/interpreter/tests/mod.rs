@@ -1,0 +1,4 @@
+//! The interpreter over threads and channels.
+
+mod ahead;
+mod run;

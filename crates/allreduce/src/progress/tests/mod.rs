@@ -1,0 +1,5 @@
+//! Ranks together: what becomes of their calls, how they finish, how they leave.
+
+mod finish;
+mod leave;
+mod schedule;
