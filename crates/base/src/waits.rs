@@ -57,11 +57,11 @@ pub fn call() {
     // Not where the thread is about to end.
     CALLER
         .try_with(|caller| {
-            let known = caller.take();
-            if known.is_none() {
+            let known = caller.take().unwrap_or_else(|| {
                 CALLERS.fetch_add(1, Ordering::Relaxed);
-            }
-            caller.set(known.or(Some(Caller)));
+                Caller
+            });
+            caller.set(Some(known));
         })
         .ok();
 }

@@ -25,14 +25,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringpull_base::Result;
 
-/// Messages that have been sent or received in this process, of whatever operation: whether anything comes on.
+/// Messages of MPI that have been sent or received in this process, of whatever operation: whether anything comes on.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
 
-/// How many messages have been sent and received in this process.
+/// How many messages of MPI have been sent and received in this process.
 pub fn messages() -> u64 {
     MESSAGES.load(Ordering::Relaxed)
 }
 
+#[cfg(feature = "mpi")]
 fn moved(messages: usize) {
     MESSAGES.fetch_add(messages as u64, Ordering::Relaxed);
 }

@@ -90,7 +90,13 @@ fn a_connection_that_is_reset_costs_nothing() {
 
 /// Resets a connection, as something on the way could.
 fn reset(control: &Control, peer: usize) {
-    let stream = control.stream(peer).unwrap();
+    let stream = loop {
+        // It may be being made again.
+        match control.stream(peer) {
+            Some(stream) => break stream,
+            None => std::thread::yield_now(),
+        }
+    };
     rustix::net::connect_unspec(&*stream).unwrap();
 }
 
