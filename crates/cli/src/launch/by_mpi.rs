@@ -47,7 +47,9 @@ impl MpiJob {
             match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
                 Some(status) => {
                     let signal = status.signal().map(|signal| 128 + signal);
-                    return Ok(status.code().or(signal).unwrap_or(1));
+                    let code = status.code().or(signal).unwrap_or(1);
+                    // MPICH's mpiexec calls it success when it was told to end.
+                    return Ok(interrupt.signal().filter(|_| code == 0).map_or(code, |signal| 128 + signal));
                 }
                 None if interrupt.count() > passed_on => {
                     passed_on = interrupt.count();
