@@ -378,10 +378,17 @@ impl Agreement {
             let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders && now_s - since_s >= CERTAIN_S;
             self.stuck[rank].as_ref().is_some_and(known)
         };
-        if self.late().is_none() || !ranks().all(is_stuck) {
+        if self.late().is_none() || !ranks().all(|rank| is_stuck(rank) && self.waits_for_a_call(rank)) {
             return Ok(());
         }
         Err(Error::Deadlock { waits: ranks().map(|rank| self.wait_in_words(rank)).collect() })
+    }
+
+    /// Whether what a rank waits for is a call of another, and not only data of a sum that all have called, which a link may hold up.
+    fn waits_for_a_call(&self, rank: usize) -> bool {
+        let is_alone = |pending: &Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
+        let is_ahead = self.owed[rank].is_none() && self.owed.iter().any(Option::is_some);
+        self.joined[rank] || is_ahead || self.pending.values().any(is_alone)
     }
 
     fn wait_in_words(&self, rank: usize) -> String {

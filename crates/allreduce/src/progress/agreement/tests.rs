@@ -176,3 +176,22 @@ fn what_has_been_waited_for_longest_is_told_first() {
     let late = table.late().unwrap();
     assert_eq!((late.key, late.rank, late.missing, late.since_s), (3.into(), 0, vec![1, 2], 1.0));
 }
+
+/// A link is down in a frozen step: rank 0 has begun the next one, and the others still wait for data of this one.
+#[test]
+fn ranks_that_wait_for_data_are_no_deadlock() {
+    let mut table = Agreement::new(3, 1800.0, 1000);
+    for step in 0..2 {
+        for (rank, key) in [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)] {
+            table.call(rank, call(key, step, "f32"), 0.0).unwrap();
+        }
+    }
+    assert_eq!(table.thaw(1, Some(Overdue { has_begun: true, waited_s: 3.0 })), [Order::Stop(1)]);
+    for (rank, begun) in [(0, 1), (1, 0), (2, 0)] {
+        let missing = Some((Key::from(1), "push".to_owned()));
+        table.stopped(rank, Stopped { epoch: 1, begun, missing }, 4.0).unwrap();
+    }
+    assert_eq!(table.late().map(|late| late.missing), Some(vec![1]));
+    (0..3).for_each(|rank| table.stuck(rank, Some(Stuck { orders: 5, site: None }), 5.0));
+    assert_eq!(table.check_deadlock(5, 100.0), Ok(()));
+}
