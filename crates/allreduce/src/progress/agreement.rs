@@ -378,41 +378,30 @@ impl Agreement {
             let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders && now_s - since_s >= CERTAIN_S;
             self.stuck[rank].as_ref().is_some_and(known)
         };
-        if self.late().is_none() || !ranks().all(|rank| is_stuck(rank) && self.waits_for_a_call(rank)) {
-            return Ok(());
-        }
-        Err(Error::Deadlock { waits: ranks().map(|rank| self.wait_in_words(rank)).collect() })
+        let waits = ranks().map(|rank| self.awaits(rank).filter(|_| is_stuck(rank)));
+        // When all have left, none waits.
+        let waits = waits.collect::<Option<Vec<String>>>().filter(|waits| !waits.is_empty());
+        waits.map_or(Ok(()), |waits| Err(Error::Deadlock { waits }))
     }
 
-    /// Whether what a rank waits for is a call of another, and not only data of a sum that all have called, which a link may hold up.
-    fn waits_for_a_call(&self, rank: usize) -> bool {
-        let is_alone = |pending: &Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
-        let is_ahead = self.owed[rank].is_none() && self.owed.iter().any(Option::is_some);
-        self.joined[rank] || is_ahead || self.pending.values().any(is_alone)
-    }
-
-    fn wait_in_words(&self, rank: usize) -> String {
-        let called = |pending: &&Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
-        let waits_for = if let Some(pending) = self.pending.values().find(called) {
-            let (_, call) = pending.first();
-            let missing = self.lacking(pending);
+    /// The call of another rank that this one waits for, in words; none where it waits for data of a sum that all have called, which a
+    /// link may hold up.
+    fn awaits(&self, rank: usize) -> Option<String> {
+        let is_alone = |pending: &&Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
+        let owed = || self.owed.iter().enumerate().find_map(|(owing, owed)| Some((owing, owed.as_ref()?)));
+        let awaited = if let Some(pending) = self.pending.values().find(is_alone) {
+            let ((_, call), missing) = (pending.first(), self.lacking(pending));
             format!("{} of key {}, which rank(s) {missing:?} have not called", call.operation, call.topic.key())
-        } else if let Some((owing, owed)) = self
-            .owed
-            .iter()
-            .enumerate()
-            .find_map(|(other, owed)| Some((other, owed.as_ref()?)))
-            .filter(|(other, _)| *other != rank)
-        {
+        } else if let Some((owing, owed)) = owed().filter(|_| self.owed[rank].is_none()) {
             format!("{} of key {}, which rank(s) [{owing}] have not called", owed.operation, owed.key)
         } else if self.joined[rank] {
             "the others to join".to_owned()
         } else {
-            "the others".to_owned()
+            return None;
         };
         let place = self.stuck[rank].as_ref().and_then(|(stuck, _)| stuck.site.as_ref());
         let at = place.map_or_else(String::new, |site| format!(" at {site}"));
-        format!("rank {rank} waits{at} for {waits_for}")
+        Some(format!("rank {rank} waits{at} for {awaited}"))
     }
 
     /// Something that every rank takes part in is under way.

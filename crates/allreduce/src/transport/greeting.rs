@@ -126,7 +126,7 @@ impl Secret {
     /// How many frames rank 0 has received, if the answer proves the secret.
     pub(super) fn read_welcome(&self, bytes: &[u8; WELCOME_BYTES], challenge: &Nonce, nonce: &Nonce) -> Option<u64> {
         let received = u64::from_le_bytes(bytes[..8].try_into().ok()?);
-        (self.welcome(received, challenge, nonce) == *bytes).then_some(received)
+        are_equal(&self.welcome(received, challenge, nonce), bytes).then_some(received)
     }
 }
 

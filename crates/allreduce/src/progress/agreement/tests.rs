@@ -165,6 +165,9 @@ fn every_rank_that_waits_for_another_is_named_with_what_it_waits_for() {
     }
     table.stuck(1, None, 104.0);
     assert_eq!(table.check_deadlock(5, 200.0), Ok(()), "rank 1 goes on");
+    let mut ended = Agreement::new(2, 1800.0, 1000);
+    (0..2).for_each(|rank| drop(ended.leave(rank, None, 0.0)));
+    assert_eq!(ended.check_deadlock(0, 200.0), Ok(()), "all have left");
 }
 
 #[test]
