@@ -16,14 +16,20 @@
 //!
 //! Pure: time comes in as a number, and what is to be told to all ranks goes out as [`Order`]s.
 
+mod disagreement;
+mod late;
+
 use std::collections::BTreeMap;
 
-use ringpull_base::{Error, INIT_ALIKE, Key};
+use ringpull_base::{Error, Key};
 
+use crate::progress::agreement::disagreement::disagreement;
 use crate::progress::calls::{RunTo, Stopped};
 use crate::progress::freezing::{Freezing, Logs};
 use crate::progress::frozen::Freeze;
 use crate::progress::order::{Call, Launch, Order, Overdue, Stuck, Topic};
+
+pub use late::Late;
 
 struct Pending {
     calls: Vec<Option<Call>>,
@@ -39,21 +45,6 @@ struct Owed {
     since_s: f64,
 }
 
-/// An operation that some ranks wait for and others have not called.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Late {
-    /// The operation.
-    pub operation: String,
-    /// Its key.
-    pub key: Key,
-    /// A rank that waits.
-    pub rank: usize,
-    /// The ranks that have not called it.
-    pub missing: Vec<usize>,
-    /// Since when.
-    pub since_s: f64,
-}
-
 enum Phase {
     /// Operations launch one by one.
     Open,
@@ -65,8 +56,6 @@ enum Phase {
     Stopping { epoch: u32, units: u64, answers: Vec<Option<Stopped>>, overdue: Option<Overdue> },
 }
 
-/// How long every rank must have waited before nothing can come any more. An order or a call that is on its way ends such a wait.
-const CERTAIN_S: f64 = 2.0;
 /// A cycle is frozen when it has come this often; twice as often, up to the most, each time that this was too early.
 const TIMES: usize = 2;
 const MOST_TIMES: usize = 64;
@@ -85,11 +74,8 @@ pub struct Agreement {
     /// Ranks that have no data left, and when any rank has last said something of what it does.
     joined: Vec<bool>,
     heard_s: f64,
-    /// Ranks that had to catch up when the last frozen cycle was stopped: what they have not called is said before what others have not.
-    behind: Vec<bool>,
-    /// Ranks that may still owe calls of it: nothing is frozen meanwhile.
-    owing: Vec<bool>,
-    /// What each of them has to call next, as far as it has not said that it has.
+    /// What each rank that was behind when the last frozen cycle was stopped has to call first, until it has called all of it.
+    /// Nothing is frozen meanwhile.
     owed: Vec<Option<Owed>>,
     /// Ranks that wait in a call for what cannot begin, and since when that is known.
     stuck: Vec<Option<(Stuck, f64)>>,
@@ -116,8 +102,6 @@ impl Agreement {
             failing: vec![None; size],
             joined: vec![false; size],
             heard_s: 0.0,
-            behind: vec![false; size],
-            owing: vec![false; size],
             owed: vec![None; size],
             stuck: vec![None; size],
             launched: 0,
@@ -138,10 +122,6 @@ impl Agreement {
         }
         self.logs.push(rank, &call);
         self.heard_s = now_s;
-        self.owing[rank] = call.owes;
-        if !call.owes {
-            self.owed[rank] = None;
-        }
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
         let pending =
@@ -182,7 +162,8 @@ impl Agreement {
 
     /// Looks for a cycle after a call of rank 0.
     fn find_cycle(&mut self) {
-        let are_ready = [&self.left, &self.joined, &self.owing].iter().all(|ranks| !ranks.contains(&true));
+        let are_ready = [&self.left, &self.joined].iter().all(|ranks| !ranks.contains(&true))
+            && self.owed.iter().all(Option::is_none);
         if self.size > 1
             && are_ready
             && !self.has_stood_still
@@ -256,14 +237,13 @@ impl Agreement {
             }
             self.owed[rank] = Some(Owed { key, operation, by, since_s });
         }
-        self.behind = answers.iter().map(|answer| answer.begun < end.until).collect();
+        let is_any_behind = answers.iter().any(|answer| answer.begun < end.until);
         let was_paused = overdue.is_some();
         // All may have paused there once.
         let place = end.until % *units;
-        if overdue.is_some_and(|overdue| !overdue.has_begun) && !self.behind.contains(&true) {
+        if overdue.is_some_and(|overdue| !overdue.has_begun) && !is_any_behind {
             self.has_stood_still = self.still_at.replace(place) == Some(place);
         }
-        self.owing.clone_from(&self.behind);
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
         // A pause says nothing of how long a cycle lasts.
@@ -317,146 +297,14 @@ impl Agreement {
         self.left[rank]
     }
 
-    /// An error if some call has stayed alone for longer than the limit.
-    pub fn check_time(&self, now_s: f64) -> Result<(), Error> {
-        if let Some((topic, overdue)) = self.pending.iter().find(|(_, pending)| self.is_overdue(pending, now_s)) {
-            let stalled = if topic.0 == Topic::Barrier { self.behind_barrier(overdue) } else { overdue };
-            let ((rank, call), missing) = (stalled.first(), self.lacking(stalled));
-            let waited_s = (now_s - stalled.since_s) as u64;
-            let (operation, key) = (call.operation.clone(), call.topic.key());
-            let why = self.wait_of(&missing).unwrap_or_default();
-            return Err(Error::Stalled { operation, key, rank, missing, waited_s, why });
-        }
-        let overdue = self.owed.iter().enumerate().find_map(|(rank, owed)| {
-            owed.as_ref().filter(|owed| now_s - owed.since_s > self.limit_s).map(|owed| (rank, owed.clone()))
-        });
-        if let Some((missing, Owed { key, operation, by, since_s })) = overdue {
-            let (missing, waited_s, why) = (vec![missing], (now_s - since_s) as u64, String::new());
-            return Err(Error::Stalled { operation, key, rank: by, missing, waited_s, why });
-        }
-        let waited_s = now_s - self.heard_s;
-        match self.joined.iter().position(|joined| *joined) {
-            Some(rank) if waited_s > self.limit_s => {
-                let missing = (0..self.size).filter(|rank| !self.joined[*rank]).collect();
-                let (operation, key) = ("join".to_owned(), Key::from("join"));
-                let (waited_s, why) = (waited_s as u64, String::new());
-                Err(Error::Stalled { operation, key, rank, missing, waited_s, why })
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// A rank has called what it owed of the last frozen cycle.
     pub fn even(&mut self, rank: usize) {
         self.owed[rank] = None;
     }
 
-    /// What has been waited for longest.
-    pub fn late(&self) -> Option<Late> {
-        let pending = self.pending.values().filter_map(|pending| {
-            let ((rank, call), missing) = (pending.first(), self.lacking(pending));
-            let (operation, key, since_s) = (call.operation.clone(), call.topic.key(), pending.since_s);
-            (!missing.is_empty()).then_some(Late { operation, key, rank, missing, since_s })
-        });
-        let owed = self.owed.iter().enumerate().filter_map(|(rank, owed)| {
-            let Owed { key, operation, by, since_s } = owed.clone()?;
-            Some(Late { operation, key, rank: by, missing: vec![rank], since_s })
-        });
-        pending.chain(owed).min_by(|a, b| a.since_s.total_cmp(&b.since_s))
-    }
-
-    /// A rank waits in a call for what cannot begin, or does so no more.
-    pub fn stuck(&mut self, rank: usize, stuck: Option<Stuck>, now_s: f64) {
-        self.stuck[rank] = stuck.map(|stuck| (stuck, now_s));
-    }
-
-    /// An error if every rank that has not left has waited for [`CERTAIN_S`] and had heard of all the `orders` that were
-    /// given, while some call is missing.
-    pub fn check_deadlock(&self, orders: u64, now_s: f64) -> Result<(), Error> {
-        let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
-        let is_stuck = |rank: usize| {
-            let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders && now_s - since_s >= CERTAIN_S;
-            self.stuck[rank].as_ref().is_some_and(known)
-        };
-        let waits = ranks().map(|rank| self.awaits(rank).filter(|_| is_stuck(rank)));
-        // When all have left, none waits.
-        let waits = waits.collect::<Option<Vec<String>>>().filter(|waits| !waits.is_empty());
-        waits.map_or(Ok(()), |waits| Err(Error::Deadlock { waits }))
-    }
-
-    /// The call of another rank that this one waits for, in words; none where it waits for data of a sum that all have called, which a
-    /// link may hold up.
-    fn awaits(&self, rank: usize) -> Option<String> {
-        let is_alone = |pending: &&Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
-        let owed = || self.owed.iter().enumerate().find_map(|(owing, owed)| Some((owing, owed.as_ref()?)));
-        let awaited = if let Some(pending) = self.pending.values().find(is_alone) {
-            let ((_, call), missing) = (pending.first(), self.lacking(pending));
-            format!("{} of key {}, which rank(s) {missing:?} have not called", call.operation, call.topic.key())
-        } else if let Some((owing, owed)) = owed().filter(|_| self.owed[rank].is_none()) {
-            format!("{} of key {}, which rank(s) [{owing}] have not called", owed.operation, owed.key)
-        } else if self.joined[rank] {
-            "the others to join".to_owned()
-        } else {
-            return None;
-        };
-        let place = self.stuck[rank].as_ref().and_then(|(stuck, _)| stuck.site.as_ref());
-        let at = place.map_or_else(String::new, |site| format!(" at {site}"));
-        Some(format!("rank {rank} waits{at} for {awaited}"))
-    }
-
-    /// Something that every rank takes part in is under way.
-    pub fn heard(&mut self, now_s: f64) {
-        self.heard_s = now_s;
-    }
-
-    fn is_overdue(&self, pending: &Pending, now_s: f64) -> bool {
-        let of_behind = (0..self.size).any(|rank| self.behind[rank] && pending.calls[rank].is_some());
-        let limit_s = if of_behind { self.limit_s * 1.5 } else { self.limit_s };
-        now_s - pending.since_s > limit_s && !self.lacking(pending).is_empty()
-    }
-
     /// The ranks that an operation waits for.
     fn lacking(&self, pending: &Pending) -> Vec<usize> {
         pending.missing().into_iter().filter(|rank| !self.joined[*rank]).collect()
-    }
-
-    /// What a rank that a barrier misses is itself waiting for, or else the barrier. Those who stand in the barrier are often the
-    /// very ranks that have not called it, and may have come there first.
-    fn behind_barrier<'a>(&'a self, barrier: &'a Pending) -> &'a Pending {
-        let awaited = self.lacking(barrier);
-        let is_held = |pending: &Pending| awaited.iter().any(|rank| pending.calls[*rank].is_some());
-        let of_keys = self.pending.iter().filter(|((topic, _), _)| *topic != Topic::Barrier);
-        let mut held =
-            of_keys.map(|(_, pending)| pending).filter(|pending| !self.lacking(pending).is_empty() && is_held(pending));
-        held.next().unwrap_or(barrier)
-    }
-
-    /// What one of these ranks has called and others have not: two ranks may wait for each other.
-    fn wait_of(&self, ranks: &[usize]) -> Option<String> {
-        let of = |pending: &Pending| ranks.iter().copied().find(|rank| pending.calls[*rank].is_some());
-        self.pending.values().find_map(|pending| {
-            let (rank, lacking) = (of(pending)?, self.lacking(pending));
-            let call = pending.calls[rank].as_ref().filter(|_| !lacking.is_empty())?;
-            let (operation, key) = (&call.operation, call.topic.key());
-            Some(format!("rank {rank} has called {operation} of key {key}, which rank(s) {lacking:?} have not"))
-        })
-    }
-
-    /// A call that this rank is part of or awaited in, to say what a lost peer interrupted.
-    pub fn oldest(&self) -> Option<String> {
-        let oldest = self.pending.values().min_by(|a, b| a.since_s.total_cmp(&b.since_s))?;
-        let (_, call) = oldest.first();
-        Some(format!("{} of key {}", call.operation, call.topic.key()))
-    }
-
-    /// A rank says why it would end, if it ended now.
-    pub fn failing(&mut self, rank: usize, why: Option<String>) {
-        self.failing[rank] = why;
-    }
-
-    /// The error that a rank has last said it would end with.
-    pub fn why(&self, rank: usize) -> Option<&str> {
-        self.failing[rank].as_deref()
     }
 
     /// The rank that left, what another waits for, and that other.
@@ -491,33 +339,6 @@ impl Pending {
 
     fn first(&self) -> (usize, &Call) {
         self.made().next().expect("an operation is pending because some rank has called it")
-    }
-}
-
-/// What to say of calls that are not alike.
-fn disagreement(pending: &Pending) -> Error {
-    let (made, (_, first)) = (|| pending.made(), pending.first());
-    let alike = |of: fn(&Call) -> &String| made().all(|(_, call)| of(call) == of(first));
-    let (view, remedy): (fn(&Call) -> String, _) = if !alike(|call| &call.operation) {
-        (|call| format!("{} of {}", call.operation, call.terms), "every rank must call the same operations on a key")
-    } else if !alike(|call| &call.terms.words) && first.operation == "init" {
-        (|call| call.terms.to_string(), INIT_ALIKE)
-    } else if !alike(|call| &call.terms.words) || alike(|call| &call.terms.how) {
-        (
-            |call| format!("{} of {}", call.operation, call.terms),
-            "every rank must use the same shapes, dtypes, optimizer and gradient compression for a key",
-        )
-    } else {
-        (
-            |call| format!("sums {}", call.terms.how),
-            "give every rank the same RINGPULL_ALGORITHM and RINGPULL_SEGMENT, or the same Config, and RINGPULL_DEVICES to all or to none",
-        )
-    };
-    Error::Disagreement {
-        key: first.topic.key(),
-        operation: first.operation.clone(),
-        views: made().map(|(rank, call)| (rank, view(call))).collect(),
-        remedy: remedy.to_owned(),
     }
 }
 

@@ -7,16 +7,17 @@
 //!
 //! Pure: nothing here sends, waits or knows the time.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::{Error, Key};
 
-use crate::progress::frozen::{Freeze, Frozen, OVERTAKING, Unit};
+use crate::progress::frozen::{Freeze, Frozen, Unit};
 use crate::progress::fusion::Step;
 use crate::progress::job::{Terms, Wire};
 use crate::progress::order::{Call, Launch, Topic};
+use crate::progress::rest::{Due, Rest};
 
 /// What has to be done about a call or a message.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,10 +100,8 @@ pub struct Calls {
     data: Data,
     mode: Mode,
     frozen: Option<Frozen>,
-    /// What was launched and must not begin before what is owed.
-    held: VecDeque<Launch>,
-    /// How much was launched and begun although something is owed.
-    overtaken: u64,
+    /// While something is owed: that, and what launches meanwhile.
+    rest: Rest,
     /// Whether the last frozen cycle was stopped behind what this rank had begun.
     is_behind: bool,
 }
@@ -120,8 +119,7 @@ impl Calls {
             data: Data::Left,
             mode: Mode::Agreeing,
             frozen: None,
-            held: VecDeque::new(),
-            overtaken: 0,
+            rest: Rest::default(),
             is_behind: false,
         }
     }
@@ -142,8 +140,7 @@ impl Calls {
         let ordinal = *next;
         *next += 1;
         let waited = std::mem::take(&mut self.waited);
-        let index =
-            self.open(Call { topic, ordinal, operation: operation.to_owned(), terms, wire, waited, owes: false });
+        let index = self.open(Call { topic, ordinal, operation: operation.to_owned(), terms, wire, waited });
         self.place(index)
     }
 
@@ -200,10 +197,7 @@ impl Calls {
         self.waited = true;
     }
 
-    /// An operation was launched by itself.
-    ///
-    /// On ranks that have begun what this one owes it comes behind that: an operation that runs alone would wait here for the ranks
-    /// that wait there for what is owed. Sums are not in each other's way, and a barrier that is launched waits for nobody.
+    /// An operation was launched by itself. On ranks that have begun what this one owes it comes behind that.
     pub fn launched(&mut self, launch: Launch) -> Vec<Act> {
         let found = self.open.iter().find(|(_, call)| call.ordinal == launch.ordinal && call.topic == launch.topic);
         let found = found.map(|(index, call)| (*index, call.wire));
@@ -220,15 +214,11 @@ impl Calls {
             }
             (None, None) => return vec![Act::Run(launch)],
         };
-        let owing = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Owing(_)));
-        let runs_alone = wire == Wire::Alone || self.sums_block;
-        let has_to_wait = owing.is_some_and(|frozen| {
-            runs_alone || frozen.owes_alone() || !self.held.is_empty() || self.overtaken == OVERTAKING
-        });
-        if has_to_wait && launch.topic != Topic::Barrier {
-            self.held.push_back(launch);
+        // A barrier that is launched waits for nobody.
+        if matches!(self.mode, Mode::Owing(_)) && launch.topic != Topic::Barrier {
+            self.rest.push(Due::Launch(launch), wire == Wire::Alone || self.sums_block);
+            acts.extend(self.begin());
         } else {
-            self.overtaken += u64::from(owing.is_some());
             acts.push(Act::Run(launch));
         }
         acts
@@ -236,9 +226,9 @@ impl Calls {
 
     /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.
     pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
-        // Nothing to stand in for, and nothing held: no sequence is frozen while rank 0 knows of a rank that has joined or owes.
+        // Nothing to stand in for, and nothing owed: no sequence is frozen while rank 0 knows of a rank that has joined or owes.
         let mut acts = self.launched(freeze.last.clone());
-        self.frozen = Some(Frozen::new(freeze, self.sums_block));
+        self.frozen = Some(Frozen::new(freeze));
         self.mode = Mode::Frozen;
         let open: Vec<u64> = self.open.keys().copied().collect();
         for index in open {
@@ -261,11 +251,11 @@ impl Calls {
 
     /// All ranks have stopped, and this is how far they go. What lies beyond is announced, in the order in which it was called.
     pub fn run_to(&mut self, end: RunTo) -> Vec<Act> {
-        if self.frozen.as_ref().is_none_or(|frozen| frozen.epoch() != end.epoch) {
-            return Vec::new();
+        let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.epoch() == end.epoch) else { return Vec::new() };
+        self.is_behind = frozen.begun() < end.until;
+        for unit in frozen.begun()..end.until {
+            self.rest.push(Due::Unit(unit), frozen.is_alone(unit) || self.sums_block);
         }
-        self.is_behind = self.frozen.as_ref().is_some_and(|frozen| frozen.begun() < end.until);
-        self.frozen.iter_mut().for_each(|frozen| frozen.owe(end.until));
         self.mode = Mode::Owing(end);
         let open: Vec<u64> = self.open.keys().copied().collect();
         let mut acts = Vec::new();
@@ -297,9 +287,8 @@ impl Calls {
             terms: step.terms.clone(),
             wire: step.wire,
             waited: false,
-            owes: false,
         };
-        let uncalled: Vec<Call> = frozen.uncalled().into_iter().map(call).collect();
+        let uncalled: Vec<Call> = frozen.uncalled(self.rest.units()).into_iter().map(call).collect();
         let mut acts = Vec::new();
         for call in uncalled {
             self.ordinals.insert(call.topic.clone(), call.ordinal + 1);
@@ -342,7 +331,7 @@ impl Calls {
             Mode::Frozen => self.deviate(),
             Mode::Owing(end) => {
                 if frozen.unit(call).is_none_or(|unit| unit >= end.until) {
-                    return vec![Act::Announce(Call { owes: !frozen.is_even(), ..call.clone() })];
+                    return vec![Act::Announce(call.clone())];
                 }
                 if frozen.call(call, index, u64::MAX) {
                     return self.begin();
@@ -365,21 +354,27 @@ impl Calls {
     /// Begins what may begin.
     fn begin(&mut self) -> Vec<Act> {
         let mut acts = Vec::new();
-        while let Some(frozen) = &mut self.frozen {
+        let Some(frozen) = &mut self.frozen else { return acts };
+        loop {
             let complete = match self.mode {
                 Mode::Frozen => frozen.begin(),
-                Mode::Owing(_) => frozen.begin_owed(),
+                Mode::Owing(_) => match self.rest.pop(|unit| frozen.complete(unit).is_some()) {
+                    Some(Due::Unit(unit)) => frozen.complete(unit),
+                    Some(Due::Launch(launch)) => {
+                        acts.push(Act::Run(launch));
+                        continue;
+                    }
+                    None => None,
+                },
                 Mode::Agreeing | Mode::Stopped => None,
             };
             let Some((unit, indices)) = complete else { break };
             indices.iter().for_each(|index| drop(self.open.remove(index)));
             acts.push(Act::Begin(unit));
         }
-        if matches!(self.mode, Mode::Owing(_)) && self.frozen.as_ref().is_some_and(Frozen::is_even) {
+        if matches!(self.mode, Mode::Owing(_)) && self.rest.is_empty() {
             self.mode = Mode::Agreeing;
-            self.overtaken = 0;
             acts.extend(std::mem::take(&mut self.is_behind).then_some(Act::Even));
-            acts.extend(self.held.drain(..).map(Act::Run));
         }
         acts
     }

@@ -1,18 +1,14 @@
 //! A frozen cycle on one rank: what has been called of it, and which units may begin.
 //!
-//! Pure. Units are begun in one order, which is the same on every rank; a unit may begin when this rank has called all its members.
-//! When a cycle has been stopped, those that are left to do begin as soon as they may.
+//! Pure. Units begin in one order, which is the same on every rank. A unit may begin when this rank has called all its members.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::progress::fusion::Step;
 use crate::progress::job::Wire;
 use crate::progress::order::{Call, Launch, Topic};
-
-/// So many sums may go ahead of one that is left to do: fewer than can be under way, so that there is room for that one.
-pub(super) const OVERTAKING: u64 = 16;
 
 /// What rank 0 tells every rank when it freezes the sequence of calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,22 +54,18 @@ struct Spot {
 /// A frozen cycle, and where this rank is in it.
 pub(super) struct Frozen {
     freeze: Freeze,
-    /// Whether sums are done one after another, on every rank in one order.
-    sums_block: bool,
     cycle_bytes: usize,
     places: BTreeMap<Topic, Place>,
     /// The unit of each step.
     unit_of: Vec<u32>,
     /// Units begun, since the freeze: all before this one.
     begun: u64,
-    /// What is left to do of a cycle that was stopped.
-    owed: BTreeSet<u64>,
     /// What has been called of each cycle that is not done, by the rank's own count of calls.
     called: BTreeMap<u64, Vec<Option<u64>>>,
 }
 
 impl Frozen {
-    pub(super) fn new(freeze: Freeze, sums_block: bool) -> Self {
+    pub(super) fn new(freeze: Freeze) -> Self {
         let mut places: BTreeMap<Topic, Place> = BTreeMap::new();
         for (index, step) in freeze.steps.iter().enumerate() {
             let place = places.entry(step.topic.clone());
@@ -86,16 +78,7 @@ impl Frozen {
         let sums =
             freeze.steps.iter().map(|step| if let Wire::Sum { len_bytes, .. } = step.wire { len_bytes } else { 0 });
         let cycle_bytes = sums.sum();
-        Frozen {
-            freeze,
-            sums_block,
-            cycle_bytes,
-            places,
-            unit_of,
-            begun: 0,
-            owed: BTreeSet::new(),
-            called: BTreeMap::new(),
-        }
+        Frozen { freeze, cycle_bytes, places, unit_of, begun: 0, called: BTreeMap::new() }
     }
 
     pub(super) fn epoch(&self) -> u32 {
@@ -155,47 +138,14 @@ impl Frozen {
         Some(complete)
     }
 
-    /// The units before this one are to be done still.
-    pub(super) fn owe(&mut self, until: u64) {
-        self.owed = (self.begun..until).collect();
-    }
-
-    /// A unit that is left to do, if all its members have been called, with the indices of their calls.
-    ///
-    /// Sums that move beside others go in any order, some of them ahead of one that has not been called. What runs alone on another
-    /// rank keeps it from all that it begins later, and waits there for what it began before: none overtakes that, nor is overtaken by it.
-    pub(super) fn begin_owed(&mut self) -> Option<(Unit, Vec<u64>)> {
-        let mut passed = None;
-        for number in self.owed.iter().copied() {
-            let is_in_order = passed.is_none_or(|first| number < first + OVERTAKING && !self.is_alone(number));
-            match self.complete(number) {
-                Some(complete) if is_in_order => {
-                    self.owed.remove(&number);
-                    return Some(complete);
-                }
-                _ if !is_in_order || self.is_alone(number) => return None,
-                _ => passed = passed.or(Some(number)),
-            }
-        }
-        None
-    }
-
-    /// Whether something runs alone among what is left to do.
-    pub(super) fn owes_alone(&self) -> bool {
-        self.owed.iter().any(|number| self.is_alone(*number))
-    }
-
-    fn is_alone(&self, number: u64) -> bool {
+    /// Whether a unit runs alone: it waits for what was begun before it, and what is begun after it waits for it.
+    pub(super) fn is_alone(&self, number: u64) -> bool {
         let members = &self.freeze.units[(number % self.freeze.units.len() as u64) as usize];
-        self.sums_block || members.iter().any(|step| self.freeze.steps[*step as usize].wire == Wire::Alone)
+        members.iter().any(|step| self.freeze.steps[*step as usize].wire == Wire::Alone)
     }
 
-    /// Whether nothing is left to do.
-    pub(super) fn is_even(&self) -> bool {
-        self.owed.is_empty()
-    }
-
-    fn complete(&self, number: u64) -> Option<(Unit, Vec<u64>)> {
+    /// A unit, if all its members have been called, with the indices of their calls.
+    pub(super) fn complete(&self, number: u64) -> Option<(Unit, Vec<u64>)> {
         let each = self.freeze.units.len() as u64;
         let cycle = number / each;
         let called = self.called.get(&cycle)?;
@@ -214,10 +164,10 @@ impl Frozen {
         place.first + cycle * place.steps.len() as u64 + within as u64
     }
 
-    /// What this rank has not called of the units that are left to do, in their order.
-    pub(super) fn uncalled(&self) -> Vec<(&Step, u64)> {
+    /// What this rank has not called of these units, in their order.
+    pub(super) fn uncalled(&self, units: impl Iterator<Item = u64>) -> Vec<(&Step, u64)> {
         let each = self.freeze.units.len() as u64;
-        let members = self.owed.iter().flat_map(|number| {
+        let members = units.flat_map(|number| {
             let cycle = number / each;
             self.freeze.units[(number % each) as usize].iter().map(move |step| (cycle, *step))
         });
@@ -227,13 +177,9 @@ impl Frozen {
         uncalled.map(|(cycle, step)| (&self.freeze.steps[step as usize], self.ordinal(cycle, step))).collect()
     }
 
-    /// The first operation that this rank has not called of the next unit, or of those that are left to do.
+    /// The first operation that this rank has not called of the next unit.
     pub(super) fn missing(&self) -> Option<&Step> {
-        let number = self.owed.first().copied().unwrap_or(self.begun);
-        let each = self.freeze.units.len() as u64;
-        let called = self.called.get(&(number / each));
-        let is_missing = |step: &&u32| called.is_none_or(|called| called[**step as usize].is_none());
-        let step = self.freeze.units[(number % each) as usize].iter().find(is_missing)?;
-        Some(&self.freeze.steps[*step as usize])
+        let uncalled = self.uncalled(std::iter::once(self.begun));
+        uncalled.first().map(|(step, _)| *step)
     }
 }

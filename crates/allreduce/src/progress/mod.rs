@@ -2,7 +2,8 @@
 //!
 //! - [`agreement`] (pure): which operations every rank has called, and in which order all of them launch; `period` and `freezing`:
 //!   when rank 0's calls repeat themselves; `phases` and [`fusion`]: what travels together then, and in which order;
-//! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`);
+//! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`); `rest`: what is left
+//!   to begin when that order has been stopped;
 //! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
 //!   applies updates, and whatever else takes its time when a sum is there; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share, `standstill` finds out whether this rank waits in vain;
@@ -22,6 +23,7 @@ mod period;
 mod phases;
 #[cfg(feature = "mpi")]
 pub mod process;
+mod rest;
 mod shared;
 mod standstill;
 #[cfg(feature = "mpi")]

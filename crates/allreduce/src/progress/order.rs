@@ -59,8 +59,6 @@ pub struct Call {
     pub wire: Wire,
     /// Whether the rank's caller has waited for something since its call before.
     pub waited: bool,
-    /// Whether the rank still has to call what others have begun in a frozen cycle.
-    pub owes: bool,
 }
 
 impl Call {

@@ -72,7 +72,7 @@ mod tests {
         let found = keys.iter().map(|key| {
             let topic = if *key == 0 { Topic::Barrier } else { Topic::Key { store: 0, key: (*key).into() } };
             let (operation, terms) = ("push".to_owned(), Terms::default());
-            sequence.push(&Call { topic, ordinal: 0, operation, terms, wire: Wire::Alone, waited: false, owes: false });
+            sequence.push(&Call { topic, ordinal: 0, operation, terms, wire: Wire::Alone, waited: false });
             sequence.period(times)
         });
         found.collect()

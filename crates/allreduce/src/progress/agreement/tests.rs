@@ -6,7 +6,7 @@ use crate::progress::job::{Terms, Wire};
 fn call(key: i64, ordinal: u64, terms: &str) -> Call {
     let topic = Topic::Key { store: 0, key: key.into() };
     let wire = Wire::Sum { dtype: ringpull_base::DType::F32, len_bytes: 100, priority: 0 };
-    Call { topic, ordinal, operation: "push".to_owned(), terms: terms.into(), wire, waited: false, owes: false }
+    Call { topic, ordinal, operation: "push".to_owned(), terms: terms.into(), wire, waited: false }
 }
 
 fn launched(orders: Result<Vec<Order>, Error>) -> Launch {
