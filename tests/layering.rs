@@ -16,7 +16,6 @@ const UNSAFE: &[&str] = &[
     "crates/allreduce/src/communicator/probe.rs",
     "crates/allreduce/src/communicator/placement.rs",
     "crates/allreduce/src/communicator/hierarchy.rs",
-    "crates/allreduce/src/communicator/compressed.rs",
     "crates/allreduce/src/communicator/host.rs",
     "crates/allreduce/src/communicator/node.rs",
     "crates/allreduce/src/communicator/tests/sharing.rs",

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringpull_allreduce::communicator::Host;
-use ringpull_allreduce::interpreter::Elsewhere;
+use ringpull_allreduce::interpreter::{Action, Endpoint, Message, Scratch};
 use ringpull_base::{DType, Error, Result};
 use ringpull_device::{Memory, Pool, Slice, Stream, Work};
 
@@ -26,9 +26,9 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
     devices.without_collectives(limit, || {
         for part in parts.iter().filter(|part| part.len_bytes() > 0) {
             let start = devices.platform().expose(part, true)?;
-            let data = std::ptr::slice_from_raw_parts_mut(start, part.len_bytes());
             let device = part.device().unwrap_or(0);
             let owner = Owner {
+                start,
                 platform: Arc::clone(devices.platform()),
                 lane: Arc::clone(devices.lane(device)),
                 dtype,
@@ -39,7 +39,7 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
             };
             // SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part but what the owner waits
             // for; after an error the runner keeps the owner for ever, and with it the part and the rooms.
-            unsafe { host.allreduce_elsewhere(dtype, data, Box::new(owner), LEAST_BYTES, stamp)? };
+            unsafe { host.allreduce_between(dtype, part.len_bytes(), Box::new(owner), LEAST_BYTES, stamp)? };
         }
         Ok(())
     })
@@ -47,6 +47,8 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
 
 /// A part, and the rooms that the transport may write what is added to it into.
 struct Owner {
+    /// The address of the part.
+    start: *mut u8,
     platform: Arc<dyn ringpull_device::Platform>,
     lane: Arc<Stream>,
     dtype: DType,
@@ -61,20 +63,37 @@ struct Room {
     address: *mut u8,
 }
 
-impl Elsewhere for Owner {
-    fn room(&mut self, len_bytes: usize) -> Result<*mut u8> {
+impl Endpoint for Owner {
+    fn copies_in_place(&self) -> bool {
+        true
+    }
+
+    fn outgoing(&mut self, message: &Message, _scratch: &mut Scratch) -> Result<*const u8> {
+        Ok(self.start.wrapping_add(message.start).cast_const())
+    }
+
+    fn sent(&mut self, _message: &Message, _scratch: &mut Scratch) {}
+
+    fn incoming(&mut self, message: &Message, _peer: usize, _scratch: &mut Scratch) -> Result<*mut u8> {
+        if message.action == Action::Copy {
+            return Ok(self.start.wrapping_add(message.start));
+        }
+        let len_bytes = message.len();
         let memory = self.pool.take(&self.platform, Some(self.lane.device()), len_bytes)?;
         let address = self.platform.expose(&Slice::of(&memory, 0..len_bytes), true)?;
         self.given.push(Room { memory, address });
         Ok(address)
     }
 
-    fn add(&mut self, start: usize, room: *mut u8, len_bytes: usize) -> Result<()> {
-        let Some(at) = self.given.iter().position(|given| given.address == room) else {
+    fn received(&mut self, message: &Message, _peer: usize, place: *mut u8, _scratch: &mut Scratch) -> Result<()> {
+        if message.action == Action::Copy {
+            return Ok(());
+        }
+        let Some(at) = self.given.iter().position(|given| given.address == place) else {
             return Err(Error::argument("a room that was not given", "report this as a bug"));
         };
-        let sum = self.part.part(start..start + len_bytes);
-        let arrived = Slice::of(&self.given[at].memory, 0..len_bytes);
+        let sum = self.part.part(message.start..message.start + message.len());
+        let arrived = Slice::of(&self.given[at].memory, 0..message.len());
         self.platform.enqueue(&self.lane, &Work::sum(self.dtype, vec![sum.clone(), arrived], sum))?;
         self.lane.record()?.synchronize(self.limit)?;
         // Only here: after an error the owner keeps it.

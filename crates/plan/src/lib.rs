@@ -4,7 +4,7 @@
 //! list of its sends and receives, without a message and without a buffer. The map:
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
-//! - `ring`, `direct`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each,
+//! - `ring`, `direct`, `turns`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each,
 //!   opened by the prose that explains it;
 //! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of
 //!   `ringpull-allreduce` does it;
@@ -24,6 +24,7 @@
 //! | --- | --- | --- | --- |
 //! | allreduce `ring` | `2 (n-1)` | `2 (n-1)` | `2 (n-1)/n S` |
 //! | allreduce `direct` | 2 | `2 (n-1)` | `2 (n-1)/n S` |
+//! | allreduce in turns, `k` segments a part | 2, the segments behind one another | `2 k (n-1)` | `2 (n-1)/n S` |
 //! | allreduce `circulant` | at most `2 q` | `2 q`, up to `6 q` where ranges wrap or are split | `2 (n-1)/n S` |
 //! | allreduce `doubling` | `floor(log2 n)`, and 2 if `n` is no power of two | the same | `S` each |
 //! | allreduce `star` | 2 | `n - 1` from rank 0, else 1 | `(n-1) S` from rank 0, else `S` |
@@ -51,6 +52,7 @@ mod ring;
 mod schedule;
 mod star;
 mod tree;
+mod turns;
 
 pub use check::{Fault, Goal, Traffic, check};
 pub use choose::{Prediction, Segments, choose, predict};
@@ -114,6 +116,17 @@ pub fn allreduce_in_racks(rank: usize, racks: [&[usize]; 2], len: usize, pieces:
 pub fn allreduce_in_order(rank: usize, size: usize, len: usize) -> Plan {
     assert!(rank < size, "rank {rank} of {size}");
     ordered::allreduce(rank, size, len)
+}
+
+/// The plan of `rank` for the same sum by every rank to every rank, where contributions take time to make: segments of at most `segment`
+/// elements, a multiple of `block`, at multiples of which they begin, and the first sums return while the last contributions leave.
+///
+/// # Panics
+/// If `rank` is not below `size`, or `segment` is no multiple of `block`.
+pub fn allreduce_in_turns(rank: usize, size: usize, len: usize, (block, segment): (usize, usize)) -> Plan {
+    assert!(rank < size, "rank {rank} of {size}");
+    assert!(segment > 0 && segment.is_multiple_of(block), "segments of {segment} in blocks of {block}");
+    turns::allreduce(rank, size, len, block, segment)
 }
 
 /// The plan of `rank` that gives every rank the buffer of `root`, of `len` elements: a tree, and a chain for long

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::check::{Fault, Goal, Traffic, check};
 use super::plan::Parts;
-use super::{Algorithm, Move, Plan, Then, allgather, allreduce, allreduce_in_order, broadcast};
+use super::{Algorithm, Move, Plan, Then, allgather, allreduce, allreduce_in_order, allreduce_in_turns, broadcast};
 
 const SIZES: std::ops::RangeInclusive<usize> = 1..=33;
 
@@ -86,6 +86,27 @@ fn every_allreduce_has_each_contribution_once_and_the_same_bits() {
                 let traffic = proved(&allreduces(algorithm, size, len), Goal::Allreduce, &what);
                 let is_idle = size == 1 || len == 0;
                 assert_eq!(traffic.messages.iter().sum::<usize>() == 0, is_idle, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sum_in_turns_moves_as_little_as_direct_in_segments_of_whole_blocks() {
+    for size in SIZES {
+        for len in [0, 1, 31, 32, 33, 32 * size, 32 * size + 1, 1000, 20_001] {
+            for segment in [32, 64, 320] {
+                let what = format!("{len} elements in segments of {segment} on {size} ranks");
+                let plans: Vec<Plan> =
+                    (0..size).map(|rank| allreduce_in_turns(rank, size, len, (32, segment))).collect();
+                proved(&plans, Goal::Allreduce, &what);
+                let parts = &plans[0].parts;
+                for at in 0..parts.count() {
+                    let range = parts.range(at..at + 1);
+                    assert!(range.is_empty() || range.start % 32 == 0 && range.len() <= segment, "{what}: {range:?}");
+                }
+                let sent: usize = plans.iter().map(Plan::sent_len).sum();
+                assert_eq!(sent, 2 * (size - 1) * len, "{what}");
             }
         }
     }

@@ -12,14 +12,14 @@ use ringpull_plan::{Parts, Schedule, Segments};
 
 use crate::communicator::choice::Choice;
 use crate::communicator::compressed;
-use crate::communicator::ends::{Coded, Elements};
+use crate::communicator::ends::{Coded, Elements, Ends};
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::learn::{self, Learned};
 use crate::communicator::node::{Node, Patience};
 use crate::communicator::placement::Placement;
 use crate::communicator::racks::Racks;
 use crate::communicator::schedules::{Schedules, Sum};
-use crate::interpreter::{Elsewhere, Runner, Ticket, stopped};
+use crate::interpreter::{Endpoint, Runner, Ticket, stopped};
 use crate::transport::{Stamp, Transport};
 
 /// All ranks of a job, seen from one of them. Every operation is collective, with the same length, dtype and stamp on all ranks, and
@@ -36,8 +36,6 @@ pub struct Host {
     stop: Arc<AtomicBool>,
     placement: Placement,
     takes_device_memory: bool,
-    /// Segments of compressed gradients, between two of them.
-    segments: Vec<Buffer>,
 }
 
 impl Host {
@@ -62,7 +60,6 @@ impl Host {
             stop,
             placement,
             takes_device_memory,
-            segments: Vec::new(),
         })
     }
 
@@ -209,7 +206,7 @@ impl Host {
         }
         let schedule = self.schedule(Sum { step_bytes, ..Sum::of(self.choice, dtype, data.len()) });
         // SAFETY: as the caller promises.
-        Ok(Some(unsafe { self.runner.begin(&schedule, data, stamp, priority, None) }))
+        Ok(Some(unsafe { self.runner.begin(&schedule, data, stamp, priority) }))
     }
 
     /// Moves what can be moved now; whether anything did. Does not block.
@@ -295,7 +292,7 @@ impl Host {
             Compression::Codec(codec) => {
                 let (codec, len) = (*codec, out.len());
                 let mut ends = Elements { codec, gradient, residual: feedback.residual_mut(len), out };
-                self.exchange(compressed::Work { codec, len, ends: &mut ends }, stamp)
+                self.exchange(codec, len, &mut ends, stamp)
             }
             Compression::TopK(_) => self.gather_compressed(compression, feedback, gradient, out, stamp),
         }
@@ -311,16 +308,20 @@ impl Host {
         sums: &mut [u8],
         stamp: Stamp,
     ) -> Result<()> {
-        self.exchange(compressed::Work { codec, len, ends: &mut Coded { codec, codes, sums } }, stamp)
+        self.exchange(codec, len, &mut Coded { codec, codes, sums }, stamp)
     }
 
-    fn exchange(&mut self, work: compressed::Work<'_>, stamp: Stamp) -> Result<()> {
-        let (transport, limit) = (&mut *self.transport, self.runner.limit);
-        let mut wire = compressed::Wire { transport, stamp, stop: &self.stop, limit };
-        let (sent, received) = compressed::allreduce(work, &mut wire, &mut self.segments)?;
-        self.runner.sent_bytes += sent;
-        self.runner.received_bytes += received;
-        Ok(())
+    fn exchange(&mut self, codec: Codec, len: usize, ends: &mut dyn Ends, stamp: Stamp) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        if size == 1 {
+            compressed::sum_alone(codec, len, ends);
+            return Ok(());
+        }
+        let schedule =
+            self.schedule(Sum { is_coded: true, ..Sum::of(self.choice, DType::F32, len * size_of::<f32>()) });
+        let exchange = Box::new(compressed::Exchange::new(codec, (rank, size), len, ends));
+        // SAFETY: the exchange keeps what it gives to the transport in buffers of its own, until it is done or for ever.
+        unsafe { self.runner.run_between(&schedule, exchange, &mut *self.transport, stamp, &self.stop) }
     }
 
     /// Every rank gets every rank's code and adds them up in the order of the ranks.
@@ -348,28 +349,29 @@ impl Host {
         Ok(())
     }
 
-    /// Whether [`allreduce_elsewhere`](Self::allreduce_elsewhere) may be given the memory of devices.
+    /// Whether [`allreduce_between`](Self::allreduce_between) may be given addresses in the memory of devices.
     pub fn takes_device_memory(&self) -> bool {
         self.takes_device_memory
     }
 
-    /// As [`allreduce`](Self::allreduce), of memory that the transport takes and the processor may not touch: its `owner` adds up. Always by
-    /// messages, of at least `least_bytes` where the plan has as many.
+    /// As [`allreduce`](Self::allreduce), of `len_bytes` that this rank's `endpoint` has. Always by messages, of at least `least_bytes` where
+    /// the plan has as many.
     ///
     /// # Safety
-    /// The transport can read and write `data` and the owner's rooms, and nobody else does until this returns; after an error never again.
-    pub unsafe fn allreduce_elsewhere(
+    /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until the endpoint is told that their
+    /// message is done; after an error never again.
+    pub unsafe fn allreduce_between(
         &mut self,
         dtype: DType,
-        data: *mut [u8],
-        owner: Box<dyn Elsewhere>,
+        len_bytes: usize,
+        endpoint: Box<dyn Endpoint + '_>,
         least_bytes: usize,
         stamp: Stamp,
     ) -> Result<()> {
         let least_bytes = Some(least_bytes);
-        let schedule = self.schedule(Sum { least_bytes, ..Sum::of(self.choice, dtype, data.len()) });
+        let schedule = self.schedule(Sum { least_bytes, ..Sum::of(self.choice, dtype, len_bytes) });
         // SAFETY: as the caller promises.
-        unsafe { self.runner.run_elsewhere(&schedule, data, owner, &mut *self.transport, stamp, &self.stop) }
+        unsafe { self.runner.run_between(&schedule, endpoint, &mut *self.transport, stamp, &self.stop) }
     }
 
     /// `data` becomes rank `root`'s.

@@ -13,7 +13,6 @@ mod compressed;
 mod ends;
 mod hierarchy;
 mod host;
-mod interleave;
 mod learn;
 mod model_cache;
 mod node;

@@ -11,6 +11,7 @@ use ringpull_base::DType;
 use ringpull_plan::{Model, Plan, Schedule, Segments};
 
 use crate::communicator::choice::Choice;
+use crate::communicator::compressed;
 use crate::communicator::placement::Placement;
 
 /// What decides how a sum is done.
@@ -25,6 +26,8 @@ pub(super) struct Sum {
     pub(super) least_bytes: Option<usize>,
     /// Between the hosts' ranks in the place of this one, rather than between all ranks.
     pub(super) between_hosts: bool,
+    /// Of codes rather than of elements.
+    pub(super) is_coded: bool,
 }
 
 /// A plan, and the most bytes that one message carries.
@@ -33,7 +36,7 @@ pub(super) type Planned = (Plan, usize);
 impl Sum {
     /// A sum between all ranks, of which no more is known.
     pub(super) fn of(choice: Choice, dtype: DType, len_bytes: usize) -> Self {
-        Sum { choice, dtype, len_bytes, step_bytes: 0, least_bytes: None, between_hosts: false }
+        Sum { choice, dtype, len_bytes, step_bytes: 0, least_bytes: None, between_hosts: false, is_coded: false }
     }
 
     /// The plan of `rank` of `size`, between all ranks.
@@ -46,6 +49,10 @@ impl Sum {
     ) -> Planned {
         let element_bytes = self.dtype.size_bytes();
         let len = self.len_bytes / element_bytes;
+        if self.is_coded {
+            // A message has a whole segment: its codes are shorter than its elements.
+            return (compressed::plan(rank, size, len), usize::MAX);
+        }
         let (plan, segment_bytes) = match self.choice {
             Choice::Auto | Choice::Nccl | Choice::Native => {
                 let is_apart = !placement.has_neighbours();
@@ -130,6 +137,7 @@ mod tests {
             Sum { step_bytes: 1 << 20, ..sum(8) },
             Sum { least_bytes: Some(1 << 20), ..sum(8) },
             Sum { between_hosts: true, ..sum(8) },
+            Sum { is_coded: true, ..sum(8) },
             sum(16),
         ] {
             assert!(!Arc::ptr_eq(&first, &schedules.find(other, || planned(16, 1 << 16))));

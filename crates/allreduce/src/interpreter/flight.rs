@@ -10,7 +10,7 @@ use ringpull_kernels::reduce;
 use ringpull_plan::{Action, Lane, Schedule};
 
 use crate::interpreter::ahead::Unasked;
-use crate::interpreter::elsewhere::{Elsewhere, Room};
+use crate::interpreter::endpoint::{Endpoint, Room};
 use crate::interpreter::scratch::Scratch;
 use crate::transport::Stamp;
 
@@ -41,12 +41,20 @@ impl Place {
     }
 }
 
+/// Where an operation's bytes are.
+pub(super) enum Memory {
+    /// In a buffer that begins here.
+    Host(*mut u8),
+    /// Where the endpoint says.
+    Endpoint(Box<dyn Endpoint>),
+}
+
 /// An operation under way.
 pub(super) struct Flight {
     pub(super) ticket: Ticket,
     pub(super) priority: i32,
     pub(super) stamp: Stamp,
-    pub(super) base: *mut u8,
+    memory: Memory,
     pub(super) schedule: Arc<Schedule>,
     /// The places of the schedule's lanes.
     pub(super) out: Vec<Place>,
@@ -57,29 +65,25 @@ pub(super) struct Flight {
     unfinished: usize,
     /// Where the bytes of messages arrive that are to be added and are not yet, and copies of what is sent.
     rooms: HashMap<u32, Room>,
-    /// Who adds up, if the processor may not touch the memory.
-    elsewhere: Option<Box<dyn Elsewhere>>,
 }
 
 impl Flight {
     pub(super) fn new(
         ticket: Ticket,
         schedule: Arc<Schedule>,
-        base: *mut u8,
+        memory: Memory,
         (stamp, priority): (Stamp, i32),
-        elsewhere: Option<Box<dyn Elsewhere>>,
     ) -> Self {
         Flight {
             ticket,
             priority,
             stamp,
-            base,
+            memory,
             out: schedule.out.iter().map(Place::of).collect(),
             into: schedule.into.iter().map(Place::of).collect(),
             pending: schedule.pending.clone(),
             unfinished: schedule.all.len(),
             rooms: HashMap::new(),
-            elsewhere,
             schedule,
         }
     }
@@ -93,44 +97,86 @@ impl Flight {
         self.pending[index as usize] > 1
     }
 
-    /// Makes a room for what a message brings to be added. Returns its address.
-    pub(super) fn make_room(&mut self, index: u32, scratch: &mut Scratch) -> Result<*mut u8> {
-        let len = self.schedule.all[index as usize].len();
-        let (start, room) = if let Some(owner) = &mut self.elsewhere {
-            let start = owner.room(len)?;
-            (start, Room::Elsewhere(start))
-        } else {
-            let mut room = scratch.take(len);
-            (room.bytes_mut().as_mut_ptr(), Room::Here(room))
-        };
-        self.rooms.insert(index, room);
-        Ok(start)
+    /// The bytes of a message on the wire.
+    pub(super) fn wire_bytes(&self, index: u32) -> usize {
+        let message = &self.schedule.all[index as usize];
+        match &self.memory {
+            Memory::Host(_) => message.len(),
+            Memory::Endpoint(endpoint) => endpoint.wire_bytes(message),
+        }
     }
 
-    /// Takes a message, with which the transport is done, off its lane. Returns the peer, whether it was sent, and its bytes.
-    pub(super) fn leave_lane(&mut self, index: u32) -> (usize, bool, usize) {
+    /// The bytes of all messages on the wire.
+    pub(super) fn traffic_bytes(&self) -> usize {
+        match &self.memory {
+            Memory::Host(_) => self.schedule.traffic_bytes,
+            Memory::Endpoint(endpoint) => self.schedule.all.iter().map(|message| endpoint.wire_bytes(message)).sum(),
+        }
+    }
+
+    /// Where the bytes of a message to send stand.
+    pub(super) fn outgoing(&mut self, index: u32, scratch: &mut Scratch) -> Result<*const u8> {
+        let message = &self.schedule.all[index as usize];
+        match &mut self.memory {
+            // SAFETY: `start` lies in the buffer.
+            Memory::Host(base) => Ok(unsafe { base.add(message.start) }.cast_const()),
+            Memory::Endpoint(endpoint) => endpoint.outgoing(message, scratch),
+        }
+    }
+
+    /// A place for what a message brings; `None` where that is a place in the buffer which is still in use.
+    pub(super) fn incoming(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<*mut u8>> {
+        let message = &self.schedule.all[index as usize];
+        let is_copy = message.action == Action::Copy;
+        let is_in_place = match &self.memory {
+            Memory::Host(_) => is_copy,
+            Memory::Endpoint(endpoint) => is_copy && endpoint.copies_in_place(),
+        };
+        if is_in_place && self.waits(index) {
+            return Ok(None);
+        }
+        let peer = self.schedule.into[message.lane as usize].peer;
+        let (start, room) = match &mut self.memory {
+            // SAFETY: `start` lies in the buffer.
+            Memory::Host(base) if is_copy => return Ok(Some(unsafe { base.add(message.start) })),
+            Memory::Host(_) => {
+                let mut room = scratch.take(message.len());
+                (room.bytes_mut().as_mut_ptr(), Room::Own(room))
+            }
+            Memory::Endpoint(endpoint) => {
+                let start = endpoint.incoming(message, peer, scratch)?;
+                (start, Room::Given(start))
+            }
+        };
+        self.rooms.insert(index, room);
+        Ok(Some(start))
+    }
+
+    /// Takes a message, with which the transport is done, off its lane. Returns the peer, and whether it was sent.
+    pub(super) fn leave_lane(&mut self, index: u32) -> (usize, bool) {
         let message = &self.schedule.all[index as usize];
         let is_sent = message.action == Action::Send;
         let (lanes, places) =
             if is_sent { (&self.schedule.out, &mut self.out) } else { (&self.schedule.into, &mut self.into) };
         places[message.lane as usize].inflight -= 1;
-        (lanes[message.lane as usize].peer, is_sent, message.len())
+        (lanes[message.lane as usize].peer, is_sent)
     }
 
     /// Copies what a message is to send, so that what waits for this goes on now and not when the transport is done with it. Returns the
-    /// copy's address, and the bytes of all that this finished; none if nothing waits, or the processor may not touch the memory.
-    pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*mut u8, usize)>> {
-        if self.elsewhere.is_some() || self.schedule.dependents(index).is_empty() {
+    /// copy's address, and the bytes of all that this finished; none if nothing waits, or the bytes are not in host memory.
+    pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*const u8, usize)>> {
+        let Memory::Host(base) = self.memory else { return Ok(None) };
+        if self.schedule.dependents(index).is_empty() {
             return Ok(None);
         }
         let message = &self.schedule.all[index as usize];
         let len = message.len();
         let mut room = scratch.take(len);
         // SAFETY: the range lies in the data, and what will change it waits for this message.
-        let data = unsafe { std::slice::from_raw_parts(self.base.add(message.start), len) };
+        let data = unsafe { std::slice::from_raw_parts(base.add(message.start), len) };
         room.bytes_mut()[..len].copy_from_slice(data);
-        let copy = room.bytes_mut().as_mut_ptr();
-        self.rooms.insert(index, Room::Here(room));
+        let copy = room.bytes().as_ptr();
+        self.rooms.insert(index, Room::Own(room));
         Ok(Some((copy, self.release(index, scratch)?)))
     }
 
@@ -138,18 +184,20 @@ impl Flight {
     /// done. Returns the bytes of all that this finished.
     pub(super) fn settle(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let message = &self.schedule.all[index as usize];
-        let len = message.len();
         if message.action != Action::Send {
             return self.release(index, scratch);
         }
         self.unfinished -= 1;
+        let len = self.wire_bytes(index);
+        if let Memory::Endpoint(endpoint) = &mut self.memory {
+            endpoint.sent(&self.schedule.all[index as usize], scratch);
+        }
         match self.rooms.remove(&index) {
-            None => Ok(len + self.release(index, scratch)?),
-            Some(Room::Here(copy)) => {
+            Some(Room::Own(copy)) => {
                 scratch.put(copy);
                 Ok(len)
             }
-            Some(Room::Elsewhere(_)) => unreachable!("copies are host memory"),
+            _ => Ok(len + self.release(index, scratch)?),
         }
     }
 
@@ -162,7 +210,7 @@ impl Flight {
         while let Some(index) = ready.pop() {
             if self.schedule.all[index as usize].action != Action::Send {
                 self.finish(index, scratch)?;
-                finished_bytes += self.schedule.all[index as usize].len();
+                finished_bytes += self.wire_bytes(index);
                 self.unfinished -= 1;
             }
             for dependent in self.schedule.dependents(index) {
@@ -176,25 +224,25 @@ impl Flight {
         Ok(finished_bytes)
     }
 
-    /// Adds what has arrived to be added.
+    /// Does with what has arrived what is to be done with it.
     fn finish(&mut self, index: u32, scratch: &mut Scratch) -> Result<()> {
         let message = &self.schedule.all[index as usize];
-        if message.action != Action::Reduce {
-            return Ok(());
-        }
-        let (start, len) = (message.start, message.len());
-        let room = self.rooms.remove(&index).expect("what arrives to be added has a room from when it is posted");
-        let _span = timeline::span(Phase::Reduce, || "a segment").bytes(len);
-        match (room, &mut self.elsewhere) {
-            (Room::Here(room), _) => {
+        // What was copied into its place has no room, and is there.
+        let Some(room) = self.rooms.remove(&index) else { return Ok(()) };
+        let _span = timeline::span(Phase::Reduce, || "a segment").bytes(message.len());
+        match (room, &mut self.memory) {
+            (Room::Own(room), Memory::Host(base)) => {
                 // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
-                let sum = unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) };
-                reduce::add_assign(self.schedule.dtype, sum, &room.bytes()[..len]);
+                let sum = unsafe { std::slice::from_raw_parts_mut(base.add(message.start), message.len()) };
+                reduce::add_assign(self.schedule.dtype, sum, &room.bytes()[..message.len()]);
                 scratch.put(room);
                 Ok(())
             }
-            (Room::Elsewhere(room), Some(owner)) => owner.add(start, room, len),
-            (Room::Elsewhere(_), None) => unreachable!("an owner has given this room"),
+            (Room::Given(place), Memory::Endpoint(endpoint)) => {
+                let peer = self.schedule.into[message.lane as usize].peer;
+                endpoint.received(message, peer, place, scratch)
+            }
+            _ => unreachable!("a room is the flight's in host memory, and otherwise its endpoint's"),
         }
     }
 

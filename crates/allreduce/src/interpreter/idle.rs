@@ -6,19 +6,19 @@ use crate::transport::Transport;
 
 /// One wait for something to move: yields at first, then waits for data that grow with the time waited.
 #[derive(Default)]
-pub(crate) struct Idle {
+pub(super) struct Idle {
     looked: Option<Instant>,
     waited: Duration,
 }
 
 impl Idle {
     /// How long nothing has moved.
-    pub(crate) fn waited(&self) -> Duration {
+    pub(super) fn waited(&self) -> Duration {
         self.waited
     }
 
     /// Waits a little for what is still to come, so many bytes; an error with the time waited if `limit` is over.
-    pub(crate) fn wait(
+    pub(super) fn wait(
         &mut self,
         limit: Duration,
         bytes: usize,

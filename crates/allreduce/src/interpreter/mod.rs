@@ -2,11 +2,11 @@
 //! and advanced together.
 //!
 //! `flight` is a schedule under way; `run` the interpreter; `idle` how it waits; `ahead` how far it may be
-//! ahead of a peer; `elsewhere` memory that it may not touch; `scratch` what arrives to be added; `tokens`
-//! what a message is to the transport.
+//! ahead of a peer; `endpoint` what happens to a segment at an end, where that is not only to add or copy it; `scratch` what
+//! arrives to be added; `tokens` what a message is to the transport.
 
 mod ahead;
-mod elsewhere;
+mod endpoint;
 mod flight;
 mod idle;
 mod run;
@@ -15,7 +15,8 @@ mod scratch;
 mod tests;
 mod tokens;
 
-pub use elsewhere::Elsewhere;
+pub use endpoint::Endpoint;
 pub use flight::Ticket;
-pub(crate) use idle::Idle;
+pub use ringpull_plan::{Action, Message};
 pub use run::{Runner, stopped};
+pub use scratch::Scratch;

@@ -18,11 +18,11 @@ use std::time::Duration;
 
 use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{DType, Error, Result};
-use ringpull_plan::{Action, Plan, Schedule};
+use ringpull_plan::{Plan, Schedule};
 
 use crate::interpreter::ahead::Ahead;
-use crate::interpreter::elsewhere::Elsewhere;
-use crate::interpreter::flight::{Flight, Ticket};
+use crate::interpreter::endpoint::Endpoint;
+use crate::interpreter::flight::{Flight, Memory, Ticket};
 use crate::interpreter::idle::Idle;
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{Given, Tokens};
@@ -104,22 +104,18 @@ impl Runner {
     ///
     /// # Safety
     /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an error it stays so
-    /// until the transport is gone. With an owner of memory `elsewhere` that holds for the rooms it gives, too, and the transport can read
-    /// and write both.
-    pub unsafe fn begin(
-        &mut self,
-        schedule: &Arc<Schedule>,
-        data: *mut [u8],
-        stamp: Stamp,
-        priority: i32,
-        elsewhere: Option<Box<dyn Elsewhere>>,
-    ) -> Ticket {
+    /// until the transport is gone.
+    pub unsafe fn begin(&mut self, schedule: &Arc<Schedule>, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
         assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
-        self.open_bytes += schedule.traffic_bytes;
+        self.board(schedule, Memory::Host(data.cast()), stamp, priority)
+    }
+
+    fn board(&mut self, schedule: &Arc<Schedule>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
         self.begun += 1;
         self.changed = true;
         self.idle = Idle::default();
-        let flight = Flight::new(self.begun, Arc::clone(schedule), data.cast(), (stamp, priority), elsewhere);
+        let flight = Flight::new(self.begun, Arc::clone(schedule), memory, (stamp, priority));
+        self.open_bytes += flight.traffic_bytes();
         if flight.is_finished() {
             self.finished.push(self.begun);
         } else {
@@ -185,7 +181,7 @@ impl Runner {
     ) -> Result<()> {
         // SAFETY: `data` is borrowed until this returns, which is when it is finished; for an error the
         // caller promises the rest.
-        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, None) };
+        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX) };
         self.until(ticket, transport, stop)
     }
 
@@ -222,25 +218,26 @@ impl Runner {
         assert!(schedule.only_sends(), "a schedule that receives needs a buffer that it may write");
         let data = std::ptr::slice_from_raw_parts_mut(data.as_ptr().cast_mut(), data.len());
         // SAFETY: as in `run`; nothing is written, as no message is received.
-        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, None) };
+        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX) };
         self.until(ticket, transport, stop)
     }
 
-    /// As [`run`](Self::run) on memory that only the transport and its `owner` touch.
+    /// As [`run`](Self::run), with an end of this rank's own making.
     ///
     /// # Safety
-    /// The transport can read and write `data` and the owner's rooms, and nobody else does until this returns; after an error never again.
-    pub unsafe fn run_elsewhere(
+    /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until the endpoint is told that their
+    /// message is done; after an error never again. What the endpoint borrows is not needed then: it is never called again.
+    pub unsafe fn run_between(
         &mut self,
         schedule: &Arc<Schedule>,
-        data: *mut [u8],
-        owner: Box<dyn Elsewhere>,
+        endpoint: Box<dyn Endpoint + '_>,
         transport: &mut dyn Transport,
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        // SAFETY: as the caller promises.
-        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX, Some(owner)) };
+        // SAFETY: the lifetime alone is changed. When this returns the endpoint has been dropped with its flight, or has been forgotten.
+        let endpoint = unsafe { std::mem::transmute::<Box<dyn Endpoint + '_>, Box<dyn Endpoint>>(endpoint) };
+        let ticket = self.board(schedule, Memory::Endpoint(endpoint), stamp, i32::MAX);
         self.until(ticket, transport, stop)
     }
 
@@ -284,28 +281,22 @@ impl Runner {
         self.held.resize(transport.size(), None);
         for flight in &mut self.flights {
             let schedule = Arc::clone(&flight.schedule);
-            let Flight { ticket, stamp, base, priority, .. } = *flight;
+            let Flight { ticket, stamp, priority, .. } = *flight;
             for (at, lane) in schedule.into.iter().enumerate() {
                 while let Some(index) = lane.message(flight.into[at].next) {
                     if self.receiving[lane.peer] >= RECV_WINDOW && flight.into[at].inflight > 0 {
                         break;
                     }
-                    let message = &schedule.all[index as usize];
-                    let to = match message.action {
-                        Action::Copy if flight.waits(index) => break,
-                        // SAFETY: `start` lies in the buffer that `base` begins.
-                        Action::Copy => unsafe { base.add(message.start) },
-                        _ => flight.make_room(index, &mut self.scratch)?,
-                    };
-                    let token = self.tokens.give(ticket, index, Mode::Standard);
-                    // SAFETY: the range lies in the data or in a room that the flight keeps until the message is finished;
-                    // nobody else touches it before: earlier messages on these segments are done or copied, later ones wait.
+                    let Some(place) = flight.incoming(index, &mut self.scratch)? else { break };
+                    let (token, len) = (self.tokens.give(ticket, index, Mode::Standard), flight.wire_bytes(index));
+                    // SAFETY: the range lies in the data or in a room that is kept until the message is finished; nobody
+                    // else touches it before: earlier messages on these segments are done or copied, later ones wait.
                     unsafe {
-                        let into = std::ptr::slice_from_raw_parts_mut(to, message.len());
+                        let into = std::ptr::slice_from_raw_parts_mut(place, len);
                         transport.recv(lane.peer, stamp, into, token)?;
                     }
                     self.receiving[lane.peer] += 1;
-                    flight.into[at].posted(message.len());
+                    flight.into[at].posted(schedule.all[index as usize].len());
                 }
             }
             for (at, lane) in schedule.out.iter().enumerate() {
@@ -321,12 +312,11 @@ impl Runner {
                         }
                         break;
                     }
-                    let message = &schedule.all[index as usize];
+                    let len = flight.wire_bytes(index);
                     let place = &mut flight.out[at];
-                    place.posted(message.len());
-                    let mode = ahead.send(message.len(), place.left, &mut place.unasked);
-                    // SAFETY: `start` lies in the buffer that `base` begins.
-                    let mut data = unsafe { base.add(message.start) };
+                    place.posted(schedule.all[index as usize].len());
+                    let mode = ahead.send(len, place.left, &mut place.unasked);
+                    let mut data = flight.outgoing(index, &mut self.scratch)?;
                     if mode == Mode::Synchronous
                         && let Some((copy, finished_bytes)) = flight.copy_out(index, &mut self.scratch)?
                     {
@@ -338,7 +328,7 @@ impl Runner {
                     // SAFETY: as above, or a copy that the flight keeps until the message is finished; a message that will change these
                     // segments waits for this one, or for the copy.
                     unsafe {
-                        let data = std::ptr::slice_from_raw_parts(data, message.len());
+                        let data = std::ptr::slice_from_raw_parts(data, len);
                         transport.send(lane.peer, stamp, data, mode, token)?;
                     }
                 }
@@ -353,7 +343,7 @@ impl Runner {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
         let at = at.expect("an operation stays until all its messages are done");
         let flight = &mut self.flights[at];
-        let (peer, is_sent, len) = flight.leave_lane(index);
+        let ((peer, is_sent), len) = (flight.leave_lane(index), flight.wire_bytes(index));
         let phase = if is_sent { Phase::Send } else { Phase::Receive };
         timeline::record(phase, || Name::Peer(peer), since_ns, len as u64);
         if is_sent {

@@ -1,4 +1,4 @@
-//! Host memory for what arrives to be added, and for copies of what is sent. It is kept for the next.
+//! Host memory for what arrives to be added, and for what is sent and stands in no buffer. It is kept for the next.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,19 @@ use ringpull_base::Buffer;
 
 /// Buffers, kept by size: powers of two.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub struct Scratch {
     free: BTreeMap<usize, Vec<Buffer>>,
 }
 
 impl Scratch {
-    pub(super) fn take(&mut self, len_bytes: usize) -> Buffer {
+    /// A buffer of at least this length, with bytes of no meaning.
+    pub fn take(&mut self, len_bytes: usize) -> Buffer {
         let size = len_bytes.next_power_of_two().max(4096);
         self.free.get_mut(&size).and_then(Vec::pop).unwrap_or_else(|| Buffer::zeroed(size))
     }
 
-    pub(super) fn put(&mut self, buffer: Buffer) {
+    /// Gives back a buffer that was taken.
+    pub fn put(&mut self, buffer: Buffer) {
         self.free.entry(buffer.bytes().len()).or_default().push(buffer);
     }
 }

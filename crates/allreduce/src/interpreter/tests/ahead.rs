@@ -115,7 +115,7 @@ fn send_out(runner: &mut Runner, data: &mut [u8], segments: usize, stamp: Stamp,
     // SAFETY: nobody touches the data before the test ends, and the runner with it.
     unsafe {
         let schedule = runner.schedule(&broadcast(0, 0, 2, segments * 64), DType::U8);
-        runner.begin(&schedule, data, stamp, priority, None)
+        runner.begin(&schedule, data, stamp, priority)
     }
 }
 
@@ -178,7 +178,7 @@ fn ahead_of_a_peer(len: usize, priorities: &[i32]) -> (Vec<usize>, Vec<usize>) {
         #[allow(unsafe_code)]
         // SAFETY: nobody touches the data before the test ends, and the runner with it.
         unsafe {
-            runner.begin(&schedule, data, stamp as u32, *priority, None)
+            runner.begin(&schedule, data, stamp as u32, *priority)
         };
     }
     let mut moved = Instant::now();
@@ -218,7 +218,7 @@ fn what_the_peer_does_not_want_yet_holds_up_nothing_of_lower_priority() {
     #[allow(unsafe_code)]
     // SAFETY: nobody touches the data before the test ends, and the runner with it.
     unsafe {
-        runner.begin(&schedule, whole, 9, 7, None)
+        runner.begin(&schedule, whole, 9, 7)
     };
     let low = send_out(&mut runner, &mut data, SEGMENTS, 1, 0);
     let mut wanted = Runner::new(64, LIMIT);
@@ -227,7 +227,7 @@ fn what_the_peer_does_not_want_yet_holds_up_nothing_of_lower_priority() {
     #[allow(unsafe_code)]
     // SAFETY: as above.
     unsafe {
-        wanted.begin(&wanted.schedule(&broadcast(0, 1, 2, SEGMENTS * 64), DType::U8), into, 1, 0, None)
+        wanted.begin(&wanted.schedule(&broadcast(0, 1, 2, SEGMENTS * 64), DType::U8), into, 1, 0)
     };
     let begun = Instant::now();
     // Without a pause there is no standstill.
@@ -268,8 +268,8 @@ fn sum_without_answers(is_peer_early: bool) {
     #[allow(unsafe_code)]
     // SAFETY: nobody touches the data before both are finished.
     unsafe {
-        runner.begin(&runner.schedule(&plan, DType::U8), ours, 0, 0, None);
-        peer.begin(&peer.schedule(&theirs, DType::U8), into, 0, 0, None);
+        runner.begin(&runner.schedule(&plan, DType::U8), ours, 0, 0);
+        peer.begin(&peer.schedule(&theirs, DType::U8), into, 0, 0);
     }
     let begun = Instant::now();
     for _ in 0..if is_peer_early { 1000 } else { 0 } {

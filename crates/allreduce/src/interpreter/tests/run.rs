@@ -168,7 +168,7 @@ fn together(
         #[allow(unsafe_code)]
         // SAFETY: the buffers are not touched before all operations are finished; a failure ends the test.
         unsafe {
-            runner.begin(&runner.schedule(&plan, DType::F32), data, which as u32, (which % 3) as i32, None);
+            runner.begin(&runner.schedule(&plan, DType::F32), data, which as u32, (which % 3) as i32);
         }
     }
     let mut finished = Vec::new();
@@ -240,7 +240,7 @@ fn one_schedule_runs_again_and_several_times_at_once() {
             #[allow(unsafe_code)]
             // SAFETY: the buffers are not touched before all operations are finished; a failure ends the test.
             unsafe {
-                runner.begin(&schedule, data, stamp as u32, 0, None);
+                runner.begin(&schedule, data, stamp as u32, 0);
             }
         }
         while runner.is_busy() {
