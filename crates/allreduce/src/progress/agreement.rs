@@ -24,10 +24,8 @@ use std::collections::BTreeMap;
 use ringpull_base::{Error, Key};
 
 use crate::progress::agreement::disagreement::disagreement;
-use crate::progress::calls::{RunTo, Stopped};
 use crate::progress::freezing::{Freezing, Logs};
-use crate::progress::frozen::Freeze;
-use crate::progress::order::{Call, Launch, Order, Overdue, Stuck, Topic};
+use crate::progress::messages::{Call, Freeze, Launch, Order, Overdue, RunTo, Stopped, Stuck, Topic};
 
 pub use late::Late;
 

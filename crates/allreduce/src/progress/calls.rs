@@ -9,14 +9,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use ringpull_base::Error;
 
-use ringpull_base::{Error, Key};
-
-use crate::progress::frozen::{Freeze, Frozen, Unit};
-use crate::progress::fusion::Step;
-use crate::progress::job::{Terms, Wire};
-use crate::progress::order::{Call, Launch, Topic};
+use crate::progress::frozen::{Frozen, Unit};
+use crate::progress::messages::{Call, Freeze, Launch, RunTo, Step, Stopped, Terms, Topic, Wire};
 use crate::progress::rest::{Due, Rest};
 
 /// What has to be done about a call or a message.
@@ -38,28 +34,6 @@ pub enum Act {
     Even,
     /// The ranks do not agree.
     Fault(Error),
-}
-
-/// How far a rank has come in a frozen cycle that was stopped.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stopped {
-    /// Which cycle.
-    pub epoch: u32,
-    /// Units begun.
-    pub begun: u64,
-    /// What this rank has not called of the next unit: the key and the operation.
-    pub missing: Option<(Key, String)>,
-}
-
-/// How far every rank has to go in a frozen cycle that was stopped.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RunTo {
-    /// Which cycle.
-    pub epoch: u32,
-    /// Units to begin.
-    pub until: u64,
-    /// A rank that has begun them all.
-    pub by: usize,
 }
 
 /// In this many cycles a rank may be with calls while it has not made those of an earlier one.

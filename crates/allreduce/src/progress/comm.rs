@@ -16,8 +16,8 @@ use ringpull_base::{Buffer, Error};
 use crate::communicator::Host;
 use crate::interpreter::Ticket;
 use crate::progress::frozen::Unit;
-use crate::progress::job::{Job, Wire};
-use crate::progress::order::{Launch, Topic};
+use crate::progress::job::Job;
+use crate::progress::messages::{Launch, Topic, Wire};
 use crate::progress::shared::{Command, Shared};
 
 /// Sums under way at once: enough to hide the latency of each, few enough to keep the messages posted for them few.

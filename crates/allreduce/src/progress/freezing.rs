@@ -9,8 +9,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::progress::fusion::{Step, units};
-use crate::progress::order::{Call, Topic};
+use crate::progress::fusion::units;
+use crate::progress::messages::{Call, Step, Topic};
 use crate::progress::period::Sequence;
 use crate::progress::phases::phases;
 

@@ -4,26 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
-use crate::progress::fusion::Step;
-use crate::progress::job::Wire;
-use crate::progress::order::{Call, Launch, Topic};
-
-/// What rank 0 tells every rank when it freezes the sequence of calls.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Freeze {
-    /// Counts the freezes.
-    pub epoch: u32,
-    /// The last operation that was agreed on by itself.
-    pub last: Launch,
-    /// The number of the first unit.
-    pub number: u32,
-    /// The operations of a cycle, in the order in which rank 0 calls them.
-    pub steps: Vec<Step>,
-    /// The units of a cycle, as indices of `steps`.
-    pub units: Vec<Vec<u32>>,
-}
+use crate::progress::messages::{Call, Freeze, Step, Topic, Wire};
 
 /// Operations that travel together.
 #[derive(Debug, Clone, PartialEq, Eq)]

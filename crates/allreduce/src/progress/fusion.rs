@@ -8,27 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use ringpull_base::DType;
 
-use crate::progress::job::{Terms, Wire};
-use crate::progress::order::Topic;
-
-/// One operation of a frozen cycle.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
-    /// What it is about.
-    pub topic: Topic,
-    /// Which operation of the topic it is in the first cycle.
-    pub ordinal: u64,
-    /// `push`, `barrier`, ...
-    pub operation: String,
-    /// What has to be the same on every rank.
-    pub terms: Terms,
-    /// What it asks of the wire.
-    pub wire: Wire,
-}
+use crate::progress::messages::{Step, Topic, Wire};
 
 /// The most bytes of a bucket, where nobody asked for more. A slow network has shorter ones.
 pub const BUCKET_BYTES: usize = 1 << 20;
@@ -97,6 +79,7 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::messages::Terms;
     use proptest::prelude::*;
 
     fn step(key: i64, wire: Wire) -> Step {

@@ -1,51 +1,11 @@
 //! Jobs: operations between their call and their end.
 
 use crossbeam_channel::Sender;
-use serde::{Deserialize, Serialize};
 
 use ringpull_base::{DType, Error, Key, Result, Tensor};
 
 use crate::communicator::Host;
-use crate::progress::order::Launch;
-
-/// What a job asks of the wire. The same on every rank, but for the priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wire {
-    /// [`Job::run`], when nothing else is under way.
-    Alone,
-    /// The sum over all ranks of what [`Job::addend`] gives, beside others.
-    Sum {
-        /// Its element type.
-        dtype: DType,
-        /// Its length.
-        len_bytes: usize,
-        /// A higher one goes first.
-        priority: i32,
-    },
-}
-
-/// What has to be the same on every rank for an operation.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Terms {
-    /// In words: dtype, shape, optimizer.
-    pub words: String,
-    /// How the ranks sum, in words, where that is to be compared; said only if it differs and nothing else does.
-    pub how: String,
-    /// As data, for a rank that stands in for a call that it has not made.
-    pub settings: Vec<u8>,
-}
-
-impl<T: Into<String>> From<T> for Terms {
-    fn from(words: T) -> Self {
-        Terms { words: words.into(), ..Terms::default() }
-    }
-}
-
-impl std::fmt::Display for Terms {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.words)
-    }
-}
+use crate::progress::messages::{Launch, Terms, Wire};
 
 /// Makes the jobs of a store on a rank that has joined.
 pub trait StandIn: Send + Sync {

@@ -4,6 +4,7 @@
 //!   when rank 0's calls repeat themselves; `phases` and [`fusion`]: what travels together then, and in which order;
 //! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`); `rest`: what is left
 //!   to begin when that order has been stopped;
+//! - [`messages`]: what ranks tell each other;
 //! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
 //!   applies updates, and whatever else takes its time when a sum is there; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share, `standstill` finds out whether this rank waits in vain;
@@ -18,7 +19,7 @@ mod freezing;
 pub mod frozen;
 pub mod fusion;
 pub mod job;
-pub mod order;
+pub mod messages;
 mod period;
 mod phases;
 #[cfg(feature = "mpi")]
@@ -33,5 +34,5 @@ mod tests;
 mod watcher;
 
 pub use engine::Engine;
-pub use job::{Job, StandIn, Terms, Wire};
-pub use order::{Call, Launch, Topic};
+pub use job::{Job, StandIn};
+pub use messages::{Call, Launch, Terms, Topic, Wire};

@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::progress::job::Terms;
-use crate::progress::order::{Call, Topic};
+use crate::progress::messages::{Call, Terms, Topic};
 
 /// The most calls that are remembered; a cycle of more than a fraction of it is never found.
 const MEMORY: usize = 1 << 16;
@@ -64,7 +63,7 @@ impl Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::job::Wire;
+    use crate::progress::messages::Wire;
 
     /// A key of 0 is a barrier.
     fn periods(keys: &[i64], times: usize) -> Vec<Option<usize>> {

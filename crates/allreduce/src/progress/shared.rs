@@ -6,62 +6,15 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Waiter};
 
-use crate::progress::calls::{Act, Calls, Stopped};
+use crate::progress::calls::{Act, Calls};
 use crate::progress::frozen::Unit;
 use crate::progress::job::{Barrier, Job, StandIn};
-use crate::progress::order::{Call, Launch, Order, Overdue, Stuck, Topic};
+use crate::progress::messages::{Call, Launch, Note, Order, Topic};
 use crate::transport::control::Control;
 use crate::transport::messages;
-
-/// What ranks tell each other over the control star.
-#[derive(Serialize, Deserialize)]
-pub(super) enum Note {
-    Here(Peer),
-    /// To rank 0: an operation was called.
-    Called(Call),
-    /// To rank 0: the frozen cycle of this epoch cannot go on.
-    Thaw(u32, Option<Overdue>),
-    /// To rank 0: this rank has called what it owed of a frozen cycle that was stopped.
-    Even,
-    /// To rank 0: this rank has no data left.
-    Joined,
-    /// To rank 0: how far this rank has come in a frozen cycle.
-    Stopped(Stopped),
-    /// From rank 0.
-    Order(Order),
-    Failed(Error),
-    /// This rank calls no more; how far it has come in a frozen cycle.
-    Leaving(Option<Stopped>),
-    /// To rank 0: this rank is leaving, and all that it has called is done.
-    Done,
-    /// From rank 0: every rank is done.
-    Ending,
-    Alive,
-    /// Why this rank would end, if it ended now: its last call failed.
-    Failing(Option<String>),
-    /// To rank 0: this rank waits in a call for what cannot begin, or does so no more.
-    Stuck(Option<Stuck>),
-    /// From rank 0: others wait for this rank; where is its program?
-    Where,
-    /// There.
-    At(String),
-    /// What time is it? With the asker's own.
-    Asked(u64),
-    /// The asker's time, and rank 0's.
-    Answered(u64, u64),
-}
-
-impl Note {
-    /// Whether it is about an operation, and not about the state of a process.
-    fn is_counted(&self) -> bool {
-        matches!(self, Note::Called(_) | Note::Joined | Note::Thaw(..) | Note::Even | Note::Stopped(_) | Note::Order(_))
-    }
-}
 
 /// What the comm thread is told.
 pub(super) enum Command {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::waits::{self, IDLE, Place, used_s};
 
-use crate::progress::order::Stuck;
+use crate::progress::messages::Stuck;
 use crate::progress::shared::Shared;
 
 /// How long nothing may have changed.

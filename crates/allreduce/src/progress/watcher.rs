@@ -16,8 +16,8 @@ use ringpull_base::{Error, after_error, notice, timeline, waits};
 
 use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
-use crate::progress::order::{Order, Overdue};
-use crate::progress::shared::{Note, Shared};
+use crate::progress::messages::{Note, Order, Overdue};
+use crate::progress::shared::Shared;
 use crate::progress::standstill::Standstill;
 use crate::transport::control::Event;
 

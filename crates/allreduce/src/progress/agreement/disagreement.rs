@@ -3,7 +3,7 @@
 use ringpull_base::{Error, INIT_ALIKE};
 
 use crate::progress::agreement::Pending;
-use crate::progress::order::Call;
+use crate::progress::messages::Call;
 
 /// The error for an operation that two ranks have called differently.
 pub(super) fn disagreement(pending: &Pending) -> Error {

@@ -3,7 +3,7 @@
 use ringpull_base::{Error, Key};
 
 use crate::progress::agreement::{Agreement, Owed, Pending};
-use crate::progress::order::{Stuck, Topic};
+use crate::progress::messages::{Stuck, Topic};
 
 /// How long every rank must have waited before nothing can come any more. An order or a call that is on its way ends such a wait.
 const CERTAIN_S: f64 = 2.0;

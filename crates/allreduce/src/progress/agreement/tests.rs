@@ -1,7 +1,7 @@
 //! The table of calls, one by one. What is frozen is tested where ranks call together, in `tests::schedule`.
 
 use super::*;
-use crate::progress::job::{Terms, Wire};
+use crate::progress::messages::{Terms, Wire};
 
 fn call(key: i64, ordinal: u64, terms: &str) -> Call {
     let topic = Topic::Key { store: 0, key: key.into() };

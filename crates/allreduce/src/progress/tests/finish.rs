@@ -9,8 +9,8 @@ use ringpull_base::{Error, Key, Result};
 
 use crate::communicator::Host;
 use crate::progress::engine::Engine;
-use crate::progress::job::{Job, Terms};
-use crate::progress::order::{Launch, Topic};
+use crate::progress::job::Job;
+use crate::progress::messages::{Launch, Terms, Topic};
 
 /// Says that it runs, and, when it is allowed to, who finished it.
 struct Told {

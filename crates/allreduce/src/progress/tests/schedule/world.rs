@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use ringpull_base::{DType, Error, Key};
 
 use crate::progress::agreement::Agreement;
-use crate::progress::calls::{Act, Calls, Stopped};
-use crate::progress::job::Wire;
-use crate::progress::order::{Call, Order, Topic};
+use crate::progress::calls::{Act, Calls};
+use crate::progress::messages::{Call, Order, Stopped, Topic, Wire};
 
 /// What a rank's program does.
 #[derive(Clone, Copy, Debug, PartialEq)]
