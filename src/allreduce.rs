@@ -8,6 +8,7 @@ use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
+use crate::check::{self, Check};
 use crate::jobs::{CompressedPush, Init, Push, PushRows};
 use crate::replica::{Replica, terms};
 use crate::slot::Slot;
@@ -40,15 +41,29 @@ impl Allreduce {
         })
     }
 
-    fn submit(&self, slot: &Slot, operation: &str, terms: Terms, job: Box<dyn Job>) -> Result<()> {
+    fn submit(&self, slot: &Arc<Slot>, operation: &str, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         self.submit_keeping(slot, operation, terms, job, true)
     }
 
     /// As [`submit`](Self::submit), when it has to be said whether the key has a value afterwards.
-    fn submit_keeping(&self, slot: &Slot, operation: &str, terms: Terms, job: Box<dyn Job>, keeps: bool) -> Result<()> {
+    fn submit_keeping(
+        &self,
+        slot: &Arc<Slot>,
+        operation: &str,
+        terms: Terms,
+        job: Box<dyn Job>,
+        keeps: bool,
+    ) -> Result<()> {
+        let _order = slot.in_order();
         let kept = slot.call(keeps);
         let topic = Topic::Key { store: self.store, key: slot.entry.key.clone() };
-        self.engine.submit(topic, operation, terms, job).inspect_err(|_| slot.cancel(kept))
+        self.engine.submit(topic.clone(), operation, terms, job).inspect_err(|_| slot.cancel(kept))?;
+        match slot.call_check() {
+            Some(update) => {
+                self.engine.submit(topic, check::OPERATION, Terms::default(), Box::new(Check::new(slot, update)))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The update of a push called now, if the key's value can be updated so.
@@ -94,7 +109,7 @@ impl Backend for Allreduce {
 
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let value = value.read()?.snapshot();
-        let slot = Arc::new(Slot::new(entry.clone(), &self.replica.unfinished_bytes));
+        let slot = Arc::new(Slot::new(entry.clone(), &self.replica.unfinished_bytes, self.engine.check_replicas()));
         self.replica.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
         let terms = Terms { how: self.engine.settings().to_owned(), ..terms(entry, &Update::Overwrite, None) };
         self.submit(&slot, "init", terms, Box::new(Init::new(&slot, value)))

@@ -247,6 +247,15 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
     Ok(match devices {
         None => Box::new(crate::allreduce::Allreduce::new(engine)),
+        Some(_) if config.check_replicas > 0 => {
+            return Err(Error::argument(
+                format!(
+                    "replicas are to be compared every {} updates, but values on devices are not",
+                    config.check_replicas
+                ),
+                "unset RINGPULL_CHECK_REPLICAS, or RINGPULL_DEVICES for values in host memory",
+            ));
+        }
         Some(devices) => over_ranks(devices, engine, config.timeout),
     })
 }

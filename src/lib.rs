@@ -15,6 +15,8 @@ mod anywhere;
 mod backend;
 #[cfg(any(feature = "allreduce", feature = "ps"))]
 mod backlog;
+#[cfg(feature = "allreduce")]
+mod check;
 #[cfg(any(feature = "allreduce", feature = "ps"))]
 mod compressed;
 mod contribution;

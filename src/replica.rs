@@ -16,6 +16,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::backlog::Backlog;
+use crate::check::{self, Check};
 use crate::compressed::Compressor;
 use crate::jobs::{CompressedPush, Push, PushRows};
 use crate::slot::Slot;
@@ -84,6 +85,14 @@ impl StandIn for Replica {
         let slot = self.slots.read().get(key).cloned().filter(|_| operation != "init");
         let slot =
             slot.ok_or_else(|| wrong("it has no such key".to_owned(), "init every key before any rank joins"))?;
+        if operation == check::OPERATION {
+            return match slot.call_check() {
+                Some(update) => Ok(Box::new(Check::new(&slot, update))),
+                None => {
+                    Err(wrong("here it is not checked".to_owned(), "set RINGPULL_CHECK_REPLICAS alike on every rank"))
+                }
+            };
+        }
         let settings = match &theirs.settings[..] {
             [] => Settings::default(),
             bytes => postcard::from_bytes(bytes).map_err(|cause| {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, Result, TensorMut, waits};
@@ -21,6 +23,10 @@ pub(super) struct Slot {
     changed: Condvar,
     /// The bytes of all operations of the store that were called and are not done.
     unfinished_bytes: Arc<AtomicU64>,
+    /// After how many updates its replicas are compared; 0: never.
+    check_every: u64,
+    /// Held from the call of an update until its check is called too, where there are checks.
+    calling: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -32,6 +38,11 @@ struct State {
     /// Operations called, and those of them that are done.
     called: u64,
     done: u64,
+    /// Updates called, and those of them that are done.
+    updates_called: u64,
+    updates_done: u64,
+    /// The hash of what the last update that is checked has left.
+    hash: Option<u64>,
     /// Whether the last operation called leaves a value here, and whether the last one done has left none.
     keeps: bool,
     is_left_out: bool,
@@ -39,9 +50,61 @@ struct State {
 }
 
 impl Slot {
-    pub(super) fn new(entry: Entry, unfinished_bytes: &Arc<AtomicU64>) -> Self {
+    /// A key without a value, whose replicas are compared after every `check_every` updates, or never.
+    pub(super) fn new(entry: Entry, unfinished_bytes: &Arc<AtomicU64>, check_every: u64) -> Self {
         let unfinished_bytes = Arc::clone(unfinished_bytes);
-        Slot { entry, state: Mutex::default(), changed: Condvar::new(), unfinished_bytes }
+        let (state, changed, calling) = (Mutex::default(), Condvar::new(), Mutex::default());
+        Slot { entry, state, changed, unfinished_bytes, check_every, calling }
+    }
+
+    /// To be held while an update and the check that may follow it are called: nothing may come between them.
+    pub(super) fn in_order(&self) -> Option<MutexGuard<'_, ()>> {
+        (self.check_every > 0).then(|| self.calling.lock())
+    }
+
+    /// Whether replicas are compared after that many updates.
+    fn is_checked(&self, update: u64) -> bool {
+        update > 0 && update.checked_rem(self.check_every) == Some(0)
+    }
+
+    /// The number of the update called last, if a check has to follow it; takes note that the check is called.
+    pub(super) fn call_check(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        let update = state.updates_called;
+        let is_checked = self.is_checked(update);
+        state.called += u64::from(is_checked);
+        is_checked.then_some(update)
+    }
+
+    /// The hash of what that update has left, when it is done.
+    pub(super) fn hash_after(&self, update: u64) -> Result<u64> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(fault) = &state.fault {
+                return Err(fault.clone());
+            }
+            if state.updates_done >= update
+                && let Some(hash) = state.hash.take()
+            {
+                return Ok(hash);
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// A check is done.
+    pub(super) fn checked(&self) {
+        self.state.lock().done += 1;
+        self.changed.notify_all();
+    }
+
+    /// The hash of what an update leaves, if that has to be compared.
+    fn hash(&self, bytes: &[u8]) -> Option<u64> {
+        let update = {
+            let state = self.state.lock();
+            state.updates_done + u64::from(state.done > 0)
+        };
+        self.is_checked(update).then(|| xxh3_64(bytes))
     }
 
     /// Whether there is room for one more push after `limit`, or there was a fault.
@@ -71,6 +134,8 @@ impl Slot {
     /// An operation has been called, which leaves a value here or does not. Whether the one before did.
     pub(super) fn call(&self, keeps: bool) -> bool {
         let mut state = self.state.lock();
+        // The first call is that of init.
+        state.updates_called += u64::from(state.called > 0);
         state.called += 1;
         self.unfinished_bytes.fetch_add(self.entry.len_bytes() as u64, Ordering::Relaxed);
         std::mem::replace(&mut state.keeps, keeps)
@@ -80,6 +145,7 @@ impl Slot {
     pub(super) fn cancel(&self, kept: bool) {
         let mut state = self.state.lock();
         state.called -= 1;
+        state.updates_called = state.updates_called.saturating_sub(1);
         self.unfinished_bytes.fetch_sub(self.entry.len_bytes() as u64, Ordering::Relaxed);
         state.keeps = kept;
     }
@@ -118,10 +184,18 @@ impl Slot {
     }
 
     /// An operation is done, and this is the value now.
-    pub(super) fn settle(&self, value: impl Into<Option<Arc<Buffer>>>) {
+    pub(super) fn settle(&self, value: Arc<Buffer>) {
+        let hash = self.hash(value.bytes());
+        self.settle_as(Some(value), hash);
+    }
+
+    fn settle_as(&self, value: Option<Arc<Buffer>>, hash: Option<u64>) {
         let mut state = self.state.lock();
-        state.value = value.into();
+        state.value = value;
         state.is_left_out = state.value.is_none();
+        // The first call is that of init.
+        state.updates_done += u64::from(state.done > 0);
+        state.hash = hash.or(state.hash);
         state.done += 1;
         self.unfinished_bytes.fetch_sub(self.entry.len_bytes() as u64, Ordering::Relaxed);
         drop(state);
@@ -153,9 +227,10 @@ impl Slot {
         let span = timeline::span(Phase::Unpack, || &self.entry.key);
         let sum = outs.swap_remove(index);
         outs.into_iter().for_each(|mut out| out.copy_from(sum.bytes()));
+        let hash = self.hash(sum.bytes());
         drop(sum);
         drop(span);
-        self.settle(None);
+        self.settle_as(None, hash);
     }
 
     pub(super) fn fail(&self, fault: &Error) {
@@ -183,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_value_that_the_next_operation_has_taken_out_is_waited_for() {
-        let slot = Slot::new(Entry { key: Key::from("w"), dtype: DType::U8, shape: [1].into() }, &Arc::default());
+        let slot = Slot::new(Entry { key: Key::from("w"), dtype: DType::U8, shape: [1].into() }, &Arc::default(), 0);
         slot.call(true);
         slot.settle(Arc::new(Buffer::copy_of(&[1])));
         // Another thread's push begins here.

@@ -23,6 +23,7 @@ __all__ = [
     "NotFiniteError",
     "PeerLostError",
     "ProtocolError",
+    "ReplicasDifferError",
     "ShapeMismatchError",
     "StalledError",
     "UnavailableError",
@@ -121,6 +122,14 @@ class NotFiniteError(KVStoreError, ArithmeticError):
     """``RINGPULL_CHECK_NAN=1`` found a pushed NaN or Inf."""
 
 
+class ReplicasDifferError(KVStoreError):
+    """``RINGPULL_CHECK_REPLICAS`` found ``ranks`` whose value of ``key`` is not that of ``others``, after update ``update``."""
+
+    update: int | None = None
+    ranks: list[int] = []
+    others: list[int] = []
+
+
 _CLASSES: dict[str, type[KVStoreError]] = {
     "UnknownKind": UnknownKindError,
     "KindUnavailable": UnavailableError,
@@ -140,6 +149,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "Library": LibraryError,
     "Io": FileError,
     "NotFinite": NotFiniteError,
+    "ReplicasDiffer": ReplicasDifferError,
     "Environment": ArgumentError,
     "Forked": UnavailableError,
 }

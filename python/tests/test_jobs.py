@@ -118,6 +118,22 @@ def test_a_fault_with_servers_is_one_exception_on_every_worker(workers, case, ex
     judge(launch(workers, 1, HERE / "jobs/faults.py", case, "dist_sync", RINGPULL_TIMEOUT=2), case, expected, of_last)
 
 
+@pytest.mark.parametrize("ranks", [2, FOUR])
+@pytest.mark.parametrize(("every", "expected"), [(3, "ReplicasDifferError"), (0, "nothing")])
+def test_a_rank_whose_value_differs_is_named_on_every_rank_where_it_is_asked_for(ranks, every, expected):
+    done = mpi(ranks, HERE / "jobs/faults.py", "replicas_differ", RINGPULL_CHECK_REPLICAS=every)
+    assert outcomes(done) == [expected] * ranks, f"{done}"
+    named = f'replicas of key "a" differ after update 6: rank(s) [{ranks - 1}] have another value'
+    assert all((named in printed.out) == (every > 0) for printed in done.ranks), f"{done}"
+
+
+def test_a_job_that_is_to_be_encrypted_is_refused():
+    code = "import ringpull\ntry: ringpull.create('local')\nexcept ringpull.ArgumentError as error: print(error)"
+    status, output = run([sys.executable, "-c", code], RINGPULL_ENCRYPT=1)
+    assert status == 0 and 'RINGPULL_ENCRYPT="1"' in output and "WireGuard" in output, output
+    assert run([sys.executable, "-c", code], RINGPULL_ENCRYPT=0) == (0, "")
+
+
 #: How the last rank ends while the others wait for it, and what they are to be told of it.
 ENDS = [
     ("ends_by_argument", "this error: .*complex|this error: a tensor of"),

@@ -104,6 +104,9 @@ pub struct Config {
     pub mpi_device_memory: Option<bool>,
     /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
     pub check_nan: bool,
+    /// `RINGPULL_CHECK_REPLICAS`, updates (0: never): how many updates of a key lie between two comparisons
+    /// of its value over the ranks of `dist_sync_mpi`.
+    pub check_replicas: u64,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all servers.
     pub bigarray_bound: usize,
     /// `PS_HEARTBEAT_INTERVAL`, seconds (1): the time between signs of life.
@@ -123,6 +126,7 @@ impl Default for Config {
             algorithm: "auto".to_owned(),
             mpi_device_memory: None,
             check_nan: false,
+            check_replicas: 0,
             bigarray_bound: 1_000_000,
             heartbeat_interval: Duration::from_secs(1),
         }
@@ -183,6 +187,7 @@ impl Config {
                 }
                 None => default.mpi_device_memory,
             },
+            check_replicas: parsed("RINGPULL_CHECK_REPLICAS", "a number of updates; 0: never", default.check_replicas)?,
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
         };
@@ -196,11 +201,28 @@ impl Config {
     /// is read where no error can be returned.
     pub fn check(&self) -> Result<()> {
         wants_shared_memory()?;
+        refuse_encryption()?;
         if SEGMENTS.contains(&self.segment_bytes) {
             return Ok(());
         }
         let what = format!("segments of {} bytes", self.segment_bytes);
         Err(Error::argument(what, "set Config::segment_bytes to 1024 to 1073741824"))
+    }
+}
+
+/// `RINGPULL_ENCRYPT`: nothing of a job is encrypted here (ARCHITECTURE.md says why), and who asks for it
+/// must not believe that it is.
+fn refuse_encryption() -> Result<()> {
+    const NAME: &str = "RINGPULL_ENCRYPT";
+    match text(NAME) {
+        Some(given) if switch(NAME, &given)? => Err(wrong(
+            NAME,
+            &given,
+            "0, as nothing encrypts what MPI sends",
+            "unset it, and let the network encrypt all of the job: WireGuard, IPsec or the cluster's own encryption"
+                .to_owned(),
+        )),
+        _ => Ok(()),
     }
 }
 

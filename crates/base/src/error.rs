@@ -235,6 +235,21 @@ pub enum Error {
         /// `NaN` or `Inf`.
         what: String,
     },
+    /// `RINGPULL_CHECK_REPLICAS` found that the ranks hold different values of a key.
+    #[error(
+        "the replicas of key {key} differ after update {update}: {}\n  hint: RINGPULL_CHECK_REPLICAS asked for this check; an updater that does not compute the same on every rank does this, and so does faulty memory: mend it, and restart the job from a checkpoint that is older",
+        say_replicas(ranks, others)
+    )]
+    ReplicasDiffer {
+        /// The key.
+        key: Key,
+        /// How many updates the key had had.
+        update: u64,
+        /// The ranks whose value is not that of most.
+        ranks: Vec<usize>,
+        /// The ranks that hold the value that most hold.
+        others: Vec<usize>,
+    },
     /// An environment variable has a value that cannot be used.
     #[error("{}: expected {expected}\n  hint: {remedy}", say_variable(variable, value))]
     Environment {
@@ -284,6 +299,12 @@ impl Error {
 fn list_views(views: &[(usize, String)]) -> String {
     let parts: Vec<String> = views.iter().map(|(rank, view)| format!("rank {rank} has {view}")).collect();
     parts.join(", ")
+}
+
+fn say_replicas(ranks: &[usize], others: &[usize]) -> String {
+    let unsure =
+        if ranks.len() < others.len() { "" } else { "; no value is that of most, so each may be the wrong one" };
+    format!("rank(s) {ranks:?} have another value than rank(s) {others:?}{unsure}")
 }
 
 fn say_variable(variable: &str, value: &str) -> String {

@@ -148,6 +148,21 @@ def leaves_by_exception():
         sys.exit(0)
 
 
+def replicas_differ():
+    """The updater of the last rank does something else in the fifth step."""
+    calls = []
+
+    def updater(key, received, stored):
+        calls.append(key)
+        stored += received + (rank == last and len(calls) == 5)
+
+    store.set_updater(updater)
+    store.init("a", ones)
+    for _ in range(9):
+        store.pushpull("a", ones.copy())
+    store.wait_all()
+
+
 def no_optimizer():
     store.init("a", ones)
     store.push("a", ones)

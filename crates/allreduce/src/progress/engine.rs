@@ -39,6 +39,7 @@ pub struct Engine {
     limit: Duration,
     library: String,
     settings: String,
+    check_replicas: u64,
     stores: AtomicU64,
     process: Process,
 }
@@ -131,10 +132,10 @@ impl Engine {
         // Ends by itself when the last owner of `shared` is gone; it is not joined.
         spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
         let limit = config.silence();
-        let settings = settings_of(config);
+        let (settings, check_replicas) = (settings_of(config), config.check_replicas);
         let stores = AtomicU64::new(0);
         let (threads, process) = (Mutex::new(threads), Process::this());
-        Ok(Arc::new(Engine { shared, threads, limit, library, settings, stores, process }))
+        Ok(Arc::new(Engine { shared, threads, limit, library, settings, check_replicas, stores, process }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -167,6 +168,11 @@ impl Engine {
     /// What every rank must have set alike, in words: plans of one kind and segments of one size fit together.
     pub fn settings(&self) -> &str {
         &self.settings
+    }
+
+    /// How many updates of a key lie between two comparisons of its replicas; 0: they are not compared.
+    pub fn check_replicas(&self) -> u64 {
+        self.check_replicas
     }
 
     /// The library under the transport, for people.
@@ -393,7 +399,11 @@ impl Drop for Engine {
 /// How an engine with these settings sums, in words.
 pub(super) fn settings_of(config: &Config) -> String {
     let most = if config.segment_is_fixed { "" } else { "up to " };
-    format!("by {} in segments of {most}{} bytes", config.algorithm, config.segment_bytes)
+    let checks = match config.check_replicas {
+        0 => String::new(),
+        every => format!(", replicas compared every {every} updates"),
+    };
+    format!("by {} in segments of {most}{} bytes{checks}", config.algorithm, config.segment_bytes)
 }
 
 /// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is finished, which it says.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::{Error, Result, closest};
 
 /// The variables of our own that a process reads or `ringpull` sets, without `RINGPULL_`.
-const OURS: [&str; 21] = [
+const OURS: [&str; 23] = [
     "warn",
     "timeout",
     "silence",
@@ -20,6 +20,8 @@ const OURS: [&str; 21] = [
     "shared_memory",
     "rack",
     "check_nan",
+    "check_replicas",
+    "encrypt",
     "timeline",
     "mpirun",
     "local_workers",

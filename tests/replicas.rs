@@ -1,0 +1,194 @@
+//! `RINGPULL_CHECK_REPLICAS` over ranks that are threads: a rank that holds another value is named on every
+//! rank, and nothing else is.
+
+mod ranks;
+
+use ringpull::{Config, DType, Error, KvStore, Optimizer, Result, RowSparse, Tensor};
+
+const KEYS: [&str; 3] = ["w", "v", "b"];
+
+fn workers<T: Send>(size: usize, check_replicas: u64, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {
+    ranks::workers(size, &Config { check_replicas, ..Config::default() }, work)
+}
+
+fn ones(len: usize) -> Tensor {
+    Tensor::full(DType::F32, &[len], 1.0)
+}
+
+fn init(store: &KvStore) -> Result<()> {
+    KEYS.iter().try_for_each(|key| store.init(*key, &ones(100)))
+}
+
+fn push(store: &KvStore, key: &str) -> Result<()> {
+    store.push(key, &[ones(100)], 0)
+}
+
+fn named(error: &Error) -> Option<(String, u64, Vec<usize>, Vec<usize>)> {
+    match error {
+        Error::ReplicasDiffer { key, update, ranks, others } => {
+            Some((key.to_string(), *update, ranks.clone(), others.clone()))
+        }
+        _ => None,
+    }
+}
+
+/// Steps in which the updater of rank 1 of three is off by one from the fifth update of "v" on; the first
+/// error of each rank.
+fn differing(check_replicas: u64) -> Vec<Option<Error>> {
+    workers(3, check_replicas, |store| {
+        let (rank, mut calls) = (store.rank(), 0);
+        let updater = move |key: &ringpull::Key, sum: &Tensor, value: &Tensor| {
+            calls += u32::from(*key == "v".into());
+            let wrong = if rank == 1 && *key == "v".into() && calls == 5 { 1.0 } else { 0.0 };
+            let sum = sum.to_vec::<f32>()?;
+            value.write().as_mut_slice::<f32>().iter_mut().zip(&sum).for_each(|(value, sum)| *value += sum + wrong);
+            Ok(())
+        };
+        store.set_updater(Box::new(updater)).unwrap();
+        let steps = || {
+            init(store)?;
+            for _ in 0..12 {
+                KEYS.iter().try_for_each(|key| push(store, key))?;
+            }
+            KEYS.iter().try_for_each(|key| store.pull(*key, &[ones(100)], 0))?;
+            store.barrier()
+        };
+        steps().err()
+    })
+}
+
+#[test]
+fn a_rank_with_another_value_is_named_with_the_key_on_every_rank() {
+    for (every, found) in [(1, 5), (2, 6), (4, 8)] {
+        for error in differing(every) {
+            let error = error.expect("every rank has the error");
+            assert_eq!(named(&error), Some(("\"v\"".to_owned(), found, vec![1], vec![0, 2])), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("rank(s) [1]") && text.contains("hint: RINGPULL_CHECK_REPLICAS"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_compared_unless_it_is_asked_for() {
+    assert_eq!(differing(0), [None, None, None]);
+    // Not so often either.
+    assert_eq!(differing(13), [None, None, None]);
+}
+
+#[test]
+fn of_two_ranks_each_may_be_the_wrong_one() {
+    let errors = workers(2, 1, |store| {
+        let wrong = store.rank() as f32;
+        store.set_updater(Box::new(move |_, _, value| {
+            value.write().as_mut_slice::<f32>().fill(wrong);
+            Ok(())
+        }))?;
+        init(store)?;
+        push(store, "w")?;
+        store.barrier()
+    });
+    for error in errors {
+        let text = error.unwrap_err().to_string();
+        assert!(
+            text.contains("\"w\"") && text.contains("rank(s) [1] have another value than rank(s) [0]; no"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn every_way_of_updating_leaves_the_same_bits_on_every_rank() {
+    for (size, every) in [(1, 1), (2, 1), (3, 2), (4, 3)] {
+        let compressed = "2bit:0.5".parse().unwrap();
+        workers(size, every, |store| -> Result<()> {
+            init(store)?;
+            let noise = |step: usize| -> Vec<f32> {
+                (0..100).map(|at| ((at * 37 + step * 11 + store.rank() * 101) % 997) as f32 / 331.0 - 1.5).collect()
+            };
+            let out = Tensor::zeros(DType::F32, &[100]);
+            for step in 0..30 {
+                match step {
+                    6 => store.set_optimizer(&Optimizer::sgd(0.1))?,
+                    12 => store.set_optimizer(&"adam,lr=0.01".parse()?)?,
+                    18 => store.set_gradient_compression(&compressed)?,
+                    24 => store.unset_gradient_compression()?,
+                    _ => {}
+                }
+                let gradient = Tensor::from_slice(&[100], &noise(step));
+                store.push("w", std::slice::from_ref(&gradient), 0)?;
+                store.push_pull("v", std::slice::from_ref(&gradient), std::slice::from_ref(&out), 0)?;
+                store.push_pull("b", std::slice::from_ref(&gradient), std::slice::from_ref(&gradient), 0)?;
+                out.to_vec::<f32>()?;
+            }
+            store.barrier()
+        })
+        .into_iter()
+        .for_each(|outcome| outcome.unwrap());
+    }
+}
+
+#[test]
+fn rows_are_compared_as_well() {
+    let errors = workers(2, 3, |store| -> Result<()> {
+        let rank = store.rank();
+        store.init("rows", &Tensor::zeros(DType::F32, &[4, 2]))?;
+        let mut calls = 0;
+        store.set_updater(Box::new(move |_, _, value| {
+            calls += 1;
+            value.write().as_mut_slice::<f32>()[7] = if calls == 3 { rank as f32 } else { 1.0 };
+            Ok(())
+        }))?;
+        for _ in 0..3 {
+            let rows = RowSparse::new(&[4, 2], &[1], Tensor::full(DType::F32, &[1, 2], 1.0))?;
+            store.push_rows("rows", &[rows], 0)?;
+        }
+        store.barrier()
+    });
+    errors.iter().for_each(|error| assert!(named(error.as_ref().unwrap_err()).is_some_and(|named| named.1 == 3)));
+}
+
+#[test]
+fn a_rank_that_has_joined_is_compared_like_the_others() {
+    for wrong in [0.0, 1.0] {
+        let outcomes = workers(3, 2, |store| -> Result<()> {
+            let (rank, mut calls) = (store.rank(), 0);
+            store.set_updater(Box::new(move |_, _, value| {
+                calls += 1;
+                let wrong = if rank == 2 && calls == 4 { wrong } else { 0.0 };
+                value.write().as_mut_slice::<f32>().iter_mut().for_each(|value| *value += 1.0 + wrong);
+                Ok(())
+            }))?;
+            store.init("w", &ones(100))?;
+            let steps = if rank == 2 { 1 } else { 7 };
+            (0..steps).try_for_each(|_| push(store, "w"))?;
+            store.join()?;
+            store.barrier()
+        });
+        for outcome in outcomes {
+            let found = outcome.err().and_then(|error| named(&error));
+            let expected = (wrong > 0.0).then(|| ("\"w\"".to_owned(), 4, vec![2], vec![0, 1]));
+            assert_eq!(found, expected);
+        }
+    }
+}
+
+#[test]
+fn steps_with_checks_repeat_themselves_and_send_no_control_message() {
+    workers(3, 4, |store| {
+        init(store).unwrap();
+        let steps = |count: usize| {
+            for _ in 0..count {
+                let outs = KEYS.map(|_| ones(100));
+                for (key, out) in KEYS.iter().zip(&outs) {
+                    store.push_pull(*key, std::slice::from_ref(out), std::slice::from_ref(out), 0).unwrap();
+                }
+                outs.iter().for_each(|out| assert_eq!(out.to_vec::<f32>().unwrap(), [3.0; 100]));
+            }
+        };
+        steps(48);
+        let before = store.stats().control_messages;
+        steps(48);
+        assert_eq!(store.stats().control_messages - before, 0, "rank {}", store.rank());
+    });
+}
