@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
-use ringpull_allreduce::communicator::{Choice, Host};
+use ringpull_allreduce::communicator::{Choice, Communicator};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Tensor};
@@ -17,10 +17,10 @@ const RANKS: usize = 4;
 fn timed(engines: &[Arc<Engine>], algorithm: Algorithm, len_bytes: usize, iters: u64) -> Duration {
     let one = |engine: &Arc<Engine>| {
         let memory = vec![Tensor::zeros(DType::F32, &[len_bytes / 4])];
-        let work = move |host: &mut Host, memory: &[Tensor], stamp: u32| {
+        let work = move |comm: &mut Communicator, memory: &[Tensor], stamp: u32| {
             let start = Instant::now();
             for _ in 0..iters {
-                host.allreduce_tensor(Choice::Plan(algorithm), &memory[0], stamp)?;
+                comm.allreduce_tensor(Choice::Plan(algorithm), &memory[0], stamp)?;
             }
             Ok(start.elapsed())
         };

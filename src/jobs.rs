@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::communicator::Parts;
 use ringpull_allreduce::progress::{Job, Launch, Wire};
 use ringpull_base::{Buffer, Error, Result, TensorMut, unshare};
@@ -26,15 +26,15 @@ impl Init {
 }
 
 impl Job for Init {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        if host.rank() == 0 {
+    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        if comm.rank() == 0 {
             // It may be the caller's tensor, which is only read.
             // SAFETY: `fail` never frees the memory.
-            return unsafe { host.broadcast_own(self.value.bytes(), launch.number) };
+            return unsafe { comm.broadcast_own(self.value.bytes(), launch.number) };
         }
         self.value = Arc::new(Buffer::zeroed(self.slot.entry.len_bytes()));
         // SAFETY: as above.
-        unsafe { host.broadcast(0, unshare(&mut self.value).bytes_mut(), launch.number) }
+        unsafe { comm.broadcast(0, unshare(&mut self.value).bytes_mut(), launch.number) }
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -166,10 +166,10 @@ impl Job for Push {
         }
     }
 
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         let dtype = self.slot.entry.dtype;
         // SAFETY: `fail` never frees the memory.
-        unsafe { host.allreduce(dtype, self.addend(), launch.number) }
+        unsafe { comm.allreduce(dtype, self.addend(), launch.number) }
     }
 
     fn is_soon_finished(&self) -> bool {
@@ -233,14 +233,19 @@ impl PushRows {
 }
 
 /// Every rank's rows, summed in the order of the ranks. Collective.
-pub(super) fn sum_rows(host: &mut Host, launch: &Launch, entry: &Entry, own: &MergedRows) -> Result<MergedRows> {
-    let (ranks, row_bytes) = (host.size(), entry.row_bytes());
-    let gather = |host: &mut Host, own: &[u8], bounds: Vec<usize>| -> Result<Buffer> {
-        host.gather(Parts::of(bounds), launch.number, |part| part.copy_from_slice(own))
+pub(super) fn sum_rows(
+    comm: &mut Communicator,
+    launch: &Launch,
+    entry: &Entry,
+    own: &MergedRows,
+) -> Result<MergedRows> {
+    let (ranks, row_bytes) = (comm.size(), entry.row_bytes());
+    let gather = |comm: &mut Communicator, own: &[u8], bounds: Vec<usize>| -> Result<Buffer> {
+        comm.gather(Parts::of(bounds), launch.number, |part| part.copy_from_slice(own))
     };
     let own_rows = own.ids.len() as u64;
     let each = size_of_val(&own_rows);
-    let counts = gather(host, &own_rows.to_ne_bytes(), (0..=ranks).map(|rank| rank * each).collect())?;
+    let counts = gather(comm, &own_rows.to_ne_bytes(), (0..=ranks).map(|rank| rank * each).collect())?;
     let counts: &[u64] = bytemuck::cast_slice(counts.bytes());
     let bounds_of = |row_bytes: usize| {
         let ends = counts.iter().scan(0, |end, rows| {
@@ -249,8 +254,8 @@ pub(super) fn sum_rows(host: &mut Host, launch: &Launch, entry: &Entry, own: &Me
         });
         std::iter::once(0).chain(ends).collect::<Vec<usize>>()
     };
-    let ids = gather(host, bytemuck::cast_slice(&own.ids), bounds_of(size_of::<i64>()))?;
-    let rows = gather(host, own.rows.bytes(), bounds_of(row_bytes))?;
+    let ids = gather(comm, bytemuck::cast_slice(&own.ids), bounds_of(size_of::<i64>()))?;
+    let rows = gather(comm, own.rows.bytes(), bounds_of(row_bytes))?;
     let ids: &[i64] = bytemuck::cast_slice(ids.bytes());
     let bounds = bounds_of(1);
     let parts = bounds.windows(2).map(|part| {
@@ -261,8 +266,8 @@ pub(super) fn sum_rows(host: &mut Host, launch: &Launch, entry: &Entry, own: &Me
 }
 
 impl Job for PushRows {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        self.gradient = sum_rows(host, launch, &self.slot.entry, &self.gradient)?;
+    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        self.gradient = sum_rows(comm, launch, &self.slot.entry, &self.gradient)?;
         Ok(())
     }
 
@@ -310,7 +315,7 @@ impl CompressedPush {
 }
 
 impl Job for CompressedPush {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         // An overwritten value is not needed any more: with it gone, memory that it shares with an output is
         // written in place.
         let old = if matches!(self.update, Update::Overwrite) { self.slot.take_value() } else { None };
@@ -318,7 +323,7 @@ impl Job for CompressedPush {
         let mut feedback = feedback.lock();
         let mut reduce = |gradient: Option<&[u8]>, out: &mut [u8]| {
             let (gradient, out) = (gradient.map(bytemuck::cast_slice), bytemuck::cast_slice_mut(out));
-            host.allreduce_compressed(compression, &mut feedback, gradient, out, launch.number)
+            comm.allreduce_compressed(compression, &mut feedback, gradient, out, launch.number)
         };
         let sum = match self.gradient.take() {
             Some(Contribution::InPlace(index)) => {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ringpull::KvStore;
 use ringpull::internal::{Allreduce, store_over};
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{Buffer, DType, Error, Kind, Result, Tensor};
@@ -217,8 +217,8 @@ fn memory_of_a_collective_is_kept_after_a_fault_and_freed_without_one() {
                 });
                 scope.spawn(move || {
                     let memory = vec![Tensor::watched(DType::F32, &[8], Buffer::zeroed(32), released)];
-                    let work = move |host: &mut Host, memory: &[Tensor], stamp: u32| {
-                        host.allreduce_tensor(host.choice(), &memory[0], stamp)?;
+                    let work = move |comm: &mut Communicator, memory: &[Tensor], stamp: u32| {
+                        comm.allreduce_tensor(comm.choice(), &memory[0], stamp)?;
                         if fails { Err(Error::argument("it fails on purpose", "leave it")) } else { Ok(()) }
                     };
                     assert_eq!(engine.collective("test", memory, work).is_err(), fails);

@@ -5,7 +5,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::progress::process::mpi_engine;
 use ringpull_base::config::{self, Config};
 use ringpull_base::{DType, Result, Tensor};
@@ -41,15 +41,15 @@ fn one_process_of_a_job() {
     let config = Config::from_env().unwrap();
     let engine = mpi_engine(&config, Some(config.segment_bytes)).unwrap();
     let memory = vec![Tensor::zeros(DType::F32, &[16]), Tensor::zeros(DType::F32, &[LEN_BYTES / 4])];
-    let work = |host: &mut Host, memory: &[Tensor], stamp: u32| -> Result<u64> {
-        host.allreduce_tensor(host.choice(), &memory[0], stamp)?;
+    let work = |comm: &mut Communicator, memory: &[Tensor], stamp: u32| -> Result<u64> {
+        comm.allreduce_tensor(comm.choice(), &memory[0], stamp)?;
         memory[1].write().as_mut_slice::<f32>().fill(1.0);
         let before = Usage::now();
         for _ in 0..3 {
-            host.allreduce_tensor(host.choice(), &memory[1], stamp)?;
+            comm.allreduce_tensor(comm.choice(), &memory[1], stamp)?;
         }
         let after = Usage::now();
-        let sum = (host.size() as f32).powi(3);
+        let sum = (comm.size() as f32).powi(3);
         assert!(memory[1].read()?.bytes().chunks_exact(4).all(|bytes| bytes == sum.to_le_bytes()));
         // The neighbours' buffers are mapped here as well, but are no memory of this rank's.
         Ok((after.peak - before.present).saturating_sub(after.shared - before.shared))

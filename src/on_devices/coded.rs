@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_base::Result;
 use ringpull_device::{Memory, Operation, Slice, Work};
 use ringpull_kernels::compress::{Codec, Compression, Feedback};
@@ -32,26 +32,26 @@ pub(crate) struct Coding<'a> {
 
 /// The parts, which are `f32`, become the sums over all ranks of what their compressed gradients say, in the order of the lanes. Blocks; collective.
 /// After an error what is kept of the key is not defined.
-pub(crate) fn allreduce(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
+pub(crate) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
     match *coding.compression {
         Compression::Codec(codec @ Codec::TwoBit { threshold }) if sum.layout.is_blocked() => {
-            on_devices(host, sum, (codec, &Operation::Quantise2 { threshold }), coding)
+            on_devices(comm, sum, (codec, &Operation::Quantise2 { threshold }), coding)
         }
         Compression::Codec(codec @ Codec::OneBit { threshold }) if sum.layout.is_blocked() => {
-            on_devices(host, sum, (codec, &Operation::Quantise1 { threshold }), coding)
+            on_devices(comm, sum, (codec, &Operation::Quantise1 { threshold }), coding)
         }
-        _ => on_host(host, sum, coding),
+        _ => on_host(comm, sum, coding),
     }
 }
 
 fn on_devices(
-    host: &mut Host,
+    comm: &mut Communicator,
     sum: &Sum<'_>,
     (codec, quantise): (Codec, &Operation),
     coding: Coding<'_>,
 ) -> Result<()> {
     let Sum { devices, layout, parts, stamp, limit, pool, .. } = *sum;
-    let (platform, count) = (devices.platform(), host.size());
+    let (platform, count) = (devices.platform(), comm.size());
     let len = layout.len_bytes() / layout.size_bytes();
     let residual = residual_on_devices(sum, coding)?;
     let codes_of = |device| {
@@ -78,7 +78,7 @@ fn on_devices(
     // The transport sees copies of them only: the memory may be freed after an error.
     let (all_codes, all_sums) =
         (Slice::of(&codes, 0..codec.code_bytes(len)), Slice::of(&sums, 0..codec.sum_bytes(len, count)));
-    host.allreduce_codes(codec, len, &all_codes.host_bytes()?, &mut all_sums.host_bytes_mut()?, stamp)?;
+    comm.allreduce_codes(codec, len, &all_codes.host_bytes()?, &mut all_sums.host_bytes_mut()?, stamp)?;
     for (device, room) in rooms.iter().enumerate() {
         let own = Slice::of(room, 0..sums_of(device).len());
         platform.enqueue(devices.lane(device), &Work::copy(Slice::of(&sums, sums_of(device)), own.clone()))?;
@@ -109,7 +109,7 @@ fn residual_on_devices<'a>(sum: &Sum<'_>, coding: Coding<'a>) -> Result<&'a [Sli
     Ok(residual.insert(parts))
 }
 
-fn on_host(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
+fn on_host(comm: &mut Communicator, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
     let Sum { devices, layout, parts, stamp, limit, pool, .. } = *sum;
     let Coding { compression, feedback, residual } = coding;
     if let Some(parts) = residual.take() {
@@ -127,7 +127,7 @@ fn on_host(host: &mut Host, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
     devices.drain(limit)?;
     // The transport sees codes only: the memory may be freed after an error.
     let mut whole = staging.host_bytes_mut()?;
-    host.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut whole), stamp)?;
+    comm.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut whole), stamp)?;
     drop(whole);
     for (device, part) in parts.iter().enumerate() {
         devices.platform().enqueue(devices.lane(device), &Work::copy(on_host(device), part.clone()))?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::progress::Launch;
 use ringpull_base::{Buffer, Error, Result};
 use ringpull_device::Devices;
@@ -77,9 +77,9 @@ impl PushRows {
 }
 
 impl Step for PushRows {
-    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
-        if let Some((host, launch)) = ranks {
-            self.gradient = sum_rows(host, launch, &self.slot.entry, &self.gradient)?;
+    fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()> {
+        if let Some((comm, launch)) = ranks {
+            self.gradient = sum_rows(comm, launch, &self.slot.entry, &self.gradient)?;
         }
         // Here and not at the end: the next job of the key may be queued before this one is finished.
         self.apply()

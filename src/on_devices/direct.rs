@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::interpreter::{Action, Endpoint, Message, Scratch};
 use ringpull_base::{DType, Error, Result};
 use ringpull_device::{Memory, Pool, Slice, Stream, Work};
@@ -21,7 +21,7 @@ use super::sum::Sum;
 const LEAST_BYTES: usize = 2 << 20;
 
 /// The parts become the sums over all ranks, of which each has as many devices. Blocks; collective.
-pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
     let Sum { devices, dtype, parts, stamp, limit, pool, .. } = *sum;
     devices.without_collectives(limit, || {
         for part in parts.iter().filter(|part| part.len_bytes() > 0) {
@@ -39,7 +39,7 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
             };
             // SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part but what the owner waits
             // for; after an error the runner keeps the owner for ever, and with it the part and the rooms.
-            unsafe { host.allreduce_between(dtype, part.len_bytes(), Box::new(owner), LEAST_BYTES, stamp)? };
+            unsafe { comm.allreduce_between(dtype, part.len_bytes(), Box::new(owner), LEAST_BYTES, stamp)? };
         }
         Ok(())
     })
@@ -121,7 +121,8 @@ mod tests {
             let config = config.clone();
             thread::spawn(move || {
                 let rank = ringpull_allreduce::transport::Transport::rank(&transport);
-                let mut host = Host::new(Box::new(transport), &config, Arc::new(AtomicBool::new(false))).unwrap();
+                let mut comm =
+                    Communicator::new(Box::new(transport), &config, Arc::new(AtomicBool::new(false))).unwrap();
                 let platform = Simulated::new(count);
                 let devices = Devices::over(platform.clone(), LIMIT).unwrap();
                 let layout = Layout::new(len, dtype.size_bytes(), count);
@@ -145,7 +146,7 @@ mod tests {
                         pool: &route.pool,
                     };
                     let before = platform.allocations();
-                    routes::allreduce(&mut host, &route, &sum).unwrap();
+                    routes::allreduce(&mut comm, &route, &sum).unwrap();
                     allocated = platform.allocations() - before;
                     devices.join().unwrap();
                     devices.gather_parts(dtype, &layout, &parts, &inputs).unwrap();

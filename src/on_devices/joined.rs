@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use ringpull_allreduce::communicator::Parts;
-use ringpull_allreduce::communicator::{Choice, Host};
+use ringpull_allreduce::communicator::{Choice, Communicator};
 use ringpull_base::{Error, Result};
 use ringpull_device::{Joined, Meeting, UniqueId, may_be_of_a_peer};
 
@@ -26,8 +26,8 @@ const JOINED: u8 = 3;
 
 /// Joins the devices of all ranks, of which each has as many. What came of it is the same on every rank: that all have joined, or on each an
 /// error of its own, and then none has. Collective; an error of the transport is one.
-pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
-    let (rank, size, platform) = (host.rank(), host.size(), sum.devices.platform());
+pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Joined>> {
+    let (rank, size, platform) = (comm.rank(), comm.size(), sum.devices.platform());
     let own: Result<Vec<UniqueId>> = match rank {
         0 => (0..sum.devices.count()).map(|_| platform.unique_id()).collect(),
         _ => Ok(Vec::new()),
@@ -35,7 +35,7 @@ pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
     // Without names rank 0 sends none, and zeros arrive.
     let len = sum.devices.count() * size_of::<UniqueId>();
     let of_rank_0 = Parts::of((0..=size).map(|rank| if rank == 0 { 0 } else { len }).collect());
-    let ids = host.gather(of_rank_0, sum.stamp, |told| {
+    let ids = comm.gather(of_rank_0, sum.stamp, |told| {
         if let Ok(ids) = &own {
             told.copy_from_slice(ids.as_flattened());
         }
@@ -43,13 +43,13 @@ pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
     let ids: Vec<UniqueId> =
         ids.bytes().chunks_exact(size_of::<UniqueId>()).map(bytemuck::pod_read_unaligned).collect();
     // Less than a rank that could not join waits for the others to say how it went.
-    let limit = host.limit() / 2;
+    let limit = comm.limit() / 2;
     let is_nameless = ids.iter().flatten().all(|byte| *byte == 0);
     let joined = match own {
         Ok(_) if is_nameless => Err(Error::argument("rank 0 could name no meeting", "see rank 0's own message")),
         Ok(_) => sum.devices.without_collectives(sum.limit, || {
             let until = Instant::now() + limit;
-            Ok(Joined::at(platform, &Meeting { ids, rank, size }, &|| go_on(host, until, limit)))
+            Ok(Joined::at(platform, &Meeting { ids, rank, size }, &|| go_on(comm, until, limit)))
         })?,
         Err(cause) => Err(cause),
     };
@@ -60,7 +60,7 @@ pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
         Err(cause) if may_be_of_a_peer(cause) => UNSURE,
         Err(_) => FAILED,
     };
-    let outcomes = host.gather(Parts::even(size, size), sum.stamp, |told| told[0] = outcome)?;
+    let outcomes = comm.gather(Parts::even(size, size), sum.stamp, |told| told[0] = outcome)?;
     // A rank that has waited in vain knows less than the one that it has waited for.
     let (lacking, least) =
         outcomes.bytes().iter().copied().enumerate().min_by_key(|(_, outcome)| *outcome).unwrap_or((rank, outcome));
@@ -70,8 +70,8 @@ pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
     Ok(match joined {
         Err(cause) if outcome == least => Err(cause),
         _ => {
-            if host.choice() == Choice::Nccl {
-                await_cause(host);
+            if comm.choice() == Choice::Nccl {
+                await_cause(comm);
             }
             let what = format!("the devices of rank {lacking} could not join those of the other ranks");
             Err(Error::argument(what, format!("see rank {lacking}'s own message")))
@@ -80,34 +80,34 @@ pub(super) fn join(host: &mut Host, sum: &Sum<'_>) -> Result<Result<Joined>> {
 }
 
 /// The parts become the sums over all ranks. Blocks; collective.
-pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>, joined: &Joined) -> Result<()> {
-    let (until, limit) = (Instant::now() + host.limit(), host.limit());
+pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, joined: &Joined) -> Result<()> {
+    let (until, limit) = (Instant::now() + comm.limit(), comm.limit());
     let outcome =
-        sum.devices.sum_over_ranks(joined, (sum.dtype, sum.parts), sum.limit, (limit, &|| go_on(host, until, limit)));
+        sum.devices.sum_over_ranks(joined, (sum.dtype, sum.parts), sum.limit, (limit, &|| go_on(comm, until, limit)));
     if outcome.is_ok() {
-        host.count(sum.layout.len_bytes());
+        comm.count(sum.layout.len_bytes());
     }
     let Err(cause) = outcome else { return Ok(()) };
     if !matches!(cause, Error::PeerLost { .. }) && !may_be_of_a_peer(&cause) {
         return Err(cause);
     }
-    await_cause(host);
+    await_cause(comm);
     Err(match cause {
-        Error::PeerLost { peer, cause, operation, .. } => Error::PeerLost { peer, cause, operation, rank: host.rank() },
+        Error::PeerLost { peer, cause, operation, .. } => Error::PeerLost { peer, cause, operation, rank: comm.rank() },
         other => other,
     })
 }
 
 /// Waits a little for what another rank has to say of the error that this one is about to report.
-fn await_cause(host: &Host) {
+fn await_cause(comm: &Communicator) {
     let told_by = Instant::now() + TELLING;
-    while host.go_on().is_ok() && Instant::now() < told_by {
+    while comm.go_on().is_ok() && Instant::now() < told_by {
         std::thread::park_timeout(Duration::from_millis(1));
     }
 }
 
-fn go_on(host: &Host, until: Instant, limit: Duration) -> Result<()> {
-    host.go_on()?;
+fn go_on(comm: &Communicator, until: Instant, limit: Duration) -> Result<()> {
+    comm.go_on()?;
     if Instant::now() < until {
         return Ok(());
     }
@@ -115,6 +115,6 @@ fn go_on(host: &Host, until: Instant, limit: Duration) -> Result<()> {
         peer: "another rank".to_owned(),
         cause: format!("its devices had not come in {limit:?}"),
         operation: "a sum over the ranks' devices".to_owned(),
-        rank: host.rank(),
+        rank: comm.rank(),
     })
 }

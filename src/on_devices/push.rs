@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::progress::Launch;
 use ringpull_base::{Error, Result, TensorMut};
 use ringpull_device::{Devices, Event, Memory, Slice};
@@ -116,7 +116,7 @@ impl Step for Push {
         self.coding.is_some()
     }
 
-    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
+    fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()> {
         let slot = Arc::clone(&self.slot);
         let inputs = self.inputs(&self.outs)?;
         let outputs = Outputs::of(&self.devices, std::mem::take(&mut self.outs), &slot.layout)?;
@@ -125,7 +125,7 @@ impl Step for Push {
         let arrays: Vec<_> = self.values.iter().filter_map(|value| value.remote(outputs.guards())).cloned().collect();
         let mut content = slot.content();
         self.sum(&mut content, &inputs)?;
-        if let Some((host, launch)) = ranks {
+        if let Some((comm, launch)) = ranks {
             let Content { sum: parts, residual, .. } = &mut *content;
             let sum = Sum {
                 devices: &self.devices,
@@ -137,10 +137,10 @@ impl Step for Push {
                 pool: &self.route.pool,
             };
             match &self.coding {
-                None => routes::allreduce(host, &self.route, &sum)?,
+                None => routes::allreduce(comm, &self.route, &sum)?,
                 Some(Coding { compression, feedback }) => {
                     let coding = coded::Coding { compression, feedback: &mut feedback.lock(), residual };
-                    coded::allreduce(host, &sum, coding)?;
+                    coded::allreduce(comm, &sum, coding)?;
                 }
             }
         }

@@ -18,7 +18,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use ringpull_allreduce::communicator::Parts;
-use ringpull_allreduce::communicator::{Choice, Host};
+use ringpull_allreduce::communicator::{Choice, Communicator};
 use ringpull_allreduce::transport::Stamp;
 use ringpull_base::{Error, Result};
 use ringpull_device::{Joined, Pool};
@@ -56,13 +56,13 @@ impl fmt::Display for Way {
 }
 
 /// The parts become the sums over all ranks, the same bits on each, in the order of the lanes. Blocks for the ranks; collective.
-pub(crate) fn allreduce(host: &mut Host, route: &Route, sum: &Sum<'_>) -> Result<()> {
+pub(crate) fn allreduce(comm: &mut Communicator, route: &Route, sum: &Sum<'_>) -> Result<()> {
     let mut ways = route.ways.lock();
     let ways = match &mut *ways {
         Some(agreed) => agreed,
-        none => none.insert(Ways::agree(host, sum)?),
+        none => none.insert(Ways::agree(comm, sum)?),
     };
-    ways.sum(host, sum)
+    ways.sum(comm, sum)
 }
 
 /// The routes that are there, by what all ranks have agreed on.
@@ -82,19 +82,19 @@ enum Class {
 
 impl Ways {
     /// Finds out. Collective.
-    fn agree(host: &mut Host, sum: &Sum<'_>) -> Result<Self> {
-        let (size, choice) = (host.size(), host.choice());
+    fn agree(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Self> {
+        let (size, choice) = (comm.size(), comm.choice());
         // No machine has as many.
         let count = u8::try_from(sum.devices.count()).unwrap_or(0);
         let joins = size > 1 && matches!(choice, Choice::Auto | Choice::Nccl) && sum.devices.platform().can_join();
-        let own = [if host.takes_device_memory() { count } else { 0 }, if joins { count } else { 0 }];
+        let own = [if comm.takes_device_memory() { count } else { 0 }, if joins { count } else { 0 }];
         let parts = Parts::of((0..=size).map(|rank| rank * own.len()).collect());
-        let cards = host.gather(parts, sum.stamp, |card| card.copy_from_slice(&own))?;
+        let cards = comm.gather(parts, sum.stamp, |card| card.copy_from_slice(&own))?;
         let cards: Vec<[u8; 2]> = cards.bytes().chunks_exact(own.len()).map(|card| [card[0], card[1]]).collect();
         // From here on by what is the same on every rank alone.
         let unlike = |way: usize| cards.iter().position(|card| card[way] == 0 || card[way] != cards[0][way]);
         let joined = match unlike(1) {
-            None => joined::join(host, sum)?,
+            None => joined::join(comm, sum)?,
             Some(rank) => Err(Error::argument(
                 format!(
                     "rank {rank} has {} devices that can sum with those of other ranks, rank 0 {}",
@@ -116,36 +116,36 @@ impl Ways {
             (Err(cause), Choice::Nccl) => return Err(cause),
             (Err(cause), _) => {
                 if unlike(1).is_none() {
-                    tracing::warn!(rank = host.rank(), %cause, "the ranks' devices do not sum by themselves (nccl)");
+                    tracing::warn!(rank = comm.rank(), %cause, "the ranks' devices do not sum by themselves (nccl)");
                 }
                 None
             }
         };
         open.extend(joined.is_some().then_some(Way::Joined));
-        if host.rank() == 0 {
+        if comm.rank() == 0 {
             let names: Vec<String> = open.iter().map(ToString::to_string).collect();
-            tracing::info!("sums over the ranks' devices go by {} ({})", names.join(", "), host.library());
+            tracing::info!("sums over the ranks' devices go by {} ({})", names.join(", "), comm.library());
         }
         Ok(Ways { open, joined, classes: BTreeMap::new() })
     }
 
-    fn sum(&mut self, host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+    fn sum(&mut self, comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
         let class = sum.layout.len_bytes().next_power_of_two().ilog2();
         let mut took = match (&self.open[..], self.classes.get(&class)) {
-            ([only], _) => return self.by(*only, host, sum),
-            (_, Some(Class::Chosen(way))) => return self.by(*way, host, sum),
+            ([only], _) => return self.by(*only, comm, sum),
+            (_, Some(Class::Chosen(way))) => return self.by(*way, comm, sum),
             (_, Some(Class::Tried(took))) => took.clone(),
             (_, None) => Vec::new(),
         };
         // What was queued before is no part of it.
         sum.devices.drain(sum.limit)?;
         let start = Instant::now();
-        self.by(self.open[took.len() % self.open.len()], host, sum)?;
+        self.by(self.open[took.len() % self.open.len()], comm, sum)?;
         took.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let known = if took.len() < ROUNDS * self.open.len() {
             Class::Tried(took)
         } else {
-            let way = self.choose(class, &took, host, sum.stamp)?;
+            let way = self.choose(class, &took, comm, sum.stamp)?;
             Class::Chosen(way)
         };
         self.classes.insert(class, known);
@@ -153,14 +153,14 @@ impl Ways {
     }
 
     /// The quickest route by what all ranks have measured. Collective.
-    fn choose(&self, class: u32, took: &[u64], host: &mut Host, stamp: Stamp) -> Result<Way> {
+    fn choose(&self, class: u32, took: &[u64], comm: &mut Communicator, stamp: Stamp) -> Result<Way> {
         let own = size_of_val(took);
-        let parts = Parts::of((0..=host.size()).map(|rank| rank * own).collect());
-        let all = host.gather(parts, stamp, |times| times.copy_from_slice(bytemuck::cast_slice(took)))?;
+        let parts = Parts::of((0..=comm.size()).map(|rank| rank * own).collect());
+        let all = comm.gather(parts, stamp, |times| times.copy_from_slice(bytemuck::cast_slice(took)))?;
         let row = |times: &[u8]| times.chunks_exact(size_of::<u64>()).map(bytemuck::pod_read_unaligned).collect();
         let rows: Vec<Vec<u64>> = all.bytes().chunks_exact(own).map(row).collect();
         let (quickest, nanos) = quickest(&rows, self.open.len());
-        if host.rank() == 0 {
+        if comm.rank() == 0 {
             let each: Vec<String> = self
                 .open
                 .iter()
@@ -177,11 +177,11 @@ impl Ways {
         Ok(self.open[quickest])
     }
 
-    fn by(&self, way: Way, host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+    fn by(&self, way: Way, comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
         match (way, &self.joined) {
-            (Way::Joined, Some(joined)) => joined::allreduce(host, sum, joined),
-            (Way::Direct, _) => direct::allreduce(host, sum),
-            _ => staged::allreduce(host, sum),
+            (Way::Joined, Some(joined)) => joined::allreduce(comm, sum, joined),
+            (Way::Direct, _) => direct::allreduce(comm, sum),
+            _ => staged::allreduce(comm, sum),
         }
     }
 }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_base::Result;
 use ringpull_device::{Devices, Event, Layout, Memory, Slice, Work};
 
@@ -33,7 +33,7 @@ struct Berth {
 }
 
 /// The parts become the sums over all ranks. Blocks; collective.
-pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
+pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
     let Sum { devices, layout, dtype, parts, stamp, limit, pool } = *sum;
     let segments = segments(layout);
     for device in 0..devices.count() {
@@ -59,7 +59,7 @@ pub(super) fn allreduce(host: &mut Host, sum: &Sum<'_>) -> Result<()> {
         berth.down.drain(..).try_for_each(|event| event.synchronize(limit))?;
         let slice = Slice::of(&berth.memory, 0..segment.len());
         // SAFETY: after an error the memory is never freed.
-        if let Err(cause) = unsafe { host.allreduce(dtype, &mut slice.host_bytes_mut()?, stamp) } {
+        if let Err(cause) = unsafe { comm.allreduce(dtype, &mut slice.host_bytes_mut()?, stamp) } {
             // The transport may still use it.
             std::mem::forget(Arc::clone(&berth.memory));
             return Err(cause);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::progress::{Job, Launch};
 use ringpull_base::{Buffer, Error, Result};
 use ringpull_device::Devices;
@@ -15,7 +15,7 @@ use crate::anywhere::of_rank;
 /// What is to be done to one key.
 pub(super) trait Step: Send {
     /// Queues it on the devices; the ranks' part of it blocks.
-    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()>;
+    fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()>;
     /// Whether it goes by way of the ranks even if there is only one.
     fn is_coded(&self) -> bool {
         false
@@ -33,8 +33,8 @@ pub(super) struct OverRanks<S> {
 }
 
 impl<S: Step> Job for OverRanks<S> {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
-        let ranks = (host.size() > 1 || self.step.is_coded()).then_some((host, launch));
+    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        let ranks = (comm.size() > 1 || self.step.is_coded()).then_some((comm, launch));
         self.step.queue(ranks).map_err(|fault| of_rank(fault, self.rank))
     }
 
@@ -56,14 +56,14 @@ pub(super) struct Init {
 }
 
 impl Step for Init {
-    fn queue(&mut self, ranks: Option<(&mut Host, &Launch)>) -> Result<()> {
-        if let Some((host, launch)) = ranks {
+    fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()> {
+        if let Some((comm, launch)) = ranks {
             let mut value = Buffer::zeroed(self.slot.entry.len_bytes());
-            if host.rank() == 0 {
+            if comm.rank() == 0 {
                 value.bytes_mut().copy_from_slice(self.value.bytes());
             }
             // SAFETY: after an error the memory is never freed.
-            if let Err(cause) = unsafe { host.broadcast(0, value.bytes_mut(), launch.number) } {
+            if let Err(cause) = unsafe { comm.broadcast(0, value.bytes_mut(), launch.number) } {
                 // The transport may still use it.
                 std::mem::forget(value);
                 return Err(cause);

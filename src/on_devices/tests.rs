@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringpull_allreduce::communicator::Host;
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::transport::inproc::{Inproc, world};
 use ringpull_allreduce::transport::{Mode, Stamp, Transport};
 use ringpull_base::config::Config;
@@ -23,7 +23,7 @@ fn by(algorithm: &str) -> Config {
 
 /// A rank with its devices and a tensor on each, which may sum them with those of the other ranks.
 struct Rank {
-    host: Host,
+    comm: Communicator,
     stop: Arc<AtomicBool>,
     platform: Arc<Simulated>,
     devices: Arc<Devices>,
@@ -48,7 +48,7 @@ impl Rank {
         devices.sum_parts(dtype, layout, &self.slices(&self.inputs), &parts, &mut Scratch::default())?;
         let (stamp, limit, pool) = (self.sums, LIMIT, &self.route.pool);
         let sum = Sum { devices, layout, dtype, parts: &parts, stamp, limit, pool };
-        allreduce(&mut self.host, &self.route, &sum)?;
+        allreduce(&mut self.comm, &self.route, &sum)?;
         self.sums += 1;
         self.devices.join()?;
         self.devices.gather_parts(dtype, layout, &parts, &self.slices(&self.outputs))?;
@@ -72,7 +72,7 @@ fn on_ranks<T: Send, W: Transport + Send + 'static>(
         let ranks = wires.into_iter().zip(counts).enumerate().map(|(rank, (wire, &count))| {
             scope.spawn(move || {
                 let stop = Arc::new(AtomicBool::new(false));
-                let host = Host::new(Box::new(wire), config, Arc::clone(&stop)).unwrap();
+                let comm = Communicator::new(Box::new(wire), config, Arc::clone(&stop)).unwrap();
                 let platform = Simulated::new(count);
                 let devices = Devices::over(platform.clone(), LIMIT).unwrap();
                 let value = Tensor::full(dtype, &[len], (rank + 1) as f64 * unit);
@@ -80,7 +80,7 @@ fn on_ranks<T: Send, W: Transport + Send + 'static>(
                 let (inputs, outputs) = (tensors(), tensors());
                 let layout = Layout::new(len, dtype.size_bytes(), count);
                 let (route, sums) = (Route::default(), 0);
-                work(&mut Rank { host, stop, platform, devices, layout, dtype, inputs, outputs, route, sums })
+                work(&mut Rank { comm, stop, platform, devices, layout, dtype, inputs, outputs, route, sums })
             })
         });
         let ranks: Vec<_> = ranks.collect();
@@ -232,7 +232,7 @@ fn a_rank_that_is_gone_ends_the_others_sum_with_an_error() {
     let errors = on_ranks(&by("nccl"), (&[2, 2], world(2)), (DType::F32, 99, 1.0), |rank| {
         rank.sum().unwrap();
         let start = Instant::now();
-        (rank.host.rank() == 0).then(|| (rank.sum().unwrap_err().to_string(), start.elapsed()))
+        (rank.comm.rank() == 0).then(|| (rank.sum().unwrap_err().to_string(), start.elapsed()))
     });
     let (text, took) = errors[0].as_ref().unwrap();
     assert!(text.contains("another rank is lost"), "{text}");
@@ -245,7 +245,7 @@ fn a_rank_that_does_not_come_is_waited_for_until_the_deadline_or_the_stop() {
     let over = Barrier::new(2);
     let errors = on_ranks(&config, (&[1, 1], world(2)), (DType::F32, 99, 1.0), |rank| {
         rank.sum().unwrap();
-        let error = (rank.host.rank() == 0).then(|| rank.sum().unwrap_err().to_string());
+        let error = (rank.comm.rank() == 0).then(|| rank.sum().unwrap_err().to_string());
         over.wait();
         error
     });
@@ -255,7 +255,7 @@ fn a_rank_that_does_not_come_is_waited_for_until_the_deadline_or_the_stop() {
     let stopping = on_ranks(&by("nccl"), (&[1, 1], world(2)), (DType::F32, 99, 1.0), |rank| {
         rank.sum().unwrap();
         let start = Instant::now();
-        let error = (rank.host.rank() == 0).then(|| {
+        let error = (rank.comm.rank() == 0).then(|| {
             let stop = Arc::clone(&rank.stop);
             thread::scope(|scope| {
                 scope.spawn(|| {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use ringpull_allreduce::communicator::{Choice, Host, Parts};
+use ringpull_allreduce::communicator::{Choice, Communicator, Parts};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::topology::host_name;
@@ -73,7 +73,8 @@ pub fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Opti
         let plan = *plan;
         let buffers = Buffers::new(size, &plan);
         let memory = vec![buffers.summed.clone(), buffers.flag.clone()];
-        let work = move |host: &mut Host, _: &[Tensor], stamp: u32| measure(host, stamp, choice, &buffers, &plan);
+        let work =
+            move |comm: &mut Communicator, _: &[Tensor], stamp: u32| measure(comm, stamp, choice, &buffers, &plan);
         let (seconds, hosts, usage) = engine.collective("bench allreduce", memory, work)?;
         records.push(Record::of_verified(Measured {
             op: "allreduce",
@@ -130,17 +131,17 @@ impl Buffers {
 
 /// The slowest rank's seconds in each measured iteration, the number of hosts, and the costs.
 fn measure(
-    host: &mut Host,
+    comm: &mut Communicator,
     stamp: u32,
     choice: Choice,
     buffers: &Buffers,
     plan: &Plan,
 ) -> Result<(Vec<f64>, usize, Usage)> {
-    let own = measure_own(host, stamp, choice, buffers, plan)?;
+    let own = measure_own(comm, stamp, choice, buffers, plan)?;
     // 32 bits of the hash of the host's name: an f64 holds them exactly.
     let name = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
     let others: [f64; COLUMNS] = [name, own.cpu_s, own.waiting_cpu, own.extra_rss_bytes];
-    let rows = gather(host, stamp, &[&own.seconds[..], &others].concat())?;
+    let rows = gather(comm, stamp, &[&own.seconds[..], &others].concat())?;
     let iters = plan.iters;
     let slowest = (0..iters).map(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)).collect();
     let mut hosts: Vec<u64> = rows.iter().map(|row| row[iters] as u64).collect();
@@ -157,11 +158,11 @@ fn measure(
     Ok((slowest, hosts.len(), usage))
 }
 
-fn measure_own(host: &mut Host, stamp: u32, choice: Choice, buffers: &Buffers, plan: &Plan) -> Result<Own> {
-    let pattern = Pattern::new(host.size(), plan.dtype)?;
+fn measure_own(comm: &mut Communicator, stamp: u32, choice: Choice, buffers: &Buffers, plan: &Plan) -> Result<Own> {
+    let pattern = Pattern::new(comm.size(), plan.dtype)?;
     let tensor = &buffers.summed;
     let mut own = Own { seconds: Vec::with_capacity(plan.iters), cpu_s: 0.0, waiting_cpu: 0.0, extra_rss_bytes: 0.0 };
-    pattern.fill(tensor, host.rank(), 0);
+    pattern.fill(tensor, comm.rank(), 0);
     let mut memory = Memory::watch();
     let last = plan.warmup + plan.iters;
     for iteration in 0..last + usize::from(!plan.late.is_zero()) {
@@ -169,17 +170,17 @@ fn measure_own(host: &mut Host, stamp: u32, choice: Choice, buffers: &Buffers, p
             memory.look_away();
         }
         rest(plan.rest);
-        pattern.fill(tensor, host.rank(), iteration);
-        barrier(host, stamp, &buffers.flag)?;
-        if iteration == last && host.rank() == 0 {
+        pattern.fill(tensor, comm.rank(), iteration);
+        barrier(comm, stamp, &buffers.flag)?;
+        if iteration == last && comm.rank() == 0 {
             std::thread::sleep(plan.late);
         }
         let (start, cpu) = (Instant::now(), cpu_s());
-        host.allreduce_tensor(choice, tensor, stamp)?;
+        comm.allreduce_tensor(choice, tensor, stamp)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
         // The first to finish would take the processor from the last.
-        barrier(host, stamp, &buffers.flag)?;
-        pattern.check(tensor, "the buffer", host.rank(), iteration..=iteration)?;
+        barrier(comm, stamp, &buffers.flag)?;
+        pattern.check(tensor, "the buffer", comm.rank(), iteration..=iteration)?;
         if iteration == last {
             // The sum itself costs what it does in the other iterations.
             own.waiting_cpu = (cpu - own.cpu_s / plan.iters as f64).max(0.0) / plan.late.as_secs_f64();
@@ -201,14 +202,14 @@ fn rest(time: Duration) {
 }
 
 /// Returns when every rank is here, by a sum of one byte.
-fn barrier(host: &mut Host, stamp: u32, flag: &Tensor) -> Result<()> {
-    host.allreduce_tensor(Choice::Auto, flag, stamp)
+fn barrier(comm: &mut Communicator, stamp: u32, flag: &Tensor) -> Result<()> {
+    comm.allreduce_tensor(Choice::Auto, flag, stamp)
 }
 
 /// Every rank's `own`, in the order of the ranks.
-fn gather(host: &mut Host, stamp: u32, own: &[f64]) -> Result<Vec<Vec<f64>>> {
-    let parts = Parts::of((0..=host.size()).map(|rank| rank * size_of_val(own)).collect());
-    let all = host.gather(parts, stamp, |part| part.copy_from_slice(bytemuck::cast_slice(own)))?;
+fn gather(comm: &mut Communicator, stamp: u32, own: &[f64]) -> Result<Vec<Vec<f64>>> {
+    let parts = Parts::of((0..=comm.size()).map(|rank| rank * size_of_val(own)).collect());
+    let all = comm.gather(parts, stamp, |part| part.copy_from_slice(bytemuck::cast_slice(own)))?;
     let row = |row: &[u8]| row.chunks_exact(size_of::<f64>()).map(bytemuck::pod_read_unaligned).collect();
     Ok(all.bytes().chunks_exact(size_of_val(own)).map(row).collect())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use indicatif::HumanDuration;
 use serde::Serialize;
 
-use ringpull_allreduce::communicator::{Choice, Host};
+use ringpull_allreduce::communicator::{Choice, Communicator};
 use ringpull_base::config::Config;
 use ringpull_base::{Error, Result};
 use ringpull_plan::{Algorithm, Model, Segments};
@@ -78,8 +78,8 @@ pub fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
     let config = Config { algorithm: Choice::Auto.to_string(), ..Config::from_env()? };
     let engine = connect(&config, Some(config.segment_bytes))?;
     let (learned, segments, hosts, racks) =
-        engine.collective("bench --explain", Vec::new(), |host: &mut Host, _, _| {
-            Ok((host.learned().clone(), host.segments(), host.hosts().to_vec(), host.racks().cloned()))
+        engine.collective("bench --explain", Vec::new(), |comm: &mut Communicator, _, _| {
+            Ok((comm.learned().clone(), comm.segments(), comm.hosts().to_vec(), comm.racks().cloned()))
         })?;
     let parties = if plan.is_none() && hosts.len() > 1 { hosts.len() } else { engine.size() };
     Ok((engine.rank() == 0).then(|| Explanation {

@@ -103,7 +103,10 @@ fn a_sum_in_turns_moves_as_little_as_direct_in_segments_of_whole_blocks() {
                 let parts = &plans[0].parts;
                 for at in 0..parts.count() {
                     let range = parts.range(at..at + 1);
-                    assert!(range.is_empty() || range.start % 32 == 0 && range.len() <= segment, "{what}: {range:?}");
+                    assert!(
+                        range.is_empty() || range.start.is_multiple_of(32) && range.len() <= segment,
+                        "{what}: {range:?}"
+                    );
                 }
                 let sent: usize = plans.iter().map(Plan::sent_len).sum();
                 assert_eq!(sent, 2 * (size - 1) * len, "{what}");

@@ -12,21 +12,98 @@
 //! decoding overlap. A code leaves before the sum of its segment can come back, so the result may take the gradient's place.
 //!
 //! With `c` bits for a code and `s` for a sum a rank sends `(c + s)/32 (n-1)/n S` bytes where an allreduce of floats sends `2 (n-1)/n S`.
+#![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-use ringpull_base::{Buffer, Error, Result};
-use ringpull_kernels::compress::Codec;
+use ringpull_base::{Buffer, DType, Error, Result};
+use ringpull_kernels::compress::{Codec, Compression, Feedback};
 use ringpull_plan::{Action, Message, Parts, Plan};
 
-use crate::communicator::ends::Ends;
+use crate::communicator::Communicator;
+use crate::communicator::ends::{Coded, Elements, Ends};
+use crate::communicator::schedules::Sum;
 use crate::interpreter::{Endpoint, Scratch};
+use crate::transport::Stamp;
 
 /// The shortest and the longest segment, in elements. The longest is 32 KiB of 2-bit codes.
 const SEGMENT_LEN: (usize, usize) = (16 << 10, 128 << 10);
 /// A part has about this many segments, so that filling and draining the pipeline costs little.
 const SEGMENTS_PER_PART: usize = 16;
+
+impl Communicator {
+    /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each. The gradient stands in `out`
+    /// itself if none is given.
+    pub fn allreduce_compressed(
+        &mut self,
+        compression: &Compression,
+        feedback: &mut Feedback,
+        gradient: Option<&[f32]>,
+        out: &mut [f32],
+        stamp: Stamp,
+    ) -> Result<()> {
+        match compression {
+            Compression::Codec(codec) => {
+                let (codec, len) = (*codec, out.len());
+                let mut ends = Elements { codec, gradient, residual: feedback.residual_mut(len), out };
+                self.exchange(codec, len, &mut ends, stamp)
+            }
+            Compression::TopK(_) => self.gather_compressed(compression, feedback, gradient, out, stamp),
+        }
+    }
+
+    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that somebody else has encoded and will decode:
+    /// `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`] writes it.
+    pub fn allreduce_codes(
+        &mut self,
+        codec: Codec,
+        len: usize,
+        codes: &[u8],
+        sums: &mut [u8],
+        stamp: Stamp,
+    ) -> Result<()> {
+        self.exchange(codec, len, &mut Coded { codec, codes, sums }, stamp)
+    }
+
+    fn exchange(&mut self, codec: Codec, len: usize, ends: &mut dyn Ends, stamp: Stamp) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        if size == 1 {
+            sum_alone(codec, len, ends);
+            return Ok(());
+        }
+        let schedule =
+            self.schedule(Sum { is_coded: true, ..Sum::of(self.choice, DType::F32, len * size_of::<f32>()) });
+        let exchange = Box::new(Exchange::new(codec, (rank, size), len, ends));
+        // SAFETY: the exchange keeps what it gives to the transport in buffers of its own, until it is done or for ever.
+        unsafe { self.executor.run_between(&schedule, exchange, stamp) }
+    }
+
+    /// Every rank gets every rank's code and adds them up in the order of the ranks.
+    fn gather_compressed(
+        &mut self,
+        compression: &Compression,
+        feedback: &mut Feedback,
+        gradient: Option<&[f32]>,
+        out: &mut [f32],
+        stamp: Stamp,
+    ) -> Result<()> {
+        let (rank, size, each) = (self.rank(), self.size(), compression.code_bytes(out.len()));
+        let parts = Parts::of((0..=size).map(|rank| rank * each).collect());
+        let codes = self.gather(parts, stamp, |code| compression.encode(gradient.unwrap_or(out), feedback, code))?;
+        out.fill(0.0);
+        for (peer, code) in codes.bytes().chunks_exact(each.max(1)).enumerate() {
+            compression.check_code(code, out.len()).map_err(|what| Error::Protocol {
+                rank,
+                peer: format!("rank {peer}"),
+                what,
+                remedy: "run the same version of ringpull on every rank".to_owned(),
+            })?;
+            compression.decode_add(code, out);
+        }
+        Ok(())
+    }
+}
 
 /// The plan of `rank` for a gradient of `len` elements.
 pub(super) fn plan(rank: usize, size: usize, len: usize) -> Plan {
@@ -36,7 +113,7 @@ pub(super) fn plan(rank: usize, size: usize, len: usize) -> Plan {
 }
 
 /// The sum of one rank's gradient with itself, which needs no message.
-pub(super) fn sum_alone(codec: Codec, len: usize, ends: &mut dyn Ends) {
+fn sum_alone(codec: Codec, len: usize, ends: &mut dyn Ends) {
     let (mut codes, mut sums) = (vec![0; codec.code_bytes(len)], vec![0; codec.sum_bytes(len, 1)]);
     ends.encode(0..len, &mut codes);
     codec.sum(&[&codes], len, &mut sums);
@@ -44,7 +121,7 @@ pub(super) fn sum_alone(codec: Codec, len: usize, ends: &mut dyn Ends) {
 }
 
 /// One rank's end of such a sum.
-pub(super) struct Exchange<'a> {
+struct Exchange<'a> {
     codec: Codec,
     rank: usize,
     size: usize,
@@ -65,7 +142,7 @@ const ELEMENT: usize = size_of::<f32>();
 
 impl<'a> Exchange<'a> {
     /// Of a gradient of `len` elements.
-    pub(super) fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: &'a mut dyn Ends) -> Self {
+    fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: &'a mut dyn Ends) -> Self {
         let blocks = Parts::even(len.div_ceil(Codec::BLOCK), size).range(rank..rank + 1);
         let own = (blocks.start * Codec::BLOCK).min(len)..(blocks.end * Codec::BLOCK).min(len);
         let (given, leaving) = (HashMap::new(), HashMap::new());

@@ -12,13 +12,11 @@
 use ringpull_base::{DType, Result};
 use ringpull_plan::{Model, Parts, Segments};
 
+use super::executor::Executor;
 use super::node::{Node, Patience};
 use super::racks::Racks;
 use super::schedules::{Schedules, Sum};
 use crate::communicator::choice::Choice;
-use crate::interpreter::Runner;
-use crate::transport::Transport;
-use crate::transport::group::Group;
 
 /// A leader more is worth its messages from this share on.
 const LEAST_SHARE_BYTES: usize = 256 << 10;
@@ -38,13 +36,6 @@ pub(super) struct Hosts<'a> {
     pub(super) segments: Segments,
 }
 
-/// What carries sums between hosts.
-pub(super) struct Wire<'a> {
-    pub(super) transport: &'a mut dyn Transport,
-    pub(super) runner: &'a mut Runner,
-    pub(super) schedules: &'a mut Schedules,
-}
-
 /// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this rank's own, if it has neighbours.
 ///
 /// # Safety
@@ -52,7 +43,7 @@ pub(super) struct Wire<'a> {
 /// touches it, until the transport is gone.
 pub(super) unsafe fn allreduce(
     (hosts, node): (Hosts, Option<&mut Node>),
-    wire: Wire,
+    (executor, schedules): (&mut Executor, &mut Schedules),
     dtype: DType,
     data: &mut [u8],
     patience: Patience,
@@ -64,14 +55,14 @@ pub(super) unsafe fn allreduce(
     let Some(node) = node else {
         // Alone on its host: then every host has one leader, and the share is the buffer.
         // SAFETY: as the caller promises.
-        return unsafe { between_hosts(hosts, 0, wire, dtype, data, patience, &|| ()) };
+        return unsafe { between_hosts(hosts, 0, (executor, schedules), dtype, data, patience, &|| ()) };
     };
     node.reduce_scatter(dtype, data, &bounds, patience)?;
     if node.seat() < leaders {
         let share = bounds.range(node.seat()..node.seat() + 1);
         let beat = || node.beat();
         // SAFETY: as the caller promises.
-        unsafe { between_hosts(hosts, node.seat(), wire, dtype, &mut data[share], patience, &beat)? };
+        unsafe { between_hosts(hosts, node.seat(), (executor, schedules), dtype, &mut data[share], patience, &beat)? };
     }
     node.allgather(data, &bounds, patience)
 }
@@ -87,16 +78,15 @@ fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
 unsafe fn between_hosts(
     hosts: Hosts,
     leader: usize,
-    wire: Wire,
+    (executor, schedules): (&mut Executor, &mut Schedules),
     dtype: DType,
     share: &mut [u8],
     patience: Patience,
     beat: &dyn Fn(),
 ) -> Result<()> {
     let members: Vec<usize> = hosts.ranks.iter().map(|ranks| ranks[leader]).collect();
-    let Wire { transport, runner, schedules } = wire;
-    let mut group = Group::of(transport, &members, beat);
-    let (place, size, len) = (group.rank(), group.size(), share.len() / dtype.size_bytes());
+    let place = members.iter().position(|member| *member == executor.rank()).expect("a leader is one of the leaders");
+    let (size, len) = (members.len(), share.len() / dtype.size_bytes());
     let plan = || {
         if let Some(plan) = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes())) {
             return (plan, hosts.segments.most_bytes);
@@ -106,7 +96,7 @@ unsafe fn between_hosts(
     };
     let schedule = schedules.find(Sum { between_hosts: true, ..Sum::of(Choice::Auto, dtype, share.len()) }, plan);
     // SAFETY: as the caller promises.
-    unsafe { runner.run(&schedule, share, &mut group, patience.stamp, patience.stop) }
+    unsafe { executor.run_among(&members, beat, &schedule, share, patience.stamp) }
 }
 
 #[cfg(test)]

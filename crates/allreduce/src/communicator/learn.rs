@@ -4,7 +4,6 @@
 //! smallest ring is timed: if it takes a quarter or four times what the model says, the cluster is not what it was, and is probed again.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
@@ -14,10 +13,9 @@ use ringpull_base::config::ModelSource;
 use ringpull_base::{Error, Result};
 use ringpull_plan::{Algorithm, Model, Segments, choose, predict};
 
+use super::executor::Executor;
 use super::model_cache::{self, Stored};
 use super::probe::{self, Prober};
-use crate::interpreter::Runner;
-use crate::transport::Transport;
 
 /// How far the smallest ring may be from what a cached model predicts.
 const CREDIBLE: f64 = 4.0;
@@ -119,18 +117,16 @@ impl Told {
 /// with names. Collective, in well under a second on links of 1 Gbit/s, in about one where it finds racks,
 /// and in several on links of 10 Mbit/s.
 pub(super) fn learn(
-    runner: &mut Runner,
-    transport: &mut dyn Transport,
+    executor: &mut Executor,
     (hosts, are_named): (&[Vec<usize>], bool),
     source: &ModelSource,
-    stop: &AtomicBool,
 ) -> Result<Learned> {
-    let (rank, size, library) = (transport.rank(), transport.size(), transport.name());
+    let (rank, size, library) = (executor.rank(), executor.size(), executor.transport.name());
     if size == 1 {
         return Ok(Learned::default());
     }
     let start = Instant::now();
-    let mut prober = Prober { runner, transport, stop };
+    let mut prober = Prober { executor };
     // The upper 48 bits of a hash, which an f64 holds exactly.
     let rows = prober.gather([(xxh3_64(model_cache::this_host().as_bytes()) >> 16) as f64])?;
     let cached = (rank == 0).then(|| model_cache::file_of(&library, &rows, hosts, are_named)).flatten();
@@ -149,7 +145,7 @@ pub(super) fn learn(
         return Ok(Learned { model: known, racks, source: format!("{source}, on rank 0's word"), age: None });
     }
     if told.origin == Told::CACHED {
-        let then = known.predicted_us(Algorithm::Ring, size, size, prober.runner.segment_bytes());
+        let then = known.predicted_us(Algorithm::Ring, size, size, prober.executor.runner.segment_bytes());
         let mut now = 0.0;
         let age = cached.as_deref().and_then(model_cache::age);
         // Once more if need be: a job that is still starting is slow for a moment.
@@ -192,6 +188,8 @@ fn find(source: &ModelSource, cached: Option<&Path>) -> Found {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::transport::inproc;
 
@@ -199,11 +197,12 @@ mod tests {
         std::thread::scope(|scope| {
             let ranks: Vec<_> = inproc::world(size)
                 .into_iter()
-                .map(|mut end| {
+                .map(|end| {
                     scope.spawn(move || {
-                        let mut runner = Runner::new(256 << 10, Duration::from_secs(20));
+                        let mut executor =
+                            Executor::new(Box::new(end), 256 << 10, Duration::from_secs(20), Arc::default());
                         let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
-                        learn(&mut runner, &mut end, (&hosts, false), source, &AtomicBool::new(false))
+                        learn(&mut executor, (&hosts, false), source)
                     })
                 })
                 .collect();

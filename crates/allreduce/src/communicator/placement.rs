@@ -4,23 +4,20 @@
 //! emulated hosts of one machine. Every rank then tells all others where its memory can be found, tries to map that of its
 //! neighbours, and tells all others whether it could: all ranks draw the same conclusion, and a host on which one
 //! attempt failed (a container that hides its processes, say) goes on with messages.
-#![allow(unsafe_code)]
-
-use std::sync::atomic::AtomicBool;
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::buffer::arena;
 use ringpull_base::buffer::region::{Address, Region};
 use ringpull_base::topology::host_name;
-use ringpull_base::{DType, Result, config};
-use ringpull_plan::{Parts, Plan};
+use ringpull_base::{Result, config};
+use ringpull_plan::Plan;
 
+use super::executor::Executor;
 use super::node::Node;
 use super::racks::{self, Racks};
-use crate::interpreter::Runner;
+use crate::transport::Stamp;
 use crate::transport::window::Window;
-use crate::transport::{Stamp, Transport};
 
 /// The stamp of the first messages of all.
 const FIRST: Stamp = 0;
@@ -67,9 +64,9 @@ impl Placement {
     }
 
     /// Finds out. Collective.
-    pub(super) fn find(transport: &mut dyn Transport, runner: &mut Runner, stop: &AtomicBool) -> Result<Self> {
-        let (rank, size) = (transport.rank(), transport.size());
-        let lowest = transport.hosts()?;
+    pub(super) fn find(executor: &mut Executor) -> Result<Self> {
+        let (rank, size) = (executor.rank(), executor.size());
+        let lowest = executor.transport.hosts()?;
         let all_apart = lowest.iter().enumerate().all(|(rank, lowest)| rank == *lowest);
         if all_apart && size < RACKED {
             return Ok(Placement::apart(size));
@@ -78,7 +75,7 @@ impl Placement {
             .then(|| Window::create(lowest.iter().filter(|other| **other == rank).count()))
             .and_then(|region| region.inspect_err(|cause| tracing::debug!(%cause, "no shared window")).ok());
         let card = card(lowest[rank], window.as_ref());
-        let cards: Vec<Card> = gather(&card, transport, runner, stop)?;
+        let cards = executor.gather_rows(&card, FIRST)?;
         let hosts = by_host(&cards);
         let are_racks_named = cards.iter().all(|card| card[11] != 0);
         let racks =
@@ -90,7 +87,7 @@ impl Placement {
         let node = if own.len() > 1 { join(rank, &own, &cards, window) } else { None };
         let outcome =
             [u64::from(node.is_some()), u64::from(node.as_ref().is_some_and(|(_, arenas)| !arenas.is_empty()))];
-        let outcomes: Vec<[u64; 2]> = gather(&outcome, transport, runner, stop)?;
+        let outcomes = executor.gather_rows(&outcome, FIRST)?;
         let succeeded = |ranks: &[usize], step: usize| ranks.iter().all(|rank| outcomes[*rank][step] == 1);
         let shared = hosts.iter().flat_map(|ranks| {
             let apart = !succeeded(ranks, 0);
@@ -171,26 +168,4 @@ fn join(rank: usize, ranks: &[usize], cards: &[Card], window: Option<Region>) ->
     let arenas: Option<Vec<Region>> =
         ranks.iter().map(|rank| open("memory", *rank, address(&cards[*rank], 7))).collect();
     Some((window, arenas.unwrap_or_default()))
-}
-
-/// Every rank's words, in the order of the ranks.
-fn gather<const WORDS: usize>(
-    own: &[u64; WORDS],
-    transport: &mut dyn Transport,
-    runner: &mut Runner,
-    stop: &AtomicBool,
-) -> Result<Vec<[u64; WORDS]>> {
-    let (rank, size) = (transport.rank(), transport.size());
-    let mut all = vec![[0u64; WORDS]; size];
-    all[rank] = *own;
-    let parts = Parts::of((0..=size).map(|rank| rank * size_of_val(own)).collect());
-    let plan = ringpull_plan::allgather(rank, size, parts);
-    let bytes = bytemuck::cast_slice_mut(all.as_flattened_mut());
-    // SAFETY: after an error the memory is never freed.
-    if let Err(cause) = unsafe { runner.run(&runner.schedule(&plan, DType::U8), bytes, transport, FIRST, stop) } {
-        // The transport may still write into it.
-        std::mem::forget(all);
-        return Err(cause);
-    }
-    Ok(all)
 }

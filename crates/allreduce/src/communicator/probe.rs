@@ -22,19 +22,17 @@
 //!
 //! The long ones start small and grow until one takes [`LONG_ENOUGH_US`], so that a slow network is not kept busy and a
 //! fast one is not judged by a blink. `C` is measured on each rank alone, while all do the same.
-#![allow(unsafe_code)]
 
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 
 use ringpull_base::{Buffer, DType, Result};
 use ringpull_kernels::reduce;
-use ringpull_plan::{Algorithm, Model, Parts, Plan};
+use ringpull_plan::{Algorithm, Model, Plan};
 
-use crate::interpreter::Runner;
-use crate::transport::{Stamp, Transport};
+use super::executor::Executor;
+use crate::transport::Stamp;
 
 /// No operation of a job has this number.
 pub(super) const STAMP: Stamp = Stamp::MAX;
@@ -62,9 +60,7 @@ const SUM_BYTES: usize = 256 << 10;
 
 /// Runs plans of all ranks and takes their times. Every method is collective.
 pub(super) struct Prober<'a> {
-    pub(super) runner: &'a mut Runner,
-    pub(super) transport: &'a mut dyn Transport,
-    pub(super) stop: &'a AtomicBool,
+    pub(super) executor: &'a mut Executor,
 }
 
 /// Times in microseconds, each the same on every rank, and what they are times of.
@@ -93,8 +89,8 @@ pub(super) struct Times {
 impl Prober<'_> {
     /// Takes all times.
     pub(super) fn measure(&mut self) -> Result<Times> {
-        let size = self.transport.size();
-        let segment_bytes = self.runner.segment_bytes();
+        let size = self.executor.size();
+        let segment_bytes = self.executor.runner.segment_bytes();
         let sum = sum_bytes_per_us();
         let short_part = short_part(size);
         let [ring, star, direct, short_star, short_ring] = self.short([
@@ -150,7 +146,7 @@ impl Prober<'_> {
 
     /// The time of the smallest ring now, to hold a known model against.
     pub(super) fn smallest_ring_us(&mut self) -> Result<f64> {
-        let own = self.short([(Algorithm::Ring, self.transport.size())])?;
+        let own = self.short([(Algorithm::Ring, self.executor.size())])?;
         Ok(self.medians(own)?[0])
     }
 
@@ -175,31 +171,26 @@ impl Prober<'_> {
 
     /// Sums `len` bytes once.
     fn run(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
-        let plan = ringpull_plan::allreduce(algorithm, self.transport.rank(), self.transport.size(), len);
+        let plan = ringpull_plan::allreduce(algorithm, self.executor.rank(), self.executor.size(), len);
         Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
     }
 
     /// `data` after `plan`, and the microseconds it took.
     pub(super) fn timed(&mut self, plan: &Plan, data: Buffer) -> Result<(Buffer, f64)> {
-        timed(self.runner, self.transport, plan, data, self.stop)
+        let schedule = self.executor.schedule(plan);
+        let start = Instant::now();
+        let data = self.executor.move_buffer(&schedule, data, STAMP)?;
+        Ok((data, start.elapsed().as_secs_f64() * 1e6))
     }
 
     /// Every rank's `own` rows, in the order of the ranks.
     pub(super) fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>> {
-        let (rank, size) = (self.transport.rank(), self.transport.size());
-        let row_bytes = size_of::<[f64; N]>();
-        let plan = ringpull_plan::allgather(rank, size, Parts::of((0..=size).map(|rank| rank * row_bytes).collect()));
-        let mut all = Buffer::zeroed(size * row_bytes);
-        all.bytes_mut()[rank * row_bytes..][..row_bytes].copy_from_slice(bytemuck::cast_slice(&own));
-        let (all, _) = self.timed(&plan, all)?;
-        let value =
-            |row: &[u8], at: usize| bytemuck::pod_read_unaligned(&row[at * size_of::<f64>()..][..size_of::<f64>()]);
-        Ok(all.bytes().chunks_exact(row_bytes).map(|row| std::array::from_fn(|at| value(row, at))).collect())
+        self.executor.gather_rows(&own, STAMP)
     }
 
     /// Rank 0's `word` on every rank.
     pub(super) fn told<T: Pod>(&mut self, word: T) -> Result<T> {
-        let plan = ringpull_plan::broadcast(0, self.transport.rank(), self.transport.size(), size_of::<T>());
+        let plan = ringpull_plan::broadcast(0, self.executor.rank(), self.executor.size(), size_of::<T>());
         let mut data = Buffer::zeroed(size_of::<T>());
         data.bytes_mut().copy_from_slice(bytemuck::bytes_of(&word));
         let (data, _) = self.timed(&plan, data)?;
@@ -210,24 +201,6 @@ impl Prober<'_> {
         let rows = self.gather(own)?;
         Ok(std::array::from_fn(|at| median(&mut rows.iter().map(|row| row[at]).collect::<Vec<_>>())))
     }
-}
-
-/// `data` after `plan` among `ranks`, and the microseconds it took. After an error the transport, which may still write there, keeps it.
-pub(super) fn timed(
-    runner: &mut Runner,
-    ranks: &mut dyn Transport,
-    plan: &Plan,
-    mut data: Buffer,
-    stop: &AtomicBool,
-) -> Result<(Buffer, f64)> {
-    let schedule = runner.schedule(plan, DType::U8);
-    let start = Instant::now();
-    // SAFETY: after an error the memory is never freed.
-    if let Err(cause) = unsafe { runner.run(&schedule, data.bytes_mut(), ranks, STAMP, stop) } {
-        std::mem::forget(data);
-        return Err(cause);
-    }
-    Ok((data, start.elapsed().as_secs_f64() * 1e6))
 }
 
 /// The bytes of one rank's part in the short transfers.

@@ -9,12 +9,12 @@
 //! The racks are used if crossing the link once in each direction is predicted to be worth it: a ring over hosts that stand in
 //! order may lose little.
 
+use std::time::Instant;
+
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::Algorithm;
 
-use super::probe::{Prober, Times, median, timed};
-use crate::transport::Transport;
-use crate::transport::group::Group;
+use super::probe::{Prober, STAMP, Times, median};
 
 /// The times of fewer hosts fall into two groups by chance too often; with more this would take long.
 const HOSTS: std::ops::RangeInclusive<usize> = 6..=32;
@@ -66,13 +66,14 @@ impl Prober<'_> {
     fn ring_of(&mut self, hosts: &[Vec<usize>], len: usize) -> Result<f64> {
         let members: Vec<usize> = hosts.iter().map(|ranks| ranks[0]).collect();
         let mut own_us = 0.0;
-        if members.contains(&self.transport.rank()) {
-            let mut group = Group::of(&mut *self.transport, &members, &|| ());
-            let plan = ringpull_plan::allreduce(Algorithm::Ring, group.rank(), group.size(), len);
-            let mut data = Buffer::zeroed(len);
+        if let Some(place) = members.iter().position(|member| *member == self.executor.rank()) {
+            let plan = ringpull_plan::allreduce(Algorithm::Ring, place, members.len(), len);
+            let (schedule, mut data) = (self.executor.schedule(&plan), Buffer::zeroed(len));
             // The second time what shapers let through at first has been used up.
             for _ in 0..2 {
-                (data, own_us) = timed(self.runner, &mut group, &plan, data, self.stop)?;
+                let start = Instant::now();
+                data = self.executor.move_buffer_among(&members, &schedule, data, STAMP)?;
+                own_us = start.elapsed().as_secs_f64() * 1e6;
             }
         }
         let rows = self.gather([own_us])?;
@@ -83,7 +84,7 @@ impl Prober<'_> {
     /// Every host meets every other. `None` once more than [`MOST_US`] have been spent, by the clock of the slowest.
     fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize, spent_us: &mut f64) -> Result<Option<PairTimes>> {
         let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
-        let own = hosts.iter().position(|ranks| ranks[0] == self.transport.rank());
+        let own = hosts.iter().position(|ranks| ranks[0] == self.executor.rank());
         for round in 0..rounds(hosts.len()) {
             let other = own.and_then(|own| partner(own, round, hosts.len()));
             let took = other.map_or(Ok(0.0), |other| self.game(hosts[other][0], bytes))?;
@@ -106,7 +107,7 @@ impl Prober<'_> {
 
     /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has then been used up.
     fn game(&mut self, other: usize, bytes: usize) -> Result<f64> {
-        let plan = ringpull_plan::exchange(self.transport.rank(), other, bytes);
+        let plan = ringpull_plan::exchange(self.executor.rank(), other, bytes);
         let (data, _) = self.timed(&plan, Buffer::zeroed(2 * bytes))?;
         Ok(self.timed(&plan, data)?.1)
     }

@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error};
 
-use crate::communicator::Host;
+use crate::communicator::Communicator;
 use crate::interpreter::Ticket;
 use crate::progress::frozen::Unit;
 use crate::progress::job::Job;
@@ -37,7 +37,7 @@ struct Flight {
 
 struct Comm<'a> {
     shared: &'a Shared,
-    host: Host,
+    communicator: Communicator,
     /// In the order in which they were begun.
     flights: Vec<Flight>,
     finishing: &'a Sender<Box<dyn Job>>,
@@ -46,9 +46,14 @@ struct Comm<'a> {
 }
 
 /// Runs launched jobs until it is told to stop.
-pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>, finishing: &Sender<Box<dyn Job>>) {
+pub(super) fn communicate(
+    shared: &Shared,
+    communicator: Communicator,
+    inbox: &Receiver<Command>,
+    finishing: &Sender<Box<dyn Job>>,
+) {
     let _guard = AbortOnPanic;
-    let mut comm = Comm { shared, host, flights: Vec::new(), finishing, buckets: Vec::new() };
+    let mut comm = Comm { shared, communicator, flights: Vec::new(), finishing, buckets: Vec::new() };
     let mut lingers = false;
     loop {
         let command = match comm.flights.len() {
@@ -74,7 +79,7 @@ pub(super) fn communicate(shared: &Shared, host: Host, inbox: &Receiver<Command>
     comm.drain();
     if shared.fault.get().is_some() {
         // Requests may be in flight; the library must not be called any more, not even to free it.
-        std::mem::forget(comm.host);
+        std::mem::forget(comm.communicator);
     }
 }
 
@@ -94,7 +99,9 @@ impl Comm<'_> {
         let mut nap = NAPS.0;
         loop {
             match inbox.recv_timeout(nap) {
-                Err(RecvTimeoutError::Timeout) if self.shared.fault.get().is_none() => self.host.progress(),
+                Err(RecvTimeoutError::Timeout) if self.shared.fault.get().is_none() => {
+                    self.communicator.executor().progress();
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 next => return next,
             }
@@ -136,7 +143,7 @@ impl Comm<'_> {
         self.shared.running.lock().push((launch.number, launch.topic.clone()));
         // SAFETY: the flight owns the bucket, or the job that owns the memory or its lock, and is kept until its ticket is reported;
         // after a fault buckets are kept for ever, and jobs are told to fail and then keep what the transport may still use.
-        let begun = unsafe { self.host.begin_allreduce(dtype, addend, launch.number, (priority, step_bytes)) };
+        let begun = unsafe { self.communicator.begin_allreduce(dtype, addend, launch.number, (priority, step_bytes)) };
         let ticket = *begun.as_ref().unwrap_or(&None);
         if ticket.is_none() {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
@@ -185,7 +192,7 @@ impl Comm<'_> {
         }
         *self.shared.running.lock() = vec![(launch.number, launch.topic.clone())];
         let span = timeline::span(Phase::Collective, || launch.topic.name());
-        let outcome = job.run(&mut self.host, launch);
+        let outcome = job.run(&mut self.communicator, launch);
         drop(span);
         self.count_traffic();
         match outcome {
@@ -198,14 +205,15 @@ impl Comm<'_> {
     }
 
     fn count_traffic(&self) {
-        let (sent, received) = self.host.traffic_bytes();
+        let (sent, received) = self.communicator.traffic_bytes();
         self.shared.sent_bytes.store(sent, Ordering::Relaxed);
         self.shared.received_bytes.store(received, Ordering::Relaxed);
     }
 
     /// Moves what is under way, or waits a little.
     fn go_on(&mut self) {
-        let outcome = self.host.advance().and_then(|moved| if moved { Ok(()) } else { self.host.pause() });
+        let wire = self.communicator.executor();
+        let outcome = wire.advance().and_then(|moved| if moved { Ok(()) } else { wire.pause() });
         self.count_traffic();
         match outcome {
             Ok(()) => self.hand_on(),
@@ -223,7 +231,7 @@ impl Comm<'_> {
     /// Hands on what is finished and may go.
     fn hand_on(&mut self) {
         let mut finished = 0;
-        for ticket in self.host.take_finished() {
+        for ticket in self.communicator.executor().take_finished() {
             let flight = self.flights.iter_mut().find(|flight| flight.ticket == Some(ticket));
             let flight = flight.expect("a ticket belongs to a sum under way");
             timeline::record(Phase::Collective, || flight.jobs[0].0.name(), flight.since_ns, 0);

@@ -18,7 +18,7 @@ use ringpull_base::forked::Process;
 use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Tensor, Waiter, notice, waits};
 
-use crate::communicator::Host;
+use crate::communicator::Communicator;
 use crate::progress::calls::Calls;
 use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::fusion::BUCKET_BYTES;
@@ -72,22 +72,22 @@ impl Engine {
             spawn("ringpull-comm", move || {
                 let mut end = None;
                 let connected = connect().and_then(|connected| {
-                    let mut host = Host::new(connected.transport, &config, stop)?;
+                    let mut comm = Communicator::new(connected.transport, &config, stop)?;
                     if connected.is_cluster {
-                        host.learn(&config)?;
+                        comm.learn(&config)?;
                     }
                     end = Some(connected.finalise);
-                    Ok((host, connected.control))
+                    Ok((comm, connected.control))
                 });
-                let (host, control) = match connected {
+                let (comm, control) = match connected {
                     Ok(both) => both,
                     Err(cause) => return drop(ready.send(Err(cause))),
                 };
-                let bucket_bytes = config.fusion_bytes.unwrap_or(host.bucket_bytes().min(BUCKET_BYTES));
+                let bucket_bytes = config.fusion_bytes.unwrap_or(comm.bucket_bytes().min(BUCKET_BYTES));
                 let (handle, shared) = crossbeam_channel::bounded::<Arc<Shared>>(1);
-                drop(ready.send(Ok((control, host.library(), host.sums_block(), bucket_bytes, handle))));
+                drop(ready.send(Ok((control, comm.library(), comm.sums_block(), bucket_bytes, handle))));
                 if let Ok(shared) = shared.recv() {
-                    communicate(&shared, host, &inbox, &finishing);
+                    communicate(&shared, comm, &inbox, &finishing);
                     drop(finishing);
                     if shared.fault.get().is_none()
                         && let Some(finalise) = end
@@ -268,7 +268,7 @@ impl Engine {
         &self,
         name: &str,
         memory: Vec<Tensor>,
-        work: impl FnOnce(&mut Host, &[Tensor], u32) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
         let job = Box::new(Direct::new(Box::new(work), memory, result));

@@ -4,7 +4,7 @@ use crossbeam_channel::Sender;
 
 use ringpull_base::{DType, Error, Key, Result, Tensor};
 
-use crate::communicator::Host;
+use crate::communicator::Communicator;
 use crate::progress::messages::{Launch, Terms, Wire};
 
 /// Makes the jobs of a store on a rank that has joined.
@@ -26,7 +26,7 @@ pub trait Job: Send {
     }
 
     /// The collective part as a whole, on the comm thread.
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()>;
+    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()>;
 
     /// Whether `finish` takes less than to wake another thread for it: then the comm thread does it, if nothing is left to finish before.
     fn is_soon_finished(&self) -> bool {
@@ -40,7 +40,7 @@ pub trait Job: Send {
     fn fail(self: Box<Self>, fault: &Error);
 }
 
-type Work<T> = Box<dyn FnOnce(&mut Host, &[Tensor], u32) -> Result<T> + Send>;
+type Work<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
 
 /// A collective that the caller waits for.
 pub(super) struct Direct<T> {
@@ -58,9 +58,9 @@ impl<T> Direct<T> {
 }
 
 impl<T: Send> Job for Direct<T> {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         if let Some(work) = self.work.take() {
-            self.value = Some(work(host, &self.memory, launch.number)?);
+            self.value = Some(work(comm, &self.memory, launch.number)?);
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Job for Barrier {
     }
 
     /// It launches when every rank has called it: there is nothing left to be done.
-    fn run(&mut self, _host: &mut Host, _launch: &Launch) -> Result<()> {
+    fn run(&mut self, _host: &mut Communicator, _launch: &Launch) -> Result<()> {
         Ok(())
     }
 

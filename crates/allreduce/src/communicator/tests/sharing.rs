@@ -9,20 +9,20 @@ use ringpull_base::buffer::arena;
 use ringpull_base::config::Config;
 use ringpull_base::{Buffer, DType, Element, Error, with_element};
 
-use crate::communicator::{Choice, Host};
+use crate::communicator::{Choice, Communicator};
 use crate::transport::inproc::world_on;
 use crate::transport::window::SLOT_BYTES;
 
 /// Runs `work` on every rank of a world in which ranks with the same number are on the same host.
-fn on_ranks<T: Send>(hosts: &[usize], work: impl Fn(&mut Host) -> T + Sync) -> Vec<T> {
+fn on_ranks<T: Send>(hosts: &[usize], work: impl Fn(&mut Communicator) -> T + Sync) -> Vec<T> {
     arena::of_process().expect("this system has shared memory");
     let config = Config { timeout: Duration::from_secs(20), ..Config::default() };
     std::thread::scope(|scope| {
         let (config, work) = (&config, &work);
         let ranks = world_on(hosts).into_iter().map(|end| {
             scope.spawn(move || {
-                let mut host = Host::new(Box::new(end), config, Arc::new(AtomicBool::new(false))).unwrap();
-                work(&mut host)
+                let mut comm = Communicator::new(Box::new(end), config, Arc::new(AtomicBool::new(false))).unwrap();
+                work(&mut comm)
             })
         });
         let ranks: Vec<_> = ranks.collect();
@@ -47,17 +47,17 @@ fn input<T: Element>(rank: usize, element: usize) -> T {
 
 /// Sums `len` elements several times over, and checks them; `is_shared` says which ranks' buffers are in an arena.
 fn check(hosts: &[usize], dtype: DType, len: usize, is_shared: impl Fn(usize) -> bool + Sync) {
-    with_element!(dtype, T => on_ranks(hosts, |host| {
-        let mut data = buffer(len * dtype.size_bytes(), is_shared(host.rank()));
+    with_element!(dtype, T => on_ranks(hosts, |comm| {
+        let mut data = buffer(len * dtype.size_bytes(), is_shared(comm.rank()));
         for round in 0..3 {
             let values: &mut [T] = bytemuck::cast_slice_mut(data.bytes_mut());
-            values.iter_mut().enumerate().for_each(|(at, value)| *value = input::<T>(host.rank(), at + round));
+            values.iter_mut().enumerate().for_each(|(at, value)| *value = input::<T>(comm.rank(), at + round));
             // SAFETY: there is no error.
-            unsafe { host.allreduce_by(Choice::Auto, dtype, data.bytes_mut(), round as u32).unwrap() };
+            unsafe { comm.allreduce_by(Choice::Auto, dtype, data.bytes_mut(), round as u32).unwrap() };
             let values: &[T] = bytemuck::cast_slice(data.bytes());
             for (at, value) in values.iter().enumerate() {
-                let expected: f64 = (0..host.size()).map(|rank| Element::to_f64(input::<T>(rank, at + round))).sum();
-                assert_eq!(Element::to_f64(*value), expected, "{dtype}, element {at} of {len} on rank {}", host.rank());
+                let expected: f64 = (0..comm.size()).map(|rank| Element::to_f64(input::<T>(rank, at + round))).sum();
+                assert_eq!(Element::to_f64(*value), expected, "{dtype}, element {at} of {len} on rank {}", comm.rank());
             }
         }
     }));
@@ -113,12 +113,12 @@ fn hosts_with_equal_or_different_numbers_of_ranks_sum_together() {
 fn all_ranks_hold_the_same_bits_in_every_run() {
     let runs: Vec<Vec<u8>> = (0..4)
         .flat_map(|run| {
-            on_ranks(&[0, 0, 1, 1, 1], |host| {
-                let mut data = buffer(4 * 100_003, run % 2 == 0 || host.rank() % 2 == 0);
+            on_ranks(&[0, 0, 1, 1, 1], |comm| {
+                let mut data = buffer(4 * 100_003, run % 2 == 0 || comm.rank() % 2 == 0);
                 let values: &mut [f32] = bytemuck::cast_slice_mut(data.bytes_mut());
-                values.iter_mut().enumerate().for_each(|(at, value)| *value = 1.0 / (1 + at + 7 * host.rank()) as f32);
+                values.iter_mut().enumerate().for_each(|(at, value)| *value = 1.0 / (1 + at + 7 * comm.rank()) as f32);
                 // SAFETY: there is no error.
-                unsafe { host.allreduce_by(Choice::Auto, DType::F32, data.bytes_mut(), 0).unwrap() };
+                unsafe { comm.allreduce_by(Choice::Auto, DType::F32, data.bytes_mut(), 0).unwrap() };
                 data.bytes().to_vec()
             })
         })
@@ -131,13 +131,13 @@ fn an_ordered_sum_has_the_same_bits_wherever_the_ranks_run() {
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
         for len in [3, 5000, 300_001] {
             let sums = |hosts: &[usize]| {
-                let of_ranks = with_element!(dtype, T => on_ranks(hosts, |host| {
+                let of_ranks = with_element!(dtype, T => on_ranks(hosts, |comm| {
                     let mut data = buffer(len * dtype.size_bytes(), true);
                     let values: &mut [T] = bytemuck::cast_slice_mut(data.bytes_mut());
                     let value = |at: usize, rank: usize| T::from_f64(1.0 / (1 + (at + 7 * rank) % 89) as f64);
-                    values.iter_mut().enumerate().for_each(|(at, to)| *to = value(at, host.rank()));
+                    values.iter_mut().enumerate().for_each(|(at, to)| *to = value(at, comm.rank()));
                     // SAFETY: there is no error.
-                    unsafe { host.allreduce_by(Choice::Ordered, dtype, data.bytes_mut(), 0).unwrap() };
+                    unsafe { comm.allreduce_by(Choice::Ordered, dtype, data.bytes_mut(), 0).unwrap() };
                     data.bytes().to_vec()
                 }));
                 assert!(of_ranks.windows(2).all(|pair| pair[0] == pair[1]), "{len} of {dtype} on {hosts:?}");
@@ -158,9 +158,9 @@ fn a_rank_that_does_not_come_is_an_error_for_the_others_within_the_deadline() {
         let config = &config;
         let ranks = world_on(&[0; 3]).into_iter().enumerate().map(|(rank, end)| {
             scope.spawn(move || {
-                let mut host = Host::new(Box::new(end), config, Arc::new(AtomicBool::new(false))).unwrap();
+                let mut comm = Communicator::new(Box::new(end), config, Arc::new(AtomicBool::new(false))).unwrap();
                 // SAFETY: in shared memory no transport keeps the data.
-                (rank != 1).then(|| unsafe { host.allreduce_by(Choice::Auto, DType::F32, &mut [0; 4 << 10], 0) })
+                (rank != 1).then(|| unsafe { comm.allreduce_by(Choice::Auto, DType::F32, &mut [0; 4 << 10], 0) })
             })
         });
         let ranks: Vec<_> = ranks.collect();

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use ringpull_base::config::Config;
 use ringpull_base::{Error, Key, Result};
 
-use crate::communicator::Host;
+use crate::communicator::Communicator;
 use crate::progress::engine::Engine;
 use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Terms, Topic};
@@ -22,7 +22,7 @@ struct Told {
 }
 
 impl Job for Told {
-    fn run(&mut self, _host: &mut Host, _launch: &Launch) -> Result<()> {
+    fn run(&mut self, _host: &mut Communicator, _launch: &Launch) -> Result<()> {
         self.runs.send(self.name).ok();
         Ok(())
     }

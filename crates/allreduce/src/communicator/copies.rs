@@ -1,0 +1,56 @@
+//! Broadcast and allgather: what ranks give each other as it is.
+#![allow(unsafe_code)]
+
+use ringpull_base::{Buffer, Result};
+use ringpull_plan::Parts;
+
+use crate::communicator::Communicator;
+use crate::transport::Stamp;
+
+impl Communicator {
+    /// `data` becomes rank `root`'s.
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    pub unsafe fn broadcast(&mut self, root: usize, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        let plan = ringpull_plan::broadcast(root, self.rank(), self.size(), data.len());
+        let schedule = self.executor.schedule(&plan);
+        // SAFETY: as the caller promises.
+        unsafe { self.executor.run(&schedule, data, stamp) }
+    }
+
+    /// `data` becomes every other rank's, which call [`broadcast`](Self::broadcast) with this rank as the root.
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    pub unsafe fn broadcast_own(&mut self, data: &[u8], stamp: Stamp) -> Result<()> {
+        let plan = ringpull_plan::broadcast(self.rank(), self.rank(), self.size(), data.len());
+        let schedule = self.executor.schedule(&plan);
+        // SAFETY: as the caller promises.
+        unsafe { self.executor.send_out(&schedule, data, stamp) }
+    }
+
+    /// Part `r` of `data`, bounded in bytes, becomes rank `r`'s on every rank.
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    pub unsafe fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        let plan = ringpull_plan::allgather(self.rank(), self.size(), parts);
+        let schedule = self.executor.schedule(&plan);
+        // SAFETY: as the caller promises.
+        unsafe { self.executor.run(&schedule, data, stamp) }
+    }
+
+    /// As [`allgather`](Self::allgather), into memory of its own, which after an error the transport keeps: every rank's part, of which `fill`
+    /// writes this rank's.
+    pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
+        let mut all = Buffer::zeroed(parts.len());
+        fill(&mut all.bytes_mut()[parts.range(self.rank()..self.rank() + 1)]);
+        // SAFETY: after an error the memory is never freed.
+        if let Err(cause) = unsafe { self.allgather(parts, all.bytes_mut(), stamp) } {
+            std::mem::forget(all);
+            return Err(cause);
+        }
+        Ok(all)
+    }
+}

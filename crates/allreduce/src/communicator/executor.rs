@@ -1,0 +1,197 @@
+//! Runs schedules on memory: the transport of a job with the interpreter over it.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytemuck::Pod;
+
+use ringpull_base::{Buffer, DType, Result};
+use ringpull_plan::{Parts, Plan, Schedule};
+
+use crate::interpreter::{Endpoint, Runner, Ticket, stopped};
+use crate::transport::group::Group;
+use crate::transport::{Stamp, Transport};
+
+/// All ranks of a job, as far as messages go.
+pub struct Executor {
+    pub(super) transport: Box<dyn Transport>,
+    pub(super) runner: Runner,
+    /// When it is set, what is under way ends in an error.
+    pub(super) stop: Arc<AtomicBool>,
+}
+
+impl Executor {
+    /// Over `transport`, in messages of at most `segment_bytes` where a schedule does not say otherwise. What does not move for `limit` is lost.
+    pub(super) fn new(
+        transport: Box<dyn Transport>,
+        segment_bytes: usize,
+        limit: Duration,
+        stop: Arc<AtomicBool>,
+    ) -> Self {
+        Executor { transport, runner: Runner::new(segment_bytes, limit), stop }
+    }
+
+    /// This rank.
+    pub(super) fn rank(&self) -> usize {
+        self.transport.rank()
+    }
+
+    /// The number of ranks.
+    pub(super) fn size(&self) -> usize {
+        self.transport.size()
+    }
+
+    /// An error when the job was told to stop.
+    pub(super) fn go_on(&self) -> Result<()> {
+        if self.stop.load(Ordering::Acquire) { Err(stopped(self.rank())) } else { Ok(()) }
+    }
+
+    /// Begins a schedule, as [`Runner::begin`] does.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn begin(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        data: *mut [u8],
+        stamp: Stamp,
+        priority: i32,
+    ) -> Ticket {
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.begin(schedule, data, stamp, priority) }
+    }
+
+    /// Moves what can be moved now; whether anything did. Does not block.
+    pub fn advance(&mut self) -> Result<bool> {
+        self.runner.advance(&mut *self.transport, &self.stop)
+    }
+
+    /// To be called when nothing has moved: waits a little. An error if nothing has moved for too long.
+    pub fn pause(&mut self) -> Result<()> {
+        self.runner.pause(&mut *self.transport)
+    }
+
+    /// To be called now and then while nothing is under way here: others may still wait for what the library owes them. Does not block.
+    pub fn progress(&mut self) {
+        self.transport.progress();
+    }
+
+    /// What was begun and has finished since this was asked last.
+    pub fn take_finished(&mut self) -> impl Iterator<Item = Ticket> {
+        self.runner.take_finished()
+    }
+
+    /// Returns when everything begun is finished.
+    pub(super) fn drain(&mut self) -> Result<()> {
+        while self.runner.is_busy() {
+            if !self.advance()? {
+                self.pause()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a schedule on `data` to its end.
+    ///
+    /// # Safety
+    /// After an error the transport may still read and write `data`: it stays valid, and nobody else
+    /// touches it, until the transport is gone.
+    pub(super) unsafe fn run(&mut self, schedule: &Arc<Schedule>, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.run(schedule, data, &mut *self.transport, stamp, &self.stop) }
+    }
+
+    /// As [`run`](Self::run), among some ranks, of which this is one: rank `r` of the schedule is `members[r]`. `on_progress` is called when
+    /// messages have moved.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
+    pub(super) unsafe fn run_among(
+        &mut self,
+        members: &[usize],
+        on_progress: &dyn Fn(),
+        schedule: &Arc<Schedule>,
+        data: &mut [u8],
+        stamp: Stamp,
+    ) -> Result<()> {
+        let mut group = Group::of(&mut *self.transport, members, on_progress);
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.run(schedule, data, &mut group, stamp, &self.stop) }
+    }
+
+    /// As [`run`](Self::run), of a schedule that only sends.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run), though the transport only reads.
+    pub(super) unsafe fn send_out(&mut self, schedule: &Arc<Schedule>, data: &[u8], stamp: Stamp) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.send_out(schedule, data, &mut *self.transport, stamp, &self.stop) }
+    }
+
+    /// As [`run`](Self::run), with an end of this rank's own making.
+    ///
+    /// # Safety
+    /// As for [`Runner::run_between`].
+    pub(super) unsafe fn run_between(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        endpoint: Box<dyn Endpoint + '_>,
+        stamp: Stamp,
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.run_between(schedule, endpoint, &mut *self.transport, stamp, &self.stop) }
+    }
+
+    /// This rank's `plan` on bytes, in messages as long as they may be.
+    pub(super) fn schedule(&self, plan: &Plan) -> Arc<Schedule> {
+        self.runner.schedule(plan, DType::U8)
+    }
+
+    /// What `data` is after `schedule`. After an error the transport keeps it.
+    pub(super) fn move_buffer(&mut self, schedule: &Arc<Schedule>, data: Buffer, stamp: Stamp) -> Result<Buffer> {
+        // SAFETY: after an error the memory is never freed.
+        keep_after_error(data, |bytes| unsafe { self.run(schedule, bytes, stamp) })
+    }
+
+    /// As [`move_buffer`](Self::move_buffer), among some ranks.
+    pub(super) fn move_buffer_among(
+        &mut self,
+        members: &[usize],
+        schedule: &Arc<Schedule>,
+        data: Buffer,
+        stamp: Stamp,
+    ) -> Result<Buffer> {
+        // SAFETY: after an error the memory is never freed.
+        keep_after_error(data, |bytes| unsafe { self.run_among(members, &|| (), schedule, bytes, stamp) })
+    }
+
+    /// Every rank's part, of which `fill` writes this rank's.
+    pub(super) fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
+        let rank = self.rank();
+        let mut all = Buffer::zeroed(parts.len());
+        fill(&mut all.bytes_mut()[parts.range(rank..rank + 1)]);
+        let schedule = self.schedule(&ringpull_plan::allgather(rank, self.size(), parts));
+        self.move_buffer(&schedule, all, stamp)
+    }
+
+    /// Every rank's `own` row, in the order of the ranks.
+    pub(super) fn gather_rows<T: Pod, const N: usize>(&mut self, own: &[T; N], stamp: Stamp) -> Result<Vec<[T; N]>> {
+        let row_bytes = size_of::<[T; N]>();
+        let parts = Parts::of((0..=self.size()).map(|rank| rank * row_bytes).collect());
+        let all = self.gather(parts, stamp, |row| row.copy_from_slice(bytemuck::cast_slice(own)))?;
+        let value = |row: &[u8], at: usize| bytemuck::pod_read_unaligned(&row[at * size_of::<T>()..][..size_of::<T>()]);
+        Ok(all.bytes().chunks_exact(row_bytes).map(|row| std::array::from_fn(|at| value(row, at))).collect())
+    }
+}
+
+fn keep_after_error(mut data: Buffer, run: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Buffer> {
+    match run(data.bytes_mut()) {
+        Ok(()) => Ok(data),
+        Err(cause) => {
+            std::mem::forget(data);
+            Err(cause)
+        }
+    }
+}

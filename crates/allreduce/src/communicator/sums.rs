@@ -1,0 +1,156 @@
+//! Sums over all ranks, each begun to be advanced beside others, or run to its end.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use ringpull_base::{DType, Result, Tensor};
+use ringpull_plan::Schedule;
+
+use crate::communicator::Communicator;
+use crate::communicator::choice::Choice;
+use crate::communicator::hierarchy::{self, Hosts};
+use crate::communicator::node::Patience;
+use crate::communicator::schedules::Sum;
+use crate::interpreter::{Endpoint, Ticket};
+use crate::transport::Stamp;
+
+impl Communicator {
+    /// Whether sums by `choice` are done in shared memory or by the library, and not by a plan.
+    fn sums_at_once(&self, choice: Choice) -> bool {
+        match choice {
+            Choice::Auto | Choice::Nccl => self.placement.has_neighbours(),
+            Choice::Ordered => self.is_ordered_anyway(),
+            Choice::Plan(_) => false,
+            Choice::Native => true,
+        }
+    }
+
+    /// What a sum by messages between all ranks is to do.
+    pub(super) fn schedule(&mut self, sum: Sum) -> Arc<Schedule> {
+        let (rank, size) = (self.rank(), self.size());
+        let (placement, model, cuts) = (&self.placement, &self.learned.model, self.cuts);
+        self.schedules.find(sum, || sum.plan((rank, size), placement, model, cuts))
+    }
+
+    /// Whether all ranks sum in shared memory, which adds in the order of the ranks anyway.
+    fn is_ordered_anyway(&self) -> bool {
+        self.placement.is_one_host() && self.placement.has_neighbours()
+    }
+
+    /// Whether sums by the communicator's own choice are done at once, one after another on every rank in one order.
+    pub fn sums_block(&self) -> bool {
+        self.sums_at_once(self.choice)
+    }
+
+    /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what is under way is then
+    /// finished first. Sums of higher `priority` go first. Operations under way together have stamps of their own. `step_bytes` is what the
+    /// step that it is part of sums in all, the same on every rank, and 0 where that is not known.
+    ///
+    /// # Safety
+    /// `data` stays valid, and nobody else touches it, until the ticket is reported by [`Executor::take_finished`]; after
+    /// an error, of this or of any later call, for ever.
+    pub unsafe fn begin_allreduce(
+        &mut self,
+        dtype: DType,
+        data: *mut [u8],
+        stamp: Stamp,
+        (priority, step_bytes): (i32, usize),
+    ) -> Result<Option<Ticket>> {
+        if self.sums_block() {
+            self.executor.drain()?;
+            // SAFETY: the caller gives the memory away until this is done.
+            return unsafe { self.allreduce(dtype, &mut *data, stamp) }.map(|()| None);
+        }
+        let schedule = self.schedule(Sum { step_bytes, ..Sum::of(self.choice, dtype, data.len()) });
+        // SAFETY: as the caller promises.
+        Ok(Some(unsafe { self.executor.begin(&schedule, data, stamp, priority) }))
+    }
+
+    /// `data` becomes the sum over all ranks, the same bits on each.
+    ///
+    /// # Safety
+    /// After an error the transport may still read and write `data`: it stays valid, and nobody else
+    /// touches it, until the transport is gone.
+    pub unsafe fn allreduce(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.allreduce_by(self.choice, dtype, data, stamp) }
+    }
+
+    /// What `tensor` holds becomes the sum over all ranks, by the given way. After an error it stays locked
+    /// for ever, as the transport may still use its memory.
+    pub fn allreduce_tensor(&mut self, choice: Choice, tensor: &Tensor, stamp: Stamp) -> Result<()> {
+        let mut guard = tensor.write();
+        // SAFETY: after an error neither the lock nor the memory behind it is ever given back.
+        let outcome = unsafe { self.allreduce_by(choice, tensor.dtype(), guard.bytes_mut(), stamp) };
+        if outcome.is_err() {
+            std::mem::forget((guard, tensor.clone()));
+        }
+        outcome
+    }
+
+    /// As [`allreduce`](Self::allreduce), by the given way.
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    pub unsafe fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        if self.sums_at_once(choice) {
+            return match choice {
+                Choice::Native => self.executor.transport.native_allreduce(dtype, data),
+                // SAFETY: as the caller promises.
+                _ => unsafe { self.allreduce_by_host(dtype, data, stamp) },
+            };
+        }
+        let schedule = self.schedule(Sum::of(choice, dtype, data.len()));
+        // SAFETY: as the caller promises.
+        unsafe { self.executor.run(&schedule, data, stamp) }
+    }
+
+    /// Whether [`allreduce_between`](Self::allreduce_between) may be given addresses in the memory of devices.
+    pub fn takes_device_memory(&self) -> bool {
+        self.takes_device_memory
+    }
+
+    /// As [`allreduce`](Self::allreduce), of `len_bytes` that this rank's `endpoint` has. Always by messages, of at least `least_bytes` where
+    /// the plan has as many.
+    ///
+    /// # Safety
+    /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until the endpoint is told that their
+    /// message is done; after an error never again.
+    pub unsafe fn allreduce_between(
+        &mut self,
+        dtype: DType,
+        len_bytes: usize,
+        endpoint: Box<dyn Endpoint + '_>,
+        least_bytes: usize,
+        stamp: Stamp,
+    ) -> Result<()> {
+        let least_bytes = Some(least_bytes);
+        let schedule = self.schedule(Sum { least_bytes, ..Sum::of(self.choice, dtype, len_bytes) });
+        // SAFETY: as the caller promises.
+        unsafe { self.executor.run_between(&schedule, endpoint, stamp) }
+    }
+
+    /// By shared memory within hosts, and by a plan between them.
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    unsafe fn allreduce_by_host(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        let stop = Arc::clone(&self.executor.stop);
+        let patience = Patience { stamp, stop: &stop, limit: self.executor.runner.limit };
+        if self.placement.is_one_host()
+            && let Some(node) = &mut self.placement.node
+        {
+            return node.allreduce(dtype, data, patience);
+        }
+        let hosts = Hosts {
+            ranks: &self.placement.hosts,
+            racks: self.placement.racks.as_ref(),
+            model: &self.learned.model,
+            segments: self.cuts,
+        };
+        let node = self.placement.node.as_mut();
+        let executor = (&mut self.executor, &mut self.schedules);
+        // SAFETY: as the caller promises.
+        unsafe { hierarchy::allreduce((hosts, node), executor, dtype, data, patience) }
+    }
+}
