@@ -67,6 +67,8 @@ pub(crate) use update::{Update, Updates};
 /// What this workspace's own tests, examples and command need from inside. It may change in any version.
 #[doc(hidden)]
 pub mod internal {
+    #[cfg(feature = "ps")]
+    use crate::Result;
     #[cfg(feature = "allreduce")]
     pub use crate::allreduce::Allreduce;
     pub use crate::backend::Backend;
@@ -77,7 +79,7 @@ pub mod internal {
     #[cfg(feature = "ps")]
     pub use crate::servers::Servers;
     pub use crate::states::{SavedStates, replace_file};
-    use crate::{Config, Kind, KvStore, Result};
+    use crate::{Config, Kind, KvStore};
 
     /// Serves the job if this process is a server or the scheduler of one and the store that its program is about
     /// to create is of a kind with servers: the status that the process must exit with then. None in any other

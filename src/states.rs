@@ -23,10 +23,14 @@ pub struct SavedStates {
 impl SavedStates {
     /// Writes the file so that either the old or the new one is there at any time.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let body = postcard::to_stdvec(self).map_err(|cause| {
+        replace_file("write optimizer states to", path, &[&self.to_bytes()?])
+    }
+
+    /// What such a file holds.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        postcard::to_extend(self, MAGIC.to_vec()).map_err(|cause| {
             Error::argument(format!("the optimizer states cannot be encoded: {cause}"), "report this as a bug")
-        })?;
-        replace_file("write optimizer states to", path, &[MAGIC, &body])
+        })
     }
 
     /// Reads a file that [`write`](Self::write) made.
@@ -36,8 +40,13 @@ impl SavedStates {
         let wrong = |what: &str| {
             Error::argument(format!("{} {what}", path.display()), "give a file that save_optimizer_states wrote")
         };
-        let body = bytes.strip_prefix(MAGIC).ok_or_else(|| wrong("is not a file of optimizer states"))?;
-        postcard::from_bytes(body).map_err(|_| wrong("is damaged"))
+        Self::from_bytes(&bytes).map_err(wrong)
+    }
+
+    /// What a file that holds `bytes` says, or what is wrong with it.
+    pub fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, &'static str> {
+        let body = bytes.strip_prefix(MAGIC).ok_or("is not a file of optimizer states")?;
+        postcard::from_bytes(body).map_err(|_| "is damaged")
     }
 }
 

@@ -29,6 +29,7 @@ use crate::progress::messages::{Call, Freeze, Launch, Order, Overdue, RunTo, Sto
 
 pub use late::Late;
 
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Pending {
     calls: Vec<Option<Call>>,
     since_s: f64,
@@ -36,6 +37,7 @@ struct Pending {
 
 /// A call of a frozen cycle that `by` has begun and another rank has not made.
 #[derive(Clone)]
+#[cfg_attr(test, derive(serde::Serialize))]
 struct Owed {
     key: Key,
     operation: String,
@@ -43,6 +45,7 @@ struct Owed {
     since_s: f64,
 }
 
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 enum Phase {
     /// Operations launch one by one.
     Open,
@@ -61,6 +64,7 @@ const MOST_TIMES: usize = 64;
 const LONG_CYCLES: u64 = 16;
 
 /// Rank 0's table of calls that wait for the other ranks'.
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub struct Agreement {
     size: usize,
     limit_s: f64,

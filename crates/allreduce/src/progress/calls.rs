@@ -39,6 +39,7 @@ pub enum Act {
 /// In this many cycles a rank may be with calls while it has not made those of an earlier one.
 const CYCLES: u64 = 2;
 
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 enum Mode {
     /// Each call is announced.
     Agreeing,
@@ -52,6 +53,7 @@ enum Mode {
 
 /// Whether a rank has data left.
 #[derive(Clone, Copy, PartialEq)]
+#[cfg_attr(test, derive(serde::Serialize))]
 enum Data {
     Left,
     /// None, which is to be said when every call has been announced that has not begun.
@@ -61,6 +63,7 @@ enum Data {
 }
 
 /// One rank's calls that have not begun, and how they will.
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub struct Calls {
     rank: usize,
     /// Whether sums are done one after another, on every rank in one order.

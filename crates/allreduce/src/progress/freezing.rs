@@ -17,6 +17,7 @@ use crate::progress::phases::phases;
 /// The most calls of a rank that are remembered.
 const MEMORY: usize = 1 << 15;
 
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Seen {
     topic: Topic,
     ordinal: u64,
@@ -24,6 +25,7 @@ struct Seen {
 }
 
 /// What each rank has called since the last freeze.
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Logs {
     seen: Vec<VecDeque<Seen>>,
     /// Rank 0's calls, but for those that never repeat.
@@ -34,6 +36,7 @@ pub(super) struct Logs {
 }
 
 /// A cycle that is being frozen.
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Freezing {
     /// Where the line is drawn in each topic: calls of this ordinal and higher lie behind it.
     line: BTreeMap<Topic, u64>,

@@ -18,6 +18,7 @@ pub struct Unit {
 }
 
 /// The operations of one topic in a cycle.
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Place {
     /// The ordinal of the first of them in the first cycle.
     first: u64,
@@ -33,6 +34,7 @@ struct Spot {
 }
 
 /// A frozen cycle, and where this rank is in it.
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Frozen {
     freeze: Freeze,
     cycle_bytes: usize,

@@ -18,6 +18,8 @@ pub mod engine;
 mod freezing;
 pub mod frozen;
 pub mod fusion;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod job;
 pub mod messages;
 mod period;

@@ -12,6 +12,7 @@ type Identity = (Topic, String, Terms);
 
 /// One rank's calls, as numbers that stand for their identities.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Sequence {
     known: BTreeMap<Identity, u32>,
     /// Those that are barriers.

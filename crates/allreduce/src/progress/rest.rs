@@ -13,6 +13,7 @@ const AHEAD: usize = 16;
 
 /// What may begin.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(test, derive(serde::Serialize))]
 pub(super) enum Due {
     /// A unit of the frozen cycle, when this rank has called all its members.
     Unit(u64),
@@ -22,6 +23,7 @@ pub(super) enum Due {
 
 /// A queue whose first entry is one that cannot begin yet; an entry that has begun leaves a gap.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Rest {
     due: VecDeque<Option<(Due, bool)>>,
 }

@@ -69,7 +69,7 @@ impl Secret {
 
     pub(super) fn from_hex(text: &str) -> Option<Self> {
         let mut bytes = [0; 32];
-        if text.len() != 2 * bytes.len() || !text.is_ascii() {
+        if text.len() != 2 * bytes.len() || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return None;
         }
         for (index, byte) in bytes.iter_mut().enumerate() {
@@ -163,5 +163,7 @@ mod tests {
     fn a_secret_that_was_cut_is_none() {
         let hex = Secret::random().unwrap().to_hex();
         assert!(Secret::from_hex(&hex[1..]).is_none() && Secret::from_hex(&hex.replace(&hex[..1], "x")).is_none());
+        // Rust reads a number with its sign.
+        assert!(Secret::from_hex(&"+5".repeat(32)).is_none());
     }
 }

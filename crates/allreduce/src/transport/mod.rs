@@ -8,6 +8,8 @@
 #![allow(unsafe_code)]
 
 pub mod control;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod greeting;
 pub mod group;
 pub mod inproc;

@@ -78,11 +78,7 @@ impl Wire {
         let limit = (silence / 4).as_millis().max(1000);
         rustix::net::sockopt::set_tcp_user_timeout(&stream, u32::try_from(limit).unwrap_or(u32::MAX))?;
         let mut state = self.state.lock();
-        state.acknowledge(theirs)?;
-        (state.composed, state.out_at) = (0, 0);
-        state.out.clear();
-        state.input.clear();
-        state.failed = None;
+        state.begin(theirs)?;
         state.stream = Some(Arc::new(stream));
         Ok(())
     }
@@ -182,6 +178,20 @@ impl State {
 
     fn flush(&mut self) -> std::io::Result<()> {
         let Some(stream) = self.stream.clone() else { return Ok(()) };
+        self.write(&*stream)
+    }
+
+    /// Begins a connection whose other end has received `theirs` frames.
+    fn begin(&mut self, theirs: u64) -> std::io::Result<()> {
+        self.acknowledge(theirs)?;
+        (self.composed, self.out_at) = (0, 0);
+        self.out.clear();
+        self.input.clear();
+        self.failed = None;
+        Ok(())
+    }
+
+    fn write(&mut self, mut to: impl Write) -> std::io::Result<()> {
         loop {
             if self.out_at == self.out.len() {
                 self.compose();
@@ -189,7 +199,7 @@ impl State {
             if self.out.is_empty() {
                 return Ok(());
             }
-            match (&*stream).write(&self.out[self.out_at..]) {
+            match to.write(&self.out[self.out_at..]) {
                 Ok(count) => self.out_at += count,
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
@@ -245,6 +255,9 @@ impl State {
         Ok(())
     }
 }
+
+#[cfg(any(test, fuzzing))]
+pub(super) mod link;
 
 #[cfg(test)]
 mod tests {

@@ -48,12 +48,7 @@ impl FromStr for Host {
 /// Reads a hostfile; a file without hosts is an error.
 pub fn read(path: &Path) -> Result<Vec<Host>> {
     let text = std::fs::read_to_string(path).map_err(|cause| Error::io("read", path.display(), &cause))?;
-    let hosts = text
-        .lines()
-        .map(|line| line.split('#').next().unwrap_or("").trim())
-        .filter(|line| !line.is_empty())
-        .map(str::parse)
-        .collect::<Result<Vec<Host>>>()?;
+    let hosts = parse(&text)?;
     if hosts.is_empty() {
         return Err(Error::argument(
             format!("the hostfile {} names no host", path.display()),
@@ -61,6 +56,12 @@ pub fn read(path: &Path) -> Result<Vec<Host>> {
         ));
     }
     Ok(hosts)
+}
+
+/// The hosts of a hostfile's text.
+pub(crate) fn parse(text: &str) -> Result<Vec<Host>> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
+    lines.filter(|line| !line.is_empty()).map(str::parse).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! What ranks begin with what, under any interleaving of their calls and messages: it does not depend on it.
 
-mod world;
+pub(super) mod world;
 
 use std::collections::BTreeSet;
 

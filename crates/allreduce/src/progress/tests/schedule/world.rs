@@ -6,11 +6,11 @@ use ringpull_base::{DType, Error, Key};
 
 use crate::progress::agreement::Agreement;
 use crate::progress::calls::{Act, Calls};
-use crate::progress::messages::{Call, Order, Stopped, Topic, Wire};
+use crate::progress::messages::{Call, Order, Overdue, Stopped, Topic, Wire};
 
 /// What a rank's program does.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Do {
+pub(in crate::progress::tests) enum Do {
     /// Push this key of this store, with these terms.
     Push(u32, i64, &'static str),
     /// Wait for everything called so far.
@@ -19,50 +19,57 @@ pub(super) enum Do {
     Watch,
     /// Join, and wait until all have.
     Join,
+    /// End the run in order, once everything called so far has begun.
+    Leave,
 }
 
-pub(super) fn push(key: i64) -> Do {
+pub(in crate::progress::tests) fn push(key: i64) -> Do {
     Do::Push(0, key, "f32")
 }
 
-pub(super) enum Note {
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+pub(in crate::progress::tests) enum Note {
     Called(Call),
     Joined,
     Even,
-    Thaw(u32),
+    Thaw(u32, Option<Overdue>),
     Stopped(Stopped),
+    Leaving(Option<Stopped>),
 }
 
-pub(super) type Unit = Vec<(Topic, u64)>;
+pub(in crate::progress::tests) type Unit = Vec<(Topic, u64)>;
 
-pub(super) struct World {
-    pub(super) agreement: Agreement,
-    pub(super) ranks: Vec<Calls>,
+#[cfg_attr(test, derive(Clone))]
+pub(in crate::progress::tests) struct World {
+    pub(in crate::progress::tests) agreement: Agreement,
+    pub(in crate::progress::tests) ranks: Vec<Calls>,
     sums_block: bool,
     /// Whether the programs watch the ends of what they call.
     watches: bool,
-    pub(super) programs: Vec<VecDeque<Do>>,
+    pub(in crate::progress::tests) programs: Vec<VecDeque<Do>>,
     /// What each rank has called and not seen done.
-    pub(super) open: Vec<BTreeSet<(Topic, u64)>>,
+    pub(in crate::progress::tests) open: Vec<BTreeSet<(Topic, u64)>>,
     /// Whether the rank has said that it waits.
-    waits: Vec<bool>,
+    pub(in crate::progress::tests) waits: Vec<bool>,
     /// How many calls each rank has stood in for, and the rank that joined last, as each was told.
-    pub(super) stood_in: Vec<usize>,
-    pub(super) last: Vec<Vec<usize>>,
-    up: Vec<VecDeque<Note>>,
-    pub(super) down: Vec<VecDeque<Order>>,
-    pub(super) begun: Vec<Vec<Unit>>,
+    pub(in crate::progress::tests) stood_in: Vec<usize>,
+    pub(in crate::progress::tests) last: Vec<Vec<usize>>,
+    pub(in crate::progress::tests) up: Vec<VecDeque<Note>>,
+    pub(in crate::progress::tests) down: Vec<VecDeque<Order>>,
+    pub(in crate::progress::tests) begun: Vec<Vec<Unit>>,
     /// What has begun and not ended: of each rank, in its order. The first that runs alone keeps back what is behind it.
-    pub(super) comm: Vec<VecDeque<Unit>>,
+    pub(in crate::progress::tests) comm: Vec<VecDeque<Unit>>,
     /// On how many ranks a unit is under way.
     times: BTreeMap<Unit, usize>,
-    pub(super) notes: Vec<usize>,
-    pub(super) fault: Option<Error>,
+    /// What goes by each number on the ranks that have begun it, as long as some have not.
+    pub(in crate::progress::tests) numbers: BTreeMap<u32, (Unit, usize)>,
+    pub(in crate::progress::tests) notes: Vec<usize>,
+    pub(in crate::progress::tests) fault: Option<Error>,
     random: u64,
 }
 
 impl World {
-    pub(super) fn new(programs: Vec<Vec<Do>>, seed: u64) -> Self {
+    pub(in crate::progress::tests) fn new(programs: Vec<Vec<Do>>, seed: u64) -> Self {
         let size = programs.len();
         World {
             agreement: Agreement::new(size, 10.0, 1000),
@@ -79,6 +86,7 @@ impl World {
             begun: vec![Vec::new(); size],
             comm: vec![VecDeque::new(); size],
             times: BTreeMap::new(),
+            numbers: BTreeMap::new(),
             notes: Vec::new(),
             fault: None,
             random: seed.wrapping_mul(2).wrapping_add(1),
@@ -86,38 +94,64 @@ impl World {
     }
 
     /// The ranks share a host, say: no sum is beside another.
-    pub(super) fn sums_block(&mut self) {
+    pub(in crate::progress::tests) fn sums_block(&mut self) {
         self.sums_block = true;
         self.ranks = (0..self.ranks.len()).map(|rank| Calls::new(rank, true)).collect();
     }
 
-    pub(super) fn bucket_bytes(&mut self, bytes: usize) {
+    pub(in crate::progress::tests) fn bucket_bytes(&mut self, bytes: usize) {
         self.agreement = Agreement::new(self.ranks.len(), 10.0, bytes);
     }
 
     /// Lets things happen in a random order until nothing can; whether every program has come to its end.
-    pub(super) fn run(&mut self) -> bool {
+    pub(in crate::progress::tests) fn run(&mut self) -> bool {
         loop {
-            let size = self.ranks.len();
-            let ready = (0..3 * size).filter(|what| {
-                let rank = what / 3;
-                match what % 3 {
-                    0 => !self.up[rank].is_empty(),
-                    1 => !self.down[rank].is_empty(),
-                    _ => self.can_move(rank),
-                }
-            });
-            let ready: Vec<usize> = ready.collect();
+            let ready = self.moves();
             if ready.is_empty() || self.fault.is_some() {
                 return self.programs.iter().all(VecDeque::is_empty);
             }
             self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let what = ready[(self.random >> 33) as usize % ready.len()];
+            self.make(ready[(self.random >> 33) as usize % ready.len()]);
+        }
+    }
+
+    /// What can happen next.
+    pub(in crate::progress::tests) fn moves(&self) -> Vec<usize> {
+        let is_ready = |what: &usize| {
+            let rank = what / 3;
             match what % 3 {
-                0 => self.deliver(what / 3),
-                1 => self.obey(what / 3),
-                _ => self.step(what / 3),
+                0 => !self.up[rank].is_empty(),
+                1 => !self.down[rank].is_empty(),
+                _ => self.can_move(rank),
             }
+        };
+        (0..3 * self.ranks.len()).filter(is_ready).collect()
+    }
+
+    /// The rank's patience with a unit of a frozen cycle ends. Whether it waits for one.
+    pub(in crate::progress::tests) fn hurry(&mut self, rank: usize) -> bool {
+        let Some((epoch, _)) = self.ranks[rank].frozen().filter(|_| !self.open[rank].is_empty()) else { return false };
+        let overdue = Overdue { has_begun: !self.comm[rank].is_empty(), waited_s: 5.0 };
+        self.up[rank].push_back(Note::Thaw(epoch, Some(overdue)));
+        true
+    }
+
+    /// Lets every caller return whose wait is over: nothing else depends on when it does.
+    pub(in crate::progress::tests) fn settle(&mut self) {
+        for rank in 0..self.ranks.len() {
+            let is_over = matches!(self.programs[rank].front(), Some(Do::Wait)) && self.waits[rank];
+            if is_over && self.open[rank].is_empty() {
+                self.step(rank);
+            }
+        }
+    }
+
+    /// Lets one of them happen.
+    pub(in crate::progress::tests) fn make(&mut self, what: usize) {
+        match what % 3 {
+            0 => self.deliver(what / 3),
+            1 => self.obey(what / 3),
+            _ => self.step(what / 3),
         }
     }
 
@@ -127,8 +161,13 @@ impl World {
             Some(Do::Wait) => !self.waits[rank] || self.open[rank].is_empty(),
             Some(Do::Watch) => self.open[rank].is_empty(),
             Some(Do::Join) => !self.waits[rank],
+            Some(Do::Leave) => !self.waits[rank] || self.has_begun_all(rank),
             Some(Do::Push(..)) => true,
         }
+    }
+
+    fn has_begun_all(&self, rank: usize) -> bool {
+        self.open[rank].iter().all(|called| self.comm[rank].iter().any(|unit| unit.contains(called)))
     }
 
     fn step(&mut self, rank: usize) {
@@ -157,7 +196,13 @@ impl World {
                 self.waits[rank] = true;
                 self.ranks[rank].join()
             }
-            Some(Do::Wait) => {
+            Some(Do::Leave) if self.waits[rank] => {
+                self.programs[rank].pop_front();
+                self.waits[rank] = false;
+                self.up[rank].push_back(Note::Leaving(self.ranks[rank].begun()));
+                Vec::new()
+            }
+            Some(Do::Wait | Do::Leave) => {
                 self.waits[rank] = true;
                 self.ranks[rank].wait()
             }
@@ -170,9 +215,9 @@ impl World {
         for act in acts {
             match act {
                 Act::Announce(call) => self.up[rank].push_back(Note::Called(call)),
-                Act::Thaw(epoch) => self.up[rank].push_back(Note::Thaw(epoch)),
-                Act::Begin(unit) => self.begin(rank, unit.members),
-                Act::Run(launch) => self.begin(rank, vec![(launch.topic, launch.ordinal)]),
+                Act::Thaw(epoch) => self.up[rank].push_back(Note::Thaw(epoch, None)),
+                Act::Begin(unit) => self.begin(rank, unit.number, unit.members),
+                Act::Run(launch) => self.begin(rank, launch.number, vec![(launch.topic, launch.ordinal)]),
                 Act::Fault(fault) => self.fault = Some(fault),
                 Act::Join => self.up[rank].push_back(Note::Joined),
                 Act::Even => self.up[rank].push_back(Note::Even),
@@ -184,7 +229,17 @@ impl World {
         }
     }
 
-    fn begin(&mut self, rank: usize, unit: Unit) {
+    /// Every call begins once, and every rank has the same under one number.
+    fn begin(&mut self, rank: usize, number: u32, unit: Unit) {
+        let is_under_way = |called: &(Topic, u64)| self.comm[rank].iter().any(|unit| unit.contains(called));
+        let is_new = |called: &(Topic, u64)| self.open[rank].contains(called) && !is_under_way(called);
+        assert!(unit.iter().all(is_new), "rank {rank} begins what it has not called, or again: {unit:?}");
+        let (same, times) = self.numbers.entry(number).or_insert_with(|| (unit.clone(), 0));
+        assert_eq!(*same, unit, "number {number} on rank {rank} and on another");
+        *times += 1;
+        if *times == self.ranks.len() {
+            self.numbers.remove(&number);
+        }
         self.begun[rank].push(unit.clone());
         self.comm[rank].push_back(unit);
         while self.end_one() {}
@@ -211,8 +266,9 @@ impl World {
         let orders = match note {
             Note::Called(call) => self.agreement.call(rank, call, 0.0),
             Note::Joined => self.agreement.join(rank, 0.0),
-            Note::Thaw(epoch) => Ok(self.agreement.thaw(epoch, None)),
+            Note::Thaw(epoch, overdue) => Ok(self.agreement.thaw(epoch, overdue)),
             Note::Stopped(stopped) => self.agreement.stopped(rank, stopped, 0.0),
+            Note::Leaving(begun) => self.agreement.leave(rank, begun, 0.0),
             Note::Even => {
                 self.agreement.even(rank);
                 Ok(Vec::new())
@@ -250,21 +306,21 @@ impl World {
 }
 
 /// Keys from 100 on are of pushes that run alone.
-pub(super) fn is_alone(topic: &Topic) -> bool {
+pub(in crate::progress::tests) fn is_alone(topic: &Topic) -> bool {
     matches!(topic, Topic::Key { key: Key::Int(100..), .. })
 }
 
-pub(super) fn runs_alone(unit: &Unit) -> bool {
+pub(in crate::progress::tests) fn runs_alone(unit: &Unit) -> bool {
     unit.iter().any(|(topic, _)| is_alone(topic))
 }
 
 /// Steps of a program: the keys, and a wait.
-pub(super) fn steps(count: usize, keys: &[i64]) -> Vec<Do> {
+pub(in crate::progress::tests) fn steps(count: usize, keys: &[i64]) -> Vec<Do> {
     (0..count).flat_map(|_| keys.iter().map(|key| push(*key)).chain([Do::Wait])).collect()
 }
 
 /// Runs the programs under many interleavings; what every rank has begun, which is the same in all of them.
-pub(super) fn composition(programs: &[Vec<Do>]) -> BTreeSet<Unit> {
+pub(in crate::progress::tests) fn composition(programs: &[Vec<Do>]) -> BTreeSet<Unit> {
     let mut seen: Option<BTreeSet<Unit>> = None;
     for seed in 0..60 {
         let mut world = World::new(programs.to_vec(), seed);
@@ -277,6 +333,6 @@ pub(super) fn composition(programs: &[Vec<Do>]) -> BTreeSet<Unit> {
     seen.expect("there was a run")
 }
 
-pub(super) fn fused(units: &BTreeSet<Unit>) -> usize {
+pub(in crate::progress::tests) fn fused(units: &BTreeSet<Unit>) -> usize {
     units.iter().filter(|unit| unit.len() > 1).count()
 }

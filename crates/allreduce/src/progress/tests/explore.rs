@@ -1,0 +1,321 @@
+//! Every interleaving of small programs: all states of the ranks, of rank 0's table and of the messages between them.
+//!
+//! What runs is the code that ranks run (`agreement`, `calls`, `freezing`, `frozen`), over links that keep the order of
+//! messages and delay each for as long as they like. A link that breaks and is made again is such a delay: that no frame is
+//! lost or doubled by it is explored by itself, in `transport::wire::link`. Ranks may end, or join, or run out of patience.
+//!
+//! In every state: all ranks have the same under one number, and no rank begins a call twice, or one that it has not made
+//! (`World::begin`). In every state with no way on: programs that fit together have come to their end with everything done;
+//! of others there is a fault, or rank 0 knows what is missing, and that all wait in vain if they do. Programs fit together
+//! if they end over a store of one line, which does what all have called ([`fit`]).
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+use super::schedule::world::{Do, World, push, steps};
+use crate::progress::messages::Stuck;
+
+/// What is expected of programs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Expect {
+    /// They come to their end.
+    Ends,
+    /// They come to their end, and what is fused does not depend on when anything comes.
+    One,
+    /// As `One`; what is frozen is not stopped before the end, so that nothing is sent in any step after the freeze.
+    Steady,
+    /// They do not fit together: no way leads to their end, and in the end it is known why, at once if all wait.
+    Fault,
+    /// They come to their end, or it is known why not. More is not promised where sums are fused or done one by one: a rank
+    /// that waits in the middle of what others have begun as one, or in one order, waits for its own next call.
+    Known,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+struct Found {
+    programs: usize,
+    states: usize,
+    moves: usize,
+    ends: usize,
+    faults: usize,
+}
+
+/// A state.
+#[derive(Clone)]
+struct Point {
+    world: World,
+    /// What each rank has begun, in whatever order.
+    begun: Vec<u64>,
+    /// How often ranks may still run out of patience while something else can happen.
+    hurries: usize,
+}
+
+impl Point {
+    fn new(world: World, hurries: usize) -> Self {
+        Point { begun: vec![0; world.ranks.len()], world, hurries }
+    }
+
+    /// What can come next.
+    fn next(&self) -> Vec<Point> {
+        let made = |what: &usize| {
+            let mut next = self.clone();
+            next.world.make(*what);
+            next
+        };
+        let mut all: Vec<Point> = self.world.moves().iter().map(made).collect();
+        // Patience ends in any case where nothing else happens.
+        let has_come_to_rest = all.is_empty();
+        if has_come_to_rest || self.hurries > 0 {
+            all.extend((0..self.begun.len()).filter_map(|rank| {
+                let mut next = self.clone();
+                next.hurries -= usize::from(!has_come_to_rest);
+                next.world.hurry(rank).then_some(next)
+            }));
+        }
+        all.iter_mut().for_each(Point::settle);
+        all
+    }
+
+    fn settle(&mut self) {
+        self.world.settle();
+        self.world.notes.clear();
+        for (sum, begun) in self.begun.iter_mut().zip(&mut self.world.begun) {
+            for unit in begun.drain(..) {
+                *sum = sum.wrapping_add(xxh3_64(&postcard::to_stdvec(&unit).unwrap()));
+            }
+        }
+    }
+
+    /// The same for two states only if the same can follow from them.
+    fn hash(&self) -> u128 {
+        let World { agreement, ranks, programs, open, waits, up, down, comm, .. } = &self.world;
+        let left: Vec<usize> = programs.iter().map(VecDeque::len).collect();
+        let state = (agreement, ranks, left, open, waits, up, down, comm, &self.begun, self.hurries);
+        xxh3_128(&postcard::to_stdvec(&state).unwrap())
+    }
+
+    /// Whether the programs have come to their end, as they should or may.
+    fn check_end(&self, expect: Expect) -> bool {
+        let world = &self.world;
+        let has_ended = world.programs.iter().all(VecDeque::is_empty);
+        if expect == Expect::Fault || expect == Expect::Known && !has_ended {
+            assert!(!has_ended, "programs that do not fit together have come to their end");
+            if world.fault.is_none() {
+                assert_missing(world, expect);
+            }
+            return false;
+        }
+        assert!(has_ended && world.fault.is_none(), "{:?}, {:?}, {:?}", world.programs, world.comm, world.fault);
+        assert!(world.open.iter().all(BTreeSet::is_empty) && world.numbers.is_empty(), "something is not done");
+        assert!(self.begun.iter().all(|begun| *begun == self.begun[0]), "not every rank has begun the same");
+        if expect == Expect::Steady {
+            assert!(world.ranks.iter().all(|rank| rank.frozen().is_some()), "it was never frozen, or stopped");
+        }
+        true
+    }
+}
+
+/// Rank 0 knows what the ranks wait for that does not come: at once if all of them do.
+fn assert_missing(world: &World, expect: Expect) {
+    let mut agreement = world.agreement.clone();
+    for (rank, waits) in world.waits.iter().enumerate() {
+        agreement.stuck(rank, waits.then_some(Stuck { orders: 9, site: None }), 0.0);
+    }
+    let in_vain = agreement.check_deadlock(9, 3.0);
+    let all_wait = world.waits.iter().all(|waits| *waits);
+    let is_right = if all_wait { in_vain.is_err() || expect == Expect::Known } else { in_vain.is_ok() };
+    assert!(is_right, "{:?}, {in_vain:?}", world.programs);
+    assert!(agreement.check_time(1000.0).is_err(), "rank 0 does not know what is missing: {:?}", world.programs);
+}
+
+fn explore(start: Point, expect: Expect, found: &mut Found) {
+    let mut seen = HashSet::new();
+    let mut compositions = BTreeSet::new();
+    let mut open = vec![start];
+    found.programs += 1;
+    while let Some(point) = open.pop() {
+        found.states += 1;
+        let next = if point.world.fault.is_some() { Vec::new() } else { point.next() };
+        if next.is_empty() {
+            found.ends += 1;
+            found.faults += usize::from(!point.check_end(expect));
+            compositions.insert(point.begun[0]);
+        }
+        found.moves += next.len();
+        open.extend(next.into_iter().filter(|next| seen.insert(next.hash())));
+    }
+    let is_one = matches!(expect, Expect::One | Expect::Steady);
+    assert!(!is_one || compositions.len() == 1, "{} compositions", compositions.len());
+}
+
+fn world(programs: &[Vec<Do>], bucket_bytes: usize, sums_block: bool) -> World {
+    let mut world = World::new(programs.to_vec(), 0);
+    world.bucket_bytes(bucket_bytes);
+    if sums_block {
+        world.sums_block();
+    }
+    world
+}
+
+fn report(name: &str, start: Instant, found: &Found) {
+    let Found { programs, states, moves, ends, faults } = found;
+    let s = start.elapsed().as_secs_f64();
+    println!(
+        "{name}: {programs} sets of programs, {states} states, {moves} moves, {ends} ends, {faults} of them faults, {s:.1} s"
+    );
+}
+
+fn explore_one(name: &str, programs: &[Vec<Do>], hurries: usize, expect: Expect) {
+    let (start, mut found) = (Instant::now(), Found::default());
+    for sums_block in [false, true] {
+        explore(Point::new(world(programs, 1000, sums_block), hurries), expect, &mut found);
+    }
+    report(&format!("{name}, {} ranks, {hurries} times out of patience", programs.len()), start, &found);
+    assert!(found.states > 20);
+}
+
+/// Whether programs come to their end where a call is done when all ranks have made it, and a wait ends when what was
+/// called before it is done. Without joins.
+fn fit(programs: &[Vec<Do>]) -> bool {
+    let key = |what: &Do| if let Do::Push(store, key, _) = what { Some((*store, *key)) } else { None };
+    let calls = |rank: usize, at: usize| programs[rank][..at].iter().filter_map(key).collect::<Vec<_>>();
+    let mut at = vec![0; programs.len()];
+    loop {
+        let all: Vec<Vec<(u32, i64)>> = (0..programs.len()).map(|rank| calls(rank, at[rank])).collect();
+        let count = |calls: &[(u32, i64)], key: &(u32, i64)| calls.iter().filter(|other| *other == key).count();
+        let are_done = |rank: usize| {
+            all[rank].iter().all(|key| all.iter().all(|other| count(other, key) >= count(&all[rank], key)))
+        };
+        let can_move = |rank: &usize| match programs[*rank].get(at[*rank]) {
+            None => false,
+            Some(Do::Push(..)) => true,
+            Some(_) => are_done(*rank),
+        };
+        let Some(rank) = (0..programs.len()).find(can_move) else { break };
+        at[rank] += 1;
+    }
+    at.iter().zip(programs).all(|(at, program)| *at == program.len())
+}
+
+/// All sequences of up to `most` of these.
+fn sequences(of: &[Do], most: usize) -> Vec<Vec<Do>> {
+    let mut all = vec![Vec::new()];
+    for len in 0..most {
+        let shorter: Vec<Vec<Do>> = all.iter().filter(|sequence| sequence.len() == len).cloned().collect();
+        all.extend(shorter.iter().flat_map(|sequence| of.iter().map(|what| [&sequence[..], &[*what]].concat())));
+    }
+    all
+}
+
+/// A frozen cycle, and then each rank's own choice of a few more calls and waits: every combination of choices.
+fn explore_choices(ranks: usize, cycle: &[i64], of: &[Do], most: usize, hurries: usize) {
+    let (start, mut found, mut last) = (Instant::now(), Found::default(), Instant::now());
+    let choices = sequences(of, most);
+    let (mut fitting, combinations) = (0, choices.len().pow(ranks as u32));
+    for number in 0..combinations {
+        let choice = |rank: usize| &choices[number / choices.len().pow(rank as u32) % choices.len()];
+        let program = |rank: usize| [&steps(2, cycle)[..], choice(rank), &[Do::Wait]].concat();
+        let programs: Vec<Vec<Do>> = (0..ranks).map(program).collect();
+        let fits = fit(&programs);
+        fitting += usize::from(fits);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let expect = if fits { Expect::Ends } else { Expect::Fault };
+            explore(Point::new(world(&programs, 0, false), hurries), expect, &mut found);
+            explore(Point::new(world(&programs, 0, true), hurries), Expect::Known, &mut found);
+            explore(Point::new(world(&programs, 1000, false), hurries), Expect::Known, &mut found);
+        }));
+        assert!(outcome.is_ok(), "{programs:?}");
+        if last.elapsed() > Duration::from_secs(60) {
+            last = Instant::now();
+            report(&format!("{number} of {combinations}"), start, &found);
+        }
+    }
+    assert!(0 < fitting && fitting < combinations);
+    report(&format!("{ranks} ranks, up to {most} of {of:?} after cycles of {cycle:?}"), start, &found);
+}
+
+fn alone(key: i64) -> Do {
+    push(100 + key)
+}
+
+/// Each rank's number of steps before it joins, and steps of all after that.
+fn joins(counts: &[usize], keys: &[i64], after: usize) -> Vec<Vec<Do>> {
+    let program = |count: &usize| [steps(*count, keys), vec![Do::Join], steps(after, keys)].concat();
+    counts.iter().map(program).collect()
+}
+
+fn leaves(mut programs: Vec<Vec<Do>>) -> Vec<Vec<Do>> {
+    programs.iter_mut().for_each(|program| program.push(Do::Leave));
+    programs
+}
+
+/// Steps that repeat, then some that differ, alike on all ranks.
+fn changes(ranks: usize) -> Vec<Vec<Do>> {
+    vec![[steps(3, &[1, 2]), steps(3, &[1, 3])].concat(); ranks]
+}
+
+#[test]
+fn ranks_that_repeat_themselves_send_nothing_after_the_freeze() {
+    explore_one("steady", &vec![steps(5, &[1, 2]); 2], 0, Expect::Steady);
+    explore_one("steady, in two orders", &[steps(5, &[1, 2]), steps(5, &[2, 1])], 0, Expect::Steady);
+    explore_one("steady", &vec![steps(3, &[1, 2]); 3], 0, Expect::Steady);
+}
+
+#[test]
+fn a_step_that_changes_is_no_error_and_nor_is_impatience() {
+    explore_one("changes", &changes(2), 0, Expect::One);
+    explore_one("changes", &changes(2), 1, Expect::Ends);
+    explore_one("leaves", &leaves(changes(2)), 0, Expect::One);
+}
+
+#[test]
+fn ranks_that_join_after_unlike_numbers_of_steps_go_on_together() {
+    for counts in [[1, 3], [3, 4], [4, 3]] {
+        explore_one("joins", &joins(&counts, &[1, 2], 1), 0, Expect::Ends);
+    }
+    explore_one("joins", &joins(&[3, 2, 3], &[1], 1), 0, Expect::Ends);
+}
+
+#[test]
+fn whatever_two_ranks_call_after_a_freeze_ends_or_is_known_to_be_missing() {
+    explore_choices(2, &[1, 2], &[push(1), push(2), Do::Wait], 2, 0);
+}
+
+#[test]
+fn whatever_three_ranks_call_after_a_freeze_ends_or_is_known_to_be_missing() {
+    explore_choices(3, &[1], &[push(1), push(2)], 1, 0);
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/explore"]
+fn larger_two_ranks() {
+    explore_choices(2, &[1, 2], &[push(1), push(2), push(3), Do::Wait], 2, 0);
+    explore_choices(2, &[1, 2], &[push(1), push(2), alone(0), Do::Wait], 3, 0);
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/explore"]
+fn larger_two_impatient_ranks() {
+    explore_choices(2, &[1, 2], &[push(1), push(2), push(3), Do::Wait], 2, 1);
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/explore"]
+fn larger_three_ranks() {
+    explore_choices(3, &[1, 2], &[push(1), push(2), push(3)], 1, 0);
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/explore"]
+fn larger_programs() {
+    explore_one("steady", &vec![steps(4, &[1, 2, 3]); 3], 0, Expect::Steady);
+    explore_one("changes", &changes(3), 0, Expect::One);
+    explore_one("leaves", &leaves(changes(3)), 0, Expect::One);
+    for counts in [[2, 3, 4], [4, 3, 3], [3, 4, 4]] {
+        explore_one("joins", &joins(&counts, &[1, 2], 2), 0, Expect::Ends);
+    }
+    explore_one("joins", &joins(&[3, 4], &[1, 2], 3), 2, Expect::Ends);
+}

@@ -1,0 +1,44 @@
+//! What the fuzz targets try of this layer: the first bytes of a control connection, and its frames over connections that
+//! break ([`Link`]). Only in builds of `cargo fuzz`.
+
+pub use super::wire::link::{Link, Move};
+
+use super::greeting::{HELLO_BYTES, Hello, Nonce, Secret, WELCOME_BYTES};
+
+/// Reads `bytes` as a greeting and as its answer, and what was made of them as each; whoever does not know the secret is
+/// believed nothing.
+///
+/// # Panics
+///
+/// If bytes that do not prove the secret are taken for a greeting, or a greeting is not read as it was written.
+pub fn greet(bytes: &[u8]) {
+    let secret = Secret::from_hex(&"5a".repeat(32)).expect("64 digits");
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Some(read) = Secret::from_hex(text)
+    {
+        assert_eq!(read.to_hex(), text.to_lowercase());
+    }
+    let mut padded = [0; HELLO_BYTES];
+    let count = bytes.len().min(HELLO_BYTES);
+    padded[..count].copy_from_slice(&bytes[..count]);
+    let number = |at: usize| u32::from_le_bytes(padded[at..at + 4].try_into().expect("four bytes"));
+    let hello = Hello {
+        rank: number(0),
+        attempt: number(4),
+        received: u64::from(number(8)) << 32 | u64::from(number(12)),
+        port: number(16) as u16,
+    };
+    let (challenge, nonce): (Nonce, Nonce) = ([padded[20]; 16], [padded[21]; 16]);
+    let mut written = secret.hello(hello, &challenge, &nonce);
+    assert_eq!(secret.read_hello(&padded, &challenge), None, "nobody makes a code by chance");
+    assert_eq!(secret.read_hello(&written, &challenge), Some((hello, nonce)));
+    let at = usize::from(padded[22]) % HELLO_BYTES;
+    if padded[23] != 0 {
+        written[at] ^= padded[23];
+        assert_eq!(secret.read_hello(&written, &challenge), None, "byte {at} was changed");
+    }
+    let mut answer = secret.welcome(hello.received, &challenge, &nonce);
+    assert_eq!(secret.read_welcome(&answer, &challenge, &nonce), Some(hello.received));
+    answer.copy_from_slice(&padded[..WELCOME_BYTES]);
+    assert_eq!(secret.read_welcome(&answer, &challenge, &nonce), None);
+}

@@ -1,0 +1,223 @@
+//! Rank 0's table and the ranks' calls under any programs and any order of calls and messages, as the simulation of
+//! `ringpull-allreduce` runs them; and the table alone under messages that no rank of ours would send.
+//!
+//! Nothing panics; every call begins once on each rank, and all ranks have the same under one number (which the
+//! simulation asserts). Programs that fit together end with everything done, and the others with a fault or with
+//! something missing that rank 0 can name.
+#![no_main]
+
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use libfuzzer_sys::fuzz_target;
+use ringpull_allreduce::progress::agreement::Agreement;
+use ringpull_allreduce::progress::messages::{Call, Order, Overdue, Stopped, Stuck, Terms, Topic, Wire};
+use ringpull_base::{DType, Key};
+
+#[allow(dead_code)]
+#[path = "."]
+mod progress {
+    pub(crate) use ringpull_allreduce::progress::{agreement, calls, messages};
+
+    #[path = "."]
+    pub(crate) mod tests {
+        #[path = "../../crates/allreduce/src/progress/tests/schedule/world.rs"]
+        mod world;
+
+        pub(crate) use together::run;
+
+        mod together {
+            use std::collections::VecDeque;
+
+            use super::super::super::{Ranks, What};
+            use super::world::{Do, World};
+
+            /// Runs the programs to where nothing more can happen.
+            pub(crate) fn run(input: &Ranks) {
+                let size = usize::from(input.more_ranks % 3) + 1;
+                let common: Vec<Do> = input.steps.iter().take(4).flat_map(step).collect();
+                // Some rank's program may differ: then they need not fit together.
+                let differ: Vec<(usize, usize, Do)> = input
+                    .changes
+                    .iter()
+                    .take(2)
+                    .map(|(rank, at, what)| (usize::from(*rank) % size, usize::from(*at), one(what)))
+                    .collect();
+                let programs = (0..size).map(|rank| {
+                    let mut program = common.clone();
+                    for (_, at, what) in differ.iter().filter(|(of, ..)| *of == rank) {
+                        let at = at % (program.len() + 1);
+                        if input.replaces && at < program.len() { program[at] = *what } else { program.insert(at, *what) }
+                    }
+                    program.extend(input.leaves.then_some(Do::Leave));
+                    program
+                });
+                let mut world = World::new(programs.collect(), 0);
+                if input.sums_block {
+                    world.sums_block();
+                }
+                world.bucket_bytes(usize::from(input.bucket) * 50);
+                let mut choices = input.choices.iter().cycle();
+                let is_done = |world: &World| world.programs.iter().all(VecDeque::is_empty);
+                loop {
+                    let moves = world.moves();
+                    // Where nothing else can happen some rank runs out of patience with the frozen cycle.
+                    let is_impatient = moves.is_empty() && (0..size).any(|rank| world.hurry(rank));
+                    if is_impatient {
+                        continue;
+                    }
+                    if moves.is_empty() || world.fault.is_some() {
+                        break;
+                    }
+                    let choice = choices.next().copied().map_or(0, usize::from);
+                    world.make(moves[choice % moves.len()]);
+                }
+                if differ.is_empty() {
+                    assert!(world.fault.is_none() && is_done(&world), "{:?}, {:?}", world.fault, world.programs);
+                    assert!(world.numbers.is_empty(), "something is not done");
+                } else if world.fault.is_none() && !is_done(&world) {
+                    world.agreement.check_time(1000.0).expect_err("rank 0 does not know what is missing");
+                }
+            }
+
+            /// A step, often enough to be frozen.
+            fn step((times, whats): &(u8, Vec<What>)) -> Vec<Do> {
+                let step: Vec<Do> = whats.iter().take(5).map(one).collect();
+                step.repeat(usize::from(*times % 6) + 1)
+            }
+
+            fn one(what: &What) -> Do {
+                match what {
+                    What::Push(key) => Do::Push(0, i64::from(key % 4), "f32"),
+                    What::Alone(key) => Do::Push(0, 100 + i64::from(key % 2), "f32"),
+                    What::Other(key) => Do::Push(1, i64::from(key % 2), "f32"),
+                    What::Half(key) => Do::Push(0, i64::from(key % 4), "f16"),
+                    What::Wait => Do::Wait,
+                    What::Join => Do::Join,
+                }
+            }
+        }
+    }
+}
+
+#[derive(Arbitrary, Debug)]
+enum Input {
+    Ranks(Ranks),
+    Table { more_ranks: u8, messages: Vec<(u8, Message)> },
+}
+
+#[derive(Arbitrary, Debug)]
+struct Ranks {
+    more_ranks: u8,
+    sums_block: bool,
+    bucket: u8,
+    leaves: bool,
+    /// Steps of every rank, and how often each comes.
+    steps: Vec<(u8, Vec<What>)>,
+    changes: Vec<(u8, u8, What)>,
+    replaces: bool,
+    choices: Vec<u8>,
+}
+
+#[derive(Arbitrary, Debug)]
+enum What {
+    Push(u8),
+    Alone(u8),
+    Other(u8),
+    Half(u8),
+    Wait,
+    Join,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Message {
+    /// The next call of a rank on a key, or whatever ordinal.
+    Call { key: u8, ordinal: Option<u32>, terms: bool, alone: bool, waited: bool, owes: bool },
+    Barrier,
+    Thaw { epoch: u8, has_begun: Option<bool> },
+    Stopped { epoch: u8, begun: u64, is_missing: bool },
+    Leave { epoch: Option<u8>, begun: u64 },
+    Join,
+    Even,
+    Stuck(bool),
+    Tick,
+}
+
+fuzz_target!(|input: Input| match input {
+    Input::Ranks(ranks) => progress::tests::run(&ranks),
+    Input::Table { more_ranks, messages } => table(usize::from(more_ranks % 4) + 1, messages),
+});
+
+/// What comes to the table ends with its first error, as a job does.
+fn table(size: usize, messages: Vec<(u8, Message)>) {
+    let mut agreement = Agreement::new(size, 10.0, 1000);
+    let mut ordinals = vec![[0u64; 5]; size];
+    let mut number = 0u32;
+    for (at, (rank, message)) in messages.into_iter().enumerate() {
+        let (rank, now_s) = (usize::from(rank) % size, at as f64);
+        let mut next = |key: usize| {
+            ordinals[rank][key] += 1;
+            ordinals[rank][key] - 1
+        };
+        let outcome = match message {
+            Message::Call { key, ordinal, terms, alone, waited, owes } => {
+                let key = key % 4;
+                let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)) };
+                let terms = Terms::from(if terms { "f32" } else { "f16" });
+                let sum = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
+                let wire = if alone { Wire::Alone } else { sum };
+                let ordinal = ordinal.map_or_else(|| next(usize::from(key)), u64::from);
+                let operation = "push".to_owned();
+                agreement.call(rank, Call { topic, ordinal, operation, terms, wire, waited, owes }, now_s)
+            }
+            Message::Barrier => {
+                let wire = Wire::Sum { dtype: DType::U8, len_bytes: 1, priority: 0 };
+                let (topic, ordinal, operation) = (Topic::Barrier, next(4), "barrier".to_owned());
+                let call =
+                    Call { topic, ordinal, operation, terms: Terms::default(), wire, waited: true, owes: false };
+                agreement.call(rank, call, now_s)
+            }
+            Message::Thaw { epoch, has_begun } => {
+                let overdue = has_begun.map(|has_begun| Overdue { has_begun, waited_s: 5.0 });
+                Ok(agreement.thaw(u32::from(epoch), overdue))
+            }
+            Message::Stopped { epoch, begun, is_missing } => {
+                agreement.stopped(rank, stopped(epoch, begun, is_missing), now_s)
+            }
+            Message::Leave { epoch, begun } => {
+                agreement.leave(rank, epoch.map(|epoch| stopped(epoch, begun, false)), now_s)
+            }
+            Message::Join => agreement.join(rank, now_s),
+            Message::Even => {
+                agreement.even(rank);
+                Ok(Vec::new())
+            }
+            Message::Stuck(is_stuck) => {
+                agreement.stuck(rank, is_stuck.then_some(Stuck { orders: 0, site: None }), now_s);
+                Ok(Vec::new())
+            }
+            Message::Tick => agreement
+                .check_time(now_s)
+                .and_then(|()| agreement.check_deadlock(0, now_s))
+                .map(|()| drop((agreement.late(), agreement.oldest())))
+                .map(|()| Vec::new()),
+        };
+        match outcome {
+            Ok(orders) => {
+                for order in orders {
+                    if let Order::Launch(launch) = order {
+                        number = number.wrapping_add(1);
+                        assert!(launch.number > 0);
+                    }
+                }
+            }
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                return;
+            }
+        }
+    }
+}
+
+fn stopped(epoch: u8, begun: u64, is_missing: bool) -> Stopped {
+    let missing = is_missing.then(|| (Key::Int(1), "push".to_owned()));
+    Stopped { epoch: u32::from(epoch), begun, missing }
+}

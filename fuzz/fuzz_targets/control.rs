@@ -1,0 +1,34 @@
+//! Control connections: what strangers say first is believed only with the job's secret, what ranks tell each other is
+//! decoded without a panic and written as it was, and frames arrive once and in order over connections that break anywhere.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use ringpull_allreduce::progress::fuzzing::note;
+use ringpull_allreduce::transport::fuzzing::{Link, Move, greet};
+
+fuzz_target!(|data: &[u8]| {
+    let Some((which, data)) = data.split_first() else { return };
+    match which % 4 {
+        0 => greet(data),
+        1 => note(data),
+        _ => link(data),
+    }
+});
+
+/// Each byte is a move; its high bits say how many bytes move.
+fn link(data: &[u8]) {
+    let mut link = Link::default();
+    for byte in data.iter().take(400) {
+        let (end, most) = (usize::from(byte & 1), usize::from(byte >> 4));
+        let most = if most == 15 { usize::MAX } else { most + 1 };
+        link.make(match byte >> 1 & 7 {
+            0 | 1 => Move::Send(end),
+            2 | 3 => Move::Write(end, most),
+            4 | 5 => Move::Arrive(end, most),
+            6 if end == 0 => Move::Break,
+            6 => Move::Greet,
+            _ => Move::Welcome,
+        });
+    }
+    link.settle();
+}

@@ -1,0 +1,37 @@
+//! YAML from people: the linter of manifests and the reader of the pipeline's dictionary take any text without a panic.
+//! What the linter finds is the same each time, and a dictionary that is accepted asks for a job that can be checked.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use ringpull_kube::lint::{Report, lint};
+use ringpull_kube::request::{Kind, Request};
+use ringpull_kube::{documents, specification};
+
+fuzz_target!(|text: &str| {
+    let Some(first) = text.chars().next() else { return };
+    let rest = &text[first.len_utf8()..];
+    if first == '{' {
+        let mut request = Request::new(Kind::Train);
+        request.command = vec!["python".to_owned(), "train.py".to_owned()];
+        match specification::apply(text, &mut request) {
+            Ok(()) => drop(documents(&request)),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+    // A job that is right but for what the text says, so that the rules are reached.
+    if first == '#' {
+        check(&format!("{JOB}{rest}"));
+    } else {
+        check(text);
+    }
+});
+
+const JOB: &str = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: a}\nspec:\n";
+
+fn check(text: &str) {
+    let report: Report = lint(text);
+    for finding in &report.findings {
+        assert!(!finding.at.is_empty() && !finding.rule.is_empty());
+    }
+    assert!(report.jobs > 0 || report.findings.len() <= 1, "{report:?}");
+}
