@@ -18,8 +18,6 @@ use net::Net;
 use ringpull::{Config, Kind, KvStore, Optimizer, Rule, create_with, run_node};
 use ringpull_base::notice;
 use ringpull_examples::dataset::Dataset;
-use ringpull_examples::shard;
-use ringpull_examples::total::total;
 use ringpull_examples::training::{self, Options};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -83,10 +81,8 @@ fn run(options: &Options, store: &KvStore) -> Outcome<()> {
         }
         let images_per_second = ((step + 1 - begun_step) * options.batch) as f64 / begun.elapsed().as_secs_f64();
         options.save(store, step + 1, batches.seed, &weights)?;
-        let figures = net.evaluate(&test, shard::share(test.len(), rank, workers))?;
-        let sums = total(store, &optimizer, &format!("evaluation {}", step + 1), &figures)?;
         if rank == 0 {
-            let (accuracy, loss) = (100.0 * sums[0] / sums[1], sums[2] / sums[1]);
+            let (accuracy, loss) = net.evaluate(&test)?;
             println!(
                 "step {} epoch {} accuracy {accuracy:.2} % loss {loss:.4} images/s {images_per_second:.0}",
                 step + 1,

@@ -127,19 +127,17 @@ impl Net {
         Ok((loss.to_scalar::<f32>()?.into(), gradients.collect::<Result<_>>()?))
     }
 
-    /// Right answers, samples and summed loss over `samples` of `data`.
-    pub(crate) fn evaluate(&self, data: &Dataset, samples: std::ops::Range<usize>) -> Result<[f64; 3]> {
-        let mut sums = [0.0; 3];
-        for batch in samples.collect::<Vec<_>>().chunks(500) {
+    /// The accuracy in per cent and the mean loss over `data`.
+    pub(crate) fn evaluate(&self, data: &Dataset) -> Result<(f64, f64)> {
+        let (mut all_right, mut all_loss) = (0.0, 0.0);
+        for batch in (0..data.len()).collect::<Vec<_>>().chunks(500) {
             let (loss, right) = self.forward(data, batch)?;
-            let figures = [right, batch.len() as f64, loss.to_scalar::<f32>()?.into()];
-            sums.iter_mut().zip(figures).for_each(|(sum, figure)| *sum += figure);
+            all_right += right;
+            all_loss += f64::from(loss.to_scalar::<f32>()?);
         }
-        Ok(sums)
+        Ok((100.0 * all_right / data.len() as f64, all_loss / data.len() as f64))
     }
-}
 
-impl Net {
     /// The tensor as the store takes it: as it is where the store works on candle's GPU, otherwise a copy in host memory.
     fn to_store(&self, tensor: &Tensor) -> Result<ringpull::Tensor> {
         match &self.lent_to {

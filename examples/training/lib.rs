@@ -2,11 +2,10 @@
 //!
 //! - [`training`]: its options, and the store that they ask for;
 //! - [`dataset`]: Fashion-MNIST; [`shard`]: which of it is whose;
-//! - [`checkpoint`], `resume`: files to go on from; [`total`]: a number summed over all workers.
+//! - [`checkpoint`], `resume`: files to go on from.
 
 pub mod checkpoint;
 pub mod dataset;
 mod resume;
 pub mod shard;
-pub mod total;
 pub mod training;

@@ -6,10 +6,9 @@
 
 use std::path::Path;
 
-use ringpull::{Error, KvStore, Optimizer, Result, Rule};
+use ringpull::{DType, Error, Kind, KvStore, Optimizer, Result, Rule, Tensor};
 
 use crate::checkpoint::Checkpoint;
-use crate::total::total;
 
 /// The checkpoint at `path`, if every worker has the same one, and `None` if none has, which is an error where it is `required`. Collective;
 /// to be called before the store has its optimizer.
@@ -23,8 +22,7 @@ pub(super) fn agreed(store: &KvStore, path: &Path, required: bool) -> Result<Opt
             figures[2 * rank] = saved.step as f64 + 1.0;
             figures[2 * rank + 1] = (saved.contents & EXACT) as f64;
         }
-        let adding = Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) };
-        let all = total(store, &adding, "steps of checkpoints", &figures)?;
+        let all = allreduce(store, "steps of checkpoints", &figures)?;
         let files: Vec<_> =
             all.chunks(2).map(|file| (file[0] > 0.0).then(|| (file[0] as u64 - 1, file[1] as u64))).collect();
         disagreement(path, &files).map_or(Ok(()), Err)?;
@@ -34,6 +32,22 @@ pub(super) fn agreed(store: &KvStore, path: &Path, required: bool) -> Result<Opt
         None if required => Checkpoint::read(path).map(Some),
         found => Ok(found),
     }
+}
+
+/// The sums of `figures` over all workers, by a store that has no optimizer yet. Collective; `key` must be new.
+fn allreduce(store: &KvStore, key: &str, figures: &[f64]) -> Result<Vec<f64>> {
+    let shape = [figures.len()];
+    let sums = Tensor::zeros(DType::F64, &shape);
+    store.init(key, &sums)?;
+    if matches!(store.kind(), Kind::DistAsync | Kind::DistAsyncDevice) {
+        // An asynchronous server keeps the last push, unless it is told to add.
+        store.set_optimizer(&Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) })?;
+    }
+    store.push(key, &[Tensor::from_slice(&shape, figures)], 0)?;
+    store.wait_all()?;
+    store.barrier()?;
+    store.pull(key, std::slice::from_ref(&sums), 0)?;
+    sums.to_vec()
 }
 
 /// The bits of a hash that a float holds.
