@@ -3,17 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use ringpull_allreduce::communicator::{Choice, Communicator, Parts};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
-use ringpull_base::topology::host_name;
 use ringpull_base::{DType, Error, Result, Tensor};
 use ringpull_workload::pattern::Pattern;
 
-use crate::record::{Measured, Record};
-use crate::usage::{Memory, Usage, cpu_s};
+use crate::ranks::{Found, Ranks};
+use crate::record::Record;
+use crate::usage::{Memory, cpu_s};
+
+/// Milliseconds without traffic before each iteration, the same for everybody: a shaped link lets a burst through that it has saved up, so whoever
+/// has the slower barrier would seem to have the faster sum.
+pub const REST_MS: f64 = 2.0;
 
 /// How buffers are measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,17 +31,6 @@ pub struct Plan {
     pub rest: Duration,
     /// How late rank 0 comes to one more iteration, in which the others' processor time is taken. Zero leaves it out.
     pub late: Duration,
-}
-
-/// What a row of what a rank has found holds beside the seconds of its iterations.
-const COLUMNS: usize = 4;
-
-/// What one rank has found.
-struct Own {
-    seconds: Vec<f64>,
-    cpu_s: f64,
-    waiting_cpu: f64,
-    extra_rss_bytes: f64,
 }
 
 /// Sums buffers of `sizes` bytes over all ranks by `algorithm`, or else as the environment says, verifies every result, and gives rank 0 one
@@ -73,22 +64,14 @@ pub fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Opti
         let plan = *plan;
         let buffers = Buffers::new(size, &plan);
         let memory = vec![buffers.summed.clone(), buffers.flag.clone()];
-        let work =
-            move |comm: &mut Communicator, _: &[Tensor], stamp: u32| measure(comm, stamp, choice, &buffers, &plan);
-        let (seconds, hosts, usage) = engine.collective("bench allreduce", memory, work)?;
-        records.push(Record::of_verified(Measured {
-            op: "allreduce",
-            mode: if choice == Choice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned(),
-            algorithm: choice.to_string(),
-            ranks: engine.size(),
-            hosts,
-            servers: 0,
-            bytes: size as u64,
-            dtype,
-            seconds,
-            host_bytes: None,
-            usage,
-        })?);
+        let work = move |comm: &mut Communicator, _: &[Tensor], stamp: u32| {
+            let found = measure(comm, stamp, choice, &buffers, &plan)?;
+            gather(comm, stamp, &found.row())
+        };
+        let ranks = engine.collective("bench allreduce", memory, work)?;
+        let mode = if choice == Choice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned();
+        let record = Record { mode, algorithm: choice.to_string(), ..Record::blank("allreduce", dtype) };
+        records.push(ranks.record(size, record)?);
     }
     Ok((engine.rank() == 0).then_some(records))
 }
@@ -129,39 +112,11 @@ impl Buffers {
     }
 }
 
-/// The slowest rank's seconds in each measured iteration, the number of hosts, and the costs.
-fn measure(
-    comm: &mut Communicator,
-    stamp: u32,
-    choice: Choice,
-    buffers: &Buffers,
-    plan: &Plan,
-) -> Result<(Vec<f64>, usize, Usage)> {
-    let own = measure_own(comm, stamp, choice, buffers, plan)?;
-    // 32 bits of the hash of the host's name: an f64 holds them exactly.
-    let name = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
-    let others: [f64; COLUMNS] = [name, own.cpu_s, own.waiting_cpu, own.extra_rss_bytes];
-    let rows = gather(comm, stamp, &[&own.seconds[..], &others].concat())?;
-    let iters = plan.iters;
-    let slowest = (0..iters).map(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)).collect();
-    let mut hosts: Vec<u64> = rows.iter().map(|row| row[iters] as u64).collect();
-    hosts.sort_unstable();
-    hosts.dedup();
-    let column = |at: usize| rows.iter().map(move |row| row[iters + at]);
-    let ranks = rows.len() as f64;
-    let usage = Usage {
-        cpu_s_per_gb: Some(column(1).sum::<f64>() / ranks / (iters as f64 * buffers.summed.len_bytes() as f64 / 1e9)),
-        // Rank 0 is the late one.
-        waiting_cpu: (!plan.late.is_zero() && rows.len() > 1).then(|| column(2).skip(1).sum::<f64>() / (ranks - 1.0)),
-        extra_rss_bytes: column(3).all(|bytes| bytes >= 0.0).then(|| column(3).fold(0.0, f64::max) as u64),
-    };
-    Ok((slowest, hosts.len(), usage))
-}
-
-fn measure_own(comm: &mut Communicator, stamp: u32, choice: Choice, buffers: &Buffers, plan: &Plan) -> Result<Own> {
+/// What this rank finds.
+fn measure(comm: &mut Communicator, stamp: u32, choice: Choice, buffers: &Buffers, plan: &Plan) -> Result<Found> {
     let pattern = Pattern::new(comm.size(), plan.dtype)?;
     let tensor = &buffers.summed;
-    let mut own = Own { seconds: Vec::with_capacity(plan.iters), cpu_s: 0.0, waiting_cpu: 0.0, extra_rss_bytes: 0.0 };
+    let mut found = Found::default();
     pattern.fill(tensor, comm.rank(), 0);
     let mut memory = Memory::watch();
     let last = plan.warmup + plan.iters;
@@ -182,15 +137,15 @@ fn measure_own(comm: &mut Communicator, stamp: u32, choice: Choice, buffers: &Bu
         barrier(comm, stamp, &buffers.flag)?;
         pattern.check(tensor, "the buffer", comm.rank(), iteration..=iteration)?;
         if iteration == last {
-            // The sum itself costs what it does in the other iterations.
-            own.waiting_cpu = (cpu - own.cpu_s / plan.iters as f64).max(0.0) / plan.late.as_secs_f64();
+            // The sum itself costs what it does in the other iterations. Rank 0 is the late one.
+            let waiting = (cpu - found.spent.cpu_s / plan.iters as f64).max(0.0) / plan.late.as_secs_f64();
+            found.waiting_cpu = (comm.rank() > 0).then_some(waiting);
         } else if iteration >= plan.warmup {
-            own.seconds.push(seconds);
-            own.cpu_s += cpu;
+            found.seconds.push(seconds);
+            found.spent.cpu_s += cpu;
         }
     }
-    own.extra_rss_bytes = memory.grown_bytes().map_or(-1.0, |bytes| bytes as f64);
-    Ok(own)
+    Ok(Found { extra_rss_bytes: memory.grown_bytes(), ..found })
 }
 
 /// Lets time pass awake: ranks that share cores and have slept come back one after the other, which the next sum would wait for.
@@ -206,12 +161,12 @@ fn barrier(comm: &mut Communicator, stamp: u32, flag: &Tensor) -> Result<()> {
     comm.allreduce_tensor(Choice::Auto, flag, stamp)
 }
 
-/// Every rank's `own`, in the order of the ranks.
-fn gather(comm: &mut Communicator, stamp: u32, own: &[f64]) -> Result<Vec<Vec<f64>>> {
+/// Every rank's `own`.
+fn gather(comm: &mut Communicator, stamp: u32, own: &[f64]) -> Result<Ranks> {
     let parts = Parts::of((0..=comm.size()).map(|rank| rank * size_of_val(own)).collect());
     let all = comm.gather(parts, stamp, |part| part.copy_from_slice(bytemuck::cast_slice(own)))?;
     let row = |row: &[u8]| row.chunks_exact(size_of::<f64>()).map(bytemuck::pod_read_unaligned).collect();
-    Ok(all.bytes().chunks_exact(size_of_val(own)).map(row).collect())
+    Ok(Ranks(all.bytes().chunks_exact(size_of_val(own)).map(row).collect()))
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use ringpull_base::{Error, Result};
 use ringpull_plan::{Algorithm, Model, Segments};
 
 use crate::allreduce::connect;
-use crate::compare::table::format_seconds;
 use crate::size::format_size;
+use crate::text::{format_seconds, grid};
 
 /// The model of a cluster and what follows from it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -138,20 +138,18 @@ impl Explanation {
                 self.ranks
             );
         }
-        let mut table = comfy_table::Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
         let names = Algorithm::ALL.map(|algorithm| algorithm.name().to_owned());
         let head = ["payload", &self.asked, "segments"].map(str::to_owned);
-        table.set_header(head.into_iter().chain(names));
-        for size in &self.sizes {
+        let row = |size: &Explained| {
             let segments = format!("{} KiB", size.segment_bytes as f64 / 1024.0);
             let mut cells = vec![format_size(size.bytes as f64), size.algorithm.to_string(), segments];
             cells.extend(size.predictions.iter().map(|of| format_seconds(of.seconds)));
-            table.add_row(cells);
-        }
+            cells
+        };
+        let table = grid(head.into_iter().chain(names), self.sizes.iter().map(row).collect(), 2);
         let of = &self.model;
         let whom = if self.parties == self.ranks { "ranks" } else { "hosts, one rank of each" };
-        let (table, parties) = (table.trim_fmt(), self.parties);
+        let parties = self.parties;
         let mut text =
             format!("{table}\ntimes are predicted for {parties} {whom}, from {}{}:\n", self.source, self.age());
         let numbers = [

@@ -85,65 +85,46 @@ pub struct Train {
     pub images_per_s: Option<f64>,
 }
 
-/// What was measured, before any figure is derived from it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Measured {
-    /// `pushpull`, `allreduce` or `train`.
-    pub op: &'static str,
-    /// The mode or kind of store.
-    pub mode: String,
-    /// The allreduce plan, or `servers`.
-    pub algorithm: String,
-    /// Workers.
-    pub ranks: usize,
-    /// Hosts of the workers.
-    pub hosts: usize,
-    /// Servers.
-    pub servers: usize,
-    /// Payload bytes of one rank.
-    pub bytes: u64,
-    /// Element type.
-    pub dtype: DType,
-    /// Verified samples, slowest rank.
-    pub seconds: Vec<f64>,
-    /// Network traffic of the busiest worker's host in one iteration.
-    pub host_bytes: Option<u64>,
-    /// Processor time and memory, where they were taken.
-    pub usage: Usage,
-}
-
 impl Record {
-    /// The record of samples whose results have all been checked.
-    pub fn of_verified(measured: Measured) -> Result<Self> {
-        let summary = Summary::of(&measured.seconds).filter(|summary| summary.min > 0.0).ok_or_else(|| {
-            Error::argument(
-                format!("{} of {} bytes has no usable sample", measured.op, measured.bytes),
-                "measure at least one iteration",
-            )
-        })?;
-        let algbw = measured.bytes as f64 / summary.median;
-        Ok(Record {
-            op: measured.op.to_owned(),
-            mode: measured.mode,
-            algorithm: measured.algorithm,
-            ranks: measured.ranks,
-            hosts: measured.hosts,
-            servers: measured.servers,
-            bytes: measured.bytes,
-            dtype: measured.dtype,
-            seconds: measured.seconds,
-            median_s: summary.median,
+    /// A record of `op` that holds nothing yet.
+    pub fn blank(op: &str, dtype: DType) -> Self {
+        Record {
+            op: op.to_owned(),
+            mode: String::new(),
+            algorithm: String::new(),
+            ranks: 0,
+            hosts: 0,
+            servers: 0,
+            bytes: 0,
+            dtype,
+            seconds: Vec::new(),
+            median_s: 0.0,
             bound_s: None,
             ratio_to_bound: None,
             mode_bound_s: None,
-            algbw_bytes_per_s: algbw,
-            busbw_bytes_per_s: algbw * cost::bus_factor(measured.ranks),
-            verified: true,
-            host_bytes: measured.host_bytes,
+            algbw_bytes_per_s: 0.0,
+            busbw_bytes_per_s: 0.0,
+            verified: false,
+            host_bytes: None,
             train: None,
-            usage: measured.usage,
+            usage: Usage::default(),
             unit_notes: UNIT_NOTES.to_owned(),
-        })
+        }
+    }
+
+    /// The record with the figures that follow from its seconds, all of whose results have been checked.
+    pub fn with_figures(mut self) -> Result<Self> {
+        let summary = Summary::of(&self.seconds).filter(|summary| summary.min > 0.0).ok_or_else(|| {
+            Error::argument(
+                format!("{} of {} bytes has no usable sample", self.op, self.bytes),
+                "measure at least one iteration",
+            )
+        })?;
+        self.median_s = summary.median;
+        self.algbw_bytes_per_s = self.bytes as f64 / summary.median;
+        self.busbw_bytes_per_s = self.algbw_bytes_per_s * cost::bus_factor(self.ranks);
+        self.verified = true;
+        Ok(self)
     }
 
     /// Makes it the record of a step that computes for `compute_s`.
@@ -207,19 +188,17 @@ mod tests {
     use super::*;
 
     fn record() -> Record {
-        Record::of_verified(Measured {
-            op: "pushpull",
+        Record {
             mode: "dist_sync:2shared".to_owned(),
             algorithm: "servers".to_owned(),
             ranks: 8,
             hosts: 8,
             servers: 2,
             bytes: 400_000_000,
-            dtype: DType::F32,
             seconds: vec![1.0, 2.0, 0.5],
-            host_bytes: None,
-            usage: Usage::default(),
-        })
+            ..Record::blank("pushpull", DType::F32)
+        }
+        .with_figures()
         .unwrap()
     }
 

@@ -12,17 +12,16 @@ use std::slice::from_ref;
 use std::time::Instant;
 
 use ringpull::KvStore;
-use ringpull_base::config::Dmlc;
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{DType, Error, Kind, Result, Tensor};
-use ringpull_kernels::compress::Compression;
+use ringpull_base::{Error, Kind, Result, Tensor};
 use ringpull_workload::expected::Expected;
 use ringpull_workload::pattern::Pattern;
 
 use crate::compute::Compute;
 use crate::layers::{Layer, Network};
-use crate::pushpull::{adding, count_hosts, host_number, rows, traffic};
-use crate::record::{Measured, Record};
+use crate::pushpull;
+use crate::ranks::{Found, Spent};
+use crate::record::Record;
 use crate::schedule::BACKWARD;
 use crate::statistics::Summary;
 use crate::timeline::account::WARMUP;
@@ -31,73 +30,56 @@ use crate::usage::Usage;
 /// How a model is replayed.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The element type of every key.
-    pub dtype: DType,
-    /// Measured steps, at least 1.
-    pub iters: usize,
-    /// Steps before them, verified but not timed.
-    pub warmup: usize,
+    /// Element type, steps and compression.
+    pub keys: pushpull::Plan,
     /// Computing in a step.
     pub compute_s: f64,
     /// The part of it that is spent on the processor; `None` waits by the clock.
     pub burn: Option<f64>,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
-    /// How gradients are compressed, if they are.
-    pub compression: Option<Compression>,
-    /// Whether a layer's priority is the higher the sooner the forward pass needs it.
-    pub priorities: bool,
 }
 
 /// Steps without communication that tell how long computing on the processor takes here.
 const STEPS_ALONE: usize = 3;
-/// The values of a rank's row before its steps: host, bytes sent, bytes received, computing alone.
-const ROW_HEAD: usize = 4;
 
 /// Replays `network` and gives rank 0 the record. Collective; `store` must be new.
-pub fn run(store: &KvStore, algorithm: &str, network: &Network, plan: &Plan) -> Result<Option<Record>> {
+pub fn run(store: &KvStore, network: &Network, plan: &Plan) -> Result<Option<Record>> {
     check(plan)?;
-    if let Some(compression) = &plan.compression {
-        store.set_gradient_compression(compression)?;
-    }
-    let accumulates = store.kind() == Kind::DistAsync;
-    if accumulates {
-        store.set_optimizer(&adding())?;
-    }
-    let mut replay = Replay::start(store, network, plan, accumulates)?;
-    let mut row = vec![host_number(), 0.0, 0.0, plan.compute_s];
+    plan.keys.prepare(store)?;
+    let mut replay = Replay::start(store, network, plan)?;
+    let mut found = Found { compute_s: plan.compute_s, ..Found::default() };
     store.barrier()?;
     if plan.burn.is_some() {
         let mut device = Compute::start(plan.burn);
         let alone = (0..STEPS_ALONE).map(|step| replay.alone(&mut device, step)).collect::<Result<Vec<f64>>>()?;
-        row[3] = Summary::of(&alone).map_or(plan.compute_s, |summary| summary.median);
+        found.compute_s = Summary::of(&alone).map_or(plan.compute_s, |summary| summary.median);
         store.barrier()?;
     }
-    let mut before = (0.0, 0.0);
+    let (iters, warmup) = (plan.keys.iters, plan.keys.warmup);
+    let mut before = Spent::default();
     // One device for all steps: what it is behind at the end of one, it makes up for in the next.
     let mut device = Compute::start(plan.burn);
-    for number in 0..plan.warmup + plan.iters {
-        if number == plan.warmup {
-            before = traffic();
+    for number in 0..warmup + iters {
+        if number == warmup {
+            before = Spent::now();
         }
-        let _span = timeline::span(Phase::Step, || if number < plan.warmup { WARMUP } else { "step" });
+        let _span = timeline::span(Phase::Step, || if number < warmup { WARMUP } else { "step" });
         let seconds = replay.step(&mut device, number)?;
-        if number >= plan.warmup {
-            row.push(seconds);
+        if number >= warmup {
+            found.seconds.push(seconds);
         }
     }
-    let after = traffic();
-    (row[1], row[2]) = ((after.0 - before.0) / plan.iters as f64, (after.1 - before.1) / plan.iters as f64);
-    replay.check_total(plan.warmup + plan.iters - 1)?;
-    let rows = rows(store, "ringpull.steps", &row)?;
-    let record = record(store, algorithm, network, plan, &rows)?;
+    found.spent.add(before, Spent::now());
+    replay.check_total(warmup + iters - 1)?;
+    let ranks = found.gather(store, "ringpull.steps")?;
+    let record = plan.keys.record("train", store, &network.keys, &ranks)?;
+    // A rank's processor time is its computing's too.
+    let record = Record { usage: Usage::default(), ..record }.with_train(ranks.compute_s(), plan.burn, plan.batch);
     Ok((store.rank() == 0).then_some(record))
 }
 
 fn check(plan: &Plan) -> Result<()> {
-    if plan.iters == 0 {
-        return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));
-    }
     if !(plan.compute_s > 0.0 && plan.compute_s <= 3600.0) {
         return Err(Error::argument(
             format!("--compute {} is no time of a step", plan.compute_s),
@@ -126,15 +108,17 @@ struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    fn start(store: &'a KvStore, network: &'a Network, plan: &'a Plan, accumulates: bool) -> Result<Self> {
+    fn start(store: &'a KvStore, network: &'a Network, plan: &'a Plan) -> Result<Self> {
+        let pushpull::Plan { dtype, compression, .. } = plan.keys;
         // Nobody pulls a gradient again.
-        let tensor = |shape: &[usize]| Tensor::zeros(plan.dtype, shape).unkept();
+        let tensor = |shape: &[usize]| Tensor::zeros(dtype, shape).unkept();
         let tensors: Vec<Tensor> = network.keys.iter().map(|key| tensor(&key.shape)).collect();
         for (key, tensor) in network.keys.iter().zip(&tensors) {
             store.init(key.name.as_str(), tensor)?;
         }
-        let expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
-        let own_pattern = Pattern::new(1, plan.dtype)?;
+        let expected = Expected::new(store.num_workers(), dtype, store.kind(), compression)?;
+        let own_pattern = Pattern::new(1, dtype)?;
+        let accumulates = store.kind() == Kind::DistAsync;
         Ok(Replay { store, network, plan, tensors, expected, own_pattern, accumulates })
     }
 
@@ -146,7 +130,8 @@ impl<'a> Replay<'a> {
                 self.expected.fill(tensor, self.store.rank(), number);
                 Ok(())
             })?;
-            let priority = if self.plan.priorities { -(index as i32) } else { 0 };
+            // The sooner the forward pass needs a layer, the higher its priority.
+            let priority = -(index as i32);
             for key in layer.keys.clone().rev() {
                 let tensor = from_ref(&self.tensors[key]);
                 self.store.push_pull(self.network.keys[key].name.as_str(), tensor, tensor, priority)?;
@@ -217,49 +202,16 @@ impl<'a> Replay<'a> {
     }
 }
 
-fn record(store: &KvStore, algorithm: &str, network: &Network, plan: &Plan, rows: &[Vec<f64>]) -> Result<Record> {
-    let slowest = |at: usize| rows.iter().map(|row| row[at]).fold(0.0, f64::max);
-    let elements: usize = network.keys.iter().map(ringpull_workload::models::ModelKey::len).sum();
-    let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
-    let way = match (&plan.compression, store.kind()) {
-        (_, Kind::Local) => "none".to_owned(),
-        (None, Kind::DistSyncMpi) => algorithm.to_owned(),
-        (Some(compression), Kind::DistSyncMpi) => compression.to_string(),
-        (None, _) => "servers".to_owned(),
-        (Some(compression), _) => format!("servers {compression}"),
-    };
-    let record = Record::of_verified(Measured {
-        op: "train",
-        mode: store.kind().to_string(),
-        algorithm: way,
-        ranks: rows.len(),
-        hosts: count_hosts(rows),
-        servers,
-        bytes: (elements * plan.dtype.size_bytes()) as u64,
-        dtype: plan.dtype,
-        seconds: (ROW_HEAD..ROW_HEAD + plan.iters).map(slowest).collect(),
-        host_bytes: Some(slowest(1).max(slowest(2)).round() as u64).filter(|bytes| *bytes > 0),
-        usage: Usage::default(),
-    })?;
-    Ok(record.with_train(slowest(3), plan.burn, plan.batch))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::layers;
+    use ringpull_base::DType;
 
     fn plan() -> Plan {
-        Plan {
-            dtype: DType::F32,
-            iters: 2,
-            warmup: 1,
-            compute_s: 0.002,
-            burn: None,
-            batch: Some(64),
-            compression: None,
-            priorities: true,
-        }
+        let keys =
+            pushpull::Plan { dtype: DType::F32, iters: 2, warmup: 1, compression: None, algorithm: "auto".to_owned() };
+        Plan { keys, compute_s: 0.002, burn: None, batch: Some(64) }
     }
 
     #[test]
@@ -267,7 +219,7 @@ mod tests {
         let network = layers::load("resnet50", 0.0001).unwrap();
         for burn in [None, Some(0.5)] {
             let store = ringpull::create("local").unwrap();
-            let record = run(&store, "auto", &network, &Plan { burn, ..plan() }).unwrap().unwrap();
+            let record = run(&store, &network, &Plan { burn, ..plan() }).unwrap().unwrap();
             assert_eq!((record.op.as_str(), record.mode.as_str(), record.seconds.len()), ("train", "local", 2));
             let train = record.train.unwrap();
             assert!(record.median_s > 0.0 && train.compute_s > 0.0, "{record:?}");
@@ -280,13 +232,13 @@ mod tests {
     fn a_plan_that_measures_nothing_is_an_error_that_names_the_option() {
         let network = layers::load("vgg16", 0.00001).unwrap();
         for (wrong, option) in [
-            (Plan { iters: 0, ..plan() }, "--iters"),
+            (Plan { keys: pushpull::Plan { iters: 0, ..plan().keys }, ..plan() }, "--iters"),
             (Plan { compute_s: 0.0, ..plan() }, "--compute"),
             (Plan { compute_s: f64::NAN, ..plan() }, "--compute"),
             (Plan { burn: Some(1.5), ..plan() }, "--burn"),
         ] {
             let store = ringpull::create("local").unwrap();
-            let error = run(&store, "auto", &network, &wrong).unwrap_err().to_string();
+            let error = run(&store, &network, &wrong).unwrap_err().to_string();
             assert!(error.contains(option), "{error}");
         }
     }

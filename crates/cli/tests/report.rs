@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ringpull_base::DType;
-use ringpull_cli::compare::training::TrainSetup;
-use ringpull_cli::compare::{Environment, Outcome, Results, Round, Row, Setup, report, table, verdict};
-use ringpull_cli::cost;
-use ringpull_cli::mode::Variant;
-use ringpull_cli::record::{Measured, Record};
-use ringpull_cli::usage::Usage;
+use ringpull_base::{DType, Error};
+use ringpull_cli::compare::rows::rows;
+use ringpull_cli::compare::{Environment, Results, Setup, report, table, verdict};
+use ringpull_cli::record::Record;
+use ringpull_cli::rounds::{Done, Found, Job, TrainSetup, Work};
+use ringpull_cli::variant::{Peer, Variant};
+use ringpull_cli::{cost, layers};
 
 /// Eight workers on links of 200 Mbit/s; seconds as such a run gives them.
 fn results() -> Results {
@@ -35,8 +35,35 @@ fn results() -> Results {
         "dist_sync_mpi+2bit:0.5",
     ];
     let modes = modes.map(|mode| mode.parse().unwrap());
-    let peers = ["mpi", "mxnet", "gloo"].map(|peer| peer.parse().unwrap());
-    let rows = Variant::list(&modes, &peers).into_iter().map(|variant| row(variant, &setup)).collect();
+    let variants = Variant::list(&modes, &[Peer::Mpi, Peer::Mxnet, Peer::Gloo]);
+    let mut found = Found::default();
+    for variant in &variants {
+        let seconds = match variant.to_string().as_str() {
+            "gloo" => {
+                found.absent.push((*variant, "scripts/peers/setup --gloo".to_owned()));
+                continue;
+            }
+            "mxnet:dist_sync:2shared" => {
+                let error = Error::argument("server 1 ended with signal 9", "see that host's log");
+                found.failed.push((*variant, 8, error));
+                continue;
+            }
+            "dist_sync_mpi" => [1.86, 1.87, 1.88, 1.86, 1.89, 1.87],
+            "dist_sync:1shared" => [7.45, 7.41, 7.52, 7.44, 7.43, 7.46],
+            "dist_sync:2shared" => [4.24, 4.31, 4.27, 4.22, 4.25, 4.26],
+            "dist_sync:8shared" => [1.88, 1.86, 1.91, 1.87, 1.95, 1.86],
+            "dist_sync:8" => [1.08, 1.07, 1.09, 1.08, 1.07, 1.08],
+            "dist_sync_mpi+2bit:0.5" => [0.23, 0.24, 0.25, 0.23, 0.24, 0.24],
+            "mpi" => [3.41, 3.05, 3.11, 3.08, 3.06, 3.09],
+            "mxnet:dist_sync:1shared" => [14.7, 14.9, 14.6, 14.8, 14.7, 14.7],
+            "mxnet:dist_sync:8shared" => [2.31, 2.28, 2.35, 2.30, 2.33, 3.90],
+            "mxnet:dist_sync:8" => [2.11, 2.18, 2.15, 2.10, 2.13, 2.14],
+            other => panic!("{other} has no seconds"),
+        };
+        found.done.extend(rounds(*variant, &setup, &seconds));
+    }
+    let job = Job { ranks: 8, work: Work::Buffers(vec![25_000_000]), iters: 2, warmup: 1 };
+    let rows = rows(&found, &variants, &job, &setup);
     let environment = Environment {
         date: "2026-01-31 12:00 UTC".to_owned(),
         cores: 2,
@@ -56,84 +83,44 @@ fn training() -> Results {
     let setup = &mut results.setup;
     setup.link = "1gbit".parse().unwrap();
     (setup.payload, setup.bytes) = ("vgg16, 32 tensors, 55.3 MB".to_owned(), 55_343_024);
-    setup.train = Some(TrainSetup { model: "vgg16".to_owned(), compute_s: 2.184, burn: None, batch: Some(64) });
-    let modes = ["dist_sync_mpi", "dist_sync:8shared", "dist_sync:8", "dist_sync:4", "dist_sync:2"];
-    let variants = Variant::list(&modes.map(|mode| mode.parse().unwrap()), &[]);
-    results.rows = variants.into_iter().map(|variant| trained_row(variant, &results.setup)).collect();
+    let train = TrainSetup { model: "vgg16".to_owned(), compute_s: 2.184, burn: None, batch: Some(64) };
+    setup.train = Some(train.clone());
+    let variants = ["dist_sync_mpi", "dist_sync:8shared", "dist_sync:8", "dist_sync:4", "dist_sync:2"];
+    let variants: Vec<Variant> = variants.map(|mode| mode.parse().unwrap()).to_vec();
+    let seconds = [
+        [2.19, 2.20, 2.19, 2.191, 2.19, 2.192],
+        [2.60, 2.61, 2.59, 2.62, 2.60, 2.61],
+        [2.25, 2.26, 2.25, 2.27, 2.25, 2.26],
+        [2.52, 2.51, 2.53, 2.52, 2.50, 2.52],
+        [4.10, 4.12, 4.08, 4.11, 4.10, 4.09],
+    ];
+    let done = variants.iter().zip(seconds).flat_map(|(variant, seconds)| rounds(*variant, setup, &seconds));
+    let found = Found { done: done.collect(), ..Found::default() };
+    let work = Work::Steps { network: layers::load("vgg16", 0.1).unwrap(), named: Vec::new(), train };
+    results.rows = rows(&found, &variants, &Job { ranks: 8, work, iters: 2, warmup: 1 }, setup);
     "ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1".clone_into(&mut results.command);
     results.verdict = verdict::sentences(&results);
     results
 }
 
-fn trained_row(variant: Variant, setup: &Setup) -> Row {
-    let seconds = match variant.to_string().as_str() {
-        "dist_sync_mpi" => [2.19, 2.20, 2.19, 2.191, 2.19, 2.192],
-        "dist_sync:8shared" => [2.60, 2.61, 2.59, 2.62, 2.60, 2.61],
-        "dist_sync:8" => [2.25, 2.26, 2.25, 2.27, 2.25, 2.26],
-        "dist_sync:4" => [2.52, 2.51, 2.53, 2.52, 2.50, 2.52],
-        _ => [4.10, 4.12, 4.08, 4.11, 4.10, 4.09],
-    };
-    let mut row = row(variant, setup);
-    if let Outcome::Measured { record, rounds: kept } = &mut row.outcome {
-        *record = self::record(variant, setup, &seconds).with_train(2.184, None, Some(64));
-        record.train.as_mut().unwrap().shortest_s = Some(2.185);
-        *kept = rounds(&seconds);
-    }
-    row
-}
-
-fn row(variant: Variant, setup: &Setup) -> Row {
-    let seconds = match variant.to_string().as_str() {
-        "dist_sync_mpi" => [1.86, 1.87, 1.88, 1.86, 1.89, 1.87],
-        "dist_sync:1shared" => [7.45, 7.41, 7.52, 7.44, 7.43, 7.46],
-        "dist_sync:2shared" => [4.24, 4.31, 4.27, 4.22, 4.25, 4.26],
-        "dist_sync:8shared" => [1.88, 1.86, 1.91, 1.87, 1.95, 1.86],
-        "dist_sync:8" => [1.08, 1.07, 1.09, 1.08, 1.07, 1.08],
-        "dist_sync_mpi+2bit:0.5" => [0.23, 0.24, 0.25, 0.23, 0.24, 0.24],
-        "mpi" => [3.41, 3.05, 3.11, 3.08, 3.06, 3.09],
-        "mxnet:dist_sync:1shared" => [14.7, 14.9, 14.6, 14.8, 14.7, 14.7],
-        "mxnet:dist_sync:8shared" => [2.31, 2.28, 2.35, 2.30, 2.33, 3.90],
-        "mxnet:dist_sync:8" => [2.11, 2.18, 2.15, 2.10, 2.13, 2.14],
-        _ => [1.5; 6],
-    };
-    let outcome = match variant.to_string().as_str() {
-        "gloo" => Outcome::Absent { install: "scripts/peers/setup --gloo".to_owned() },
-        "mxnet:dist_sync:2shared" => {
-            Outcome::Failed { error: "server 1 ended with signal 9\n  hint: see that host's log".to_owned() }
-        }
-        _ => Outcome::Measured { record: record(variant, setup, &seconds), rounds: rounds(&seconds) },
-    };
-    Row {
-        variant: variant.to_string(),
-        method: variant.words(),
-        family: variant.family(),
-        servers: variant.mode.servers(),
-        machines: setup.workers + variant.mode.extra_hosts(),
-        computed_host_bytes: variant
-            .compression
-            .is_none()
-            .then(|| cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64)),
-        outcome,
-    }
-}
-
-fn record(variant: Variant, setup: &Setup, seconds: &[f64]) -> Record {
+/// What three jobs of two iterations measured.
+fn rounds(variant: Variant, setup: &Setup, seconds: &[f64]) -> Vec<Done> {
     let bytes = cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64);
-    Record::of_verified(Measured {
-        op: "pushpull",
-        mode: variant.to_string(),
-        algorithm: "auto".to_owned(),
-        ranks: setup.workers,
-        hosts: setup.workers,
-        servers: variant.mode.servers(),
-        bytes: setup.bytes,
-        dtype: DType::F32,
-        seconds: seconds.to_vec(),
-        usage: ringpull_cli::usage::Usage::default(),
-        host_bytes: Some((bytes * 1.05) as u64),
-    })
-    .unwrap()
-    .with_link(setup.link.bytes_per_s().unwrap(), Some(variant.mode))
+    let round = |(index, seconds): (usize, &[f64])| Done {
+        variant,
+        round: index + 1,
+        place: index + 1,
+        record: Record {
+            algorithm: "auto".to_owned(),
+            ranks: setup.workers,
+            bytes: setup.bytes,
+            seconds: seconds.to_vec(),
+            host_bytes: Some((bytes * 1.05) as u64),
+            ..Record::blank("pushpull", DType::F32)
+        },
+        stolen: None,
+    };
+    seconds.chunks(2).enumerate().map(round).collect()
 }
 
 #[test]
@@ -161,17 +148,6 @@ fn ranks_of_one_machine_are_not_called_machines() {
         assert!(!text.contains(wrong), "{wrong:?} in {text}");
     }
     report::render(&local).unwrap();
-}
-
-fn rounds(seconds: &[f64]) -> Vec<Round> {
-    let round = |(index, seconds): (usize, &[f64])| Round {
-        round: index + 1,
-        place: index + 1,
-        seconds: seconds.to_vec(),
-        usage: Usage::default(),
-        stolen: None,
-    };
-    seconds.chunks(2).enumerate().map(round).collect()
 }
 
 #[test]

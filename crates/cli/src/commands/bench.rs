@@ -11,11 +11,11 @@ use ringpull_base::{DType, Error, Kind, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_workload::models::{self, ModelKey};
 
-use super::{Format, train};
+use super::{Format, to_json, train};
 use crate::record::Record;
 use crate::size::{format_size, parse_sizes};
 use crate::statistics::{self, Summary};
-use crate::sweep::REST_MS;
+use crate::text::grid;
 use crate::{allreduce, explain, pushpull};
 
 /// The arguments of `ringpull bench`.
@@ -63,7 +63,7 @@ pub struct AllreduceArgs {
     #[arg(long, default_value_t = 2)]
     pub warmup: usize,
     /// Milliseconds without traffic before each iteration, in which shapers save up what they let through at once.
-    #[arg(long, default_value_t = REST_MS, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = allreduce::REST_MS, allow_negative_numbers = true)]
     pub rest: f64,
     /// Element type.
     #[arg(long, default_value = "f32", value_parser = super::dtypes())]
@@ -87,9 +87,6 @@ pub struct AllreduceArgs {
     mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
 pub struct PushpullArgs {
-    /// The kind of store.
-    #[arg(long, default_value = "dist_sync_mpi")]
-    kv_store: Kind,
     /// Payloads, one key each, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, visible_alias = "bytes", conflicts_with = "model", default_value = "25MB")]
     sizes: String,
@@ -99,13 +96,23 @@ pub struct PushpullArgs {
     /// Scale every tensor of the model to this part of its elements.
     #[arg(long, default_value_t = 1.0, requires = "model")]
     scale: f64,
-    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.
-    #[arg(long, default_value = "none")]
-    compression: String,
     /// Measured iterations of each payload.
     #[arg(long, default_value_t = 10)]
     iters: usize,
-    /// Iterations before them, verified but not timed.
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// What a measurement of a store is asked for.
+#[derive(Debug, Args)]
+pub(super) struct StoreArgs {
+    /// The kind of store.
+    #[arg(long, default_value = "dist_sync_mpi")]
+    pub(super) kv_store: Kind,
+    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.
+    #[arg(long, default_value = "none")]
+    compression: String,
+    /// Iterations before the measured ones, verified but not timed.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
     /// Element type.
@@ -116,13 +123,22 @@ pub struct PushpullArgs {
     format: Format,
 }
 
+impl StoreArgs {
+    /// So many iterations, measured as asked for.
+    pub(super) fn plan(&self, iters: usize) -> Result<pushpull::Plan> {
+        let compression = Compression::choice(&self.compression)?;
+        let algorithm = Config::from_env()?.algorithm;
+        Ok(pushpull::Plan { dtype: self.dtype, iters, warmup: self.warmup, compression, algorithm })
+    }
+}
+
 /// Measures, and prints on rank 0.
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let (records, format) = match &args.what {
         What::Allreduce(args) if args.explain => return run_explain(args),
         What::Allreduce(args) => (run_allreduce(args)?, args.format),
-        What::Pushpull(args) => (run_pushpull(args)?, args.format),
-        What::Train(args) => (train::measure(args)?, args.format),
+        What::Pushpull(args) => (run_pushpull(args)?, args.store.format),
+        What::Train(args) => (train::measure(args)?, args.store.format),
     };
     if let Some(records) = records {
         match format {
@@ -173,14 +189,13 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
         Some(model) => vec![models::load(model, args.scale)?],
         None => parse_sizes(&args.sizes)?
             .into_iter()
-            .map(|bytes| Ok(vec![ModelKey { name: "payload".to_owned(), shape: vec![elements(bytes, args.dtype)?] }]))
+            .map(|bytes| {
+                Ok(vec![ModelKey { name: "payload".to_owned(), shape: vec![elements(bytes, args.store.dtype)?] }])
+            })
             .collect::<Result<_>>()?,
     };
-    let algorithm = Config::from_env()?.algorithm;
-    let compression = Compression::choice(&args.compression)?;
-    let store = super::store(args.kv_store)?;
-    let plan = pushpull::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, compression };
-    pushpull::run(&store, &algorithm, &payloads, &plan)
+    let plan = args.store.plan(args.iters)?;
+    pushpull::run(&super::store(args.store.kv_store)?, &payloads, &plan)
 }
 
 fn elements(bytes: usize, dtype: DType) -> Result<usize> {
@@ -193,15 +208,9 @@ fn elements(bytes: usize, dtype: DType) -> Result<usize> {
     Ok(bytes / dtype.size_bytes())
 }
 
-fn to_json(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
-    serde_json::to_string_pretty(value).map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))
-}
-
 /// One line for each record, then what is doubtful about its samples.
 fn table(records: &[Record]) -> String {
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header([
+    let head = [
         "op",
         "mode",
         "algorithm",
@@ -218,7 +227,8 @@ fn table(records: &[Record]) -> String {
         "cpu s/GB",
         "waiting",
         "memory",
-    ]);
+    ];
+    let mut rows = Vec::new();
     let mut doubts = Vec::new();
     for record in records {
         let Some(summary) = Summary::of(&record.seconds) else { continue };
@@ -228,7 +238,7 @@ fn table(records: &[Record]) -> String {
         for doubt in statistics::warnings(&record.seconds) {
             doubts.push(format!("warning: {payload}: {doubt}\n"));
         }
-        table.add_row([
+        rows.push(vec![
             record.op.clone(),
             record.mode.clone(),
             record.algorithm.clone(),
@@ -250,7 +260,7 @@ fn table(records: &[Record]) -> String {
     }
     format!(
         "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n; waiting: of a core, for a late rank; memory: beyond the payload\n{}",
-        table.trim_fmt(),
+        grid(head, rows, 3),
         doubts.concat()
     )
 }

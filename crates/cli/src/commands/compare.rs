@@ -1,25 +1,26 @@
 //! `ringpull compare`: modes and peers in rotating rounds; a table, a verdict, `results.json` and `report.html`.
 
 use std::io::IsTerminal as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use ringpull_base::{Error, Kind, Result};
+use ringpull_base::{Error, Result};
 use ringpull_workload::models::{self, ModelKey};
 
-use super::Format;
 use super::lab::RackArgs;
-use crate::compare::launched::{Launched, Place};
-use crate::compare::training::{self, TrainSetup};
-use crate::compare::{Environment, Results, Setup, Workload, published, report, results, rounds, table, verdict};
+use super::{Format, MpichArgs, to_json, write};
+use crate::compare::rows::rows;
+use crate::compare::{Environment, Results, Setup, published, report, results, table, training, verdict};
 use crate::lab::{Racks, Shape};
 use crate::layers;
 use crate::link::LinkRate;
-use crate::mode::{Peer, Variant};
+use crate::rounds::launched::{Launched, Place};
+use crate::rounds::{self, Job, TrainSetup, Work};
 use crate::size::{format_size, parse_size};
+use crate::variant::{Peer, Variant};
 
 /// The arguments of `ringpull compare`.
 #[derive(Debug, Args)]
@@ -75,9 +76,11 @@ pub struct CompareArgs {
     /// Modes of our own store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in `dist_sync_mpi+2bit:0.5`.
     #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
     modes: Vec<Variant>,
-    /// Other people's programs on the same hosts: mpi, mxnet, horovod, gloo.
-    #[arg(long, value_delimiter = ',')]
+    /// Other people's programs on the same hosts.
+    #[arg(long, value_delimiter = ',', value_parser = super::peers())]
     peers: Vec<Peer>,
+    #[command(flatten)]
+    mpich: MpichArgs,
     /// Rounds: in each, every variant runs once, in rotating order.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -106,10 +109,10 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
             "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or leave --link out",
         ));
     }
-    let mut workload = workload(args)?;
-    check_peers(args)?;
-    std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     let variants = Variant::list(&args.modes, &args.peers);
+    check_variants(args, &variants)?;
+    let payload = Payload::of(args)?;
+    std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
     let place = match (args.hosts, &args.hostfile) {
@@ -117,29 +120,34 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
         (None, Some(file)) => Place::Hostfile { file: file.clone() },
         (None, None) => Place::Local { workers: args.local.unwrap_or(4) },
     };
-    let mut runner = Launched::start(place, extra)?;
-    let train = if args.train { Some(replay(args, runner.workers(), &mut workload)?) } else { None };
+    let mut runner = Launched::start(place, extra, args.mpich.find()?)?;
+    let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
+    let train = if args.train { Some(replay(args, ranks, bytes)?) } else { None };
+    let job = Job { ranks, work: payload.work(args, train.clone())?, iters: args.iters, warmup: args.warmup };
     let setup = Setup {
         place: runner.words(),
         own_hosts: runner.has_own_hosts(),
-        workers: runner.workers(),
+        workers: ranks,
         link: args.link,
         racks,
-        payload: workload.words.clone(),
-        bytes: workload.bytes(),
+        payload: words,
+        bytes,
         rounds: args.rounds,
         iters: args.iters,
         warmup: args.warmup,
         train,
     };
     let environment = Environment::survey();
-    let bar = progress_bar(variants.len() * args.rounds);
-    let rows = rounds::run(&mut runner, &variants, &workload, &setup, &mut |job| match job {
-        Some(words) => bar.set_message(words),
-        None => bar.inc(1),
+    let bar = progress_bar();
+    let rounds = vec![vec![job.clone()]; args.rounds];
+    let found = rounds::run(&mut runner, &variants, &rounds, &mut |progress| {
+        bar.set_length(progress.planned as u64);
+        bar.set_position(progress.done as u64);
+        bar.set_message(progress.words);
     });
     bar.finish_and_clear();
     drop(runner);
+    let rows = rows(&found, &variants, &job, &setup);
     let stolen = results::stolen(&rows);
     let mut results = Results { environment, setup, rows, stolen, verdict: Vec::new(), command: command() };
     results.verdict = verdict::sentences(&results);
@@ -147,14 +155,12 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
 }
 
 fn finish(results: &Results, args: &CompareArgs) -> Result<ExitCode> {
-    let unprintable = |cause: serde_json::Error| Error::io("write", "JSON", &std::io::Error::other(cause));
-    let json = serde_json::to_string_pretty(results).map_err(unprintable)?;
-    write(&args.out.join("results.json"), &json)?;
+    write(&args.out.join("results.json"), &to_json(results)?)?;
     let page = args.out.join("report.html");
     write(&page, &report::render(results)?)?;
     match args.format {
         Format::Table => print!("{}", table::render(results)),
-        Format::Json => println!("{}", serde_json::to_string_pretty(&results.records()).map_err(unprintable)?),
+        Format::Json => println!("{}", to_json(&results.records())?),
     }
     eprintln!("report: {}", page.display());
     Ok(if results.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -178,51 +184,70 @@ fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
     Ok(racks)
 }
 
-fn workload(args: &CompareArgs) -> Result<Workload> {
-    let (keys, bench_args) = if let Some(model) = &args.model {
-        let file = std::path::absolute(model).map_err(|cause| Error::io("find", model, &cause))?;
-        let named = models::NAMES.contains(&model.as_str());
-        let model_arg = if named { model.clone() } else { file.display().to_string() };
-        let bench_args = ["--model", &model_arg, "--scale", &args.scale.to_string()].map(str::to_owned);
-        (models::load(model, args.scale)?, bench_args.to_vec())
-    } else {
-        let bytes = parse_size(&args.bytes)?;
-        if bytes == 0 || !bytes.is_multiple_of(4) {
-            return Err(Error::argument(
-                format!("--bytes {} is no whole number of f32 elements", args.bytes),
-                "give a multiple of 4 bytes, at least 4",
-            ));
-        }
-        let key = ModelKey { name: "payload".to_owned(), shape: vec![bytes / 4] };
-        (vec![key], vec!["--sizes".to_owned(), bytes.to_string()])
-    };
-    let (iters, warmup) = (args.iters, args.warmup);
-    let mut workload =
-        Workload { words: String::new(), bench: "pushpull", bench_args, keys, network: None, iters, warmup };
-    let size = format_size(workload.bytes() as f64);
-    workload.words = match &args.model {
-        Some(model) => format!("{model}, {} tensors, {size}", workload.keys.len()),
-        None => size,
-    };
-    Ok(workload)
+/// What every variant pushes and pulls.
+struct Payload {
+    /// In words, such as `25 MB` or `vgg16, 32 tensors, 553 MB`.
+    words: String,
+    /// Bytes of one worker.
+    bytes: u64,
+    keys: Vec<ModelKey>,
+    /// The arguments of `ringpull bench` that name it.
+    named: Vec<String>,
 }
 
-/// A peer that could not be run at all is an error, not a row that is missing.
-fn check_peers(args: &CompareArgs) -> Result<()> {
-    if args.train && args.peers.contains(&Peer::Mpi) {
+impl Payload {
+    fn of(args: &CompareArgs) -> Result<Self> {
+        let (keys, named) = if let Some(model) = &args.model {
+            let file = std::path::absolute(model).map_err(|cause| Error::io("find", model, &cause))?;
+            let is_named = models::NAMES.contains(&model.as_str());
+            let model_arg = if is_named { model.clone() } else { file.display().to_string() };
+            let named = ["--model", &model_arg, "--scale", &args.scale.to_string()].map(str::to_owned);
+            (models::load(model, args.scale)?, named.to_vec())
+        } else {
+            let bytes = parse_size(&args.bytes)?;
+            if bytes == 0 || !bytes.is_multiple_of(4) {
+                return Err(Error::argument(
+                    format!("--bytes {} is no whole number of f32 elements", args.bytes),
+                    "give a multiple of 4 bytes, at least 4",
+                ));
+            }
+            let key = ModelKey { name: "payload".to_owned(), shape: vec![bytes / 4] };
+            (vec![key], vec![format!("--sizes={bytes}")])
+        };
+        let bytes = 4 * keys.iter().map(ModelKey::len).sum::<usize>() as u64;
+        let size = format_size(bytes as f64);
+        let words = match &args.model {
+            Some(model) => format!("{model}, {} tensors, {size}", keys.len()),
+            None => size,
+        };
+        Ok(Payload { words, bytes, keys, named })
+    }
+
+    fn work(self, args: &CompareArgs, train: Option<TrainSetup>) -> Result<Work> {
+        let Payload { keys, named, .. } = self;
+        Ok(match train {
+            Some(train) => Work::Steps { network: layers::load(&train.model, args.scale)?, named, train },
+            None => Work::Keys { keys, named },
+        })
+    }
+}
+
+/// A variant that could not be run at all is an error, not a row that is missing.
+fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
+    let mut peers = variants.iter().filter_map(|variant| variant.peer);
+    if args.train && peers.clone().any(Peer::is_mpi) {
         return Err(Error::argument(
-            "--peers mpi with --train: MPI_Allreduce blocks, so that nothing is computed meanwhile",
+            "MPI_Allreduce with --train: it blocks, so that nothing is computed meanwhile",
             "compare it without --train; the peers that replay training are mxnet, horovod and gloo",
         ));
     }
-    if args.burn.is_some() && !args.peers.is_empty() {
+    if args.burn.is_some() && peers.next().is_some() {
         return Err(Error::argument(
             "--burn with --peers: what computing takes on the processor is measured for our own modes only",
             "leave out --burn: all compute by the clock",
         ));
     }
-    let has_mode = args.modes.iter().any(|variant| variant.mode.kind() == Kind::DistSync);
-    if args.peers.contains(&Peer::Mxnet) && !has_mode {
+    if args.peers.contains(&Peer::Mxnet) && !variants.iter().any(|variant| variant.peer == Some(Peer::Mxnet)) {
         return Err(Error::argument(
             "--peers mxnet without a mode of dist_sync: MXNet runs with the servers that such a mode has",
             "add one to --modes, such as dist_sync:1shared or dist_sync:2",
@@ -231,11 +256,10 @@ fn check_peers(args: &CompareArgs) -> Result<()> {
     Ok(())
 }
 
-/// Makes the workload one of training steps.
-fn replay(args: &CompareArgs, workers: usize, workload: &mut Workload) -> Result<TrainSetup> {
+/// How steps of training are replayed where each of so many workers has gradients of so many bytes.
+fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> {
     let model = args.model.clone().unwrap_or_default();
-    let scaled =
-        args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, workload.bytes() as f64, rate));
+    let scaled = args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, bytes as f64, rate));
     let compute_s = args.compute.or(scaled.filter(|seconds| *seconds > 0.0)).ok_or_else(|| {
         Error::argument(
             "--train without --compute: there is no link whose traffic it could be in proportion to",
@@ -243,13 +267,7 @@ fn replay(args: &CompareArgs, workers: usize, workload: &mut Workload) -> Result
         )
     })?;
     let batch = args.batch.or_else(|| (model == "vgg16").then_some(published::BATCH));
-    let train = TrainSetup { model: model.clone(), compute_s, burn: args.burn, batch };
-    workload.network = Some((layers::load(&model, args.scale)?, train.clone()));
-    workload.bench = "train";
-    workload.bench_args.extend(["--compute".to_owned(), compute_s.to_string()]);
-    workload.bench_args.extend(args.burn.map(|part| format!("--burn={part}")));
-    workload.bench_args.extend(batch.into_iter().flat_map(|batch| ["--batch".to_owned(), batch.to_string()]));
-    Ok(train)
+    Ok(TrainSetup { model, compute_s, burn: args.burn, batch })
 }
 
 /// The command line as a shell would read it.
@@ -262,15 +280,11 @@ pub(super) fn command() -> String {
     format!("ringpull {}", words.join(" "))
 }
 
-fn progress_bar(jobs: usize) -> ProgressBar {
+fn progress_bar() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{bar:24} {pos}/{len} jobs, {elapsed} so far, {eta} left: {msg}");
-    ProgressBar::with_draw_target(Some(jobs as u64), ProgressDrawTarget::stderr())
+    ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
         .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }

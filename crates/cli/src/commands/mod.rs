@@ -16,14 +16,18 @@ pub mod timeline;
 pub mod train;
 
 use std::error::Error as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use ringpull::KvStore;
 use ringpull_base::config;
 use ringpull_base::{DType, Error, Kind, Result, notice};
+
+use crate::mpirun::Mpirun;
+use crate::variant::{Peer, Variant};
 
 /// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
 #[derive(Debug, Parser)]
@@ -63,6 +67,22 @@ pub(crate) fn dtypes() -> impl TypedValueParser<Value = DType> {
     PossibleValuesParser::new(DType::ALL.map(DType::name)).try_map(|name| name.parse::<DType>())
 }
 
+/// Reads the name of a peer; `--help` and errors list them.
+pub(crate) fn peers() -> impl TypedValueParser<Value = Peer> {
+    PossibleValuesParser::new(Peer::ALL.map(value_of)).map(|name| Peer::named(&name).unwrap_or(Peer::Mpi))
+}
+
+/// Reads the name of somebody who has an allreduce: us, or a peer.
+pub(crate) fn contenders() -> impl TypedValueParser<Value = Variant> {
+    let ours = ["ours", "ours:mpich"].map(PossibleValue::new);
+    let peers = Peer::ALL.into_iter().filter(|peer| *peer != Peer::Mxnet).map(value_of);
+    PossibleValuesParser::new(ours.into_iter().chain(peers)).try_map(|name| name.parse::<Variant>())
+}
+
+fn value_of(peer: Peer) -> PossibleValue {
+    PossibleValue::new(peer.name()).aliases((peer == Peer::Mpi).then_some("openmpi:default"))
+}
+
 /// How a command prints its data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -71,6 +91,40 @@ pub enum Format {
     Table,
     /// JSON for programs.
     Json,
+}
+
+/// A second build of this program, with MPICH.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MpichArgs {
+    /// This program built with MPICH: to measure ours over it, and MPICH's own allreduce.
+    #[arg(long)]
+    mpich: Option<PathBuf>,
+    /// The `mpirun` of that MPICH.
+    #[arg(long, default_value = "mpirun.mpich", requires = "mpich")]
+    mpich_mpirun: String,
+}
+
+impl MpichArgs {
+    /// The program and its `mpirun`.
+    fn find(&self) -> Result<Option<(PathBuf, Mpirun)>> {
+        let Some(program) = &self.mpich else { return Ok(None) };
+        let program = std::path::absolute(program).map_err(|cause| Error::io("find", program.display(), &cause))?;
+        Ok(Some((program, Mpirun::at(&self.mpich_mpirun)?)))
+    }
+}
+
+/// `value` as JSON that people read too.
+pub(crate) fn to_json(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
+    serde_json::to_string_pretty(value).map_err(|cause| Error::io("write", "JSON", &std::io::Error::other(cause)))
+}
+
+/// `value` as one line of JSON.
+pub(crate) fn to_json_line(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
+    serde_json::to_string(value).map_err(|cause| Error::io("write", "JSON", &std::io::Error::other(cause)))
+}
+
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }
 
 impl Cli {

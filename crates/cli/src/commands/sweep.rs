@@ -7,14 +7,15 @@ use clap::Args;
 
 use ringpull_base::{Error, Result};
 
+use super::{MpichArgs, to_json_line, write};
+use crate::allreduce::REST_MS;
 use crate::compare::Environment;
-use crate::compare::launched::{Launched, Place};
 use crate::lab::Shape;
 use crate::link::LinkRate;
-use crate::mpirun::Mpirun;
+use crate::rounds::launched::{Launched, Place};
 use crate::size::parse_sizes;
-use crate::sweep::contender::Processes;
-use crate::sweep::{self, Contender, Plan, Results, page};
+use crate::sweep::{self, Plan, Results, page};
+use crate::variant::Variant;
 
 /// The arguments of `ringpull sweep`.
 #[derive(Debug, Args)]
@@ -22,7 +23,7 @@ use crate::sweep::{self, Contender, Plan, Results, page};
     ringpull sweep --hosts 8 --link 1gbit --out benches/results\n  \
     ringpull sweep --local --ranks 2,4 --sizes 4,64KiB,1MiB --contenders ours,openmpi:default,openmpi:4\n  \
     ringpull sweep --report --out benches/results\n\n\
-    Contenders: ours, ours:mpich (the same over MPICH), openmpi:default, openmpi:1 to openmpi:6 (its algorithms by number), mpich, gloo, horovod.\n\
+    ours:mpich is the same over MPICH, mpi the MPI library's own choice, openmpi:1 to openmpi:6 Open MPI's algorithms by number.\n\
     An absent contender is named on the page and is no failure.")]
 pub struct SweepArgs {
     /// Emulate so many hosts on this machine, one rank on each (root, Linux); without it ranks are processes of this machine.
@@ -41,14 +42,10 @@ pub struct SweepArgs {
     #[arg(long, default_value = "4,1KiB,16KiB,64KiB,256KiB,1MiB,10MB,100MB")]
     sizes: String,
     /// Who is measured; everybody who is there unless given.
-    #[arg(long, value_delimiter = ',')]
-    contenders: Vec<Contender>,
-    /// This program built with MPICH: to measure ours over it, and MPICH's own allreduce.
-    #[arg(long)]
-    mpich: Option<PathBuf>,
-    /// The `mpirun` of that MPICH.
-    #[arg(long, default_value = "mpirun.mpich", requires = "mpich")]
-    mpich_mpirun: String,
+    #[arg(long, value_delimiter = ',', value_parser = super::contenders())]
+    contenders: Vec<Variant>,
+    #[command(flatten)]
+    mpich: MpichArgs,
     /// Rounds: in each, every contender runs once for each number of ranks, in rotating order.
     #[arg(long, default_value_t = 2)]
     rounds: usize,
@@ -81,8 +78,7 @@ pub fn run(args: &SweepArgs) -> Result<ExitCode> {
             Some(hosts) => format!("hosts{hosts}-{}", args.link),
             None => "local".to_owned(),
         });
-        let json = serde_json::to_string(&results).map_err(|cause| unprintable(&cause))?;
-        write(&args.out.join(format!("{name}.json")), &json)?;
+        write(&args.out.join(format!("{name}.json")), &to_json_line(&results)?)?;
     }
     let page = page::render(&stored(&args.out)?);
     write(&args.out.join("README.md"), &page)?;
@@ -110,14 +106,7 @@ fn measure(args: &SweepArgs) -> Result<Results> {
         Some(hosts) => Place::Lab(Shape { hosts, rate: args.link, racks: None }),
         None => Place::Local { workers: most },
     };
-    let mpich = match &args.mpich {
-        Some(program) => {
-            let program = std::path::absolute(program).map_err(|cause| Error::io("find", program.display(), &cause))?;
-            Some((program, Mpirun::at(&args.mpich_mpirun)?))
-        }
-        None => None,
-    };
-    let launched = Launched::start(place, 0)?;
+    let mut launched = Launched::start(place, 0, args.mpich.find()?)?;
     let plan = Plan {
         place: launched.words(),
         link: args.link,
@@ -127,13 +116,12 @@ fn measure(args: &SweepArgs) -> Result<Results> {
         short_rounds: args.short_rounds,
         short_iters: args.short_iters,
         long_iters: args.long_iters,
-        rest_ms: sweep::REST_MS,
+        rest_ms: REST_MS,
     };
-    let contenders = if args.contenders.is_empty() { Contender::all() } else { args.contenders.clone() };
-    let mut processes = Processes::new(launched, mpich)?;
-    let environment = Environment::survey();
-    Ok(sweep::run(&mut processes, &contenders, &plan, environment, super::compare::command(), &mut |job| {
-        eprintln!("{job}");
+    let contenders = if args.contenders.is_empty() { Variant::allreduces() } else { args.contenders.clone() };
+    let (own_hosts, told) = (launched.has_own_hosts(), (Environment::survey(), super::compare::command()));
+    Ok(sweep::run(&mut launched, &contenders, &plan, own_hosts, told, &mut |progress| {
+        eprintln!("{}", progress.words);
     }))
 }
 
@@ -152,12 +140,4 @@ fn stored(folder: &Path) -> Result<Vec<Results>> {
             .map_err(|cause| failed(std::io::Error::other(cause)))
     };
     files.iter().map(read).collect()
-}
-
-fn unprintable(cause: &serde_json::Error) -> Error {
-    Error::io("write", "JSON", &std::io::Error::other(cause.to_string()))
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }

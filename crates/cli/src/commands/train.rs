@@ -1,16 +1,14 @@
 //! `ringpull bench train`: the steps of a model, replayed with real communication.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use ringpull_base::config::Config;
-use ringpull_base::{DType, Kind, Result};
-use ringpull_kernels::compress::Compression;
+use ringpull_base::Result;
 
-use super::Format;
-use crate::compare::table::format_seconds;
+use super::bench::StoreArgs;
 use crate::record::Record;
 use crate::size::format_size;
 use crate::statistics::{self, Summary};
+use crate::text::{format_seconds, format_signed_seconds};
 use crate::{layers, train};
 
 /// The arguments of `ringpull bench train`.
@@ -22,9 +20,6 @@ use crate::{layers, train};
     A step is a backward pass, two thirds of --compute, that pushes each layer's gradients as they come, and a forward pass,\n\
     one third, that waits for each layer's sums. Layers take their time by their FLOPs. Every sum of every step is checked.")]
 pub struct TrainArgs {
-    /// The kind of store.
-    #[arg(long, default_value = "dist_sync_mpi")]
-    kv_store: Kind,
     /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
     #[arg(long)]
     model: String,
@@ -40,50 +35,20 @@ pub struct TrainArgs {
     /// Images of one host in a step, for images/s.
     #[arg(long)]
     batch: Option<usize>,
-    /// Which gradients may leave first: by-layer, what the forward pass needs first, or none, as they come.
-    #[arg(long, value_enum, default_value_t)]
-    priorities: Priorities,
-    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.
-    #[arg(long, default_value = "none")]
-    compression: String,
     /// Measured steps.
     #[arg(long, default_value_t = 5)]
     iters: usize,
-    /// Steps before them, verified but not timed.
-    #[arg(long, default_value_t = 2)]
-    warmup: usize,
-    /// Element type.
-    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
-    dtype: DType,
-    /// A table for people or JSON for programs.
-    #[arg(long, value_enum, default_value_t)]
-    pub(super) format: Format,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Priorities {
-    #[default]
-    ByLayer,
-    None,
+    #[command(flatten)]
+    pub(super) store: StoreArgs,
 }
 
 /// Replays the model; rank 0 gets the record.
 pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let network = layers::load(&args.model, args.scale)?;
-    let compression = Compression::choice(&args.compression)?;
-    let algorithm = Config::from_env()?.algorithm;
-    let store = super::store(args.kv_store)?;
-    let plan = train::Plan {
-        dtype: args.dtype,
-        iters: args.iters,
-        warmup: args.warmup,
-        compute_s: args.compute,
-        burn: args.burn,
-        batch: args.batch,
-        compression,
-        priorities: args.priorities == Priorities::ByLayer,
-    };
-    Ok(train::run(&store, &algorithm, &network, &plan)?.map(|record| vec![record]))
+    let keys = args.store.plan(args.iters)?;
+    let store = super::store(args.store.kv_store)?;
+    let plan = train::Plan { keys, compute_s: args.compute, burn: args.burn, batch: args.batch };
+    Ok(train::run(&store, &network, &plan)?.map(|record| vec![record]))
 }
 
 /// What a record of training says, in lines.
@@ -106,7 +71,7 @@ pub(super) fn words(records: &[Record]) -> String {
             ),
             format!("step         {} +-{:.1} %", format_seconds(summary.median), 100.0 * summary.relative_spread()),
             format!("compute      {}, {how}", format_seconds(train.compute_s)),
-            format!("exposed      {}", format_signed(train.exposed_s)),
+            format!("exposed      {}", format_signed_seconds(train.exposed_s)),
             format!("efficiency   {:.2} %", 100.0 * train.efficiency),
         ]);
         lines.extend(train.images_per_s.map(|rate| format!("images/s     {rate:.2} of each rank")));
@@ -114,9 +79,4 @@ pub(super) fn words(records: &[Record]) -> String {
         lines.extend(statistics::warnings(&record.seconds).into_iter().map(|doubt| format!("warning: {doubt}")));
     }
     lines.join("\n") + "\n"
-}
-
-/// Noise may make it negative.
-fn format_signed(seconds: f64) -> String {
-    format!("{}{}", if seconds < 0.0 { "-" } else { "" }, format_seconds(seconds.abs()))
 }

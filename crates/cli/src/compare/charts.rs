@@ -6,17 +6,15 @@
 
 use std::fmt::Write as _;
 
-use crate::mode::Family;
-
 /// A chart: what it shows and one bar for each variant.
 #[derive(Debug, Clone)]
 pub struct Chart {
     /// The element's id.
     pub id: &'static str,
     /// What a screen reader says first.
-    pub title: String,
+    pub title: &'static str,
     /// The axis in words, with its unit.
-    pub axis: String,
+    pub axis: &'static str,
     /// A line across all bars.
     pub reference: Option<Reference>,
     /// The bars, from the top.
@@ -49,17 +47,6 @@ pub struct Bar {
     pub samples: Vec<f64>,
 }
 
-/// The class that colours a family, here and in the tables of the page.
-pub(super) fn class(family: Family) -> &'static str {
-    match family {
-        Family::Allreduce => "allreduce",
-        Family::Shared => "shared",
-        Family::Dedicated => "dedicated",
-        Family::Compressed => "compressed",
-        Family::Peer => "peer",
-    }
-}
-
 /// A number of an axis: at most four digits after the point, and no zeros at the end.
 pub(super) fn plain(value: f64) -> String {
     let text = format!("{value:.4}");
@@ -88,7 +75,7 @@ impl Chart {
         let mut svg = format!(
             "<svg id=\"{}\" class=\"chart\" role=\"img\" aria-label=\"{}\" width=\"100%\" height=\"{}\">",
             self.id,
-            escaped(&self.title),
+            escaped(self.title),
             bottom + 44.0
         );
         for index in 0..=(end / step).round() as usize {
@@ -97,7 +84,7 @@ impl Chart {
             line(&mut svg, "grid", x, TOP, bottom);
             text(&mut svg, "tick", anchor, x, bottom + 16.0, &(self.tick)(value));
         }
-        text(&mut svg, "axis", "start", 0.0, bottom + 36.0, &self.axis);
+        text(&mut svg, "axis", "start", 0.0, bottom + 36.0, self.axis);
         let tops = |index: usize| TOP + ROW * index as f64;
         for (index, bar) in self.bars.iter().enumerate() {
             let y = tops(index) + 21.0;
@@ -196,8 +183,8 @@ mod tests {
         };
         let chart = Chart {
             id: "time",
-            title: "a \"title\"".to_owned(),
-            axis: "seconds".to_owned(),
+            title: "a \"title\"",
+            axis: "seconds",
             reference: Some(Reference { value: 1.0, label: "bound".to_owned() }),
             bars: vec![bar("a<b", 2.0), bar("c", 4.0)],
             tick: |value| value.to_string(),

@@ -1,20 +1,7 @@
-//! What stands below a table and on the page: the doubts about samples, the errors of what failed, and the
-//! verdict.
+//! What stands below a table and on the page: the doubts about samples and the errors of what failed.
 
 use crate::compare::results::{Outcome, Results};
 use crate::statistics;
-
-/// The text of `lines`, the notes and the verdict.
-pub(super) fn with_verdict(mut lines: Vec<String>, results: &Results) -> String {
-    let notes = notes(results);
-    if !notes.is_empty() {
-        lines.push(String::new());
-        lines.extend(notes);
-    }
-    lines.push(String::new());
-    lines.extend(results.verdict.iter().cloned());
-    lines.join("\n") + "\n"
-}
 
 /// Warnings and errors, each with the rows it is about.
 pub(super) fn notes(results: &Results) -> Vec<String> {

@@ -3,17 +3,19 @@
 //! No script and nothing from outside; it prints, and reads in light and dark, on a phone and on a laptop.
 
 use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
 use minijinja::{Environment as Templates, Value, context};
 
 use ringpull_base::{Error, Result};
 
-use crate::compare::charts::{Bar, Chart, Reference, class, plain};
+use crate::compare::charts::{Bar, Chart, Reference, plain};
+use crate::compare::columns::{Measured, columns};
 use crate::compare::notes::notes;
-use crate::compare::numbers::format_seconds;
+use crate::compare::published;
 use crate::compare::results::{Outcome, Results, Row};
-use crate::compare::{published, training_page};
-use crate::mode::Family;
-use crate::statistics::Summary;
+use crate::compare::table::how;
+use crate::text::format_seconds;
+use crate::variant::Family;
 
 const TEMPLATE: &str = include_str!("report.html");
 
@@ -23,146 +25,168 @@ pub fn render(results: &Results) -> Result<String> {
     let failed = |cause: minijinja::Error| Error::io("render", "report.html", &std::io::Error::other(cause));
     templates.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?);
     templates.add_template("report.html", TEMPLATE).map_err(failed)?;
-    let (setup, environment) = (results.setup.clone(), results.environment.clone());
+    let setup = &results.setup;
     let template = templates.get_template("report.html").map_err(failed)?;
-    let families: Vec<_> = Family::ALL
-        .into_iter()
-        .filter(|family| results.rows.iter().any(|row| row.family == *family))
-        .map(|family| context! { class => class(family), words => family.words() })
-        .collect();
+    let families = Family::ALL.into_iter().filter(|(family, ..)| results.rows.iter().any(|row| row.family == *family));
+    let training = published::TRAINING.into_iter().map(|row| {
+        context! {
+            method => row.method,
+            machines => row.machines,
+            images => format!("{:.2}", row.images_per_s),
+            per_machine => format!("{:.2}", row.images_per_s * 8.0 / row.machines as f64),
+            efficiency => format!("{:.1} %", row.efficiency),
+        }
+    });
     template
         .render(context! {
             has_uplink => setup.uplink_bytes_per_s().is_some(),
-            setup => context! {
-                place => setup.place,
-                workers => setup.workers,
-                payload => setup.payload,
-                bytes => setup.bytes,
-                rounds => setup.rounds,
-                iters => setup.iters,
-                warmup => setup.warmup,
-            },
-            link => setup.link.to_string(),
+            setup => Serde(setup),
             has_link => setup.link.bytes_per_s().is_some(),
-            environment => context! {
-                date => environment.date,
-                cores => environment.cores,
-                kernel => environment.kernel,
-                mpi => environment.mpi,
-                ringpull => environment.ringpull,
-            },
+            environment => Serde(&results.environment),
             verdict => results.verdict.clone(),
             notes => notes(results),
             command => results.command.as_str(),
-            families => families,
-            charts => charts(results).iter().map(|chart| context! { title => chart.title.as_str(), svg => chart.svg() }).collect::<Vec<_>>(),
+            families => families.map(|(_, class, words)| context! { class, words }).collect::<Vec<_>>(),
+            charts => charts(results).iter().map(|chart| context! { title => chart.title, svg => chart.svg() }).collect::<Vec<_>>(),
+            heads => columns(results).iter().map(|column| column.html).collect::<Vec<_>>(),
             lines => lines(results),
             samples => samples(results),
             published => published_lines(results),
-            train => results.setup.train.as_ref().map(|train| training_page::context_of(results, train)),
-            training => published::TRAINING.into_iter().map(|row| context! {
-                method => row.method,
-                machines => row.machines,
-                images => format!("{:.2}", row.images_per_s),
-                per_machine => format!("{:.2}", row.images_per_s * 8.0 / row.machines as f64),
-                efficiency => format!("{:.1} %", row.efficiency),
-            }).collect::<Vec<_>>(),
+            train => setup.train.as_ref().map(|train| context! {
+                compute => format_seconds(train.compute_s),
+                how => how(train),
+            }),
+            training => training.collect::<Vec<_>>(),
         })
         .map_err(failed)
 }
 
 /// Length, label and samples of a row's bar, if it has one.
-type BarOf<'a> = &'a dyn Fn(&Row, &Summary) -> Option<(f64, String, Vec<f64>)>;
+type BarOf<'a> = &'a dyn Fn(&Measured<'_>) -> Option<(f64, String, Vec<f64>)>;
 
-/// The charts in the order of the page. Bars stand in the order of time, fastest first, in all of them.
+/// The charts in the order of the page. Bars stand in the order of the ranking in all of them.
 fn charts(results: &Results) -> Vec<Chart> {
-    if results.setup.train.is_some() {
-        return training_page::charts(results);
-    }
     let ranking = results.ranking();
-    if ranking.is_empty() {
-        return Vec::new();
+    let chart = |id, title, axis, reference: Option<(f64, String)>, tick, of: BarOf<'_>| {
+        let bars = ranking.iter().filter_map(|measured| {
+            let (value, label, samples) = of(measured)?;
+            let Row { variant, family, .. } = measured.row;
+            Some(Bar { name: variant.clone(), class: family.class(), value, label, samples })
+        });
+        let reference = reference.map(|(value, label)| Reference { value, label });
+        Chart { id, title, axis, reference, bars: bars.collect(), tick }
+    };
+    let seconds = "seconds, slowest worker; bar: median, ticks: samples";
+    let median = |measured: &Measured<'_>| {
+        let median = measured.summary.median;
+        Some((median, format_seconds(median), measured.record.seconds.clone()))
+    };
+    let charts = if results.setup.train.is_some() {
+        let computing = ranking.first().and_then(Measured::train).map(|train| train.compute_s);
+        let computing = computing.map(|value| (value, format!("computing {}", format_seconds(value))));
+        vec![
+            efficiency(results, &ranking),
+            chart("step", "Time of a step", seconds, computing, plain, &median),
+            chart(
+                "images",
+                "Images per second of each machine used",
+                "images/s of all workers over all machines",
+                None,
+                plain,
+                &|measured| {
+                    let rate = measured.images_per_machine(results)?;
+                    Some((rate, format!("{rate:.2}"), Vec::new()))
+                },
+            ),
+        ]
+    } else {
+        let bound = results.rows.iter().find_map(|row| row.record()?.bound_s);
+        let bound = bound.map(|value| (value, format!("allreduce bound {}", format_seconds(value))));
+        vec![
+            chart("time", "Time of one push and pull", seconds, bound, plain, &median),
+            chart(
+                "ratio",
+                "Time over the allreduce bound",
+                "times the bound, 2(n-1)/n x payload / link",
+                Some((1.0, "bound".to_owned())),
+                |value| format!("{}x", plain(value)),
+                &|measured| {
+                    let ratio = measured.record.ratio_to_bound?;
+                    Some((ratio, format!("{ratio:.2}x"), Vec::new()))
+                },
+            ),
+            chart(
+                "traffic",
+                "Bytes through the busiest host",
+                "MB in the busier direction, one push and pull",
+                None,
+                plain,
+                &|Measured { row, .. }| {
+                    let (bytes, _) = row.host_bytes(results.setup.own_hosts)?;
+                    Some((bytes / 1e6, row.host_bytes_words(results.setup.own_hosts)?, Vec::new()))
+                },
+            ),
+            chart(
+                "machine",
+                "Time with every machine charged",
+                "seconds x machines / workers",
+                None,
+                plain,
+                &|measured| {
+                    let seconds = measured.row.per_machine_s(results.setup.workers)?;
+                    Some((seconds, format_seconds(seconds), Vec::new()))
+                },
+            ),
+        ]
+    };
+    charts.into_iter().filter(|chart| !chart.bars.is_empty()).collect()
+}
+
+/// The scaling efficiencies, each beside the published one.
+fn efficiency(results: &Results, ranking: &[Measured<'_>]) -> Chart {
+    let mut bars = Vec::new();
+    for measured in ranking {
+        let Some(train) = measured.train() else { continue };
+        bars.push(Bar {
+            name: measured.row.variant.clone(),
+            class: measured.row.family.class(),
+            value: 100.0 * train.efficiency,
+            label: format!("{:.2}", 100.0 * train.efficiency),
+            samples: measured.record.seconds.iter().map(|step| 100.0 * train.compute_s / step).collect(),
+        });
+        bars.extend(measured.published(results).map(|known| Bar {
+            name: format!("published: {}", known.method.split(',').next().unwrap_or_default()),
+            class: Family::Peer.class(),
+            value: known.efficiency,
+            label: format!("{:.2}", known.efficiency),
+            samples: Vec::new(),
+        }));
     }
-    let bars = |of: BarOf<'_>| -> Vec<Bar> {
-        ranking
-            .iter()
-            .filter_map(|(row, summary)| {
-                let (value, label, samples) = of(row, summary)?;
-                Some(Bar { name: row.variant.clone(), class: class(row.family), value, label, samples })
-            })
-            .collect()
-    };
-    let bound = results.rows.iter().find_map(|row| row.record()?.bound_s);
-    let time = Chart {
-        id: "time",
-        title: "Time of one push and pull".to_owned(),
-        axis: "seconds, slowest worker; bar: median, ticks: samples".to_owned(),
-        reference: bound.map(|value| Reference { value, label: format!("allreduce bound {}", format_seconds(value)) }),
-        bars: bars(&|row, summary| {
-            Some((summary.median, format_seconds(summary.median), row.record()?.seconds.clone()))
-        }),
-        tick: plain,
-    };
-    let ratio = Chart {
-        id: "ratio",
-        title: "Time over the allreduce bound".to_owned(),
-        axis: "times the bound, 2(n-1)/n x payload / link".to_owned(),
-        reference: Some(Reference { value: 1.0, label: "bound".to_owned() }),
-        bars: bars(&|row, _| {
-            let ratio = row.record()?.ratio_to_bound?;
-            Some((ratio, format!("{ratio:.2}x"), Vec::new()))
-        }),
-        tick: |value| format!("{}x", plain(value)),
-    };
-    let traffic = Chart {
-        id: "traffic",
-        title: "Bytes through the busiest host".to_owned(),
-        axis: "MB in the busier direction, one push and pull".to_owned(),
-        reference: None,
-        bars: bars(&|row, _| {
-            let (bytes, _) = row.host_bytes(results.setup.own_hosts)?;
-            Some((bytes / 1e6, row.host_bytes_words(results.setup.own_hosts)?, Vec::new()))
-        }),
-        tick: plain,
-    };
-    let workers = results.setup.workers;
-    let machine = Chart {
-        id: "machine",
-        title: "Time with every machine charged".to_owned(),
-        axis: "seconds x machines / workers".to_owned(),
-        reference: None,
-        bars: bars(&|row, _| {
-            let seconds = row.per_machine_s(workers)?;
-            Some((seconds, format_seconds(seconds), Vec::new()))
-        }),
-        tick: plain,
-    };
-    [time, ratio, traffic, machine].into_iter().filter(|chart| !chart.bars.is_empty()).collect()
+    Chart {
+        id: "efficiency",
+        title: "Scaling efficiency",
+        axis: "per cent of a step; ticks: single steps",
+        reference: Some(Reference { value: 100.0, label: "all communication hidden".to_owned() }),
+        bars,
+        tick: |value| format!("{} %", plain(value)),
+    }
 }
 
 fn lines(results: &Results) -> Vec<Value> {
-    let best = results.ranking().first().map(|(_, summary)| summary.median);
-    let none = || "\u{2013}".to_owned();
+    let best = results.ranking().first().map(|measured| measured.row.variant.clone());
     let line = |row: &Row| {
-        let measured = row.record().zip(row.summary());
-        let with = |words: &dyn Fn(&crate::record::Record, &Summary) -> Option<String>| {
-            measured.and_then(|(record, summary)| words(record, &summary)).unwrap_or_else(none)
-        };
+        let cells = row.measured().map(|measured| {
+            let cell = |cell: Option<String>| cell.map_or("\u{2013}".to_owned(), |text| text.replace("+-", "\u{b1}"));
+            columns(results).iter().map(|column| cell((column.cell)(&measured, results))).collect::<Vec<_>>()
+        });
         context! {
-            variant => row.variant.clone(),
-            method => row.method.clone(),
-            class => class(row.family),
+            method => row.method.as_str(),
+            class => row.family.class(),
             servers => row.servers,
             machines => row.machines,
-            best => measured.is_some_and(|(_, summary)| Some(summary.median) == best),
-            time => with(&|_, summary| Some(format_seconds(summary.median))),
-            spread => with(&|_, summary| Some(format!("\u{b1}{:.1} %", 100.0 * summary.relative_spread()))),
-            ratio => with(&|record, _| Some(format!("{:.2}", record.ratio_to_bound?))),
-            own_ratio => with(&|record, summary| Some(format!("{:.2}", summary.median / record.mode_bound_s?))),
-            per_machine => with(&|_, _| row.per_machine_s(results.setup.workers).map(format_seconds)),
-            relative => with(&|_, summary| Some(format!("{:.2}x", summary.median / best?))),
-            host_bytes => with(&|_, _| row.host_bytes_words(results.setup.own_hosts)),
             status => row.status(),
+            best => best.as_ref() == Some(&row.variant),
+            cells => cells,
         }
     };
     results.rows.iter().map(line).collect()

@@ -3,13 +3,15 @@
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Environment;
+use crate::compare::columns::Measured;
 use crate::lab::Racks;
 use crate::link::LinkRate;
-use crate::mode::Family;
 use crate::record::Record;
+use crate::rounds::TrainSetup;
 use crate::size::format_size;
 use crate::statistics::Summary;
 use crate::usage::Usage;
+use crate::variant::Family;
 
 /// Everything: where, what, how, and one row for each variant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -56,19 +58,6 @@ pub struct Setup {
     /// What is replayed, if the iterations are steps of training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<TrainSetup>,
-}
-
-/// What is replayed, if the comparison is of training steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TrainSetup {
-    /// The model, by name or file.
-    pub model: String,
-    /// Computing in a step.
-    pub compute_s: f64,
-    /// The part of it that is spent on the processor; `None` by the clock.
-    pub burn: Option<f64>,
-    /// Images of one host in a step.
-    pub batch: Option<usize>,
 }
 
 /// One variant's row.
@@ -157,6 +146,12 @@ impl Row {
         }
     }
 
+    /// The row with its samples, if the variant was measured.
+    pub fn measured(&self) -> Option<Measured<'_>> {
+        let record = self.record()?;
+        Some(Measured { row: self, record, summary: Summary::of(&record.seconds)? })
+    }
+
     /// The samples' summary, if the variant was measured.
     pub fn summary(&self) -> Option<Summary> {
         Summary::of(&self.record()?.seconds)
@@ -197,11 +192,10 @@ pub fn stolen(rows: &[Row]) -> Option<f64> {
 }
 
 impl Results {
-    /// The measured rows with their summaries, fastest first.
-    pub fn ranking(&self) -> Vec<(&Row, Summary)> {
-        let mut ranking: Vec<(&Row, Summary)> =
-            self.rows.iter().filter_map(|row| Some((row, row.summary()?))).collect();
-        ranking.sort_by(|a, b| a.1.median.total_cmp(&b.1.median));
+    /// The measured rows, the fastest or most efficient first.
+    pub fn ranking(&self) -> Vec<Measured<'_>> {
+        let mut ranking: Vec<Measured<'_>> = self.rows.iter().filter_map(Row::measured).collect();
+        ranking.sort_by(|a, b| a.rank().total_cmp(&b.rank()));
         ranking
     }
 

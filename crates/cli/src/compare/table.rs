@@ -1,30 +1,58 @@
 //! The comparison as a table for a terminal, like the published one.
 
-use comfy_table::{CellAlignment, Table, presets};
-
-use crate::compare::notes::with_verdict;
-use crate::compare::results::{Results, Row};
-use crate::compare::training;
-
-pub use crate::compare::numbers::{format_seconds, several};
-
-const HEADER: [&str; 9] =
-    ["method", "servers", "machines", "time", "spread", "/ bound", "per machine", "vs best", "busiest host"];
+use crate::compare::columns::columns;
+use crate::compare::notes::notes;
+use crate::compare::results::Results;
+use crate::rounds::TrainSetup;
+use crate::text::{format_seconds, grid, several};
 
 /// The table, the doubts about its samples, the errors of what failed, and the verdict.
 pub fn render(results: &Results) -> String {
     let setup = &results.setup;
-    if let Some(train) = &setup.train {
-        return training::render(results, train);
-    }
     let links = if setup.link.bytes_per_s().is_some() { format!(", links of {}", setup.link) } else { String::new() };
-    let mut lines = vec![
-        format!("push + pull of {} by {}, {}{links}", setup.payload, several(setup.workers, "worker"), setup.place),
-        String::new(),
-        grid(results),
-        String::new(),
-        format!("Every sum was checked. time: median of {}; spread: half the middle half.", counted(results)),
-    ];
+    let by = format!("{} by {}, {}{links}", setup.payload, several(setup.workers, "worker"), setup.place);
+    let (mut lines, below) = match &setup.train {
+        None => (vec![format!("push + pull of {by}")], below(results)),
+        Some(train) => (
+            vec![
+                format!("training steps of {by}"),
+                format!("computing: {} a step, {}", format_seconds(train.compute_s), how(train)),
+            ],
+            below_training(results),
+        ),
+    };
+    lines.extend([String::new(), rows(results), String::new()]);
+    lines.extend(below);
+    let notes = notes(results);
+    if !notes.is_empty() {
+        lines.push(String::new());
+        lines.extend(notes);
+    }
+    lines.push(String::new());
+    lines.extend(results.verdict.iter().cloned());
+    lines.join("\n") + "\n"
+}
+
+fn rows(results: &Results) -> String {
+    let columns: Vec<_> = columns(results).iter().filter(|column| !column.heading.is_empty()).collect();
+    let head = ["method", "servers", "machines"].into_iter().chain(columns.iter().map(|column| column.heading));
+    let count = |count: usize| if count == 0 { "-".to_owned() } else { count.to_string() };
+    let rows = results.rows.iter().map(|row| {
+        let front = [row.method.clone(), count(row.servers), count(row.machines)];
+        let cells = columns.iter().enumerate().map(|(at, column)| match row.measured() {
+            Some(measured) => (column.cell)(&measured, results),
+            None => (at == 0).then(|| row.status().to_owned()),
+        });
+        front.into_iter().chain(cells.map(|cell| cell.unwrap_or_else(|| "-".to_owned()))).collect()
+    });
+    grid(head, rows.collect(), 1)
+}
+
+/// What the columns mean.
+fn below(results: &Results) -> Vec<String> {
+    let setup = &results.setup;
+    let counted = format!("{} x {}", several(setup.rounds, "round"), several(setup.iters, "iteration"));
+    let mut lines = vec![format!("Every sum was checked. time: median of {counted}; spread: half the middle half.")];
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
         let uplink = if setup.uplink_bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
         lines.push(format!(
@@ -32,51 +60,28 @@ pub fn render(results: &Results) -> String {
             format_seconds(bound)
         ));
     }
-    let source = if measured_traffic(results) { "by its interface, * computed" } else { "* computed" };
+    let is_measured = results.rows.iter().any(|row| row.host_bytes(setup.own_hosts).is_some_and(|(_, it)| it));
+    let source = if is_measured { "by its interface, * computed" } else { "* computed" };
     let charged = if setup.own_hosts { "per machine: time x machines / workers. " } else { "" };
     lines.push(format!("{charged}busiest host: bytes in its busier direction, {source}."));
-    with_verdict(lines, results)
+    lines
 }
 
-fn grid(results: &Results) -> String {
-    let best = results.ranking().first().map(|(_, summary)| summary.median);
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(HEADER);
-    for row in &results.rows {
-        table.add_row(cells(row, results, best));
-    }
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((u16::from(index > 0), 1));
-        if index > 0 {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+fn below_training(results: &Results) -> Vec<String> {
+    vec![
+        format!(
+            "Every sum was checked. step: median of {} rounds x {} steps; efficiency: computing / step.",
+            results.setup.rounds, results.setup.iters
+        ),
+        "of possible: efficiency over that of the best schedule on this link; img/s: of one worker; published: efficiency."
+            .to_owned(),
+    ]
 }
 
-fn cells(row: &Row, results: &Results, best: Option<f64>) -> Vec<String> {
-    let count = |count: usize| if count == 0 { "-".to_owned() } else { count.to_string() };
-    let mut cells = vec![row.method.clone(), count(row.servers), count(row.machines)];
-    let (Some(record), Some(summary)) = (row.record(), row.summary()) else {
-        cells.push(row.status().to_owned());
-        cells.extend(std::iter::repeat_n("-".to_owned(), HEADER.len() - cells.len()));
-        return cells;
-    };
-    cells.extend([
-        format_seconds(summary.median),
-        format!("+-{:.1} %", 100.0 * summary.relative_spread()),
-        record.ratio_to_bound.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
-        row.per_machine_s(results.setup.workers).map_or("-".to_owned(), format_seconds),
-        best.map_or("-".to_owned(), |best| format!("{:.2}x", summary.median / best)),
-        row.host_bytes_words(results.setup.own_hosts).unwrap_or("-".to_owned()),
-    ]);
-    cells
-}
-
-fn counted(results: &Results) -> String {
-    format!("{} x {}", several(results.setup.rounds, "round"), several(results.setup.iters, "iteration"))
-}
-
-fn measured_traffic(results: &Results) -> bool {
-    results.rows.iter().any(|row| row.host_bytes(results.setup.own_hosts).is_some_and(|(_, measured)| measured))
+/// How a step computes, in words.
+pub(super) fn how(train: &TrainSetup) -> String {
+    train.burn.map_or_else(
+        || "replayed by the clock".to_owned(),
+        |part| format!("{:.0} % of it on the processor, measured without communication", 100.0 * part),
+    )
 }

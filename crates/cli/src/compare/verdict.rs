@@ -1,24 +1,22 @@
 //! What the numbers say, in two to five sentences. Every word follows from the samples.
 
-use crate::compare::numbers::format_seconds;
-use crate::compare::results::{Results, Row, Setup};
+use crate::compare::columns::Measured;
+use crate::compare::results::{Results, Setup};
 use crate::compare::training;
-use crate::mode::Family;
-use crate::statistics::Summary;
-
-type Ranked<'a> = (&'a Row, Summary);
+use crate::text::{format_seconds, several};
+use crate::variant::Family;
 
 /// The sentences, the most important first.
 pub fn sentences(results: &Results) -> Vec<String> {
-    if results.setup.train.is_some() {
-        return training::sentences(results);
-    }
     let ranking = results.ranking();
     let Some(best) = ranking.first() else {
         return vec!["No variant was measured, so there is nothing to compare.".to_owned()];
     };
+    if results.setup.train.is_some() {
+        return training::sentences(results, &ranking);
+    }
     let mut sentences = vec![fastest(best, ranking.get(1))];
-    if let Some(allreduce) = ranking.iter().find(|(row, _)| row.family == Family::Allreduce) {
+    if let Some(allreduce) = ranking.iter().find(|it| it.row.family == Family::Allreduce) {
         sentences.extend(against_shared(allreduce, &ranking, &results.setup));
         sentences.extend(against_dedicated(allreduce, &ranking, &results.setup));
     }
@@ -27,53 +25,43 @@ pub fn sentences(results: &Results) -> Vec<String> {
     sentences
 }
 
-fn fastest(best: &Ranked, next: Option<&Ranked>) -> String {
-    let ratio = best.0.record().and_then(|record| record.ratio_to_bound);
-    let bound = ratio.map_or(String::new(), |ratio| format!(", {ratio:.2}x of the allreduce bound"));
-    let head = format!("{} is fastest with {}{bound}", best.0.variant, format_seconds(best.1.median));
+fn fastest(best: &Measured<'_>, next: Option<&Measured<'_>>) -> String {
+    let bound =
+        best.record.ratio_to_bound.map_or(String::new(), |ratio| format!(", {ratio:.2}x of the allreduce bound"));
+    let head = format!("{} is fastest with {}{bound}", best.row.variant, format_seconds(best.summary.median));
     let Some(next) = next else { return format!("{head}; nothing else was measured.") };
-    let factor = next.1.median / best.1.median;
-    if best.1.count.min(next.1.count) < 3 {
+    let factor = next.summary.median / best.summary.median;
+    if best.summary.count.min(next.summary.count) < 3 {
         format!(
             "{head}; next is {} with {factor:.2}x of that time: too few samples to tell noise from more.",
-            next.0.variant
+            next.row.variant
         )
-    } else if next.1.differs_from(&best.1) {
-        format!("{head}; next is {} with {factor:.2}x of that time, which is beyond noise.", next.0.variant)
+    } else if next.summary.differs_from(&best.summary) {
+        format!("{head}; next is {} with {factor:.2}x of that time, which is beyond noise.", next.row.variant)
     } else {
-        format!("{head}; {} takes {factor:.2}x of that time, which is within noise: call it a tie.", next.0.variant)
+        format!("{head}; {} takes {factor:.2}x of that time, which is within noise: call it a tie.", next.row.variant)
     }
 }
 
 /// Allreduce against servers on the same hosts.
-fn against_shared(allreduce: &Ranked, ranking: &[Ranked], setup: &Setup) -> Option<String> {
-    let shared: Vec<&Ranked> = ranking.iter().filter(|(row, _)| row.family == Family::Shared).collect();
-    if shared.is_empty() {
-        return None;
-    }
-    let name = |group: &[&Ranked]| {
-        let parts: Vec<String> = group
-            .iter()
-            .map(|(row, summary)| format!("{} ({:.2}x)", row.variant, summary.median / allreduce.1.median))
+fn against_shared(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: &Setup) -> Option<String> {
+    let shared = || ranking.iter().filter(|it| it.row.family == Family::Shared);
+    shared().next()?;
+    let name = |of: &dyn Fn(f64, bool) -> bool| {
+        let parts: Vec<String> = shared()
+            .map(|it| (it, it.summary.median / allreduce.summary.median))
+            .filter(|(it, factor)| of(*factor, it.summary.differs_from(&allreduce.summary)))
+            .map(|(it, factor)| format!("{} ({factor:.2}x)", it.row.variant))
             .collect();
-        parts.join(", ")
+        Some(parts.join(", ")).filter(|names| !names.is_empty())
     };
-    let apart = |it: &&&Ranked| it.1.differs_from(&allreduce.1);
-    let slower: Vec<&Ranked> =
-        shared.iter().filter(|it| apart(it) && it.1.median > allreduce.1.median).copied().collect();
-    let faster: Vec<&Ranked> =
-        shared.iter().filter(|it| apart(it) && it.1.median < allreduce.1.median).copied().collect();
-    let level: Vec<&Ranked> = shared.iter().filter(|it| !apart(it)).copied().collect();
-    let mut parts = Vec::new();
-    if !slower.is_empty() {
-        parts.push(format!("allreduce is ahead of {}", name(&slower)));
-    }
-    if !level.is_empty() {
-        parts.push(format!("level with {} within noise", name(&level)));
-    }
-    if !faster.is_empty() {
-        parts.push(format!("behind {}, whose parameter servers beat it here", name(&faster)));
-    }
+    let parts = [
+        name(&|factor, apart| apart && factor > 1.0).map(|names| format!("allreduce is ahead of {names}")),
+        name(&|_, apart| !apart).map(|names| format!("level with {names} within noise")),
+        name(&|factor, apart| apart && factor < 1.0)
+            .map(|names| format!("behind {names}, whose parameter servers beat it here")),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
     let workers = setup.workers;
     let place = if setup.own_hosts {
         format!("the same {workers} machines")
@@ -81,7 +69,7 @@ fn against_shared(allreduce: &Ranked, ranking: &[Ranked], setup: &Setup) -> Opti
         format!("one machine with {workers} ranks")
     };
     let mut sentence = format!("On {place} {}", parts.join(", "));
-    if setup.own_hosts && shared.iter().any(|(row, _)| row.servers >= workers) {
+    if setup.own_hosts && shared().any(|it| it.row.servers >= workers) {
         sentence.push_str(
             "; a server on every worker's host moves the same bytes through each link as an allreduce, so both have one bound",
         );
@@ -91,11 +79,11 @@ fn against_shared(allreduce: &Ranked, ranking: &[Ranked], setup: &Setup) -> Opti
 }
 
 /// What dedicated servers buy, and what they cost.
-fn against_dedicated(allreduce: &Ranked, ranking: &[Ranked], setup: &Setup) -> Option<String> {
-    let (row, summary) = ranking.iter().find(|(row, _)| row.family == Family::Dedicated)?;
-    let factor = summary.median / allreduce.1.median;
+fn against_dedicated(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: &Setup) -> Option<String> {
+    let Measured { row, summary, .. } = ranking.iter().find(|it| it.row.family == Family::Dedicated)?;
+    let factor = summary.median / allreduce.summary.median;
     if !setup.own_hosts {
-        let noise = if summary.differs_from(&allreduce.1) { "" } else { ", which is within noise" };
+        let noise = if summary.differs_from(&allreduce.summary) { "" } else { ", which is within noise" };
         return Some(format!(
             "{}, whose servers are more processes of the same machine and none that add a link, takes {factor:.2}x of allreduce's time{noise}.",
             row.variant
@@ -103,9 +91,9 @@ fn against_dedicated(allreduce: &Ranked, ranking: &[Ranked], setup: &Setup) -> O
     }
     let workers = setup.workers;
     let extra = row.machines - workers;
-    let machines = if extra == 1 { "1 machine".to_owned() } else { format!("{extra} machines") };
+    let machines = several(extra, "machine");
     let charged = factor * row.machines as f64 / workers as f64;
-    Some(if !summary.differs_from(&allreduce.1) {
+    Some(if !summary.differs_from(&allreduce.summary) {
         format!(
             "{} needs {machines} more and is level with allreduce within noise ({factor:.2}x): the extra machines buy nothing here.",
             row.variant

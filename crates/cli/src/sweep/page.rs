@@ -1,22 +1,30 @@
 //! The results of sweeps as one Markdown page. Every word follows from the samples.
 
-use super::{Contender, Plan, Results, SHORT_BYTES};
-use crate::compare::table::{format_seconds, several};
+use super::{Plan, Results, SHORT_BYTES};
+use crate::mode::Mode;
 use crate::record::Record;
 use crate::size::format_payload;
 use crate::statistics::{RESOLUTION, Summary};
+use crate::text::{format_seconds, several};
+use crate::variant::{Peer, Variant};
 
 /// Payloads up to here are decided by messages and turns on the processors more than by the link.
 const LATENCY_BYTES: u64 = 1 << 16;
 
-/// Who has a column besides ours and the best of the others.
-const BESIDE: [Contender; 2] = [Contender::OursOnMpich, Contender::OpenMpi(None)];
+/// Ours, and who has a column besides ours and the best of the others.
+fn ours() -> Variant {
+    Variant::ours(Mode::Allreduce)
+}
+
+fn beside() -> [Variant; 2] {
+    [Variant::ours_on_mpich(), Variant::theirs(Peer::Mpi, Mode::Allreduce)]
+}
 
 /// Ours beside the best of the others, for one number of ranks and one size.
 struct Match<'a> {
     ours: &'a Record,
     summary: Summary,
-    /// Of [`BESIDE`].
+    /// Of [`beside`].
     beside: [Option<Summary>; 2],
     best: &'a Record,
     best_summary: Summary,
@@ -87,9 +95,8 @@ fn section(page: &mut String, sweep: &Results) {
         let what = missing.lines().next().unwrap_or_default();
         page.extend(["\nMissing: ", what.strip_suffix("; its last words:").unwrap_or(what), "\n"]);
     }
-    let columns: Vec<usize> =
-        (0..BESIDE.len()).filter(|at| matches.iter().any(|of| of.beside[*at].is_some())).collect();
-    let head: String = columns.iter().flat_map(|at| [" ".to_owned(), BESIDE[*at].words(), " |".to_owned()]).collect();
+    let columns: Vec<usize> = (0..2).filter(|at| matches.iter().any(|of| of.beside[*at].is_some())).collect();
+    let head: String = columns.iter().flat_map(|at| [" ".to_owned(), beside()[*at].words(), " |".to_owned()]).collect();
     let rule = " --- |".repeat(columns.len());
     for ranks in &plan.ranks {
         let ranks_words = several(*ranks, "rank");
@@ -107,7 +114,7 @@ fn section(page: &mut String, sweep: &Results) {
                 time(&of.summary),
                 of.of_bound().map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
                 cells(of),
-                words(&of.best.mode),
+                words(of.best),
                 time(&of.best_summary),
                 of.gain(),
                 if of.is_lost() { " (lost)" } else { "" },
@@ -140,25 +147,30 @@ fn time(summary: &Summary) -> String {
     format!("{median} ({} to {})", format_seconds(summary.q1), format_seconds(summary.q3))
 }
 
-fn words(mode: &str) -> String {
-    mode.parse::<Contender>().map_or(mode.to_owned(), Contender::words)
+/// Who the record is of: by the name on the command line, or an earlier one.
+fn who(record: &Record) -> Option<Variant> {
+    record.mode.parse().ok()
+}
+
+fn words(record: &Record) -> String {
+    who(record).map_or(record.mode.clone(), Variant::words)
 }
 
 fn is_ours(record: &Record) -> bool {
-    record.mode.parse().is_ok_and(Contender::is_ours)
+    who(record).is_some_and(|variant| variant.peer.is_none())
 }
 
 fn matches(sweep: &Results, ranks: usize) -> Vec<Match<'_>> {
     let of_size = |bytes: &usize| {
         let here = || sweep.records.iter().filter(|it| it.ranks == ranks && it.bytes == *bytes as u64);
-        let of = |contender: Contender| here().find(|it| it.mode == contender.to_string());
-        let own = of(Contender::Ours)?;
+        let of = |variant: Variant| here().find(|it| who(it) == Some(variant));
+        let own = of(ours())?;
         let others = here().filter(|it| !is_ours(it)).filter_map(|it| Some((it, sweep.plan.of_jobs(it)?)));
         let (best, best_summary) = others.min_by(|a, b| a.1.median.total_cmp(&b.1.median))?;
         Some(Match {
             ours: own,
             summary: sweep.plan.of_jobs(own)?,
-            beside: BESIDE.map(|who| of(who).and_then(|it| sweep.plan.of_jobs(it))),
+            beside: beside().map(|variant| of(variant).and_then(|it| sweep.plan.of_jobs(it))),
             best,
             best_summary,
         })
@@ -194,29 +206,28 @@ fn verdict(matches: &[Match]) -> String {
 /// The geometric mean of each other's time over ours: what a program gains that has chosen one of them for everything.
 fn against_each(sweep: &Results) -> String {
     let own = |of: &Record| {
-        let alike =
-            |it: &&Record| (it.ranks, it.bytes) == (of.ranks, of.bytes) && it.mode == Contender::Ours.to_string();
+        let alike = |it: &&Record| (it.ranks, it.bytes) == (of.ranks, of.bytes) && who(it) == Some(ours());
         Some(sweep.plan.of_jobs(sweep.records.iter().find(alike)?)?.median)
     };
-    let mean = |mode: &str, of_size: &dyn Fn(u64) -> bool| {
-        let records = sweep.records.iter().filter(|it| it.mode == mode && of_size(it.bytes));
+    let mean = |variant: Variant, of_size: &dyn Fn(u64) -> bool| {
+        let records = sweep.records.iter().filter(|it| who(it) == Some(variant) && of_size(it.bytes));
         let logs: Vec<f64> = records.filter_map(|it| Some((sweep.plan.of_jobs(it)?.median / own(it)?).ln())).collect();
         let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
         if logs.is_empty() { "-".to_owned() } else { format!("{mean:.2}x") }
     };
-    let others: Vec<String> = Contender::all().iter().filter(|it| !it.is_ours()).map(ToString::to_string).collect();
-    let measured = others.iter().filter(|mode| sweep.records.iter().any(|it| it.mode == **mode));
+    let others = Variant::allreduces().into_iter().filter(|it| it.peer.is_some());
+    let measured = others.filter(|variant| sweep.records.iter().any(|it| who(it) == Some(*variant)));
     let mut table = format!(
         "\n| geometric mean of its time over ours | all | up to {short} | longer |\n| --- | --- | --- | --- |\n",
         short = format_payload(LATENCY_BYTES)
     );
-    table.extend(measured.map(|mode| {
+    table.extend(measured.map(|variant| {
         let [all, short, long] = [
-            mean(mode, &|_| true),
-            mean(mode, &|bytes| bytes <= LATENCY_BYTES),
-            mean(mode, &|bytes| bytes > LATENCY_BYTES),
+            mean(variant, &|_| true),
+            mean(variant, &|bytes| bytes <= LATENCY_BYTES),
+            mean(variant, &|bytes| bytes > LATENCY_BYTES),
         ];
-        format!("| {} | {all} | {short} | {long} |\n", words(mode))
+        format!("| {} | {all} | {short} | {long} |\n", variant.words())
     }));
     table
 }
@@ -235,10 +246,10 @@ mod tests {
             "3 rounds of 4 iterations up to 1 MiB, 2 rounds of 1 iteration beyond 1 MiB, each after 2 ms of rest, ",
             "ringpull sweep --hosts 3",
             "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x; the best is ahead in 0, 0 of them lost.",
-            "| 2 ranks | ours | of the bound | ringpull on MPICH, auto | Open MPI, its choice | best other |",
-            "| 4 B | 1.00 us +-0 % | - | 0.50 us +-0 % | 2.01 us +-0 % |",
+            "| 2 ranks | ours | of the bound | ours on MPICH | MPI_Allreduce | best other |",
+            "| 1 MiB | 1.05 ms +-0 % | - | 524 us +-0 % | 2.10 ms +-0 % |",
             "| 10 MB | 10.0 ms +-0 % | 0.125 | 5.00 ms +-0 % | 20.0 ms +-0 % |",
-            "| Open MPI, its choice | 2.00x | 2.00x | 2.00x |",
+            "| MPI_Allreduce | 2.00x | 2.00x | 2.00x |",
             "Missing: horovod is not installed",
         ] {
             assert!(page.contains(part), "{part} in {page}");
@@ -249,7 +260,7 @@ mod tests {
     fn what_another_does_faster_is_called_lost() {
         let (mut results, _) = swept();
         for record in &mut results.records {
-            if record.mode == "openmpi:default" && record.bytes == 4 && record.ranks == 2 {
+            if record.mode == "mpi" && record.bytes == 4 && record.ranks == 2 {
                 record.seconds.iter_mut().for_each(|sample| *sample /= 10.0);
                 record.median_s /= 10.0;
             }
@@ -263,12 +274,20 @@ mod tests {
         let (mut results, _) = swept();
         for record in results.records.iter_mut().filter(|record| record.bytes == 4 && record.ranks == 2) {
             match record.mode.as_str() {
-                "ours" => record.seconds[..4].iter_mut().for_each(|sample| *sample /= 10.0),
-                "openmpi:default" => record.seconds.iter_mut().for_each(|sample| *sample /= 10.0),
+                "dist_sync_mpi" => record.seconds[..4].iter_mut().for_each(|sample| *sample /= 10.0),
+                "mpi" => record.seconds.iter_mut().for_each(|sample| *sample /= 10.0),
                 _ => {}
             }
         }
         let page = render(&[results]);
         assert!(page.contains("0.20 |") && page.contains("ahead in 1, 0 of them lost."), "{page}");
+    }
+
+    #[test]
+    fn the_committed_page_is_what_the_files_beside_it_say() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/results");
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+        let stored = ["hosts8-1gbit.json", "local.json"].map(|name| serde_json::from_str(&read(name)).unwrap());
+        assert!(render(&stored) == read("README.md"), "`ringpull sweep --report --out benches/results` writes it");
     }
 }

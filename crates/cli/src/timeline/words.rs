@@ -1,29 +1,24 @@
 //! The account as a table for a terminal.
 
-use comfy_table::{CellAlignment, Table, presets};
-
-use super::account::{Account, Share};
-use crate::compare::table::format_seconds;
+use super::account::{Account, KeyAccount, Share};
 use crate::size::format_size;
+use crate::text::{format_seconds, grid};
 
 const HEADER: [&str; 10] =
     ["rank", "host", "steps", "step", "compute", "push calls", "straggler", "communication", "(un)pack", "update"];
 
 /// The table of ranks, what it says about stragglers, and the `most` costly keys.
 pub fn render(account: &Account, most: usize) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(HEADER);
+    let mut rows: Vec<Vec<String>> = Vec::new();
     for rank in &account.ranks {
-        let mut row = vec![rank.rank.to_string(), rank.host.clone(), rank.steps.to_string()];
-        row.extend(cells(&rank.share));
-        table.add_row(row);
+        let front = [rank.rank.to_string(), rank.host.clone(), rank.steps.to_string()];
+        rows.push([&front[..], &cells(&rank.share)].concat());
     }
-    let mut row = vec!["mean".to_owned(), String::new(), String::new()];
-    row.extend(cells(&account.mean));
-    table.add_row(row);
+    let front = ["mean", "", ""].map(str::to_owned);
+    rows.push([&front[..], &cells(&account.mean)].concat());
     let mut lines = vec![
         format!("Mean seconds of a step, and parts of it. Steps are told by {}.", account.steps_by),
-        grid(&mut table, 2),
+        grid(HEADER, rows, 2),
         String::new(),
         "compute: the caller was not blocked; straggler: blocked until the last rank had called; communication: blocked for the wire."
             .to_owned(),
@@ -37,18 +32,17 @@ pub fn render(account: &Account, most: usize) -> String {
             format_seconds(worst.awaited_s)
         ));
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(["key", "payload", "callers blocked", "on the wire"]);
-    for key in account.keys.iter().take(most) {
-        table.add_row([
+    let key = |key: &KeyAccount| {
+        vec![
             key.key.clone(),
             if key.bytes > 0 { format_size(key.bytes as f64) } else { "-".to_owned() },
             format_seconds(key.blocked_s),
             format_seconds(key.communication_s),
-        ]);
-    }
+        ]
+    };
     if !account.keys.is_empty() {
-        lines.extend([String::new(), grid(&mut table, 1)]);
+        let keys = account.keys.iter().take(most).map(key).collect();
+        lines.extend([String::new(), grid(["key", "payload", "callers blocked", "on the wire"], keys, 1)]);
     }
     lines.join("\n") + "\n"
 }
@@ -63,20 +57,10 @@ fn cells(share: &Share) -> Vec<String> {
     std::iter::once(format_seconds(share.step_s)).chain(parts.map(part)).collect()
 }
 
-fn grid(table: &mut Table, words: usize) -> String {
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((u16::from(index > 0), 1));
-        if index >= words {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::timeline::account::{KeyAccount, RankAccount};
+    use crate::timeline::account::RankAccount;
 
     #[test]
     fn the_table_names_the_rank_that_is_waited_for_and_the_costliest_keys() {

@@ -13,16 +13,17 @@ use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
 use crate::childless::Childless;
-use crate::compare::{Runner, Workload, peers};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Shape};
 use crate::launch::hostfile::{self, Host};
 use crate::launch::{self, Launch, Port, Sink, claim_port};
 use crate::machine::ProcessorTime;
-use crate::mode::{Mode, Peer, Placement, Variant};
+use crate::mode::{Mode, Placement};
 use crate::mpirun::{Hosts, Mpirun, Ranks};
 use crate::quiet::wait_until_quiet;
 use crate::record::Record;
+use crate::rounds::{Job, Runner, TrainSetup, Work, peers};
+use crate::variant::Variant;
 
 /// Where the jobs run.
 #[derive(Debug, Clone)]
@@ -53,16 +54,18 @@ pub struct Launched {
     hosts: Option<Vec<Host>>,
     lab: Option<Lab>,
     program: PathBuf,
+    /// This program built with MPICH, and its `mpirun`.
+    mpich: Option<(PathBuf, Mpirun)>,
     /// After Ctrl-C no further job starts, and the hosts are taken down in order.
     interrupt: Interrupt,
 }
 
 impl Launched {
     /// Makes or checks the hosts: the workers' ones and `extra` for dedicated servers.
-    pub fn start(place: Place, extra: usize) -> Result<Self> {
+    pub fn start(place: Place, extra: usize, mpich: Option<(PathBuf, Mpirun)>) -> Result<Self> {
         let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
         let interrupt = Interrupt::watch()?;
-        let ready = |workers, hosts, lab| Launched { workers, hosts, lab, program, interrupt };
+        let ready = |workers, hosts, lab| Launched { workers, hosts, lab, program, mpich, interrupt };
         let launched = match place {
             Place::Lab(shape) => {
                 let lab = Lab::up_as(Shape { hosts: shape.hosts + extra, ..shape })?;
@@ -113,11 +116,6 @@ impl Launched {
         self.workers
     }
 
-    /// The program that measures: this one.
-    pub fn program(&self) -> &std::path::Path {
-        &self.program
-    }
-
     fn place(&self, host: usize) -> launch::Place {
         match (&self.lab, &self.hosts) {
             (Some(_), _) => launch::Place::Lab(host + 1),
@@ -126,11 +124,29 @@ impl Launched {
         }
     }
 
-    fn bench(&self, what: &[&str], workload: &Workload) -> Vec<OsString> {
-        let mut words: Vec<OsString> = vec![self.program.clone().into(), "bench".into()];
-        words.extend(what.iter().map(OsString::from));
-        words.extend(loop_args(workload).into_iter().map(OsString::from));
-        words.extend(["--format", "json"].map(OsString::from));
+    /// The words of our own program that measure `variant`.
+    fn bench(variant: Variant, job: &Job) -> Vec<String> {
+        let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        let kind = variant.mode.kind().name();
+        let mut words = match &job.work {
+            // No rank is made late: what waiting costs is no part of a comparison.
+            _ if variant.peer.is_some() => owned(&["allreduce", "--algorithm=native", "--late=0"]),
+            Work::Buffers(_) => owned(&["allreduce", "--algorithm=auto", "--late=0"]),
+            Work::Keys { named, .. } => [owned(&["pushpull", "--kv-store", kind]), named.clone()].concat(),
+            Work::Steps { named, train, .. } => {
+                let TrainSetup { compute_s, burn, batch, .. } = train;
+                let burn = burn.map(|part| format!("--burn={part}"));
+                let batch = batch.map(|batch| format!("--batch={batch}"));
+                let train = [Some(format!("--compute={compute_s}")), burn, batch].into_iter().flatten();
+                [owned(&["train", "--kv-store", kind]), named.clone(), train.collect()].concat()
+            }
+        };
+        if words[0] == "allreduce" {
+            let sizes: Vec<String> = job.payloads().iter().map(ToString::to_string).collect();
+            words.push(format!("--sizes={}", sizes.join(",")));
+        }
+        words.extend(variant.compression.map(|compression| format!("--compression={compression}")));
+        words.extend(["--format".to_owned(), "json".to_owned()]);
         words
     }
 
@@ -173,7 +189,7 @@ impl Launched {
     }
 
     /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed and how it ended.
-    pub fn mpi_job(
+    fn mpi_job(
         &self,
         mpirun: &Mpirun,
         count: usize,
@@ -219,22 +235,19 @@ impl Launched {
 
 /// What a job printed and how it ended.
 #[derive(Debug)]
-pub struct Printed {
+struct Printed {
     /// Its standard output.
-    pub text: String,
+    text: String,
     /// Why it is said to have failed.
-    pub fault: Option<Error>,
-}
-
-impl Printed {
-    /// The text of a job that ended well.
-    pub fn ended_well(self) -> Result<String> {
-        self.fault.map_or(Ok(self.text), Err)
-    }
+    fault: Option<Error>,
 }
 
 impl Runner for Launched {
     fn missing(&mut self, variant: Variant) -> Option<String> {
+        if variant.on_mpich {
+            let install = "scripts/setup --mpich; then scripts/bench builds with it and names the program with --mpich";
+            return self.mpich.is_none().then(|| install.to_owned());
+        }
         variant.peer.and_then(peers::missing)
     }
 
@@ -254,43 +267,36 @@ impl Runner for Launched {
         });
     }
 
-    fn run(&mut self, variant: Variant, workload: &Workload) -> Result<Vec<Record>> {
+    fn run(&mut self, variant: Variant, job: &Job) -> Result<Vec<Record>> {
         if self.interrupt.count() > 0 {
             return Err(failed("interrupted", ""));
         }
-        let kind = variant.mode.kind();
-        let command = match variant.peer {
-            None => {
-                let mut words = vec![workload.bench, "--kv-store", kind.name()];
-                words.extend(workload.bench_args.iter().map(String::as_str));
-                let compression = variant.compression.map(|compression| compression.to_string());
-                words.extend(compression.iter().flat_map(|compression| ["--compression", compression]));
-                self.bench(&words, workload)
-            }
-            Some(Peer::Mpi) => {
-                self.bench(&["allreduce", "--algorithm", "native", "--sizes", &workload.bytes().to_string()], workload)
-            }
-            Some(peer) => {
-                let lens: Vec<String> = workload.keys.iter().map(|key| key.len().to_string()).collect();
-                let mut words = peers::command(peer)?;
-                words.extend(["--lens".to_owned(), lens.join(",")]);
-                words.extend(loop_args(workload));
-                if let Some((network, train)) = &workload.network {
-                    words.extend(peers::train_args(network, train));
-                }
-                words.into_iter().map(OsString::from).collect()
-            }
+        let loops = ["--iters".to_owned(), job.iters.to_string(), "--warmup".to_owned(), job.warmup.to_string()];
+        let second = self.mpich.as_ref().filter(|_| variant.on_mpich);
+        let words = if let Some(peer) = variant.peer.filter(|peer| !peer.is_mpi()) {
+            peers::words(peer, job)?
+        } else {
+            let program = second.map_or(&self.program, |(program, _)| program);
+            let bench = Self::bench(variant, job).into_iter().map(OsString::from);
+            [program.into(), "bench".into()].into_iter().chain(bench).collect()
         };
-        let printed = match variant.mode {
-            Mode::Allreduce => self.mpi_job(&Mpirun::find()?, self.workers, command, Vec::new())?.ended_well()?,
-            Mode::Servers { servers, placement, .. } => self.with_servers(command, servers, placement)?,
-        };
-        Record::parse_list(&variant.to_string(), &printed)
+        let command = words.into_iter().chain(loops.map(OsString::from)).collect();
+        let name = variant.to_string();
+        if let Mode::Servers { servers, placement, .. } = variant.mode {
+            return Record::parse_list(&name, &self.with_servers(command, servers, placement)?);
+        }
+        let mpirun = second.map_or_else(Mpirun::find, |(_, mpirun)| Ok(mpirun.clone()))?;
+        let printed = self.mpi_job(&mpirun, job.ranks, command, variant.env())?;
+        if variant.on_mpich
+            && let Ok(records) = Record::parse_list(&name, &printed.text)
+        {
+            // All was measured and verified before MPI_Finalize, from which the MPICH 4.0 of Debian does not always come back.
+            tracing::debug!(fault = ?printed.fault, "the job of MPICH ended after its records");
+            return Ok(records);
+        }
+        printed.fault.map_or(Ok(()), Err)?;
+        Record::parse_list(&name, &printed.text)
     }
-}
-
-fn loop_args(workload: &Workload) -> [String; 4] {
-    ["--iters".to_owned(), workload.iters.to_string(), "--warmup".to_owned(), workload.warmup.to_string()]
 }
 
 fn drain(mut from: impl std::io::Read) -> String {

@@ -3,14 +3,15 @@
 //! The scripts travel inside this program. They run with the Python of `.venv-peers`, the folder that
 //! `scripts/peers/setup` makes, looked for here and in every folder above.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use ringpull_base::{Error, Result};
 
-use crate::compare::results::TrainSetup;
-use crate::layers::Network;
-use crate::mode::Peer;
+use super::{Job, Work};
+use crate::allreduce::REST_MS;
+use crate::variant::Peer;
 
 /// How to install and run a peer that is a Python package.
 struct Package {
@@ -31,7 +32,7 @@ fn package(peer: Peer) -> Option<Package> {
         include_str!("../../../../scripts/peers/allreduce.py")
     );
     let (module, install, script, arguments): (_, _, _, &[&str]) = match peer {
-        Peer::Mpi => return None,
+        Peer::Mpi | Peer::OpenMpi(_) | Peer::Mpich => return None,
         Peer::Mxnet => ("mxnet", "scripts/peers/setup", mxnet_pushpull, &[]),
         Peer::Gloo => ("torch", "scripts/peers/setup --gloo", allreduce, &["--peer", "gloo"]),
         Peer::Horovod => ("horovod", "scripts/peers/setup --horovod", allreduce, &["--peer", "horovod"]),
@@ -52,26 +53,30 @@ pub fn missing(peer: Peer) -> Option<String> {
     (!present).then(|| package.install.to_owned())
 }
 
-/// The words that run the peer's script, up to what it shall measure: `python -c SCRIPT`.
-pub fn command(peer: Peer) -> Result<Vec<String>> {
+/// The words that measure with the peer's script, up to how often: `python -c SCRIPT --lens ...`.
+pub fn words(peer: Peer, job: &Job) -> Result<Vec<OsString>> {
     let not_there = || {
         let install = package(peer).map_or("", |package| package.install);
         Error::argument(format!("peer {peer} is not installed"), format!("install it with `{install}`"))
     };
     let package = package(peer).ok_or_else(not_there)?;
     let python = python().ok_or_else(not_there)?;
-    let mut words = vec![python.display().to_string(), "-c".to_owned(), package.script.to_owned()];
+    let lens: Vec<String> = job.lens().iter().map(ToString::to_string).collect();
+    let mut words = vec!["-c".to_owned(), package.script.to_owned()];
     words.extend(package.arguments.iter().map(|&word| word.to_owned()));
-    Ok(words)
-}
-
-/// The words that let a peer's script replay training of `network`.
-pub fn train_args(network: &Network, train: &TrainSetup) -> Vec<String> {
-    let layers = network.layers.iter().map(|layer| format!("{}:{}:{}", layer.keys.start, layer.keys.end, layer.part));
-    let layers = layers.collect::<Vec<_>>().join(",");
-    let mut words = vec!["--layers".to_owned(), layers, "--compute".to_owned(), train.compute_s.to_string()];
-    words.extend(train.batch.into_iter().flat_map(|batch| ["--batch".to_owned(), batch.to_string()]));
-    words
+    words.push(format!("--lens={}", lens.join(",")));
+    match &job.work {
+        Work::Buffers(_) => words.extend(["--apart".to_owned(), format!("--rest={REST_MS}")]),
+        Work::Keys { .. } => {}
+        Work::Steps { network, train, .. } => {
+            let layers = network.layers.iter();
+            let layers = layers.map(|layer| format!("{}:{}:{}", layer.keys.start, layer.keys.end, layer.part));
+            words.push(format!("--layers={}", layers.collect::<Vec<_>>().join(",")));
+            words.push(format!("--compute={}", train.compute_s));
+            words.extend(train.batch.map(|batch| format!("--batch={batch}")));
+        }
+    }
+    Ok(std::iter::once(python.into_os_string()).chain(words.into_iter().map(OsString::from)).collect())
 }
 
 fn python() -> Option<PathBuf> {
@@ -82,4 +87,19 @@ fn python() -> Option<PathBuf> {
     };
     let python = |folder: PathBuf| folder.join(".venv-peers/bin/python");
     above(here).into_iter().chain(above(program)).map(python).find(|python| python.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_installs_a_peer_is_a_word_of_the_setup_script() {
+        let setup = include_str!("../../../../scripts/peers/setup");
+        for peer in Peer::ALL.into_iter().filter(|peer| !peer.is_mpi()) {
+            let install = package(peer).unwrap().install;
+            let options = install.strip_prefix("scripts/peers/setup").unwrap();
+            assert!(setup.contains(options.trim()), "{install}");
+        }
+    }
 }

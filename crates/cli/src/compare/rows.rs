@@ -1,0 +1,115 @@
+//! The rows of a comparison, from what its jobs measured.
+
+use ringpull_base::Result;
+
+use crate::compare::results::{Outcome, Round, Row, Setup};
+use crate::layers::Network;
+use crate::record::Record;
+use crate::rounds::{Done, Found, Job, TrainSetup, Work, merged};
+use crate::statistics::Summary;
+use crate::variant::Variant;
+use crate::{cost, schedule};
+
+/// One row for each of `variants`.
+pub fn rows(found: &Found, variants: &[Variant], job: &Job, setup: &Setup) -> Vec<Row> {
+    let row = |variant: &Variant| Row {
+        variant: variant.to_string(),
+        method: variant.words(),
+        family: variant.family(),
+        servers: variant.mode.servers(),
+        machines: if setup.own_hosts { setup.workers + variant.mode.extra_hosts() } else { 1 },
+        computed_host_bytes: variant
+            .compression
+            .is_none()
+            .then(|| cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64)),
+        outcome: outcome(found, *variant, job, setup),
+    };
+    variants.iter().map(row).collect()
+}
+
+fn outcome(found: &Found, variant: Variant, job: &Job, setup: &Setup) -> Outcome {
+    if let Some((_, install)) = found.absent.iter().find(|(absent, _)| *absent == variant) {
+        return Outcome::Absent { install: install.clone() };
+    }
+    if let Some((.., error)) = found.failed.iter().find(|(failed, ..)| *failed == variant) {
+        return Outcome::Failed { error: error.to_string() };
+    }
+    measured(variant, &found.of(variant, setup.workers, setup.bytes), job, setup)
+        .unwrap_or_else(|error| Outcome::Failed { error: error.to_string() })
+}
+
+fn measured(variant: Variant, done: &[&Done], job: &Job, setup: &Setup) -> Result<Outcome> {
+    let record = merged(variant, done, setup.own_hosts, setup.link)?.with_uplink(setup.uplink_bytes_per_s());
+    let record = match &job.work {
+        Work::Steps { network, train, .. } => trained(record, variant, done, setup, network, train),
+        Work::Buffers(_) | Work::Keys { .. } => record,
+    };
+    let round = |Done { round, place, record, stolen, .. }: &Done| Round {
+        round: *round,
+        place: *place,
+        seconds: record.seconds.clone(),
+        usage: record.usage,
+        stolen: *stolen,
+    };
+    Ok(Outcome::Measured { record, rounds: done.iter().map(|done| round(done)).collect() })
+}
+
+/// With the median of the rounds' computing, which differs between them only on the processor.
+fn trained(
+    record: Record,
+    variant: Variant,
+    done: &[&Done],
+    setup: &Setup,
+    network: &Network,
+    train: &TrainSetup,
+) -> Record {
+    let computing: Vec<f64> = done.iter().filter_map(|done| Some(done.record.train?.compute_s)).collect();
+    let compute_s = Summary::of(&computing).map_or(train.compute_s, |summary| summary.median);
+    let mut record = record.with_train(compute_s, train.burn, train.batch);
+    if let (Some(train), Some(rate)) = (&mut record.train, setup.link.bytes_per_s()) {
+        let of_key = |bytes: f64| cost::mode_bound_s(variant.mode, setup.workers, bytes, rate);
+        let link_s: Vec<f64> = network.keys.iter().map(|key| of_key(4.0 * key.len() as f64)).collect();
+        train.shortest_s = Some(schedule::shortest_step_s(network, compute_s, &link_s));
+    }
+    record
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::results::stolen;
+    use crate::rounds;
+    use crate::rounds::fake::Fake;
+    use crate::variant::Peer;
+
+    #[test]
+    fn a_row_says_what_came_of_its_variant_and_what_it_cost() {
+        let setup = Setup {
+            place: "4 emulated hosts".to_owned(),
+            own_hosts: true,
+            workers: 4,
+            link: "8kbit".parse().unwrap(),
+            racks: None,
+            payload: "4 kB".to_owned(),
+            bytes: 4000,
+            rounds: 3,
+            iters: 2,
+            warmup: 1,
+            train: None,
+        };
+        let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };
+        let modes = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2"].map(|mode| mode.parse().unwrap());
+        let variants = Variant::list(&modes, &[Peer::Horovod]);
+        let found = rounds::run(&mut Fake::default(), &variants, &vec![vec![job.clone()]; 3], &mut |_| ());
+        let rows = rows(&found, &variants, &job, &setup);
+        assert!(matches!(&rows[1].outcome, Outcome::Failed { error } if error.contains("rank 2 is lost")));
+        assert!(matches!(&rows[3].outcome, Outcome::Absent { install } if install.contains("--horovod")));
+        assert_eq!(rows[0].record().unwrap().seconds.len(), 6);
+        let step = Fake::SECONDS_A_BYTE * 4000.0;
+        assert_eq!((rows[2].machines, rows[2].per_machine_s(4)), (6, Some(1.5 * step)));
+        assert_eq!(stolen(&rows), Some(0.0625));
+        assert_eq!(rows[0].host_bytes(true), Some((6100.0, true)));
+        assert_eq!(rows[0].host_bytes(false), Some((6000.0, false)));
+        assert_eq!(rows[2].host_bytes(true), Some((8000.0, false)), "a dedicated server's interface is not a worker's");
+    }
+}

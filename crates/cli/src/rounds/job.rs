@@ -1,0 +1,85 @@
+//! What one job measures.
+
+use ringpull_workload::models::ModelKey;
+use serde::{Deserialize, Serialize};
+
+use crate::layers::Network;
+use crate::size::format_payload;
+
+/// One job: some work, on some ranks.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Ranks.
+    pub ranks: usize,
+    /// What they do.
+    pub work: Work,
+    /// Measured iterations.
+    pub iters: usize,
+    /// Iterations before them.
+    pub warmup: usize,
+}
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub enum Work {
+    /// The allreduce of plain f32 buffers of so many bytes, one after the other, without the store.
+    Buffers(Vec<usize>),
+    /// Push and pull of f32 keys, all of them together, through the store.
+    Keys {
+        /// The keys, in forward order.
+        keys: Vec<ModelKey>,
+        /// The arguments of `ringpull bench` that name them, such as `--sizes 25000000`.
+        named: Vec<String>,
+    },
+    /// Steps of training, replayed.
+    Steps {
+        /// The keys and layers.
+        network: Network,
+        /// The arguments of `ringpull bench` that name them.
+        named: Vec<String>,
+        /// How a step computes.
+        train: TrainSetup,
+    },
+}
+
+/// How a step of training is replayed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainSetup {
+    /// The model, by name or file.
+    pub model: String,
+    /// Computing in a step.
+    pub compute_s: f64,
+    /// The part of it that is spent on the processor; `None` by the clock.
+    pub burn: Option<f64>,
+    /// Images of one host in a step.
+    pub batch: Option<usize>,
+}
+
+impl Job {
+    /// The elements of each buffer or key.
+    pub fn lens(&self) -> Vec<usize> {
+        match &self.work {
+            Work::Buffers(sizes) => sizes.iter().map(|bytes| bytes / 4).collect(),
+            Work::Keys { keys, .. } | Work::Steps { network: Network { keys, .. }, .. } => {
+                keys.iter().map(ModelKey::len).collect()
+            }
+        }
+    }
+
+    /// The payload bytes of each record that it gives.
+    pub fn payloads(&self) -> Vec<usize> {
+        match &self.work {
+            Work::Buffers(sizes) => sizes.clone(),
+            Work::Keys { .. } | Work::Steps { .. } => vec![4 * self.lens().iter().sum::<usize>()],
+        }
+    }
+
+    /// The job in words: `on 4 ranks, 4 B to 1 MiB`.
+    pub fn words(&self) -> String {
+        let payloads: Vec<String> = self.payloads().iter().map(|bytes| format_payload(*bytes as u64)).collect();
+        match &payloads[..] {
+            [first, .., last] => format!("on {} ranks, {first} to {last}", self.ranks),
+            _ => format!("on {} ranks, {}", self.ranks, payloads.concat()),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Jobs in rotating rounds: what `compare` and `sweep` have in common.
+//!
+//! Every variant is a job of its own, started again in every round. Round `r` begins with variant `r`, so that whatever
+//! drifts on the machine meets every variant alike. A variant still follows the same other one in nearly every round:
+//! what that one leaves behind is why there is a wait before each job.
+//!
+//! [`job`] is what a job measures; a [`Runner`] starts it, in [`launched`] by real processes, for peers with the
+//! programs of [`peers`].
+
+#[cfg(test)]
+pub(crate) mod fake;
+pub mod job;
+pub mod launched;
+pub mod peers;
+
+use std::time::{Duration, Instant};
+
+use ringpull_base::{Error, Result};
+
+pub use self::job::{Job, TrainSetup, Work};
+use crate::link::LinkRate;
+use crate::machine::ProcessorTime;
+use crate::record::Record;
+use crate::usage::Usage;
+use crate::variant::Variant;
+
+/// Starts jobs. One implementation starts processes; the tests have another.
+pub trait Runner {
+    /// How to install what the variant needs, if it is not there.
+    fn missing(&mut self, variant: Variant) -> Option<String>;
+
+    /// What this machine's processors have done so far, where it is known.
+    fn processor_time(&mut self) -> Option<ProcessorTime>;
+
+    /// Waits until what the last job, which took so long, has left behind is no burden to the next, if that is known.
+    fn settle(&mut self, last_job: Duration);
+
+    /// Runs one job to its end and gives the records that its rank 0 printed.
+    fn run(&mut self, variant: Variant, job: &Job) -> Result<Vec<Record>>;
+}
+
+/// One record of a job that has ended well.
+#[derive(Debug, Clone)]
+pub struct Done {
+    /// Whose.
+    pub variant: Variant,
+    /// The round, counted from 1.
+    pub round: usize,
+    /// At which place in the round it ran, from 1.
+    pub place: usize,
+    /// What it measured.
+    pub record: Record,
+    /// The part of this machine's processor time that its host took meanwhile.
+    pub stolen: Option<f64>,
+}
+
+/// What came of all rounds.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// What was measured.
+    pub done: Vec<Done>,
+    /// Who is not there, with what installs it.
+    pub absent: Vec<(Variant, String)>,
+    /// Who failed, with how many ranks, and why.
+    pub failed: Vec<(Variant, usize, Error)>,
+}
+
+/// How far the rounds are.
+#[derive(Debug)]
+pub struct Progress {
+    /// Jobs that have ended.
+    pub done: usize,
+    /// Jobs in all.
+    pub planned: usize,
+    /// The job that begins.
+    pub words: String,
+}
+
+/// The order of `count` variants in round `round`, from 0.
+pub fn order(count: usize, round: usize) -> Vec<usize> {
+    (0..count).map(|place| (place + round) % count).collect()
+}
+
+/// Runs every variant with each of the jobs of every round. One that fails with a number of ranks does not get it again;
+/// the others go on.
+pub fn run(
+    runner: &mut dyn Runner,
+    variants: &[Variant],
+    rounds: &[Vec<Job>],
+    progress: &mut dyn FnMut(Progress),
+) -> Found {
+    let mut found = Found::default();
+    let mut present = Vec::new();
+    for variant in variants {
+        match runner.missing(*variant) {
+            Some(install) => found.absent.push((*variant, install)),
+            None => present.push(*variant),
+        }
+    }
+    let (mut done, planned) = (0, present.len() * rounds.iter().map(Vec::len).sum::<usize>());
+    // What ran before the first is not known: a build, or another comparison.
+    let mut last_job = Duration::MAX;
+    for (round, jobs) in (1..).zip(rounds) {
+        for job in jobs {
+            for (place, index) in (1..).zip(order(present.len(), round - 1)) {
+                let variant = present[index];
+                let words = format!("round {round} of {}: {variant} {}", rounds.len(), job.words());
+                progress(Progress { done, planned, words });
+                done += 1;
+                if found.failed.iter().any(|(other, ranks, _)| (*other, *ranks) == (variant, job.ranks)) {
+                    continue;
+                }
+                runner.settle(last_job);
+                let (start, before) = (Instant::now(), runner.processor_time());
+                let outcome = runner.run(variant, job).and_then(|records| expected(variant, job, records));
+                let stolen = runner.processor_time().zip(before).and_then(|(after, before)| after.stolen_since(before));
+                last_job = start.elapsed();
+                match outcome {
+                    Ok(records) => {
+                        let of = |record| Done { variant, round, place, record, stolen };
+                        found.done.extend(records.into_iter().map(of));
+                    }
+                    Err(error) => found.failed.push((variant, job.ranks, error)),
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The records, if they are those of the job.
+fn expected(variant: Variant, job: &Job, records: Vec<Record>) -> Result<Vec<Record>> {
+    let sizes: Vec<usize> = records.iter().map(|record| record.bytes as usize).collect();
+    let payloads = job.payloads();
+    if sizes == payloads && records.iter().all(|record| record.ranks == job.ranks) {
+        return Ok(records);
+    }
+    Err(Error::Protocol {
+        rank: 0,
+        peer: format!("the job of {variant}"),
+        what: format!("records of {sizes:?} bytes where {payloads:?} on {} ranks were asked for", job.ranks),
+        remedy: "run the job by hand to see its output".to_owned(),
+    })
+}
+
+impl Found {
+    /// What `variant` measured with so many ranks and a payload of so many bytes, round by round.
+    pub fn of(&self, variant: Variant, ranks: usize, bytes: u64) -> Vec<&Done> {
+        let alike = |done: &&Done| done.variant == variant && (done.record.ranks, done.record.bytes) == (ranks, bytes);
+        self.done.iter().filter(alike).collect()
+    }
+}
+
+/// All samples of a variant with one payload in one record, on hosts joined by links of `link`.
+pub fn merged(variant: Variant, done: &[&Done], own_hosts: bool, link: LinkRate) -> Result<Record> {
+    let records = || done.iter().map(|done| &done.record);
+    let first =
+        records().next().ok_or_else(|| Error::argument("no round was run", "ask for at least one with --rounds"))?;
+    let traffic: Vec<u64> = records().filter_map(|record| record.host_bytes).collect();
+    let record = Record {
+        mode: variant.to_string(),
+        hosts: if own_hosts { first.ranks } else { 1 },
+        servers: variant.mode.servers(),
+        seconds: records().flat_map(|record| record.seconds.iter().copied()).collect(),
+        usage: Usage::over_jobs(&records().map(|record| record.usage).collect::<Vec<_>>()),
+        host_bytes: Some(traffic.iter().sum::<u64>() / traffic.len().max(1) as u64).filter(|bytes| *bytes > 0),
+        ..first.clone()
+    }
+    .with_figures()?;
+    // What a mode must send is known of gradients as they are.
+    let own = variant.compression.is_none().then_some(variant.mode);
+    Ok(match link.bytes_per_s() {
+        Some(rate) => record.with_link(rate, own),
+        None => record,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rounds::fake::Fake;
+
+    #[test]
+    fn every_variant_has_every_place_once_in_as_many_rounds_as_there_are_variants() {
+        for place in 0..5 {
+            let seen: std::collections::BTreeSet<usize> = (0..5).map(|round| order(5, round)[place]).collect();
+            assert_eq!(seen.len(), 5);
+        }
+    }
+
+    #[test]
+    fn jobs_rotate_and_one_that_failed_is_not_run_again_with_as_many_ranks_while_the_others_go_on() {
+        let variants = ["dist_sync_mpi", "openmpi:4", "horovod", "mpi"].map(|name| name.parse().unwrap());
+        let job = |ranks| Job { ranks, work: Work::Buffers(vec![4, 8]), iters: 2, warmup: 1 };
+        let (mut fake, mut heard) = (Fake::default(), Vec::new());
+        let rounds = [vec![job(2), job(3)], vec![job(2), job(3)]];
+        let found = run(&mut fake, &variants, &rounds, &mut |progress| heard.push((progress.done, progress.planned)));
+        let asked: Vec<String> = fake.jobs.iter().map(|(name, ranks)| format!("{name} {ranks}")).collect();
+        let first = ["dist_sync_mpi 2", "openmpi:4 2", "mpi 2", "dist_sync_mpi 3", "openmpi:4 3", "mpi 3"];
+        let second = ["openmpi:4 2", "mpi 2", "dist_sync_mpi 2", "mpi 3", "dist_sync_mpi 3"];
+        assert_eq!(asked, [&first[..], &second].concat());
+        assert_eq!(fake.settled, (0..asked.len()).collect::<Vec<_>>(), "one wait before each job that runs");
+        assert_eq!(heard, (0..12).map(|done| (done, 12)).collect::<Vec<_>>(), "of every planned job");
+        assert!(found.absent[0].1.contains("--horovod") && found.absent.len() == 1);
+        assert!(found.failed[0].2.to_string().contains("rank 2 is lost") && found.failed.len() == 1);
+        let places: Vec<(usize, usize)> =
+            found.of(variants[0], 3, 8).iter().map(|done| (done.round, done.place)).collect();
+        assert_eq!(places, [(1, 1), (2, 3)]);
+    }
+
+    #[test]
+    fn one_record_has_the_samples_of_all_rounds_their_median_cost_and_most_memory() {
+        let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };
+        let (mut fake, variant) = (Fake::default(), "dist_sync_mpi".parse().unwrap());
+        let found = run(&mut fake, &[variant], &vec![vec![job]; 3], &mut |_| ());
+        let record = merged(variant, &found.of(variant, 4, 4000), true, "8kbit".parse().unwrap()).unwrap();
+        let second = Fake::SECONDS_A_BYTE * 4000.0;
+        assert_eq!(record.seconds, [second; 6]);
+        assert_eq!((record.mode.as_str(), record.hosts, record.bound_s), ("dist_sync_mpi", 4, Some(6.0)));
+        let whole = Usage { cpu_s_per_gb: Some(2.0), waiting_cpu: None, extra_rss_bytes: Some(70) };
+        assert_eq!((record.usage, record.host_bytes), (whole, Some(6100)));
+        assert_eq!(found.done[0].stolen, Some(0.0625));
+    }
+
+    #[test]
+    fn a_job_that_measured_something_else_is_a_failure() {
+        let job = Job { ranks: 2, work: Work::Buffers(vec![4, 8]), iters: 1, warmup: 0 };
+        let error = expected("mpi".parse().unwrap(), &job, Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("[4, 8] on 2 ranks"), "{error}");
+    }
+}
