@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::{Host, Parts};
+use ringpull_allreduce::communicator::{Communicator, Parts};
 use ringpull_allreduce::progress::{Job, Launch};
 use ringpull_base::{Error, Result};
 
@@ -32,10 +32,10 @@ impl Check {
 }
 
 impl Job for Check {
-    fn run(&mut self, host: &mut Host, launch: &Launch) -> Result<()> {
+    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         let own = self.slot.hash_after(self.update)?;
-        let bounds = (0..=host.size()).map(|rank| rank * size_of_val(&own)).collect();
-        let hashes = host.gather(Parts::of(bounds), launch.number, |part| part.copy_from_slice(&own.to_ne_bytes()))?;
+        let bounds = (0..=comm.size()).map(|rank| rank * size_of_val(&own)).collect();
+        let hashes = comm.gather(Parts::of(bounds), launch.number, |part| part.copy_from_slice(&own.to_ne_bytes()))?;
         let Some((ranks, others)) = odd_ones(bytemuck::cast_slice(hashes.bytes())) else { return Ok(()) };
         Err(Error::ReplicasDiffer { key: self.slot.entry.key.clone(), update: self.update, ranks, others })
     }
