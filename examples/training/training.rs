@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -64,6 +66,30 @@ pub struct Options {
     /// Train on the first N images only
     #[arg(long, value_name = "N")]
     pub limit_train: Option<usize>,
+    /// Let the last worker sleep in a step, counted from 1: what the others say and do then can be seen so
+    #[arg(long, value_name = "STEP:SECONDS")]
+    pub late: Option<Late>,
+}
+
+/// When a worker sleeps, and how long.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Late {
+    /// The step, from 1.
+    pub step: u64,
+    /// How long.
+    pub sleeps: Duration,
+}
+
+impl FromStr for Late {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.split_once(':').and_then(|(step, seconds)| {
+            let sleeps = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
+            Some(Late { step: step.parse().ok().filter(|step| *step > 0)?, sleeps })
+        });
+        parsed.ok_or_else(|| "expected a step from 1 and seconds, such as 5:60".to_owned())
+    }
 }
 
 /// In how many stairs a learning rate falls. Few, because sums that the store has learned to expect are announced anew after each.
@@ -170,8 +196,14 @@ impl Options {
     }
 
     /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's learning rate, and switches compression
-    /// on at the step that was asked for.
+    /// on at the step that was asked for. The last worker sleeps here if it was asked to.
     pub fn before(&self, store: &KvStore, optimizer: &mut Optimizer, step: u64, steps: &Range<u64>) -> Result<()> {
+        match self.late {
+            Some(late) if late.step == step + 1 && store.rank() + 1 == store.num_workers() => {
+                std::thread::sleep(late.sleeps);
+            }
+            _ => {}
+        }
         let rate = self.rate_at(step, steps.end);
         if optimizer.learning_rate != rate {
             optimizer.learning_rate = rate;

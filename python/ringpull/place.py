@@ -1,31 +1,48 @@
-"""Where the program is: what a warning or an error says of a rank that others wait for."""
+"""Where the program is: what a warning or an error says of a rank that others wait for, and whether it only waits."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 #: Packages whose lines are not the program's own.
 _LIBRARIES = {"mxnet", "numpy", "ringpull", "torch"}
-#: Functions of MXNet that wait for its engine, and so for what a store owes it.
-_WAITS = {"asnumpy", "asscalar", "item", "wait_to_read", "waitall"}
+#: Whether a thread in a function of that name waits for what a store owes the framework, by the framework's package.
+_waits: dict[str, Callable[[str], bool]] = {}
+
+
+def waits_in(package: str, waits: Callable[[str], bool]) -> None:
+    """A thread whose own line has called into ``package`` waits there for a store if ``waits`` says so of the name of a function on the way."""
+    _waits[package] = waits
 
 
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def place() -> tuple[str | None, bool]:
-    """The main thread's own line, such as ``train.py:41 in evaluate``, and whether it waits there for MXNet's engine.
+def _place_of(frame: FrameType | None) -> tuple[FrameType | None, bool]:
+    """The program's own frame of a thread, and whether the thread waits in a framework that it has called."""
+    is_wait = False
+    while frame is not None and _package(frame) in _LIBRARIES:
+        waits = _waits.get(_package(frame))
+        is_wait = is_wait or (waits is not None and waits(frame.f_code.co_name))
+        frame = frame.f_back
+    return frame, is_wait
+
+
+def place() -> tuple[str | None, bool, list[int]]:
+    """The main thread's own line, such as ``train.py:41 in evaluate``; whether it waits there for what a store owes its framework; and the
+    numbers of the threads that are in Python and do not wait so, 0 for one whose number Python does not know.
 
     Any thread may ask; nothing blocks but for the interpreter.
     """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    is_wait = False
-    while frame is not None and _package(frame) in _LIBRARIES:
-        is_wait |= _package(frame) == "mxnet" and frame.f_code.co_name in _WAITS
-        frame = frame.f_back
+    main, asking = threading.main_thread().ident, threading.get_ident()
+    numbers = {thread.ident: thread.native_id for thread in threading.enumerate()}
+    places = {thread: _place_of(frame) for thread, frame in sys._current_frames().items() if thread != asking}
+    frame, is_wait = places.get(main or 0, (None, False))
+    busy = [numbers.get(thread) or 0 for thread, (_, waits) in places.items() if not waits]
     if frame is None:
-        return None, is_wait
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}", is_wait
+        return None, is_wait, busy
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}", is_wait, busy

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from .kvstore import Handle, KVStore, create
+from .place import waits_in
 from .worker import after_stores
 
 __all__ = ["DistributedOptimizer", "broadcast_parameters", "ddp_hook"]
@@ -45,6 +46,8 @@ class _Waiter:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Handle, Callable[[], Any], Any, torch.futures.Future[Any]] | None] = queue.SimpleQueue()
+        #: The last result of a backward pass: DistributedDataParallel waits in the pass for its results once it has all of them.
+        self.last: torch.futures.Future[Any] | None = None
         self._thread = threading.Thread(target=self._run, name="ringpull-torch", daemon=True)
         self._thread.start()
         after_stores(self._end)
@@ -75,6 +78,18 @@ class _Waiter:
                     future.set_result(result())
             except Exception as error:
                 future.set_exception(error)
+
+
+#: One for each hook.
+_waiters: list[_Waiter] = []
+
+
+def _waits(function: str) -> bool:
+    """Whether a thread in that function of PyTorch's waits for a hook's results: the backward pass has computed everything."""
+    return function == "backward" and any(waiter.last is not None and not waiter.last.done() for waiter in _waiters)
+
+
+waits_in("torch", _waits)
 
 
 def _opened(store: KVStore | str) -> KVStore:
@@ -109,6 +124,7 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
     """
     opened = _opened(store)
     waiter = _Waiter()
+    _waiters.append(waiter)
     known: set[str] = set()
 
     # DistributedDataParallel compares annotations, if there are any, with its own classes.
@@ -122,7 +138,10 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
         before, after = _divisors(buffer.dtype, opened.num_workers)
         _divide(buffer, before)
         handle = opened.pushpull(key, buffer, priority=-bucket.index(), wait=False, keep=False)
-        return waiter.add(handle, lambda: _divide(buffer, after), buffer.device)
+        future = waiter.add(handle, lambda: _divide(buffer, after), buffer.device)
+        if bucket.is_last():
+            waiter.last = future
+        return future
 
     return hook
 

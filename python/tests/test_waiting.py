@@ -3,18 +3,26 @@
 import re
 
 import pytest
-from ranks import HERE, launch, mpi
+from ranks import HAS_IMAGES, HERE, ROOT, launch, mpi
 
-FRONTS = [(kind, front) for kind in ("dist_sync_mpi", "dist_sync") for front in ("ringpull", "mxnet")]
+KINDS = ["dist_sync_mpi", "dist_sync"]
+FRONTS = [(kind, front) for kind in KINDS for front in ("ringpull", "mxnet")]
+#: `torch` is our optimizer, `hook` our hook in DistributedDataParallel.
+ALL_FRONTS = FRONTS + [(kind, front) for kind in KINDS for front in ("torch", "hook")]
+#: The packages that fronts need.
+NEEDS = {"mxnet": "mxnet", "torch": "torch", "hook": "torch"}
+
+
+def of_kind(kind, ranks, *words, **env):
+    """A job with the default limits, but where a test sets them."""
+    env = {"RINGPULL_TIMEOUT": "", **env}
+    return mpi(ranks, *words, **env) if kind == "dist_sync_mpi" else launch(ranks, 1, *words, **env)
 
 
 def run(case, kind, front, **env):
-    if front == "mxnet":
-        pytest.importorskip("mxnet")
-    of = HERE / "jobs/waiting.py", case, kind, front
-    # The limits are the defaults, but where a test sets them.
-    env = {"RINGPULL_TIMEOUT": "", **env}
-    return mpi(2, *of, **env) if kind == "dist_sync_mpi" else launch(2, 1, *of, **env)
+    if front in NEEDS:
+        pytest.importorskip(NEEDS[front])
+    return of_kind(kind, 2, HERE / "jobs/waiting.py", case, kind, front, **env)
 
 
 @pytest.mark.parametrize(("kind", "front"), FRONTS)
@@ -27,15 +35,39 @@ def test_a_rank_that_is_late_is_warned_about_and_nothing_else(kind, front):
         assert re.search(r"waiting\.py:\d+ in late has not called", "\n".join(warnings)), f"{done}"
 
 
-@pytest.mark.parametrize(("kind", "front"), FRONTS)
+@pytest.mark.parametrize(("kind", "front"), ALL_FRONTS)
 def test_ranks_that_wait_for_each_other_are_told_where_within_ten_seconds(kind, front):
     done = run("deadlock", kind, front)
     for rank, printed in enumerate(done.ranks):
         found = re.search(rf"^rank {rank} got (\w+): (.*) after ([\d.]+) s$", printed.out, re.MULTILINE)
         assert found and float(found[3]) < 10, f"{done}"
         for other in range(2):
+            # A hook's keys end with the number of elements.
+            key = rf"bucket\.0\.{110 + 11 * other}" if front == "hook" else rf"key{other}[\w.]*"
             site = r" at \S*waiting\.py:\d+ in \w+"
-            assert re.search(rf"rank {other} waits{site} for push\w* of key \W+key{other}\W+ which rank\(s\) \[{1 - other}\]", found[2]), f"{done}"
+            assert re.search(rf"rank {other} waits{site} for push\w* of key \W+{key}\W+ which rank\(s\) \[{1 - other}\]", found[2]), f"{done}"
+
+
+@pytest.mark.parametrize(("kind", "front"), [(kind, front) for kind in KINDS for front in ("torch", "hook")])
+def test_a_rank_that_sleeps_in_its_backward_pass_is_not_taken_for_one_that_waits(kind, front):
+    done = run("asleep", kind, front)
+    assert done.status == 0 and all(f"rank {rank} is done" in printed.out for rank, printed in enumerate(done.ranks)), f"{done}"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed: scripts/setup")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("front", ["mxnet", "torch"])
+def test_a_minute_of_one_rank_costs_the_others_time_and_two_warnings_at_most(kind, front):
+    pytest.importorskip(front)
+    store = f"ringpull_{kind}" if front == "mxnet" and kind != "dist_sync_mpi" else kind
+    short = ["--steps", 10, "--epochs", 1, "--limit-train", 1024, "--limit-test", 200]
+    example = HERE / "jobs/late_example.py", 60, ROOT / f"examples/{front}/train.py"
+    done = of_kind(kind, 4, *example, "--kv-store", store, *short, deadline=240)
+    counts = [printed.text.count("warning:") for printed in done.ranks]
+    assert done.status == 0 and max(counts) <= 2 and sum(counts) >= 1 and counts[3] == 0, f"{done}"
+    hashes = {re.findall(r"^rank \d of 4 weights (\w+)$", printed.out, re.MULTILINE)[0] for printed in done.ranks}
+    assert len(hashes) == 1 and all("made 10 steps" in printed.out for printed in done.ranks), f"{done}"
 
 
 def test_a_rank_that_does_not_create_its_store_is_waited_for_with_a_warning():

@@ -181,7 +181,7 @@ extern "C" fn after_in_child() {
 }
 
 /// A list that only grows, to be read where no lock may be taken. What is in it lives for ever.
-struct List<T: 'static> {
+pub(crate) struct List<T: 'static> {
     first: AtomicPtr<Node<T>>,
 }
 
@@ -191,11 +191,11 @@ struct Node<T: 'static> {
 }
 
 impl<T> List<T> {
-    const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         List { first: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    fn push(&self, value: T) -> &'static T {
+    pub(crate) fn push(&self, value: T) -> &'static T {
         let node = Box::into_raw(Box::new(Node { value, next: None }));
         let mut first = self.first.load(Ordering::Acquire);
         loop {
@@ -210,7 +210,7 @@ impl<T> List<T> {
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = &'static T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &'static T> {
         // SAFETY: nodes live for ever and are not changed once they are in the list.
         let first: Option<&'static Node<T>> = unsafe { self.first.load(Ordering::Acquire).as_ref() };
         std::iter::successors(first, |node| node.next).map(|node| &node.value)

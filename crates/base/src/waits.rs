@@ -1,32 +1,63 @@
 //! Which threads of this process wait in a call of ours, and where its program is.
 //!
 //! Two questions need this: whether every rank of a job waits for another, so that nothing can come any more, and what
-//! to say of a rank that others wait for. The second one is answered by whoever knows the program's language: the
-//! Python package looks at its main thread's frames.
+//! to say of a rank that others wait for. Both are answered with the help of whoever knows the program's language: the
+//! Python package looks at the frames of Python's threads.
 
-use std::cell::Cell;
+use std::cell::OnceCell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
 
-/// Threads that have called a store and live, and those of them that wait in a call.
-static CALLERS: AtomicUsize = AtomicUsize::new(0);
-static WAITING: AtomicUsize = AtomicUsize::new(0);
+use crate::forked::List;
 
-thread_local! {
-    static CALLER: Cell<Option<Caller>> = const { Cell::new(None) };
-    static IS_WAITING: Cell<bool> = const { Cell::new(false) };
+/// The threads that have called a store. Nobody takes a lock: a process may be forked at any time.
+static CALLERS: List<Caller> = List::new();
+
+/// A thread that has called a store, or a place for one.
+struct Caller {
+    /// Linux's number of the thread; [`FREE`] when it has ended.
+    id: AtomicU32,
+    is_waiting: AtomicBool,
 }
 
-/// A thread that has called a store; dropped at its end.
-struct Caller;
+const FREE: u32 = 0;
+/// The number of a thread that does not know its own.
+const UNKNOWN: u32 = u32::MAX;
 
-impl Drop for Caller {
-    fn drop(&mut self) {
-        CALLERS.fetch_sub(1, Ordering::Relaxed);
+thread_local! {
+    static CALLER: OnceCell<Known> = const { OnceCell::new() };
+}
+
+/// The calling thread's place among the callers, which it leaves at its end.
+struct Known(&'static Caller);
+
+impl Known {
+    fn new() -> Self {
+        let id = this_thread();
+        let takes =
+            |caller: &&Caller| caller.id.compare_exchange(FREE, id, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let place = CALLERS.iter().find(takes);
+        Known(
+            place
+                .unwrap_or_else(|| CALLERS.push(Caller { id: AtomicU32::new(id), is_waiting: AtomicBool::new(false) })),
+        )
     }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        self.0.is_waiting.store(false, Ordering::Relaxed);
+        self.0.id.store(FREE, Ordering::Release);
+    }
+}
+
+/// Linux's number of the calling thread, which Python calls its `native_id`.
+fn this_thread() -> u32 {
+    let found = std::fs::read_link("/proc/thread-self").ok();
+    found.and_then(|path| path.file_name()?.to_str()?.parse().ok()).unwrap_or(UNKNOWN)
 }
 
 static LOOKER: OnceLock<fn() -> Place> = OnceLock::new();
@@ -42,8 +73,18 @@ struct Seen {
 pub struct Place {
     /// Its own line, such as `train.py:41 in evaluate`.
     pub site: Option<String>,
-    /// Whether it waits there for the results of other threads, as MXNet's `asnumpy` does, so that it calls nothing meanwhile.
+    /// Whether it waits there for the results of other threads, as MXNet's `asnumpy` does, so that it calls nothing
+    /// meanwhile.
     pub is_wait: bool,
+    /// Linux's numbers of the threads that are in code of the program's language and do not wait so, 0 for one whose
+    /// number is unknown. A thread that is not there belongs to a framework, which calls on behalf of others.
+    pub busy: Vec<u32>,
+}
+
+impl Place {
+    fn is_busy(&self, thread: u32) -> bool {
+        thread == UNKNOWN || self.busy.iter().any(|busy| [thread, 0].contains(busy))
+    }
 }
 
 /// A thread waits in a call of ours while this is there. Only the outermost of a thread counts, and of a thread that calls stores.
@@ -55,51 +96,40 @@ pub struct Wait {
 /// This thread calls a store, and may do so again as long as it lives.
 pub fn call() {
     // Not where the thread is about to end.
-    CALLER
-        .try_with(|caller| {
-            let known = caller.take().unwrap_or_else(|| {
-                CALLERS.fetch_add(1, Ordering::Relaxed);
-                Caller
-            });
-            caller.set(Some(known));
-        })
-        .ok();
+    CALLER.try_with(|caller| caller.get_or_init(Known::new).0).ok();
 }
 
 /// This thread begins to wait for what other threads or other ranks have to do.
 #[must_use = "the wait ends when it is dropped"]
 pub fn wait() -> Wait {
-    let counts = IS_WAITING.try_with(|is_waiting| !is_waiting.get()).unwrap_or(false) && is_caller();
-    if counts {
-        IS_WAITING.with(|is_waiting| is_waiting.set(true));
-        WAITING.fetch_add(1, Ordering::Relaxed);
-    }
-    Wait { counts }
-}
-
-fn is_caller() -> bool {
-    let found = CALLER.try_with(|caller| {
-        let known = caller.take();
-        let is_known = known.is_some();
-        caller.set(known);
-        is_known
-    });
-    found.unwrap_or(false)
+    let begins =
+        |caller: &OnceCell<Known>| caller.get().is_some_and(|known| !known.0.is_waiting.swap(true, Ordering::Relaxed));
+    Wait { counts: CALLER.try_with(begins).unwrap_or(false) }
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
         if self.counts {
-            WAITING.fetch_sub(1, Ordering::Relaxed);
-            IS_WAITING.with(|is_waiting| is_waiting.set(false));
+            let ends = |caller: &OnceCell<Known>| {
+                if let Some(known) = caller.get() {
+                    known.0.is_waiting.store(false, Ordering::Relaxed);
+                }
+            };
+            CALLER.try_with(ends).ok();
         }
     }
 }
 
-/// Whether every thread that calls stores waits in a call of ours, so that none calls anything meanwhile.
-pub fn is_all() -> bool {
-    let waiting = WAITING.load(Ordering::Relaxed);
-    waiting > 0 && waiting == CALLERS.load(Ordering::Relaxed)
+/// Whether no thread that calls stores can call any now: each waits in a call of ours or, as `place` says of the
+/// program, for what its framework is owed, or is the framework's own and has nothing to do.
+pub fn is_only_waiting(place: Option<&Place>) -> bool {
+    let callers = || CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
+    let is_waiting = |caller: &Caller| caller.is_waiting.load(Ordering::Relaxed);
+    let somebody_waits = place.is_some_and(|place| place.is_wait) || callers().any(is_waiting);
+    let cannot_call = |caller: &Caller| {
+        is_waiting(caller) || place.is_some_and(|place| !place.is_busy(caller.id.load(Ordering::Acquire)))
+    };
+    somebody_waits && callers().all(cannot_call)
 }
 
 /// Lets `looker` say where the program is. It may take long: it runs on a thread of its own. Only the first call counts.
@@ -165,6 +195,7 @@ mod tests {
     #[test]
     fn a_wait_counts_while_it_lasts_and_a_look_is_answered_later() {
         let begun = Instant::now();
+        let is_all = || is_only_waiting(None);
         let of_a_stranger = wait();
         assert!(!is_all());
         drop(of_a_stranger);
@@ -173,17 +204,29 @@ mod tests {
         let outer = wait();
         drop(wait());
         assert!(is_all());
+        let place = |busy: &[u32]| Place { busy: busy.to_vec(), ..Place::default() };
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 call();
-                is_all()
+                assert!(!is_all(), "a thread that calls may call again");
+                assert!(!is_only_waiting(Some(&place(&[this_thread()]))), "one that is in the program too");
+                assert!(!is_only_waiting(Some(&place(&[0]))), "and one that may be anybody");
+                assert!(is_only_waiting(Some(&place(&[]))), "one of a framework calls for others");
+                let waiting = wait();
+                assert!(is_only_waiting(Some(&place(&[this_thread()]))), "one that waits does not call");
+                drop(waiting);
             });
-            assert!(!other.join().unwrap(), "a thread that calls may call again");
+            other.join().unwrap();
         });
+        assert!(is_all(), "a thread that has ended calls no more");
         drop(outer);
         assert!(!is_all());
+        let in_framework = Place { is_wait: true, ..place(&[]) };
+        assert!(is_only_waiting(Some(&in_framework)) && !is_only_waiting(Some(&place(&[]))));
+        let and_busy = Place { is_wait: true, ..place(&[this_thread()]) };
+        assert!(!is_only_waiting(Some(&and_busy)));
         assert_eq!(seen(begun), None);
-        look_with(|| Place { site: Some("train.py:3".to_owned()), is_wait: true });
+        look_with(|| Place { site: Some("train.py:3".to_owned()), ..Place::default() });
         look();
         while seen(begun).is_none() {
             std::thread::yield_now();

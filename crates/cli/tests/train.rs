@@ -134,6 +134,56 @@ fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() 
     assert_ne!(ring, Some(together));
 }
 
+/// Four workers of which one sleeps in step 5: they end with equal weights, after as long, and at most so many warnings
+/// of each of the others.
+fn one_is_late(seconds: u64, environment: &[(&str, &str)], most_warnings: usize) {
+    if !has_data() {
+        return;
+    }
+    let late = format!("5:{seconds}");
+    let few = ["--limit-train", "1024", "--steps", "10", "--late", &late];
+    let (begun, mut jobs) = (std::time::Instant::now(), Vec::new());
+    match of_ranks(4, environment, &few) {
+        Some(ranks) => jobs.push((ranks, "rank")),
+        None => println!("skipped: there is no mpirun"),
+    }
+    let mut servers = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    let mut workers = Processes::new();
+    servers.args(["launch", "-n", "4", "-s", "1", "--launcher", "local", "--"]).args(workers.redirected([example()]));
+    servers.envs(environment.iter().copied());
+    workers.succeed("launch", servers.args(["--kv-store", "dist_sync"]).args(few));
+    jobs.push((workers, "worker"));
+    assert!(begun.elapsed().as_secs() >= jobs.len() as u64 * seconds);
+    for (processes, role) in jobs {
+        let names: Vec<String> = (0..4).map(|number| format!("{role} {number}")).collect();
+        common_hash(&processes, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        let warnings: Vec<_> =
+            names.iter().map(|name| processes.written(name).err.matches("warning:").count()).collect();
+        let [others @ .., of_late] = &warnings[..] else { unreachable!("there are four") };
+        let is_right = *of_late == 0 && others.iter().all(|count| *count <= most_warnings);
+        assert!(is_right && others.iter().any(|count| *count > 0), "{warnings:?}\n{processes}");
+    }
+}
+
+#[test]
+fn a_worker_that_sleeps_costs_time_and_a_few_warnings() {
+    one_is_late(3, &[("RINGPULL_WARN", "1")], 2);
+}
+
+#[test]
+#[ignore = "takes two minutes"]
+fn a_worker_that_sleeps_a_minute_costs_time_and_two_warnings_at_most() {
+    one_is_late(60, &[], 2);
+}
+
+#[test]
+fn seconds_that_are_none_are_refused() {
+    let output = train(&["--late", "5:-1"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("'5:-1' for '--late <STEP:SECONDS>': expected a step from 1 and seconds"), "{text}");
+}
+
 /// Two ranks that each run in a folder of their own, as on hosts that share none: whether they succeed, and
 /// they.
 fn of_two_folders(folders: &Path, arguments: &[&str]) -> Option<(bool, Processes)> {

@@ -26,6 +26,7 @@ from mxnet.base import MXNetError
 from .. import _native, arguments, optimizers
 from ..arguments import pairs
 from ..errors import ArgumentError, KVStoreError, UnknownKeyError, UnsupportedError
+from ..place import waits_in
 from ..worker import Worker, close_stores, leave_at_exit
 from .optimizer import ServerOptimizer
 from .slot import Slot, dtype_name
@@ -35,6 +36,10 @@ __all__ = ["MXNetKVStore", "as_mxnet_error"]
 
 # What is registered last runs first: MXNet's own end of the program drops operations that its engine has not begun.
 atexit.register(close_stores)
+
+#: Functions of MXNet that wait for its engine, and so for what a store owes it.
+_WAITS = {"asnumpy", "asscalar", "item", "wait_to_read", "waitall"}
+waits_in("mxnet", _WAITS.__contains__)
 
 _mxnet_classes: dict[str, type[KVStoreError]] = {}
 

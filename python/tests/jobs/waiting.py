@@ -1,6 +1,7 @@
 """Ranks that keep each other waiting, through ringpull, ringpull.mxnet or ringpull.torch: ``waiting.py CASE KIND FRONT``."""
 
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -51,11 +52,56 @@ def late():
             assert (wait() == store.num_workers).all(), step
 
 
+def sum_of(number):
+    """A sum of a key, which is waited for."""
+    call(keys[number])()
+
+
+def passes():
+    """A step of one of two networks, with sums of its gradients. Each has made one, so that all keys are known."""
+    import torch
+    from torch import nn
+
+    import ringpull.torch
+
+    torch.manual_seed(0)
+    nets = [nn.Linear(10, 10 + number) for number in range(2)]
+    if front == "torch":
+        steps = [ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store, key) for net, key in zip(nets, keys)]
+    else:
+        # A process group is what DistributedDataParallel wants to be made of; one of a single process carries no gradient.
+        with tempfile.NamedTemporaryFile() as file:
+            torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
+        nets = [nn.parallel.DistributedDataParallel(net) for net in nets]
+        for net in nets:
+            net.register_comm_hook(None, ringpull.torch.ddp_hook(store))
+        steps = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+
+    def run(number, seconds=0):
+        values = nets[number](torch.ones(4, 10))
+        if seconds:
+            values.register_hook(lambda _: time.sleep(seconds))
+        values.sum().backward()  # a hook's result is waited for here
+        steps[number].step()
+
+    run(0)
+    run(1)
+    return run
+
+
+def asleep():
+    """The last rank sleeps for eight seconds within its third backward pass."""
+    step_of = passes()
+    for step in range(5):
+        step_of(0, 8 if step == 2 and store.rank == store.num_workers - 1 else 0)
+
+
 def deadlock():
     """Each rank waits for a key of its own, having called only that."""
+    step_of = sum_of if has_arrays else passes()
     begun = time.monotonic()
     try:
-        call(keys[store.rank])()  # this line waits
+        step_of(store.rank)
     except Exception as error:
         text = " ".join(str(error).split())
         print(f"rank {store.rank} got {type(error).__name__}: {text} after {time.monotonic() - begun:.2f} s", flush=True)
@@ -63,7 +109,9 @@ def deadlock():
 
 
 keys = [f"key{number}" for number in range(max(store.num_workers, 2))]
-for key in keys:
-    store.init(key, ones())
-{"late": late, "deadlock": deadlock}[case]()
+has_arrays = front in ("ringpull", "mxnet")
+if has_arrays:
+    for key in keys:
+        store.init(key, ones())
+{"late": late, "asleep": asleep, "deadlock": deadlock}[case]()
 print(f"rank {store.rank} is done", flush=True)

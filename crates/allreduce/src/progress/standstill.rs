@@ -77,8 +77,7 @@ impl Standstill {
         }
         let recent = Instant::now().checked_sub(RECENT).map_or(since.when, |recent| recent.max(since.when));
         let place = waits::seen(recent);
-        let waits_here = waits::is_all() || shared.leaving.load(Ordering::Acquire);
-        let is_stuck = waits_here || place.as_ref().is_some_and(|place| place.is_wait);
+        let is_stuck = waits::is_only_waiting(place.as_ref()) || shared.leaving.load(Ordering::Acquire);
         is_stuck.then(|| Stuck { orders, site: place.and_then(|Place { site, .. }| site) })
     }
 }

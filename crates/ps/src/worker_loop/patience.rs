@@ -48,9 +48,9 @@ impl Patience {
             _ => *self.still.insert((Instant::now(), waits::used_s())),
         };
         waits::look();
-        let is_wait = waits::seen(since).is_some_and(|place| place.is_wait);
+        let is_waiting = waits::is_only_waiting(waits::seen(since).as_ref());
         let lasted_s = since.elapsed().as_secs_f64();
-        lasted_s > 1.0 && (waits::is_all() || is_wait) && waits::used_s() - used_s < IDLE * lasted_s
+        lasted_s > 1.0 && is_waiting && waits::used_s() - used_s < IDLE * lasted_s
     }
 }
 
