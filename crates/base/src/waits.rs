@@ -169,11 +169,24 @@ pub fn seen(since: Instant) -> Option<Place> {
 /// How long a process may compute, of one processor's time, and still be taken for one that only waits.
 pub const IDLE: f64 = 0.2;
 
-/// The processor time that this process has used, in seconds; exact to a hundredth.
+/// Threads whose computing is not the program's.
+static LIBRARY: List<u32> = List::new();
+
+/// What the calling thread computes is no work of the program's: a library that waits may turn in a loop.
+pub fn leave_out_this_thread() {
+    LIBRARY.push(this_thread());
+}
+
+/// The processor time that this process has used but for the threads that are left out, in seconds; exact to a hundredth.
 pub fn used_s() -> f64 {
+    let library = LIBRARY.iter().map(|thread| used_by_s(&format!("task/{thread}/")));
+    used_by_s("") - library.sum::<f64>()
+}
+
+fn used_by_s(whom: &str) -> f64 {
     // Linux counts them in hundredths of a second for programs, whatever it uses itself.
     const TICKS: f64 = 100.0;
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let stat = std::fs::read_to_string(format!("/proc/self/{whom}stat")).unwrap_or_default();
     // The name in parentheses may hold blanks.
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
     fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / TICKS
@@ -190,6 +203,17 @@ mod tests {
             std::hint::spin_loop();
         }
         assert!(used_s() - before > 0.02, "{} {}", before, used_s());
+        let of_library = std::thread::spawn(|| {
+            leave_out_this_thread();
+            let (before, begun) = ((used_by_s(""), used_s()), Instant::now());
+            while begun.elapsed().as_millis() < 400 {
+                std::hint::spin_loop();
+            }
+            (used_by_s("") - before.0, used_s() - before.1)
+        });
+        let (process_s, program_s) = of_library.join().unwrap();
+        // Other tests may compute at the same time.
+        assert!(program_s < process_s - 0.05, "{program_s} {process_s}");
     }
 
     #[test]

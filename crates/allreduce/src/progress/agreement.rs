@@ -81,6 +81,8 @@ pub struct Agreement {
     owed: Vec<Option<Owed>>,
     /// Ranks that wait in a call for what cannot begin, and since when that is known.
     stuck: Vec<Option<(Stuck, f64)>>,
+    /// Since when a rank that has messages under way has seen none move.
+    still_s: Vec<Option<f64>>,
     launched: u32,
     logs: Logs,
     phase: Phase,
@@ -106,6 +108,7 @@ impl Agreement {
             heard_s: 0.0,
             owed: vec![None; size],
             stuck: vec![None; size],
+            still_s: vec![None; size],
             launched: 0,
             logs: Logs::new(size),
             phase: Phase::Open,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{Buffer, Error};
+use ringpull_base::{Buffer, Error, waits};
 
 use crate::communicator::Communicator;
 use crate::interpreter::Ticket;
@@ -53,6 +53,7 @@ pub(super) fn communicate(
     finishing: &Sender<Box<dyn Job>>,
 ) {
     let _guard = AbortOnPanic;
+    waits::leave_out_this_thread();
     let mut comm = Comm { shared, communicator, flights: Vec::new(), finishing, buckets: Vec::new() };
     let mut lingers = false;
     loop {
@@ -282,6 +283,7 @@ impl Comm<'_> {
             flight.jobs.into_iter().for_each(|(_, job)| job.fail(fault));
         }
         job.into_iter().for_each(|job| job.fail(fault));
+        self.shared.running.lock().clear();
     }
 
     fn note(&self) {

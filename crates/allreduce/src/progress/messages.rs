@@ -230,6 +230,8 @@ pub(super) enum Note {
     Failing(Option<String>),
     /// To rank 0: this rank waits in a call for what cannot begin, or does so no more.
     Stuck(Option<Stuck>),
+    /// To rank 0: messages of MPI are under way here, and none has moved for a while; or they move again.
+    DataStill(bool),
     /// From rank 0: others wait for this rank; where is its program?
     Where,
     /// There.

@@ -9,7 +9,7 @@
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
 //!   applies updates, and whatever else takes its time when a sum is there; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share, `standstill` finds out whether this rank waits in vain;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit; `termination`: what it
-//!   says when a launcher ends it.
+//!   says when a launcher ends it; `hang`: its end where MPI does not come back.
 
 pub mod agreement;
 pub mod calls;
@@ -20,6 +20,7 @@ pub mod frozen;
 pub mod fusion;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod hang;
 pub mod job;
 pub mod messages;
 mod period;

@@ -11,9 +11,10 @@ use ringpull_base::waits::{self, IDLE, Place, used_s};
 
 use crate::progress::messages::Stuck;
 use crate::progress::shared::Shared;
+use crate::transport::{messages, open_messages};
 
 /// How long nothing may have changed.
-const STILL_S: f64 = 2.0;
+pub(super) const STILL_S: f64 = 2.0;
 /// How old what was seen of the program may be.
 const RECENT: Duration = Duration::from_secs(3);
 
@@ -32,6 +33,9 @@ struct Sight {
 #[derive(Default)]
 pub(super) struct Standstill {
     seen: Option<(Sight, Since)>,
+    /// How many messages of MPI had moved, since when no other has, and whether rank 0 was told that some are awaited.
+    data: Option<(u64, f64)>,
+    told_data: bool,
     told: Option<Stuck>,
 }
 
@@ -49,6 +53,18 @@ impl Standstill {
         if stuck != self.told {
             self.told.clone_from(&stuck);
             tell(stuck);
+        }
+    }
+
+    /// Looks whether messages of MPI are under way and none has moved, and has `tell` say to rank 0 what has changed of it.
+    pub(super) fn tell_data(&mut self, now_s: f64, tell: impl FnOnce(bool)) {
+        let moved = messages();
+        let (_, since_s) =
+            *self.data.insert(self.data.filter(|(before, _)| *before == moved).unwrap_or((moved, now_s)));
+        let is_still = open_messages() > 0 && now_s - since_s >= STILL_S;
+        if is_still != self.told_data {
+            self.told_data = is_still;
+            tell(is_still);
         }
     }
 

@@ -16,6 +16,7 @@ use ringpull_base::{Error, after_error, notice, timeline, waits};
 
 use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
+use crate::progress::hang::{Hang, LOOK};
 use crate::progress::messages::{Note, Order, Overdue};
 use crate::progress::shared::Shared;
 use crate::progress::standstill::Standstill;
@@ -42,6 +43,8 @@ pub(super) struct Watcher {
     agreement: Agreement,
     peers: BTreeMap<usize, Peer>,
     heard_s: Vec<f64>,
+    /// On rank 0: when some rank was last not heard for a few heartbeats.
+    all_heard_s: f64,
     /// Peers that left in order and whose processes have ended since.
     departed: Vec<bool>,
     /// On rank 0: who has done all that it had called.
@@ -61,6 +64,7 @@ pub(super) struct Watcher {
     /// Whether this rank is to say where its program is, since when.
     asked: Option<Instant>,
     still: Standstill,
+    hang: Hang,
     /// This process's clock against rank 0's, for the timeline.
     offset: Offset,
     /// What was seen of a frozen cycle that does not come on, and since when.
@@ -84,6 +88,7 @@ impl Watcher {
             agreement: Agreement::new(size, config.timeout.as_secs_f64(), bucket_bytes),
             peers: BTreeMap::new(),
             heard_s: vec![0.0; size],
+            all_heard_s: 0.0,
             departed: vec![false; size],
             done: vec![false; size],
             clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
@@ -97,6 +102,7 @@ impl Watcher {
             timeout: config.timeout,
             asked: None,
             still: Standstill::default(),
+            hang: Hang::default(),
             offset: Offset::default(),
             standstill: None,
         }
@@ -147,8 +153,9 @@ impl Watcher {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if Instant::now() >= next_tick {
-                next_tick = Instant::now() + self.interval;
                 self.tick(&shared);
+                let interval = if shared.fault.get().is_some() { self.interval.min(LOOK) } else { self.interval };
+                next_tick = Instant::now() + interval;
             }
         }
     }
@@ -184,6 +191,11 @@ impl Watcher {
             }
             Note::Even => {
                 self.agreement.even(from);
+                Ok(())
+            }
+            Note::DataStill(is_still) => {
+                let now_s = self.clock.now_s();
+                self.agreement.data_still(from, is_still, now_s);
                 Ok(())
             }
             Note::Stuck(stuck) => {
@@ -252,6 +264,7 @@ impl Watcher {
     }
 
     fn tick(&mut self, shared: &Shared) {
+        self.hang.check(shared);
         if shared.size > 1 && shared.fault.get().is_none() {
             shared.tell_everyone(&Note::Alive);
             let now_s = self.clock.now_s();
@@ -268,6 +281,9 @@ impl Watcher {
                 } else if awaited && now_s - self.heard_s[peer] > self.silence_s {
                     self.lost(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
                 }
+                if !self.agreement.has_left(peer) && now_s - self.heard_s[peer] > 3.0 * self.interval.as_secs_f64() {
+                    self.all_heard_s = now_s;
+                }
             }
             // After the silent ones: that a rank is silent explains why it has not called.
             if !shared.running.lock().is_empty() {
@@ -278,12 +294,25 @@ impl Watcher {
             if let Err(fault) = checked {
                 shared.poison(&fault, true);
             }
+            if let Some(ranks) = self.agreement.lost_data(orders, now_s, self.silence_s, self.all_heard_s) {
+                let fault = Error::PeerLost {
+                    peer: format!("what MPI carries to rank(s) {ranks:?}"),
+                    cause: format!(
+                        "every rank is heard and has called it, and nothing of it has moved for {:.0} s: a connection of MPI's may have been reset",
+                        self.silence_s
+                    ),
+                    operation: self.interrupted(shared),
+                    rank: shared.rank,
+                };
+                shared.poison(&fault, true);
+            }
             if shared.rank == 0 {
                 self.warn(shared, now_s);
             }
             self.say_where(shared);
             self.look(shared, now_s);
             self.still.tell(shared, now_s, |stuck| shared.tell_rank_0(Note::Stuck(stuck)));
+            self.still.tell_data(now_s, |is_still| shared.tell_rank_0(Note::DataStill(is_still)));
         }
     }
 

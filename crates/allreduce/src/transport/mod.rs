@@ -23,7 +23,7 @@ pub mod star;
 pub mod window;
 mod wire;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ringpull_base::Result;
 
@@ -35,9 +35,23 @@ pub fn messages() -> u64 {
     MESSAGES.load(Ordering::Relaxed)
 }
 
+/// Messages of MPI that this process has begun to send or receive and that are not done.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// How many messages of MPI are under way in this process.
+pub fn open_messages() -> usize {
+    OPEN.load(Ordering::Relaxed)
+}
+
+#[cfg(feature = "mpi")]
+fn opened() {
+    OPEN.fetch_add(1, Ordering::Relaxed);
+}
+
 #[cfg(feature = "mpi")]
 fn moved(messages: usize) {
     MESSAGES.fetch_add(messages as u64, Ordering::Relaxed);
+    OPEN.fetch_sub(messages, Ordering::Relaxed);
 }
 
 /// Names the operation a message belongs to: the messages of operations that are in flight together do not mix, and none waits

@@ -144,6 +144,7 @@ impl Mpi {
     }
 
     fn post(&mut self, token: u32, due: Option<(usize, Stamp, usize)>, request: ffi::MPI_Request) {
+        super::opened();
         self.requests.push(request);
         self.inflight.push(InFlight { token, due });
     }

@@ -2,8 +2,9 @@
 
 use ringpull_base::{Error, Key};
 
-use crate::progress::agreement::{Agreement, Owed, Pending};
+use crate::progress::agreement::{Agreement, Owed, Pending, Phase};
 use crate::progress::messages::{Stuck, Topic};
+use crate::progress::standstill::STILL_S;
 
 /// How long every rank must have waited before nothing can come any more. An order or a call that is on its way ends such a wait.
 const CERTAIN_S: f64 = 2.0;
@@ -77,14 +78,38 @@ impl Agreement {
     /// given, while some call is missing.
     pub fn check_deadlock(&self, orders: u64, now_s: f64) -> Result<(), Error> {
         let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
-        let is_stuck = |rank: usize| {
-            let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders && now_s - since_s >= CERTAIN_S;
-            self.stuck[rank].as_ref().is_some_and(known)
-        };
-        let waits = ranks().map(|rank| self.awaits(rank).filter(|_| is_stuck(rank)));
+        let waits = ranks().map(|rank| self.awaits(rank).filter(|_| self.is_stuck(rank, orders, now_s)));
         // When all have left, none waits.
         let waits = waits.collect::<Option<Vec<String>>>().filter(|waits| !waits.is_empty());
         waits.map_or(Ok(()), |waits| Err(Error::Deadlock { waits }))
+    }
+
+    /// Messages of MPI are under way on a rank, and none has moved for [`STILL_S`]; or they move again.
+    pub fn data_still(&mut self, rank: usize, is_still: bool, now_s: f64) {
+        self.still_s[rank] = is_still.then_some(now_s - STILL_S);
+    }
+
+    /// The ranks that wait for data of MPI's which does not come, of sums that all have called: each has seen none move for
+    /// `limit_s`, and every other that has not left waits for a call. While ranks may be behind in a frozen cycle, its data
+    /// may be theirs to send: then every rank has to wait. The limit counts from `heard_s`, when some rank was last silent
+    /// for a while: after a link was down TCP sends again when as much time has passed at most.
+    pub fn lost_data(&self, orders: u64, now_s: f64, limit_s: f64, heard_s: f64) -> Option<Vec<usize>> {
+        let all_have_called = matches!(self.phase, Phase::Open) && self.owed.iter().all(Option::is_none);
+        let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
+        let is_still = |rank: usize| self.still_s[rank].is_some_and(|since_s| now_s - since_s.max(heard_s) >= limit_s);
+        let waits = |rank: usize| self.is_stuck(rank, orders, now_s);
+        let expects = |rank: usize| {
+            let awaits_data = is_still(rank) && (all_have_called || waits(rank));
+            awaits_data || (self.still_s[rank].is_none() && waits(rank) && self.awaits(rank).is_some())
+        };
+        let awaiting: Vec<usize> = ranks().filter(|rank| is_still(*rank)).collect();
+        (!awaiting.is_empty() && ranks().all(expects)).then_some(awaiting)
+    }
+
+    /// Whether a rank has waited for [`CERTAIN_S`] and had heard of all the `orders` that were given.
+    fn is_stuck(&self, rank: usize, orders: u64, now_s: f64) -> bool {
+        let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders && now_s - since_s >= CERTAIN_S;
+        self.stuck[rank].as_ref().is_some_and(known)
     }
 
     /// The call of another rank that this one waits for, in words; none where it waits for data of a sum that all have called, which a

@@ -180,6 +180,10 @@ fn what_has_been_waited_for_longest_is_told_first() {
     assert_eq!((late.key, late.rank, late.missing, late.since_s), (3.into(), 0, vec![1, 2], 1.0));
 }
 
+fn stuck(orders: u64) -> Stuck {
+    Stuck { orders, site: None }
+}
+
 /// A link is down in a frozen step: rank 0 has begun the next one, and the others still wait for data of this one.
 #[test]
 fn ranks_that_wait_for_data_are_no_deadlock() {
@@ -195,6 +199,31 @@ fn ranks_that_wait_for_data_are_no_deadlock() {
         table.stopped(rank, Stopped { epoch: 1, begun, missing }, 4.0).unwrap();
     }
     assert_eq!(table.late().map(|late| late.missing), Some(vec![1]));
-    (0..3).for_each(|rank| table.stuck(rank, Some(Stuck { orders: 5, site: None }), 5.0));
+    (0..3).for_each(|rank| table.stuck(rank, Some(stuck(5)), 5.0));
     assert_eq!(table.check_deadlock(5, 100.0), Ok(()));
+    // Rank 0 waits for a call of theirs, and they for data: after the limit that is lost.
+    (1..3).for_each(|rank| table.data_still(rank, true, 4.0));
+    assert_eq!(table.lost_data(5, 31.9, 30.0, 0.0), None);
+    assert_eq!(table.lost_data(5, 32.0, 30.0, 0.0), Some(vec![1, 2]));
+    assert_eq!(table.lost_data(5, 54.9, 30.0, 25.0), None, "a rank was silent until 25 s");
+    assert_eq!(table.lost_data(6, 100.0, 30.0, 0.0), None, "an order is on its way");
+    table.data_still(2, false, 5.0);
+    assert_eq!(table.lost_data(5, 100.0, 30.0, 0.0), None, "rank 2 is at something else");
+    table.data_still(2, true, 6.0);
+    table.stuck(2, None, 6.0);
+    assert_eq!(table.lost_data(5, 100.0, 30.0, 0.0), None, "rank 2 computes, and may have to call what they wait for");
+}
+
+#[test]
+fn data_of_sums_that_all_have_called_is_lost_also_while_they_compute() {
+    let mut table = Agreement::new(2, 1800.0, 1000);
+    assert_eq!(table.call(0, call(3, 0, "f32"), 0.0), Ok(vec![]));
+    assert!(matches!(table.call(1, call(3, 0, "f32"), 0.0).unwrap()[..], [Order::Launch(_)]));
+    table.data_still(0, true, 2.0);
+    assert_eq!(table.lost_data(1, 100.0, 30.0, 0.0), None, "rank 1 has nothing under way");
+    table.data_still(1, true, 2.0);
+    assert_eq!(table.lost_data(1, 29.9, 30.0, 0.0), None);
+    assert_eq!(table.lost_data(1, 30.0, 30.0, 0.0), Some(vec![0, 1]));
+    table.data_still(0, false, 40.0);
+    assert_eq!(table.lost_data(1, 100.0, 30.0, 0.0), None, "it moves again");
 }

@@ -1,0 +1,50 @@
+//! The end of a process whose MPI library does not come back, where nobody can be given the fault.
+//!
+//! After a fault the comm thread fails what is under way, and so its callers hear of it. It cannot while it is in a call of
+//! MPI's that never returns: after a reset of a connection Open MPI 4.1 has been seen to go round in its list of events. A
+//! program that only waits for such an operation would wait for ever. So its process says the fault and ends. One that
+//! does something else is left alone: it hears of the fault by its next call, and may save its work before.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ringpull_base::{notice, timeline, waits};
+
+use crate::progress::shared::Shared;
+use crate::transport::{messages, open_messages};
+
+/// How long the comm thread may take to fail what is under way: it looks between any two messages.
+const GRACE: Duration = Duration::from_secs(1);
+/// How often to look.
+pub(super) const LOOK: Duration = Duration::from_millis(200);
+
+/// Since when nothing has moved after a fault, and how much had.
+#[derive(Default)]
+pub(super) struct Hang {
+    since: Option<(Instant, u64)>,
+}
+
+impl Hang {
+    /// To be called now and then after a fault. Ends the process if the library hangs and the program only waits.
+    pub(super) fn check(&mut self, shared: &Shared) {
+        let Some(fault) = shared.fault.get() else { return };
+        if shared.running.lock().is_empty() || open_messages() == 0 {
+            self.since = None;
+            return;
+        }
+        waits::look();
+        let since = self.since.filter(|(_, moved)| *moved == messages()).map_or_else(Instant::now, |(since, _)| since);
+        self.since = Some((since, messages()));
+        if since.elapsed() < GRACE || !waits::is_only_waiting(waits::seen(since).as_ref()) {
+            return;
+        }
+        if !shared.reported.load(Ordering::Acquire) {
+            notice(&format!("ringpull: rank {}: {fault}", shared.rank));
+        }
+        notice(&format!("ringpull: rank {}: the MPI library does not come back: this process ends", shared.rank));
+        timeline::flush();
+        // SAFETY: ends the process at once; the library cannot be finalised.
+        unsafe { libc::_exit(1) }
+    }
+}
