@@ -28,6 +28,7 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "ends_by_error" | "exits_after_error" => odd_one::ends_by_error(&store, case),
         "async_optimizer" => async_optimizer(&store),
         "async_bare" => async_bare(&store),
+        "deadlock" => odd_one::deadlock(&store),
         "lazy" => lazy(&store),
         "forever" => forever(&store),
         "panics" => panics(&store),

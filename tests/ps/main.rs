@@ -96,6 +96,17 @@ fn a_rank_that_never_pushes_is_named_to_every_worker() {
 }
 
 #[test]
+fn ranks_that_wait_for_each_other_are_told_so_in_ten_seconds() {
+    for workers in [2, 3] {
+        let words: Vec<String> = (0..workers)
+            .map(|rank| format!("rank {rank} waits for push of key \"of rank {rank}\", which rank(s) ["))
+            .collect();
+        let words = words.iter().map(String::as_str).chain(["every rank waits for another"]);
+        Job::start("deadlock", workers, 1).fails(&[], &words.collect::<Vec<_>>());
+    }
+}
+
+#[test]
 fn a_rank_that_does_not_come_to_a_barrier_is_named() {
     Job::start("barrier", 2, 1).fails(&[], &["barrier", "[1]"]);
 }

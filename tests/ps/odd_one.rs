@@ -18,6 +18,20 @@ pub(crate) fn shapes(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
+/// Each rank waits for a key of its own, having called only that; the limits are the defaults.
+pub(crate) fn deadlock(store: &KvStore) -> Result<()> {
+    let key = |rank: usize| format!("of rank {rank}");
+    (0..store.num_workers()).try_for_each(|rank| store.init(key(rank), &full(DType::F32, 1000, 0)))?;
+    let value = full(DType::F32, 1000, 1);
+    let both = std::slice::from_ref(&value);
+    let begun = Instant::now();
+    store.push_pull(key(store.rank()), both, both, 0)?;
+    let outcome = value.to_vec::<f32>().map(drop);
+    println!("told after {:.1} s", begun.elapsed().as_secs_f64());
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    outcome
+}
+
 /// Rank 1 has another dtype.
 pub(crate) fn dtypes(store: &KvStore) -> Result<()> {
     store.init("odd_one", &full(if store.rank() == 1 { DType::F64 } else { DType::F32 }, 6, 0))?;

@@ -27,7 +27,7 @@ use crate::progress::agreement::disagreement::disagreement;
 use crate::progress::freezing::{Freezing, Logs};
 use crate::progress::messages::{Call, Freeze, Launch, Order, Overdue, RunTo, Stopped, Stuck, Topic};
 
-pub use late::Late;
+pub use late::{Late, STILL_S};
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Pending {

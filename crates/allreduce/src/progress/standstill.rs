@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::waits::{self, IDLE, Place, used_s};
 
+use crate::progress::agreement::STILL_S;
 use crate::progress::messages::Stuck;
 use crate::progress::shared::Shared;
 use crate::transport::{messages, open_messages};
 
-/// How long nothing may have changed.
-pub(super) const STILL_S: f64 = 2.0;
 /// How old what was seen of the program may be.
 const RECENT: Duration = Duration::from_secs(3);
 

@@ -4,8 +4,9 @@ use ringpull_base::{Error, Key};
 
 use crate::progress::agreement::{Agreement, Owed, Pending, Phase};
 use crate::progress::messages::{Stuck, Topic};
-use crate::progress::standstill::STILL_S;
 
+/// How long nothing of a rank may have changed before it says so.
+pub const STILL_S: f64 = 2.0;
 /// How long every rank must have waited before nothing can come any more. An order or a call that is on its way ends such a wait.
 const CERTAIN_S: f64 = 2.0;
 
