@@ -10,7 +10,7 @@
 //! - [`pushpull`], [`allreduce`]: the measuring ranks; `ranks`: what they found, brought together;
 //! - [`text`]: how times, counts and tables are written;
 //! - [`record`], [`statistics`], [`usage`]: a measurement, what it says and what it costs; [`explain`]: what `auto` does;
-//! - [`train`]: the ranks that replay a model's steps; [`layers`], [`compute`]: what they replay; [`schedule`]: the least step;
+//! - [`train`]: the ranks that replay a model's steps; [`layers`], [`compute`]: what they replay;
 //! - [`timeline`]: what the ranks' timelines say together;
 //! - [`doctor`]: what would keep a job from running;
 //! - [`rounds`]: jobs of all variants in rotating rounds; [`compare`]: their table, verdict and report;
@@ -38,7 +38,6 @@ pub mod quiet;
 mod ranks;
 pub mod record;
 pub mod rounds;
-pub mod schedule;
 pub mod size;
 pub mod statistics;
 pub mod sweep;

@@ -13,7 +13,7 @@ use crate::usage::Usage;
 pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, and with two racks at least bytes / uplink; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory";
 
 /// What the figures of a record of training mean.
-pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the least step of any schedule on this link; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
+pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
 
 /// Samples of one operation on one payload, all of them verified.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ pub struct Train {
     pub exposed_s: f64,
     /// `compute_s / median_s`.
     pub efficiency: f64,
-    /// The least step that any schedule can reach in this mode. `None` where no link rate is known.
+    /// The longer of `compute_s` and the mode's own bound: no step is shorter. `None` where that bound is not known.
     pub shortest_s: Option<f64>,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
@@ -135,7 +135,7 @@ impl Record {
             burn,
             exposed_s: self.median_s - compute_s,
             efficiency: compute_s / self.median_s,
-            shortest_s: None,
+            shortest_s: self.mode_bound_s.map(|bound| bound.max(compute_s)),
             batch,
             images_per_s: batch.map(|batch| batch as f64 / self.median_s),
         });

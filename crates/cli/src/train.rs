@@ -22,7 +22,6 @@ use crate::layers::{Layer, Network};
 use crate::pushpull;
 use crate::ranks::{Found, Spent};
 use crate::record::Record;
-use crate::schedule::BACKWARD;
 use crate::statistics::Summary;
 use crate::timeline::account::WARMUP;
 use crate::usage::Usage;
@@ -40,6 +39,8 @@ pub struct Plan {
     pub batch: Option<usize>,
 }
 
+/// The part of a step's computing that is the backward pass.
+const BACKWARD: f64 = 2.0 / 3.0;
 /// Steps without communication that tell how long computing on the processor takes here.
 const STEPS_ALONE: usize = 3;
 

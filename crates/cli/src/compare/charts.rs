@@ -1,10 +1,10 @@
-//! Horizontal bar charts as inline SVG, without a script and at any width.
+//! Horizontal bar charts: where their parts lie. The page's template draws them as SVG, without a script and at any width.
 //!
 //! Positions along the axis are per cent of the drawing's width and heights are pixels, so the browser fits a chart into a
-//! phone and a laptop alike while its text keeps its size. Colours are classes that the page's style sheet fills in, light
-//! or dark. Each bar is labelled directly: its name above it, its value at its end.
+//! phone and a laptop alike while its text keeps its size. Each bar is labelled directly: its name above it, its value at
+//! its end.
 
-use std::fmt::Write as _;
+use minijinja::{Value, context};
 
 /// A chart: what it shows and one bar for each variant.
 #[derive(Debug, Clone)]
@@ -15,21 +15,12 @@ pub struct Chart {
     pub title: &'static str,
     /// The axis in words, with its unit.
     pub axis: &'static str,
-    /// A line across all bars.
-    pub reference: Option<Reference>,
+    /// A line across all bars, such as a bound: where, and what it is.
+    pub reference: Option<(f64, String)>,
     /// The bars, from the top.
     pub bars: Vec<Bar>,
     /// How the axis writes its numbers.
     pub tick: fn(f64) -> String,
-}
-
-/// A line across all bars, such as a bound.
-#[derive(Debug, Clone)]
-pub struct Reference {
-    /// Where.
-    pub value: f64,
-    /// What it is.
-    pub label: String,
 }
 
 /// One bar.
@@ -55,77 +46,39 @@ pub(super) fn plain(value: f64) -> String {
 
 /// The axis ends here, in per cent: what is left holds the values' labels.
 const AXIS_PERCENT: f64 = 76.0;
-const TOP: f64 = 26.0;
-const ROW: f64 = 46.0;
-const BAR: f64 = 16.0;
+const TOP: usize = 26;
+const ROW: usize = 46;
 
 impl Chart {
-    /// The chart as an `svg` element.
-    pub fn svg(&self) -> String {
-        let largest = self
-            .bars
-            .iter()
-            .flat_map(|bar| bar.samples.iter().copied().chain([bar.value]))
-            .chain(self.reference.iter().map(|reference| reference.value))
-            .fold(0.0, f64::max);
+    /// Where its parts lie, for the template.
+    pub(super) fn drawn(&self) -> Value {
+        let samples = self.bars.iter().flat_map(|bar| bar.samples.iter().copied().chain([bar.value]));
+        let largest = samples.chain(self.reference.iter().map(|(value, _)| *value)).fold(0.0, f64::max);
         let step = tick_step(largest);
         let end = (largest / step).ceil().max(1.0) * step;
-        let at = |value: f64| value / end * AXIS_PERCENT;
-        let bottom = TOP + ROW * self.bars.len() as f64;
-        let mut svg = format!(
-            "<svg id=\"{}\" class=\"chart\" role=\"img\" aria-label=\"{}\" width=\"100%\" height=\"{}\">",
-            self.id,
-            escaped(self.title),
-            bottom + 44.0
-        );
-        for index in 0..=(end / step).round() as usize {
-            let value = index as f64 * step;
-            let (x, anchor) = (at(value), if index == 0 { "start" } else { "middle" });
-            line(&mut svg, "grid", x, TOP, bottom);
-            text(&mut svg, "tick", anchor, x, bottom + 16.0, &(self.tick)(value));
-        }
-        text(&mut svg, "axis", "start", 0.0, bottom + 36.0, self.axis);
-        let tops = |index: usize| TOP + ROW * index as f64;
-        for (index, bar) in self.bars.iter().enumerate() {
-            let y = tops(index) + 21.0;
-            write_to(
-                &mut svg,
-                format_args!(
-                    "<rect class=\"bar {}\" x=\"0\" y=\"{y}\" width=\"{:.3}%\" height=\"{BAR}\" rx=\"2\"/>",
-                    bar.class,
-                    at(bar.value).max(0.2)
-                ),
-            );
-            for sample in &bar.samples {
-                line(&mut svg, "sample", at(*sample), y - 1.0, y + BAR + 1.0);
+        let at = |value: f64| (value / end * AXIS_PERCENT * 1e3).round() / 1e3;
+        let mark = |value: f64, label: &str| context! { at => at(value), label };
+        let ticks = (0..=(end / step).round() as usize).map(|index| index as f64 * step);
+        let bars = self.bars.iter().enumerate().map(|(index, bar)| {
+            context! {
+                name => bar.name.as_str(),
+                class => bar.class,
+                label => bar.label.as_str(),
+                top => TOP + ROW * index,
+                at => at(bar.value).max(0.2),
+                samples => bar.samples.iter().map(|sample| at(*sample)).collect::<Vec<_>>(),
+                end => at(bar.samples.iter().copied().fold(bar.value, f64::max)),
             }
+        });
+        context! {
+            id => self.id,
+            title => self.title,
+            axis => self.axis,
+            height => TOP + ROW * self.bars.len() + 44,
+            ticks => ticks.map(|value| mark(value, &(self.tick)(value))).collect::<Vec<_>>(),
+            reference => self.reference.as_ref().map(|(value, label)| mark(*value, label)),
+            bars => bars.collect::<Vec<_>>(),
         }
-        if let Some(reference) = &self.reference {
-            let x = at(reference.value);
-            line(&mut svg, "reference", x, TOP - 6.0, bottom);
-            let (anchor, x) = match x {
-                ..25.0 => ("start", 0.0),
-                60.0.. => ("end", x),
-                _ => ("middle", x),
-            };
-            text(&mut svg, "reference-label", anchor, x, TOP - 12.0, &reference.label);
-        }
-        // Words come last, so that no line runs through them.
-        for (index, bar) in self.bars.iter().enumerate() {
-            let furthest = bar.samples.iter().copied().fold(bar.value, f64::max);
-            text(&mut svg, "name", "start", 0.0, tops(index) + 15.0, &bar.name);
-            write_to(
-                &mut svg,
-                format_args!(
-                    "<text class=\"value\" x=\"{:.3}%\" dx=\"7\" y=\"{}\">{}</text>",
-                    at(furthest),
-                    tops(index) + 17.5 + BAR,
-                    escaped(&bar.label)
-                ),
-            );
-        }
-        svg.push_str("</svg>");
-        svg
     }
 }
 
@@ -136,29 +89,6 @@ fn tick_step(largest: f64) -> f64 {
     }
     let power = 10f64.powf((largest / 4.0).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| largest / step <= 5.0).unwrap_or(largest)
-}
-
-fn line(svg: &mut String, class: &str, x: f64, from: f64, to: f64) {
-    write_to(svg, format_args!("<line class=\"{class}\" x1=\"{x:.3}%\" x2=\"{x:.3}%\" y1=\"{from}\" y2=\"{to}\"/>"));
-}
-
-fn text(svg: &mut String, class: &str, anchor: &str, x: f64, y: f64, words: &str) {
-    write_to(
-        svg,
-        format_args!(
-            "<text class=\"{class}\" text-anchor=\"{anchor}\" x=\"{x:.3}%\" y=\"{y}\">{}</text>",
-            escaped(words)
-        ),
-    );
-}
-
-fn write_to(svg: &mut String, words: std::fmt::Arguments<'_>) {
-    svg.write_fmt(words).expect("writing to a string cannot fail");
-}
-
-/// Text as it may stand in an element or an attribute.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
@@ -173,26 +103,26 @@ mod tests {
     }
 
     #[test]
-    fn every_bar_sample_and_label_is_drawn_and_escaped() {
-        let bar = |name: &str, value: f64| Bar {
-            name: name.to_owned(),
+    fn bars_samples_and_the_reference_lie_along_an_axis_that_ends_at_a_round_number() {
+        let bar = |value: f64| Bar {
+            name: "a".to_owned(),
             class: "allreduce",
             value,
             label: format!("{value} s"),
             samples: vec![value, value * 1.1],
         };
-        let chart = Chart {
-            id: "time",
-            title: "a \"title\"",
-            axis: "seconds",
-            reference: Some(Reference { value: 1.0, label: "bound".to_owned() }),
-            bars: vec![bar("a<b", 2.0), bar("c", 4.0)],
-            tick: |value| value.to_string(),
+        let (bars, reference) = (vec![bar(2.0), bar(4.0)], Some((1.0, "bound".to_owned())));
+        let chart = Chart { id: "time", title: "t", axis: "seconds", reference, bars, tick: plain };
+        let drawn = chart.drawn();
+        let of = |path: &[&str]| {
+            path.iter().fold(drawn.clone(), |value, name| match name.parse::<usize>() {
+                Ok(index) => value.get_item_by_index(index).unwrap(),
+                Err(_) => value.get_attr(name).unwrap(),
+            })
         };
-        let svg = chart.svg();
-        assert_eq!(svg.matches("<rect").count(), 2);
-        assert_eq!(svg.matches("class=\"sample\"").count(), 4);
-        assert!(svg.contains("a&lt;b") && svg.contains("a &quot;title&quot;") && svg.contains(">bound<"));
-        assert!(svg.contains("width=\"60.800%\""), "4 of an axis that ends at 5: {svg}");
+        let bar = ["top", "at", "end"].map(|name| of(&["bars", "1", name]).to_string());
+        assert_eq!(bar, ["72", "60.8", "66.88"], "4 and 4.4 of an axis that ends at 5");
+        let others = [of(&["reference", "at"]), of(&["height"]), of(&["ticks", "5", "label"])];
+        assert_eq!(others.map(|value| value.to_string()), ["15.2", "162", "5"]);
     }
 }

@@ -8,7 +8,7 @@ use minijinja::{Environment as Templates, Value, context};
 
 use ringpull_base::{Error, Result};
 
-use crate::compare::charts::{Bar, Chart, Reference, plain};
+use crate::compare::charts::{Bar, Chart, plain};
 use crate::compare::columns::{Measured, columns};
 use crate::compare::notes::notes;
 use crate::compare::published;
@@ -47,7 +47,7 @@ pub fn render(results: &Results) -> Result<String> {
             notes => notes(results),
             command => results.command.as_str(),
             families => families.map(|(_, class, words)| context! { class, words }).collect::<Vec<_>>(),
-            charts => charts(results).iter().map(|chart| context! { title => chart.title, svg => chart.svg() }).collect::<Vec<_>>(),
+            charts => charts(results).iter().map(Chart::drawn).collect::<Vec<_>>(),
             heads => columns(results).iter().map(|column| column.html).collect::<Vec<_>>(),
             lines => lines(results),
             samples => samples(results),
@@ -73,7 +73,6 @@ fn charts(results: &Results) -> Vec<Chart> {
             let Row { variant, family, .. } = measured.row;
             Some(Bar { name: variant.clone(), class: family.class(), value, label, samples })
         });
-        let reference = reference.map(|(value, label)| Reference { value, label });
         Chart { id, title, axis, reference, bars: bars.collect(), tick }
     };
     let seconds = "seconds, slowest worker; bar: median, ticks: samples";
@@ -166,7 +165,7 @@ fn efficiency(results: &Results, ranking: &[Measured<'_>]) -> Chart {
         id: "efficiency",
         title: "Scaling efficiency",
         axis: "per cent of a step; ticks: single steps",
-        reference: Some(Reference { value: 100.0, label: "all communication hidden".to_owned() }),
+        reference: Some((100.0, "all communication hidden".to_owned())),
         bars,
         tick: |value| format!("{} %", plain(value)),
     }

@@ -3,12 +3,10 @@
 use ringpull_base::Result;
 
 use crate::compare::results::{Outcome, Round, Row, Setup};
-use crate::layers::Network;
-use crate::record::Record;
-use crate::rounds::{Done, Found, Job, TrainSetup, Work, merged};
+use crate::cost;
+use crate::rounds::{Done, Found, Job, Work, merged};
 use crate::statistics::Summary;
 use crate::variant::Variant;
-use crate::{cost, schedule};
 
 /// One row for each of `variants`.
 pub fn rows(found: &Found, variants: &[Variant], job: &Job, setup: &Setup) -> Vec<Row> {
@@ -41,7 +39,12 @@ fn outcome(found: &Found, variant: Variant, job: &Job, setup: &Setup) -> Outcome
 fn measured(variant: Variant, done: &[&Done], job: &Job, setup: &Setup) -> Result<Outcome> {
     let record = merged(variant, done, setup.own_hosts, setup.link)?.with_uplink(setup.uplink_bytes_per_s());
     let record = match &job.work {
-        Work::Steps { network, train, .. } => trained(record, variant, done, setup, network, train),
+        Work::Steps { train, .. } => {
+            // With the median of the rounds' computing, which differs between them only on the processor.
+            let computing: Vec<f64> = done.iter().filter_map(|done| Some(done.record.train?.compute_s)).collect();
+            let compute_s = Summary::of(&computing).map_or(train.compute_s, |summary| summary.median);
+            record.with_train(compute_s, train.burn, train.batch)
+        }
         Work::Buffers(_) | Work::Keys { .. } => record,
     };
     let round = |Done { round, place, record, stolen, .. }: &Done| Round {
@@ -52,26 +55,6 @@ fn measured(variant: Variant, done: &[&Done], job: &Job, setup: &Setup) -> Resul
         stolen: *stolen,
     };
     Ok(Outcome::Measured { record, rounds: done.iter().map(|done| round(done)).collect() })
-}
-
-/// With the median of the rounds' computing, which differs between them only on the processor.
-fn trained(
-    record: Record,
-    variant: Variant,
-    done: &[&Done],
-    setup: &Setup,
-    network: &Network,
-    train: &TrainSetup,
-) -> Record {
-    let computing: Vec<f64> = done.iter().filter_map(|done| Some(done.record.train?.compute_s)).collect();
-    let compute_s = Summary::of(&computing).map_or(train.compute_s, |summary| summary.median);
-    let mut record = record.with_train(compute_s, train.burn, train.batch);
-    if let (Some(train), Some(rate)) = (&mut record.train, setup.link.bytes_per_s()) {
-        let of_key = |bytes: f64| cost::mode_bound_s(variant.mode, setup.workers, bytes, rate);
-        let link_s: Vec<f64> = network.keys.iter().map(|key| of_key(4.0 * key.len() as f64)).collect();
-        train.shortest_s = Some(schedule::shortest_step_s(network, compute_s, &link_s));
-    }
-    record
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ fn below_training(results: &Results) -> Vec<String> {
             "Every sum was checked. step: median of {} rounds x {} steps; efficiency: computing / step.",
             results.setup.rounds, results.setup.iters
         ),
-        "of possible: efficiency over that of the best schedule on this link; img/s: of one worker; published: efficiency."
+        "of possible: the longer of computing and this mode's bound on the link / step; img/s: of one worker; published: efficiency."
             .to_owned(),
     ]
 }
