@@ -6,12 +6,13 @@ use ringpull_base::Result;
 
 use super::document;
 use super::pod::{ClaimSpec, EnvVar, JobSpec, Metadata, Object, PodTemplate, Resources};
+use super::quantity::Quantity;
 use super::replicas::{
     DependsOn, JobSet, JobSetSpec, JobTemplate, MlPolicy, MpiPolicy, MpiReplicas, MpiSpec, MxReplicas, MxSpec, Network,
     Replica, ReplicatedJob, RunPolicy, RuntimeRef, RuntimeSpec, SchedulingPolicy, SuccessPolicy, TfReplicas, TfSpec,
     TrainJobSpec, Trainer,
 };
-use super::request::{Claim, Gang, Kind, Request};
+use super::request::{Gang, Kind, Request};
 use super::shape::{metadata, plain, ssh_folder, ssh_worker, variable, worker};
 
 /// Where the operators put the list of hosts.
@@ -38,10 +39,11 @@ fn launcher_args(request: &Request) -> Vec<String> {
         words.extend(["-n", &workers.to_string(), "-s", &request.servers().to_string(), "--"].map(str::to_owned));
     }
     words.extend(request.command.iter().cloned());
-    if let (Kind::Compare, Some(claim)) = (request.kind, &request.claim)
+    if request.kind == Kind::Compare
+        && request.claim.is_some()
         && !request.command.iter().any(|word| word.starts_with("--out"))
     {
-        words.extend(["--out".to_owned(), format!("{}/compare-out", claim.path)]);
+        words.extend(["--out".to_owned(), format!("{}/compare-out", request.mount)]);
     }
     words
 }
@@ -51,7 +53,7 @@ pub(super) fn mpijob(request: &Request) -> Result<Value> {
     let mut launcher = if request.launcher_works {
         worker(request, "launcher")?
     } else {
-        plain(request, "launcher", &request.launcher)
+        plain(request, "launcher", &request.launcher())
     };
     let container = &mut launcher.spec.containers[0];
     container.args = launcher_args(request);
@@ -186,8 +188,8 @@ pub(super) fn mxjob(request: &Request) -> Result<Value> {
         job_mode: "MXTrain".to_owned(),
         run_policy: run_policy(request, "Running"),
         mx_replica_specs: MxReplicas {
-            scheduler: role(1, plain(request, "mxnet", &request.launcher)),
-            server: role(request.servers(), plain(request, "mxnet", &request.worker)),
+            scheduler: role(1, plain(request, "mxnet", &request.launcher())),
+            server: role(request.servers(), plain(request, "mxnet", &request.worker())),
             worker: role(request.workers, worker(request, "mxnet")?),
         },
     };
@@ -203,7 +205,7 @@ pub(super) fn tfjob(request: &Request) -> Result<Value> {
     let spec = TfSpec {
         run_policy: run_policy(request, "Running"),
         tf_replica_specs: TfReplicas {
-            ps: (request.servers > 0).then(|| role(request.servers, plain(request, "tensorflow", &request.worker))),
+            ps: (request.servers > 0).then(|| role(request.servers, plain(request, "tensorflow", &request.worker()))),
             worker: role(request.workers, worker(request, "tensorflow")?),
         },
     };
@@ -211,14 +213,14 @@ pub(super) fn tfjob(request: &Request) -> Result<Value> {
 }
 
 /// The PersistentVolumeClaim.
-pub(super) fn claim(request: &Request, claim: &Claim) -> Result<Value> {
+pub(super) fn claim(request: &Request, name: &str, size: &Quantity) -> Result<Value> {
     let spec = ClaimSpec {
         // Launcher and workers mount it at once, on whatever nodes they are.
         access_modes: vec!["ReadWriteMany".to_owned()],
-        storage_class_name: claim.class.clone(),
-        resources: Resources { requests: [("storage".to_owned(), claim.size.clone())].into(), ..Resources::default() },
+        storage_class_name: request.storage_class.clone(),
+        resources: Resources { requests: [("storage".to_owned(), size.clone())].into(), ..Resources::default() },
     };
-    object("v1", "PersistentVolumeClaim", metadata(request, &claim.name), spec)
+    object("v1", "PersistentVolumeClaim", metadata(request, name), spec)
 }
 
 fn run_policy(request: &Request, clean_pods: &str) -> RunPolicy {

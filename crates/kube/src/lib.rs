@@ -29,8 +29,8 @@ use self::request::{Kind, Request};
 pub fn documents(request: &Request) -> Result<Vec<Value>> {
     request.check()?;
     let mut documents = Vec::new();
-    if let Some(claim) = request.claim.as_ref().filter(|claim| claim.create) {
-        documents.push(jobs::claim(request, claim)?);
+    if let (Some(claim), Some(size)) = (&request.claim, &request.claim_size) {
+        documents.push(jobs::claim(request, claim, size)?);
     }
     match request.kind {
         Kind::Train | Kind::Compare | Kind::Ps => documents.push(jobs::mpijob(request)?),

@@ -1,7 +1,5 @@
 //! What a job is to be. Checked as a whole before anything is written; each error names its remedy.
 
-use std::collections::BTreeMap;
-
 use ringpull_base::{Error, Result};
 
 use super::quantity::Quantity;
@@ -43,74 +41,104 @@ pub struct Limits {
     pub memory: Option<Quantity>,
 }
 
-/// A PersistentVolumeClaim that every pod mounts.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Claim {
-    /// Its name.
-    pub name: String,
-    /// Where it is mounted, in every pod alike.
-    pub path: String,
-    /// Whether the manifest makes it.
-    pub create: bool,
-    /// How large it is made.
-    pub size: Quantity,
-    /// Its storage class; the cluster's default if none.
-    pub class: Option<String>,
-}
-
-/// What a job is to be.
-#[derive(Debug, Clone, PartialEq)]
+/// What a job is to be, and the options that say so.
+#[derive(Debug, Clone, PartialEq, clap::Args)]
 pub struct Request {
     /// What runs it.
+    #[arg(skip = Kind::Job)]
     pub kind: Kind,
-    /// The name of the job, from which the names of its pods follow.
+    /// The name of the job; the names of its pods follow from it.
+    #[arg(long, default_value = "ringpull")]
     pub name: String,
-    /// The namespace; the context's own if none.
+    /// The namespace; the context's own if not given.
+    #[arg(long)]
     pub namespace: Option<String>,
-    /// The image of `mpijob/`, or one that is built like it.
+    /// The image built from mpijob/Dockerfile, or one that is built like it.
+    #[arg(long, default_value = "ringpull:latest")]
     pub image: String,
     /// Worker pods.
+    #[arg(long, default_value_t = 2)]
     pub workers: u32,
-    /// Servers, for the kinds that have them.
+    /// Servers of ps, mxjob and tfjob; for ps and mxjob as many as workers if not given.
+    #[arg(long, default_value_t = 0)]
     pub servers: u32,
-    /// Ranks in a worker pod; as many as it has GPUs if not given.
+    /// Ranks in a worker; one for each GPU, or 1, if not given.
+    #[arg(long)]
     pub slots: Option<u32>,
-    /// GPUs of a worker pod.
+    /// GPUs of a worker.
+    #[arg(long, default_value_t = 0)]
     pub gpus: u32,
-    /// Limits of a worker pod, or of the only one.
-    pub worker: Limits,
-    /// Limits of the launcher pod.
-    pub launcher: Limits,
-    /// Whether ranks run in the launcher pod too.
+    /// Cores of a worker, such as 4 or 500m.
+    #[arg(long, value_parser = Quantity::cpus)]
+    pub cpus: Option<Quantity>,
+    /// Memory of a worker, such as 8Gi.
+    #[arg(long, value_parser = Quantity::memory)]
+    pub memory: Option<Quantity>,
+    /// Cores of the launcher.
+    #[arg(long, value_parser = Quantity::cpus)]
+    pub launcher_cpus: Option<Quantity>,
+    /// Memory of the launcher.
+    #[arg(long, value_parser = Quantity::memory)]
+    pub launcher_memory: Option<Quantity>,
+    /// Run ranks in the launcher's pod too (runLauncherAsWorker).
+    #[arg(long)]
     pub launcher_works: bool,
-    /// Run as uid 1000 with no capability.
+    /// Run as uid 1000 with every capability dropped.
+    #[arg(long)]
     pub non_root: bool,
-    /// Place all pods at once.
+    /// Place all pods at once or none.
+    #[arg(long, value_enum)]
     pub gang: Option<Gang>,
     /// The queue of the gang scheduler.
+    #[arg(long)]
     pub queue: Option<String>,
-    /// Go on with the hosts that answer if there are at least so many.
+    /// Elastic: start with the workers that answer if they are so many; again after each loss, from the checkpoint.
+    #[arg(long, value_name = "N")]
     pub min_workers: Option<u32>,
-    /// The resource that stands for an RDMA device, such as `rdma/ib`.
+    /// The RDMA resource of a worker, such as rdma/ib, `rdma/hca_shared_devices_a` or vpc.amazonaws.com/efa.
+    #[arg(long, value_name = "RESOURCE")]
     pub rdma: Option<String>,
     /// The Multus network of the RDMA device.
+    #[arg(long, value_name = "NETWORK")]
     pub rdma_network: Option<String>,
-    /// The size of /dev/shm; the runtime's 64 MiB if none.
+    /// The size of /dev/shm [default: 8Gi with GPUs, else the runtime's 64Mi].
+    #[arg(long, value_name = "SIZE", value_parser = Quantity::memory)]
     pub shm: Option<Quantity>,
-    /// The volume for data and checkpoints.
-    pub claim: Option<Claim>,
-    /// The node's own network, one worker on a node.
+    /// Mount this PersistentVolumeClaim in every pod.
+    #[arg(long, value_name = "CLAIM")]
+    pub claim: Option<String>,
+    /// Where the claim is mounted.
+    #[arg(long, default_value = "/train", requires = "claim")]
+    pub mount: String,
+    /// Write the claim too, ReadWriteMany and of this size.
+    #[arg(long, value_name = "SIZE", requires = "claim", value_parser = Quantity::memory)]
+    pub claim_size: Option<Quantity>,
+    /// The claim's storage class, such as rook-cephfs; the cluster's default if not given.
+    #[arg(long, value_name = "CLASS", requires = "claim_size")]
+    pub storage_class: Option<String>,
+    /// Use the nodes' network, one worker on a node.
+    #[arg(long)]
     pub host_network: bool,
-    /// Labels of the nodes to run on.
-    pub node_selector: BTreeMap<String, String>,
-    /// Variables for every rank.
-    pub env: BTreeMap<String, String>,
-    /// How often the launcher may start again.
+    /// Run on nodes with this label.
+    #[arg(long, value_name = "LABEL=VALUE", value_parser = pair)]
+    pub node_selector: Vec<(String, String)>,
+    /// A variable for every rank.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub env: Vec<(String, String)>,
+    /// How often a failed job starts again; with a checkpoint it goes on from there.
+    #[arg(long, default_value_t = 3)]
     pub backoff_limit: u32,
-    /// How long the job may take, in seconds.
+    /// End the job after so many seconds.
+    #[arg(long = "deadline", value_name = "SECONDS")]
     pub deadline_s: Option<u32>,
     /// What every rank runs.
+    #[arg(last = true)]
     pub command: Vec<String>,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("give NAME=VALUE")?;
+    if name.is_empty() { Err("give NAME=VALUE".to_owned()) } else { Ok((name.to_owned(), value.to_owned())) }
 }
 
 /// The uid, gid and group of files of a job that does not run as root: the image's `mpiuser`.
@@ -120,34 +148,26 @@ pub const SSH_PORT: u16 = 2222;
 
 impl Request {
     /// A job of this kind with the settings that the flags have by default.
-    pub fn new(kind: Kind) -> Self {
-        Request {
-            kind,
-            name: "ringpull".to_owned(),
-            namespace: None,
-            image: "ringpull:latest".to_owned(),
-            workers: 2,
-            servers: 0,
-            slots: None,
-            gpus: 0,
-            worker: Limits::default(),
-            launcher: Limits::default(),
-            launcher_works: false,
-            non_root: false,
-            gang: None,
-            queue: None,
-            min_workers: None,
-            rdma: None,
-            rdma_network: None,
-            shm: None,
-            claim: None,
-            host_network: false,
-            node_selector: BTreeMap::new(),
-            env: BTreeMap::new(),
-            backoff_limit: 3,
-            deadline_s: None,
-            command: Vec::new(),
-        }
+    #[cfg(test)]
+    pub(super) fn new(kind: Kind) -> Self {
+        use clap::{Args as _, FromArgMatches as _};
+        let defaults = Self::augment_args(clap::Command::new("job")).get_matches_from(["job"]);
+        Request { kind, ..Self::from_arg_matches(&defaults).unwrap() }
+    }
+
+    /// Limits of a worker pod, or of the only one.
+    pub fn worker(&self) -> Limits {
+        Limits { cpus: self.cpus.clone(), memory: self.memory.clone() }
+    }
+
+    /// Limits of the launcher pod.
+    pub fn launcher(&self) -> Limits {
+        Limits { cpus: self.launcher_cpus.clone(), memory: self.launcher_memory.clone() }
+    }
+
+    /// The size of /dev/shm; the runtime's 64 MiB if none.
+    pub fn shm(&self) -> Option<Quantity> {
+        self.shm.clone().or_else(|| (self.gpus > 0).then(|| Quantity::memory("8Gi").ok()).flatten())
     }
 
     /// Ranks in a worker pod.
@@ -251,10 +271,10 @@ impl Request {
             label("the namespace", namespace)?;
         }
         if let Some(claim) = &self.claim {
-            label("the claim's name", &claim.name)?;
-            if !claim.path.starts_with('/') || claim.path.contains(':') {
+            label("the claim's name", claim)?;
+            if !self.mount.starts_with('/') || self.mount.contains(':') {
                 return wrong(
-                    format!("{:?} is no place to mount a volume", claim.path),
+                    format!("{:?} is no place to mount a volume", self.mount),
                     "give an absolute path, such as /train",
                 );
             }
@@ -262,7 +282,7 @@ impl Request {
         if self.image.is_empty() || self.image.contains(char::is_whitespace) {
             return wrong(format!("{:?} is no name of an image", self.image), "give --image registry/name:tag");
         }
-        for name in self.env.keys() {
+        for (name, _) in &self.env {
             let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
             if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(legal) {
                 return wrong(format!("{name:?} is no name of a variable"), "give --env NAME=VALUE");

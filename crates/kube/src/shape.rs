@@ -35,7 +35,7 @@ pub(super) fn metadata(request: &Request, name: &str) -> Metadata {
 
 /// A pod that computes.
 pub(crate) fn worker(request: &Request, container: &str) -> Result<PodTemplate> {
-    let mut pod = plain(request, container, &request.worker);
+    let mut pod = plain(request, container, &request.worker());
     let devices = Some(("nvidia.com/gpu", request.gpus)).filter(|(_, count)| *count > 0);
     let devices = devices.into_iter().chain(request.rdma.as_deref().map(|name| (name, 1)));
     for (name, count) in devices {
@@ -52,7 +52,7 @@ pub(crate) fn worker(request: &Request, container: &str) -> Result<PodTemplate> 
     if request.host_network {
         pod.spec.host_network = Some(true);
     }
-    pod.spec.node_selector.clone_from(&request.node_selector);
+    pod.spec.node_selector = request.node_selector.iter().cloned().collect();
     Ok(pod)
 }
 
@@ -90,10 +90,12 @@ pub(super) fn ssh_worker(request: &Request, container: &str) -> Result<PodTempla
 /// A pod with the image, volumes and user of the job, within `limits`.
 pub(super) fn plain(request: &Request, container: &str, limits: &Limits) -> PodTemplate {
     let (volumes, volume_mounts) = volumes(request);
+    // In the order of their names, and the last of each counts.
+    let env: BTreeMap<_, _> = request.env.iter().map(|(name, value)| (name, value)).collect();
     let container = Container {
         name: container.to_owned(),
         image: Some(request.image.clone()),
-        env: request.env.iter().map(|(name, value)| variable(name, value)).collect(),
+        env: env.into_iter().map(|(name, value)| variable(name, value)).collect(),
         resources: resources(limits),
         security_context: request.non_root.then(|| Security {
             allow_privilege_escalation: Some(false),
@@ -143,12 +145,12 @@ fn resources(limits: &Limits) -> Option<Resources> {
 fn volumes(request: &Request) -> (Vec<Volume>, Vec<Mount>) {
     let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
     if let Some(claim) = &request.claim {
-        let source = ClaimSource { claim_name: claim.name.clone() };
+        let source = ClaimSource { claim_name: claim.clone() };
         volumes.push(Volume { name: "training".to_owned(), persistent_volume_claim: Some(source), empty_dir: None });
-        mounts.push(Mount { name: "training".to_owned(), path: claim.path.clone(), read_only: None });
+        mounts.push(Mount { name: "training".to_owned(), path: request.mount.clone(), read_only: None });
     }
-    if let Some(size) = &request.shm {
-        let memory = EmptyDir { medium: Some("Memory".to_owned()), size_limit: Some(size.clone()) };
+    if let Some(size) = request.shm() {
+        let memory = EmptyDir { medium: Some("Memory".to_owned()), size_limit: Some(size) };
         volumes.push(Volume { name: "shm".to_owned(), persistent_volume_claim: None, empty_dir: Some(memory) });
         mounts.push(Mount { name: "shm".to_owned(), path: "/dev/shm".to_owned(), read_only: None });
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use ringpull_base::{Error, Result};
 
 use super::quantity::Quantity;
-use super::request::{Kind, Limits, Request};
+use super::request::{Kind, Request};
 
 const KEYS: &str = "distribution_type, number_of_workers, number_of_servers, worker_cpus, worker_memory, launcher_cpus, launcher_memory";
 
@@ -56,17 +56,13 @@ pub fn apply(text: &str, request: &mut Request) -> Result<()> {
     refuse_idle_keys(&dictionary, request.kind)?;
     request.workers = count("number_of_workers", dictionary.number_of_workers.as_ref())?.unwrap_or(2);
     request.servers = count("number_of_servers", dictionary.number_of_servers.as_ref())?.unwrap_or(0);
-    let limits = |prefix: &str, cpus: Option<&Value>, memory: Option<&Value>| -> Result<Limits> {
-        Ok(Limits {
-            cpus: amount(&format!("{prefix}_cpus"), cpus, Quantity::cpus)?,
-            memory: amount(&format!("{prefix}_memory"), memory, Quantity::memory)?,
-        })
-    };
-    let worker = limits("worker", dictionary.worker_cpus.as_ref(), dictionary.worker_memory.as_ref())?;
-    if worker != Limits::default() {
-        request.worker = worker;
+    let cpus = amount("worker_cpus", dictionary.worker_cpus.as_ref(), Quantity::cpus)?;
+    let memory = amount("worker_memory", dictionary.worker_memory.as_ref(), Quantity::memory)?;
+    if cpus.is_some() || memory.is_some() {
+        (request.cpus, request.memory) = (cpus, memory);
     }
-    request.launcher = limits("launcher", dictionary.launcher_cpus.as_ref(), dictionary.launcher_memory.as_ref())?;
+    request.launcher_cpus = amount("launcher_cpus", dictionary.launcher_cpus.as_ref(), Quantity::cpus)?;
+    request.launcher_memory = amount("launcher_memory", dictionary.launcher_memory.as_ref(), Quantity::memory)?;
     Ok(())
 }
 
@@ -148,9 +144,9 @@ mod tests {
         let text = "{\"distribution_type\": \"PS\", \"number_of_workers\": \"8\", \"number_of_servers\": 2, \"worker_cpus\": 4, \"worker_memory\": \"8Gi\", \"launcher_memory\": \"512Mi\"}";
         let request = read(text).unwrap();
         assert_eq!((request.kind, request.workers, request.servers), (Kind::Ps, 8, 2));
-        assert_eq!(request.worker.memory.unwrap().to_string(), "8Gi");
-        assert_eq!(request.worker.cpus.unwrap().to_string(), "4");
-        assert_eq!(request.launcher.memory.unwrap().to_string(), "512Mi");
+        assert_eq!(request.memory.unwrap().to_string(), "8Gi");
+        assert_eq!(request.cpus.unwrap().to_string(), "4");
+        assert_eq!(request.launcher_memory.unwrap().to_string(), "512Mi");
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use ringpull_base::{Error, Result, config};
+use ringpull_base::{Result, config};
 
-use super::Format;
+use super::{Format, to_json, to_json_line};
 use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
 use crate::launch::hostfile;
 
@@ -51,7 +51,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     }
     if args.facts {
         let facts = gather(args.called.clone(), args.slots, &args.towards, true);
-        println!("{}", json(&facts, false)?);
+        println!("{}", to_json_line(&facts)?);
         return Ok(ExitCode::SUCCESS);
     }
     let in_job = cfg!(feature = "mpi") && config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
@@ -78,7 +78,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
 
 fn print(findings: &[Finding], format: Format) -> Result<()> {
     if format == Format::Json {
-        println!("{}", json(&findings, true)?);
+        println!("{}", to_json(&findings)?);
         return Ok(());
     }
     for finding in findings {
@@ -95,9 +95,4 @@ fn print(findings: &[Finding], format: Format) -> Result<()> {
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
     println!("{} checks, {} warnings, {} failures", findings.len(), count(Verdict::Warning), count(Verdict::Failure));
     Ok(())
-}
-
-fn json<T: serde::Serialize>(value: &T, pretty: bool) -> Result<String> {
-    let text = if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
-    text.map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))
 }

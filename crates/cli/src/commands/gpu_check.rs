@@ -7,6 +7,7 @@ use clap::Args;
 
 use ringpull_base::{Error, Result};
 
+use super::{to_json, write};
 use crate::gpu_check::{Findings, rank_of_a_job};
 
 /// The arguments of `ringpull gpu-check`.
@@ -36,15 +37,9 @@ pub fn run(args: &GpuCheckArgs) -> Result<ExitCode> {
     let table = findings.table();
     print!("{table}");
     if let Some(out) = &args.out {
-        let write = |name: &str, text: &str| {
-            let path = out.join(name);
-            std::fs::write(&path, text).map_err(|cause| Error::io("write", path.display(), &cause))
-        };
         std::fs::create_dir_all(out).map_err(|cause| Error::io("create", out.display(), &cause))?;
-        let json = serde_json::to_string_pretty(&findings)
-            .map_err(|cause| Error::io("write", "the findings", &std::io::Error::other(cause)))?;
-        write("gpu-check.json", &json)?;
-        write("gpu-check.txt", &table)?;
+        write(&out.join("gpu-check.json"), &to_json(&findings)?)?;
+        write(&out.join("gpu-check.txt"), &table)?;
     }
     Ok(if findings.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

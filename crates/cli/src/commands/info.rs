@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use ringpull_base::{Error, Result};
+use ringpull_base::Result;
 
-use super::Format;
+use super::{Format, to_json};
 use crate::machine::Machine;
 
 /// The arguments of `ringpull info`.
@@ -22,11 +22,7 @@ pub struct InfoArgs {
 pub fn run(args: InfoArgs) -> Result<ExitCode> {
     let machine = Machine::survey();
     match args.format {
-        Format::Json => {
-            let text = serde_json::to_string_pretty(&machine)
-                .map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))?;
-            println!("{text}");
-        }
+        Format::Json => println!("{}", to_json(&machine)?),
         Format::Table => {
             for (name, value) in machine.lines() {
                 println!("{name:<16} {value}");

@@ -8,7 +8,7 @@ use clap::Args;
 use ringpull_base::timeline::trace::Trace;
 use ringpull_base::{Error, Result};
 
-use super::Format;
+use super::{Format, to_json, to_json_line, write};
 use crate::timeline::account::account;
 use crate::timeline::{merge, words};
 
@@ -40,7 +40,7 @@ pub fn run(args: &TimelineArgs) -> Result<ExitCode> {
     let traces = args.files.iter().map(|file| Trace::read(file)).collect::<Result<Vec<_>>>()?;
     let merged = merge::merge(traces)?;
     if let Some(path) = &args.out {
-        std::fs::write(path, merged.to_json()?).map_err(|cause| Error::io("write", path.display(), &cause))?;
+        write(path, &to_json_line(&merged.to_value())?)?;
         eprintln!("merged: {}", path.display());
     }
     for doubt in merged.warnings() {
@@ -54,9 +54,7 @@ pub fn run(args: &TimelineArgs) -> Result<ExitCode> {
         Format::Table => print!("{}", words::render(&found, args.keys)),
         Format::Json => {
             found.keys.truncate(args.keys);
-            let text = serde_json::to_string_pretty(&found)
-                .map_err(|cause| Error::io("write", "stdout", &std::io::Error::other(cause)))?;
-            println!("{text}");
+            println!("{}", to_json(&found)?);
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,6 @@
 //! The ranks' files on one clock: rank 0's.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use ringpull_base::timeline::trace::{About, Trace, TraceEvent};
 use ringpull_base::{Error, Result};
@@ -60,12 +60,12 @@ pub fn merge(traces: Vec<Trace>) -> Result<Merged> {
 
 impl Merged {
     /// The whole job as one file for a viewer.
-    pub fn to_json(&self) -> Result<String> {
-        let failed = |cause: serde_json::Error| Error::io("write", "JSON", &std::io::Error::other(cause));
-        let processes = serde_json::to_value(&self.processes).map_err(failed)?;
-        let events = serde_json::to_value(&self.events).map_err(failed)?;
-        let whole = json!({ "displayTimeUnit": "ms", "otherData": { "processes": processes }, "traceEvents": events });
-        serde_json::to_string(&whole).map_err(failed)
+    pub fn to_value(&self) -> Value {
+        json!({
+            "displayTimeUnit": "ms",
+            "otherData": { "processes": self.processes },
+            "traceEvents": self.events,
+        })
     }
 
     /// What is doubtful about the merged times.
@@ -143,8 +143,7 @@ mod tests {
         assert_eq!(times, [0.0, 0.0]);
         assert_eq!(merged.processes[0].rank, Some(0));
         assert!(merged.warnings().is_empty());
-        let value: serde_json::Value = serde_json::from_str(&merged.to_json().unwrap()).unwrap();
-        assert_eq!(value["traceEvents"].as_array().map(Vec::len), Some(2));
+        assert_eq!(merged.to_value()["traceEvents"].as_array().map(Vec::len), Some(2));
     }
 
     #[test]
