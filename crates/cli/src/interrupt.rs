@@ -5,6 +5,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
+use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -43,6 +44,21 @@ impl Interrupt {
     /// How many came.
     pub fn count(&self) -> usize {
         COUNT.load(Ordering::SeqCst)
+    }
+}
+
+impl Interrupt {
+    /// What passes on to the process, as SIGTERM, the interrupts that have come since it was called last.
+    pub(crate) fn forward_to(&self, pid: Pid) -> impl FnMut() {
+        let mut passed_on = self.count();
+        move || {
+            if self.count() > passed_on {
+                passed_on = self.count();
+                if let Err(cause) = kill_process(pid, Signal::TERM) {
+                    tracing::debug!(%cause, "the interrupted process had ended");
+                }
+            }
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! - [`commands`]: the command line, a file for each subcommand;
 //! - [`link`]: the rate of a link; [`lab`]: emulated hosts joined by links of that rate;
-//! - [`mpirun`]: the command that starts MPI ranks; [`childless`]: whether it outlives them; [`launch`]: jobs of scheduler, servers and workers;
+//! - [`mpirun`]: the command that starts MPI ranks; [`child`]: whether it outlives them; [`launch`]: jobs of scheduler, servers and workers;
 //! - [`interrupt`]: Ctrl-C and its like; [`machine`]: what this machine can do;
 //! - [`size`]: payloads by their bytes; those that are the keys of a model are `ringpull-workload`'s;
 //! - [`mode`]: how our store sums; [`variant`]: who can be measured, ours and peers; [`cost`]: what each must move, in closed form;
@@ -17,7 +17,7 @@
 //!   [`sweep`]: allreduce over all sizes, against others.
 
 pub mod allreduce;
-pub mod childless;
+pub mod child;
 pub mod commands;
 pub mod compare;
 pub mod compute;

@@ -16,6 +16,7 @@ use ringpull_base::{Error, Result, config};
 
 use super::lab;
 use super::launch::hostfile::Host;
+use super::launch::place::ssh_words;
 
 /// Which family an `mpirun` belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -261,7 +262,7 @@ exec nsenter --uts=/run/ringpull/lab/$host.uts -- ip netns exec "$host" sh -c "$
 "#;
 
 fn ssh_agent(hosts: &[Host]) -> String {
-    let ssh = config::ssh_command().join(" ");
+    let ssh = ssh_words(None).join(" ");
     let of_host = |host: &Host| {
         let port = host.port.map_or(String::new(), |port| format!("-p {port}"));
         format!("  '{}') to='{}'; port='{port}' ;;\n", host.name, host.login)
@@ -270,7 +271,7 @@ fn ssh_agent(hosts: &[Host]) -> String {
         "#!/bin/sh\nwhile :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done\nto=$1\nport=\ncase $1 in\n".to_owned(),
         hosts.iter().map(of_host).collect(),
         format!(
-            "esac\nshift\nexec {ssh} -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=accept-new $port \"$to\" \"$@\"\n"
+            "esac\nshift\nexec {ssh} $port \"$to\" \"$@\"\n"
         ),
     ]
     .concat()

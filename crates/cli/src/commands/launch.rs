@@ -11,10 +11,8 @@ use ringpull_base::{Error, Result};
 
 use crate::lab;
 use crate::launch::batch::{Batch, BatchJob};
-use crate::launch::by_mpi::MpiJob;
 use crate::launch::hostfile::{self, Host};
-use crate::launch::place::is_name;
-use crate::launch::{Launch, Place, Sink, remote};
+use crate::launch::{Launch, Place, Sink, Spec, Variables, by_mpi, remote};
 use crate::mpirun::Hosts;
 
 /// The arguments of `ringpull launch`.
@@ -43,16 +41,8 @@ pub struct LaunchArgs {
     /// How processes are started; ssh with a hostfile, else local.
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
-    /// A variable for every process: NAME=VALUE, NAME:VALUE, or NAME to pass on its value here. Every user of
-    /// a host can read arguments: what is secret goes by NAME.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
-    env: Vec<(String, String)>,
-    /// A variable for the servers and the scheduler.
-    #[arg(long, value_name = "NAME:VALUE", value_parser = variable)]
-    env_server: Vec<(String, String)>,
-    /// A variable for the workers.
-    #[arg(long, value_name = "NAME:VALUE", value_parser = variable)]
-    env_worker: Vec<(String, String)>,
+    #[command(flatten)]
+    variables: Variables,
     /// Copy the working folder to this folder of every host first, with rsync, and start there (ssh only).
     #[arg(long, value_name = "DIR")]
     sync_dst_dir: Option<String>,
@@ -83,17 +73,6 @@ enum Launcher {
     Lab,
 }
 
-fn variable(text: &str) -> std::result::Result<(String, String), String> {
-    let (name, value) = match text.find(['=', ':']) {
-        Some(at) => (&text[..at], text[at + 1..].to_owned()),
-        None => (text, std::env::var(text).map_err(|_| format!("{text} is not set here; give NAME=VALUE"))?),
-    };
-    if !is_name(name) {
-        return Err(format!("{name:?} is no name of a variable; give NAME=VALUE"));
-    }
-    Ok((name.to_owned(), value))
-}
-
 /// Runs the job; its exit code.
 pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let default = if args.hostfile.is_some() { Launcher::Ssh } else { Launcher::Local };
@@ -115,22 +94,18 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
                 ));
             }
         };
-        let LaunchArgs { command, env, env_server, env_worker, .. } = args;
-        BatchJob { batch, workers, servers, command, env, env_server, env_worker }.run()?
+        BatchJob { batch, spec: Spec { workers, servers, command: args.command, variables: args.variables } }.run()?
     } else if launcher == Launcher::Mpi {
         let hosts = if hosts.is_empty() { Hosts::Local } else { Hosts::Ssh(one_per_slot(&hosts)) };
-        let LaunchArgs { command, env, env_server, env_worker, .. } = args;
-        MpiJob { workers, servers, hosts, command, env, env_server, env_worker }.run()?
+        by_mpi::run(&Spec { workers, servers, command: args.command, variables: args.variables }, &hosts)?
     } else {
         let places: Vec<Place> = match launcher {
             Launcher::Lab => (1..=lab_hosts()?).map(Place::Lab).collect(),
             _ if hosts.is_empty() => vec![Place::Local],
             _ => one_per_slot(&hosts).into_iter().map(Place::Ssh).collect(),
         };
-        let at =
-            |first: usize, count: usize| (first..first + count).map(|i| places[i % places.len()].clone()).collect();
-        let mut launch = Launch::new(at(0, workers), at(0, servers), args.command)?;
-        (launch.env, launch.env_server, launch.env_worker) = (args.env, args.env_server, args.env_worker);
+        let at = |count: usize| (0..count).map(|index| places[index % places.len()].clone()).collect();
+        let mut launch = Launch::new(at(workers), at(servers), args.command, args.variables)?;
         launch.sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
         // Those that wait for the one that failed find out for whom within their limit and the quarter until they ask again.
         launch.grace = Config::from_env()?.silence() * 3 / 2;

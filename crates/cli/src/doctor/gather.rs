@@ -62,14 +62,13 @@ pub fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], wi
         cuda: machine.devices,
         ssh: ssh_files(),
         clock: None,
-        now_s: now_s(),
+        now_s: since_1970_s(SystemTime::now()),
         peers: peers.iter().map(|peer| look_at(peer)).collect(),
     }
 }
 
-/// Seconds since 1970.
-pub(super) fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+pub(super) fn since_1970_s(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 fn number(path: &str) -> Option<u32> {

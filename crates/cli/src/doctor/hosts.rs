@@ -1,16 +1,16 @@
 //! Facts of other hosts: asked for over ssh, or brought together by the ranks of a job.
 
 use std::process::{Command, Stdio};
-use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ringpull;
-use ringpull_base::{DType, Error, Result, Tensor};
+use ringpull_base::{Error, Result};
 
 use super::facts::Facts;
-use super::gather::{gather, now_s};
+use super::gather::{gather, since_1970_s};
 use crate::launch::hostfile::Host;
 use crate::launch::place::{quote, ssh};
+use crate::launch::remote::{Answer, ask_all};
+use crate::ranks::rows;
 
 /// By when every host must have told its facts.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -24,61 +24,37 @@ pub type Asked = (Vec<Facts>, Vec<(String, String)>);
 pub fn ask(hosts: &[Host]) -> Result<Asked> {
     let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let addresses: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, port_of(host))).collect();
-    let (sender, answers) = channel();
-    let mut pids = Vec::new();
-    for (number, host) in hosts.iter().enumerate() {
+    let command = |(number, host): (usize, &Host)| {
         let others = addresses.iter().enumerate().filter(|(other, _)| *other != number).map(|(_, it)| it.as_str());
         let slots = host.slots.to_string();
         let mut words = vec!["doctor", "--facts", "--called", &host.name, "--slots", &slots];
-        for other in others {
-            words.extend(["--towards", other]);
-        }
+        words.extend(others.flat_map(|other| ["--towards", other]));
         let words = std::iter::once(quote(program.as_os_str())).chain(words.iter().map(|word| quote(word.as_ref())));
         let mut command = ssh(host);
         command.arg(words.collect::<Vec<_>>().join(" "));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let asked = now_s();
-        let child = command.spawn().map_err(|cause| Error::io("run", "ssh", &cause))?;
-        pids.push(rustix::process::Pid::from_child(&child));
-        let sender = sender.clone();
-        std::thread::spawn(move || sender.send((number, asked, child.wait_with_output(), now_s())));
-    }
-    let deadline = Instant::now() + ANSWER;
-    let mut told: Vec<Option<std::result::Result<Facts, String>>> = vec![None; hosts.len()];
-    while told.iter().any(Option::is_none) {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let Ok((number, asked, output, heard)) = answers.recv_timeout(left) else { break };
-        told[number] = Some(match output {
-            Ok(output) => read(&output.stdout, &output.stderr, asked, heard),
-            Err(cause) => Err(cause.to_string()),
-        });
-    }
+        command
+    };
+    let answers = ask_all(hosts.iter().enumerate().map(command).collect(), ANSWER)?;
     let (mut facts, mut silent) = (Vec::new(), Vec::new());
-    for ((host, answer), pid) in hosts.iter().zip(told).zip(pids) {
-        match answer {
-            Some(Ok(answer)) => facts.push(answer),
-            Some(Err(cause)) => silent.push((host.name.clone(), cause)),
-            None => {
-                if let Err(cause) = rustix::process::kill_process(pid, rustix::process::Signal::KILL) {
-                    tracing::debug!(%cause, "ssh had ended");
-                }
-                silent.push((host.name.clone(), format!("no answer within {} s", ANSWER.as_secs())));
-            }
+    for (host, answer) in hosts.iter().zip(answers) {
+        match answer.and_then(|answer| read(&answer)) {
+            Ok(answer) => facts.push(answer),
+            Err(cause) => silent.push((host.name.clone(), cause)),
         }
     }
     Ok((facts, silent))
 }
 
-fn read(stdout: &[u8], stderr: &[u8], asked: f64, heard: f64) -> std::result::Result<Facts, String> {
-    let text = String::from_utf8_lossy(stdout);
+fn read(answer: &Answer) -> Result<Facts, String> {
+    let text = String::from_utf8_lossy(&answer.output.stdout);
     let Some(line) = text.lines().find(|line| line.starts_with('{')) else {
-        let words = String::from_utf8_lossy(stderr);
+        let words = String::from_utf8_lossy(&answer.output.stderr);
         return Err(words.lines().last().unwrap_or("ssh said nothing").trim().to_owned());
     };
     let mut facts: Facts = serde_json::from_str(line).map_err(|cause| format!("another version answers: {cause}"))?;
     // Its clock was read at the end of what it did, shortly before it was heard.
-    let doubt = ((heard - asked) / 2.0).min(1.0);
-    facts.clock = Some((facts.now_s - heard, doubt));
+    let doubt = (answer.took.as_secs_f64() / 2.0).min(1.0);
+    facts.clock = Some((facts.now_s - since_1970_s(answer.heard), doubt));
     Ok(facts)
 }
 
@@ -94,32 +70,16 @@ fn port_of(host: &Host) -> u16 {
 /// The facts of all ranks of this job, on every rank, one for each host. Collective.
 pub fn of_ranks() -> Result<Vec<Facts>> {
     let store = ringpull::create("dist_sync_mpi")?;
-    let mut own = gather(None, None, &[], false);
-    own.now_s = now_s();
+    let own = gather(None, None, &[], false);
     let text = serde_json::to_vec(&own).map_err(|cause| Error::io("write", "facts", &std::io::Error::other(cause)))?;
-    let (rank, ranks) = (store.rank(), store.num_workers());
-    // Each rank adds its bytes at its own place, where all others add nothing.
-    let gathered = |key: &str, each: usize, bytes: &[u8]| -> Result<Vec<f32>> {
-        let mut all = vec![0.0f32; ranks * each];
-        for (to, byte) in all[rank * each..].iter_mut().zip(bytes) {
-            *to = f32::from(*byte);
-        }
-        let shape = [all.len()];
-        store.init(key, &Tensor::zeros(DType::F32, &shape))?;
-        let sum = Tensor::zeros(DType::F32, &shape);
-        store.push_pull(key, &[Tensor::from_slice(&shape, &all)], std::slice::from_ref(&sum), 0)?;
-        sum.to_vec()
-    };
-    let lens = gathered("lengths", 4, &(text.len() as u32).to_le_bytes())?;
-    let len_of = |rank: usize| {
-        let bytes = [0, 1, 2, 3].map(|at| lens[rank * 4 + at] as u8);
-        u32::from_le_bytes(bytes) as usize
-    };
-    let each = (0..ranks).map(len_of).max().unwrap_or(0);
-    let texts = gathered("facts", each, &text)?;
+    let lens = rows(&store, "lengths", &[text.len() as f64])?;
+    let longest = lens.iter().map(|row| row[0]).fold(0.0, f64::max) as usize;
+    let mut padded: Vec<f64> = text.iter().map(|byte| f64::from(*byte)).collect();
+    padded.resize(longest, 0.0);
+    let texts = rows(&store, "facts", &padded)?;
     let mut facts: Vec<Facts> = Vec::new();
-    for other in 0..ranks {
-        let bytes: Vec<u8> = texts[other * each..][..len_of(other)].iter().map(|byte| *byte as u8).collect();
+    for other in 0..texts.len() {
+        let bytes: Vec<u8> = texts[other][..lens[other][0] as usize].iter().map(|byte| *byte as u8).collect();
         let read: Facts = serde_json::from_slice(&bytes)
             .map_err(|cause| Error::io("read", format!("the facts of rank {other}"), &std::io::Error::other(cause)))?;
         match facts.iter_mut().find(|known| known.host == read.host) {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ringpull_base::{Error, Result};
 
 use super::facts::ProbedRank;
+use crate::child;
 use crate::mpirun::{Hosts, Mpirun, Ranks};
 
 /// How long two ranks may take.
@@ -23,25 +24,16 @@ pub(super) fn run() -> Result<Vec<ProbedRank>> {
     let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
     let begun = Instant::now();
     // A few lines fit into the pipes, so they can be read at the end.
-    let ended = loop {
-        match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
-            Some(_) => break true,
-            None if begun.elapsed() > LIMIT => break false,
-            None => std::thread::park_timeout(Duration::from_millis(10)),
-        }
-    };
-    if !ended {
-        child.kill().map_err(|cause| Error::io("end", "mpirun", &cause))?;
-    }
+    let (_, killed) = child::wait(&mut child, "mpirun", || begun.elapsed() > LIMIT)?;
     let output = child.wait_with_output().map_err(|cause| Error::io("read", "mpirun's output", &cause))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let ranks: Vec<ProbedRank> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    if ended && ranks.len() == RANKS {
+    if !killed && ranks.len() == RANKS {
         return Ok(ranks);
     }
     let words = String::from_utf8_lossy(&output.stderr);
     let spoken = |line: &&str| line.chars().any(char::is_alphabetic);
-    let cause = if ended { words.lines().find(spoken).unwrap_or("it says nothing") } else { "they do not end" };
+    let cause = if killed { "they do not end" } else { words.lines().find(spoken).unwrap_or("it says nothing") };
     Err(Error::argument(cause.trim(), "run `mpirun -n 2 hostname`"))
 }
 

@@ -10,10 +10,14 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use ringpull_base::{Error, Result, config};
+use ringpull_base::config::{self, Role};
+use ringpull_base::{Error, Result};
+use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
 use super::place::{quote, working_folder};
+use super::{Spec, Variables};
+use crate::child::{self, code_of};
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
 
@@ -34,18 +38,8 @@ pub enum Batch {
 pub struct BatchJob {
     /// Which one.
     pub batch: Batch,
-    /// How many workers.
-    pub workers: usize,
-    /// How many servers; none starts MPI ranks.
-    pub servers: usize,
-    /// The program and its arguments.
-    pub command: Vec<OsString>,
-    /// Variables for every process.
-    pub env: Vec<(String, String)>,
-    /// Variables for the servers and the scheduler.
-    pub env_server: Vec<(String, String)>,
-    /// Variables for the workers.
-    pub env_worker: Vec<(String, String)>,
+    /// What it runs; no servers starts MPI ranks.
+    pub spec: Spec,
 }
 
 /// Task `$1` of a job with servers; `$2` is the meeting file, `$3` and `$4` count servers and workers.
@@ -78,14 +72,12 @@ export DMLC_PS_ROOT_URI=$host DMLC_PS_ROOT_PORT=$port"#;
 impl BatchJob {
     /// Runs the job to its end; its exit code.
     pub fn run(&self) -> Result<i32> {
-        use std::os::unix::process::ExitStatusExt;
-
         let interrupt = Interrupt::watch()?;
         let folder = working_folder()?;
         let meet = folder.join(format!(".ringpull-meet-{}", std::process::id()));
         let secret = config::secret_or_new()?;
         // It is removed when this is dropped.
-        let file = if self.servers == 0 { None } else { Some(put_secret(&secret, &folder)?) };
+        let file = if self.spec.servers == 0 { None } else { Some(put_secret(&secret, &folder)?) };
         let words = file.as_ref().map_or_else(|| self.clone(), |file| self.with_secret_in(file.path()));
         let words = words.words(&meet, process_manager());
         let mut command = Command::new(&words[0]);
@@ -102,43 +94,36 @@ impl BatchJob {
                 "run this on a host of the cluster, or choose another --launcher",
             )
         })?;
-        let pid = rustix::process::Pid::from_child(&child);
-        let mut passed_on = interrupt.count();
-        let status = loop {
-            match child.try_wait().map_err(|cause| Error::io("wait for", "the batch system", &cause))? {
-                Some(status) => break status,
-                None if interrupt.count() > passed_on => {
-                    passed_on = interrupt.count();
-                    rustix::process::kill_process(pid, rustix::process::Signal::TERM)
-                        .map_err(|cause| Error::io("end", "the batch job", &cause.into()))?;
-                }
-                None => std::thread::park_timeout(std::time::Duration::from_millis(50)),
-            }
-        };
+        let mut forward = interrupt.forward_to(Pid::from_child(&child));
+        let (status, _) = child::wait(&mut child, "the batch system", || {
+            forward();
+            false
+        })?;
         if meet.exists() {
             std::fs::remove_file(&meet).map_err(|cause| Error::io("remove", meet.display(), &cause))?;
         }
-        let signal = status.signal().map(|signal| 128 + signal);
-        Ok(status.code().or(signal).unwrap_or(1))
+        Ok(code_of(status))
     }
 
     /// This job, whose processes find their secret in a file.
     fn with_secret_in(&self, file: &Path) -> Self {
         let named = (config::SECRET_FILE.to_owned(), file.display().to_string());
-        BatchJob { env: [&[named][..], &self.env].concat(), ..self.clone() }
+        let mut job = self.clone();
+        job.spec.variables.env.insert(0, named);
+        job
     }
 
     /// The command that submits the job and waits for it.
     fn words(&self, meet: &Path, manager: &str) -> Vec<OsString> {
-        let tasks = if self.servers == 0 { self.workers } else { 1 + self.servers + self.workers };
+        let tasks = if self.spec.servers == 0 { self.spec.workers } else { 1 + self.spec.servers + self.spec.workers };
         match &self.batch {
             Batch::Slurm => {
-                let manager = if self.servers == 0 { manager } else { "none" };
+                let manager = if self.spec.servers == 0 { manager } else { "none" };
                 let mut words: Vec<OsString> = ["srun", "--kill-on-bad-exit=1", "--label"].map(OsString::from).into();
                 words.extend([format!("--mpi={manager}"), "-n".to_owned(), tasks.to_string()].map(OsString::from));
-                if self.servers == 0 {
-                    words.extend(self.variables(&self.env_worker));
-                    words.extend(self.command.iter().cloned());
+                if self.spec.servers == 0 {
+                    words.extend(self.variables(Role::Worker));
+                    words.extend(self.spec.command.iter().cloned());
                 } else {
                     words.extend(["sh", "-c"].map(OsString::from));
                     words.push(self.script(meet, "$SLURM_PROCID").into());
@@ -160,13 +145,13 @@ impl BatchJob {
 
     /// The variables that have their values from the environment here, which is passed on.
     fn by_name(&self) -> Vec<&str> {
-        let all = [&self.env, &self.env_server, &self.env_worker];
-        all.into_iter().flat_map(|env| by_name_and_value(env).0).collect()
+        let Variables { env, env_server, env_worker } = &self.spec.variables;
+        [env, env_server, env_worker].into_iter().flat_map(|env| by_name_and_value(env).0).collect()
     }
 
     /// `env NAME=VALUE...` in front of a command for the other variables, nothing without any.
-    fn variables(&self, own: &[(String, String)]) -> Vec<OsString> {
-        let all = [&self.env, own].concat();
+    fn variables(&self, role: Role) -> Vec<OsString> {
+        let all = self.spec.variables.of(role);
         let (_, given) = by_name_and_value(&all);
         let set: Vec<OsString> = given.into_iter().map(|(name, value)| format!("{name}={value}").into()).collect();
         if set.is_empty() { set } else { std::iter::once("env".into()).chain(set).collect() }
@@ -175,27 +160,27 @@ impl BatchJob {
     /// One line of shell that runs the role of a task.
     fn script(&self, meet: &Path, task: &str) -> String {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
-        let (server, worker) = (self.variables(&self.env_server), self.variables(&self.env_worker));
-        let command = quoted(&self.command);
+        let (server, worker) = (self.variables(Role::Server), self.variables(Role::Worker));
+        let command = quoted(&self.spec.command);
         let run = format!(
             "if [ \"$DMLC_ROLE\" = worker ]; then exec {} {command}; else exec {} {command}; fi",
             quoted(&worker),
             quoted(&server)
         );
         let meet = quote(meet.as_os_str());
-        format!("set -- {task} {meet} {} {}\n{ROLES}\n{run}", self.servers, self.workers)
+        format!("set -- {task} {meet} {} {}\n{ROLES}\n{run}", self.spec.servers, self.spec.workers)
     }
 
     /// What Grid Engine runs on the first host: `mpirun`, which takes the hosts from it, or a `qrsh` for each process.
     fn sge_script(&self, meet: &Path, tasks: usize) -> String {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
-        if self.servers == 0 {
+        if self.spec.servers == 0 {
             // Its ranks on other hosts are started with the variables that it is told of.
             let names = Mpirun::find().map(|mpirun| mpirun.naming(&self.by_name())).unwrap_or_default();
             let mpirun = quote(OsStr::new(&config::mpirun_program()));
-            let variables = self.variables(&self.env_worker);
+            let variables = self.variables(Role::Worker);
             let words = [names.into_iter().map(OsString::from).collect(), vec!["-n".into(), tasks.to_string().into()]];
-            let words = [&words.concat()[..], &variables, &self.command].concat();
+            let words = [&words.concat()[..], &variables, &self.spec.command].concat();
             return format!("exec {mpirun} {}", quoted(&words));
         }
         let role = quote(OsStr::new(&self.script(meet, "$RINGPULL_TASK")));
@@ -246,15 +231,13 @@ mod tests {
     use super::*;
 
     fn job(batch: Batch, servers: usize) -> BatchJob {
-        BatchJob {
-            batch,
-            workers: 2,
-            servers,
-            command: ["echo", "it's $DMLC_ROLE"].map(OsString::from).into(),
+        let command = ["echo", "it's $DMLC_ROLE"].map(OsString::from).into();
+        let variables = Variables {
             env: vec![("A".to_owned(), "1 2".to_owned())],
             env_server: Vec::new(),
             env_worker: vec![("B".to_owned(), "3".to_owned())],
-        }
+        };
+        BatchJob { batch, spec: Spec { workers: 2, servers, command, variables } }
     }
 
     fn words(job: &BatchJob, meet: &str) -> Vec<String> {
@@ -283,7 +266,7 @@ mod tests {
         let sge = Batch::Sge { environment: "orte".to_owned() };
         for (batch, servers) in [(Batch::Slurm, 0), (Batch::Slurm, 1), (sge.clone(), 0), (sge, 1)] {
             let mut job = job(batch, servers);
-            job.env.push(("PATH".to_owned(), path.clone()));
+            job.spec.variables.env.push(("PATH".to_owned(), path.clone()));
             let words = words(&job, "/m").join(" ");
             assert!(words.contains("A=1 2") && !words.contains(&path), "{words}");
             assert_eq!(job.by_name(), ["PATH"]);
@@ -314,13 +297,10 @@ mod tests {
     fn a_task_takes_its_role_from_its_number_and_meets_the_scheduler_by_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let meet = folder.path().join("meet");
-        let script = BatchJob {
-            command: ["sh", "-c", "echo $DMLC_ROLE $DMLC_SERVER_ID$DMLC_WORKER_ID of $DMLC_NUM_SERVER $DMLC_NUM_WORKER at ${DMLC_PS_ROOT_PORT:+port} A=$A B=$B"]
-                .map(OsString::from)
-                .into(),
-            ..job(Batch::Slurm, 1)
-        }
-        .script(&meet, "$SLURM_PROCID");
+        let mut job = job(Batch::Slurm, 1);
+        let words = "echo $DMLC_ROLE $DMLC_SERVER_ID$DMLC_WORKER_ID of $DMLC_NUM_SERVER $DMLC_NUM_WORKER at ${DMLC_PS_ROOT_PORT:+port} A=$A B=$B";
+        job.spec.command = ["sh", "-c", words].map(OsString::from).into();
+        let script = job.script(&meet, "$SLURM_PROCID");
         let mut tasks = Vec::new();
         for task in 0..4 {
             let mut command = Command::new("sh");

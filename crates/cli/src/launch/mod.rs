@@ -28,9 +28,84 @@ pub use self::supervise::{Ended, Outcome};
 use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result};
 
-/// A job: which place runs which role, the command that all of them run, and what they are told.
+/// What a job runs and what its processes are told, whoever starts them.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// How many workers.
+    pub workers: usize,
+    /// How many servers.
+    pub servers: usize,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Variables.
+    pub variables: Variables,
+}
+
+/// Variables for the processes of a job.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Variables {
+    /// A variable for every process: NAME=VALUE, NAME:VALUE, or NAME to pass on its value here. Every user of
+    /// a host can read arguments: what is secret goes by NAME.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<(String, String)>,
+    /// A variable for the servers and the scheduler.
+    #[arg(long, value_name = "NAME:VALUE", value_parser = variable)]
+    pub env_server: Vec<(String, String)>,
+    /// A variable for the workers.
+    #[arg(long, value_name = "NAME:VALUE", value_parser = variable)]
+    pub env_worker: Vec<(String, String)>,
+}
+
+fn variable(text: &str) -> std::result::Result<(String, String), String> {
+    let (name, value) = match text.find(['=', ':']) {
+        Some(at) => (&text[..at], text[at + 1..].to_owned()),
+        None => (text, std::env::var(text).map_err(|_| format!("{text} is not set here; give NAME=VALUE"))?),
+    };
+    if !place::is_name(name) {
+        return Err(format!("{name:?} is no name of a variable; give NAME=VALUE"));
+    }
+    Ok((name.to_owned(), value))
+}
+
+impl Variables {
+    /// Those of a role, of which the last of a name counts.
+    pub(crate) fn of(&self, role: Role) -> Vec<(String, String)> {
+        [&self.env[..], if role == Role::Worker { &self.env_worker } else { &self.env_server }].concat()
+    }
+}
+
+impl Spec {
+    /// The processes of a job with servers: which role, and the number among those of its role.
+    pub(crate) fn roles(&self) -> impl Iterator<Item = (Role, usize)> {
+        let servers = (0..self.servers).map(|index| (Role::Server, index));
+        let workers = (0..self.workers).map(|index| (Role::Worker, index));
+        std::iter::once((Role::Scheduler, 0)).chain(servers).chain(workers)
+    }
+
+    /// The variables of one of them, where the scheduler listens at this address.
+    pub(crate) fn env_of(&self, role: Role, index: usize, root: IpAddr, port: u16) -> Vec<(String, String)> {
+        let id = match role {
+            Role::Worker => Some(("DMLC_WORKER_ID", index.to_string())),
+            Role::Server => Some(("DMLC_SERVER_ID", index.to_string())),
+            Role::Scheduler => None,
+        };
+        let own = std::iter::once(("DMLC_ROLE", role.to_string())).chain(id);
+        let job = [
+            ("DMLC_PS_ROOT_URI", root.to_string()),
+            ("DMLC_PS_ROOT_PORT", port.to_string()),
+            ("DMLC_NUM_WORKER", self.workers.to_string()),
+            ("DMLC_NUM_SERVER", self.servers.to_string()),
+        ];
+        let named = |(name, value): (&str, String)| (name.to_owned(), value);
+        own.map(named).chain(self.variables.of(role)).chain(job.map(named)).collect()
+    }
+}
+
+/// A job whose processes this program starts itself: which place runs which role.
 #[derive(Debug, Clone)]
 pub struct Launch {
+    /// What it runs.
+    pub spec: Spec,
     /// Where each worker runs.
     pub workers: Vec<Place>,
     /// Where each server runs.
@@ -39,14 +114,6 @@ pub struct Launch {
     pub scheduler: Place,
     /// The scheduler's address as the other processes reach it.
     pub root: IpAddr,
-    /// The program and its arguments.
-    pub command: Vec<OsString>,
-    /// Variables for every process.
-    pub env: Vec<(String, String)>,
-    /// Variables for the servers and the scheduler.
-    pub env_server: Vec<(String, String)>,
-    /// Variables for the workers.
-    pub env_worker: Vec<(String, String)>,
     /// What becomes of the output.
     pub sink: Sink,
     /// How long the others may go on after one failed, and the servers after the last worker.
@@ -77,7 +144,7 @@ impl Process {
 impl Launch {
     /// A job with its workers and servers at these places, its scheduler at the first place that can be reached by all:
     /// on this host, unless the job runs on emulated hosts.
-    pub fn new(workers: Vec<Place>, servers: Vec<Place>, command: Vec<OsString>) -> Result<Self> {
+    pub fn new(workers: Vec<Place>, servers: Vec<Place>, command: Vec<OsString>, variables: Variables) -> Result<Self> {
         let Some(first) = workers.first() else {
             return Err(Error::argument("a job needs at least one worker", "give the number of workers with -n"));
         };
@@ -96,14 +163,11 @@ impl Launch {
             Place::Ssh(host) => (Place::Local, address_towards(&host.name)?),
         };
         Ok(Launch {
+            spec: Spec { workers: workers.len(), servers: servers.len(), command, variables },
             workers,
             servers,
             scheduler,
             root,
-            command,
-            env: Vec::new(),
-            env_server: Vec::new(),
-            env_worker: Vec::new(),
             sink: Sink::Tagged,
             grace: Duration::from_secs(10),
             limit: None,
@@ -118,42 +182,21 @@ impl Launch {
     }
 
     fn processes(&self, port: u16, secret: &config::Secret) -> Vec<Process> {
-        let process = |role, index: usize, place: &Place| {
-            let own = if role == Role::Worker { &self.env_worker } else { &self.env_server };
+        let process = |(role, index): (Role, usize)| {
+            let place = match role {
+                Role::Scheduler => &self.scheduler,
+                Role::Server => &self.servers[index],
+                Role::Worker => &self.workers[index],
+            };
             let near = self.workers.iter().filter(|other| other.shares_cores_with(place)).count().max(1);
-            let near = vec![("RINGPULL_LOCAL_WORKERS".to_owned(), near.to_string())];
-            let secret = vec![(config::SECRET.to_owned(), secret.reveal().to_owned())];
-            let env =
-                [role_env(role, index), near, secret, self.env.clone(), own.clone(), self.common_env(port)].concat();
-            let node = place.address().map(|address| ("DMLC_NODE_HOST".to_owned(), address.to_string()));
-            Process { role, index, place: place.clone(), env: env.into_iter().chain(node).collect() }
+            let here = [("RINGPULL_LOCAL_WORKERS", near.to_string()), (config::SECRET, secret.reveal().to_owned())];
+            let node = place.address().map(|address| ("DMLC_NODE_HOST", address.to_string()));
+            let named = |(name, value): (&str, String)| (name.to_owned(), value);
+            let env = here.map(named).into_iter().chain(self.spec.env_of(role, index, self.root, port));
+            Process { role, index, place: place.clone(), env: env.chain(node.map(named)).collect() }
         };
-        let servers = self.servers.iter().enumerate().map(|(index, place)| process(Role::Server, index, place));
-        let workers = self.workers.iter().enumerate().map(|(index, place)| process(Role::Worker, index, place));
-        std::iter::once(process(Role::Scheduler, 0, &self.scheduler)).chain(servers).chain(workers).collect()
+        self.spec.roles().map(process).collect()
     }
-
-    fn common_env(&self, port: u16) -> Vec<(String, String)> {
-        [
-            ("DMLC_PS_ROOT_URI", self.root.to_string()),
-            ("DMLC_PS_ROOT_PORT", port.to_string()),
-            ("DMLC_NUM_WORKER", self.workers.len().to_string()),
-            ("DMLC_NUM_SERVER", self.servers.len().to_string()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .to_vec()
-    }
-}
-
-/// The variables that tell a process which it is.
-pub(crate) fn role_env(role: Role, index: usize) -> Vec<(String, String)> {
-    let id = match role {
-        Role::Worker => Some("DMLC_WORKER_ID"),
-        Role::Server => Some("DMLC_SERVER_ID"),
-        Role::Scheduler => None,
-    };
-    let id = id.map(|name| (name.to_owned(), index.to_string()));
-    std::iter::once(("DMLC_ROLE".to_owned(), role.to_string())).chain(id).collect()
 }
 
 /// The address of this host on the route to `host`: the one that `host` can answer to. Sends nothing.

@@ -116,24 +116,25 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// `ssh` to a host, up to where the remote command goes.
-pub(crate) fn ssh(host: &Host) -> Command {
-    let words = config::ssh_command();
-    let mut command = Command::new(words.first().map_or("ssh", String::as_str));
-    command.args(words.iter().skip(1));
-    for option in [
+/// The words of `ssh` up to the host's name.
+pub(crate) fn ssh_words(port: Option<u16>) -> Vec<String> {
+    const OPTIONS: [&str; 5] = [
         "BatchMode=yes",
         "ConnectTimeout=5",
         "StrictHostKeyChecking=accept-new",
         "ServerAliveInterval=5",
         "LogLevel=ERROR",
-    ] {
-        command.args(["-o", option]);
-    }
-    if let Some(port) = host.port {
-        command.args(["-p", &port.to_string()]);
-    }
-    command.arg(&host.login);
+    ];
+    let options = OPTIONS.iter().flat_map(|option| ["-o".to_owned(), (*option).to_owned()]);
+    let port = port.into_iter().flat_map(|port| ["-p".to_owned(), port.to_string()]);
+    config::ssh_command().into_iter().chain(options).chain(port).collect()
+}
+
+/// `ssh` to a host, up to where the remote command goes.
+pub(crate) fn ssh(host: &Host) -> Command {
+    let words = ssh_words(host.port);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).arg(&host.login);
     command
 }
 

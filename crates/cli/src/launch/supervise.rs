@@ -4,7 +4,7 @@
 //! after `PATIENCE` SIGKILL. An interrupt skips the grace, a second one the patience. Servers and scheduler get the
 //! same grace after the last worker's success.
 
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use ringpull_base::{Error, Result};
 
 use super::output::{Stream, carry};
 use super::{Launch, Process};
+use crate::child::code_of;
 use crate::interrupt::Interrupt;
 
 /// How long a process has between SIGTERM and SIGKILL.
@@ -107,7 +108,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<Outcome> {
 
 fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usize, i32)>) -> Result<Running> {
     let name = process.name();
-    let (mut command, first) = process.place.command(&launch.command, &process.env)?;
+    let (mut command, first) = process.place.command(&launch.spec.command, &process.env)?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // Away from the terminal's group, Ctrl-C reaches the launcher alone, which then ends all in order.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
@@ -126,7 +127,7 @@ fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usiz
     }
     let exits = exits.clone();
     std::thread::spawn(move || {
-        let code = wait(&mut child);
+        let code = child.wait().map_or(1, code_of);
         // Nobody listens any more only if the launcher itself is unwinding.
         if exits.send((number, code)).is_err() {
             tracing::debug!("process {number} ended after the launcher");
@@ -149,11 +150,6 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'stat
         }
     });
     sender
-}
-
-fn wait(child: &mut Child) -> i32 {
-    use std::os::unix::process::ExitStatusExt;
-    child.wait().map_or(1, |status| status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1))
 }
 
 impl Job {

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use crate::childless::Childless;
+use crate::child::{self, Childless};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Shape};
 use crate::launch::hostfile::{self, Host};
-use crate::launch::{self, Launch, Port, Sink, claim_port};
+use crate::launch::{self, Launch, Port, Sink, Variables, claim_port};
 use crate::machine::ProcessorTime;
 use crate::mode::{Mode, Placement};
 use crate::mpirun::{Hosts, Mpirun, Ranks};
@@ -156,7 +156,7 @@ impl Launched {
             Placement::Shared => self.place(index % self.workers),
         };
         let workers = (0..self.workers).map(|index| self.place(index)).collect();
-        let mut launch = Launch::new(workers, (0..servers).map(server).collect(), command)?;
+        let mut launch = Launch::new(workers, (0..servers).map(server).collect(), command, Variables::default())?;
         launch.sink = Sink::Kept;
         launch.limit = Some(JOB_LIMIT);
         let outcome = launch.run()?;
@@ -210,24 +210,16 @@ impl Launched {
         let out = std::thread::spawn(move || out.map(drain).unwrap_or_default());
         let err = std::thread::spawn(move || err.map(drain).unwrap_or_default());
         let (deadline, mut childless) = (Instant::now() + JOB_LIMIT, Childless::watch(child.id(), &hosts));
-        let status = loop {
-            match child.try_wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))? {
-                Some(status) => break Some(status),
-                None if Instant::now() > deadline || self.interrupt.count() > 0 || childless.is_stuck() => {
-                    child.kill().map_err(|cause| Error::io("end", "mpirun", &cause))?;
-                    child.wait().map_err(|cause| Error::io("wait for", "mpirun", &cause))?;
-                    break None;
-                }
-                None => std::thread::park_timeout(Duration::from_millis(20)),
-            }
-        };
+        let (status, killed) = child::wait(&mut child, "mpirun", || {
+            Instant::now() > deadline || self.interrupt.count() > 0 || childless.is_stuck()
+        })?;
         let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
-        let fault = match status {
-            Some(status) if status.success() => None,
-            Some(status) => Some(failed(&format!("mpirun ended with {status}"), &err)),
-            None if self.interrupt.count() > 0 => return Err(failed("interrupted", "")),
-            None if Instant::now() <= deadline => Some(failed("all ranks ended and mpirun did not", &err)),
-            None => Some(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
+        let fault = match killed {
+            false if status.success() => None,
+            false => Some(failed(&format!("mpirun ended with {status}"), &err)),
+            true if self.interrupt.count() > 0 => return Err(failed("interrupted", "")),
+            true if Instant::now() <= deadline => Some(failed("all ranks ended and mpirun did not", &err)),
+            true => Some(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
         };
         Ok(Printed { text: out, fault })
     }

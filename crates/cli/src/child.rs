@@ -1,16 +1,39 @@
-//! Notices an `mpirun` on this host that outlives its ranks.
+//! Waits for a child process, and notices an `mpirun` on this host that outlives its ranks.
 //!
 //! Open MPI 4.1's can wait for itself for ever when ranks end while it ends the job: every child has gone, and `mpirun` stays.
 //! Only ranks of this host are its children all the time; of other hosts it knows by agents that leave it. Where the kernel does
 //! not tell a process's children, nothing is noticed.
 
 use std::io::ErrorKind;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
+use ringpull_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::mpirun::Hosts;
+
+/// Waits for `child`, named `what` in errors, and kills it once `is_over` says so. How it ended, and whether it was killed.
+pub(crate) fn wait(child: &mut Child, what: &str, mut is_over: impl FnMut() -> bool) -> Result<(ExitStatus, bool)> {
+    let failed = |cause: std::io::Error| Error::io("wait for", what, &cause);
+    loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            return Ok((status, false));
+        }
+        if is_over() {
+            child.kill().map_err(failed)?;
+            return Ok((child.wait().map_err(failed)?, true));
+        }
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
+/// A process's exit code; 128 and the signal's number if a signal ended it.
+pub(crate) fn code_of(status: ExitStatus) -> i32 {
+    status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
+}
 
 /// How long a process may go on without children before it is taken for one that will not end.
 pub const PATIENCE: Duration = Duration::from_secs(5);
