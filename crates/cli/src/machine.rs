@@ -46,7 +46,7 @@ impl Machine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kinds: Kind::names(),
             mpi_library: mpi_library(),
-            mpirun: first_line(&ringpull_base::config::mpirun_program(), "--version"),
+            mpirun: first_line(&ringpull_base::config::mpirun_program(), &["--version"]),
             host: host_name(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             processor: field("/proc/cpuinfo", "model name"),
@@ -131,16 +131,19 @@ fn lab_lacks() -> Option<String> {
     }
     ["ip", "tc", "nsenter", "unshare"]
         .into_iter()
-        .find(|program| first_line(program, "-V").is_none())
+        .find(|program| first_line(program, &["-V"]).is_none())
         .map(|program| format!("{program} is not installed"))
 }
 
-fn first_line(program: &str, flag: &str) -> Option<String> {
-    let output = Command::new(program).arg(flag).stdin(Stdio::null()).output().ok().filter(|it| it.status.success())?;
+/// The first line that a program which ends well prints.
+pub(crate) fn first_line(program: &str, words: &[&str]) -> Option<String> {
+    let output =
+        Command::new(program).args(words).stdin(Stdio::null()).output().ok().filter(|it| it.status.success())?;
     String::from_utf8_lossy(&output.stdout).lines().next().map(|line| line.trim().to_owned())
 }
 
-fn field(path: &str, name: &str) -> Option<String> {
+/// What a file of `name: value` lines says.
+pub(crate) fn field(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;
     Some(line.split_once(':')?.1.trim().to_owned())

@@ -81,7 +81,7 @@ pub fn run(args: LabArgs) -> Result<ExitCode> {
     match args.action {
         Action::Up { hosts, rate, racks } => {
             let racks = racks.racks();
-            Lab::up_as(Shape { hosts, rate, racks })?.leave_up();
+            Lab::up(Shape { hosts, rate, racks })?.leave_up();
             let racks = racks.map_or(String::new(), |racks| format!(" {racks}"));
             eprintln!("h1 to h{hosts} are up with links of {rate}{racks}; remove them with `ringpull lab down`");
         }

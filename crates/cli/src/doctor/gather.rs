@@ -4,7 +4,6 @@ use std::fs;
 use std::net::{IpAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ringpull_base::config;
@@ -12,7 +11,7 @@ use ringpull_base::topology::host_name;
 
 use super::facts::{Facts, Seen, SshFile};
 use super::probe;
-use crate::machine::Machine;
+use crate::machine::{Machine, field, first_line};
 
 /// How long a host may take to accept a connection.
 const ANSWER: Duration = Duration::from_secs(3);
@@ -49,7 +48,7 @@ pub fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], wi
             .ok()
             .map(|it| (it.f_blocks * it.f_frsize, it.f_bavail * it.f_frsize)),
         ptrace_scope: number("/proc/sys/kernel/yama/ptrace_scope").unwrap_or(0),
-        may_trace: status("CapEff")
+        may_trace: field("/proc/self/status", "CapEff")
             .and_then(|set| u64::from_str_radix(&set, 16).ok())
             .is_some_and(|set| set >> SYS_PTRACE & 1 == 1),
         locked_memory: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
@@ -75,12 +74,6 @@ fn number(path: &str) -> Option<u32> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-fn status(name: &str) -> Option<String> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
-}
-
 fn names(folder: &str) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -90,9 +83,7 @@ fn names(folder: &str) -> Vec<String> {
 
 fn driver() -> Option<String> {
     let query = ["--query-gpu=driver_version", "--format=csv,noheader"];
-    let output = Command::new("nvidia-smi").args(query).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).lines().next()?.trim().to_owned();
-    (output.status.success() && !text.is_empty()).then_some(text)
+    first_line("nvidia-smi", &query).filter(|text| !text.is_empty())
 }
 
 fn ssh_files() -> Vec<SshFile> {

@@ -1,16 +1,13 @@
 //! Every operation on a device, compared byte by byte with the reference on the host.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ringpull_base::{Buffer, DType, Element, Error, Result, with_element};
 use ringpull_device::{Devices, Memory, Operation, Slice, Work, compute};
 use ringpull_kernels::compress::Codec;
 use ringpull_kernels::optim::Optimizer;
 
-use super::{Check, FIRST, check};
-
-const LIMIT: Duration = Duration::from_secs(30);
+use super::{Check, FIRST, LIMIT, check};
 
 /// Elements: none but a few, no multiple of anything, and, where it costs nothing, more than one wave of blocks.
 const LENGTHS: [usize; 4] = [1, 37, 1000, (1 << 20) + 3];
@@ -74,12 +71,12 @@ fn codec(devices: &Arc<Devices>, quantise: &Operation) -> Result<()> {
             Operation::Quantise2 { threshold } => (16, Operation::AddDequantised2 { threshold: *threshold }),
             _ => (32, Operation::AddDequantised1),
         };
-        let (gradient, residual) = (fractions(len, 1), fractions(len, 2));
+        let (gradient, residual) = (pattern(DType::F32, len, 1), pattern(DType::F32, len, 2));
         let codes_bytes = len.div_ceil(per_word) * 4;
         let reads = vec![Buffer::copy_of(gradient.bytes()), Buffer::copy_of(residual.bytes())];
         compare(devices, quantise, &reads, &[codes_bytes, len * 4])?;
         let written = compute(quantise, vec![gradient, residual], &[codes_bytes, len * 4])?;
-        compare(devices, &add, &[Buffer::copy_of(written[0].bytes()), fractions(len, 3)], &[len * 4])?;
+        compare(devices, &add, &[Buffer::copy_of(written[0].bytes()), pattern(DType::F32, len, 3)], &[len * 4])?;
         let codec = match quantise {
             Operation::Quantise2 { threshold } => Codec::TwoBit { threshold: *threshold },
             _ => Codec::OneBit { threshold: 0.5 },
@@ -100,11 +97,11 @@ fn update(devices: &Arc<Devices>, rule: &str, dtype: DType, mastered: bool) -> R
     let (weight_bytes, slot_bytes) = (len * dtype.size_bytes(), len * real.size_bytes());
     for updates in [0, 3] {
         let operation = Operation::Update { optimizer: Arc::clone(&optimizer), dtype, updates };
-        let mut reads = vec![narrow(dtype, len, 4), narrow(dtype, len, 5)];
+        let mut reads = vec![values(dtype, len, 4, |value| value / 8.0), values(dtype, len, 5, |value| value / 8.0)];
         let mut lengths = vec![weight_bytes];
         for slot in 0..optimizer.slots(dtype) {
             // Before the first update the slots are zero; a variance is never negative.
-            let filled = if updates == 0 { Buffer::zeroed(slot_bytes) } else { positive(real, len, slot) };
+            let filled = if updates == 0 { Buffer::zeroed(slot_bytes) } else { values(real, len, slot, f64::abs) };
             reads.push(filled);
             lengths.push(slot_bytes);
         }
@@ -180,28 +177,14 @@ fn value(index: usize, seed: usize) -> f64 {
     (noise as f64 / 65_521.0 - 0.5) * [0.01, 1.0, 3.0, 100.0][(index + seed) % 4]
 }
 
+/// What `of` makes of such values.
+fn values(dtype: DType, len: usize, seed: usize, of: fn(f64) -> f64) -> Buffer {
+    with_element!(dtype, T => {
+        let values: Vec<T> = (0..len).map(|index| <T as Element>::from_f64(of(value(index, seed)))).collect();
+        Buffer::copy_of(bytemuck::cast_slice(&values))
+    })
+}
+
 fn pattern(dtype: DType, len: usize, seed: usize) -> Buffer {
-    with_element!(dtype, T => {
-        let values: Vec<T> = (0..len).map(|index| <T as Element>::from_f64(value(index, seed))).collect();
-        Buffer::copy_of(bytemuck::cast_slice(&values))
-    })
-}
-
-fn narrow(dtype: DType, len: usize, seed: usize) -> Buffer {
-    with_element!(dtype, T => {
-        let values: Vec<T> = (0..len).map(|index| <T as Element>::from_f64(value(index, seed) / 8.0)).collect();
-        Buffer::copy_of(bytemuck::cast_slice(&values))
-    })
-}
-
-fn positive(dtype: DType, len: usize, seed: usize) -> Buffer {
-    with_element!(dtype, T => {
-        let values: Vec<T> = (0..len).map(|index| <T as Element>::from_f64(value(index, seed).abs())).collect();
-        Buffer::copy_of(bytemuck::cast_slice(&values))
-    })
-}
-
-fn fractions(len: usize, seed: usize) -> Buffer {
-    let values: Vec<f32> = (0..len).map(|index| value(index, seed) as f32).collect();
-    Buffer::copy_of(bytemuck::cast_slice(&values))
+    values(dtype, len, seed, |value| value)
 }

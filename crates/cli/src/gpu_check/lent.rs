@@ -10,8 +10,8 @@ use ringpull_base::config::Config;
 use ringpull_base::{Buffer, DType, Kind, Result, Tensor};
 use ringpull_device::{Devices, Loan, Memory, Slice, Stream, Work};
 
-use super::stores::{LIMIT, expect};
-use super::{Check, FIRST, check};
+use super::stores::expect;
+use super::{Check, FIRST, LIMIT, check};
 
 const LEN: usize = 1003;
 

@@ -8,6 +8,8 @@ mod stores;
 
 pub use stores::rank_of_a_job;
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use ringpull_base::Result;
@@ -105,6 +107,8 @@ fn check(name: impl Into<String>, outcome: Result<String>) -> Check {
     }
 }
 
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
 /// The device that single kernels are checked on.
 const FIRST: usize = 0;
 

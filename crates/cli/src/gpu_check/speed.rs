@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ringpull::internal::{OnDevices, store_over};
 use ringpull_allreduce::progress::Engine;
@@ -12,9 +12,9 @@ use ringpull_base::{DType, Error, Kind, Result, Tensor};
 use ringpull_device::{Devices, Memory, Operation, Slice, Stream, Work};
 use ringpull_kernels::optim::Optimizer;
 
-use super::{FIRST, Speed};
+use super::{FIRST, LIMIT, Speed};
+use crate::statistics::Summary;
 
-const LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of one buffer: far more than any cache holds.
 const BYTES: usize = 256 << 20;
 /// Launches of one run, so that queueing hides behind them.
@@ -132,9 +132,7 @@ fn one_of_two(name: &str, config: &Config, engine: &Arc<Engine>, len_bytes: usiz
 }
 
 fn median(seconds: &[f64]) -> f64 {
-    let mut sorted = seconds.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
+    Summary::of(seconds).map_or(f64::NAN, |summary| summary.median)
 }
 
 struct Bench<'a> {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use ringpull::internal::{OnDevices, store_over};
 use ringpull::{KvStore, create_on};
@@ -11,9 +10,8 @@ use ringpull_base::config::Config;
 use ringpull_base::{DType, Error, Kind, Result, Tensor};
 use ringpull_device::{Collective, CollectiveKind, Devices, Slice, array_of};
 
-use super::{Check, check};
+use super::{Check, LIMIT, check};
 
-pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// Several segments of staging, and no multiple of anything.
 const LEN: usize = (2 << 20) / 4 + 3;
 

@@ -30,8 +30,6 @@ use self::lock::LabLock;
 pub use self::shape::{Racks, Shape};
 use ringpull_base::{Error, Result};
 
-use super::link::LinkRate;
-
 /// The network of the lab's hosts, for programs that must be told which interface to use.
 pub const NETWORK: &str = "10.55.0.0/24";
 
@@ -46,25 +44,20 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes `hosts` hosts with links of `rate`. Hosts that are already so are taken as they are, and then left when the
-    /// `Lab` is dropped; anything else of an earlier lab is removed first. An error if another process uses the lab.
-    pub fn up(hosts: usize, rate: LinkRate) -> Result<Self> {
-        Self::up_as(Shape { hosts, rate, racks: None })
-    }
-
-    /// As [`up`](Self::up), for hosts of `shape`.
-    pub fn up_as(shape: Shape) -> Result<Self> {
+    /// Makes the hosts. Those that are already so are taken as they are, and then left when the `Lab` is dropped; anything
+    /// else of an earlier lab is removed first. An error if another process uses the lab.
+    pub fn up(shape: Shape) -> Result<Self> {
         shape.check()?;
         need_root()?;
         let lock = LabLock::take()?;
         if read_shape() == Some(shape) {
-            sessions::level(&sessions_note())?;
+            sessions::level(Path::new(sessions::SWITCH), &sessions_note())?;
             return Ok(Lab { shape, made_here: false, _lock: lock });
         }
         clear()?;
         // From here on a drop removes what exists, also when a later step fails.
         let lab = Lab { shape, made_here: true, _lock: lock };
-        sessions::level(&sessions_note())?;
+        sessions::level(Path::new(sessions::SWITCH), &sessions_note())?;
         network::add_bridges(shape.racks.map(|racks| racks.uplink))?;
         for host in 1..=shape.hosts {
             mark(host)?;
@@ -72,16 +65,6 @@ impl Lab {
         }
         write_shape(shape)?;
         Ok(lab)
-    }
-
-    /// The number of hosts.
-    pub fn hosts(&self) -> usize {
-        self.shape.hosts
-    }
-
-    /// The rate of every link.
-    pub fn rate(&self) -> LinkRate {
-        self.shape.rate
     }
 
     /// The two racks, if the hosts stand in any.
@@ -211,7 +194,7 @@ fn clear() -> Result<()> {
         _ => Ok(()),
     };
     remove(&shape_path())?;
-    let restored = sessions::restore(&sessions_note());
+    let restored = sessions::restore(Path::new(sessions::SWITCH), &sessions_note());
     for host in marked()? {
         network::remove_host(host)?;
         remove(&name_space(host))?;

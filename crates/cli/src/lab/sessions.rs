@@ -12,20 +12,11 @@ use std::path::Path;
 use ringpull_base::{Error, Result};
 
 /// The kernel's switch, where it has one. Processes that start later heed it.
-const SWITCH: &str = "/proc/sys/kernel/sched_autogroup_enabled";
+pub(super) const SWITCH: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 
 /// Writes down in `note` what is set, and switches off. Nothing is changed where that is refused, as in most containers, whose
 /// processes have no autogroups anyway.
-pub(super) fn level(note: &Path) -> Result<()> {
-    level_by(Path::new(SWITCH), note)
-}
-
-/// Sets again what `note` says, if there is one, and removes it. Where that is refused a warning says what was set.
-pub(super) fn restore(note: &Path) -> Result<()> {
-    restore_by(Path::new(SWITCH), note)
-}
-
-fn level_by(switch: &Path, note: &Path) -> Result<()> {
+pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     let Ok(set) = fs::read_to_string(switch) else { return Ok(()) };
     if set.trim() == "0" {
         return Ok(());
@@ -38,7 +29,8 @@ fn level_by(switch: &Path, note: &Path) -> Result<()> {
     Ok(())
 }
 
-fn restore_by(switch: &Path, note: &Path) -> Result<()> {
+/// Sets again what `note` says, if there is one, and removes it. Where that is refused a warning says what was set.
+pub(super) fn restore(switch: &Path, note: &Path) -> Result<()> {
     let set = match fs::read_to_string(note) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(()),
         read => read.map_err(|cause| Error::io("read", note.display(), &cause))?,
@@ -76,9 +68,9 @@ mod tests {
         let (_folder, switch, note) = paths();
         for set in ["1\n", "0\n"] {
             fs::write(&switch, set).unwrap();
-            level_by(&switch, &note).unwrap();
+            level(&switch, &note).unwrap();
             assert_eq!(fs::read_to_string(&switch).unwrap(), "0\n");
-            restore_by(&switch, &note).unwrap();
+            restore(&switch, &note).unwrap();
             assert_eq!(fs::read_to_string(&switch).unwrap(), set);
             assert!(!note.exists());
         }
@@ -88,27 +80,27 @@ mod tests {
     fn a_lab_that_was_not_taken_down_leaves_the_first_setting_to_the_next() {
         let (_folder, switch, note) = paths();
         fs::write(&switch, "1\n").unwrap();
-        level_by(&switch, &note).unwrap();
-        level_by(&switch, &note).unwrap();
-        restore_by(&switch, &note).unwrap();
+        level(&switch, &note).unwrap();
+        level(&switch, &note).unwrap();
+        restore(&switch, &note).unwrap();
         assert_eq!(fs::read_to_string(&switch).unwrap(), "1\n");
     }
 
     #[test]
     fn where_there_is_no_switch_or_it_is_refused_nothing_is_left() {
         let (folder, switch, note) = paths();
-        level_by(&switch, &note).unwrap();
-        restore_by(&switch, &note).unwrap();
+        level(&switch, &note).unwrap();
+        restore(&switch, &note).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         // Nobody may write it, root either.
         let refused = Path::new("/proc/version");
         if refused.exists() {
-            level_by(refused, &note).unwrap();
+            level(refused, &note).unwrap();
             assert!(!note.exists());
             // Ended between the note and the refusal, and refused only since.
             for set in [&fs::read(refused).unwrap()[..], b"1\n"] {
                 fs::write(&note, set).unwrap();
-                restore_by(refused, &note).unwrap();
+                restore(refused, &note).unwrap();
                 assert!(!note.exists());
             }
         }

@@ -68,7 +68,7 @@ impl Launched {
         let ready = |workers, hosts, lab| Launched { workers, hosts, lab, program, mpich, interrupt };
         let launched = match place {
             Place::Lab(shape) => {
-                let lab = Lab::up_as(Shape { hosts: shape.hosts + extra, ..shape })?;
+                let lab = Lab::up(Shape { hosts: shape.hosts + extra, ..shape })?;
                 ready(shape.hosts, None, Some(lab))
             }
             Place::Local { workers } => ready(workers, None, None),

@@ -5,18 +5,36 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ringpull_base::config::FASHION_MNIST;
 use ringpull_processes::{Processes, example, files};
 use serde_json::Value;
 
 use super::operator::{Job, Trouble};
-use super::pod::{Image, PRINTED, Pod};
+use super::pod::{self, Image, PRINTED, Pod};
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(150);
+const LIMIT: Duration = Duration::from_secs(150);
 const EPOCHS: [&str; 8] = ["--limit-train", "640", "--batch", "64", "--epochs", "2", "--seed", "3"];
 const CHECKPOINT: [&str; 3] = ["--checkpoint", "/train/run.safetensors", "--resume-if-any"];
 
+const CALM: Trouble = Trouble { workers_late: None, names_late: None };
+
+/// The image, or nothing where pods cannot be had, which is said.
+fn image() -> Option<Image> {
+    let lacks = pod::lacks().or_else(|| {
+        (!Path::new(FASHION_MNIST).exists()).then(|| "the package dataset-fashion-mnist is not installed".to_owned())
+    });
+    if let Some(lacks) = lacks {
+        println!("skipped: {lacks}");
+        return None;
+    }
+    Some(match std::env::var("RINGPULL_IMAGE_ROOT") {
+        Ok(root) => Image::of_folder(&root),
+        Err(_) => Image::over_this_machine(),
+    })
+}
+
 /// The MPIJob that `ringpull manifest` writes with these options for these words.
-pub(crate) fn manifest(options: &[&str], command: &[&str]) -> Value {
+fn manifest(options: &[&str], command: &[&str]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_ringpull"))
         .arg("manifest")
         .args(options)
@@ -66,7 +84,7 @@ fn plain(ranks: usize) -> String {
 }
 
 /// Runs the job to its end: ranks on all hosts, equal weights, and those of a plain `mpirun`.
-pub(crate) fn trains_alike(test: &str, image: &Image, options: &[&str], hosts: usize, ranks: usize, trouble: Trouble) {
+fn trains_alike(test: &str, image: &Image, options: &[&str], hosts: usize, ranks: usize, trouble: Trouble) {
     let script = format!("echo host=$(hostname) probe=$PROBE; exec {}", train().join(" "));
     let words = [options, &["--env", "PROBE=passed on"]].concat();
     let options = [&["train", "--name", "sim"], &words[..]].concat();
@@ -89,20 +107,68 @@ pub(crate) fn trains_alike(test: &str, image: &Image, options: &[&str], hosts: u
     assert_eq!(found[0], plain(ranks), "{text}");
 }
 
+#[test]
+fn an_mpijob_of_four_workers_trains_as_a_plain_mpirun_of_four_ranks() {
+    let Some(image) = image() else { return };
+    trains_alike("a", &image, &["--workers", "4"], 4, 4, CALM);
+}
+
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn uid_1000_trains_with_every_capability_dropped() {
+    let Some(image) = image() else { return };
+    trains_alike("b", &image, &["--workers", "2", "--non-root"], 2, 2, CALM);
+}
+
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn two_slots_in_each_of_two_workers_are_four_ranks_on_two_hosts() {
+    let Some(image) = image() else { return };
+    trains_alike("c", &image, &["--workers", "2", "--slots", "2"], 2, 4, CALM);
+}
+
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn a_launcher_that_works_holds_the_first_ranks() {
+    let Some(image) = image() else { return };
+    trains_alike("d", &image, &["--workers", "2", "--launcher-works"], 2, 2, CALM);
+    trains_alike("e", &image, &["--workers", "2", "--launcher-works", "--non-root"], 2, 2, CALM);
+}
+
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn workers_that_come_six_seconds_late_are_waited_for() {
+    let Some(image) = image() else { return };
+    let late = Trouble { workers_late: Some(Duration::from_secs(6)), names_late: None };
+    trains_alike("f", &image, &["--workers", "2"], 2, 2, late);
+    trains_alike("g", &image, &["--workers", "2", "--non-root"], 2, 2, late);
+}
+
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn names_that_come_three_seconds_late_are_waited_for() {
+    let Some(image) = image() else { return };
+    let late = Trouble { workers_late: None, names_late: Some(Duration::from_secs(3)) };
+    trains_alike("h", &image, &["--workers", "2"], 2, 2, late);
+}
+
 /// A worker killed in the middle ends the job, not well, in time; the next start goes on from the checkpoint, and
 /// ends with the weights of a run that nothing happened to.
-pub(crate) fn loses_a_worker(test: &str, image: &Image) {
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn a_lost_worker_ends_the_job_and_the_next_start_loses_nothing() {
+    let Some(image) = image() else { return };
     let mut words = train();
     let epochs = words.iter().position(|word| *word == "--epochs").unwrap() + 1;
     words[epochs] = "3";
     let job_of = |words: &[&str]| manifest_of_ranks(&["train", "--name", "sim", "--workers", "4"], words);
     let whole = {
-        let mut job = Job::new(&format!("{test}w"), image, &job_of(&words));
+        let mut job = Job::new("iw", &image, &job_of(&words));
         let mut launcher = job.launch(Trouble::default());
         assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", all(&job, &launcher));
         hashes(&job).pop().unwrap()
     };
-    let mut job = Job::new(test, image, &job_of(&words));
+    let mut job = Job::new("i", &image, &job_of(&words));
     let mut launcher = job.launch(Trouble::default());
     let file = job.network.volume().join("run.safetensors");
     let begun = Instant::now();
@@ -129,9 +195,12 @@ pub(crate) fn loses_a_worker(test: &str, image: &Image) {
 }
 
 /// With fewer workers allowed a job whose worker never comes back is trained by the others.
-pub(crate) fn goes_on_with_fewer(test: &str, image: &Image) {
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn with_fewer_workers_allowed_the_others_go_on() {
+    let Some(image) = image() else { return };
     let options = ["train", "--name", "sim", "--workers", "3", "--min-workers", "2", "--env", "RINGPULL_WAIT=10"];
-    let mut job = Job::new(test, image, &manifest_of_ranks(&options, &train()));
+    let mut job = Job::new("j", &image, &manifest_of_ranks(&options, &train()));
     job.start_workers();
     job.await_workers();
     job.workers[1].kill();
@@ -144,9 +213,12 @@ pub(crate) fn goes_on_with_fewer(test: &str, image: &Image) {
 }
 
 /// A worker that is not there is named when the wait is over, and no rank starts.
-pub(crate) fn names_the_missing(test: &str, image: &Image) {
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn a_worker_that_never_comes_is_named_and_nothing_runs() {
+    let Some(image) = image() else { return };
     let options = ["train", "--name", "sim", "--workers", "2", "--env", "RINGPULL_WAIT=3"];
-    let mut job = Job::new(test, image, &manifest_of_ranks(&options, &train()));
+    let mut job = Job::new("k", &image, &manifest_of_ranks(&options, &train()));
     job.start_worker(0);
     let mut launcher = job.start_launcher(true);
     assert_eq!(launcher.ends_within(LIMIT), Some(1), "{}", launcher.text());
@@ -156,7 +228,10 @@ pub(crate) fn names_the_missing(test: &str, image: &Image) {
 }
 
 /// With an `mpirun` that does not read the operator's hostfile, as Open MPI 5 does not, nothing runs.
-pub(crate) fn refuses_ranks_elsewhere(test: &str, image: &Image) {
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn ranks_that_would_all_land_on_the_launcher_are_refused() {
+    let Some(image) = image() else { return };
     let mut manifest = manifest(&["train", "--name", "sim", "--workers", "2"], &["echo", "ran"]);
     let container = &mut manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0];
     // The pod's own copy of mpirun: it forgets where the hosts are.
@@ -164,7 +239,7 @@ pub(crate) fn refuses_ranks_elsewhere(test: &str, image: &Image) {
     let deaf = "mkdir -p /tmp/bin; printf '#!/bin/sh\\nexport OMPI_MCA_rmaps_base_oversubscribe=1\\nunset OMPI_MCA_orte_default_hostfile\\nexec /usr/bin/mpirun \"$@\"\\n' >/tmp/bin/mpirun; chmod +x /tmp/bin/mpirun; PATH=/tmp/bin:$PATH exec ringpull-entrypoint mpirun";
     container["command"] = serde_json::json!(["sh", "-c", format!("{deaf} {}", words.join(" "))]);
     container.as_object_mut().unwrap().remove("args");
-    let mut job = Job::new(test, image, &manifest);
+    let mut job = Job::new("l", &image, &manifest);
     let mut launcher = job.launch(Trouble::default());
     assert_eq!(launcher.ends_within(LIMIT), Some(1), "{}", launcher.text());
     let text = launcher.text();
@@ -176,10 +251,13 @@ pub(crate) fn refuses_ranks_elsewhere(test: &str, image: &Image) {
 }
 
 /// Parameter servers in one MPIJob train as well, and the comparison prints its table.
-pub(crate) fn serves_and_compares(test: &str, image: &Image) {
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn servers_and_the_comparison_run_on_the_pods_of_one_mpijob() {
+    let Some(image) = image() else { return };
     let words = [&["train", "--kv-store", "dist_sync"][..], &EPOCHS].concat();
     let options = ["ps", "--name", "sim", "--workers", "2", "--servers", "2"];
-    let mut job = Job::new(&format!("{test}p"), image, &manifest_of_ranks(&options, &words));
+    let mut job = Job::new("mp", &image, &manifest_of_ranks(&options, &words));
     let mut launcher = job.launch(Trouble::default());
     assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", all(&job, &launcher));
     assert_eq!(hashes(&job).len(), 2, "{}", all(&job, &launcher));
@@ -196,7 +274,7 @@ pub(crate) fn serves_and_compares(test: &str, image: &Image) {
         "/train/out",
     ];
     let options = ["compare", "--name", "sim", "--workers", "2"];
-    let mut job = Job::new(&format!("{test}c"), image, &manifest(&options, &words));
+    let mut job = Job::new("mc", &image, &manifest(&options, &words));
     let mut launcher = job.launch(Trouble::default());
     assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", launcher.text());
     let text = launcher.text();
