@@ -15,12 +15,11 @@ use crate::usage::{Memory, cpu_s};
 
 /// Milliseconds without traffic before each iteration, the same for everybody: a shaped link lets a burst through that it has saved up, so whoever
 /// has the slower barrier would seem to have the faster sum.
-pub const REST_MS: f64 = 2.0;
+pub(crate) const REST_MS: f64 = 2.0;
 
 /// How buffers are measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Plan {
-    /// The element type.
+pub(crate) struct Plan {
     pub dtype: DType,
     /// Measured iterations, at least 1.
     pub iters: usize,
@@ -35,7 +34,7 @@ pub struct Plan {
 
 /// Sums buffers of `sizes` bytes over all ranks by `algorithm`, or else as the environment says, verifies every result, and gives rank 0 one
 /// record a size. Collective.
-pub fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Option<Vec<Record>>> {
+pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Option<Vec<Record>>> {
     let dtype = plan.dtype;
     if plan.iters == 0 {
         return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));

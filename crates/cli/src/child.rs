@@ -36,13 +36,13 @@ pub(crate) fn code_of(status: ExitStatus) -> i32 {
 }
 
 /// How long a process may go on without children before it is taken for one that will not end.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often the kernel is asked.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Watches one process.
 #[derive(Debug)]
-pub struct Childless {
+pub(crate) struct Childless {
     /// `None`: its children do not tell.
     pid: Option<u32>,
     asked: Option<Instant>,
@@ -52,13 +52,13 @@ pub struct Childless {
 
 impl Childless {
     /// Begins to watch process `pid`, an `mpirun` of ranks on `hosts`.
-    pub fn watch(pid: u32, hosts: &Hosts) -> Self {
+    pub(crate) fn watch(pid: u32, hosts: &Hosts) -> Self {
         let pid = matches!(hosts, Hosts::Local).then_some(pid);
         Childless { pid, asked: None, had_children: false, since: None }
     }
 
     /// Whether the process has had children, and has had none for [`PATIENCE`]. To be asked again and again; does not block.
-    pub fn is_stuck(&mut self) -> bool {
+    pub(crate) fn is_stuck(&mut self) -> bool {
         let Some(pid) = self.pid else { return false };
         let now = Instant::now();
         if self.asked.is_some_and(|asked| now - asked < INTERVAL) {
@@ -76,7 +76,7 @@ impl Childless {
 }
 
 /// Whether what this process writes, and what its children write in its place, is taken: who is held up by a full pipe is not stuck.
-pub fn output_is_taken() -> bool {
+pub(crate) fn output_is_taken() -> bool {
     let (out, err) = (std::io::stdout(), std::io::stderr());
     let mut both = [PollFd::new(&out, PollFlags::OUT), PollFd::new(&err, PollFlags::OUT)];
     poll(&mut both, Some(&Timespec::default())).is_ok_and(|ready| ready == both.len())

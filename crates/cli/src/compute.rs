@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// device's time, and a late wake-up is made up for. On the processor it needs its share of processor time, however long
 /// that takes when others want the same cores.
 #[derive(Debug)]
-pub struct Compute {
+pub(crate) struct Compute {
     /// The part of its time that it spends on the processor; `None` by the clock.
     burn: Option<f64>,
     due: Instant,
@@ -20,12 +20,12 @@ pub struct Compute {
 
 impl Compute {
     /// A device that begins now.
-    pub fn start(burn: Option<f64>) -> Self {
+    pub(crate) fn start(burn: Option<f64>) -> Self {
         Compute { burn, due: Instant::now(), due_cpu: thread_cpu() }
     }
 
     /// Works for `seconds`, counted from when the work before was due.
-    pub fn work(&mut self, seconds: f64) {
+    pub(crate) fn work(&mut self, seconds: f64) {
         match self.burn {
             None => {
                 self.due += Duration::from_secs_f64(seconds);
@@ -42,7 +42,7 @@ impl Compute {
     }
 
     /// The device had nothing to do for `waited`: its input was not there.
-    pub fn stand_still(&mut self, waited: Duration) {
+    pub(crate) fn stand_still(&mut self, waited: Duration) {
         self.due += waited;
     }
 }

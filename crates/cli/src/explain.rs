@@ -16,8 +16,7 @@ use crate::text::{format_seconds, grid};
 
 /// The model of a cluster and what follows from it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Explanation {
-    /// Ranks.
+pub(crate) struct Explanation {
     pub ranks: usize,
     /// The ranks that share memory, host by host. `auto` sums there among them; what is predicted is for the messages of ranks that do not.
     pub hosts: Vec<Vec<usize>>,
@@ -30,18 +29,15 @@ pub struct Explanation {
     pub source: String,
     /// How long ago it was measured, if it is from the cache, in seconds.
     pub age_seconds: Option<f64>,
-    /// Its numbers.
     pub model: Model,
     /// The algorithm that was asked for.
     pub asked: String,
-    /// One entry for each size.
     pub sizes: Vec<Explained>,
 }
 
 /// What is predicted for one size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Explained {
-    /// Payload bytes of one rank.
+pub(crate) struct Explained {
     pub bytes: usize,
     /// What `auto` takes, or the plan that was asked for.
     pub algorithm: Algorithm,
@@ -53,17 +49,15 @@ pub struct Explained {
 
 /// One algorithm at its best.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Predicted {
-    /// The algorithm.
+pub(crate) struct Predicted {
     pub algorithm: Algorithm,
     /// The size of segments that suits it.
     pub segment_bytes: usize,
-    /// The time, in seconds.
     pub seconds: f64,
 }
 
 /// Learns the cluster's model and explains what `asked` does for each of `sizes`, on rank 0. Collective.
-pub fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
+pub(crate) fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
     let plan = match asked {
         Choice::Auto => None,
         Choice::Plan(algorithm) => Some(algorithm),
@@ -123,7 +117,7 @@ impl Explanation {
     }
 
     /// The table for people, and the numbers under it.
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         if self.ranks == 1 {
             let told = "one rank has nothing to sum with others, and no network was measured";
             return format!("{told}\n  hint: mpirun -n 4 ringpull bench allreduce --explain\n");

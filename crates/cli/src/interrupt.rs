@@ -18,11 +18,12 @@ static STARTED: OnceLock<Option<String>> = OnceLock::new();
 
 /// Somebody who asks for interrupts instead of being ended by them.
 #[derive(Debug)]
-pub struct Interrupt(());
+pub(crate) struct Interrupt(());
 
+#[allow(clippy::unused_self, reason = "who does not watch is ended by an interrupt, and cannot ask for it")]
 impl Interrupt {
     /// Begins to note interrupts.
-    pub fn watch() -> Result<Self> {
+    pub(crate) fn watch() -> Result<Self> {
         let failure = STARTED.get_or_init(|| start().err().map(|cause| cause.to_string()));
         if let Some(text) = failure {
             return Err(Error::Io {
@@ -37,12 +38,12 @@ impl Interrupt {
     }
 
     /// The last signal that came, if any did.
-    pub fn signal(&self) -> Option<i32> {
+    pub(crate) fn signal(&self) -> Option<i32> {
         Some(LAST.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }
 
     /// How many came.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         COUNT.load(Ordering::SeqCst)
     }
 }

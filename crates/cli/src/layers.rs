@@ -8,9 +8,6 @@ use std::ops::Range;
 use ringpull_base::Result;
 use ringpull_workload::models::{self, ModelKey};
 
-/// The tokens of a sequence that BERT is trained on.
-const SEQUENCE: f64 = 512.0;
-
 /// What the names of one layer's tensors end with.
 const ENDINGS: [&str; 4] = ["weight", "bias", "gamma", "beta"];
 
@@ -38,14 +35,7 @@ pub struct Network {
 pub fn load(model: &str, scale: f64) -> Result<Network> {
     let keys = models::load(model, scale)?;
     let whole = models::load_whole(model)?;
-    let by_name = |key: &ModelKey| match model {
-        "vgg16" => Some(vgg16(key)),
-        "resnet50" => Some(resnet50(key)),
-        "bert-large" => Some(bert_large(key)),
-        _ => None,
-    };
-    let costs: Vec<f64> =
-        whole.iter().map(|(key, flops)| flops.or_else(|| by_name(key)).unwrap_or(key.len() as f64)).collect();
+    let costs: Vec<f64> = whole.iter().map(|(key, flops)| flops.unwrap_or(key.len() as f64)).collect();
     Ok(Network { layers: layers(&keys, &costs), keys })
 }
 
@@ -74,61 +64,9 @@ fn stem(name: &str) -> &str {
     }
 }
 
-/// A convolution's weights are used at every place of its output; a stage of VGG-16 has half the side of the one before.
-fn vgg16(key: &ModelKey) -> f64 {
-    let stage = key.name.strip_prefix("conv").and_then(|rest| rest.split('_').next()?.parse::<u32>().ok());
-    let side = stage.map_or(1.0, |stage| 224.0 / f64::from(1 << (stage - 1)));
-    weights(key) * side * side
-}
-
-fn resnet50(key: &ModelKey) -> f64 {
-    let stage = key.name.strip_prefix("stage").and_then(|rest| rest.split('_').next()?.parse::<u32>().ok());
-    let side = match stage {
-        Some(stage) => 56.0 / f64::from(1 << (stage - 1)),
-        None if key.name.starts_with("stem") => 112.0,
-        None => 1.0,
-    };
-    weights(key) * side * side
-}
-
-/// For one token: an embedding is looked up, and the pooler sees one token of a sequence.
-fn bert_large(key: &ModelKey) -> f64 {
-    if key.name.starts_with("embedding") {
-        return 0.0;
-    }
-    if key.name.starts_with("pooler") {
-        return weights(key) / SEQUENCE;
-    }
-    // Every token is held against every other, for the scores and for the values.
-    let attention = if key.name.ends_with("attention_out_weight") {
-        2.0 * SEQUENCE * key.shape.first().map_or(0.0, |rows| *rows as f64)
-    } else {
-        0.0
-    };
-    weights(key) + attention
-}
-
-/// Biases and the like are added once for each output, which is nothing beside the multiplications.
-fn weights(key: &ModelKey) -> f64 {
-    if key.name.ends_with("weight") { key.len() as f64 } else { 0.0 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Multiplications of one image or token, as the models' papers count them.
-    fn total(model: &str, cost: fn(&ModelKey) -> f64) -> f64 {
-        models::load(model, 1.0).unwrap().iter().map(cost).sum()
-    }
-
-    #[test]
-    fn the_built_in_models_have_the_published_multiplications() {
-        assert!((total("vgg16", vgg16) / 15.47e9 - 1.0).abs() < 0.01, "{}", total("vgg16", vgg16));
-        assert!((total("resnet50", resnet50) / 3.86e9 - 1.0).abs() < 0.01, "{}", total("resnet50", resnet50));
-        let bert = total("bert-large", bert_large);
-        assert!((bert / 3.272e8 - 1.0).abs() < 0.01, "24 layers of 12 x 1024^2 and 2 x 512 x 1024: {bert}");
-    }
 
     #[test]
     fn a_layer_is_its_weight_and_what_goes_with_it_and_the_parts_make_a_whole() {

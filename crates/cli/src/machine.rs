@@ -11,8 +11,7 @@ use ringpull_base::topology::{host_name, memory_bytes};
 
 /// The survey. Reading it changes nothing on the machine.
 #[derive(Debug, Clone, Serialize)]
-pub struct Machine {
-    /// This crate's version.
+pub(crate) struct Machine {
     pub version: String,
     /// The names of the kinds of store.
     pub kinds: String,
@@ -20,15 +19,11 @@ pub struct Machine {
     pub mpi_library: Option<String>,
     /// The `mpirun` that is found first, by its own words.
     pub mpirun: Option<String>,
-    /// This host's name.
     pub host: String,
     /// Cores this process may use.
     pub cores: usize,
-    /// The processor's name.
     pub processor: Option<String>,
-    /// Memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// The kernel.
     pub kernel: String,
     /// Why emulated hosts cannot be had here, `None` if they can.
     pub lab_lacks: Option<String>,
@@ -40,7 +35,7 @@ pub struct Machine {
 
 impl Machine {
     /// Looks at the machine.
-    pub fn survey() -> Self {
+    pub(crate) fn survey() -> Self {
         let uname = rustix::system::uname();
         Machine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -59,7 +54,7 @@ impl Machine {
     }
 
     /// The survey as lines of a name and its value.
-    pub fn lines(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
         let none = || "none".to_owned();
         let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30));
         vec![

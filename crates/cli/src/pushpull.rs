@@ -18,8 +18,7 @@ use crate::usage::Memory;
 
 /// How the keys are measured.
 #[derive(Debug, Clone)]
-pub struct Plan {
-    /// The element type of every key.
+pub(crate) struct Plan {
     pub dtype: DType,
     /// Measured iterations, at least 1.
     pub iters: usize,
@@ -32,7 +31,7 @@ pub struct Plan {
 }
 
 /// Measures each list of `payloads` on its own and gives rank 0 one record for each. Collective.
-pub fn run(store: &KvStore, payloads: &[Vec<ModelKey>], plan: &Plan) -> Result<Option<Vec<Record>>> {
+pub(crate) fn run(store: &KvStore, payloads: &[Vec<ModelKey>], plan: &Plan) -> Result<Option<Vec<Record>>> {
     plan.prepare(store)?;
     let mut records = Vec::with_capacity(payloads.len());
     for (index, keys) in payloads.iter().enumerate() {

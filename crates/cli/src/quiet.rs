@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Returns once the host has taken no processor time for three seconds, after fifteen in any case, and in neither case later
 /// than as long as the last job took, `job`. At once after a job of less than three seconds, which frees little, and where the
 /// host has never taken any. `wait` waits for so long; its `false` ends the wait.
-pub fn wait_until_quiet(
+pub(crate) fn wait_until_quiet(
     job: Duration,
     read: &mut dyn FnMut() -> Option<ProcessorTime>,
     wait: &mut dyn FnMut(Duration) -> bool,

@@ -17,7 +17,7 @@ const LARGEST: usize = 1 << 50;
 const GIB: (&str, u64) = ("GiB", 1 << 30);
 
 /// Bytes from `25MB`, `64KiB`, `0.5GB` or a plain number. The result must be a whole number of bytes.
-pub fn parse_size(text: &str) -> Result<usize> {
+pub(crate) fn parse_size(text: &str) -> Result<usize> {
     let wrong = |why: &str| {
         Error::argument(
             format!("size {text:?} {why}"),
@@ -43,12 +43,12 @@ pub fn parse_size(text: &str) -> Result<usize> {
 }
 
 /// Sizes separated by commas, as `--sizes` takes them. At least one.
-pub fn parse_sizes(text: &str) -> Result<Vec<usize>> {
+pub(crate) fn parse_sizes(text: &str) -> Result<Vec<usize>> {
     text.split(',').map(|part| parse_size(part.trim())).collect()
 }
 
 /// Bytes for people, in decimal units and three digits: `25 MB`, `138 kB`, `4 B`.
-pub fn format_size(bytes: f64) -> String {
+pub(crate) fn format_size(bytes: f64) -> String {
     let (value, unit) = match bytes {
         b if b < 1e3 => return format!("{b:.0} B"),
         b if b < 1e6 => (b / 1e3, "kB"),
@@ -59,7 +59,7 @@ pub fn format_size(bytes: f64) -> String {
 }
 
 /// A payload as people ask for it: `64 KiB` and `1 MiB` where it is a whole number of those, else as [`format_size`].
-pub fn format_payload(bytes: u64) -> String {
+pub(crate) fn format_payload(bytes: u64) -> String {
     let binary = [GIB, ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match binary.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {
         Some((name, unit)) if !bytes.is_multiple_of(1000) => format!("{} {name}", bytes / unit),

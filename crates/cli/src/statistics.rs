@@ -7,20 +7,17 @@ const ENOUGH: usize = 5;
 /// Iglewicz and Hoaglin's limit for the modified z-score, 0.6745 (x - median) / MAD.
 const OUTLIER_SCORE: f64 = 3.5;
 /// Differences smaller than this part of the median are never called outliers or gains.
-pub const RESOLUTION: f64 = 0.02;
+pub(crate) const RESOLUTION: f64 = 0.02;
 /// More than this part of the processors' time taken by the machine's host is worth a doubt.
 const STOLEN: f64 = 0.01;
 
 /// Median and spread of some samples, in the samples' unit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How many samples.
     pub count: usize,
     /// The middle sample, or the mean of the two in the middle.
     pub median: f64,
-    /// The smallest sample.
     pub min: f64,
-    /// The largest sample.
     pub max: f64,
     /// The quarter point: a quarter of the samples lies at or below it.
     pub q1: f64,
@@ -64,7 +61,7 @@ impl Summary {
 }
 
 /// Doubts about `samples`, which stand in the order they were taken. Empty if there is none.
-pub fn warnings(samples: &[f64]) -> Vec<String> {
+pub(crate) fn warnings(samples: &[f64]) -> Vec<String> {
     let Some(summary) = Summary::of(samples) else {
         return vec!["there are no samples".to_owned()];
     };
@@ -104,7 +101,7 @@ pub fn warnings(samples: &[f64]) -> Vec<String> {
 }
 
 /// The doubt that follows from the part of the processors' time that the machine's host took away.
-pub fn doubt_of_stolen(part: f64) -> Option<String> {
+pub(crate) fn doubt_of_stolen(part: f64) -> Option<String> {
     (part > STOLEN).then(|| {
         format!(
             "{:.1} % of the processors' time was taken by the machine's host: times are too long by about as much; repeat when it is quiet",

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 /// A time in three digits: `1.83 s`, `25.1 ms`, `340 us`.
-pub fn format_seconds(seconds: f64) -> String {
+pub(crate) fn format_seconds(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s >= 1.0 => (s, "s"),
         s if s >= 1e-3 => (s * 1e3, "ms"),
@@ -14,17 +14,17 @@ pub fn format_seconds(seconds: f64) -> String {
 }
 
 /// A difference of times, which may be negative.
-pub fn format_signed_seconds(seconds: f64) -> String {
+pub(crate) fn format_signed_seconds(seconds: f64) -> String {
     format!("{}{}", if seconds < 0.0 { "-" } else { "" }, format_seconds(seconds.abs()))
 }
 
 /// `1 round`, `3 rounds`.
-pub fn several(count: usize, what: &str) -> String {
+pub(crate) fn several(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Rows under a heading, in columns for a terminal. The first `words` columns are set left, numbers right.
-pub fn grid<S: ToString>(head: impl IntoIterator<Item = S>, rows: Vec<Vec<String>>, words: usize) -> String {
+pub(crate) fn grid<S: ToString>(head: impl IntoIterator<Item = S>, rows: Vec<Vec<String>>, words: usize) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(head.into_iter().map(|cell| cell.to_string()));
     table.add_rows(rows);

@@ -28,10 +28,9 @@ use crate::usage::Usage;
 
 /// How a model is replayed.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Element type, steps and compression.
     pub keys: pushpull::Plan,
-    /// Computing in a step.
     pub compute_s: f64,
     /// The part of it that is spent on the processor; `None` waits by the clock.
     pub burn: Option<f64>,
@@ -45,7 +44,7 @@ const BACKWARD: f64 = 2.0 / 3.0;
 const STEPS_ALONE: usize = 3;
 
 /// Replays `network` and gives rank 0 the record. Collective; `store` must be new.
-pub fn run(store: &KvStore, network: &Network, plan: &Plan) -> Result<Option<Record>> {
+pub(crate) fn run(store: &KvStore, network: &Network, plan: &Plan) -> Result<Option<Record>> {
     check(plan)?;
     plan.keys.prepare(store)?;
     let mut replay = Replay::start(store, network, plan)?;

@@ -42,7 +42,7 @@ impl Usage {
 }
 
 /// Processor seconds of all threads of this process so far.
-pub fn cpu_s() -> f64 {
+pub(crate) fn cpu_s() -> f64 {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     used.tv_sec as f64 + used.tv_nsec as f64 * 1e-9
 }
@@ -50,7 +50,7 @@ pub fn cpu_s() -> f64 {
 /// Watches, from its making on, the memory that this process has for itself or has made for others: what it maps of its
 /// neighbours' is theirs.
 #[derive(Debug)]
-pub struct Memory {
+pub(crate) struct Memory {
     before: Option<u64>,
     peak: Arc<AtomicU64>,
     /// Dropped, it ends the watching thread.
@@ -60,7 +60,7 @@ pub struct Memory {
 impl Memory {
     /// Takes what is held now as the beginning. A thread looks again every few milliseconds, which costs several percent of a core:
     /// [`look_away`](Self::look_away) before anything is timed.
-    pub fn watch() -> Self {
+    pub(crate) fn watch() -> Self {
         /// What is held for a shorter time may be missed.
         const INTERVAL: Duration = Duration::from_millis(5);
         let (watched, end) = channel();
@@ -79,12 +79,12 @@ impl Memory {
     }
 
     /// Ends the thread. From here on only what is held at the end counts.
-    pub fn look_away(&mut self) {
+    pub(crate) fn look_away(&mut self) {
         self.watched = None;
     }
 
     /// How far the peak went beyond the beginning.
-    pub fn grown_bytes(&self) -> Option<u64> {
+    pub(crate) fn grown_bytes(&self) -> Option<u64> {
         Some(held_bytes()?.max(self.peak.load(Ordering::Relaxed)).saturating_sub(self.before?))
     }
 }

@@ -80,8 +80,8 @@ fn every_host_has_its_name_and_finds_the_others() {
     let Some(_turn) = turn() else { return };
     let lab = up(3, "none");
     yields_reach_other_hosts();
-    let output =
-        lab.command(2, "sh").args(["-c", "hostname; getent hosts h3; getent hosts nosuch || echo none"]).output();
+    let names = "hostname; getent hosts h3; getent hosts nosuch || echo none";
+    let output = ringpull(&["lab", "exec", "h2", "sh", "-c", names]).output();
     let text = String::from_utf8(output.unwrap().stdout).unwrap();
     let words: Vec<&str> = text.split_whitespace().collect();
     assert_eq!(words, ["h2", "10.55.0.3", "h3", "none"]);
@@ -89,7 +89,7 @@ fn every_host_has_its_name_and_finds_the_others() {
     assert_eq!(code, Some(9));
     let output = ringpull(&["lab", "exec", "h4", "true"]).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("its hosts are h1 to h3"));
-    lab.down().unwrap();
+    drop(lab);
     nothing_is_left();
 }
 
@@ -121,13 +121,17 @@ fn goodput_peer() {
 #[test]
 fn a_link_carries_about_its_rate() {
     let Some(_turn) = turn() else { return };
-    let lab = up(2, "100mbit");
-    let peer = |host: usize, role: &str| {
-        let mut command = lab.command(host, std::env::current_exe().unwrap());
-        command.args(["--exact", "goodput_peer", "--nocapture"]).env("LAB_TEST_ROLE", role).stdout(Stdio::piped());
+    let _lab = up(2, "100mbit");
+    let peer = |host: &str, role: &str| {
+        let mut command = ringpull(&["lab", "exec", host]);
+        command
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "goodput_peer", "--nocapture"])
+            .env("LAB_TEST_ROLE", role)
+            .stdout(Stdio::piped());
         command
     };
-    let mut receiver = peer(2, "receive").spawn().unwrap();
+    let mut receiver = peer("h2", "receive").spawn().unwrap();
     let mut out = receiver.stdout.take().unwrap();
     let mut text = String::new();
     let mut byte = [0u8];
@@ -135,7 +139,7 @@ fn a_link_carries_about_its_rate() {
         assert_eq!(out.read(&mut byte).unwrap(), 1, "{text}");
         text.push(char::from(byte[0]));
     }
-    assert!(peer(1, "send").status().unwrap().success());
+    assert!(peer("h1", "send").status().unwrap().success());
     out.read_to_string(&mut text).unwrap();
     assert!(receiver.wait().unwrap().success());
     let goodput: f64 = text.split("goodput ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
@@ -239,7 +243,7 @@ fn ranks_that_share_a_host_share_memory_and_hosts_exchange_messages() {
         let measured = bench_on(hosts, count, &["--iters", "3", "--warmup", "1"]);
         assert_eq!(measured.matches("\"seconds\"").count(), 3, "{measured}");
     }
-    lab.down().unwrap();
+    drop(lab);
 }
 
 #[test]
@@ -250,8 +254,8 @@ fn two_racks_are_joined_by_one_link_of_its_own_rate() {
     assert!(master("rp-h2").ends_with("ringpull0") && master("rp-h3").ends_with("ringpull1"));
     let shaper = Command::new("tc").args(["qdisc", "show", "dev", "rp-up1"]).output().unwrap();
     assert!(String::from_utf8_lossy(&shaper.stdout).contains("50Mbit"));
-    assert!(lab.command(1, "getent").args(["hosts", "h4"]).status().unwrap().success());
-    lab.down().unwrap();
+    assert!(ringpull(&["lab", "exec", "h1", "getent", "hosts", "h4"]).status().unwrap().success());
+    drop(lab);
     assert!(!Path::new("/sys/class/net/ringpull1").exists() && !Path::new("/sys/class/net/rp-up0").exists());
 }
 
@@ -262,5 +266,5 @@ fn ranks_find_the_racks_that_nobody_has_named() {
     let lab = up_in_racks(6, "400mbit", Racks { uplink: "50mbit".parse().unwrap(), alternate: true });
     let told = bench_on(&[1, 2, 3, 4, 5, 6], 6, &["--explain"]);
     assert!(told.contains("[[0,2,4],[1,3,5]]"), "{told}");
-    lab.down().unwrap();
+    drop(lab);
 }

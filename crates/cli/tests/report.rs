@@ -207,7 +207,7 @@ fn a_browser_draws_every_chart_without_a_word_on_the_console_and_without_scrolli
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let pages = [("pushpull", results(), "10,10,10,10"), ("training", training(), "10,5,5")];
+    let pages = [("pushpull", results(), "10,10,10"), ("training", training(), "10,5,5")];
     for (name, results, _) in &pages {
         std::fs::write(folder.path().join(format!("{name}.html")), report::render(results).unwrap()).unwrap();
     }

@@ -50,90 +50,103 @@ pub fn load(model: &str, scale: f64) -> Result<Vec<ModelKey>> {
     Ok(keys.map(scaled).collect())
 }
 
+/// Keys with their multiplications in a forward pass: of one image, or of one token in its sequence.
+type Counted = Vec<(ModelKey, Option<f64>)>;
+
+/// Adds a layer: its weights, each of which is multiplied `uses` times, and what is `beside` them, which is added once for
+/// each output and so is nothing beside the multiplications.
+fn add(keys: &mut Counted, name: &str, shape: &[usize], uses: f64, beside: &[&str]) {
+    let weights = ModelKey::new(format!("{name}_weight"), shape);
+    let multiplications = weights.len() as f64 * uses;
+    keys.push((weights, Some(multiplications)));
+    keys.extend(beside.iter().map(|ending| (ModelKey::new(format!("{name}_{ending}"), &shape[..1]), Some(0.0))));
+}
+
 /// VGG-16 (Simonyan and Zisserman 2014, configuration D): 13 convolutions of 3x3 and 3 dense layers, all with bias.
-fn vgg16() -> Vec<ModelKey> {
+fn vgg16() -> Counted {
     let mut keys = Vec::new();
     let mut channels = 3;
     for (stage, (width, layers)) in [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)].into_iter().enumerate() {
+        // A weight is used at every place of its output; a stage has half the side of the one before.
+        let places = f64::from(224 >> stage).powi(2);
         for layer in 1..=layers {
-            let name = format!("conv{}_{layer}", stage + 1);
-            keys.push(ModelKey::new(format!("{name}_weight"), &[width, channels, 3, 3]));
-            keys.push(ModelKey::new(format!("{name}_bias"), &[width]));
+            add(&mut keys, &format!("conv{}_{layer}", stage + 1), &[width, channels, 3, 3], places, &["bias"]);
             channels = width;
         }
     }
     for (name, from, to) in [("fc6", 512 * 7 * 7, 4096), ("fc7", 4096, 4096), ("fc8", 4096, 1000)] {
-        keys.push(ModelKey::new(format!("{name}_weight"), &[to, from]));
-        keys.push(ModelKey::new(format!("{name}_bias"), &[to]));
+        add(&mut keys, name, &[to, from], 1.0, &["bias"]);
     }
     keys
 }
 
 /// ResNet-50 (He et al. 2015): bottleneck blocks of 1x1, 3x3 and 1x1 convolutions without bias, each with batch norm.
-fn resnet50() -> Vec<ModelKey> {
+fn resnet50() -> Counted {
+    const NORM: [&str; 2] = ["gamma", "beta"];
     let mut keys = Vec::new();
-    let mut conv = |name: String, to: usize, from: usize, side: usize| {
-        keys.push(ModelKey::new(format!("{name}_weight"), &[to, from, side, side]));
-        keys.push(ModelKey::new(format!("{name}_gamma"), &[to]));
-        keys.push(ModelKey::new(format!("{name}_beta"), &[to]));
-    };
-    conv("stem".to_owned(), 64, 3, 7);
+    add(&mut keys, "stem", &[64, 3, 7, 7], 112.0 * 112.0, &NORM);
     let mut channels = 64;
     for (stage, (width, blocks)) in [(64, 3), (128, 4), (256, 6), (512, 3)].into_iter().enumerate() {
+        let places = f64::from(56 >> stage).powi(2);
         for block in 1..=blocks {
-            let name = format!("stage{}_block{block}", stage + 1);
-            conv(format!("{name}_a"), width, channels, 1);
-            conv(format!("{name}_b"), width, width, 3);
-            conv(format!("{name}_c"), 4 * width, width, 1);
+            let mut conv = |part: &str, to: usize, from: usize, side: usize| {
+                let name = format!("stage{}_block{block}_{part}", stage + 1);
+                add(&mut keys, &name, &[to, from, side, side], places, &NORM);
+            };
+            conv("a", width, channels, 1);
+            conv("b", width, width, 3);
+            conv("c", 4 * width, width, 1);
             if block == 1 {
-                conv(format!("{name}_shortcut"), 4 * width, channels, 1);
+                conv("shortcut", 4 * width, channels, 1);
             }
             channels = 4 * width;
         }
     }
-    keys.push(ModelKey::new("fc_weight", &[1000, 2048]));
-    keys.push(ModelKey::new("fc_bias", &[1000]));
+    add(&mut keys, "fc", &[1000, 2048], 1.0, &["bias"]);
     keys
 }
 
 /// BERT-large (Devlin et al. 2018), uncased: 24 layers of width 1024 with a pooler and no head.
-fn bert_large() -> Vec<ModelKey> {
+fn bert_large() -> Counted {
     const WIDTH: usize = 1024;
+    /// The tokens of a sequence that it is trained on.
+    const SEQUENCE: f64 = 512.0;
     let mut keys = Vec::new();
     for (name, rows) in [("word", 30522), ("position", 512), ("token_type", 2)] {
-        keys.push(ModelKey::new(format!("embedding_{name}_weight"), &[rows, WIDTH]));
+        // It is looked up.
+        add(&mut keys, &format!("embedding_{name}"), &[rows, WIDTH], 0.0, &[]);
     }
-    let norm = |keys: &mut Vec<ModelKey>, name: &str| {
-        keys.push(ModelKey::new(format!("{name}_gamma"), &[WIDTH]));
-        keys.push(ModelKey::new(format!("{name}_beta"), &[WIDTH]));
-    };
-    let dense = |keys: &mut Vec<ModelKey>, name: &str, to: usize, from: usize| {
-        keys.push(ModelKey::new(format!("{name}_weight"), &[to, from]));
-        keys.push(ModelKey::new(format!("{name}_bias"), &[to]));
+    let norm = |keys: &mut Counted, name: &str| {
+        let key = |ending| (ModelKey::new(format!("{name}_{ending}"), &[WIDTH]), Some(0.0));
+        keys.extend(["gamma", "beta"].map(key));
     };
     norm(&mut keys, "embedding_norm");
     for layer in 0..24 {
-        for part in ["query", "key", "value", "attention_out"] {
-            dense(&mut keys, &format!("layer{layer}_{part}"), WIDTH, WIDTH);
+        let name = |part: &str| format!("layer{layer}_{part}");
+        for part in ["query", "key", "value"] {
+            add(&mut keys, &name(part), &[WIDTH, WIDTH], 1.0, &["bias"]);
         }
-        norm(&mut keys, &format!("layer{layer}_attention_norm"));
-        dense(&mut keys, &format!("layer{layer}_ffn_in"), 4 * WIDTH, WIDTH);
-        dense(&mut keys, &format!("layer{layer}_ffn_out"), WIDTH, 4 * WIDTH);
-        norm(&mut keys, &format!("layer{layer}_ffn_norm"));
+        // Every token is held against every other, for the scores and for the values.
+        let uses = 1.0 + 2.0 * SEQUENCE / WIDTH as f64;
+        add(&mut keys, &name("attention_out"), &[WIDTH, WIDTH], uses, &["bias"]);
+        norm(&mut keys, &name("attention_norm"));
+        add(&mut keys, &name("ffn_in"), &[4 * WIDTH, WIDTH], 1.0, &["bias"]);
+        add(&mut keys, &name("ffn_out"), &[WIDTH, 4 * WIDTH], 1.0, &["bias"]);
+        norm(&mut keys, &name("ffn_norm"));
     }
-    dense(&mut keys, "pooler", WIDTH, WIDTH);
+    // It sees one token of a sequence.
+    add(&mut keys, "pooler", &[WIDTH, WIDTH], 1.0 / SEQUENCE, &["bias"]);
     keys
 }
 
-/// The unscaled keys of a model by name, or of a file with the third column of its lines.
+/// The unscaled keys of a model by name with their multiplications, or of a file with the third column of its lines.
 pub fn load_whole(model: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
-    let keys = match model {
-        "vgg16" => vgg16(),
-        "resnet50" => resnet50(),
-        "bert-large" => bert_large(),
-        file => return read(file),
-    };
-    Ok(keys.into_iter().map(|key| (key, None)).collect())
+    match model {
+        "vgg16" => Ok(vgg16()),
+        "resnet50" => Ok(resnet50()),
+        "bert-large" => Ok(bert_large()),
+        file => read(file),
+    }
 }
 
 fn read(file: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
@@ -219,6 +232,15 @@ mod tests {
         assert_eq!(totals("vgg16"), (32, 138_357_544));
         assert_eq!(totals("resnet50"), (161, 25_557_032));
         assert_eq!(totals("bert-large"), (391, 335_141_888));
+    }
+
+    #[test]
+    fn the_built_in_models_have_the_published_multiplications() {
+        // BERT's are 24 layers of 12 x 1024^2 and 2 x 512 x 1024.
+        for (model, published) in [("vgg16", 15.47e9), ("resnet50", 3.86e9), ("bert-large", 3.272e8)] {
+            let counted: f64 = load_whole(model).unwrap().iter().filter_map(|(_, count)| *count).sum();
+            assert!((counted / published - 1.0).abs() < 0.01, "{model}: {counted}");
+        }
     }
 
     #[test]

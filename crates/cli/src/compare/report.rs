@@ -104,17 +104,6 @@ fn charts(results: &Results) -> Vec<Chart> {
         vec![
             chart("time", "Time of one push and pull", seconds, bound, plain, &median),
             chart(
-                "ratio",
-                "Time over the allreduce bound",
-                "times the bound, 2(n-1)/n x payload / link",
-                Some((1.0, "bound".to_owned())),
-                |value| format!("{}x", plain(value)),
-                &|measured| {
-                    let ratio = measured.record.ratio_to_bound?;
-                    Some((ratio, format!("{ratio:.2}x"), Vec::new()))
-                },
-            ),
-            chart(
                 "traffic",
                 "Bytes through the busiest host",
                 "MB in the busier direction, one push and pull",

@@ -6,8 +6,7 @@ use ringpull_device::Survey;
 
 /// A host as it is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Facts {
-    /// Its own name.
+pub(crate) struct Facts {
     pub host: String,
     /// The name or address by which the doctor was sent there; its own name where it was not sent.
     pub called: String,
@@ -39,7 +38,6 @@ pub struct Facts {
     pub may_trace: bool,
     /// The limit of locked memory in bytes, none for no limit.
     pub locked_memory: Option<u64>,
-    /// RDMA devices.
     pub rdma: Vec<String>,
     /// NVIDIA devices that are there.
     pub gpus: usize,
@@ -61,8 +59,7 @@ pub struct Facts {
 
 /// A rank that the doctor started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct ProbedRank {
-    /// How many ranks it sees.
+pub(crate) struct ProbedRank {
     pub size: usize,
     /// The thread level that MPI gives: `single`, `funneled`, `serialized`, `multiple`.
     pub level: String,
@@ -72,12 +69,9 @@ pub struct ProbedRank {
 
 /// A file of ssh and who may do what with it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SshFile {
-    /// Where it is.
+pub(crate) struct SshFile {
     pub path: String,
-    /// Its permission bits.
     pub mode: u32,
-    /// Its owner.
     pub owner: u32,
     /// Whether it is a private key.
     pub is_key: bool,
@@ -85,8 +79,7 @@ pub struct SshFile {
 
 /// Another host from here.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Seen {
-    /// Its name.
+pub(crate) struct Seen {
     pub host: String,
     /// Its address, if the name resolves.
     pub address: Option<String>,

@@ -19,7 +19,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 const SYS_PTRACE: u32 = 19;
 
 /// Reads the facts of this host, which the doctor was sent to as `called`, and how `peers` (`name:port`) look from here.
-pub fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], with_probe: bool) -> Facts {
+pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], with_probe: bool) -> Facts {
     let machine = Machine::survey();
     let host = host_name();
     let (probe, probe_failure) =

@@ -18,10 +18,10 @@ const ANSWER: Duration = Duration::from_secs(60);
 const SSH_PORT: u16 = 22;
 
 /// The facts that came, and the hosts that none came from, with the reason.
-pub type Asked = (Vec<Facts>, Vec<(String, String)>);
+pub(crate) type Asked = (Vec<Facts>, Vec<(String, String)>);
 
 /// What each host of a hostfile says of itself, all asked at once.
-pub fn ask(hosts: &[Host]) -> Result<Asked> {
+pub(crate) fn ask(hosts: &[Host]) -> Result<Asked> {
     let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let addresses: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, port_of(host))).collect();
     let command = |(number, host): (usize, &Host)| {
@@ -68,7 +68,7 @@ fn port_of(host: &Host) -> u16 {
 }
 
 /// The facts of all ranks of this job, on every rank, one for each host. Collective.
-pub fn of_ranks() -> Result<Vec<Facts>> {
+pub(crate) fn of_ranks() -> Result<Vec<Facts>> {
     let store = ringpull::create("dist_sync_mpi")?;
     let own = gather(None, None, &[], false);
     let text = serde_json::to_vec(&own).map_err(|cause| Error::io("write", "facts", &std::io::Error::other(cause)))?;

@@ -4,24 +4,24 @@
 //!   under `mpirun`, from the ranks; `probe`: two ranks that say what MPI gives them;
 //! - `judge`: what the facts of one host mean; `together`: what those of several mean side by side. Both are pure.
 
-pub mod facts;
+pub(crate) mod facts;
 mod gather;
-pub mod hosts;
+pub(crate) mod hosts;
 mod judge;
 #[cfg(test)]
 mod planted;
-pub mod probe;
+pub(crate) mod probe;
 mod together;
 
 use serde::Serialize;
 
 use self::facts::Facts;
-pub use self::gather::gather;
+pub(crate) use self::gather::gather;
 
 /// What a check came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// A job would fail.
     Failure,
     /// A job would run, but slower or not in every way of starting it.
@@ -32,14 +32,10 @@ pub enum Verdict {
 
 /// A check on a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// What it came to.
+pub(crate) struct Finding {
     pub verdict: Verdict,
-    /// What was checked.
     pub check: &'static str,
-    /// The host.
     pub host: String,
-    /// What was found.
     pub what: String,
     /// What to change; nothing where it is good.
     pub fix: Option<String>,
@@ -51,7 +47,7 @@ impl Finding {
     }
 
     /// A host that did not tell its facts.
-    pub fn silent(host: &str, cause: &str) -> Self {
+    pub(crate) fn silent(host: &str, cause: &str) -> Self {
         let fix = format!("`ssh {host} ringpull info` must work without a password: the same program at the same path");
         Finding::failure("ssh", host, format!("it cannot be asked: {cause}"), fix)
     }
@@ -70,7 +66,7 @@ impl Finding {
 }
 
 /// What the facts of these hosts mean: each host by itself, then all together.
-pub fn judge(all: &[Facts]) -> Vec<Finding> {
+pub(crate) fn judge(all: &[Facts]) -> Vec<Finding> {
     let alone = all.iter().flat_map(judge::host);
     alone.chain(together::hosts(all)).collect()
 }

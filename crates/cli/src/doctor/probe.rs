@@ -39,7 +39,7 @@ pub(super) fn run() -> Result<Vec<ProbedRank>> {
 
 /// What one of the ranks does: initialises MPI and prints what it got, as one line.
 #[cfg(feature = "mpi")]
-pub fn rank() -> Result<()> {
+pub(crate) fn rank() -> Result<()> {
     use mpi::Threading;
     use mpi::traits::Communicator as _;
 

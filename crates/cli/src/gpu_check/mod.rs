@@ -6,7 +6,7 @@ mod lent;
 mod speed;
 mod stores;
 
-pub use stores::rank_of_a_job;
+pub(crate) use stores::rank_of_a_job;
 
 use std::time::Duration;
 
@@ -17,10 +17,8 @@ use ringpull_device::Survey;
 
 /// One check and how it ended.
 #[derive(Debug, Serialize)]
-pub struct Check {
-    /// What was checked.
+pub(crate) struct Check {
     pub name: String,
-    /// What was found.
     pub found: String,
     /// Whether it is as it must be; `None` if it could not be checked here.
     pub passed: Option<bool>,
@@ -28,12 +26,10 @@ pub struct Check {
 
 /// How fast something is.
 #[derive(Debug, Serialize)]
-pub struct Speed {
-    /// What was measured.
+pub(crate) struct Speed {
     pub name: String,
     /// Bytes that one run reads and writes.
     pub bytes: u64,
-    /// Seconds of every run.
     pub seconds: Vec<f64>,
     /// The median, in bytes a second.
     pub bytes_per_s: f64,
@@ -43,14 +39,11 @@ pub struct Speed {
 
 /// Everything that was found out.
 #[derive(Debug, Serialize)]
-pub struct Findings {
-    /// The devices that were checked.
+pub(crate) struct Findings {
     pub devices: Vec<String>,
-    /// What the machine has.
     pub survey: Survey,
     /// Whether an MPI library is here that takes device memory.
     pub cuda_aware_mpi: String,
-    /// The checks.
     pub checks: Vec<Check>,
     /// The measurements; empty over simulated devices.
     pub speeds: Vec<Speed>,
@@ -58,7 +51,7 @@ pub struct Findings {
 
 impl Findings {
     /// Checks the devices that `name` means.
-    pub fn gather(name: &str) -> Result<Self> {
+    pub(crate) fn gather(name: &str) -> Result<Self> {
         let devices = ringpull_device::open(name)?;
         let mut checks = kernels::checks(&devices);
         checks.extend(lent::checks(&devices));
@@ -74,12 +67,12 @@ impl Findings {
     }
 
     /// Whether nothing failed.
-    pub fn passed(&self) -> bool {
+    pub(crate) fn passed(&self) -> bool {
         self.checks.iter().all(|check| check.passed != Some(false))
     }
 
     /// The findings for people.
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let mut lines: Vec<String> = self.devices.iter().map(|device| format!("device          {device}")).collect();
         lines.push(format!("driver          {}", self.survey.driver));
         lines.push(format!("NCCL            {}", self.survey.nccl));

@@ -123,7 +123,7 @@ fn share(names: &[&str], config: &Config) -> Result<String> {
 }
 
 /// One rank's part of a job in which every rank has the devices of the same name: a process of its own, over MPI. Collective.
-pub fn rank_of_a_job(name: &str) -> Result<String> {
+pub(crate) fn rank_of_a_job(name: &str) -> Result<String> {
     let devices = ringpull_device::open(name)?;
     let store = create_on(Kind::DistSyncMpi.name(), &devices)?;
     let found = train(&store, &devices, &vec![devices.count(); store.num_workers()])?;

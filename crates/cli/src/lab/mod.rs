@@ -20,11 +20,9 @@ mod network;
 mod sessions;
 mod shape;
 
-use std::ffi::OsStr;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use self::lock::LabLock;
 pub use self::shape::{Racks, Shape};
@@ -72,22 +70,9 @@ impl Lab {
         self.shape.racks
     }
 
-    /// The command that runs `program` on host `host`, counted from 1. It is killed when the thread that starts it ends.
-    pub fn command(&self, host: usize, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).args(entry(host)).arg(program);
-        command
-    }
-
     /// Lets the hosts stay when this process ends.
     pub fn leave_up(mut self) {
         self.made_here = false;
-    }
-
-    /// Removes the hosts, whoever made them, and everything that runs on them.
-    pub fn down(mut self) -> Result<()> {
-        self.made_here = false;
-        clear()
     }
 
     /// Removes whatever there is of a lab, complete or not. An error if another process uses it.

@@ -23,7 +23,7 @@ use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
 
 /// Who places the processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Batch {
+pub(crate) enum Batch {
     /// Slurm.
     Slurm,
     /// Grid Engine, with slots of this parallel environment.
@@ -35,8 +35,7 @@ pub enum Batch {
 
 /// A job for a batch system.
 #[derive(Debug, Clone)]
-pub struct BatchJob {
-    /// Which one.
+pub(crate) struct BatchJob {
     pub batch: Batch,
     /// What it runs; no servers starts MPI ranks.
     pub spec: Spec,
@@ -71,7 +70,7 @@ export DMLC_PS_ROOT_URI=$host DMLC_PS_ROOT_PORT=$port"#;
 
 impl BatchJob {
     /// Runs the job to its end; its exit code.
-    pub fn run(&self) -> Result<i32> {
+    pub(crate) fn run(&self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
         let folder = working_folder()?;
         let meet = folder.join(format!(".ringpull-meet-{}", std::process::id()));

@@ -15,7 +15,7 @@ use crate::mpirun::{Hosts, Mpirun, Ranks};
 
 /// Runs the job on `hosts` to its end; its exit code. Without servers there is no scheduler either. `mpirun` itself ends all
 /// when one fails. An error if it does not end when its ranks on this host have.
-pub fn run(spec: &Spec, hosts: &Hosts) -> Result<i32> {
+pub(crate) fn run(spec: &Spec, hosts: &Hosts) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
     let (parts, _port) = parts(spec, hosts)?;
     let mut ready = Mpirun::find()?.command_of_parts(hosts, &parts)?;

@@ -46,7 +46,7 @@ impl FromStr for Host {
 }
 
 /// Reads a hostfile; a file without hosts is an error.
-pub fn read(path: &Path) -> Result<Vec<Host>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<Host>> {
     let text = std::fs::read_to_string(path).map_err(|cause| Error::io("read", path.display(), &cause))?;
     let hosts = parse(&text)?;
     if hosts.is_empty() {

@@ -8,42 +8,39 @@
 //!
 //! Each process learns its role from the `DMLC_*` variables, with ps-lite's meaning.
 
-pub mod batch;
-pub mod by_mpi;
-pub mod hostfile;
+pub(crate) mod batch;
+pub(crate) mod by_mpi;
+pub(crate) mod hostfile;
 mod output;
-pub mod place;
-pub mod port;
-pub mod remote;
+pub(crate) mod place;
+pub(crate) mod port;
+pub(crate) mod remote;
 mod supervise;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
-pub use self::output::Sink;
-pub use self::place::Place;
-pub use self::port::{Port, claim_port};
-pub use self::supervise::{Ended, Outcome};
+pub(crate) use self::output::Sink;
+pub(crate) use self::place::Place;
+pub(crate) use self::port::{Port, claim_port};
+pub(crate) use self::supervise::Outcome;
 use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result};
 
 /// What a job runs and what its processes are told, whoever starts them.
 #[derive(Debug, Clone)]
-pub struct Spec {
-    /// How many workers.
+pub(crate) struct Spec {
     pub workers: usize,
-    /// How many servers.
     pub servers: usize,
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// Variables.
     pub variables: Variables,
 }
 
 /// Variables for the processes of a job.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct Variables {
+pub(crate) struct Variables {
     /// A variable for every process: NAME=VALUE, NAME:VALUE, or NAME to pass on its value here. Every user of
     /// a host can read arguments: what is secret goes by NAME.
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
@@ -103,14 +100,10 @@ impl Spec {
 
 /// A job whose processes this program starts itself: which place runs which role.
 #[derive(Debug, Clone)]
-pub struct Launch {
-    /// What it runs.
+pub(crate) struct Launch {
     pub spec: Spec,
-    /// Where each worker runs.
     pub workers: Vec<Place>,
-    /// Where each server runs.
     pub servers: Vec<Place>,
-    /// Where the scheduler runs.
     pub scheduler: Place,
     /// The scheduler's address as the other processes reach it.
     pub root: IpAddr,
@@ -144,7 +137,12 @@ impl Process {
 impl Launch {
     /// A job with its workers and servers at these places, its scheduler at the first place that can be reached by all:
     /// on this host, unless the job runs on emulated hosts.
-    pub fn new(workers: Vec<Place>, servers: Vec<Place>, command: Vec<OsString>, variables: Variables) -> Result<Self> {
+    pub(crate) fn new(
+        workers: Vec<Place>,
+        servers: Vec<Place>,
+        command: Vec<OsString>,
+        variables: Variables,
+    ) -> Result<Self> {
         let Some(first) = workers.first() else {
             return Err(Error::argument("a job needs at least one worker", "give the number of workers with -n"));
         };
@@ -175,7 +173,7 @@ impl Launch {
     }
 
     /// Runs the job to its end. Every process has ended when this returns, whatever it returns.
-    pub fn run(&self) -> Result<Outcome> {
+    pub(crate) fn run(&self) -> Result<Outcome> {
         // Claimed until the job has ended: its scheduler may be started again.
         let port = claim_port(self.root)?;
         supervise::run(self, &self.processes(port.number(), &config::secret_or_new()?))

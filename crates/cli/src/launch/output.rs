@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 
 /// What becomes of the output of a job's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sink {
+pub(crate) enum Sink {
     /// Every line goes to stdout or stderr behind `[worker 0] `.
     Tagged,
     /// Every line goes to stdout or stderr as it is.

@@ -21,7 +21,7 @@ use crate::lab;
 
 /// Where a process runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     /// This host.
     Local,
     /// An emulated host that is up, counted from 1.
@@ -97,7 +97,7 @@ impl Place {
     }
 
     /// The address that other places of the same job reach this one by, where it follows from the place.
-    pub fn address(&self) -> Option<IpAddr> {
+    pub(crate) fn address(&self) -> Option<IpAddr> {
         match self {
             Place::Local => None,
             Place::Lab(number) => Some(IpAddr::V4(lab::address(*number))),

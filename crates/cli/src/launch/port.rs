@@ -18,7 +18,7 @@ const PORTS: Range<u16> = 10_000..32_000;
 /// A port of this host that nobody else is given while this lives. A program that sets `SO_REUSEADDR`, as
 /// most servers do, can listen on it meanwhile.
 #[derive(Debug)]
-pub struct Port {
+pub(crate) struct Port {
     number: u16,
     /// Bound, and not listening.
     _claim: OwnedFd,
@@ -26,7 +26,7 @@ pub struct Port {
 
 impl Port {
     /// Its number.
-    pub fn number(&self) -> u16 {
+    pub(crate) fn number(&self) -> u16 {
         self.number
     }
 }
@@ -34,7 +34,7 @@ impl Port {
 /// Claims a port of `root`, which several programs may do at once. On an emulated host, or another one, which
 /// has its own ports, it is as good as any; what is claimed is the number on this host, so that jobs that
 /// start here differ.
-pub fn claim_port(root: IpAddr) -> Result<Port> {
+pub(crate) fn claim_port(root: IpAddr) -> Result<Port> {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     claim_port_from(root, std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)))
 }

@@ -50,7 +50,7 @@ pub(crate) fn ask_all(commands: Vec<Command>, limit: Duration) -> Result<Vec<Res
 }
 
 /// Asks every host for a sign of life, all at once; the first in the list that gives none is the error.
-pub fn check(hosts: &[Host]) -> Result<()> {
+pub(crate) fn check(hosts: &[Host]) -> Result<()> {
     /// By when every host must have answered.
     const ANSWER: Duration = Duration::from_secs(8);
     let commands = hosts.iter().map(|host| {
@@ -75,7 +75,7 @@ pub fn check(hosts: &[Host]) -> Result<()> {
 }
 
 /// Copies the working folder to the same place on every host.
-pub fn copy_working_folder(hosts: &[Host], to: &str) -> Result<()> {
+pub(crate) fn copy_working_folder(hosts: &[Host], to: &str) -> Result<()> {
     let from = working_folder()?;
     for host in hosts {
         let shell = ssh_words(host.port).join(" ");

@@ -26,22 +26,17 @@ const GLANCE: Duration = Duration::from_millis(50);
 
 /// How one process ended and what it wrote, if that was kept.
 #[derive(Debug, Clone)]
-pub struct Ended {
-    /// Its role.
+pub(crate) struct Ended {
     pub role: Role,
-    /// Its number among those of its role.
-    pub index: usize,
     /// Its exit code; 128 and the signal's number if a signal ended it.
     pub code: i32,
-    /// Its stdout, if kept.
     pub stdout: String,
-    /// Its stderr, if kept.
     pub stderr: String,
 }
 
 /// How a job ended.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// The first failure's exit code, 128 and the signal's number after an interrupt, 124 past the limit, else 0.
     pub code: i32,
     /// What failed first, in words; empty after success.
@@ -53,7 +48,6 @@ pub struct Outcome {
 struct Running {
     name: String,
     role: Role,
-    index: usize,
     pid: Pid,
     orders: Option<Sender<&'static str>>,
     readers: Vec<(Stream, JoinHandle<Vec<u8>>)>,
@@ -134,7 +128,7 @@ fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usiz
         }
     });
     tracing::info!("started {name} on {}", process.place);
-    Ok(Running { name, role: process.role, index: process.index, pid, orders, readers, code: None })
+    Ok(Running { name, role: process.role, pid, orders, readers, code: None })
 }
 
 /// Writes `first` to the input and then each order, in a thread, as a connection may take nothing for a
@@ -229,6 +223,6 @@ impl Running {
                 Stream::Err => stderr = text,
             }
         }
-        Ended { role: self.role, index: self.index, code: self.code.unwrap_or(1), stdout, stderr }
+        Ended { role: self.role, code: self.code.unwrap_or(1), stdout, stderr }
     }
 }

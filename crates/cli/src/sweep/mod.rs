@@ -5,7 +5,7 @@
 //! reason a time is the median of the jobs' medians, and noise is what lies between jobs. [`page`] puts the results of one
 //! or more sweeps into one Markdown page.
 
-pub mod page;
+pub(crate) mod page;
 
 use std::time::Instant;
 
@@ -19,20 +19,16 @@ use crate::statistics::Summary;
 use crate::variant::Variant;
 
 /// Payloads up to here are measured many times in a job, longer ones a few times.
-pub const SHORT_BYTES: usize = 1 << 20;
+pub(crate) const SHORT_BYTES: usize = 1 << 20;
 
 /// What is swept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Where the jobs run, in words.
     pub place: String,
-    /// The links' rate.
     pub link: LinkRate,
-    /// Numbers of ranks.
     pub ranks: Vec<usize>,
-    /// Payload bytes.
     pub sizes: Vec<usize>,
-    /// Rounds.
     pub rounds: usize,
     /// Rounds of payloads of up to [`SHORT_BYTES`], if those are more.
     pub short_rounds: usize,
@@ -46,17 +42,17 @@ pub struct Plan {
 
 impl Plan {
     /// Rounds in which payloads of so many bytes are measured.
-    pub fn rounds_of(&self, bytes: usize) -> usize {
+    pub(crate) fn rounds_of(&self, bytes: usize) -> usize {
         if bytes <= SHORT_BYTES { self.rounds.max(self.short_rounds) } else { self.rounds }
     }
 
     /// Their measured iterations in each job.
-    pub fn iters_of(&self, bytes: usize) -> usize {
+    pub(crate) fn iters_of(&self, bytes: usize) -> usize {
         if bytes <= SHORT_BYTES { self.short_iters } else { self.long_iters }
     }
 
     /// What the jobs of a contender took in the median: one figure for each job of the record.
-    pub fn of_jobs(&self, record: &Record) -> Option<Summary> {
+    pub(crate) fn of_jobs(&self, record: &Record) -> Option<Summary> {
         let jobs = record.seconds.chunks(self.iters_of(record.bytes as usize).max(1));
         Summary::of(&jobs.filter_map(|seconds| Some(Summary::of(seconds)?.median)).collect::<Vec<_>>())
     }
@@ -76,14 +72,10 @@ impl Plan {
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Results {
-    /// The machine and the date.
+pub(crate) struct Results {
     pub environment: Environment,
-    /// The command that does it again.
     pub command: String,
-    /// What was asked for.
     pub plan: Plan,
-    /// How long it took.
     pub took_s: f64,
     /// One record for each contender, number of ranks and size; its `mode` is the contender.
     pub records: Vec<Record>,
@@ -92,7 +84,7 @@ pub struct Results {
 }
 
 /// Runs every contender in every round, on hosts of their own or as processes of one machine.
-pub fn run(
+pub(crate) fn run(
     runner: &mut dyn Runner,
     contenders: &[Variant],
     plan: &Plan,

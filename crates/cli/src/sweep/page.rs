@@ -53,7 +53,7 @@ impl Match<'_> {
 }
 
 /// The page for all of `sweeps`.
-pub fn render(sweeps: &[Results]) -> String {
+pub(crate) fn render(sweeps: &[Results]) -> String {
     let mut page = "# Allreduce, measured against others\n\n\
         Generated from the JSON files beside it by `ringpull sweep --report`. Every sum of every sample was checked. Times are from a \
         barrier to the slowest rank's end: the median of the jobs' medians, with half the middle half of those as spread, or the middle \

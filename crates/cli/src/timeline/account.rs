@@ -17,12 +17,12 @@ use super::intervals::Intervals;
 use super::merge::Merged;
 
 /// The name of a step that does not count.
-pub const WARMUP: &str = "warm-up";
+pub(crate) const WARMUP: &str = "warm-up";
 
 /// Seconds of one step, by what they went to. They add up to the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Share {
-    /// The whole step.
+#[allow(clippy::struct_field_names, reason = "all are seconds")]
+pub(crate) struct Share {
     pub step_s: f64,
     /// The caller's own work.
     pub compute_s: f64,
@@ -40,14 +40,10 @@ pub struct Share {
 
 /// One rank's mean step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RankAccount {
-    /// Which rank.
+pub(crate) struct RankAccount {
     pub rank: usize,
-    /// Its host.
     pub host: String,
-    /// Its steps.
     pub steps: usize,
-    /// Their mean.
     pub share: Share,
     /// Seconds a step that the other ranks waited for this one, all of them together.
     pub awaited_s: f64,
@@ -55,8 +51,7 @@ pub struct RankAccount {
 
 /// What one key cost, in the mean over ranks and steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct KeyAccount {
-    /// The key.
+pub(crate) struct KeyAccount {
     pub key: String,
     /// Callers were blocked for it so long.
     pub blocked_s: f64,
@@ -68,12 +63,11 @@ pub struct KeyAccount {
 
 /// A job's account.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Account {
+pub(crate) struct Account {
     /// How steps were found.
     pub steps_by: String,
     /// One line for each worker that is there.
     pub ranks: Vec<RankAccount>,
-    /// The mean over the ranks.
     pub mean: Share,
     /// The keys that cost most, first those that callers were blocked for.
     pub keys: Vec<KeyAccount>,
@@ -97,7 +91,7 @@ struct Rank {
 }
 
 /// The account of a merged job.
-pub fn account(merged: &Merged) -> Account {
+pub(crate) fn account(merged: &Merged) -> Account {
     let workers = merged.processes.iter().filter(|about| about.role == Role::Worker);
     let mut marked = true;
     let ranks: Vec<Rank> = workers

@@ -2,11 +2,11 @@
 
 /// Moments between bounds, in seconds.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Intervals(Vec<(f64, f64)>);
+pub(crate) struct Intervals(Vec<(f64, f64)>);
 
 impl Intervals {
     /// The union of `spans`, which may overlap and stand in any order.
-    pub fn of(spans: impl IntoIterator<Item = (f64, f64)>) -> Self {
+    pub(crate) fn of(spans: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let mut sorted: Vec<(f64, f64)> = spans.into_iter().filter(|(start, end)| start < end).collect();
         sorted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         let mut union: Vec<(f64, f64)> = Vec::with_capacity(sorted.len());
@@ -20,14 +20,14 @@ impl Intervals {
     }
 
     /// How long it is in all.
-    pub fn total(&self) -> f64 {
+    pub(crate) fn total(&self) -> f64 {
         // The sum of no numbers would be a negative zero.
         self.0.iter().fold(0.0, |total, (start, end)| total + (end - start))
     }
 
     /// What lies in both.
     #[must_use]
-    pub fn and(&self, other: &Intervals) -> Intervals {
+    pub(crate) fn and(&self, other: &Intervals) -> Intervals {
         let (mut own, mut theirs, mut both) = (self.0.iter().peekable(), other.0.iter().peekable(), Vec::new());
         while let (Some(a), Some(b)) = (own.peek(), theirs.peek()) {
             let (start, end) = (a.0.max(b.0), a.1.min(b.1));
@@ -45,7 +45,7 @@ impl Intervals {
 
     /// What lies in this and not in the other.
     #[must_use]
-    pub fn minus(&self, other: &Intervals) -> Intervals {
+    pub(crate) fn minus(&self, other: &Intervals) -> Intervals {
         let mut left = Vec::new();
         let mut from = 0;
         for (mut start, end) in self.0.iter().copied() {

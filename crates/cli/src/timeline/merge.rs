@@ -7,7 +7,7 @@ use ringpull_base::{Error, Result};
 
 /// One job's events on one clock, which begins with the earliest of them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Merged {
+pub(crate) struct Merged {
     /// Every process's events, in the order of time; times in microseconds.
     pub events: Vec<TraceEvent>,
     /// The processes, workers first.
@@ -16,7 +16,7 @@ pub struct Merged {
 
 /// Puts the files of one job together: every event moves by how far its process's zero lies after the others', and by how
 /// far its clock is ahead of rank 0's.
-pub fn merge(traces: Vec<Trace>) -> Result<Merged> {
+pub(crate) fn merge(traces: Vec<Trace>) -> Result<Merged> {
     if traces.is_empty() {
         return Err(Error::argument("no timeline was named", "name the files of all ranks"));
     }
@@ -60,7 +60,7 @@ pub fn merge(traces: Vec<Trace>) -> Result<Merged> {
 
 impl Merged {
     /// The whole job as one file for a viewer.
-    pub fn to_value(&self) -> Value {
+    pub(crate) fn to_value(&self) -> Value {
         json!({
             "displayTimeUnit": "ms",
             "otherData": { "processes": self.processes },
@@ -69,7 +69,7 @@ impl Merged {
     }
 
     /// What is doubtful about the merged times.
-    pub fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         let others = |about: &&About| about.number() != 0;
         let guessed: Vec<String> = self

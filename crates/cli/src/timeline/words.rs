@@ -8,7 +8,7 @@ const HEADER: [&str; 10] =
     ["rank", "host", "steps", "step", "compute", "push calls", "straggler", "communication", "(un)pack", "update"];
 
 /// The table of ranks, what it says about stragglers, and the `most` costly keys.
-pub fn render(account: &Account, most: usize) -> String {
+pub(crate) fn render(account: &Account, most: usize) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     for rank in &account.ranks {
         let front = [rank.rank.to_string(), rank.host.clone(), rank.steps.to_string()];
