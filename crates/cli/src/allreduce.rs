@@ -32,18 +32,12 @@ pub(crate) struct Plan {
     pub late: Duration,
 }
 
-/// Sums buffers of `sizes` bytes over all ranks by `algorithm`, or else as the environment says, verifies every result, and gives rank 0 one
+/// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `algorithm`, or else as the environment says, verifies every result, and gives rank 0 one
 /// record a size. Collective.
 pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Option<Vec<Record>>> {
     let dtype = plan.dtype;
     if plan.iters == 0 {
         return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));
-    }
-    if let Some(size) = sizes.iter().find(|size| *size % dtype.size_bytes() != 0) {
-        return Err(Error::argument(
-            format!("{size} bytes are not whole elements of {dtype}"),
-            format!("give sizes that are multiples of {}", dtype.size_bytes()),
-        ));
     }
     let environment = Config::from_env()?;
     let asked: Option<Choice> = algorithm.map(str::parse).transpose()?;
@@ -61,7 +55,8 @@ pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Resu
     for size in sizes {
         let size = *size;
         let plan = *plan;
-        let buffers = Buffers::new(size, &plan);
+        let summed = Tensor::zeros(dtype, &[size / dtype.size_bytes()]);
+        let buffers = Buffers { summed, flag: Tensor::zeros(DType::U8, &[1]) };
         let memory = vec![buffers.summed.clone(), buffers.flag.clone()];
         let work = move |comm: &mut Communicator, _: &[Tensor], stamp: u32| {
             let found = measure(comm, stamp, choice, &buffers, &plan)?;
@@ -100,15 +95,6 @@ struct Buffers {
     summed: Tensor,
     /// One byte, for barriers.
     flag: Tensor,
-}
-
-impl Buffers {
-    fn new(size: usize, plan: &Plan) -> Self {
-        Buffers {
-            summed: Tensor::zeros(plan.dtype, &[size / plan.dtype.size_bytes()]),
-            flag: Tensor::zeros(DType::U8, &[1]),
-        }
-    }
 }
 
 /// What this rank finds.

@@ -15,9 +15,6 @@ pub struct LinkRate {
 }
 
 impl LinkRate {
-    /// A link that nothing limits but the machine.
-    pub const UNSHAPED: LinkRate = LinkRate { bits_per_s: None };
-
     /// A link of so many bits a second.
     pub const fn of_bits(bits_per_s: u64) -> Self {
         LinkRate { bits_per_s: Some(bits_per_s) }
@@ -52,7 +49,7 @@ impl FromStr for LinkRate {
 
     fn from_str(text: &str) -> Result<Self> {
         if text == "none" {
-            return Ok(LinkRate::UNSHAPED);
+            return Ok(LinkRate::default());
         }
         let bad = || {
             Error::argument(
@@ -118,6 +115,6 @@ mod tests {
     fn the_burst_never_falls_below_128_kib() {
         assert_eq!(LinkRate::of_bits(200_000_000).burst_bytes(), Some(128 << 10));
         assert_eq!(LinkRate::of_bits(10_000_000_000).burst_bytes(), Some(1_250_000));
-        assert_eq!(LinkRate::UNSHAPED.burst_bytes(), None);
+        assert_eq!(LinkRate::default().burst_bytes(), None);
     }
 }

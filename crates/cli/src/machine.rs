@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use ringpull_base::Kind;
 use ringpull_base::config::fashion_mnist;
 use ringpull_base::topology::{host_name, memory_bytes};
 
 /// The survey. Reading it changes nothing on the machine.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub version: String,
     /// The names of the kinds of store.

@@ -5,7 +5,7 @@
 //! which every `mpirun` understands. The job's secret, and what has its value from the environment here, go
 //! by their names alone, as every user of a host can read its processes' arguments.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -173,48 +173,37 @@ impl Mpirun {
 
     fn add_options(&self, command: &mut Command, hosts: &Hosts, agent: Option<&Path>) {
         let network = matches!(hosts, Hosts::Lab(_)).then_some(lab::NETWORK);
+        let agent = agent.map(|agent| agent.display().to_string());
         // Open MPI's daemons on other hosts look for the agent too, and crash where there is none: they take the second.
-        let agents = agent.map(|agent| OsString::from(format!("{} : ssh", agent.display())));
-        let mut option = |words: &[&OsStr]| {
-            command.args(words);
-        };
+        let agents = agent.as_ref().map(|agent| format!("{agent} : ssh"));
         match self.flavour {
             Flavour::OpenMpi => {
-                for word in ["--oversubscribe", "--bind-to", "none", "--map-by", "node"] {
-                    option(&[word.as_ref()]);
-                }
-                let mut mca = |name: &str, value: &OsStr| option(&["--mca".as_ref(), name.as_ref(), value]);
-                mca("mpi_yield_when_idle", "1".as_ref());
-                if let Some(agent) = &agents {
-                    mca("plm_rsh_agent", agent.as_os_str());
-                    mca("plm_rsh_no_tree_spawn", "1".as_ref());
+                command.args(["--oversubscribe", "--bind-to", "none", "--map-by", "node"]);
+                command.args(["--mca", "mpi_yield_when_idle", "1"]);
+                if let Some(agents) = &agents {
+                    command.args(["--mca", "plm_rsh_agent", agents, "--mca", "plm_rsh_no_tree_spawn", "1"]);
                 }
                 if let Some(network) = network {
-                    mca("btl", "tcp,self".as_ref());
-                    mca("btl_tcp_if_include", network.as_ref());
-                    mca("oob_tcp_if_include", network.as_ref());
+                    command.args(["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", network]);
+                    command.args(["--mca", "oob_tcp_if_include", network]);
                 }
             }
             Flavour::OpenMpi5 => {
-                for word in ["--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"] {
-                    option(&[word.as_ref()]);
-                }
-                if let Some(agent) = &agents {
-                    option(&["--prtemca".as_ref(), "plm_ssh_agent".as_ref(), agent.as_os_str()]);
-                    option(&["--prtemca".as_ref(), "plm_ssh_no_tree_spawn".as_ref(), "1".as_ref()]);
+                command.args(["--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"]);
+                if let Some(agents) = &agents {
+                    command.args(["--prtemca", "plm_ssh_agent", agents, "--prtemca", "plm_ssh_no_tree_spawn", "1"]);
                 }
                 if let Some(network) = network {
-                    option(&["--prtemca".as_ref(), "prte_if_include".as_ref(), network.as_ref()]);
-                    option(&["--mca".as_ref(), "btl".as_ref(), "tcp,self".as_ref()]);
-                    option(&["--mca".as_ref(), "btl_tcp_if_include".as_ref(), network.as_ref()]);
+                    command.args(["--prtemca", "prte_if_include", network]);
+                    command.args(["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", network]);
                 }
             }
             Flavour::Mpich => {
-                if let Some(agent) = agent {
-                    option(&["-launcher".as_ref(), "ssh".as_ref(), "-launcher-exec".as_ref(), agent.as_os_str()]);
+                if let Some(agent) = &agent {
+                    command.args(["-launcher", "ssh", "-launcher-exec", agent]);
                 }
                 if network.is_some() {
-                    option(&["-iface".as_ref(), "eth0".as_ref()]);
+                    command.args(["-iface", "eth0"]);
                     command.env("UCX_TLS", "tcp,self").env("MPIR_CVAR_NOLOCAL", "1");
                     command.env("FI_PROVIDER", "tcp").env("I_MPI_FABRICS", "ofi");
                 }

@@ -143,23 +143,16 @@ impl Record {
         self
     }
 
-    /// Fills the bounds for links of `link_bytes_per_s`; `mode` gives the mode's own.
+    /// Fills the bounds for links of `link_bytes_per_s`; `mode` gives the mode's own. A link between two racks raises that of
+    /// an allreduce to what it allows: each rack must hear the other's sum.
     #[must_use]
-    pub fn with_link(mut self, link_bytes_per_s: f64, mode: Option<Mode>) -> Self {
-        let bound = cost::allreduce_bound_s(self.ranks, self.bytes as f64, link_bytes_per_s);
-        self.bound_s = Some(bound).filter(|bound| *bound > 0.0);
+    pub fn with_link(mut self, link_bytes_per_s: f64, uplink_bytes_per_s: Option<f64>, mode: Option<Mode>) -> Self {
+        let bytes = self.bytes as f64;
+        let bound = Some(cost::allreduce_bound_s(self.ranks, bytes, link_bytes_per_s)).filter(|bound| *bound > 0.0);
+        let across = uplink_bytes_per_s.map_or(0.0, |rate| bytes / rate);
+        self.bound_s = bound.map(|bound| bound.max(across));
         self.ratio_to_bound = self.bound_s.map(|bound| self.median_s / bound);
-        self.mode_bound_s = mode.map(|mode| cost::mode_bound_s(mode, self.ranks, self.bytes as f64, link_bytes_per_s));
-        self
-    }
-
-    /// Raises the bound to what a link between two racks allows, if there is one: each rack must hear the other's sum.
-    #[must_use]
-    pub fn with_uplink(mut self, uplink_bytes_per_s: Option<f64>) -> Self {
-        if let (Some(bound), Some(rate)) = (self.bound_s, uplink_bytes_per_s) {
-            self.bound_s = Some(bound.max(self.bytes as f64 / rate));
-            self.ratio_to_bound = self.bound_s.map(|bound| self.median_s / bound);
-        }
+        self.mode_bound_s = mode.map(|mode| cost::mode_bound_s(mode, self.ranks, bytes, link_bytes_per_s));
         self
     }
 
@@ -204,26 +197,10 @@ mod tests {
 
     #[test]
     fn a_record_prints_every_field_of_the_design_and_reads_itself_back() {
-        let record = record().with_link(1.25e9, "dist_sync:2shared".parse().ok());
+        let record = record().with_link(1.25e9, None, "dist_sync:2shared".parse().ok());
         let json = serde_json::to_string(&vec![record.clone()]).unwrap();
-        for field in [
-            "op",
-            "mode",
-            "algorithm",
-            "ranks",
-            "hosts",
-            "servers",
-            "bytes",
-            "dtype",
-            "seconds",
-            "median_s",
-            "bound_s",
-            "ratio_to_bound",
-            "algbw_Bps",
-            "busbw_Bps",
-            "verified",
-            "unit_notes",
-        ] {
+        let fields = "op mode algorithm ranks hosts servers bytes dtype seconds median_s bound_s ratio_to_bound algbw_Bps busbw_Bps verified unit_notes";
+        for field in fields.split(' ') {
             assert!(json.contains(&format!("\"{field}\":")), "{field} in {json}");
         }
         assert_eq!(Record::parse_list("test", &json).unwrap(), [record]);
@@ -231,7 +208,7 @@ mod tests {
 
     #[test]
     fn figures_follow_from_the_samples() {
-        let record = record().with_link(1.25e9, "dist_sync:2shared".parse().ok());
+        let record = record().with_link(1.25e9, None, "dist_sync:2shared".parse().ok());
         assert_eq!((record.median_s, record.algbw_bytes_per_s), (1.0, 4e8));
         assert_eq!(record.busbw_bytes_per_s, 7e8);
         assert_eq!((record.bound_s, record.mode_bound_s), (Some(0.56), Some(1.28)));
@@ -240,10 +217,10 @@ mod tests {
 
     #[test]
     fn a_narrow_link_between_racks_raises_the_bound_and_a_wide_one_does_not() {
-        let bound = |uplink| record().with_link(1.25e9, None).with_uplink(uplink).bound_s;
+        let bound = |uplink| record().with_link(1.25e9, uplink, None).bound_s;
         assert_eq!(bound(None), Some(0.56));
         assert_eq!(bound(Some(1.25e9)), Some(0.56));
-        let narrow = record().with_link(1.25e9, None).with_uplink(Some(0.4e9));
+        let narrow = record().with_link(1.25e9, Some(0.4e9), None);
         assert_eq!((narrow.bound_s, narrow.ratio_to_bound), (Some(1.0), Some(1.0)));
     }
 

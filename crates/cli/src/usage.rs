@@ -1,6 +1,5 @@
 //! What a measurement costs beside time: processor seconds, memory, and what a rank uses that only waits.
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -10,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::buffer::region;
 
+use crate::machine::field;
 use crate::statistics::Summary;
 
 /// The costs of one operation, averages over the ranks but for memory.
@@ -90,13 +90,9 @@ impl Memory {
 }
 
 fn held_bytes() -> Option<u64> {
-    Some(status_bytes("RssAnon:")? + region::resident_bytes())
-}
-
-fn status_bytes(field: &str) -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    let anonymous = field("/proc/self/status", "RssAnon")?;
+    let kib: u64 = anonymous.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024 + region::resident_bytes())
 }
 
 #[cfg(test)]

@@ -40,19 +40,10 @@ const OPEN_MPI: [(&str, &str); 6] = [
 
 impl Peer {
     /// Every peer.
-    pub const ALL: [Peer; 11] = [
-        Peer::Mpi,
-        Peer::OpenMpi(1),
-        Peer::OpenMpi(2),
-        Peer::OpenMpi(3),
-        Peer::OpenMpi(4),
-        Peer::OpenMpi(5),
-        Peer::OpenMpi(6),
-        Peer::Mpich,
-        Peer::Mxnet,
-        Peer::Horovod,
-        Peer::Gloo,
-    ];
+    pub const ALL: [Peer; 11] = {
+        use Peer::{Gloo, Horovod, Mpi, Mpich, Mxnet, OpenMpi};
+        [Mpi, OpenMpi(1), OpenMpi(2), OpenMpi(3), OpenMpi(4), OpenMpi(5), OpenMpi(6), Mpich, Mxnet, Horovod, Gloo]
+    };
 
     /// The name on the command line, and the method in the words of a table.
     fn names(self) -> (&'static str, &'static str) {

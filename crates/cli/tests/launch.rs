@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -88,22 +88,8 @@ fn every_process_is_told_its_role_and_its_number() {
     let words = "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER $DMLC_NUM_SERVER at $DMLC_PS_ROOT_URI \
                  a=$A b=$B c=$C; \
                  test $DMLC_PS_ROOT_PORT -gt 1023 -a $RINGPULL_LOCAL_WORKERS = 2";
-    let (output, lines) = run(&[
-        "-n",
-        "2",
-        "-s",
-        "1",
-        "--env",
-        "A=1",
-        "--env-server",
-        "B:2",
-        "--env-worker",
-        "C:3:4",
-        "--",
-        "sh",
-        "-c",
-        words,
-    ]);
+    let options = "-n 2 -s 1 --env A=1 --env-server B:2 --env-worker C:3:4 -- sh -c".split(' ');
+    let (output, lines) = run(&options.chain([words]).collect::<Vec<_>>());
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let expected = [
         "[scheduler] scheduler of 2 1 at 127.0.0.1 a=1 b=2 c=",
@@ -322,12 +308,9 @@ fn an_mpirun_that_outlives_its_processes_is_ended_and_said() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("mpirun");
     // Answers as Open MPI, runs what it is given and then hangs, as Open MPI's does once in a while.
-    let script =
-        "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }\nsleep 2\nexec sleep 40\n";
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let lines = "[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }\nsleep 2\nexec sleep 40";
+    let program = script(folder.path(), "mpirun", lines);
     let begun = Instant::now();
     let mut command = launch(&["-n", "2", "-s", "0", "--launcher", "mpi", "--", "true"]);
     let output = command.env("RINGPULL_MPIRUN", &program).output().unwrap();
@@ -335,6 +318,14 @@ fn an_mpirun_that_outlives_its_processes_is_ended_and_said() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("its processes ended and it did not"), "{text}");
     assert!(begun.elapsed() < DEADLINE);
+}
+
+/// A program that runs these lines of shell.
+fn script(folder: &Path, name: &str, lines: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    path
 }
 
 /// An ssh server of this test on loopback, with keys of its own.
@@ -407,11 +398,8 @@ fn ssh_carries_roles_environment_and_exit_codes() {
 
 /// A program in place of ssh, which writes its arguments into `folder` and runs the command here.
 fn ssh_that_writes_its_arguments(folder: &Path) -> Command {
-    let (ssh, hosts) = (folder.join("ssh"), folder.join("hosts"));
-    let script =
-        "#!/bin/sh\nprintf '%s\\n' \"$@\" >\"${0%/*}/arguments.$$\"\nfor last; do :; done\nexec sh -c \"$last\"\n";
-    std::fs::write(&ssh, script).unwrap();
-    std::fs::set_permissions(&ssh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let lines = "printf '%s\\n' \"$@\" >\"${0%/*}/arguments.$$\"\nfor last; do :; done\nexec sh -c \"$last\"";
+    let (ssh, hosts) = (script(folder, "ssh", lines), folder.join("hosts"));
     std::fs::write(&hosts, "127.0.0.1\n").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
     command.args(["launch", "--launcher", "ssh", "-H"]).arg(hosts).env("RINGPULL_SSH", ssh);

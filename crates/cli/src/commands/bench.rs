@@ -208,26 +208,11 @@ fn elements(bytes: usize, dtype: DType) -> Result<usize> {
     Ok(bytes / dtype.size_bytes())
 }
 
+const HEAD: &str =
+    "op,mode,algorithm,ranks,hosts,servers,payload,dtype,median,min,max,algbw,busbw,cpu s/GB,waiting,memory";
+
 /// One line for each record, then what is doubtful about its samples.
 fn table(records: &[Record]) -> String {
-    let head = [
-        "op",
-        "mode",
-        "algorithm",
-        "ranks",
-        "hosts",
-        "servers",
-        "payload",
-        "dtype",
-        "median",
-        "min",
-        "max",
-        "algbw",
-        "busbw",
-        "cpu s/GB",
-        "waiting",
-        "memory",
-    ];
     let mut rows = Vec::new();
     let mut doubts = Vec::new();
     for record in records {
@@ -260,7 +245,7 @@ fn table(records: &[Record]) -> String {
     }
     format!(
         "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n; waiting: of a core, for a late rank; memory: beyond the payload\n{}",
-        grid(head, rows, 3),
+        grid(HEAD.split(','), rows, 3),
         doubts.concat()
     )
 }

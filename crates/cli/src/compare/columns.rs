@@ -24,92 +24,52 @@ pub(super) struct Column {
     /// The heading on the page, in HTML.
     pub(super) html: &'static str,
     /// The cell of a row, if it has one.
-    pub(super) cell: fn(&Measured<'_>, &Results) -> Option<String>,
+    pub(super) cell: Cell,
 }
 
-const SPREAD: Column = Column {
-    heading: "spread",
-    html: "spread",
-    cell: |measured, _| Some(format!("+-{:.1} %", 100.0 * measured.summary.relative_spread())),
-};
+type Cell = fn(&Measured<'_>, &Results) -> Option<String>;
+
+const fn column(heading: &'static str, html: &'static str, cell: Cell) -> Column {
+    Column { heading, html, cell }
+}
+
+const SPREAD: Column =
+    column("spread", "spread", |it, _| Some(format!("+-{:.1} %", 100.0 * it.summary.relative_spread())));
 
 /// Where push and pull are compared.
 const PUSH_PULL: [Column; 7] = [
-    Column { heading: "time", html: "time", cell: |measured, _| Some(format_seconds(measured.summary.median)) },
+    column("time", "time", |it, _| Some(format_seconds(it.summary.median))),
     SPREAD,
-    Column {
-        heading: "/ bound",
-        html: "&divide; allreduce<br>bound",
-        cell: |measured, _| Some(format!("{:.2}", measured.record.ratio_to_bound?)),
-    },
-    Column {
-        heading: "",
-        html: "&divide; own<br>bound",
-        cell: |measured, _| Some(format!("{:.2}", measured.summary.median / measured.record.mode_bound_s?)),
-    },
-    Column {
-        heading: "per machine",
-        html: "time &times; machines<br>&divide; workers",
-        cell: |measured, results| measured.row.per_machine_s(results.setup.workers).map(format_seconds),
-    },
-    Column {
-        heading: "vs best",
-        html: "vs best",
-        cell: |measured, results| {
-            let best = results.ranking().first()?.summary.median;
-            Some(format!("{:.2}x", measured.summary.median / best))
-        },
-    },
-    Column {
-        heading: "busiest host",
-        html: "bytes, busiest<br>host",
-        cell: |measured, results| measured.row.host_bytes_words(results.setup.own_hosts),
-    },
+    column("/ bound", "&divide; allreduce<br>bound", |it, _| Some(format!("{:.2}", it.record.ratio_to_bound?))),
+    column("", "&divide; own<br>bound", |it, _| Some(format!("{:.2}", it.summary.median / it.record.mode_bound_s?))),
+    column("per machine", "time &times; machines<br>&divide; workers", |it, results| {
+        it.row.per_machine_s(results.setup.workers).map(format_seconds)
+    }),
+    column("vs best", "vs best", |it, results| {
+        Some(format!("{:.2}x", it.summary.median / results.ranking().first()?.summary.median))
+    }),
+    column("busiest host", "bytes, busiest<br>host", |it, results| it.row.host_bytes_words(results.setup.own_hosts)),
 ];
 
 /// Where steps of training are compared.
 const TRAINING: [Column; 9] = [
-    Column { heading: "step", html: "step", cell: |measured, _| Some(format_seconds(measured.summary.median)) },
+    column("step", "step", |it, _| Some(format_seconds(it.summary.median))),
     SPREAD,
-    Column {
-        heading: "exposed",
-        html: "exposed<br>communication",
-        // Noise may make it negative.
-        cell: |measured, _| Some(format_signed_seconds(measured.train()?.exposed_s)),
-    },
-    Column {
-        heading: "efficiency",
-        html: "scaling<br>efficiency",
-        cell: |measured, _| Some(format!("{:.2} %", 100.0 * measured.train()?.efficiency)),
-    },
-    Column {
-        heading: "of possible",
-        html: "of what is<br>possible",
-        cell: |measured, _| {
-            let train = measured.train()?;
-            Some(format!("{:.1} %", 100.0 * train.shortest_s? / (train.compute_s / train.efficiency)))
-        },
-    },
-    Column {
-        heading: "img/s",
-        html: "images/s<br>per worker",
-        cell: |measured, _| Some(format!("{:.2}", measured.train()?.images_per_s?)),
-    },
-    Column {
-        heading: "img/s/machine",
-        html: "images/s<br>per machine",
-        cell: |measured, results| Some(format!("{:.2}", measured.images_per_machine(results)?)),
-    },
-    Column {
-        heading: "published",
-        html: "published<br>efficiency",
-        cell: |measured, results| Some(format!("{:.2} %", measured.published(results)?.efficiency)),
-    },
-    Column {
-        heading: "",
-        html: "published<br>images/s",
-        cell: |measured, results| Some(format!("{:.2}", measured.published(results)?.images_per_s)),
-    },
+    // Noise may make it negative.
+    column("exposed", "exposed<br>communication", |it, _| Some(format_signed_seconds(it.train()?.exposed_s))),
+    column("efficiency", "scaling<br>efficiency", |it, _| Some(format!("{:.2} %", 100.0 * it.train()?.efficiency))),
+    column("of possible", "of what is<br>possible", |it, _| {
+        let train = it.train()?;
+        Some(format!("{:.1} %", 100.0 * train.shortest_s? / (train.compute_s / train.efficiency)))
+    }),
+    column("img/s", "images/s<br>per worker", |it, _| Some(format!("{:.2}", it.train()?.images_per_s?))),
+    column("img/s/machine", "images/s<br>per machine", |it, results| {
+        Some(format!("{:.2}", it.images_per_machine(results)?))
+    }),
+    column("published", "published<br>efficiency", |it, results| {
+        Some(format!("{:.2} %", it.published(results)?.efficiency))
+    }),
+    column("", "published<br>images/s", |it, results| Some(format!("{:.2}", it.published(results)?.images_per_s))),
 ];
 
 /// The columns that suit what was compared.

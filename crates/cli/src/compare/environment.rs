@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{Machine, first_line};
 
 /// The machine, the versions and the date.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// When it began, UTC, such as `2026-01-31 12:00 UTC`.
     pub date: String,

@@ -39,7 +39,7 @@ pub fn render(results: &Results) -> Result<String> {
     });
     template
         .render(context! {
-            has_uplink => setup.uplink_bytes_per_s().is_some(),
+            has_uplink => setup.uplink().bytes_per_s().is_some(),
             setup => Serde(setup),
             has_link => setup.link.bytes_per_s().is_some(),
             environment => Serde(&results.environment),

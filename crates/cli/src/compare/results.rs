@@ -32,7 +32,7 @@ pub struct Results {
 }
 
 /// What was compared, and how.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Setup {
     /// Where the jobs ran, such as `8 emulated hosts`.
     pub place: String,
@@ -122,9 +122,9 @@ pub struct Round {
 }
 
 impl Setup {
-    /// What the link between the racks carries, in bytes a second, if there are racks and it has a limit.
-    pub fn uplink_bytes_per_s(&self) -> Option<f64> {
-        self.racks?.uplink.bytes_per_s()
+    /// What the link between the racks carries; without racks there is none that limits anything.
+    pub(crate) fn uplink(&self) -> LinkRate {
+        self.racks.map(|racks| racks.uplink).unwrap_or_default()
     }
 }
 

@@ -37,7 +37,7 @@ fn outcome(found: &Found, variant: Variant, job: &Job, setup: &Setup) -> Outcome
 }
 
 fn measured(variant: Variant, done: &[&Done], job: &Job, setup: &Setup) -> Result<Outcome> {
-    let record = merged(variant, done, setup.own_hosts, setup.link)?.with_uplink(setup.uplink_bytes_per_s());
+    let record = merged(variant, done, setup.own_hosts, setup.link, setup.uplink())?;
     let record = match &job.work {
         Work::Steps { train, .. } => {
             // With the median of the rounds' computing, which differs between them only on the processor.
@@ -67,19 +67,8 @@ mod tests {
 
     #[test]
     fn a_row_says_what_came_of_its_variant_and_what_it_cost() {
-        let setup = Setup {
-            place: "4 emulated hosts".to_owned(),
-            own_hosts: true,
-            workers: 4,
-            link: "8kbit".parse().unwrap(),
-            racks: None,
-            payload: "4 kB".to_owned(),
-            bytes: 4000,
-            rounds: 3,
-            iters: 2,
-            warmup: 1,
-            train: None,
-        };
+        let link = "8kbit".parse().unwrap();
+        let setup = Setup { own_hosts: true, workers: 4, link, bytes: 4000, ..Setup::default() };
         let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };
         let modes = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2"].map(|mode| mode.parse().unwrap());
         let variants = Variant::list(&modes, &[Peer::Horovod]);

@@ -54,7 +54,7 @@ fn below(results: &Results) -> Vec<String> {
     let counted = format!("{} x {}", several(setup.rounds, "round"), several(setup.iters, "iteration"));
     let mut lines = vec![format!("Every sum was checked. time: median of {counted}; spread: half the middle half.")];
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
-        let uplink = if setup.uplink_bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
+        let uplink = if setup.uplink().bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
         lines.push(format!(
             "bound: {} for an uncompressed allreduce, 2(n-1)/n x payload / link{uplink}.",
             format_seconds(bound)

@@ -1,7 +1,7 @@
 //! What the numbers say, in two to five sentences. Every word follows from the samples.
 
 use crate::compare::columns::Measured;
-use crate::compare::results::{Results, Setup};
+use crate::compare::results::{Results, Row, Setup};
 use crate::compare::training;
 use crate::text::{format_seconds, several};
 use crate::variant::Family;
@@ -114,33 +114,25 @@ fn against_dedicated(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: 
 
 /// What compression gains over the same mode without it.
 fn compressed(results: &Results) -> Option<String> {
-    let pairs: Vec<String> = results
-        .rows
-        .iter()
-        .filter_map(|row| {
-            let (mode, _) = row.variant.split_once('+')?;
-            let plain = results.row(mode)?.summary()?;
-            Some(format!("{:.2}x of the time of {}", plain.median / row.summary()?.median, row.variant))
-        })
-        .collect();
-    (!pairs.is_empty()).then(|| format!("The same mode without compression takes {}.", pairs.join(", ")))
+    let pairs = pairs(results, |row| {
+        let plain = results.row(row.variant.split_once('+')?.0)?.summary()?;
+        Some(format!("{:.2}x of the time of {}", plain.median / row.summary()?.median, row.variant))
+    })?;
+    Some(format!("The same mode without compression takes {pairs}."))
 }
 
 /// Our servers against MXNet's, row by row.
 fn against_mxnet(results: &Results) -> Option<String> {
-    let pairs: Vec<String> = results
-        .rows
-        .iter()
-        .filter_map(|theirs| {
-            let mode = theirs.variant.strip_prefix("mxnet:")?;
-            let ours = results.row(mode)?.summary()?;
-            Some(format!(
-                "{:.2}x with {}",
-                ours.median / theirs.summary()?.median,
-                mode.trim_start_matches("dist_sync:")
-            ))
-        })
-        .collect();
-    (!pairs.is_empty())
-        .then(|| format!("Our servers take {} of real MXNet's time in the same place.", pairs.join(", ")))
+    let pairs = pairs(results, |theirs| {
+        let mode = theirs.variant.strip_prefix("mxnet:")?;
+        let factor = results.row(mode)?.summary()?.median / theirs.summary()?.median;
+        Some(format!("{factor:.2}x with {}", mode.trim_start_matches("dist_sync:")))
+    })?;
+    Some(format!("Our servers take {pairs} of real MXNet's time in the same place."))
+}
+
+/// What `words` says of the rows, if it says anything.
+fn pairs(results: &Results, words: impl Fn(&Row) -> Option<String>) -> Option<String> {
+    let pairs: Vec<String> = results.rows.iter().filter_map(words).collect();
+    (!pairs.is_empty()).then(|| pairs.join(", "))
 }

@@ -2,26 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-use ringpull_device::Survey;
+use crate::machine::Machine;
 
 /// A host as it is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Facts {
-    pub host: String,
+    /// What the machine can do.
+    pub machine: Machine,
     /// The name or address by which the doctor was sent there; its own name where it was not sent.
     pub called: String,
     /// This crate's version there.
-    pub version: String,
-    /// Cores a process may use.
-    pub cores: usize,
     /// Ranks it is to take.
     pub slots: usize,
     /// The user's number.
     pub uid: u32,
-    /// The first line of `mpirun --version`.
-    pub mpirun: Option<String>,
-    /// The MPI that this program was built with.
-    pub library: Option<String>,
     /// What two ranks of this host found; why there are none in `probe_failure`.
     pub probe: Vec<ProbedRank>,
     /// Why two ranks could not be started.
@@ -43,8 +37,6 @@ pub(crate) struct Facts {
     pub gpus: usize,
     /// NVIDIA's driver, by its number.
     pub driver: Option<String>,
-    /// What this program finds of CUDA and NCCL.
-    pub cuda: Survey,
     /// The name that this host's own name resolves to.
     pub own_address: Option<String>,
     /// Files and folders of ssh.

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ringpull_base::config;
-use ringpull_base::topology::host_name;
 
 use super::facts::{Facts, Seen, SshFile};
 use super::probe;
@@ -21,7 +20,6 @@ const SYS_PTRACE: u32 = 19;
 /// Reads the facts of this host, which the doctor was sent to as `called`, and how `peers` (`name:port`) look from here.
 pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], with_probe: bool) -> Facts {
     let machine = Machine::survey();
-    let host = host_name();
     let (probe, probe_failure) =
         match (with_probe && machine.mpi_library.is_some() && machine.mpirun.is_some()).then(probe::run) {
             None => (Vec::new(), None),
@@ -29,15 +27,10 @@ pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[Stri
             Some(Err(error)) => (Vec::new(), Some(error.to_string().lines().next().unwrap_or("").to_owned())),
         };
     Facts {
-        called: called.unwrap_or_else(|| host.clone()),
-        own_address: address_of(&host).map(|address| address.to_string()),
-        host,
-        version: machine.version,
-        cores: machine.cores,
+        called: called.unwrap_or_else(|| machine.host.clone()),
+        own_address: address_of(&machine.host).map(|address| address.to_string()),
         slots: slots.unwrap_or(machine.cores),
         uid: rustix::process::geteuid().as_raw(),
-        mpirun: machine.mpirun,
-        library: machine.mpi_library,
         probe,
         probe_failure,
         root_allowed: config::root_may_run_mpi(),
@@ -58,11 +51,11 @@ pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[Stri
             .filter(|name| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u8>().is_ok()))
             .count(),
         driver: driver(),
-        cuda: machine.devices,
         ssh: ssh_files(),
         clock: None,
         now_s: since_1970_s(SystemTime::now()),
         peers: peers.iter().map(|peer| look_at(peer)).collect(),
+        machine,
     }
 }
 

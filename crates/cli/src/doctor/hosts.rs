@@ -82,7 +82,7 @@ pub(crate) fn of_ranks() -> Result<Vec<Facts>> {
         let bytes: Vec<u8> = texts[other][..lens[other][0] as usize].iter().map(|byte| *byte as u8).collect();
         let read: Facts = serde_json::from_slice(&bytes)
             .map_err(|cause| Error::io("read", format!("the facts of rank {other}"), &std::io::Error::other(cause)))?;
-        match facts.iter_mut().find(|known| known.host == read.host) {
+        match facts.iter_mut().find(|known| known.machine.host == read.machine.host) {
             Some(known) => known.slots += 1,
             None => facts.push(Facts { slots: 1, ..read }),
         }

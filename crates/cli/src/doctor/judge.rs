@@ -16,11 +16,11 @@ pub(super) fn host(facts: &Facts) -> Vec<Finding> {
 
 fn mpi(facts: &Facts) -> Vec<Finding> {
     let at = &facts.called;
-    let Some(mpirun) = &facts.mpirun else {
+    let Some(mpirun) = &facts.machine.mpirun else {
         let fix = "install Open MPI or MPICH (scripts/setup does), or name one with RINGPULL_MPIRUN";
         return vec![Finding::failure("mpi", at, "there is no mpirun on the PATH", fix)];
     };
-    let Some(library) = &facts.library else {
+    let Some(library) = &facts.machine.mpi_library else {
         let fix = "build with the mpi feature for dist_sync_mpi; local and the kinds with servers work";
         return vec![Finding::warning("mpi", at, "this program was built without MPI", fix)];
     };
@@ -51,7 +51,7 @@ fn threads(facts: &Facts) -> Vec<Finding> {
 }
 
 fn root(facts: &Facts) -> Vec<Finding> {
-    let open_mpi = facts.mpirun.as_ref().is_some_and(|words| words.contains("Open MPI"));
+    let open_mpi = facts.machine.mpirun.as_ref().is_some_and(|words| words.contains("Open MPI"));
     if facts.uid == 0 && open_mpi && !facts.root_allowed {
         let fix = "set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; `ringpull launch` does";
         return vec![Finding::warning("root", &facts.called, "a plain mpirun refuses to run as root", fix)];
@@ -60,9 +60,9 @@ fn root(facts: &Facts) -> Vec<Finding> {
 }
 
 fn slots(facts: &Facts) -> Vec<Finding> {
-    let what = format!("{} slots on {} cores", facts.slots, facts.cores);
-    if facts.slots > facts.cores {
-        let fix = format!("write slots={} in the hostfile, unless ranks are to share cores", facts.cores);
+    let what = format!("{} slots on {} cores", facts.slots, facts.machine.cores);
+    if facts.slots > facts.machine.cores {
+        let fix = format!("write slots={} in the hostfile, unless ranks are to share cores", facts.machine.cores);
         return vec![Finding::warning("slots", &facts.called, what, fix)];
     }
     vec![Finding::good("slots", &facts.called, what)]
@@ -120,26 +120,26 @@ fn locked_memory(facts: &Facts) -> Vec<Finding> {
 fn gpu(facts: &Facts) -> Vec<Finding> {
     let at = &facts.called;
     if facts.gpus == 0 {
-        return vec![Finding::good("gpu", at, format!("there is none; CUDA driver: {}", facts.cuda.driver))];
+        return vec![Finding::good("gpu", at, format!("there is none; CUDA driver: {}", facts.machine.devices.driver))];
     }
     let Some(driver) = &facts.driver else {
         let fix = "install NVIDIA's driver; in a container ask for nvidia.com/gpu and use NVIDIA's runtime";
-        let what = format!("{} GPUs, but no driver answers; CUDA driver: {}", facts.gpus, facts.cuda.driver);
+        let what = format!("{} GPUs, but no driver answers; CUDA driver: {}", facts.gpus, facts.machine.devices.driver);
         return vec![Finding::failure("gpu", at, what, fix)];
     };
     let what = format!(
         "{} GPUs ({}), driver {driver}, CUDA driver: {}, peer access: {}",
         facts.gpus,
-        facts.cuda.devices.join(", "),
-        facts.cuda.driver,
-        facts.cuda.peer_access()
+        facts.machine.devices.devices.join(", "),
+        facts.machine.devices.driver,
+        facts.machine.devices.peer_access()
     );
-    if let Some(nccl) = facts.cuda.nccl.version() {
+    if let Some(nccl) = facts.machine.devices.nccl.version() {
         return vec![Finding::good("gpu", at, format!("{what}, NCCL {nccl}"))];
     }
     let fix =
         "install libnccl2, or put the folder of Python's nvidia-nccl on LD_LIBRARY_PATH: without it GPUs sum by copies";
-    vec![Finding::warning("gpu", at, format!("{what}, NCCL: {}", facts.cuda.nccl), fix)]
+    vec![Finding::warning("gpu", at, format!("{what}, NCCL: {}", facts.machine.devices.nccl), fix)]
 }
 
 fn keys(facts: &Facts) -> Vec<Finding> {
@@ -168,11 +168,11 @@ fn own_name(facts: &Facts) -> Vec<Finding> {
     let at = &facts.called;
     match &facts.own_address {
         None => {
-            let what = format!("its own name {} does not resolve", facts.host);
-            let fix = format!("add {} with its address to /etc/hosts or to DNS", facts.host);
+            let what = format!("its own name {} does not resolve", facts.machine.host);
+            let fix = format!("add {} with its address to /etc/hosts or to DNS", facts.machine.host);
             vec![Finding::warning("name", at, what, fix)]
         }
-        Some(address) => vec![Finding::good("name", at, format!("{} is {address}", facts.host))],
+        Some(address) => vec![Finding::good("name", at, format!("{} is {address}", facts.machine.host))],
     }
 }
 

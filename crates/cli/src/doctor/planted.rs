@@ -2,18 +2,22 @@
 
 use super::facts::{Facts, ProbedRank, Seen, SshFile};
 use super::{Verdict, judge};
+use crate::machine::Machine;
 
 fn healthy(name: &str, peer: &str) -> Facts {
     let rank = ProbedRank { size: 2, level: "multiple".to_owned(), library: "Open MPI v4.1.4".to_owned() };
     Facts {
-        host: name.to_owned(),
+        machine: Machine {
+            host: name.to_owned(),
+            version: "1".to_owned(),
+            cores: 4,
+            mpirun: Some("mpirun (Open MPI) 4.1.4".to_owned()),
+            mpi_library: Some("Open MPI v4.1.4".to_owned()),
+            ..Machine::default()
+        },
         called: name.to_owned(),
-        version: "1".to_owned(),
-        cores: 4,
         slots: 4,
         uid: 1000,
-        mpirun: Some("mpirun (Open MPI) 4.1.4".to_owned()),
-        library: Some("Open MPI v4.1.4".to_owned()),
         probe: vec![rank.clone(), rank],
         shared_memory: Some((8 << 30, 8 << 30)),
         own_address: Some("10.0.0.1".to_owned()),
@@ -43,19 +47,19 @@ fn healthy_hosts_have_no_finding() {
 fn each_planted_fault_is_found_by_its_check_and_by_no_other() {
     type Plant = fn(&mut Facts);
     let failures: [(&str, Plant); 15] = [
-        ("mpi", |f| f.mpirun = None),
+        ("mpi", |f| f.machine.mpirun = None),
         ("mpi", |f| f.probe_failure = Some("mpirun has detected an attempt to run as root".to_owned())),
         ("mpi", |f| f.probe.iter_mut().for_each(|rank| rank.size = 1)),
-        ("mpi", |f| f.mpirun = Some("mpirun (Open MPI) 5.0.7".to_owned())),
-        ("mpi library", |f| f.library = Some("MPICH Version: 4.0.2".to_owned())),
+        ("mpi", |f| f.machine.mpirun = Some("mpirun (Open MPI) 5.0.7".to_owned())),
+        ("mpi library", |f| f.machine.mpi_library = Some("MPICH Version: 4.0.2".to_owned())),
         ("threads", |f| f.probe.iter_mut().for_each(|rank| rank.level = "single".to_owned())),
         ("shared memory", |f| f.shared_memory = Some((64 << 20, 1 << 20))),
-        ("shared memory", |f| (f.slots, f.cores, f.shared_memory) = (16, 16, Some((64 << 20, 60 << 20)))),
+        ("shared memory", |f| (f.slots, f.machine.cores, f.shared_memory) = (16, 16, Some((64 << 20, 60 << 20)))),
         ("locked memory", |f| (f.rdma, f.locked_memory) = (vec!["mlx5_0".to_owned()], Some(8 << 20))),
         ("gpu", |f| f.gpus = 1),
         ("ssh", |f| f.ssh[0].mode = 0o640),
-        ("name", |f| f.host = "a".to_owned()),
-        ("version", |f| f.version = "2".to_owned()),
+        ("name", |f| f.machine.host = "a".to_owned()),
+        ("version", |f| f.machine.version = "2".to_owned()),
         ("reach", |f| f.peers[0].failure = Some("timed out".to_owned())),
         ("reach", |f| f.peers[0].address = Some("127.0.1.1".to_owned())),
     ];

@@ -5,27 +5,22 @@ use super::facts::Facts;
 
 /// Everything that can be said of hosts side by side.
 pub(super) fn hosts(all: &[Facts]) -> Vec<Finding> {
-    let mut found = Vec::new();
-    found.extend(same(all, "mpi", |facts| facts.mpirun.clone(), "install the same MPI on every host"));
-    found.extend(same(
-        all,
-        "mpi library",
-        |facts| facts.library.clone(),
-        "copy one build of this program to every host",
-    ));
-    found.extend(same(
-        all,
-        "version",
-        |facts| Some(facts.version.clone()),
-        "copy one build of this program to every host",
-    ));
-    found.extend(same(all, "driver", |facts| facts.driver.clone(), "install the same NVIDIA driver on every host"));
-    found.extend(same(
-        all,
-        "nccl",
-        |facts| facts.cuda.nccl.version().map(str::to_owned),
-        "install the same NCCL on every host",
-    ));
+    /// What must be the same everywhere, and what to do where it is not.
+    type Same = (&'static str, fn(&Facts) -> Option<String>, &'static str);
+    const ONE_BUILD: &str = "copy one build of this program to every host";
+    let alike: [Same; 5] = [
+        ("mpi", |facts| facts.machine.mpirun.clone(), "install the same MPI on every host"),
+        ("mpi library", |facts| facts.machine.mpi_library.clone(), ONE_BUILD),
+        ("version", |facts| Some(facts.machine.version.clone()), ONE_BUILD),
+        ("driver", |facts| facts.driver.clone(), "install the same NVIDIA driver on every host"),
+        (
+            "nccl",
+            |facts| facts.machine.devices.nccl.version().map(str::to_owned),
+            "install the same NCCL on every host",
+        ),
+    ];
+    let mut found: Vec<Finding> =
+        alike.into_iter().filter_map(|(check, value, fix)| same(all, check, value, fix)).collect();
     found.extend(names(all));
     found.extend(reach(all));
     found
@@ -42,12 +37,15 @@ fn same(all: &[Facts], check: &'static str, value: fn(&Facts) -> Option<String>,
 
 fn names(all: &[Facts]) -> Option<Finding> {
     let twice = all.iter().enumerate().find_map(|(at, one)| {
-        all[..at].iter().find(|other| other.host == one.host && other.called != one.called).map(|other| (other, one))
+        all[..at]
+            .iter()
+            .find(|other| other.machine.host == one.machine.host && other.called != one.called)
+            .map(|other| (other, one))
     });
     let (first, second) = twice?;
     let what = format!(
         "{} and {} both call themselves {}: ranks take them for one host",
-        first.called, second.called, first.host
+        first.called, second.called, first.machine.host
     );
     Some(Finding::failure("name", &second.called, what, "give each host a name of its own (hostnamectl set-hostname)"))
 }

@@ -1,4 +1,4 @@
-//! What `scripts/gpu-check` runs on a machine with GPUs: every kernel against the reference, collectives, stores, ranks that
+//! What `scripts/gpu-check` runs on a machine with GPUs: every kernel against the reference, collectives, ranks that
 //! share a GPU, and how fast memory is used. Also over simulated devices, where everything but the speed means something.
 
 mod kernels;

@@ -23,8 +23,7 @@ const LAUNCHES: u32 = 10;
 const RUNS: usize = 8;
 
 pub(super) fn measure(name: &str, devices: &Arc<Devices>) -> Result<Vec<Speed>> {
-    let device = FIRST;
-    let bench = Bench { devices, device };
+    let bench = Bench(devices);
     let buffers = (0..6).map(|_| bench.buffer(BYTES)).collect::<Result<Vec<_>>>()?;
     let codes = bench.buffer(BYTES / 16)?;
     let at = |index: usize| buffers[index].clone();
@@ -135,29 +134,26 @@ fn median(seconds: &[f64]) -> f64 {
     Summary::of(seconds).map_or(f64::NAN, |summary| summary.median)
 }
 
-struct Bench<'a> {
-    devices: &'a Devices,
-    device: usize,
-}
+struct Bench<'a>(&'a Devices);
 
 impl Bench<'_> {
     fn buffer(&self, len_bytes: usize) -> Result<Slice> {
-        let slice = Slice::all(&Memory::on(self.devices.platform(), self.device, len_bytes)?);
-        self.devices.platform().enqueue(self.devices.lane(self.device), &Work::zero(slice.clone()))?;
+        let slice = Slice::all(&Memory::on(self.0.platform(), FIRST, len_bytes)?);
+        self.0.platform().enqueue(self.0.lane(FIRST), &Work::zero(slice.clone()))?;
         Ok(slice)
     }
 
     /// Bytes are those that have to be read and written; what is changed in place is both.
     fn kernel(&self, name: &str, work: &Work, limit: f64) -> Result<Speed> {
         let bytes = work.reads.iter().chain(&work.writes).map(|slice| slice.len_bytes() as u64).sum();
-        self.timed(name, bytes, limit, self.devices.lane(self.device), work)
+        self.timed(name, bytes, limit, self.0.lane(FIRST), work)
     }
 
     /// Copies to and from pinned memory, each alone.
     fn link(&self, buffer: &Slice) -> Result<Vec<Speed>> {
-        let pinned = || Ok(Slice::all(&Memory::pinned(self.devices.platform(), BYTES)?));
+        let pinned = || Ok(Slice::all(&Memory::pinned(self.0.platform(), BYTES)?));
         let (staging, other) = (pinned()?, pinned()?);
-        let (down, up) = (self.devices.down(self.device), self.devices.up(self.device));
+        let (down, up) = (self.0.down(FIRST), self.0.up(FIRST));
         let work = Work::copy(buffer.clone(), staging.clone());
         let to_host = self.timed("copy to pinned memory", BYTES as u64, 1.0, down, &work)?;
         let work = Work::copy(other, buffer.clone());
@@ -167,11 +163,11 @@ impl Bench<'_> {
 
     fn timed(&self, name: &str, bytes: u64, limit: f64, stream: &Stream, work: &Work) -> Result<Speed> {
         let mut seconds = Vec::with_capacity(RUNS);
-        stream.follow(self.devices.lane(self.device))?;
+        stream.follow(self.0.lane(FIRST))?;
         for _ in 0..RUNS {
             stream.record()?.synchronize(LIMIT)?;
             let start = Instant::now();
-            (0..LAUNCHES).try_for_each(|_| self.devices.platform().enqueue(stream, work))?;
+            (0..LAUNCHES).try_for_each(|_| self.0.platform().enqueue(stream, work))?;
             stream.record()?.synchronize(LIMIT)?;
             seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
         }

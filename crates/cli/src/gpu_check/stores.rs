@@ -1,4 +1,5 @@
-//! Collectives, stores, and ranks that share the devices of one process.
+//! Collectives, and ranks whose devices NCCL joins or that share them. A store on the devices of one process is for the
+//! contract suite, which `scripts/gpu-check` runs too.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,21 +17,7 @@ use super::{Check, LIMIT, check};
 const LEN: usize = (2 << 20) / 4 + 3;
 
 pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
-    let mut checks = vec![collectives(devices)];
-    let alone = OnDevices::alone(Arc::clone(devices), LIMIT);
-    let store = store_over(Kind::Device, Box::new(alone), &Config::default());
-    checks.push(check(format!("device on {} device(s)", devices.count()), train(&store, devices, &[devices.count()])));
-    // By a plan: threads that share a GPU take turns on it, and so would wait in vain for each other in NCCL.
-    let config = Config { timeout: LIMIT, algorithm: "ring".to_owned(), ..Config::default() };
-    for ranks in [2, 4] {
-        checks.push(check(
-            format!("dist_sync_mpi: {ranks} ranks that share the devices, in one process"),
-            share(&vec![name; ranks], &config),
-        ));
-    }
-    checks.push(given(name));
-    checks.push(joined(name, devices.count()));
-    checks
+    vec![collectives(devices), joined(name, devices.count())]
 }
 
 /// Two ranks with a GPU each, which NCCL joins; it does not join a GPU with itself.
@@ -49,17 +36,6 @@ fn joined(name: &str, count: usize) -> Check {
         return Check { name: title, found: "takes two GPUs".to_owned(), passed: None };
     }
     check(title, share(&[&first, &second], &config))
-}
-
-/// The devices' memory given to the transport, which only MPI takes where it is not the host's.
-fn given(name: &str) -> Check {
-    let title = "dist_sync_mpi: 2 ranks whose transport is given the devices' memory".to_owned();
-    if name.starts_with("sim") {
-        let config = Config { timeout: LIMIT, mpi_device_memory: Some(true), ..Config::default() };
-        return check(title, share(&[name; 2], &config));
-    }
-    let found = format!("takes mpirun and a job on GPUs; {}", ringpull_device::cuda_aware_mpi());
-    Check { name: title, found, passed: None }
 }
 
 /// Each collective over all devices; one device is enough.

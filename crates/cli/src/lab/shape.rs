@@ -71,8 +71,8 @@ mod tests {
     fn hosts_stand_in_two_halves_or_in_turn() {
         let shape = |alternate| Shape {
             hosts: 5,
-            rate: LinkRate::UNSHAPED,
-            racks: Some(Racks { uplink: LinkRate::UNSHAPED, alternate }),
+            rate: LinkRate::default(),
+            racks: Some(Racks { uplink: LinkRate::default(), alternate }),
         };
         let racks = |shape: Shape| (1..=5).map(|host| shape.rack(host)).collect::<Vec<_>>();
         assert_eq!(racks(shape(false)), [0, 0, 1, 1, 1]);

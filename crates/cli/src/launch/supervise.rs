@@ -4,6 +4,7 @@
 //! after `PATIENCE` SIGKILL. An interrupt skips the grace, a second one the patience. Servers and scheduler get the
 //! same grace after the last worker's success.
 
+use std::io::Read;
 use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -110,15 +111,14 @@ fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usiz
         command.spawn().map_err(|cause| Error::io("start", format!("{name} on {}", process.place), &cause))?;
     let pid = Pid::from_child(&child);
     let orders = child.stdin.take().map(|input| pass_on(input, first, name.clone()));
-    let mut readers = Vec::new();
-    if let Some(from) = child.stdout.take() {
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let out = out.map(|from| (Stream::Out, Box::new(from) as Box<dyn Read + Send>));
+    let err = err.map(|from| (Stream::Err, Box::new(from) as Box<dyn Read + Send>));
+    let read = |(stream, from)| {
         let (name, sink) = (name.clone(), launch.sink);
-        readers.push((Stream::Out, std::thread::spawn(move || carry(from, Stream::Out, &name, sink))));
-    }
-    if let Some(from) = child.stderr.take() {
-        let (name, sink) = (name.clone(), launch.sink);
-        readers.push((Stream::Err, std::thread::spawn(move || carry(from, Stream::Err, &name, sink))));
-    }
+        (stream, std::thread::spawn(move || carry(from, stream, &name, sink)))
+    };
+    let readers = out.into_iter().chain(err).map(read).collect();
     let exits = exits.clone();
     std::thread::spawn(move || {
         let code = child.wait().map_or(1, code_of);

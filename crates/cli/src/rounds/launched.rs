@@ -23,6 +23,7 @@ use crate::mpirun::{Hosts, Mpirun, Ranks};
 use crate::quiet::wait_until_quiet;
 use crate::record::Record;
 use crate::rounds::{Job, Runner, TrainSetup, Work, peers};
+use crate::text::several;
 use crate::variant::Variant;
 
 /// Where the jobs run.
@@ -47,12 +48,18 @@ const JOB_LIMIT: Duration = Duration::from_secs(300);
 /// How much of a failed job's last words goes into the report.
 const LAST_LINES: usize = 12;
 
+#[derive(Debug)]
+enum Ready {
+    Lab(Lab),
+    Ssh(Vec<Host>),
+    Local,
+}
+
 /// Hosts that are ready, and the program that runs on them.
 #[derive(Debug)]
 pub struct Launched {
     workers: usize,
-    hosts: Option<Vec<Host>>,
-    lab: Option<Lab>,
+    hosts: Ready,
     program: PathBuf,
     /// This program built with MPICH, and its `mpirun`.
     mpich: Option<(PathBuf, Mpirun)>,
@@ -65,13 +72,12 @@ impl Launched {
     pub fn start(place: Place, extra: usize, mpich: Option<(PathBuf, Mpirun)>) -> Result<Self> {
         let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
         let interrupt = Interrupt::watch()?;
-        let ready = |workers, hosts, lab| Launched { workers, hosts, lab, program, mpich, interrupt };
-        let launched = match place {
+        let (workers, hosts) = match place {
             Place::Lab(shape) => {
                 let lab = Lab::up(Shape { hosts: shape.hosts + extra, ..shape })?;
-                ready(shape.hosts, None, Some(lab))
+                (shape.hosts, Ready::Lab(lab))
             }
-            Place::Local { workers } => ready(workers, None, None),
+            Place::Local { workers } => (workers, Ready::Local),
             Place::Hostfile { file } => {
                 let hosts = hostfile::read(&file)?;
                 let workers = hosts.len().checked_sub(extra).filter(|workers| *workers > 0).ok_or_else(|| {
@@ -84,31 +90,31 @@ impl Launched {
                         "name more hosts, or ask for modes with shared servers",
                     )
                 })?;
-                ready(workers, Some(hosts), None)
+                (workers, Ready::Ssh(hosts))
             }
         };
-        if launched.workers == 0 {
+        if workers == 0 {
             return Err(Error::argument("a comparison needs workers", "ask for at least 1"));
         }
-        Ok(launched)
+        Ok(Launched { workers, hosts, program, mpich, interrupt })
     }
 
     /// Where the jobs run, in words.
     pub fn words(&self) -> String {
-        let hosts = if self.workers == 1 { "1 host" } else { &format!("{} hosts", self.workers) };
-        match (&self.lab, &self.hosts) {
-            (Some(lab), _) => {
+        let hosts = several(self.workers, "host");
+        match &self.hosts {
+            Ready::Lab(lab) => {
                 let racks = lab.racks().map_or(String::new(), |racks| format!(" {racks}"));
                 hosts.replacen(' ', " emulated ", 1) + &racks
             }
-            (None, Some(_)) => hosts.to_owned(),
-            (None, None) => "processes of one machine".to_owned(),
+            Ready::Ssh(_) => hosts,
+            Ready::Local => "processes of one machine".to_owned(),
         }
     }
 
     /// Whether each worker has a network interface of its own host.
     pub fn has_own_hosts(&self) -> bool {
-        self.lab.is_some() || self.hosts.is_some()
+        !matches!(self.hosts, Ready::Local)
     }
 
     /// The number of workers.
@@ -117,10 +123,10 @@ impl Launched {
     }
 
     fn place(&self, host: usize) -> launch::Place {
-        match (&self.lab, &self.hosts) {
-            (Some(_), _) => launch::Place::Lab(host + 1),
-            (None, Some(hosts)) => launch::Place::Ssh(hosts[host].clone()),
-            (None, None) => launch::Place::Local,
+        match &self.hosts {
+            Ready::Lab(_) => launch::Place::Lab(host + 1),
+            Ready::Ssh(hosts) => launch::Place::Ssh(hosts[host].clone()),
+            Ready::Local => launch::Place::Local,
         }
     }
 
@@ -180,26 +186,26 @@ impl Launched {
     fn meeting_point(&self) -> Result<(Vec<(String, String)>, Port)> {
         let root = self.place(0).address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let name = match &self.hosts {
-            Some(hosts) => hosts[0].name.clone(),
-            None => root.to_string(),
+            Ready::Ssh(hosts) => hosts[0].name.clone(),
+            Ready::Lab(_) | Ready::Local => root.to_string(),
         };
         let port = claim_port(root)?;
         let number = port.number().to_string();
         Ok((vec![("MASTER_ADDR".to_owned(), name), ("MASTER_PORT".to_owned(), number)], port))
     }
 
-    /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed and how it ended.
+    /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed and why it is said to have failed.
     fn mpi_job(
         &self,
         mpirun: &Mpirun,
         count: usize,
         command: Vec<OsString>,
         env: Vec<(String, String)>,
-    ) -> Result<Printed> {
-        let hosts = match (&self.lab, &self.hosts) {
-            (Some(_), _) => Hosts::Lab((1..=count).collect()),
-            (None, Some(hosts)) => Hosts::Ssh(hosts[..count].to_vec()),
-            (None, None) => Hosts::Local,
+    ) -> Result<(String, Option<Error>)> {
+        let hosts = match &self.hosts {
+            Ready::Lab(_) => Hosts::Lab((1..=count).collect()),
+            Ready::Ssh(hosts) => Hosts::Ssh(hosts[..count].to_vec()),
+            Ready::Local => Hosts::Local,
         };
         let (meeting_point, _port) = self.meeting_point()?;
         let env = [env, meeting_point].concat();
@@ -221,17 +227,8 @@ impl Launched {
             true if Instant::now() <= deadline => Some(failed("all ranks ended and mpirun did not", &err)),
             true => Some(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
         };
-        Ok(Printed { text: out, fault })
+        Ok((out, fault))
     }
-}
-
-/// What a job printed and how it ended.
-#[derive(Debug)]
-struct Printed {
-    /// Its standard output.
-    text: String,
-    /// Why it is said to have failed.
-    fault: Option<Error>,
 }
 
 impl Runner for Launched {
@@ -250,7 +247,7 @@ impl Runner for Launched {
 
     /// Where the jobs run on this machine; the hosts of a hostfile are not asked.
     fn settle(&mut self, last_job: Duration) {
-        if self.hosts.is_some() {
+        if matches!(self.hosts, Ready::Ssh(_)) {
             return;
         }
         wait_until_quiet(last_job, &mut ProcessorTime::read, &mut |time| {
@@ -278,16 +275,16 @@ impl Runner for Launched {
             return Record::parse_list(&name, &self.with_servers(command, servers, placement)?);
         }
         let mpirun = second.map_or_else(Mpirun::find, |(_, mpirun)| Ok(mpirun.clone()))?;
-        let printed = self.mpi_job(&mpirun, job.ranks, command, variant.env())?;
+        let (printed, fault) = self.mpi_job(&mpirun, job.ranks, command, variant.env())?;
         if variant.on_mpich
-            && let Ok(records) = Record::parse_list(&name, &printed.text)
+            && let Ok(records) = Record::parse_list(&name, &printed)
         {
             // All was measured and verified before MPI_Finalize, from which the MPICH 4.0 of Debian does not always come back.
-            tracing::debug!(fault = ?printed.fault, "the job of MPICH ended after its records");
+            tracing::debug!(?fault, "the job of MPICH ended after its records");
             return Ok(records);
         }
-        printed.fault.map_or(Ok(()), Err)?;
-        Record::parse_list(&name, &printed.text)
+        fault.map_or(Ok(()), Err)?;
+        Record::parse_list(&name, &printed)
     }
 }
 

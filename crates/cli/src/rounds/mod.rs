@@ -151,8 +151,8 @@ impl Found {
     }
 }
 
-/// All samples of a variant with one payload in one record, on hosts joined by links of `link`.
-pub fn merged(variant: Variant, done: &[&Done], own_hosts: bool, link: LinkRate) -> Result<Record> {
+/// All samples of a variant with one payload in one record, on hosts joined by links of `link`, and racks by one of `uplink`.
+pub fn merged(variant: Variant, done: &[&Done], own_hosts: bool, link: LinkRate, uplink: LinkRate) -> Result<Record> {
     let records = || done.iter().map(|done| &done.record);
     let first =
         records().next().ok_or_else(|| Error::argument("no round was run", "ask for at least one with --rounds"))?;
@@ -170,7 +170,7 @@ pub fn merged(variant: Variant, done: &[&Done], own_hosts: bool, link: LinkRate)
     // What a mode must send is known of gradients as they are.
     let own = variant.compression.is_none().then_some(variant.mode);
     Ok(match link.bytes_per_s() {
-        Some(rate) => record.with_link(rate, own),
+        Some(rate) => record.with_link(rate, uplink.bytes_per_s(), own),
         None => record,
     })
 }
@@ -213,7 +213,8 @@ mod tests {
         let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };
         let (mut fake, variant) = (Fake::default(), "dist_sync_mpi".parse().unwrap());
         let found = run(&mut fake, &[variant], &vec![vec![job]; 3], &mut |_| ());
-        let record = merged(variant, &found.of(variant, 4, 4000), true, "8kbit".parse().unwrap()).unwrap();
+        let record =
+            merged(variant, &found.of(variant, 4, 4000), true, "8kbit".parse().unwrap(), LinkRate::default()).unwrap();
         let second = Fake::SECONDS_A_BYTE * 4000.0;
         assert_eq!(record.seconds, [second; 6]);
         assert_eq!((record.mode.as_str(), record.hosts, record.bound_s), ("dist_sync_mpi", 4, Some(6.0)));

@@ -101,7 +101,7 @@ pub(crate) fn run(
         for ranks in &plan.ranks {
             let of = |bytes: &usize| found.of(*variant, *ranks, *bytes as u64);
             // Of a contender that failed at once there is nothing.
-            let merged = |bytes| rounds::merged(*variant, &of(bytes), own_hosts, plan.link).ok();
+            let merged = |bytes| rounds::merged(*variant, &of(bytes), own_hosts, plan.link, LinkRate::default()).ok();
             records.extend(plan.sizes.iter().filter_map(merged));
         }
     }
@@ -131,15 +131,8 @@ pub(crate) mod tests {
         };
         let contenders = ["ours", "ours:mpich", "openmpi:default", "openmpi:4", "horovod"];
         let contenders = contenders.map(|name| name.parse().unwrap());
-        let environment = Environment {
-            date: "2026-01-31 12:00 UTC".to_owned(),
-            cores: 2,
-            kernel: "Linux 6".to_owned(),
-            ringpull: "0.1.0".to_owned(),
-            mpi: "mpirun (Open MPI) 4.1.4".to_owned(),
-        };
         let mut fake = Fake::default();
-        let told = (environment, "ringpull sweep --hosts 3".to_owned());
+        let told = (Environment::default(), "ringpull sweep --hosts 3".to_owned());
         (run(&mut fake, &contenders, &plan, true, told, &mut |_| ()), fake.jobs)
     }
 

@@ -284,4 +284,4 @@ impl Share {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

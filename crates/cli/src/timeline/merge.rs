@@ -103,34 +103,13 @@ impl Merged {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringpull_base::config::Role;
-    use ringpull_base::timeline::trace::Args;
+    use crate::timeline::account::tests::rank;
 
-    fn trace(rank: usize, zero_unix_ns: u64, ahead_ns: i64, ts: f64) -> Trace {
-        let about = About {
-            ringpull: String::new(),
-            role: Role::Worker,
-            rank: Some(rank),
-            size: 2,
-            host: format!("h{rank}"),
-            pid: 1,
-            zero_unix_ns,
-            ahead_ns,
-            round_trip_ns: (rank > 0).then_some(50_000),
-            left_out: 0,
-        };
-        let event = TraceEvent {
-            name: "w".to_owned(),
-            cat: "push".to_owned(),
-            ph: "X".to_owned(),
-            ts,
-            dur: Some(1.0),
-            pid: rank as u32,
-            tid: 1,
-            id: None,
-            args: Args::default(),
-        };
-        Trace { events: vec![event], unit: "ms".to_owned(), about }
+    fn trace(number: usize, zero_unix_ns: u64, ahead_ns: i64, ts: f64) -> Trace {
+        let mut trace = rank(number, &[("push", "w", 0, 1)]);
+        trace.events[0].ts = ts;
+        trace.about = About { zero_unix_ns, ahead_ns, ..trace.about };
+        trace
     }
 
     #[test]

@@ -261,20 +261,9 @@ fn servers_and_the_comparison_run_on_the_pods_of_one_mpijob() {
     let mut launcher = job.launch(Trouble::default());
     assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", all(&job, &launcher));
     assert_eq!(hashes(&job).len(), 2, "{}", all(&job, &launcher));
-    let words = [
-        "--modes",
-        "dist_sync_mpi,dist_sync:1shared",
-        "--bytes",
-        "1MB",
-        "--rounds",
-        "1",
-        "--iters",
-        "1",
-        "--out",
-        "/train/out",
-    ];
+    let words = "--modes dist_sync_mpi,dist_sync:1shared --bytes 1MB --rounds 1 --iters 1 --out /train/out";
     let options = ["compare", "--name", "sim", "--workers", "2"];
-    let mut job = Job::new("mc", &image, &manifest(&options, &words));
+    let mut job = Job::new("mc", &image, &manifest(&options, &words.split(' ').collect::<Vec<_>>()));
     let mut launcher = job.launch(Trouble::default());
     assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", launcher.text());
     let text = launcher.text();

@@ -7,7 +7,7 @@ use super::account;
 use crate::timeline::merge::{Merged, merge};
 
 /// A rank's spans as (category, name, start, end), in milliseconds; the caller is thread 1, all else happens on thread 2.
-fn rank(rank: usize, spans: &[(&str, &str, u32, u32)]) -> Trace {
+pub(in crate::timeline) fn rank(rank: usize, spans: &[(&str, &str, u32, u32)]) -> Trace {
     let about = About {
         ringpull: String::new(),
         role: Role::Worker,
