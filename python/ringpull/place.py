@@ -18,15 +18,17 @@ def waits_in(package: str, waits: Callable[[str], bool]) -> None:
     _waits[package] = waits
 
 
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+def package_of(frame: FrameType) -> str | None:
+    """The library that a frame belongs to; None if the line is the program's own."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package if package in _LIBRARIES else None
 
 
 def _place_of(frame: FrameType | None) -> tuple[FrameType | None, bool]:
     """The program's own frame of a thread, and whether the thread waits in a framework that it has called."""
     is_wait = False
-    while frame is not None and _package(frame) in _LIBRARIES:
-        waits = _waits.get(_package(frame))
+    while frame is not None and (package := package_of(frame)) is not None:
+        waits = _waits.get(package)
         is_wait = is_wait or (waits is not None and waits(frame.f_code.co_name))
         frame = frame.f_back
     return frame, is_wait

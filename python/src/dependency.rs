@@ -78,11 +78,18 @@ unsafe extern "C" {
 }
 
 impl OnComplete {
-    fn call(self, fault: Option<&Error>) {
+    /// Ends the operation of this rank, with a fault if there was one: in one line, as MXNet mixes up several.
+    fn call(self, rank: usize, fault: Option<&Error>) {
         // SAFETY: the engine gave us these three, and waits for exactly one call.
         let finish = |error: *const RuntimeError| unsafe { (self.callback)(self.engine, self.parameter, error) };
         let Some(fault) = fault else { return finish(std::ptr::null()) };
-        let text = CString::new(fault.to_string().replace('\0', " ")).expect("zeros were taken out");
+        let text = match fault.to_string().split_once("\n  hint: ") {
+            Some((message, hint)) => format!("ringpull: rank {rank}: {message} (hint: {hint})"),
+            None => format!("ringpull: rank {rank}: {fault}"),
+        };
+        // What MXNet's stores do not have is no advice.
+        let text = text.replace(", or call join() where it ends", "").replace(" (dist_sync_mpi)", "");
+        let text = CString::new(text.replace(['\0', '\n'], " ")).expect("zeros were taken out");
         let mut error = RuntimeError([0; 2]);
         // SAFETY: the place has the size and alignment of the class; it is destroyed after the engine has copied it.
         unsafe {
@@ -117,12 +124,14 @@ struct Work {
 impl Work {
     /// Starts the operation. The engine is told when the last use of the array's memory has ended.
     fn start(self, done: OnComplete) {
+        let rank = self.store.rank();
         let len_bytes = self.shape.iter().product::<usize>() * self.dtype.size_bytes();
         let start = NonNull::new(self.start as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
         // SAFETY: the engine keeps the array, its memory and everybody else's hands off it until `done` is called, which
         // is when the tensor over it is gone.
         let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(())) };
-        let tensor = Tensor::watched(self.dtype, &self.shape, buffer, Box::new(move |fault| done.call(fault.as_ref())));
+        let tensor =
+            Tensor::watched(self.dtype, &self.shape, buffer, Box::new(move |fault| done.call(rank, fault.as_ref())));
         let tensor = if self.what == What::Sum { tensor.unkept() } else { tensor };
         if self.what == What::Pull {
             return pull_later(self, tensor);

@@ -35,6 +35,13 @@ def test_a_rank_that_is_late_is_warned_about_and_nothing_else(kind, front):
         assert re.search(r"waiting\.py:\d+ in late has not called", "\n".join(warnings)), f"{done}"
 
 
+@pytest.mark.parametrize(("kind", "front"), FRONTS)
+def test_a_rank_that_loads_longer_than_the_others_is_waited_for(kind, front):
+    done = run("start", kind, front)
+    assert done.status == 0 and all(f"rank {rank} is done" in printed.out for rank, printed in enumerate(done.ranks)), f"{done}"
+    assert "warning" not in "".join(printed.text for printed in done.ranks), f"{done}"
+
+
 @pytest.mark.parametrize(("kind", "front"), ALL_FRONTS)
 def test_ranks_that_wait_for_each_other_are_told_where_within_ten_seconds(kind, front):
     done = run("deadlock", kind, front)

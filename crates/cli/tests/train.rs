@@ -167,7 +167,7 @@ fn one_is_late(seconds: u64, environment: &[(&str, &str)], most_warnings: usize)
 
 #[test]
 fn a_worker_that_sleeps_costs_time_and_a_few_warnings() {
-    one_is_late(3, &[("RINGPULL_WARN", "1")], 2);
+    one_is_late(6, &[("RINGPULL_WARN", "1")], 3);
 }
 
 #[test]

@@ -29,12 +29,15 @@ from ..errors import ArgumentError, KVStoreError, UnknownKeyError, UnsupportedEr
 from ..place import waits_in
 from ..worker import Worker, close_stores, leave_at_exit
 from .optimizer import ServerOptimizer
+from .report import report
 from .slot import Slot, dtype_name
 
 __all__ = ["MXNetKVStore", "as_mxnet_error"]
 
 
-# What is registered last runs first: MXNet's own end of the program drops operations that its engine has not begun.
+# What is registered last runs first: MXNet's own end of the program, which is in `report`, drops operations that its engine
+# has not begun.
+report()
 atexit.register(close_stores)
 
 #: Functions of MXNet that wait for its engine, and so for what a store owes it.
@@ -52,7 +55,9 @@ def as_mxnet_error(error: KVStoreError) -> KVStoreError:
     if kind.__name__ not in _mxnet_classes:
         names = {"__doc__": kind.__doc__, "__module__": kind.__module__}
         _mxnet_classes[kind.__name__] = cast("type[KVStoreError]", type(kind.__name__, (kind, MXNetError), names))
-    raised: KVStoreError = _mxnet_classes[kind.__name__](*error.args)
+    # What MXNet's stores do not have is no advice.
+    text = str(error).replace(", or call join() where it ends", "").replace(" (dist_sync_mpi)", "")
+    raised: KVStoreError = _mxnet_classes[kind.__name__](text)
     raised.__dict__.update(error.__dict__)
     return raised
 

@@ -52,6 +52,15 @@ def late():
             assert (wait() == store.num_workers).all(), step
 
 
+def start():
+    """The last rank comes eleven seconds later than the others to its first key, and again to a barrier."""
+    is_late = store.rank == store.num_workers - 1
+    time.sleep(11 * is_late)
+    store.init("first", ones())
+    time.sleep(11 * is_late)
+    store.barrier()
+
+
 def sum_of(number):
     """A sum of a key, which is waited for."""
     call(keys[number])()
@@ -113,5 +122,5 @@ has_arrays = front in ("ringpull", "mxnet")
 if has_arrays:
     for key in keys:
         store.init(key, ones())
-{"late": late, "asleep": asleep, "deadlock": deadlock}[case]()
+{"start": start, "late": late, "asleep": asleep, "deadlock": deadlock}[case]()
 print(f"rank {store.rank} is done", flush=True)

@@ -278,8 +278,14 @@ impl Watcher {
                     let why = self.agreement.why(peer).unwrap_or_default().to_owned();
                     let fault = Error::Finished { peer: self.name(peer), operation, rank: shared.rank, why };
                     shared.poison(&fault, true);
-                } else if awaited && now_s - self.heard_s[peer] > self.silence_s {
-                    self.lost(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
+                } else if now_s - self.heard_s[peer] > self.silence_s {
+                    if awaited {
+                        self.lost(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
+                    } else {
+                        // It left in order; its process may be gone, and the library would wait for it for ever.
+                        self.departed[peer] = true;
+                        shared.ending.store(true, Ordering::Release);
+                    }
                 }
                 if !self.agreement.has_left(peer) && now_s - self.heard_s[peer] > 3.0 * self.interval.as_secs_f64() {
                     self.all_heard_s = now_s;
