@@ -34,7 +34,8 @@ pub(super) fn agreed(store: &KvStore, path: &Path, required: bool) -> Result<Opt
     }
 }
 
-/// The sums of `figures` over all workers, by a store that has no optimizer yet. Collective; `key` must be new.
+/// The sums of `figures` over all workers, by a store that has no optimizer yet. Collective; `key` must be
+/// new.
 fn allreduce(store: &KvStore, key: &str, figures: &[f64]) -> Result<Vec<f64>> {
     let shape = [figures.len()];
     let sums = Tensor::zeros(DType::F64, &shape);

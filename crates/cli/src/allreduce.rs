@@ -13,8 +13,8 @@ use crate::ranks::{Found, Ranks};
 use crate::record::Record;
 use crate::usage::{Memory, cpu_s};
 
-/// Milliseconds without traffic before each iteration, the same for everybody: a shaped link lets a burst through that it has saved up, so whoever
-/// has the slower barrier would seem to have the faster sum.
+/// Milliseconds without traffic before each iteration, the same for everybody: a shaped link lets a burst
+/// through that it has saved up, so whoever has the slower barrier would seem to have the faster sum.
 pub(crate) const REST_MS: f64 = 2.0;
 
 /// How buffers are measured.
@@ -32,8 +32,8 @@ pub(crate) struct Plan {
     pub late: Duration,
 }
 
-/// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `algorithm`, or else as the environment says, verifies every result, and gives rank 0 one
-/// record a size. Collective.
+/// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `algorithm`, or else as the
+/// environment says, verifies every result, and gives rank 0 one record a size. Collective.
 pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Option<Vec<Record>>> {
     let dtype = plan.dtype;
     if plan.iters == 0 {

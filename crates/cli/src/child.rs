@@ -15,7 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::mpirun::Hosts;
 
-/// Waits for `child`, named `what` in errors, and kills it once `is_over` says so. How it ended, and whether it was killed.
+/// Waits for `child`, named `what` in errors, and kills it once `is_over` says so. How it ended, and whether
+/// it was killed.
 pub(crate) fn wait(child: &mut Child, what: &str, mut is_over: impl FnMut() -> bool) -> Result<(ExitStatus, bool)> {
     let failed = |cause: std::io::Error| Error::io("wait for", what, &cause);
     loop {

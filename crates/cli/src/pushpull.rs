@@ -1,8 +1,9 @@
 //! One rank's part in measuring push and pull of a list of keys, through the public API alone.
 //!
-//! An iteration: fill the inputs, barrier, start the clock, `push_pull` every key, read every output, stop the clock,
-//! barrier, verify every sum. Without the second barrier the first ranks to finish would take the processor from the
-//! last. Any kind of store can be measured this way. The ranks' times meet in the store itself ([`ranks`](crate::ranks)).
+//! An iteration: fill the inputs, barrier, start the clock, `push_pull` every key, read every output, stop
+//! the clock, barrier, verify every sum. Without the second barrier the first ranks to finish would take the
+//! processor from the last. Any kind of store can be measured this way. The ranks' times meet in the store
+//! itself ([`ranks`](crate::ranks)).
 
 use ringpull::KvStore;
 use ringpull_base::config::{self, Dmlc};
@@ -68,7 +69,8 @@ impl Plan {
             store.set_gradient_compression(compression)?;
         }
         if store.kind() == Kind::DistAsync {
-            // Without an optimizer an asynchronous server keeps whichever push came last; with this one it adds them up.
+            // Without an optimizer an asynchronous server keeps whichever push came last; with this one it
+            // adds them up.
             store.set_optimizer(&Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) })?;
         }
         Ok(())

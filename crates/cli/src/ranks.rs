@@ -99,7 +99,8 @@ impl Ranks {
         self.largest(COMPUTE_S)
     }
 
-    /// Fills the record of `bytes` a rank with what the ranks found: the slowest rank's seconds and the busiest host's traffic.
+    /// Fills the record of `bytes` a rank with what the ranks found: the slowest rank's seconds and the
+    /// busiest host's traffic.
     pub(crate) fn record(&self, bytes: usize, record: Record) -> Result<Record> {
         let mut hosts: Vec<u64> = self.column(HOST).map(|host| host as u64).collect();
         hosts.sort_unstable();
@@ -125,7 +126,8 @@ impl Ranks {
     }
 }
 
-/// Every rank's `own`, in the order of the ranks: the sum of matrices that are zero but for one row. `key` must be new. Collective.
+/// Every rank's `own`, in the order of the ranks: the sum of matrices that are zero but for one row. `key`
+/// must be new. Collective.
 pub(crate) fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     let (ranks, width) = (store.num_workers(), own.len());
     let matrix = Tensor::zeros(DType::F64, &[ranks, width]);
@@ -140,7 +142,8 @@ pub(crate) fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f6
     Ok(rows)
 }
 
-/// Bytes sent and received so far by this host's network interfaces, the loopback apart; zeros where the system does not say.
+/// Bytes sent and received so far by this host's network interfaces, the loopback apart; zeros where the
+/// system does not say.
 fn traffic() -> (f64, f64) {
     std::fs::read_to_string("/proc/self/net/dev").map_or((0.0, 0.0), |text| sum_traffic(&text))
 }

@@ -77,7 +77,8 @@ pub struct Train {
     pub exposed_s: f64,
     /// `compute_s / median_s`.
     pub efficiency: f64,
-    /// The longer of `compute_s` and the mode's own bound: no step is shorter. `None` where that bound is not known.
+    /// The longer of `compute_s` and the mode's own bound: no step is shorter. `None` where that bound is not
+    /// known.
     pub shortest_s: Option<f64>,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
@@ -143,8 +144,8 @@ impl Record {
         self
     }
 
-    /// Fills the bounds for links of `link_bytes_per_s`; `mode` gives the mode's own. A link between two racks raises that of
-    /// an allreduce to what it allows: each rack must hear the other's sum.
+    /// Fills the bounds for links of `link_bytes_per_s`; `mode` gives the mode's own. A link between two
+    /// racks raises that of an allreduce to what it allows: each rack must hear the other's sum.
     #[must_use]
     pub fn with_link(mut self, link_bytes_per_s: f64, uplink_bytes_per_s: Option<f64>, mode: Option<Mode>) -> Self {
         let bytes = self.bytes as f64;

@@ -1,4 +1,5 @@
-//! Who is measured: our own store in one of its modes, or a peer, which is somebody else's program on the same hosts.
+//! Who is measured: our own store in one of its modes, or a peer, which is somebody else's program on the
+//! same hosts.
 //! `compare` and `sweep` have one list of peers, and these names for them.
 
 use std::fmt;
@@ -110,7 +111,8 @@ pub enum Family {
 }
 
 impl Family {
-    /// Every family, in the order of the legend: the class that colours it on the page, and the legend's words.
+    /// Every family, in the order of the legend: the class that colours it on the page, and the legend's
+    /// words.
     pub const ALL: [(Family, &str, &str); 5] = [
         (Family::Allreduce, "allreduce", "allreduce (dist_sync_mpi)"),
         (Family::Shared, "shared", "parameter servers on the workers' hosts"),
@@ -213,8 +215,9 @@ impl fmt::Display for Variant {
 impl FromStr for Variant {
     type Err = Error;
 
-    /// A mode of ours, and behind a `+` its compression, as in `dist_sync_mpi+2bit:0.5`; a peer; MXNet with the mode that its
-    /// servers are placed by, as in `mxnet:dist_sync:2`. The sweep's names for our allreduce are `ours` and `ours:mpich`.
+    /// A mode of ours, and behind a `+` its compression, as in `dist_sync_mpi+2bit:0.5`; a peer; MXNet with
+    /// the mode that its servers are placed by, as in `mxnet:dist_sync:2`. The sweep's names for our
+    /// allreduce are `ours` and `ours:mpich`.
     fn from_str(text: &str) -> Result<Self, Error> {
         if let Some(peer) = Peer::named(text).filter(|peer| *peer != Peer::Mxnet) {
             return Ok(Variant::theirs(peer, Mode::Allreduce));

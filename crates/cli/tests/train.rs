@@ -134,8 +134,8 @@ fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() 
     assert_ne!(ring, Some(together));
 }
 
-/// Four workers of which one sleeps in step 5: they end with equal weights, after as long, and at most so many warnings
-/// of each of the others.
+/// Four workers of which one sleeps in step 5: they end with equal weights, after as long, and at most so
+/// many warnings of each of the others.
 fn one_is_late(seconds: u64, environment: &[(&str, &str)], most_warnings: usize) {
     if !has_data() {
         return;

@@ -92,7 +92,8 @@ pub struct Request {
     /// The queue of the gang scheduler.
     #[arg(long)]
     pub queue: Option<String>,
-    /// Elastic: start with the workers that answer if they are so many; again after each loss, from the checkpoint.
+    /// Elastic: start with the workers that answer if they are so many; again after each loss, from the
+    /// checkpoint.
     #[arg(long, value_name = "N")]
     pub min_workers: Option<u32>,
     /// The RDMA resource of a worker, such as rdma/ib, `rdma/hca_shared_devices_a` or vpc.amazonaws.com/efa.

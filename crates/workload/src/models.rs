@@ -53,8 +53,8 @@ pub fn load(model: &str, scale: f64) -> Result<Vec<ModelKey>> {
 /// Keys with their multiplications in a forward pass: of one image, or of one token in its sequence.
 type Counted = Vec<(ModelKey, Option<f64>)>;
 
-/// Adds a layer: its weights, each of which is multiplied `uses` times, and what is `beside` them, which is added once for
-/// each output and so is nothing beside the multiplications.
+/// Adds a layer: its weights, each of which is multiplied `uses` times, and what is `beside` them, which is
+/// added once for each output and so is nothing beside the multiplications.
 fn add(keys: &mut Counted, name: &str, shape: &[usize], uses: f64, beside: &[&str]) {
     let weights = ModelKey::new(format!("{name}_weight"), shape);
     let multiplications = weights.len() as f64 * uses;
@@ -139,7 +139,8 @@ fn bert_large() -> Counted {
     keys
 }
 
-/// The unscaled keys of a model by name with their multiplications, or of a file with the third column of its lines.
+/// The unscaled keys of a model by name with their multiplications, or of a file with the third column of its
+/// lines.
 pub fn load_whole(model: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
     match model {
         "vgg16" => Ok(vgg16()),
@@ -194,10 +195,6 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
             .split('x')
             .map(|side| side.parse().ok().filter(|side| *side > 0).ok_or_else(|| wrong(format!("bad shape {shape:?}"))))
             .collect::<Result<Vec<usize>>>()?;
-        shape
-            .iter()
-            .try_fold(8usize, |bytes, side| bytes.checked_mul(*side))
-            .ok_or_else(|| wrong("the tensor is larger than the address space".to_owned()))?;
         if !seen.insert(name.to_owned()) {
             return Err(wrong(format!("{name:?} is named twice")));
         }

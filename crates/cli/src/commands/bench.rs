@@ -7,11 +7,11 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Subcommand};
 
 use ringpull_base::config::{ALGORITHMS, Config};
-use ringpull_base::{DType, Error, Kind, Result};
-use ringpull_kernels::compress::Compression;
+use ringpull_base::{DType, Error, Result};
 use ringpull_workload::models::{self, ModelKey};
 
-use super::{Format, to_json, train};
+use super::measured::StoreArgs;
+use super::{Format, print, train};
 use crate::record::Record;
 use crate::size::{format_size, parse_sizes};
 use crate::statistics::{self, Summary};
@@ -103,35 +103,6 @@ pub struct PushpullArgs {
     store: StoreArgs,
 }
 
-/// What a measurement of a store is asked for.
-#[derive(Debug, Args)]
-pub(super) struct StoreArgs {
-    /// The kind of store.
-    #[arg(long, default_value = "dist_sync_mpi")]
-    pub(super) kv_store: Kind,
-    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.
-    #[arg(long, default_value = "none")]
-    compression: String,
-    /// Iterations before the measured ones, verified but not timed.
-    #[arg(long, default_value_t = 2)]
-    warmup: usize,
-    /// Element type.
-    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
-    dtype: DType,
-    /// A table for people or JSON for programs.
-    #[arg(long, value_enum, default_value_t)]
-    format: Format,
-}
-
-impl StoreArgs {
-    /// So many iterations, measured as asked for.
-    pub(super) fn plan(&self, iters: usize) -> Result<pushpull::Plan> {
-        let compression = Compression::choice(&self.compression)?;
-        let algorithm = Config::from_env()?.algorithm;
-        Ok(pushpull::Plan { dtype: self.dtype, iters, warmup: self.warmup, compression, algorithm })
-    }
-}
-
 /// Measures, and prints on rank 0.
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let (records, format) = match &args.what {
@@ -141,11 +112,8 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         What::Train(args) => (train::measure(args)?, args.store.format),
     };
     if let Some(records) = records {
-        match format {
-            Format::Json => println!("{}", to_json(&records)?),
-            Format::Table if matches!(args.what, What::Train(_)) => print!("{}", train::words(&records)),
-            Format::Table => print!("{}", table(&records)),
-        }
+        let is_train = matches!(args.what, What::Train(_));
+        print(format, &records, || if is_train { train::words(&records) } else { table(&records) })?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -176,10 +144,7 @@ fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
 
 fn run_explain(args: &AllreduceArgs) -> Result<ExitCode> {
     if let Some(explanation) = explain::run(&parse_sizes(&args.sizes)?, args.algorithm()?.parse()?)? {
-        match args.format {
-            Format::Json => println!("{}", to_json(&explanation)?),
-            Format::Table => print!("{}", explanation.table()),
-        }
+        print(args.format, &explanation, || explanation.table())?;
     }
     Ok(ExitCode::SUCCESS)
 }

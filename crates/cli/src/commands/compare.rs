@@ -11,7 +11,7 @@ use ringpull_base::{Error, Result};
 use ringpull_workload::models::{self, ModelKey};
 
 use super::lab::RackArgs;
-use super::{Format, MpichArgs, to_json, write};
+use super::{Format, MpichArgs, print, to_json, write};
 use crate::compare::rows::rows;
 use crate::compare::{Environment, Results, Setup, published, report, results, table, training, verdict};
 use crate::lab::{Racks, Shape};
@@ -158,10 +158,7 @@ fn finish(results: &Results, args: &CompareArgs) -> Result<ExitCode> {
     write(&args.out.join("results.json"), &to_json(results)?)?;
     let page = args.out.join("report.html");
     write(&page, &report::render(results)?)?;
-    match args.format {
-        Format::Table => print!("{}", table::render(results)),
-        Format::Json => println!("{}", to_json(&results.records())?),
-    }
+    print(args.format, &results.records(), || table::render(results))?;
     eprintln!("report: {}", page.display());
     Ok(if results.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

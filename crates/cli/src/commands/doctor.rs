@@ -7,7 +7,7 @@ use clap::Args;
 
 use ringpull_base::{Result, config};
 
-use super::{Format, to_json, to_json_line};
+use super::{Format, print, to_json_line};
 use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
 use crate::launch::hostfile;
 
@@ -55,7 +55,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let in_job = cfg!(feature = "mpi") && config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
-    let findings = match &args.hostfile {
+    let findings: Vec<Finding> = match &args.hostfile {
         Some(path) => {
             let (facts, silent) = hosts::ask(&hostfile::read(path)?)?;
             let silent = silent.into_iter().map(|(host, cause)| Finding::silent(&host, &cause));
@@ -71,28 +71,24 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         }
         None => judge(&[gather(None, None, &[], true)]),
     };
-    print(&findings, args.format)?;
+    print(args.format, &findings, || table(&findings))?;
     let fails = findings.iter().any(|finding| finding.verdict == Verdict::Failure);
     Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn print(findings: &[Finding], format: Format) -> Result<()> {
-    if format == Format::Json {
-        println!("{}", to_json(&findings)?);
-        return Ok(());
-    }
+fn table(findings: &[Finding]) -> String {
+    let mut lines = Vec::new();
     for finding in findings {
         let word = match finding.verdict {
             Verdict::Good => "ok",
             Verdict::Warning => "warning",
             Verdict::Failure => "FAILS",
         };
-        println!("{word:<8} {:<14} {:<14} {}", finding.host, finding.check, finding.what);
-        if let Some(fix) = &finding.fix {
-            println!("{:<8} {:<14} {:<14} fix: {fix}", "", "", "");
-        }
+        lines.push(format!("{word:<8} {:<14} {:<14} {}", finding.host, finding.check, finding.what));
+        lines.extend(finding.fix.as_ref().map(|fix| format!("{:<8} {:<14} {:<14} fix: {fix}", "", "", "")));
     }
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
-    println!("{} checks, {} warnings, {} failures", findings.len(), count(Verdict::Warning), count(Verdict::Failure));
-    Ok(())
+    let (warnings, failures) = (count(Verdict::Warning), count(Verdict::Failure));
+    lines.push(format!("{} checks, {warnings} warnings, {failures} failures\n", findings.len()));
+    lines.join("\n")
 }

@@ -6,7 +6,7 @@ use clap::Args;
 
 use ringpull_base::Result;
 
-use super::{Format, to_json};
+use super::{Format, print};
 use crate::machine::Machine;
 
 /// The arguments of `ringpull info`.
@@ -21,13 +21,7 @@ pub struct InfoArgs {
 /// Prints the survey of this machine.
 pub fn run(args: InfoArgs) -> Result<ExitCode> {
     let machine = Machine::survey();
-    match args.format {
-        Format::Json => println!("{}", to_json(&machine)?),
-        Format::Table => {
-            for (name, value) in machine.lines() {
-                println!("{name:<16} {value}");
-            }
-        }
-    }
+    let line = |(name, value): (&str, String)| format!("{name:<16} {value}\n");
+    print(args.format, &machine, || machine.lines().into_iter().map(line).collect())?;
     Ok(ExitCode::SUCCESS)
 }

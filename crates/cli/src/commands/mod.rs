@@ -11,6 +11,7 @@ pub mod info;
 pub mod lab;
 pub mod launch;
 pub mod manifest;
+mod measured;
 pub mod sweep;
 pub mod timeline;
 pub mod train;
@@ -121,6 +122,15 @@ pub(crate) fn to_json(value: &(impl serde::Serialize + ?Sized)) -> Result<String
 /// `value` as one line of JSON.
 pub(crate) fn to_json_line(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
     serde_json::to_string(value).map_err(|cause| Error::io("write", "JSON", &std::io::Error::other(cause)))
+}
+
+/// Prints `value` for programs or its `table` for people.
+fn print(format: Format, value: &impl serde::Serialize, table: impl FnOnce() -> String) -> Result<()> {
+    match format {
+        Format::Json => println!("{}", to_json(value)?),
+        Format::Table => print!("{}", table()),
+    }
+    Ok(())
 }
 
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {

@@ -8,7 +8,7 @@ use clap::Args;
 use ringpull_base::timeline::trace::Trace;
 use ringpull_base::{Error, Result};
 
-use super::{Format, to_json, to_json_line, write};
+use super::{Format, print, to_json_line, write};
 use crate::timeline::account::account;
 use crate::timeline::{merge, words};
 
@@ -50,12 +50,7 @@ pub fn run(args: &TimelineArgs) -> Result<ExitCode> {
     if found.ranks.iter().all(|rank| rank.steps == 0) {
         return Err(Error::argument("no rank pushed anything, so there is no step", "name the files of the workers"));
     }
-    match args.format {
-        Format::Table => print!("{}", words::render(&found, args.keys)),
-        Format::Json => {
-            found.keys.truncate(args.keys);
-            println!("{}", to_json(&found)?);
-        }
-    }
+    found.keys.truncate(args.keys);
+    print(args.format, &found, || words::render(&found))?;
     Ok(ExitCode::SUCCESS)
 }

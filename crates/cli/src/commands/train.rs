@@ -4,7 +4,7 @@ use clap::Args;
 
 use ringpull_base::Result;
 
-use super::bench::StoreArgs;
+use super::measured::StoreArgs;
 use crate::record::Record;
 use crate::size::format_size;
 use crate::statistics::{self, Summary};

@@ -1,8 +1,9 @@
-//! Horizontal bar charts: where their parts lie. The page's template draws them as SVG, without a script and at any width.
+//! Horizontal bar charts: where their parts lie. The page's template draws them as SVG, without a script and
+//! at any width.
 //!
-//! Positions along the axis are per cent of the drawing's width and heights are pixels, so the browser fits a chart into a
-//! phone and a laptop alike while its text keeps its size. Each bar is labelled directly: its name above it, its value at
-//! its end.
+//! Positions along the axis are per cent of the drawing's width and heights are pixels, so the browser fits a
+//! chart into a phone and a laptop alike while its text keeps its size. Each bar is labelled directly: its
+//! name above it, its value at its end.
 
 use minijinja::{Value, context};
 

@@ -1,21 +1,7 @@
 //! The columns of the comparison's table, in a terminal and on the page alike.
 
-use crate::compare::published::{self, Training};
-use crate::compare::results::{Results, Row};
-use crate::record::{Record, Train};
-use crate::statistics::Summary;
+use crate::compare::results::{Measured, Results};
 use crate::text::{format_seconds, format_signed_seconds};
-
-/// A measured row.
-#[derive(Debug, Clone, Copy)]
-pub struct Measured<'a> {
-    /// The row.
-    pub row: &'a Row,
-    /// All its samples.
-    pub record: &'a Record,
-    /// What they say.
-    pub summary: Summary,
-}
 
 /// A column behind the method, its servers and its machines.
 pub(super) struct Column {
@@ -75,27 +61,4 @@ const TRAINING: [Column; 9] = [
 /// The columns that suit what was compared.
 pub(super) fn columns(results: &Results) -> &'static [Column] {
     if results.setup.train.is_some() { &TRAINING } else { &PUSH_PULL }
-}
-
-impl Measured<'_> {
-    /// The figures of training, if steps were measured.
-    pub(super) fn train(&self) -> Option<Train> {
-        self.record.train
-    }
-
-    /// What was published for such a row.
-    pub(super) fn published(&self, results: &Results) -> Option<Training> {
-        let known = published::TRAINING.into_iter().find(|known| known.variant == self.row.variant);
-        known.filter(|_| results.setup.workers == 8)
-    }
-
-    /// The images a second of all workers over all machines.
-    pub(super) fn images_per_machine(&self, results: &Results) -> Option<f64> {
-        Some(self.train()?.images_per_s? * results.setup.workers as f64 / self.row.machines as f64)
-    }
-
-    /// What rows are ranked by: the time, or with training that of a step over its computing.
-    pub(super) fn rank(&self) -> f64 {
-        self.train().map_or(self.summary.median, |train| 1.0 / train.efficiency)
-    }
 }

@@ -9,10 +9,10 @@ use minijinja::{Environment as Templates, Value, context};
 use ringpull_base::{Error, Result};
 
 use crate::compare::charts::{Bar, Chart, plain};
-use crate::compare::columns::{Measured, columns};
+use crate::compare::columns::columns;
 use crate::compare::notes::notes;
 use crate::compare::published;
-use crate::compare::results::{Outcome, Results, Row};
+use crate::compare::results::{Measured, Results, Row};
 use crate::compare::table::how;
 use crate::text::format_seconds;
 use crate::variant::Family;
@@ -28,35 +28,22 @@ pub fn render(results: &Results) -> Result<String> {
     let setup = &results.setup;
     let template = templates.get_template("report.html").map_err(failed)?;
     let families = Family::ALL.into_iter().filter(|(family, ..)| results.rows.iter().any(|row| row.family == *family));
-    let training = published::TRAINING.into_iter().map(|row| {
-        context! {
-            method => row.method,
-            machines => row.machines,
-            images => format!("{:.2}", row.images_per_s),
-            per_machine => format!("{:.2}", row.images_per_s * 8.0 / row.machines as f64),
-            efficiency => format!("{:.1} %", row.efficiency),
-        }
-    });
     template
         .render(context! {
             has_uplink => setup.uplink().bytes_per_s().is_some(),
-            setup => Serde(setup),
+            results => Serde(results),
             has_link => setup.link.bytes_per_s().is_some(),
-            environment => Serde(&results.environment),
-            verdict => results.verdict.clone(),
             notes => notes(results),
-            command => results.command.as_str(),
             families => families.map(|(_, class, words)| context! { class, words }).collect::<Vec<_>>(),
             charts => charts(results).iter().map(Chart::drawn).collect::<Vec<_>>(),
             heads => columns(results).iter().map(|column| column.html).collect::<Vec<_>>(),
             lines => lines(results),
-            samples => samples(results),
             published => published_lines(results),
             train => setup.train.as_ref().map(|train| context! {
                 compute => format_seconds(train.compute_s),
                 how => how(train),
             }),
-            training => training.collect::<Vec<_>>(),
+            training => Serde(published::TRAINING),
         })
         .map_err(failed)
 }
@@ -178,18 +165,6 @@ fn lines(results: &Results) -> Vec<Value> {
         }
     };
     results.rows.iter().map(line).collect()
-}
-
-fn samples(results: &Results) -> Vec<Value> {
-    let one = |row: &Row| {
-        let Outcome::Measured { rounds, .. } = &row.outcome else { return None };
-        let rounds = rounds.iter().map(|round| {
-            let seconds: Vec<String> = round.seconds.iter().map(|seconds| format!("{seconds:.4}")).collect();
-            context! { round => round.round, place => round.place, seconds => seconds.join("  ") }
-        });
-        Some(context! { variant => row.variant.as_str(), rounds => rounds.collect::<Vec<_>>() })
-    };
-    results.rows.iter().filter_map(one).collect()
 }
 
 /// The published rows, each beside ours with as many servers on the workers' hosts.

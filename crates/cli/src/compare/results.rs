@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Environment;
-use crate::compare::columns::Measured;
+use crate::compare::published::{self, Training};
 use crate::lab::Racks;
 use crate::link::LinkRate;
-use crate::record::Record;
+use crate::record::{Record, Train};
 use crate::rounds::TrainSetup;
 use crate::size::format_size;
 use crate::statistics::Summary;
@@ -178,6 +178,40 @@ impl Row {
             }
             _ => self.computed_host_bytes.map(|bytes| (bytes, false)),
         }
+    }
+}
+
+/// A measured row.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured<'a> {
+    /// The row.
+    pub row: &'a Row,
+    /// All its samples.
+    pub record: &'a Record,
+    /// What they say.
+    pub summary: Summary,
+}
+
+impl Measured<'_> {
+    /// The figures of training, if steps were measured.
+    pub(super) fn train(&self) -> Option<Train> {
+        self.record.train
+    }
+
+    /// What was published for such a row.
+    pub(super) fn published(&self, results: &Results) -> Option<Training> {
+        let known = published::TRAINING.into_iter().find(|known| known.variant == self.row.variant);
+        known.filter(|_| results.setup.workers == 8)
+    }
+
+    /// The images a second of all workers over all machines.
+    pub(super) fn images_per_machine(&self, results: &Results) -> Option<f64> {
+        Some(self.train()?.images_per_s? * results.setup.workers as f64 / self.row.machines as f64)
+    }
+
+    /// What rows are ranked by: the time, or with training that of a step over its computing.
+    pub(super) fn rank(&self) -> f64 {
+        self.train().map_or(self.summary.median, |train| 1.0 / train.efficiency)
     }
 }
 

@@ -1,8 +1,7 @@
 //! What the numbers of a comparison of training steps say, beside the published rates.
 
-use crate::compare::columns::Measured;
 use crate::compare::published;
-use crate::compare::results::Results;
+use crate::compare::results::{Measured, Results};
 use crate::cost;
 use crate::text::format_seconds;
 

@@ -1,7 +1,6 @@
 //! What the numbers say, in two to five sentences. Every word follows from the samples.
 
-use crate::compare::columns::Measured;
-use crate::compare::results::{Results, Row, Setup};
+use crate::compare::results::{Measured, Results, Row, Setup};
 use crate::compare::training;
 use crate::text::{format_seconds, several};
 use crate::variant::Family;

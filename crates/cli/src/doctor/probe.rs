@@ -62,6 +62,6 @@ pub(crate) fn rank() -> Result<()> {
 
 /// Without MPI there is nothing to say.
 #[cfg(not(feature = "mpi"))]
-pub fn rank() -> Result<()> {
+pub(crate) fn rank() -> Result<()> {
     Err(Error::argument("this program was built without MPI", "build it with the mpi feature"))
 }

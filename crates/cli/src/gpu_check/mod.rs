@@ -1,5 +1,6 @@
-//! What `scripts/gpu-check` runs on a machine with GPUs: every kernel against the reference, collectives, ranks that
-//! share a GPU, and how fast memory is used. Also over simulated devices, where everything but the speed means something.
+//! What `scripts/gpu-check` runs on a machine with GPUs: every kernel against the reference, collectives,
+//! ranks that share a GPU, and how fast memory is used. Also over simulated devices, where everything but the
+//! speed means something.
 
 mod kernels;
 mod lent;

@@ -1,5 +1,5 @@
-//! Collectives, and ranks whose devices NCCL joins or that share them. A store on the devices of one process is for the
-//! contract suite, which `scripts/gpu-check` runs too.
+//! Collectives, and ranks whose devices NCCL joins or that share them. A store on the devices of one process
+//! is for the contract suite, which `scripts/gpu-check` runs too.
 
 use std::sync::Arc;
 use std::thread;

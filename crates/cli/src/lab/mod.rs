@@ -42,20 +42,20 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes the hosts. Those that are already so are taken as they are, and then left when the `Lab` is dropped; anything
-    /// else of an earlier lab is removed first. An error if another process uses the lab.
+    /// Makes the hosts. Those that are already so are taken as they are, and then left when the `Lab` is
+    /// dropped; anything else of an earlier lab is removed first. An error if another process uses the lab.
     pub fn up(shape: Shape) -> Result<Self> {
         shape.check()?;
         need_root()?;
         let lock = LabLock::take()?;
         if read_shape() == Some(shape) {
-            sessions::level(Path::new(sessions::SWITCH), &sessions_note())?;
+            sessions::level(Path::new(sessions::SWITCH), &file("sessions"))?;
             return Ok(Lab { shape, made_here: false, _lock: lock });
         }
         clear()?;
         // From here on a drop removes what exists, also when a later step fails.
         let lab = Lab { shape, made_here: true, _lock: lock };
-        sessions::level(Path::new(sessions::SWITCH), &sessions_note())?;
+        sessions::level(Path::new(sessions::SWITCH), &file("sessions"))?;
         network::add_bridges(shape.racks.map(|racks| racks.uplink))?;
         for host in 1..=shape.hosts {
             mark(host)?;
@@ -134,7 +134,7 @@ pub fn host_name(host: usize) -> String {
 }
 
 fn name_space(host: usize) -> PathBuf {
-    Path::new(FOLDER).join(format!("h{host}.uts"))
+    file(&format!("h{host}.uts"))
 }
 
 fn mark(host: usize) -> Result<()> {
@@ -155,20 +155,17 @@ fn marked() -> Result<Vec<usize>> {
     Ok(hosts)
 }
 
-fn shape_path() -> PathBuf {
-    Path::new(FOLDER).join("shape.json")
-}
-
-fn sessions_note() -> PathBuf {
-    Path::new(FOLDER).join("sessions")
+/// A file of the lab's own.
+fn file(name: &str) -> PathBuf {
+    Path::new(FOLDER).join(name)
 }
 
 fn read_shape() -> Option<Shape> {
-    serde_json::from_slice(&fs::read(shape_path()).ok()?).ok()
+    serde_json::from_slice(&fs::read(file("shape.json")).ok()?).ok()
 }
 
 fn write_shape(shape: Shape) -> Result<()> {
-    let path = shape_path();
+    let path = file("shape.json");
     let text = serde_json::to_string(&shape).expect("a shape is plain data");
     fs::write(&path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }
@@ -178,8 +175,8 @@ fn clear() -> Result<()> {
         Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path.display(), &cause)),
         _ => Ok(()),
     };
-    remove(&shape_path())?;
-    let restored = sessions::restore(Path::new(sessions::SWITCH), &sessions_note());
+    remove(&file("shape.json"))?;
+    let restored = sessions::restore(Path::new(sessions::SWITCH), &file("sessions"));
     for host in marked()? {
         network::remove_host(host)?;
         remove(&name_space(host))?;

@@ -29,7 +29,8 @@ pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Sets again what `note` says, if there is one, and removes it. Where that is refused a warning says what was set.
+/// Sets again what `note` says, if there is one, and removes it. Where that is refused a warning says what
+/// was set.
 pub(super) fn restore(switch: &Path, note: &Path) -> Result<()> {
     let set = match fs::read_to_string(note) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(()),

@@ -13,8 +13,8 @@ use crate::interrupt::Interrupt;
 use crate::lab;
 use crate::mpirun::{Hosts, Mpirun, Ranks};
 
-/// Runs the job on `hosts` to its end; its exit code. Without servers there is no scheduler either. `mpirun` itself ends all
-/// when one fails. An error if it does not end when its ranks on this host have.
+/// Runs the job on `hosts` to its end; its exit code. Without servers there is no scheduler either. `mpirun`
+/// itself ends all when one fails. An error if it does not end when its ranks on this host have.
 pub(crate) fn run(spec: &Spec, hosts: &Hosts) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
     let (parts, _port) = parts(spec, hosts)?;

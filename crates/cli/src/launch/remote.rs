@@ -18,7 +18,8 @@ pub(crate) struct Answer {
     pub(crate) heard: SystemTime,
 }
 
-/// Runs the command of each host, all at once. Those that have not ended within `limit` are killed; an error says so.
+/// Runs the command of each host, all at once. Those that have not ended within `limit` are killed; an error
+/// says so.
 pub(crate) fn ask_all(commands: Vec<Command>, limit: Duration) -> Result<Vec<Result<Answer, String>>> {
     let (sender, answers) = channel();
     let mut pids = Vec::new();

@@ -10,8 +10,8 @@ use crate::record::Record;
 use crate::usage::Usage;
 use crate::variant::{Peer, Variant};
 
-/// A byte takes us a nanosecond, on MPICH half of that, and others twice as long. There is no horovod; `openmpi:4` fails on
-/// 3 ranks, and `dist_sync:1shared` in its second job.
+/// A byte takes us a nanosecond, on MPICH half of that, and others twice as long. There is no horovod;
+/// `openmpi:4` fails on 3 ranks, and `dist_sync:1shared` in its second job.
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
     /// Who was started, with how many ranks.

@@ -194,7 +194,8 @@ impl Launched {
         Ok((vec![("MASTER_ADDR".to_owned(), name), ("MASTER_PORT".to_owned(), number)], port))
     }
 
-    /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed and why it is said to have failed.
+    /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed and why it
+    /// is said to have failed.
     fn mpi_job(
         &self,
         mpirun: &Mpirun,
@@ -279,7 +280,8 @@ impl Runner for Launched {
         if variant.on_mpich
             && let Ok(records) = Record::parse_list(&name, &printed)
         {
-            // All was measured and verified before MPI_Finalize, from which the MPICH 4.0 of Debian does not always come back.
+            // All was measured and verified before MPI_Finalize, from which the MPICH 4.0 of Debian does not
+            // always come back.
             tracing::debug!(?fault, "the job of MPICH ended after its records");
             return Ok(records);
         }

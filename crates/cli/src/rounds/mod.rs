@@ -1,11 +1,11 @@
 //! Jobs in rotating rounds: what `compare` and `sweep` have in common.
 //!
-//! Every variant is a job of its own, started again in every round. Round `r` begins with variant `r`, so that whatever
-//! drifts on the machine meets every variant alike. A variant still follows the same other one in nearly every round:
-//! what that one leaves behind is why there is a wait before each job.
+//! Every variant is a job of its own, started again in every round. Round `r` begins with variant `r`, so
+//! that whatever drifts on the machine meets every variant alike. A variant still follows the same other one
+//! in nearly every round: what that one leaves behind is why there is a wait before each job.
 //!
-//! [`job`] is what a job measures; a [`Runner`] starts it, in [`launched`] by real processes, for peers with the
-//! programs of [`peers`].
+//! [`job`] is what a job measures; a [`Runner`] starts it, in [`launched`] by real processes, for peers with
+//! the programs of [`peers`].
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -32,7 +32,8 @@ pub trait Runner {
     /// What this machine's processors have done so far, where it is known.
     fn processor_time(&mut self) -> Option<ProcessorTime>;
 
-    /// Waits until what the last job, which took so long, has left behind is no burden to the next, if that is known.
+    /// Waits until what the last job, which took so long, has left behind is no burden to the next, if that
+    /// is known.
     fn settle(&mut self, last_job: Duration);
 
     /// Runs one job to its end and gives the records that its rank 0 printed.
@@ -81,8 +82,8 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     (0..count).map(|place| (place + round) % count).collect()
 }
 
-/// Runs every variant with each of the jobs of every round. One that fails with a number of ranks does not get it again;
-/// the others go on.
+/// Runs every variant with each of the jobs of every round. One that fails with a number of ranks does not
+/// get it again; the others go on.
 pub fn run(
     runner: &mut dyn Runner,
     variants: &[Variant],
@@ -151,7 +152,8 @@ impl Found {
     }
 }
 
-/// All samples of a variant with one payload in one record, on hosts joined by links of `link`, and racks by one of `uplink`.
+/// All samples of a variant with one payload in one record, on hosts joined by links of `link`, and racks by
+/// one of `uplink`.
 pub fn merged(variant: Variant, done: &[&Done], own_hosts: bool, link: LinkRate, uplink: LinkRate) -> Result<Record> {
     let records = || done.iter().map(|done| &done.record);
     let first =

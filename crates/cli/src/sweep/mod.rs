@@ -1,9 +1,9 @@
 //! The sweep: our allreduce against others' for every number of ranks and every size, in rotating rounds.
 //!
-//! A job measures many sizes at once, since starting one takes longer than most of them. Short payloads have more rounds:
-//! what they take hangs on where the scheduler has put a job's ranks more than on anything within the job. For the same
-//! reason a time is the median of the jobs' medians, and noise is what lies between jobs. [`page`] puts the results of one
-//! or more sweeps into one Markdown page.
+//! A job measures many sizes at once, since starting one takes longer than most of them. Short payloads have
+//! more rounds: what they take hangs on where the scheduler has put a job's ranks more than on anything
+//! within the job. For the same reason a time is the median of the jobs' medians, and noise is what lies
+//! between jobs. [`page`] puts the results of one or more sweeps into one Markdown page.
 
 pub(crate) mod page;
 
@@ -57,7 +57,8 @@ impl Plan {
         Summary::of(&jobs.filter_map(|seconds| Some(Summary::of(seconds)?.median)).collect::<Vec<_>>())
     }
 
-    /// The jobs of round `round`, from 0: the short payloads in one, the long ones in another, as far as it has them.
+    /// The jobs of round `round`, from 0: the short payloads in one, the long ones in another, as far as it
+    /// has them.
     fn jobs(&self, round: usize) -> Vec<Job> {
         let sizes = self.sizes.iter().copied().filter(|bytes| round < self.rounds_of(*bytes));
         let (short, long): (Vec<usize>, Vec<usize>) = sizes.partition(|bytes| *bytes <= SHORT_BYTES);

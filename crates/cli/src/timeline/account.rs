@@ -260,11 +260,8 @@ fn keys(ranks: &[Rank]) -> Vec<KeyAccount> {
         }
     }
     let mut list: Vec<KeyAccount> = keys.into_values().collect();
-    list.sort_by(|a, b| {
-        (b.blocked_s, b.communication_s)
-            .partial_cmp(&(a.blocked_s, a.communication_s))
-            .unwrap_or(std::cmp::Ordering::Equal)
-    });
+    let cost = |key: &KeyAccount| (key.blocked_s, key.communication_s);
+    list.sort_by(|a, b| cost(b).partial_cmp(&cost(a)).unwrap_or(std::cmp::Ordering::Equal));
     list
 }
 

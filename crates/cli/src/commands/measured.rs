@@ -1,0 +1,39 @@
+//! What the benches that measure a store are asked for.
+
+use clap::Args;
+
+use ringpull_base::config::Config;
+use ringpull_base::{DType, Kind, Result};
+use ringpull_kernels::compress::Compression;
+
+use super::Format;
+use crate::pushpull;
+
+/// What a measurement of a store is asked for.
+#[derive(Debug, Args)]
+pub(super) struct StoreArgs {
+    /// The kind of store.
+    #[arg(long, default_value = "dist_sync_mpi")]
+    pub(super) kv_store: Kind,
+    /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.
+    #[arg(long, default_value = "none")]
+    compression: String,
+    /// Iterations before the measured ones, verified but not timed.
+    #[arg(long, default_value_t = 2)]
+    warmup: usize,
+    /// Element type.
+    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
+    pub(super) dtype: DType,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) format: Format,
+}
+
+impl StoreArgs {
+    /// So many iterations, measured as asked for.
+    pub(super) fn plan(&self, iters: usize) -> Result<pushpull::Plan> {
+        let compression = Compression::choice(&self.compression)?;
+        let algorithm = Config::from_env()?.algorithm;
+        Ok(pushpull::Plan { dtype: self.dtype, iters, warmup: self.warmup, compression, algorithm })
+    }
+}
