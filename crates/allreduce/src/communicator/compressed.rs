@@ -19,18 +19,13 @@ use std::ops::Range;
 
 use ringpull_base::{Buffer, DType, Error, Result};
 use ringpull_kernels::compress::{Codec, Compression, Feedback};
-use ringpull_plan::{Action, Message, Parts, Plan};
+use ringpull_plan::{Action, Message, Parts};
 
 use crate::communicator::Communicator;
 use crate::communicator::ends::{Coded, Elements, Ends};
 use crate::communicator::schedules::Sum;
 use crate::interpreter::{Endpoint, Scratch};
 use crate::transport::Stamp;
-
-/// The shortest and the longest segment, in elements. The longest is 32 KiB of 2-bit codes.
-const SEGMENT_LEN: (usize, usize) = (16 << 10, 128 << 10);
-/// A part has about this many segments, so that filling and draining the pipeline costs little.
-const SEGMENTS_PER_PART: usize = 16;
 
 impl Communicator {
     /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each. The gradient stands in `out`
@@ -103,13 +98,6 @@ impl Communicator {
         }
         Ok(())
     }
-}
-
-/// The plan of `rank` for a gradient of `len` elements.
-pub(super) fn plan(rank: usize, size: usize, len: usize) -> Plan {
-    let longest = len.div_ceil(size);
-    let segment = (longest / SEGMENTS_PER_PART).clamp(SEGMENT_LEN.0, SEGMENT_LEN.1).next_multiple_of(Codec::BLOCK);
-    ringpull_plan::allreduce_in_turns(rank, size, len, (Codec::BLOCK, segment))
 }
 
 /// The sum of one rank's gradient with itself, which needs no message.
@@ -255,21 +243,5 @@ impl Endpoint for Exchange<'_> {
             self.add_up(gathered, elements, scratch);
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn segments_begin_at_whole_words_and_are_as_long_as_a_part_is_short() {
-        for (len, size, expected) in [(1_000, 8, 16 << 10), (25_000_000, 8, 128 << 10), (16_000_000, 16, 62_528)] {
-            let parts = plan(0, size, len).parts;
-            let ranges: Vec<Range<usize>> = (0..parts.count()).map(|part| parts.range(part..part + 1)).collect();
-            let longest = ranges.iter().map(Range::len).max().unwrap_or_default();
-            assert!(longest <= expected && (longest == expected || len < expected), "{len} on {size}: {longest}");
-            assert!(ranges.iter().all(|range| range.is_empty() || range.start.is_multiple_of(Codec::BLOCK)));
-        }
     }
 }

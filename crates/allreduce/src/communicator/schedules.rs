@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ringpull_base::DType;
+use ringpull_kernels::compress::Codec;
 use ringpull_plan::{Model, Plan, Schedule, Segments};
 
 use crate::communicator::choice::Choice;
-use crate::communicator::compressed;
 use crate::communicator::placement::Placement;
 
 /// What decides how a sum is done.
@@ -51,7 +51,7 @@ impl Sum {
         let len = self.len_bytes / element_bytes;
         if self.is_coded {
             // A message has a whole segment: its codes are shorter than its elements.
-            return (compressed::plan(rank, size, len), usize::MAX);
+            return (plan_of_codes(rank, size, len), usize::MAX);
         }
         let (plan, segment_bytes) = match self.choice {
             Choice::Auto | Choice::Nccl | Choice::Native => {
@@ -73,6 +73,18 @@ impl Sum {
             None => (plan, segment_bytes),
         }
     }
+}
+
+/// The shortest and the longest segment of codes, in elements. The longest is 32 KiB of 2-bit codes.
+const SEGMENT_LEN: (usize, usize) = (16 << 10, 128 << 10);
+/// A part has about this many segments, so that filling and draining the pipeline costs little.
+const SEGMENTS_PER_PART: usize = 16;
+
+/// The plan of `rank` for the codes of a gradient of `len` elements.
+fn plan_of_codes(rank: usize, size: usize, len: usize) -> Plan {
+    let longest = len.div_ceil(size);
+    let segment = (longest / SEGMENTS_PER_PART).clamp(SEGMENT_LEN.0, SEGMENT_LEN.1).next_multiple_of(Codec::BLOCK);
+    ringpull_plan::allreduce_in_turns(rank, size, len, (Codec::BLOCK, segment))
 }
 
 /// Schedules by what they are for.
@@ -115,6 +127,8 @@ impl Schedules {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
     use ringpull_plan::Algorithm;
 
@@ -179,6 +193,17 @@ mod tests {
             assert_eq!(segment_bytes(choice, Some(4), false), 1 << 16);
             assert_eq!(segment_bytes(choice, Some(1 << 18), false), 1 << 18);
             assert_eq!(segment_bytes(choice, Some(1 << 18), true), 1 << 16);
+        }
+    }
+
+    #[test]
+    fn segments_of_codes_begin_at_whole_words_and_are_as_long_as_a_part_is_short() {
+        for (len, size, expected) in [(1_000, 8, 16 << 10), (25_000_000, 8, 128 << 10), (16_000_000, 16, 62_528)] {
+            let parts = plan_of_codes(0, size, len).parts;
+            let ranges: Vec<Range<usize>> = (0..parts.count()).map(|part| parts.range(part..part + 1)).collect();
+            let longest = ranges.iter().map(Range::len).max().unwrap_or_default();
+            assert!(longest <= expected && (longest == expected || len < expected), "{len} on {size}: {longest}");
+            assert!(ranges.iter().all(|range| range.is_empty() || range.start.is_multiple_of(Codec::BLOCK)));
         }
     }
 }
