@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::forked::OfProcess;
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids, waits};
+use ringpull_base::{DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids, last_words, waits};
 #[cfg(feature = "devices")]
 use ringpull_device::Devices;
 use ringpull_kernels::compress::Compression;
@@ -120,6 +120,7 @@ pub struct KvStore {
 impl KvStore {
     /// A store of `kind` over `backend`: what `create` does once it has found out how to reach the peers.
     pub(crate) fn over(kind: Kind, backend: Box<dyn Backend>, config: &ringpull_base::config::Config) -> Self {
+        last_words::introduce(backend.rank(), backend.num_workers());
         KvStore {
             kind,
             backend: OfProcess::new(backend),

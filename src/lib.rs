@@ -90,7 +90,9 @@ pub mod internal {
         Ok(match crate::run_node() {
             Ok(serves) => serves.then_some(0),
             Err(error) => {
-                ringpull_base::notice(&format!("ringpull {}: {error}", job.role));
+                let words = error.last_words(None);
+                let hint = words.hint.map_or_else(String::new, |hint| format!("\n  hint: {hint}"));
+                ringpull_base::notice(&format!("ringpull {}: {}{hint}", job.role, words.line));
                 Some(1)
             }
         })

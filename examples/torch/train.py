@@ -70,7 +70,7 @@ def main():
     test_images, test_labels = read_images(options.data, "t10k", options.limit_test)
     net = build()
     optimizer = ringpull.torch.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), lr=options.lr, momentum=0.9), store
+        torch.optim.SGD(net.parameters(), lr=options.lr, momentum=0.9), store, named_parameters=net.named_parameters()
     )
     order, step = numpy.random.RandomState(options.seed), 0
     for epoch in range(options.epochs):

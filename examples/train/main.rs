@@ -26,7 +26,9 @@ fn main() -> std::process::ExitCode {
     match train(&Options::parse()) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            // A rank that only hears of an error says so in one line.
+            let of_store = error.downcast_ref::<ringpull::Error>();
+            eprintln!("{}", of_store.map_or_else(|| format!("error: {error}"), ringpull::Error::report));
             std::process::ExitCode::FAILURE
         }
     }

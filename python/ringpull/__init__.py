@@ -19,7 +19,7 @@ except ModuleNotFoundError as missing:
         "ringpull's native part is not here\n  hint: build it with scripts/setup --python, or `pip install ./python`"
     ) from missing
 
-from . import errors
+from . import errors, uncaught
 from .errors import *  # noqa: F403
 from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds, zeros
 from .optimizers import NAG, SGD, Adam, Optimizer, Test
@@ -41,3 +41,5 @@ __all__ = [
     "zeros",
 ]
 __all__ += errors.__all__
+
+uncaught.install()

@@ -39,6 +39,8 @@ class KVStoreError(RuntimeError):
     rank: int | None = None
     key: int | str | None = None
     operation: str | None = None
+    #: The native error, as JSON; none of an error that Python found.
+    _fields: str | None = None
 
 
 class ArgumentError(KVStoreError, ValueError):
@@ -159,6 +161,7 @@ def _exception(text: str, fields: str) -> KVStoreError:
     """The exception of a native error, which comes as its message and as JSON: ``{variant: {field: value}}``."""
     ((variant, values),) = json.loads(fields).items()
     error = _CLASSES.get(variant, KVStoreError)(text)
+    error._fields = fields
     for name, value in values.items():
         if name in ("key", "first"):
             (value,) = value.values()

@@ -17,10 +17,11 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from . import _native, uncaught
 from .kvstore import Handle, KVStore, create
 from .place import waits_in
 from .worker import after_stores
@@ -28,14 +29,32 @@ from .worker import after_stores
 __all__ = ["DistributedOptimizer", "broadcast_parameters", "ddp_hook"]
 
 
-def broadcast_parameters(store: KVStore, parameters: Iterable[torch.Tensor], prefix: str = "parameter") -> None:
-    """Makes every rank's parameters, in their order, those of rank 0. Waits."""
+#: Parameters, or pairs of a name and a parameter as ``Module.named_parameters()`` gives them.
+_Parameters = Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+
+
+def _unnamed(key: str, parameter: Any) -> torch.Tensor:
+    """The parameter, whose name, if it has one, stands in messages about ``key``."""
+    if isinstance(parameter, torch.Tensor):
+        return parameter
+    name, parameter = parameter
+    _native.name_key(key, name)
+    return cast("torch.Tensor", parameter)
+
+
+def broadcast_parameters(store: KVStore, parameters: _Parameters, prefix: str = "parameter") -> None:
+    """Makes every rank's parameters, in their order, those of rank 0. Waits. Errors name those of ``named_parameters()``."""
     with torch.no_grad():
-        for index, parameter in enumerate(parameters):
+        for index, named in enumerate(parameters):
+            parameter = _unnamed(f"{prefix}.{index}", named)
             value = parameter.detach().contiguous()
             store.broadcast(f"{prefix}.{index}", value, value)
             parameter.copy_(value)
 
+
+#: The last error that PyTorch was given, which raises its text.
+_raised: list[BaseException] = []
+uncaught.knows(lambda: _raised[-1] if _raised else None)
 
 #: How long the end of a program waits for a thread that has stores' results to pass on: none can come any more.
 _LAST_RESULT_S = 5.0
@@ -77,6 +96,7 @@ class _Waiter:
                 with ordered:
                     future.set_result(result())
             except Exception as error:
+                _raised[:] = [error]
                 future.set_exception(error)
 
 
@@ -146,21 +166,31 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
     return hook
 
 
+def _names_of(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
+    """What an optimizer of PyTorch 2.6 or later calls its parameters, if it was told."""
+    for group in optimizer.param_groups:
+        yield from zip(group.get("param_names", ()), group["params"])
+
+
 class DistributedOptimizer:
     """An optimizer whose ``step`` first averages the gradients over the ranks of ``store``, a store or a kind; all else is the optimizer's own.
 
         optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), "dist_sync_mpi")
 
-    The store is its ``store``. Parameters begin as those of rank 0. A gradient leaves as soon as the backward pass has accumulated it. A
+    The store is its ``store``. Errors name parameters as ``named_parameters=model.named_parameters()`` does, or an optimizer that was
+    made with them. Parameters begin as those of rank 0. A gradient leaves as soon as the backward pass has accumulated it. A
     parameter without a gradient on some rank counts as zero there.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, store: KVStore | str, prefix: str = "parameter") -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, store: KVStore | str, prefix: str = "parameter", named_parameters: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
         self.optimizer = optimizer
         self.store = _opened(store)
         self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._keys = {parameter: f"{prefix}.{index}" for index, parameter in enumerate(self._parameters)}
         self._handles: dict[torch.Tensor, Handle | None] = {}
+        for name, parameter in (*_names_of(optimizer), *named_parameters):
+            if parameter in self._keys:
+                _native.name_key(self._keys[parameter], name)
         broadcast_parameters(self.store, self._parameters, prefix)
         #: Set to False while gradients of several backward passes add up; the last pass before `step` needs it True.
         self.communicates = True

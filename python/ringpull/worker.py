@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from . import _native
-from .errors import ArgumentError, KVStoreError
+from . import _native, uncaught
+from .errors import ArgumentError
 
 __all__ = ["Worker", "leave_at_exit"]
 
@@ -95,7 +95,8 @@ class Leaving(Protocol):
 
 def in_words(raised: BaseException) -> str:
     """An exception as other workers are told of it."""
-    return str(raised) if isinstance(raised, KVStoreError) else f"{type(raised).__name__}: {raised}"
+    known = uncaught.ours(raised)
+    return str(known) if known is not None else f"{type(raised).__name__}: {raised}"
 
 
 #: The stores that are open, each with the process that opened it: a forked child leaves those of its parent alone.
@@ -131,7 +132,10 @@ def close_stores() -> None:
             else:
                 store.report_failure(in_words(raised))
         except RuntimeError as error:
-            print(f"ringpull: at the end of the program: {error}", file=sys.stderr)
+            if not uncaught.is_said(error):
+                known = uncaught.ours(error)
+                said = f"ringpull: at the end of the program: {error}\n" if known is None else uncaught.say(known)
+                print(said, end="", file=sys.stderr, flush=True)
         finally:
             store.close()
             has_left(store)

@@ -77,19 +77,19 @@ unsafe extern "C" {
     fn runtime_error_delete(this: *mut RuntimeError);
 }
 
+/// The last error that MXNet's engine was given: what it raises is text.
+static FAULT: Mutex<Option<Error>> = Mutex::new(None);
+
 impl OnComplete {
-    /// Ends the operation of this rank, with a fault if there was one: in one line, as MXNet mixes up several.
-    fn call(self, rank: usize, fault: Option<&Error>) {
+    /// Ends the operation, with a fault if there was one.
+    fn call(self, fault: Option<&Error>) {
         // SAFETY: the engine gave us these three, and waits for exactly one call.
         let finish = |error: *const RuntimeError| unsafe { (self.callback)(self.engine, self.parameter, error) };
         let Some(fault) = fault else { return finish(std::ptr::null()) };
-        let text = match fault.to_string().split_once("\n  hint: ") {
-            Some((message, hint)) => format!("ringpull: rank {rank}: {message} (hint: {hint})"),
-            None => format!("ringpull: rank {rank}: {fault}"),
-        };
-        // What MXNet's stores do not have is no advice.
-        let text = text.replace(", or call join() where it ends", "").replace(" (dist_sync_mpi)", "");
-        let text = CString::new(text.replace(['\0', '\n'], " ")).expect("zeros were taken out");
+        *FAULT.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
+        // MXNet takes lines that begin with two spaces for a stack trace, and shows them first.
+        let text = fault.to_string().replace('\0', " ").replace("\n  ", "\n ");
+        let text = CString::new(text).expect("zeros were taken out");
         let mut error = RuntimeError([0; 2]);
         // SAFETY: the place has the size and alignment of the class; it is destroyed after the engine has copied it.
         unsafe {
@@ -124,14 +124,12 @@ struct Work {
 impl Work {
     /// Starts the operation. The engine is told when the last use of the array's memory has ended.
     fn start(self, done: OnComplete) {
-        let rank = self.store.rank();
         let len_bytes = self.shape.iter().product::<usize>() * self.dtype.size_bytes();
         let start = NonNull::new(self.start as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
         // SAFETY: the engine keeps the array, its memory and everybody else's hands off it until `done` is called, which
         // is when the tensor over it is gone.
         let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(())) };
-        let tensor =
-            Tensor::watched(self.dtype, &self.shape, buffer, Box::new(move |fault| done.call(rank, fault.as_ref())));
+        let tensor = Tensor::watched(self.dtype, &self.shape, buffer, Box::new(move |fault| done.call(fault.as_ref())));
         let tensor = if self.what == What::Sum { tensor.unkept() } else { tensor };
         if self.what == What::Pull {
             return pull_later(self, tensor);
@@ -201,6 +199,13 @@ impl DependencyEngine {
     fn new(address: usize) -> Self {
         // SAFETY: the caller is `ringpull.mxnet`, which gives the address of that function.
         DependencyEngine { push_async: unsafe { std::mem::transmute::<usize, PushAsyncNd>(address) } }
+    }
+
+    /// The error that the engine was given last, as a store raises it.
+    #[staticmethod]
+    fn fault(py: Python<'_>) -> Option<PyErr> {
+        let fault = FAULT.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        fault.map(|error| raise(py, &error))
     }
 
     /// Lets the engine do `what` ("push", "pull", "pushpull", or "sum": a pushpull whose sum the store need not keep) with the array `handle`, whose elements lie at `start`, on `key`

@@ -12,6 +12,7 @@ mod exchange;
 mod foreign;
 mod handle;
 mod interpreter;
+mod last_words;
 mod place;
 mod store;
 
@@ -42,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     interpreter::close_at_exit(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("KINDS", ringpull_base::Kind::ALL.map(ringpull_base::Kind::name).to_vec())?;
+    last_words::add_to(module)?;
     module.add_function(wrap_pyfunction!(model_lens, module)?)?;
     module.add_function(wrap_pyfunction!(first_of_several, module)?)?;
     module.add_class::<store::Store>()?;

@@ -86,7 +86,7 @@ fn a_rank_that_does_not_come_to_a_barrier_is_named() {
 
 #[test]
 fn a_rank_that_ends_early_with_success_is_an_error_for_the_others_at_once() {
-    let words = ["rank 1", "ended its run without calling", "\"next\"", "equal numbers of steps", "join()"];
+    let words = ["rank 1", "ended its run without calling", "\"next\"", "same number of steps"];
     Job::start("ends_early", 3, Some(60)).fails(&[1], &words);
 }
 
@@ -96,7 +96,7 @@ fn a_rank_that_ends_by_an_error_is_told_to_the_others_with_the_error() {
         ["rank 1", "\"next\"", "this error: push_pull of key \"next\" on rank 1: shape [7] where init gave [6]"];
     Job::start("ends_by_error", 3, Some(60)).fails(&[1], &words);
     Job::start("aborts_after_error", 3, Some(60)).fails(&[1], &words);
-    let words = ["rank 1", "\"next\"", "it met this error: the data ends in the middle of an image", "join()"];
+    let words = ["rank 1", "\"next\"", "it met this error: the data ends in the middle of an image", "last checkpoint"];
     Job::start("reports_failure", 3, Some(60)).fails(&[1], &words);
 }
 

@@ -325,6 +325,12 @@ pub fn launcher_world_size() -> Option<(&'static str, usize)> {
         .find_map(|name| Some((name, text(name)?.parse().ok()?)))
 }
 
+/// This process's rank among several, as far as a launcher of MPI says.
+pub fn launcher_rank() -> Option<usize> {
+    launcher_world_size().filter(|(_, size)| *size > 1)?;
+    ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(|name| text(name)?.parse().ok())
+}
+
 /// Whether a launcher calls this process its first rank, or nobody calls it any.
 pub fn is_first_rank() -> bool {
     let told = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(text);

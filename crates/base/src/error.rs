@@ -131,7 +131,7 @@ pub enum Error {
     },
     /// Some ranks wait for others that live but have not called.
     #[error(
-        "{operation} of key {key} on rank {rank} waited {waited_s} s: rank(s) {missing:?} have not called it{}\n  hint: every rank must {operation} every key of a step; look at what those ranks are doing, or raise RINGPULL_TIMEOUT (seconds; 0: never) if they are only slow; if ranks wait for each other's keys, call all keys before waiting for one; if they have less data (uneven shares), give every rank equal numbers of steps, or call join() where it ends (dist_sync_mpi)",
+        "{operation} of key {key} on rank {rank} waited {waited_s} s: rank(s) {missing:?} have not called it{}\n  hint: every rank must make every call of a step within RINGPULL_TIMEOUT seconds of the others: see what those ranks do instead",
         if why.is_empty() { String::new() } else { format!("; {why}") }
     )]
     Stalled {
@@ -171,7 +171,7 @@ pub enum Error {
     },
     /// A peer is gone.
     #[error(
-        "{peer} is lost: {cause} (during {operation} on rank {rank})\n  hint: see that process's own output and its host's log; restart the job from its last checkpoint"
+        "{peer} is lost: {cause} (during {operation} on rank {rank})\n  hint: see that process's own output and its host's log, and restart the job from its last checkpoint"
     )]
     PeerLost {
         /// Who, such as `rank 3 (pid 71 on h4)` or `server 1 (10.55.0.3:4711)`.
@@ -320,13 +320,11 @@ pub fn after_error(cause: &str, why: Option<&str>) -> String {
 }
 
 fn say_why_ended(why: &str) -> String {
-    let less_data =
-        "if it has less data than the others, give every rank equal numbers of steps, or call join() where it ends";
     if why.is_empty() {
-        return format!("\n  hint: see its own output for an error; {less_data}");
+        return "\n  hint: give every rank the same number of steps".to_owned();
     }
     format!(
-        "; before that it met this error: {why}\n  hint: its own output has all of the error; if it ended by that, mend it and restart the job from its last checkpoint; {less_data}"
+        "; before that it met this error: {why}\n  hint: mend what that rank's own output says of this error, and restart the job from its last checkpoint"
     )
 }
 

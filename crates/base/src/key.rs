@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::names;
+
 /// The name of one value in a store: a text or an integer, which are never equal.
 ///
 /// ```
@@ -28,12 +30,14 @@ impl Key {
     }
 }
 
+/// As messages show it: with the name that a framework gave it, if there is one.
 impl fmt::Display for Key {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Key::Int(number) => write!(out, "{number}"),
             Key::Str(name) => write!(out, "{name:?}"),
-        }
+        }?;
+        names::write_names(self, out)
     }
 }
 

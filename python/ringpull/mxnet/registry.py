@@ -6,7 +6,7 @@ import difflib
 import sys
 from typing import Any
 
-from mxnet import kvstore
+from mxnet import gluon, kvstore
 
 from .. import _native
 from ..errors import UnknownKindError
@@ -55,6 +55,19 @@ def register() -> None:
     create._of_ringpull = True  # type: ignore[attr-defined]
     setattr(kvstore, "create", create)
     setattr(kvstore.base, "create", create)
+    _name_keys_of_trainers()
+
+
+def _name_keys_of_trainers() -> None:
+    """Lets our stores know what a Trainer's parameters, whose keys are numbers, are called."""
+    original = gluon.Trainer._init_kvstore
+
+    def init_kvstore(self: Any) -> None:
+        original(self)
+        if isinstance(self._kvstore, MXNetKVStore):
+            self._kvstore.name_keys({self._param2idx[param.name]: param.name for param in self._params})
+
+    gluon.Trainer._init_kvstore = init_kvstore
 
 
 def _check_native(given: str) -> None:

@@ -23,21 +23,32 @@ import numpy
 from mxnet import autograd
 from mxnet.base import MXNetError
 
-from .. import _native, arguments, optimizers
+from .. import _native, arguments, optimizers, uncaught
 from ..arguments import pairs
 from ..errors import ArgumentError, KVStoreError, UnknownKeyError, UnsupportedError
 from ..place import waits_in
 from ..worker import Worker, close_stores, leave_at_exit
 from .optimizer import ServerOptimizer
-from .report import report
 from .slot import Slot, dtype_name
 
 __all__ = ["MXNetKVStore", "as_mxnet_error"]
 
 
-# What is registered last runs first: MXNet's own end of the program, which is in `report`, drops operations that its engine
-# has not begun.
-report()
+uncaught.knows(_native.DependencyEngine.fault)
+
+
+def _end_mxnet() -> None:
+    """MXNet's own end of the program, which raises once more what an operation on a store has met: by then that has been raised or printed."""
+    try:
+        mxnet.base._notify_shutdown()
+    except MXNetError as error:
+        if uncaught.ours(error) is None:
+            raise
+
+
+# What is registered last runs first: MXNet's own end of the program drops operations that its engine has not begun.
+atexit.unregister(mxnet.base._notify_shutdown)
+atexit.register(_end_mxnet)
 atexit.register(close_stores)
 
 #: Functions of MXNet that wait for its engine, and so for what a store owes it.
@@ -224,6 +235,11 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             raise ArgumentError("load_optimizer_states in a store without an optimizer\n  hint: call set_optimizer first")
         with open(fname, "rb") as file:
             self._updater.set_states(file.read())
+
+    def name_keys(self, names: Mapping[Any, str]) -> None:
+        """What errors and warnings are to call keys beside their numbers; ``gluon.Trainer`` gives its parameters' names."""
+        for key, name in names.items():
+            _native.name_key(key, name)
 
     # The job.
 

@@ -189,7 +189,7 @@ fn start_log() -> Result<()> {
 }
 
 fn report(error: &Error) {
-    eprintln!("error: {error}");
+    eprintln!("{}", error.report());
     let mut cause = error.source();
     while let Some(inner) = cause {
         eprintln!("  because: {inner}");

@@ -1,0 +1,193 @@
+//! What a process prints of the error that ends it: one line of who, what and why, and then at most one hint.
+//!
+//! An error reaches every rank, with the same text. The rank that met it says what failed and gives the hint; who
+//! only hears of it says in one line that it stops, and why. A lost process says nothing itself, so the lowest rank
+//! that is left gives the hint.
+
+use std::sync::OnceLock;
+
+use crate::{Error, config};
+
+/// This process's rank among several, once it has a store.
+static RANK: OnceLock<usize> = OnceLock::new();
+
+/// This process is worker `rank` of `num_workers`. Only the first call for several workers counts.
+pub fn introduce(rank: usize, num_workers: usize) {
+    if num_workers > 1 {
+        RANK.get_or_init(|| rank);
+    }
+}
+
+/// This process's rank, if it is one of several workers, as far as it or its launcher knows.
+pub fn own_rank() -> Option<usize> {
+    RANK.get().copied().or_else(config::launcher_rank)
+}
+
+/// Whether the log is to have everything (`RINGPULL_LOG=ringpull=debug`).
+pub fn is_debugged() -> bool {
+    tracing::enabled!(target: "ringpull", tracing::Level::DEBUG)
+}
+
+/// The last words of a process about an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastWords {
+    /// What failed, or what was heard of, in one line, without the process's name.
+    pub line: String,
+    /// What to do.
+    pub hint: Option<String>,
+    /// Whether the error was met elsewhere.
+    pub is_heard: bool,
+}
+
+impl Error {
+    /// What this process prints when this ends it: its last words behind its rank, or all of it where it is alone.
+    pub fn report(&self) -> String {
+        let Some(rank) = own_rank() else { return format!("error: {self}") };
+        let LastWords { line, hint, .. } = self.last_words(Some(rank));
+        format!("rank {rank}: {line}{}", hint.map_or_else(String::new, |hint| format!("\n  hint: {hint}")))
+    }
+
+    /// The message in one line, without its hint.
+    pub fn cause(&self) -> String {
+        split(&self.to_string()).0
+    }
+
+    /// What the worker `rank` prints when this ends it; without a rank a server, the scheduler, or a process that
+    /// is alone.
+    pub fn last_words(&self, rank: Option<usize>) -> LastWords {
+        let (cause, hint) = split(&self.to_string());
+        if !self.is_heard_by(rank) {
+            return LastWords { line: format!("failed: {cause}"), hint, is_heard: false };
+        }
+        let (line, has_hint) = match self {
+            Error::Finished { peer, operation, rank, why } if !why.is_empty() => {
+                (format!("{peer} failed: {why}; rank {rank} waited for its {operation}"), false)
+            }
+            Error::Finished { peer, .. } | Error::PeerLost { peer, .. } => (cause, rank == Some(lowest_without(peer))),
+            Error::Deadlock { waits } => {
+                let own = rank.map(|rank| format!("rank {rank} waits"));
+                let own = own.and_then(|own| waits.iter().find(|wait| wait.starts_with(&own)));
+                (own.map_or(cause, |own| format!("every rank waits for another: {own}")), false)
+            }
+            _ => (cause, false),
+        };
+        LastWords { line: format!("stopped: {line}"), hint: hint.filter(|_| has_hint), is_heard: true }
+    }
+
+    /// Whether another rank met it, and says so in full.
+    fn is_heard_by(&self, rank: Option<usize>) -> bool {
+        match self {
+            Error::PeerLost { .. } | Error::Finished { .. } => true,
+            Error::Deadlock { waits } => rank != waits.first().and_then(|wait| rank_in(wait)),
+            Error::Disagreement { views, .. } => {
+                let odd = views.iter().find(|(_, view)| *view != views[0].1);
+                let speak = [views.first(), odd].into_iter().flatten();
+                !speak.map(|(rank, _)| Some(*rank)).any(|speaks| speaks == rank)
+            }
+            Error::Stalled { rank: met, .. } => rank != Some(*met),
+            Error::MixedKeyTypes { rank: met, .. }
+            | Error::NotInitialized { rank: met, .. }
+            | Error::AlreadyInitialized { rank: met, .. }
+            | Error::ShapeMismatch { rank: met, .. }
+            | Error::DtypeMismatch { rank: met, .. }
+            | Error::Protocol { rank: met, .. }
+            | Error::Library { rank: met, .. }
+            | Error::NotFinite { rank: met, .. } => rank.is_some_and(|rank| rank != *met),
+            _ => false,
+        }
+    }
+}
+
+/// A message's cause, in one line, and its hint.
+fn split(text: &str) -> (String, Option<String>) {
+    let (cause, hint) = text.split_once("\n  hint: ").map_or((text, None), |(cause, hint)| (cause, Some(hint)));
+    (cause.split('\n').map(str::trim).collect::<Vec<_>>().join(" "), hint.map(str::to_owned))
+}
+
+/// The number in `rank 3 (pid 71 on h4)` or `worker rank 3 ...`; none of a server.
+fn rank_in(words: &str) -> Option<usize> {
+    let (_, rest) = words.split_once("rank ")?;
+    rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// The lowest rank beside that of a peer that is gone.
+fn lowest_without(peer: &str) -> usize {
+    usize::from(rank_in(peer) == Some(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Key;
+
+    fn words(error: &Error, rank: usize) -> (String, Option<String>) {
+        let words = error.last_words(Some(rank));
+        (words.line, words.hint)
+    }
+
+    #[test]
+    fn who_met_an_error_gives_its_hint_and_others_say_in_one_line_that_they_stop() {
+        let error = Error::ShapeMismatch {
+            key: Key::from(3),
+            operation: "push".to_owned(),
+            rank: 1,
+            expected: vec![4],
+            got: vec![5],
+        };
+        let (line, hint) = words(&error, 1);
+        assert_eq!(line, "failed: push of key 3 on rank 1: shape [5] where init gave [4]");
+        assert_eq!(hint.unwrap(), "every value of a key has the shape it was initialised with");
+        assert_eq!(words(&error, 0), (format!("stopped: {}", error.cause()), None));
+        assert!(!error.last_words(None).is_heard, "a process that is alone");
+    }
+
+    #[test]
+    fn a_lost_process_is_hinted_at_by_the_lowest_rank_that_is_left() {
+        for (peer, speaks) in [("rank 1 (pid 7 on h)", 0), ("worker rank 0 (pid 7 on h)", 1), ("server 1 (h:4711)", 0)]
+        {
+            let error = Error::PeerLost {
+                peer: peer.to_owned(),
+                cause: "its process ended".to_owned(),
+                operation: "push of key 1".to_owned(),
+                rank: 2,
+            };
+            for rank in 0..4 {
+                let found = error.last_words(Some(rank));
+                assert!(found.is_heard && found.line.starts_with(&format!("stopped: {peer} is lost: ")), "{found:?}");
+                assert_eq!(found.hint.is_some(), rank == speaks, "{peer} on rank {rank}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_ended_a_peer_is_said_without_a_hint_as_that_peer_gives_it() {
+        let ended = |why: &str| Error::Finished {
+            peer: "rank 1".to_owned(),
+            operation: "push of key \"w\"".to_owned(),
+            rank: 0,
+            why: why.to_owned(),
+        };
+        let line = "stopped: rank 1 failed: ValueError: odd; rank 0 waited for its push of key \"w\"";
+        assert_eq!(words(&ended("ValueError: odd"), 2), (line.to_owned(), None));
+        assert!(words(&ended(""), 0).1.is_some() && words(&ended(""), 2).1.is_none());
+    }
+
+    #[test]
+    fn in_a_deadlock_the_first_rank_says_all_of_it_and_others_what_they_wait_for() {
+        let waits = (0..12).map(|rank| format!("rank {rank} waits for push of key {rank}"));
+        let error = Error::Deadlock { waits: waits.collect() };
+        let (line, hint) = words(&error, 0);
+        assert!(line.contains("rank 11 waits") && hint.is_some(), "{line}");
+        let line = "stopped: every rank waits for another: rank 1 waits for push of key 1";
+        assert_eq!(words(&error, 1), (line.to_owned(), None));
+    }
+
+    #[test]
+    fn of_a_disagreement_speak_the_first_rank_and_the_first_that_differs() {
+        let views = [(0, "[4]"), (1, "[4]"), (2, "[5]"), (3, "[5]")].map(|(rank, view)| (rank, view.to_owned()));
+        let (key, operation, remedy) = (Key::from("w"), "init".to_owned(), "agree".to_owned());
+        let error = Error::Disagreement { key, operation, views: views.to_vec(), remedy };
+        let heard: Vec<bool> = (0..5).map(|rank| error.last_words(Some(rank)).is_heard).collect();
+        assert_eq!(heard, [false, true, false, true, true]);
+    }
+}

@@ -1,0 +1,55 @@
+//! What a framework calls the values whose keys are numbers, for errors and warnings: `3 ('dense0_weight')`.
+//!
+//! Names are of this process: nothing depends on them, and ranks need not know them alike. Where several stores use
+//! one key for different values, all its names are shown.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
+
+use crate::Key;
+
+/// Names beyond so many of one key are left out.
+const MOST: usize = 3;
+
+static ARE_ANY: AtomicBool = AtomicBool::new(false);
+static NAMES: RwLock<BTreeMap<Key, Vec<String>>> = RwLock::new(BTreeMap::new());
+
+/// From now on messages call `key` by `name` too.
+pub fn name_key(key: Key, name: &str) {
+    let mut names = NAMES.write();
+    let of_key = names.entry(key).or_default();
+    if of_key.len() < MOST && !of_key.iter().any(|known| known == name) {
+        of_key.push(name.to_owned());
+    }
+    ARE_ANY.store(true, Ordering::Release);
+}
+
+/// Writes the names of `key` behind it, if it has any.
+pub(crate) fn write_names(key: &Key, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if !ARE_ANY.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    match NAMES.read().get(key) {
+        Some(names) => write!(out, " ('{}')", names.join("' or '")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_shown_with_every_name_that_it_was_given_and_others_as_they_are() {
+        let key = Key::from(1_i64 << 40);
+        name_key(key.clone(), "dense0_weight");
+        name_key(key.clone(), "dense0_weight");
+        assert_eq!(key.to_string(), "1099511627776 ('dense0_weight')");
+        name_key(key.clone(), "other");
+        assert_eq!(key.to_string(), "1099511627776 ('dense0_weight' or 'other')");
+        assert_eq!(Key::from("named by nobody").to_string(), "\"named by nobody\"");
+    }
+}

@@ -1,0 +1,43 @@
+//! What Python says of an error that nobody catches (`ringpull/uncaught.py`), in the library's words.
+
+use pyo3::prelude::*;
+
+use ringpull_base::{Error, last_words};
+
+use crate::errors::argument;
+use crate::store::key_of;
+
+/// This process's rank, if it is one of several.
+#[pyfunction]
+fn own_rank() -> Option<usize> {
+    last_words::own_rank()
+}
+
+/// The last words of this process about a native error, which comes as JSON: a line, a hint, and whether another rank met it.
+#[pyfunction(name = "last_words")]
+fn words_of(py: Python<'_>, fields: &str) -> PyResult<(String, Option<String>, bool)> {
+    let error: Error =
+        serde_json::from_str(fields).map_err(|cause| argument(py, cause.to_string(), "give what an error has"))?;
+    let words = error.last_words(last_words::own_rank());
+    Ok((words.line, words.hint, words.is_heard))
+}
+
+/// Whether the log is to have everything: then tracebacks are whole.
+#[pyfunction]
+fn is_debugged() -> bool {
+    last_words::is_debugged()
+}
+
+/// From now on messages call `key` by `name` too.
+#[pyfunction]
+fn name_key(key: &Bound<'_, PyAny>, name: &str) -> PyResult<()> {
+    ringpull_base::name_key(key_of(key)?, name);
+    Ok(())
+}
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(own_rank, module)?)?;
+    module.add_function(wrap_pyfunction!(words_of, module)?)?;
+    module.add_function(wrap_pyfunction!(is_debugged, module)?)?;
+    module.add_function(wrap_pyfunction!(name_key, module)?)
+}

@@ -1,0 +1,108 @@
+"""What people read of a job that failed: one line of who, what and why, a hint behind it, and nothing twice."""
+
+import re
+
+import pytest
+from ranks import HERE, launch, mpi
+
+#: What jobs call stores through.
+FRONTS = ["ringpull", "mxnet", "torch"]
+JOB = HERE / "jobs/last_words.py"
+NAMES = {"ringpull": '"w"', "mxnet": r"\d \('dense0_(weight|bias)'\)", "torch": r"\"parameter\.\d\" \('0\.(weight|bias)'\)"}
+
+
+def run(front, case, ranks=3, **env):
+    pytest.importorskip(front)
+    return mpi(ranks, JOB, front, case, "dist_sync_mpi", RINGPULL_TIMEOUT="", **env)
+
+
+def spoken(done, rank, most):
+    """The lines of a rank's stderr; no more than so many, and none twice but for what a traceback underlines."""
+    lines = done.ranks[rank].err.splitlines()
+    said = [line for line in lines if line.strip(" ^")]
+    assert 0 < len(lines) <= most and len(set(said)) == len(said), f"{done}"
+    assert not any("/ringpull/" in line or "/mxnet/" in line or "/torch/" in line for line in lines if "File " in line), f"{done}"
+    return lines
+
+
+def speaks(done, rank, line, hint, most=12):
+    """A rank that met the fault: its program's lines, then ours, then a hint."""
+    lines = spoken(done, rank, most)
+    assert lines[0].startswith("Traceback") and "last_words.py" in lines[1], f"{done}"
+    assert re.fullmatch(f"rank {rank}: failed: {line}", lines[-2]) and re.fullmatch(f"  hint: {hint}", lines[-1]), f"{done}"
+
+
+def hears(done, rank, line, hint=None):
+    """A rank that heard of it: one line, and where nobody else can give it a hint."""
+    lines = spoken(done, rank, 2)
+    assert re.fullmatch(f"rank {rank}: stopped: {line}", lines[0]), f"{done}"
+    assert len(lines) == (1 if hint is None else 2) and (hint is None or re.fullmatch(f"  hint: {hint}", lines[1])), f"{done}"
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_shapes_that_differ_are_said_by_the_ranks_that_have_them(front):
+    done = run(front, "shape")
+    said = rf"the ranks disagree on key {NAMES[front]} in init: rank 0 has .*, rank 1 has .*"
+    for rank in 0, 1:
+        speaks(done, rank, f"DisagreementError: {said}", "init the key with one shape and dtype on every rank")
+    hears(done, 2, said)
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_a_rank_that_was_killed_is_said_once_by_each_that_is_left_and_hinted_at_by_one(front):
+    done = run(front, "kill")
+    said = rf"rank 1 \(pid \d+ on .*\) is lost: its process ended \(during .* key {NAMES[front]} on rank 0\)"
+    hears(done, 0, said, "see that process's own output and its host's log, and restart .*")
+    hears(done, 2, said)
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_an_exception_of_the_program_ends_with_its_rank_and_others_say_it_in_a_line(front):
+    done = run(front, "raise")
+    lines = done.ranks[1].err.splitlines()
+    assert lines[-3:-1] == ["ZeroDivisionError: the batch is empty", "and so is the rest"] and len(lines) < 12, f"{done}"
+    assert lines[-1] == "rank 1: failed: ZeroDivisionError: the batch is empty and so is the rest", f"{done}"
+    for rank in 0, 2:
+        hears(done, rank, rf"rank 1 failed: ZeroDivisionError: the batch is empty; rank \d waited for its push of key {NAMES[front]}")
+
+
+@pytest.mark.parametrize("front", ["ringpull", "mxnet"])
+def test_a_deadlock_is_said_whole_by_the_first_rank_and_each_other_says_its_own_wait(front):
+    done = run(front, "deadlock")
+    wait = r"rank {0} waits at \S*last_words.py:\d+ in wait_for_each_other for push of key \"key{0}\", which rank\(s\) \[[\d, ]+\] have not called"
+    speaks(done, 0, "DeadlockError: every rank waits for another: " + "; ".join(wait.format(rank) for rank in range(3)), "call every key .*")
+    for rank in 1, 2:
+        hears(done, rank, f"every rank waits for another: {wait.format(rank)}")
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_a_rank_that_leaves_early_is_hinted_at_with_what_every_framework_can_do(front):
+    done = run(front, "leave", ranks=2)
+    line = rf"rank 1 ended its run without calling push of key {NAMES[front]}, for which rank 0 waits"
+    hears(done, 0, line, "give every rank the same number of steps")
+
+
+@pytest.mark.parametrize("front", ["ringpull", "mxnet"])
+def test_with_servers_the_same_is_said_and_servers_say_a_line(front):
+    pytest.importorskip(front)
+    for case, line in ("kill", r"worker rank 1 .* is lost: .*"), ("raise", "worker rank 1 .* failed: ZeroDivisionError: the batch is empty; .*"):
+        done = launch(3, 1, JOB, front, case, "dist_sync", RINGPULL_TIMEOUT="")
+        hears(done, 0, line, "see that process's own output .*" if case == "kill" else None)
+        hears(done, 2, line)
+        for name in "server0", "scheduler":
+            lines = [text for text in done.others[name].err.splitlines() if " WARN" not in text]
+            assert len(lines) == 1 and re.fullmatch(rf"ringpull {name.strip('0')}: stopped: {line}", lines[0]), f"{done}"
+
+
+def test_the_log_can_have_whole_tracebacks_and_an_exception_that_is_caught_is_as_ever():
+    done = run("ringpull", "shape", ranks=2, RINGPULL_LOG="ringpull=debug")
+    assert "ringpull/kvstore.py" in done.ranks[0].err and "ringpull.errors.DisagreementError: the ranks" in done.ranks[0].err, f"{done}"
+    code = "import ringpull\ntry: ringpull.create('none')\nexcept ringpull.UnknownKindError as error: print(error)\nraise KeyError('own')"
+    done = mpi(1, "-c", code)
+    assert "\n  hint: " in done.ranks[0].out and done.ranks[0].err.splitlines()[-1] == "KeyError: 'own'", f"{done}"
+
+
+def test_an_error_of_a_process_alone_is_said_without_lines_of_ours():
+    done = mpi(1, "-c", "import ringpull\nringpull.create('none')")
+    lines = done.ranks[0].err.splitlines()
+    assert lines[-2].startswith("ringpull: failed: UnknownKindError: unknown kind of store \"none\"") and len(lines) == 4, f"{done}"
