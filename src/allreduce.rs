@@ -8,7 +8,7 @@ use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::check::{self, Check};
+use crate::check;
 use crate::jobs::{CompressedPush, Init, Push, PushRows};
 use crate::replica::{Replica, terms};
 use crate::slot::Slot;
@@ -57,13 +57,8 @@ impl Allreduce {
         let _order = slot.in_order();
         let kept = slot.call(keeps);
         let topic = Topic::Key { store: self.store, key: slot.entry.key.clone() };
-        self.engine.submit(topic.clone(), operation, terms, job).inspect_err(|_| slot.cancel(kept))?;
-        match slot.call_check() {
-            Some(update) => {
-                self.engine.submit(topic, check::OPERATION, Terms::default(), Box::new(Check::new(slot, update)))
-            }
-            None => Ok(()),
-        }
+        let job = check::before(slot, job);
+        self.engine.submit(topic, operation, terms, job).inspect_err(|_| slot.cancel(kept))
     }
 
     /// The update of a push called now, if the key's value can be updated so.

@@ -1,38 +1,45 @@
 //! `RINGPULL_CHECK_REPLICAS`: whether every rank of `dist_sync_mpi` holds the same value of a key.
 //!
-//! A check is an operation of its own, called on every rank behind each K-th update of a key, and frozen with
-//! the calls around it like any other. What the update has left is hashed where the update is done, on the
-//! finishing thread; the comm thread then gathers the hashes, eight bytes of each rank. Where the value is
-//! not kept (MXNet's and PyTorch's own arrays hold it) the sum is hashed instead. Hashes are of bits: two
-//! zeros of different sign differ.
+//! The update that follows each K-th one of a key begins with the check: on the comm thread, with nothing else
+//! under way, the ranks gather eight bytes of each, the hash of what the K-th update has left. So a check is no
+//! call of its own: ranks agree on nothing more, and steps are frozen as without it. The hash is made where
+//! the update is done, on the finishing thread. Where the value is not kept (MXNet's and PyTorch's own arrays
+//! hold it) the sum is hashed instead. Hashes are of bits: two zeros of different sign differ.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ringpull_allreduce::communicator::{Communicator, Parts};
-use ringpull_allreduce::progress::{Job, Launch};
+use ringpull_allreduce::progress::{Job, Launch, Wire};
 use ringpull_base::{Error, Result};
 
 use crate::slot::Slot;
 
-/// What ranks call it in errors.
-pub(super) const OPERATION: &str = "check of replicas";
-
-/// One comparison of a key's replicas.
-pub(super) struct Check {
+/// An update that is preceded by a comparison of its key's replicas.
+struct Checked {
+    job: Box<dyn Job>,
     slot: Arc<Slot>,
     update: u64,
 }
 
-impl Check {
-    /// Of what that update of the key leaves.
-    pub(super) fn new(slot: &Arc<Slot>, update: u64) -> Self {
-        Check { slot: Arc::clone(slot), update }
+/// The update of that key called last, with a check before it if one is due.
+pub(super) fn before(slot: &Arc<Slot>, job: Box<dyn Job>) -> Box<dyn Job> {
+    match slot.to_check() {
+        Some(update) => Box::new(Checked { job, slot: Arc::clone(slot), update }),
+        None => job,
     }
 }
 
-impl Job for Check {
-    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+impl Job for Checked {
+    fn wire(&self) -> Wire {
+        self.job.wire()
+    }
+
+    fn checks(&self) -> bool {
+        true
+    }
+
+    fn check(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         let own = self.slot.hash_after(self.update)?;
         let bounds = (0..=comm.size()).map(|rank| rank * size_of_val(&own)).collect();
         let hashes = comm.gather(Parts::of(bounds), launch.number, |part| part.copy_from_slice(&own.to_ne_bytes()))?;
@@ -40,17 +47,24 @@ impl Job for Check {
         Err(Error::ReplicasDiffer { key: self.slot.entry.key.clone(), update: self.update, ranks, others })
     }
 
+    fn addend(&mut self) -> &mut [u8] {
+        self.job.addend()
+    }
+
+    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        self.job.run(comm, launch)
+    }
+
     fn is_soon_finished(&self) -> bool {
-        true
+        self.job.is_soon_finished()
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        self.slot.checked();
-        Ok(())
+        self.job.finish()
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.slot.fail(fault);
+        self.job.fail(fault);
     }
 }
 

@@ -16,7 +16,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::backlog::Backlog;
-use crate::check::{self, Check};
+use crate::check;
 use crate::compressed::Compressor;
 use crate::jobs::{CompressedPush, Push, PushRows};
 use crate::slot::Slot;
@@ -85,14 +85,6 @@ impl StandIn for Replica {
         let slot = self.slots.read().get(key).cloned().filter(|_| operation != "init");
         let slot =
             slot.ok_or_else(|| wrong("it has no such key".to_owned(), "init every key before any rank joins"))?;
-        if operation == check::OPERATION {
-            return match slot.call_check() {
-                Some(update) => Ok(Box::new(Check::new(&slot, update))),
-                None => {
-                    Err(wrong("here it is not checked".to_owned(), "set RINGPULL_CHECK_REPLICAS alike on every rank"))
-                }
-            };
-        }
         let settings = match &theirs.settings[..] {
             [] => Settings::default(),
             bytes => postcard::from_bytes(bytes).map_err(|cause| {
@@ -111,14 +103,17 @@ impl StandIn for Replica {
         }
         slot.call(true);
         let zeros = || Contribution::Summed(Buffer::zeroed(slot.entry.len_bytes()));
-        if operation == "push_rows" {
-            let nothing = MergedRows { ids: Vec::new(), rows: Buffer::zeroed(0) };
-            return Ok(Box::new(PushRows::new(&slot, nothing, update, &self.updates)));
-        }
-        let Some(compression) = settings.compression else {
-            return Ok(Box::new(Push::new(&slot, zeros(), Vec::new(), update, &self.updates, 0)));
+        let job: Box<dyn Job> = match settings.compression {
+            _ if operation == "push_rows" => {
+                let nothing = MergedRows { ids: Vec::new(), rows: Buffer::zeroed(0) };
+                Box::new(PushRows::new(&slot, nothing, update, &self.updates))
+            }
+            None => Box::new(Push::new(&slot, zeros(), Vec::new(), update, &self.updates, 0)),
+            Some(compression) => {
+                let coding = self.compressor.coding_by(key, compression);
+                Box::new(CompressedPush::new(&slot, zeros(), Vec::new(), update, &self.updates, coding))
+            }
         };
-        let coding = self.compressor.coding_by(key, compression);
-        Ok(Box::new(CompressedPush::new(&slot, zeros(), Vec::new(), update, &self.updates, coding)))
+        Ok(check::before(&slot, job))
     }
 }

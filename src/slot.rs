@@ -25,7 +25,7 @@ pub(super) struct Slot {
     unfinished_bytes: Arc<AtomicU64>,
     /// After how many updates its replicas are compared; 0: never.
     check_every: u64,
-    /// Held from the call of an update until its check is called too, where there are checks.
+    /// Held while an update is called, where there are checks.
     calling: Mutex<()>,
 }
 
@@ -57,7 +57,7 @@ impl Slot {
         Slot { entry, state, changed, unfinished_bytes, check_every, calling }
     }
 
-    /// To be held while an update and the check that may follow it are called: nothing may come between them.
+    /// To be held while an update is called, which may check the one before it: they must come in their order.
     pub(super) fn in_order(&self) -> Option<MutexGuard<'_, ()>> {
         (self.check_every > 0).then(|| self.calling.lock())
     }
@@ -67,13 +67,10 @@ impl Slot {
         update > 0 && update.checked_rem(self.check_every) == Some(0)
     }
 
-    /// The number of the update called last, if a check has to follow it; takes note that the check is called.
-    pub(super) fn call_check(&self) -> Option<u64> {
-        let mut state = self.state.lock();
-        let update = state.updates_called;
-        let is_checked = self.is_checked(update);
-        state.called += u64::from(is_checked);
-        is_checked.then_some(update)
+    /// The number of the update before the one called last, if it is to be checked.
+    pub(super) fn to_check(&self) -> Option<u64> {
+        let update = self.state.lock().updates_called.saturating_sub(1);
+        self.is_checked(update).then_some(update)
     }
 
     /// The hash of what that update has left, when it is done.
@@ -90,12 +87,6 @@ impl Slot {
             }
             self.changed.wait(&mut state);
         }
-    }
-
-    /// A check is done.
-    pub(super) fn checked(&self) {
-        self.state.lock().done += 1;
-        self.changed.notify_all();
     }
 
     /// The hash of what an update leaves, if that has to be compared.

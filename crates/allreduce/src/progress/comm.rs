@@ -122,6 +122,11 @@ impl Comm<'_> {
         if let Some(fault) = self.shared.fault.get() {
             return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
         }
+        if jobs.iter().any(|(_, job)| job.checks())
+            && let Err(fault) = self.check(&mut jobs, launch)
+        {
+            return jobs.into_iter().for_each(|(_, job)| job.fail(&fault));
+        }
         let sums = jobs.iter().map(|(_, job)| match job.wire() {
             Wire::Sum { dtype, len_bytes, priority } => Some((dtype, len_bytes, priority)),
             Wire::Alone => None,
@@ -154,6 +159,24 @@ impl Comm<'_> {
             Ok(_) => self.note(),
             Err(cause) => self.fail(&cause, None),
         }
+    }
+
+    /// What comes before the sums of these jobs; the first fault, if there was one.
+    fn check(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], launch: &Launch) -> Result<(), Error> {
+        self.drain();
+        for (topic, job) in jobs.iter_mut().filter(|(_, job)| job.checks()) {
+            if let Some(fault) = self.shared.fault.get() {
+                return Err(fault.clone());
+            }
+            *self.shared.running.lock() = vec![(launch.number, topic.clone())];
+            if let Err(cause) = job.check(&mut self.communicator, launch) {
+                self.fail(&cause, None);
+                return Err(self.shared.fault.get().unwrap_or(&cause).clone());
+            }
+        }
+        self.count_traffic();
+        self.shared.running.lock().clear();
+        Ok(())
     }
 
     /// A bucket of what the jobs add.

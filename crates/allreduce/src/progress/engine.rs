@@ -101,7 +101,8 @@ impl Engine {
         let shared = Arc::new(Shared {
             rank: control.rank(),
             size: control.size(),
-            calls: Mutex::new(Calls::new(control.rank(), sums_block)),
+            // A check comes before a sum when nothing else is under way, so it must come in one order too.
+            calls: Mutex::new(Calls::new(control.rank(), sums_block || config.check_replicas > 0)),
             control,
             stop,
             fault: OnceLock::new(),

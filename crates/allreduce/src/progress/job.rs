@@ -20,6 +20,16 @@ pub trait Job: Send {
         Wire::Alone
     }
 
+    /// Whether `check` comes before all else; the same on every rank.
+    fn checks(&self) -> bool {
+        false
+    }
+
+    /// A collective that comes first, on the comm thread, when nothing else is under way.
+    fn check(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
     /// For [`Wire::Sum`]: what is to be summed, and where the sum is to stand; the same memory each time. On the comm thread.
     fn addend(&mut self) -> &mut [u8] {
         &mut []

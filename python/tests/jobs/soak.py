@@ -1,0 +1,182 @@
+"""A small network that trains on Fashion-MNIST until it is told to end, for `scripts/soak`: ``soak.py KIND WORK CHECKPOINTS``.
+
+The store applies the optimizer. In each step every sum of the key "control" is compared with what its rule gives, every rank's weights are
+hashed now and then for `scripts/soak` to compare, and rank 0 writes checkpoints. On SIGUSR1 a rank forks children that touch
+arrays and end in three ways. What happens is said on stdout, each line behind the time.
+"""
+
+import gzip
+import os
+import signal
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+import ringpull
+
+DATA = next(
+    (folder for folder in (Path("/usr/share/datasets/fashion-mnist"), Path(__file__).resolve().parents[3] / ".deps/usr/share/datasets/fashion-mnist") if folder.is_dir()),
+    None,
+)
+RATE, MOMENTUM, BATCH = 0.125, 0.5, 16
+#: Steps between two hashes, and between two checkpoints.
+HASHES, CHECKPOINTS = 20, 40
+#: Seconds of rest after each step, so that a soak leaves the processors to others.
+REST = 0.5
+SHAPES = {"w1": (784, 24), "b1": (24,), "w2": (24, 10), "b2": (10,), "control": (64,), "stop": (1,)}
+
+
+def say(words):
+    print(f"{time.time():.2f} {words}", flush=True)
+
+
+def images(part, count):
+    def read(name, offset, kind):
+        with gzip.open(DATA / f"{part}-{name}-ubyte.gz") as file:
+            return np.frombuffer(file.read(offset + count * (784 if kind else 1))[offset:], np.uint8)
+
+    return read("images-idx3", 16, 1).reshape(-1, 784).astype(np.float32) / 255 - 0.3, read("labels-idx1", 8, 0).astype(np.int64)
+
+
+def scores(weights, some):
+    hidden = np.maximum(some @ weights["w1"] + weights["b1"], 0)
+    return hidden, hidden @ weights["w2"] + weights["b2"]
+
+
+def gradients(weights, some, labels, out):
+    """The mean gradients over the batches of all ranks are the sums of these."""
+    hidden, output = scores(weights, some)
+    error = np.exp(output - output.max(axis=1, keepdims=True))
+    error /= error.sum(axis=1, keepdims=True)
+    error[np.arange(len(labels)), labels] -= 1
+    error /= len(labels) * store.num_workers
+    back = (error @ weights["w2"].T) * (hidden > 0)
+    np.matmul(some.T, back, out=out["w1"])
+    np.matmul(hidden.T, error, out=out["w2"])
+    back.sum(axis=0, out=out["b1"])
+    error.sum(axis=0, out=out["b2"])
+
+
+def added(rank, step):
+    """What a rank adds to the control key in a step: whole numbers, which come and go."""
+    return (-1.0) ** step * (rank + 1) * (np.arange(64, dtype=np.float32) % 5 + step % 7)
+
+
+def save(path, step, weights, momentum):
+    """Replaces the checkpoint, or says why it stays."""
+    states, new = path.with_suffix(".states"), path.with_suffix(".new")
+    try:
+        store.save_optimizer_states(states, True)
+        kept = np.frombuffer(states.read_bytes(), np.uint8)
+        with new.open("wb") as file:
+            np.savez(file, step=step, momentum=momentum, states=kept, **weights)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        say(f"checkpoint of step {step}")
+    except OSError as error:
+        say(f"no checkpoint of step {step}: {' '.join(str(error).split())}")
+    finally:
+        states.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
+
+
+def fork(arrays):
+    """Children that write what they have inherited and end by exit, by `os._exit` and by a signal."""
+    before = {name: array.copy() for name, array in arrays.items()}
+    children = []
+    for end in range(3):
+        pid = os.fork()
+        if pid:
+            children.append(pid)
+            continue
+        for array in arrays.values():
+            array *= 7
+        try:
+            store.pull("stop", np.zeros(1, np.float32))
+            os._exit(9)
+        except ringpull.UnavailableError:
+            pass
+        if end == 0:
+            sys.exit(0)
+        if end == 1:
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    ends = [os.waitpid(pid, 0)[1] for pid in children]
+    alike = all((array == before[name]).all() for name, array in arrays.items())
+    say(f"rank {rank} forked: {'well' if ends == [0, 0, signal.SIGKILL] and alike else f'WRONG {ends} {alike}'}")
+
+
+def main(work, path):
+    weights = {name: ringpull.zeros(shape) for name, shape in SHAPES.items()}
+    sums = {name: ringpull.zeros(shape) for name, shape in SHAPES.items()}
+    random = np.random.RandomState(1)
+    for name in "w1", "w2":
+        weights[name][:] = random.normal(size=SHAPES[name]) / np.sqrt(SHAPES[name][0])
+    step, momentum = 0, np.zeros(64, np.float32)
+    store.set_optimizer(ringpull.SGD(learning_rate=RATE, momentum=MOMENTUM))
+    saved = np.load(path) if path.exists() else None
+    if saved is not None:
+        step, momentum = int(saved["step"]), saved["momentum"]
+        for name, array in weights.items():
+            array[:] = saved[name]
+    for name, array in weights.items():
+        store.init(name, array)
+    if saved is not None:
+        states = work / f"states{rank}"
+        states.write_bytes(saved["states"].tobytes())
+        store.load_optimizer_states(states)
+        states.unlink()
+    say(f"rank {rank} begins at step {step}")
+    all_images, all_labels = images("train", 20000)
+    mine, labels = all_images[rank :: store.num_workers].copy(), all_labels[rank :: store.num_workers].copy()
+    del all_images, all_labels
+    test_images, test_labels = images("t10k", 500)
+    forks, names = [], list(SHAPES)
+    signal.signal(signal.SIGUSR1, lambda *_: forks.append(1))
+    now = os.open(work / f"rank{rank}.now", os.O_CREAT | os.O_WRONLY)
+    hashes = (work / f"rank{rank}.hashes").open("w")
+    os.pwrite(now, f"{os.getpid():10} {step:12}\n".encode(), 0)
+    while True:
+        chosen = np.random.RandomState(step).randint(len(labels), size=BATCH)
+        gradients(weights, mine[chosen], labels[chosen], sums)
+        sums["control"][:] = added(rank, step)
+        sums["stop"][:] = rank == 0 and (work / "stop").exists()
+        control = weights["control"].copy()
+        store.pushpull(names, [sums[name] for name in names], out=[weights[name] for name in names])
+        momentum = MOMENTUM * momentum - RATE * sum(added(each, step) for each in range(store.num_workers))
+        if not np.allclose(weights["control"], control + momentum, atol=1e-3):
+            say(f"WRONG sum in step {step}: {weights['control'] - control - momentum}")
+            sys.exit(4)
+        # The mirror would drift by what it rounds otherwise.
+        momentum = weights["control"] - control
+        step += 1
+        os.pwrite(now, f"{os.getpid():10} {step:12}\n".encode(), 0)
+        if step % HASHES == 0:
+            print(step, zlib.crc32(b"".join(weights[name].tobytes() for name in names)), file=hashes, flush=True)
+        if step % 500 == 0 and rank == 0:
+            right = (scores(weights, test_images)[1].argmax(axis=1) == test_labels).mean()
+            say(f"step {step} accuracy {100 * right:.1f} %")
+        if forks:
+            forks.clear()
+            fork(weights | sums)
+        if weights["stop"][0]:
+            break
+        if step % CHECKPOINTS == 0 and rank == 0:
+            save(path, step, weights, momentum)
+        time.sleep(REST)
+    store.close()
+    say(f"rank {rank} is done at step {step}")
+
+
+rank = -1
+try:
+    store = ringpull.create(sys.argv[1])
+    rank = store.rank
+    main(Path(sys.argv[2]), Path(sys.argv[3]) / "checkpoint")
+except ringpull.KVStoreError as error:
+    say(f"rank {rank} error {type(error).__name__} {' '.join(str(error).split())}")
+    raise SystemExit(3) from None
