@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ringpull_allreduce::progress::{Engine, Job, Terms, Topic};
-use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter};
+use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
@@ -121,7 +121,8 @@ impl Backend for Allreduce {
             }
             // What was called must be able to begin without another call.
             self.engine.wait();
-            Ok(slot.has_room_within(limit))
+            let room = |piece: Option<Duration>| Ok(slot.has_room_within(piece.unwrap_or(limit)).then_some(()));
+            Ok(waits::in_pieces(Some(limit), room)?.is_some())
         })
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use ringpull_base::config::{Config, Dmlc};
-use ringpull_base::{Error, Key, Kind, Result, Tensor, TensorMut};
+use ringpull_base::{Error, Key, Kind, Result, Tensor, TensorMut, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 use ringpull_ps::coded::Coded;
@@ -224,7 +224,12 @@ impl Backend for Servers {
     }
 
     fn make_room(&self, entry: &Entry, priority: i32) -> Result<()> {
-        self.backlog.wait(&entry.key, |limit| self.has_room_within(entry, priority, limit))
+        self.backlog.wait(&entry.key, |limit| {
+            let room = |piece: Option<Duration>| {
+                Ok(self.has_room_within(entry, priority, piece.unwrap_or(limit))?.then_some(()))
+            };
+            Ok(waits::in_pieces(Some(limit), room)?.is_some())
+        })
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {

@@ -49,6 +49,9 @@ struct State {
     fault: Option<Error>,
 }
 
+/// What there is when operations are done: the value, if one is kept.
+struct Settled(Option<Arc<Buffer>>);
+
 impl Slot {
     /// A key without a value, whose replicas are compared after every `check_every` updates, or never.
     pub(super) fn new(entry: Entry, unfinished_bytes: &Arc<AtomicU64>, check_every: u64) -> Self {
@@ -159,18 +162,29 @@ impl Slot {
 
     /// The value, if one is kept, when everything called so far is done.
     pub(super) fn settled(&self) -> Result<Option<Arc<Buffer>>> {
+        let called = self.state.lock().called;
+        let settled = waits::in_pieces(None, |limit| self.settled_within(called, limit))?;
+        Ok(settled.expect("without a limit it waits").0)
+    }
+
+    /// The value, if one is kept, when `called` operations are done, or nothing after `limit`.
+    fn settled_within(&self, called: u64, limit: Option<Duration>) -> Result<Option<Settled>> {
+        let deadline = limit.map(|limit| Instant::now() + limit);
         let mut state = self.state.lock();
-        let called = state.called;
         loop {
             if let Some(fault) = &state.fault {
                 return Err(fault.clone());
             }
             // A value that the next operation has taken out comes back.
             if state.done >= called && (state.value.is_some() || state.is_left_out) {
-                return Ok(state.value.clone());
+                return Ok(Some(Settled(state.value.clone())));
             }
             let _wait = waits::wait();
-            self.changed.wait(&mut state);
+            match deadline {
+                Some(deadline) if self.changed.wait_until(&mut state, deadline).timed_out() => return Ok(None),
+                Some(_) => {}
+                None => self.changed.wait(&mut state),
+            }
         }
     }
 

@@ -154,6 +154,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "ReplicasDiffer": ReplicasDifferError,
     "Environment": ArgumentError,
     "Forked": UnavailableError,
+    "Interrupted": KVStoreError,
 }
 
 

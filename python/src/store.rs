@@ -1,5 +1,6 @@
 //! A store as `ringpull/kvstore.py` uses it: one key a call, but for `push_pull`.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
@@ -10,7 +11,7 @@ use pyo3::types::{PyBool, PyDict, PyInt, PyString};
 use ringpull::internal::serve;
 use ringpull::{Capability, KvStore, Updater};
 use ringpull_base::forked::Process;
-use ringpull_base::{Error, Key, Result, RowSparse, Tensor};
+use ringpull_base::{Error, Key, Result, RowSparse, Tensor, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
@@ -55,14 +56,29 @@ impl Store {
     fn told<T>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> PyResult<T>) -> PyResult<T> {
         let store = self.open(py)?;
         work(&store).inspect_err(|raised| {
-            let why = raised.value(py).to_string();
+            let text = raised.value(py).to_string();
+            let why = if text.is_empty() { raised.get_type(py).to_string() } else { text };
             py.detach(|| store.report_failure(&why));
         })
     }
 }
 
+/// Runs `work` without holding the interpreter; what a handler of signals raises ends its waits.
 fn detached<T: Send>(py: Python<'_>, store: &KvStore, work: impl FnOnce(&KvStore) -> Result<T> + Send) -> PyResult<T> {
-    py.detach(|| work(store)).map_err(|error| raise(py, &error))
+    let outcome = py.detach(|| waits::interruptible(is_interrupted, || work(store)));
+    outcome.map_err(|error| RAISED.take().unwrap_or_else(|| raise(py, &error)))
+}
+
+thread_local! {
+    /// What a handler of signals has raised on this thread while it waited.
+    static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
+}
+
+fn is_interrupted() -> bool {
+    let raised = Python::try_attach(|py| py.check_signals().err()).flatten();
+    let is_raised = raised.is_some();
+    RAISED.set(raised);
+    is_raised
 }
 
 /// A key from Python: an integer or a string.

@@ -81,3 +81,12 @@ def test_a_rank_that_does_not_create_its_store_is_waited_for_with_a_warning():
     code = "import sys, time, os, ringpull; time.sleep(3 * (os.environ['OMPI_COMM_WORLD_RANK'] == '1')); ringpull.create('dist_sync_mpi').barrier()"
     done = mpi(2, "-c", code, RINGPULL_WARN="1")
     assert done.status == 0 and "for others to create their store" in done.ranks[0].text, f"{done}"
+
+
+@pytest.mark.parametrize("call", ["push", "pull", "barrier"])
+@pytest.mark.parametrize("kind", ["dist_sync_mpi", "dist_sync"])
+def test_ctrl_c_ends_a_call_that_waits(kind, call):
+    of = HERE / "jobs/interrupted.py", kind, call
+    done = mpi(2, *of) if kind == "dist_sync_mpi" else launch(2, 1, *of)
+    found = re.match(r"interrupted after ([\d.]+) s\n", done.ranks[0].out)
+    assert found and float(found[1]) < 3, f"{done}"

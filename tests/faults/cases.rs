@@ -76,6 +76,12 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
             assert!(!odd, "this rank panics on purpose");
             until_told(&store)
         }
+        "long_list" => {
+            // Each name can be sent, and all of a step together, which is to be frozen, cannot.
+            let keys: Vec<String> = (0..72).map(|number| format!("{number}{}", "k".repeat(1 << 20))).collect();
+            keys.iter().try_for_each(|key| store.init(key.as_str(), &full(6)))?;
+            (0..40).try_for_each(|_| keys.iter().try_for_each(|key| push_and_pull(&store, key, &full(6))))
+        }
         "mismatch" => mismatch(&store),
         "late" => late(&store),
         "deadlock" | "deadlock_in_step_20" => deadlock(&store, case),

@@ -35,6 +35,11 @@ fn files_that_may_not_be_long_leave_ranks_without_shared_memory_and_with_right_s
 }
 
 #[test]
+fn a_list_of_keys_that_is_too_long_to_be_sent_is_an_error_that_says_so_on_every_rank() {
+    Job::start("long_list", 2, None).fails(&[], &["a control message of", "fewer or shorter keys"]);
+}
+
+#[test]
 fn a_program_that_initialises_mpi_itself_needs_a_thread_level_that_lets_ours_call_it() {
     Job::start("serialized", 2, None).succeeds();
     Job::start("multiple", 2, None).succeeds();

@@ -262,6 +262,9 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+    /// A handler of signals, such as Ctrl-C's, ended a wait. What was called goes on, but for a push that waited to be made.
+    #[error("a signal interrupted the wait")]
+    Interrupted {},
     /// A forked child called what only its parent can use.
     #[error(
         "{what} belongs to process {pid}; a forked child cannot use it\n  hint: create stores after the fork, or start the child with spawn: multiprocessing.get_context(\"spawn\")"

@@ -85,6 +85,7 @@ impl Error {
                 !speak.map(|(rank, _)| Some(*rank)).any(|speaks| speaks == rank)
             }
             Error::Stalled { rank: met, .. } => rank != Some(*met),
+            Error::ReplicasDiffer { ranks, .. } => rank != ranks.first().copied(),
             Error::MixedKeyTypes { rank: met, .. }
             | Error::NotInitialized { rank: met, .. }
             | Error::AlreadyInitialized { rank: met, .. }

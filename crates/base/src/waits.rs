@@ -4,14 +4,15 @@
 //! to say of a rank that others wait for. Both are answered with the help of whoever knows the program's language: the
 //! Python package looks at the frames of Python's threads.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use crate::forked::List;
+use crate::{Error, Result};
 
 /// The threads that have called a store. Nobody takes a lock: a process may be forked at any time.
 static CALLERS: List<Caller> = List::new();
@@ -29,6 +30,7 @@ const UNKNOWN: u32 = u32::MAX;
 
 thread_local! {
     static CALLER: OnceCell<Known> = const { OnceCell::new() };
+    static CHECK: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
 }
 
 /// The calling thread's place among the callers, which it leaves at its end.
@@ -91,6 +93,45 @@ impl Place {
 #[derive(Debug)]
 pub struct Wait {
     counts: bool,
+}
+
+/// How long a wait that may be interrupted lasts before it looks.
+const PIECE: Duration = Duration::from_millis(100);
+
+/// Does `work`, whose waits end with [`Error::Interrupted`] once `check` says so, which is asked now and then: a
+/// program's handler of signals has run, say.
+pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
+    struct Before(Option<fn() -> bool>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            CHECK.set(self.0);
+        }
+    }
+    let _before = Before(CHECK.replace(Some(check)));
+    work()
+}
+
+/// `wait` for something, which is given how long at most; in pieces where this thread may be interrupted, `None` after
+/// `limit`. Without one it waits for ever.
+pub fn in_pieces<T>(
+    limit: Option<Duration>,
+    mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let Some(check) = CHECK.try_with(Cell::get).ok().flatten() else { return wait(limit) };
+    let begun = Instant::now();
+    let _wait = self::wait();
+    loop {
+        let left = limit.map_or(PIECE, |limit| limit.saturating_sub(begun.elapsed()));
+        if let Some(found) = wait(Some(left.min(PIECE)))? {
+            return Ok(Some(found));
+        }
+        if check() {
+            return Err(Error::Interrupted {});
+        }
+        if limit.is_some() && left <= PIECE {
+            return Ok(None);
+        }
+    }
 }
 
 /// This thread calls a store, and may do so again as long as it lives.

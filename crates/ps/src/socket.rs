@@ -129,10 +129,11 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Whether the error says that the network is down, and nothing of the peer.
-fn is_silence(cause: &io::Error) -> bool {
-    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut, WouldBlock};
-    matches!(cause.kind(), TimedOut | HostUnreachable | NetworkUnreachable | NetworkDown | WouldBlock)
+/// Whether the error says that the peer's system closed the connection or listens no more, as it does when a process ends;
+/// else the network may have broken it. A reset is of either.
+fn is_closed(cause: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, UnexpectedEof, WriteZero};
+    matches!(cause.kind(), UnexpectedEof | ConnectionRefused | BrokenPipe | WriteZero)
 }
 
 fn cannot_listen(address: SocketAddr, cause: &io::Error) -> Error {

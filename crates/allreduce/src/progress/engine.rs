@@ -300,8 +300,7 @@ impl Engine {
         if shared.fault.get().is_some() {
             shared.fail_waiting();
         }
-        let _wait = waits::wait();
-        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+        self.answered(&answer)
     }
 
     /// Returns when every rank has called it.
@@ -309,8 +308,24 @@ impl Engine {
         let (result, answer) = crossbeam_channel::bounded(1);
         self.submit(Topic::Barrier, "barrier", Terms::default(), Box::new(Barrier::new(result)))?;
         self.wait();
+        self.answered(&answer)
+    }
+
+    /// What a job answers when it is done, or a fault. Blocks.
+    fn answered<T>(&self, answer: &Receiver<Result<T>>) -> Result<T> {
         let _wait = waits::wait();
-        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+        let received = waits::in_pieces(None, |limit| {
+            let received = match limit {
+                Some(limit) => answer.recv_timeout(limit),
+                None => answer.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match received {
+                Ok(outcome) => outcome.map(Some),
+                Err(RecvTimeoutError::Timeout) => Ok(None),
+                Err(RecvTimeoutError::Disconnected) => Err(self.fault().unwrap_or_else(lost_thread)),
+            }
+        });
+        received.map(|found| found.expect("without a limit it waits"))
     }
 
     /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when it does; `None`: not any more.

@@ -10,7 +10,7 @@ use ringpull_processes::{Processes, example, files};
 use serde_json::Value;
 
 use super::operator::{Job, Trouble};
-use super::pod::{self, Image, PRINTED, Pod};
+use super::pod::{self, Image, Network, PRINTED, Pod};
 
 const LIMIT: Duration = Duration::from_secs(150);
 const EPOCHS: [&str; 8] = ["--limit-train", "640", "--batch", "64", "--epochs", "2", "--seed", "3"];
@@ -269,4 +269,47 @@ fn servers_and_the_comparison_run_on_the_pods_of_one_mpijob() {
     let text = launcher.text();
     assert!(text.contains("Every sum was checked") && text.contains("PS shared"), "{text}");
     assert!(job.network.volume().join("out/report.html").exists());
+}
+
+/// An image has no private key of a host; two pods of it have different ones; one that is mounted is taken.
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn pods_make_host_keys_of_their_own_or_take_those_that_are_mounted() {
+    let Some(image) = image() else { return };
+    let test = "n";
+    for file in std::fs::read_dir(image.files().join("etc/ssh")).unwrap() {
+        let path = file.unwrap().path();
+        let text = if path.is_file() { std::fs::read_to_string(&path).unwrap_or_default() } else { String::new() };
+        assert!(!text.contains("PRIVATE KEY"), "the image has the private key {}", path.display());
+    }
+    let mut network = Network::up(test);
+    let mounted = network.volume().join("host_key");
+    pod::run("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &mounted.display().to_string()]);
+    // As this machine's own keys would be.
+    let remove = "rm -f /etc/ssh/ssh_host_*";
+    let mount = format!("{remove}; cp /train/host_key /etc/ssh/ssh_host_ed25519_key; chmod 644 /etc/ssh/ssh_host_*");
+    let pods: Vec<_> = [(0, remove), (0, remove), (1000, "true"), (0, mount.as_str())]
+        .into_iter()
+        .zip(1..)
+        .map(|((uid, before), number)| {
+            let plan = pod::Plan {
+                name: format!("{test}-worker-{number}"),
+                address: number,
+                uid,
+                group: None,
+                drop_all: uid != 0,
+                no_new_privs: false,
+                ssh_folder: if uid == 0 { "/root/.ssh" } else { "/home/mpiuser/.ssh" }.to_owned(),
+                env: vec![("PATH".to_owned(), "/usr/sbin:/usr/bin:/sbin:/bin".to_owned())],
+                words: ["sh", "-c", &format!("{before}; exec /usr/sbin/sshd -De")].map(str::to_owned).to_vec(),
+            };
+            network.start(&image, &plan, "127.0.0.1 localhost\n", None)
+        })
+        .collect();
+    let said = || pods.iter().map(Pod::text).collect::<String>();
+    let keys: Vec<Vec<String>> = (1..=4).map(|number| network.host_keys(number)).collect();
+    assert!(keys.iter().all(|keys| keys.len() == 1), "{keys:?}\n{}", said());
+    assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2], "{keys:?}");
+    let public = std::fs::read_to_string(network.volume().join("host_key.pub")).unwrap();
+    assert!(public.starts_with(&keys[3][0]), "{public} is mounted, and sshd has {:?}", keys[3]);
 }

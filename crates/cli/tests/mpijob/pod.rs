@@ -74,6 +74,11 @@ cp -a "$work/u/." "$out/""#;
         Image { base: "/".to_owned(), layer: Some(Arc::new(folder)) }
     }
 
+    /// Where the files lie that are the image's own, over this machine's or over its base's.
+    pub(crate) fn files(&self) -> PathBuf {
+        self.layer.as_ref().map_or_else(|| PathBuf::from(&self.base), |layer| layer.path().join("files"))
+    }
+
     /// A root file system that lies in a folder, such as one that buildah has mounted.
     pub(crate) fn of_folder(root: &str) -> Image {
         Image { base: root.to_owned(), layer: None }
@@ -219,6 +224,25 @@ impl Network {
             .stderr(Stdio::null())
             .status();
         status.unwrap().success()
+    }
+
+    /// The host keys that a pod's sshd shows, once it does.
+    pub(crate) fn host_keys(&self, number: u8) -> Vec<String> {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(20) {
+            let scan = Command::new("ip")
+                .args(["netns", "exec", &self.spaces[0], "ssh-keyscan", "-T", "2", "-p", "2222", &address(number)])
+                .stdin(Stdio::null())
+                .stderr(Stdio::null())
+                .output();
+            let text = String::from_utf8(scan.unwrap().stdout).unwrap();
+            let keys: Vec<String> = text.lines().filter_map(|line| Some(line.split_once(' ')?.1.to_owned())).collect();
+            if !keys.is_empty() {
+                return keys;
+            }
+            std::thread::park_timeout(Duration::from_millis(100));
+        }
+        Vec::new()
     }
 }
 

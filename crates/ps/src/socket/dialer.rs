@@ -11,7 +11,7 @@ use ringpull_base::{Error, Result, forked};
 
 use super::handshake::{self, Failure, Hello, Resumption, Secret, Verdict};
 use super::session::{End, Mail, RESUME, Session};
-use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, is_silence, random};
+use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, is_closed, random};
 
 /// How long after a failure it is tried again.
 const RECONNECT: Duration = Duration::from_millis(50);
@@ -101,7 +101,7 @@ fn dial(session: &Arc<Session>, target: &Target) -> Event {
     // Since when the peer's system has refused or closed every connection.
     let mut closed: Option<Instant> = None;
     while !session.is_over() {
-        let is_silent = match connect(session, target, goes_on) {
+        let is_closing = match connect(session, target, goes_on) {
             Ok((stream, number, confirmed)) => {
                 (goes_on, closed) = (true, None);
                 match session.carry(&stream, number, confirmed) {
@@ -110,17 +110,17 @@ fn dial(session: &Arc<Session>, target: &Target) -> Event {
                         tracing::warn!("ended the connection to {}, which sent {what}", target.name);
                         return Event::Disconnected;
                     }
-                    End::Silent => true,
-                    End::Closed => false,
+                    End::Broken => false,
+                    End::Closed => true,
                 }
             }
-            Err(Failure::Io(cause)) => is_silence(&cause),
+            Err(Failure::Io(cause)) => is_closed(&cause),
             // It has ended the session, and another process may have its port by now.
             Err(Failure::Refused(Verdict::Forgotten)) => return Event::Disconnected,
             Err(_) if goes_on => return Event::Disconnected,
             Err(refusal) => return Event::Refused(explain(&refusal, target)),
         };
-        closed = closed.or_else(|| Some(Instant::now())).filter(|_| !is_silent);
+        closed = closed.or_else(|| Some(Instant::now())).filter(|_| is_closing);
         if goes_on && closed.is_some_and(|since| since.elapsed() > RESUME) {
             return Event::Disconnected;
         }

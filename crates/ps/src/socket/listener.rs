@@ -261,7 +261,7 @@ impl Shared {
         let goes_on = match end {
             End::Replaced => !session.is_over(),
             End::Closed => session.await_connection_after(connection, Some(RESUME)) && !session.is_over(),
-            End::Silent => session.await_connection_after(connection, None) && !session.is_over(),
+            End::Broken => session.await_connection_after(connection, None) && !session.is_over(),
             End::Goodbye => false,
             End::Violation(what) => {
                 self.refuse(from.ip(), &format!("it sent {what}"));

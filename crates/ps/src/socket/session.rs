@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::{Bell, Event, Frame, Limits, is_silence};
+use super::{Bell, Event, Frame, Limits, is_closed};
 
 const PREFIX: usize = 24;
 
@@ -35,7 +35,8 @@ const CONFIRM_AFTER: Duration = Duration::from_millis(500);
 /// Short frames are written together, so many bytes at a time.
 const BATCH_BYTES: usize = 32 << 10;
 
-/// How long a peer whose connection was closed has to make another, before it is taken for gone.
+/// How long a peer whose system has closed or refused connections has to make another, before it is taken for gone. One
+/// whose connection was reset, or that nothing reaches, has as long as heartbeats may be missing.
 pub(super) const RESUME: Duration = Duration::from_millis(1500);
 
 /// What waits for the node's thread.
@@ -88,17 +89,17 @@ pub(super) enum End {
     Goodbye,
     /// There is a newer connection.
     Replaced,
-    /// The peer's system closed it.
+    /// The peer's system closed it, as the end of a process does.
     Closed,
-    /// The network did.
-    Silent,
+    /// It failed (a reset, or nothing was confirmed), whatever became of the peer.
+    Broken,
     /// The peer sent what no peer sends.
     Violation(String),
 }
 
 impl From<io::Error> for End {
     fn from(cause: io::Error) -> Self {
-        if is_silence(&cause) { End::Silent } else { End::Closed }
+        if is_closed(&cause) { End::Closed } else { End::Broken }
     }
 }
 
@@ -312,11 +313,12 @@ impl Session {
             // One descriptor for all: those that a forked child closes are known by their numbers.
             let (session, stream) = (Arc::clone(self), Arc::clone(stream));
             std::thread::Builder::new().name("ringpull-ps-out".to_owned()).spawn(move || {
-                if let Err(cause) = session.write(&stream, number) {
+                let written = session.write(&stream, number);
+                if let Err(cause) = &written {
                     tracing::debug!(%cause, "a connection ended while it was written to");
-                    // The reader finds out why.
                     shut(&stream);
                 }
+                written
             })
         };
         let mut end = match &writer {
@@ -334,8 +336,11 @@ impl Session {
             end = End::Replaced;
         }
         drop(state);
-        if writer.is_ok_and(|writer| writer.join().is_err()) {
-            tracing::error!("a thread that writes to a node panicked");
+        match writer.map(std::thread::JoinHandle::join) {
+            // The system tells of a failure once: after the writer has met it the reader sees a connection that was closed.
+            Ok(Ok(Err(cause))) if matches!(end, End::Closed) => end = cause.into(),
+            Ok(Err(_)) => tracing::error!("a thread that writes to a node panicked"),
+            _ => {}
         }
         self.state.lock().is_carried = false;
         self.changed.notify_all();

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
+use super::session::{Mail, Session};
 use super::*;
 
 const LIMITS: Limits =
@@ -297,6 +298,57 @@ fn connections_that_are_reset_again_and_again_lose_nothing_and_repeat_nothing() 
     assert!(listener.event().is_none() && connection.event().is_none());
 }
 
+/// After a reset nothing comes through for longer than a peer that has closed its connection is waited for.
+#[test]
+fn a_connection_that_is_reset_while_there_is_no_way_is_made_again_when_there_is_one() {
+    let (bell, server_bell) = (Bell::default(), Bell::default());
+    let (listener, address) = listener(Some(secret("a")), &server_bell);
+    let network = Network::new(address);
+    let connection = Connection::open(target(network.address, b"node 1", Some(secret("a"))), &bell).unwrap();
+    exchange(&listener, &server_bell, &connection, &bell, 10);
+    network.reset();
+    let cut = Instant::now();
+    while cut.elapsed() < session::RESUME * 2 {
+        assert!(connection.send(Frame::from(vec![7])), "the node has given up");
+        assert!(listener.event().is_none() && connection.event().is_none(), "after {:?}", cut.elapsed());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    network.mend();
+    let mut count = 0;
+    while count < 10 {
+        let (_, frame) = until(&server_bell, || listener.receive());
+        assert_eq!(frame, Frame::from(vec![7]));
+        count += 1;
+    }
+}
+
+/// Who only writes meets the reset first, and the reader sees a connection that was closed.
+#[test]
+fn a_reset_that_the_writer_meets_is_no_end_of_the_peer() {
+    for _ in 0..20 {
+        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let near = TcpStream::connect(socket.local_addr().unwrap()).unwrap();
+        let far = socket.accept().unwrap().0;
+        let session =
+            Session::new(b"node".to_vec(), [1; 16], Ipv4Addr::LOCALHOST.into(), LIMITS, Mail::new(Bell::default()));
+        let (_, near) = (session.replace_connection(), Arc::new(near));
+        let (served, carried) = (Arc::clone(&session), Arc::clone(&near));
+        let carrier = std::thread::spawn(move || served.carry(&carried, 1, 0));
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (writes, stopped) = (Arc::clone(&session), Arc::clone(&stop));
+        let writer = std::thread::spawn(move || {
+            while !stopped.load(std::sync::atomic::Ordering::Relaxed) && writes.send(Frame::from(vec![1; 100])) {
+                std::thread::yield_now();
+            }
+        });
+        rustix::net::connect_unspec(&far).unwrap();
+        let end = carrier.join().unwrap();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        writer.join().unwrap();
+        assert!(matches!(end, session::End::Broken), "{end:?}");
+    }
+}
+
 /// What passes connections on to a server, and breaks them.
 struct Network {
     address: SocketAddr,
@@ -304,6 +356,8 @@ struct Network {
     moved: Arc<Mutex<usize>>,
     resets: Mutex<usize>,
     is_down: Arc<Mutex<bool>>,
+    /// Connections that were made while there is no way to the server.
+    held: Arc<Mutex<Option<Vec<TcpStream>>>>,
 }
 
 impl Network {
@@ -315,18 +369,24 @@ impl Network {
             moved: Arc::default(),
             resets: Mutex::default(),
             is_down: Arc::default(),
+            held: Arc::default(),
         };
         let (open, moved, is_down) =
             (Arc::clone(&network.open), Arc::clone(&network.moved), Arc::clone(&network.is_down));
+        let held = Arc::clone(&network.held);
         std::thread::spawn(move || {
             while let Ok((client, _)) = socket.accept() {
                 if *is_down.lock() {
                     return;
                 }
+                if let Some(held) = held.lock().as_mut() {
+                    held.push(client);
+                    continue;
+                }
                 let server = TcpStream::connect(to).unwrap();
                 for (from, to) in [(&client, &server), (&server, &client)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let moved = Arc::clone(&moved);
+                    let (moved, held) = (Arc::clone(&moved), Arc::clone(&held));
                     open.lock().push(from.try_clone().unwrap());
                     std::thread::spawn(move || {
                         let mut buffer = vec![0; 50_000];
@@ -336,7 +396,10 @@ impl Network {
                             }
                             *moved.lock() += count;
                         }
-                        to.shutdown(std::net::Shutdown::Both).ok();
+                        // A reset is to reach both ends as one.
+                        if held.lock().is_none() {
+                            to.shutdown(std::net::Shutdown::Both).ok();
+                        }
                     });
                 }
             }
@@ -353,6 +416,20 @@ impl Network {
         }
         self.cut();
         *self.resets.lock() += 1;
+    }
+
+    /// Resets what is open, at both ends, and lets nothing through until it is mended.
+    fn reset(&self) {
+        *self.held.lock() = Some(Vec::new());
+        for stream in self.open.lock().drain(..) {
+            rustix::net::connect_unspec(&stream).unwrap();
+        }
+    }
+
+    fn mend(&self) {
+        for stream in self.held.lock().take().unwrap() {
+            rustix::net::connect_unspec(&stream).ok();
+        }
     }
 
     fn cut(&self) {
