@@ -309,7 +309,7 @@ def test_a_fault_that_nobody_catches_is_told_once_in_a_few_lines_with_mxnets_nam
     done = mpi(2, HERE / "jobs/mxnet_uncaught.py", RINGPULL_TIMEOUT=2)
     lines = done.ranks[0].err.splitlines()
     assert done.status and len(lines) <= 6 and lines[0].startswith("Traceback"), f"{done}"
-    assert re.fullmatch(r"ringpull: rank 0: push of key \d \(head_(weight|bias)\) .*rank\(s\) \[1\] have not called it", lines[-2]), f"{done}"
+    assert re.fullmatch(r"rank 0: failed: StalledError: push of key \d \('head_(weight|bias)'\) .*rank\(s\) \[1\] have not called it", lines[-2]), f"{done}"
     assert lines[-1].startswith("  hint: ") and "join" not in lines[-1] and done.ranks[0].err.count("have not called it") == 1, f"{done}"
 
 

@@ -112,14 +112,13 @@ pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
 }
 
 /// `wait` for something, which is given how long at most; in pieces where this thread may be interrupted, `None` after
-/// `limit`. Without one it waits for ever.
+/// `limit`. Without one it waits for ever. It is no [`wait`] for another rank by itself: one that ends by its limit is none.
 pub fn in_pieces<T>(
     limit: Option<Duration>,
     mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>,
 ) -> Result<Option<T>> {
     let Some(check) = CHECK.try_with(Cell::get).ok().flatten() else { return wait(limit) };
     let begun = Instant::now();
-    let _wait = self::wait();
     loop {
         let left = limit.map_or(PIECE, |limit| limit.saturating_sub(begun.elapsed()));
         if let Some(found) = wait(Some(left.min(PIECE)))? {
