@@ -3,6 +3,9 @@
 
 mod ranks;
 
+use std::sync::Barrier;
+use std::time::Duration;
+
 use ringpull::{Config, DType, Error, KvStore, Optimizer, Result, RowSparse, Tensor};
 
 const KEYS: [&str; 3] = ["w", "v", "b"];
@@ -215,4 +218,33 @@ fn steps_whose_calls_change_are_compared_as_well() {
             store.barrier().unwrap();
         });
     }
+}
+
+#[test]
+fn what_another_rank_has_begun_of_a_stopped_cycle_is_compared_in_its_order() {
+    let (timeout, gate) = (Duration::from_secs(10), Barrier::new(2));
+    let config = Config { check_replicas: 1, fusion_bytes: Some(0), timeout, ..Config::default() };
+    ranks::workers(2, &config, |store| -> Result<()> {
+        init(store)?;
+        let sum = |keys: &[&str]| -> Result<()> {
+            let outs: Vec<Tensor> = keys.iter().map(|_| ones(100)).collect();
+            for (key, out) in keys.iter().zip(&outs) {
+                store.push_pull(*key, std::slice::from_ref(out), std::slice::from_ref(out), 0)?;
+                if store.rank() == 0 && *key == "v" && keys.len() == 3 {
+                    gate.wait();
+                }
+            }
+            outs.iter().try_for_each(|out| out.to_vec::<f32>().map(|sum| assert_eq!(sum, [2.0; 100])))
+        };
+        sum(&["b"])?;
+        (0..30).try_for_each(|_| sum(&["w", "v"]))?;
+        if store.rank() == 0 {
+            return sum(&["w", "v", "b"]);
+        }
+        // Rank 0 has begun both; "b" ends the cycle, and "v" is called before "w".
+        gate.wait();
+        sum(&["b", "v", "w"])
+    })
+    .into_iter()
+    .for_each(|outcome| outcome.unwrap());
 }
