@@ -72,6 +72,9 @@ impl Slot {
 
     /// The number of the update before the one called last, if it is to be checked.
     pub(super) fn to_check(&self) -> Option<u64> {
+        if self.check_every == 0 {
+            return None;
+        }
         let update = self.state.lock().updates_called.saturating_sub(1);
         self.is_checked(update).then_some(update)
     }
@@ -94,6 +97,9 @@ impl Slot {
 
     /// The hash of what an update leaves, if that has to be compared.
     fn hash(&self, bytes: &[u8]) -> Option<u64> {
+        if self.check_every == 0 {
+            return None;
+        }
         let update = {
             let state = self.state.lock();
             state.updates_done + u64::from(state.done > 0)
@@ -163,8 +169,7 @@ impl Slot {
     /// The value, if one is kept, when everything called so far is done.
     pub(super) fn settled(&self) -> Result<Option<Arc<Buffer>>> {
         let called = self.state.lock().called;
-        let settled = waits::in_pieces(None, |limit| self.settled_within(called, limit))?;
-        Ok(settled.expect("without a limit it waits").0)
+        Ok(waits::until(|limit| self.settled_within(called, limit))?.0)
     }
 
     /// The value, if one is kept, when `called` operations are done, or nothing after `limit`.

@@ -7,7 +7,6 @@ exception one line says which rank ended by it. With ``RINGPULL_LOG=ringpull=deb
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,11 +15,9 @@ from typing import Any
 
 from . import _native
 from .errors import KVStoreError
+from .place import package_of
 
 __all__ = ["first_line", "install", "is_said", "knows", "ours"]
-
-#: Packages whose lines are not the program's own.
-_LIBRARIES = ("mxnet", "numpy", "ringpull", "torch")
 
 #: What else knows errors of stores, which a framework has made text of.
 _known: list[Callable[[], BaseException | None]] = []
@@ -77,15 +74,10 @@ def _is_heard(error: KVStoreError) -> bool:
     return error._fields is not None and _native.last_words(error._fields)[2]
 
 
-def _folders() -> list[str]:
-    """Where the packages are whose lines are left out."""
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
-    return [os.path.dirname(file) + os.sep for file in files if file]
-
-
-def _without_libraries(trace: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    folders = tuple(_folders())
-    return [frame for frame in trace if not frame.filename.startswith((*folders, "<frozen runpy>"))]
+def _without_libraries(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    """The program's own lines."""
+    walked = zip(traceback.extract_tb(trace), traceback.walk_tb(trace), strict=True)
+    return [line for line, (frame, _) in walked if package_of(frame) is None and line.filename != "<frozen runpy>"]
 
 
 def report(error: BaseException, trace: TracebackType | None) -> str | None:
@@ -98,7 +90,7 @@ def report(error: BaseException, trace: TracebackType | None) -> str | None:
         cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         if cause is not None and ours(cause) is None:
             text += [*traceback.format_exception(type(cause), cause, cause.__traceback__), "\nand then:\n\n"]
-        frames = _without_libraries(traceback.extract_tb(trace))
+        frames = _without_libraries(trace)
         if frames:
             text += ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
     return "".join([*text, say(known)])

@@ -328,13 +328,17 @@ pub fn launcher_world_size() -> Option<(&'static str, usize)> {
 /// This process's rank among several, as far as a launcher of MPI says.
 pub fn launcher_rank() -> Option<usize> {
     launcher_world_size().filter(|(_, size)| *size > 1)?;
-    ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(|name| text(name)?.parse().ok())
+    told_rank()?.parse().ok()
 }
 
 /// Whether a launcher calls this process its first rank, or nobody calls it any.
 pub fn is_first_rank() -> bool {
-    let told = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(text);
-    told.is_none_or(|rank| rank == "0")
+    told_rank().is_none_or(|rank| rank == "0")
+}
+
+/// What a launcher calls this process.
+fn told_rank() -> Option<String> {
+    ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(text)
 }
 
 /// Whether this process speaks for those of its job where one is enough: in a job with servers the first worker, or every worker if no

@@ -133,6 +133,15 @@ pub fn in_pieces<T>(
     }
 }
 
+/// As [`in_pieces`], without a limit.
+pub fn until<T>(mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>) -> Result<T> {
+    loop {
+        if let Some(found) = in_pieces(None, &mut wait)? {
+            return Ok(found);
+        }
+    }
+}
+
 /// This thread calls a store, and may do so again as long as it lives.
 pub fn call() {
     // Not where the thread is about to end.

@@ -129,6 +129,11 @@ pub fn allreduce_in_turns(rank: usize, size: usize, len: usize, (block, segment)
     turns::allreduce(rank, size, len, block, segment)
 }
 
+/// The elements that `rank` sums for all in [`allreduce_in_turns`].
+pub fn part_in_turns(rank: usize, size: usize, len: usize, block: usize) -> std::ops::Range<usize> {
+    turns::part(rank, size, len, block)
+}
+
 /// The plan of `rank` that gives every rank the buffer of `root`, of `len` elements: a tree, and a chain for long
 /// buffers.
 ///

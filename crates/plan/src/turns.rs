@@ -14,22 +14,28 @@
 //!
 //! Cost as of `direct`, in `k` times as many messages.
 
+use std::ops::Range;
+
 use crate::parts::Parts;
 use crate::plan::{Plan, Then};
 
 /// Contributions that leave before the first sum: enough for the slowest of ranks that share cores to have made its first ones.
 const LEAD: usize = 4;
 
+/// The elements of the part of `rank`.
+pub(super) fn part(rank: usize, size: usize, len: usize, block: usize) -> Range<usize> {
+    let blocks = Parts::even(len.div_ceil(block), size).range(rank..rank + 1);
+    (blocks.start * block).min(len)..(blocks.end * block).min(len)
+}
+
 /// The plan of `rank`. Segments have at most `segment` elements, and begin at multiples of `block`; so has `segment` to be one.
 pub(super) fn allreduce(rank: usize, size: usize, len: usize, block: usize, segment: usize) -> Plan {
-    let blocks = Parts::even(len.div_ceil(block), size);
-    let count = (blocks.range(0..1).len() * block).div_ceil(segment).max(1);
-    let starts = (0..size).flat_map(|part| {
-        let part = blocks.range(part..part + 1);
-        (0..count).map(move |at| (part.start * block + at * segment).min(part.end * block))
+    let count = part(0, size, len, block).len().div_ceil(segment).max(1);
+    let starts = (0..size).flat_map(|owner| {
+        let part = part(owner, size, len, block);
+        (0..count).map(move |at| (part.start + at * segment).min(part.end))
     });
-    let bounds = starts.chain([len]).map(|bound| bound.min(len)).collect();
-    let mut plan = Plan::new(Parts::of(bounds));
+    let mut plan = Plan::new(Parts::of(starts.chain([len]).collect()));
     let segment_of = |part: usize, at: usize| part * count + at..part * count + at + 1;
     for turn in 0..count + LEAD {
         let peers = (1..size).map(|distance| ((rank + distance) % size, (rank + size - distance) % size));

@@ -185,11 +185,10 @@ impl Worker {
     /// The next answer. The thread answers every command, with an error if need be.
     pub fn wait<T>(&self, answers: &Receiver<Result<T>>) -> Result<T> {
         let _wait = waits::wait();
-        let answer = waits::in_pieces(None, |limit| match limit {
+        waits::until(|limit| match limit {
             Some(limit) => self.wait_within(answers, limit),
             None => answers.recv().unwrap_or_else(|_| Err(self.ended())).map(Some),
-        });
-        answer.map(|found| found.expect("without a limit it waits"))
+        })
     }
 
     /// As [`wait`](Self::wait), but `None` if there is none within `limit`.

@@ -131,21 +131,13 @@ const ELEMENT: usize = size_of::<f32>();
 impl<'a> Exchange<'a> {
     /// Of a gradient of `len` elements.
     fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: &'a mut dyn Ends) -> Self {
-        let blocks = Parts::even(len.div_ceil(Codec::BLOCK), size).range(rank..rank + 1);
-        let own = (blocks.start * Codec::BLOCK).min(len)..(blocks.end * Codec::BLOCK).min(len);
+        let own = ringpull_plan::part_in_turns(rank, size, len, Codec::BLOCK);
         let (given, leaving) = (HashMap::new(), HashMap::new());
         Exchange { codec, rank, size, ends, own, given, leaving, gathered: HashMap::new(), sums: HashMap::new() }
     }
 
     fn is_own(&self, elements: &Range<usize>) -> bool {
         self.own.start <= elements.start && elements.end <= self.own.end
-    }
-
-    fn give(&mut self, len_bytes: usize, scratch: &mut Scratch) -> *mut u8 {
-        let mut buffer = scratch.take(len_bytes);
-        let address = buffer.bytes_mut().as_mut_ptr();
-        self.given.insert(address, buffer);
-        address
     }
 
     fn encode(&mut self, elements: Range<usize>, scratch: &mut Scratch) -> Buffer {
@@ -221,8 +213,10 @@ impl Endpoint for Exchange<'_> {
     }
 
     fn incoming(&mut self, message: &Message, _peer: usize, scratch: &mut Scratch) -> Result<*mut u8> {
-        let len_bytes = self.wire_bytes(message);
-        Ok(self.give(len_bytes, scratch))
+        let mut buffer = scratch.take(self.wire_bytes(message));
+        let place = buffer.bytes_mut().as_mut_ptr();
+        self.given.insert(place, buffer);
+        Ok(place)
     }
 
     fn received(&mut self, message: &Message, peer: usize, place: *mut u8, scratch: &mut Scratch) -> Result<()> {

@@ -30,27 +30,8 @@ impl Communicator {
         unsafe { self.executor.send_out(&schedule, data, stamp) }
     }
 
-    /// Part `r` of `data`, bounded in bytes, becomes rank `r`'s on every rank.
-    ///
-    /// # Safety
-    /// As for [`allreduce`](Self::allreduce).
-    pub unsafe fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        let plan = ringpull_plan::allgather(self.rank(), self.size(), parts);
-        let schedule = self.executor.schedule(&plan);
-        // SAFETY: as the caller promises.
-        unsafe { self.executor.run(&schedule, data, stamp) }
-    }
-
-    /// As [`allgather`](Self::allgather), into memory of its own, which after an error the transport keeps: every rank's part, of which `fill`
-    /// writes this rank's.
+    /// Every rank's part, bounded in bytes, of which `fill` writes this rank's. After an error the transport keeps the memory.
     pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
-        let mut all = Buffer::zeroed(parts.len());
-        fill(&mut all.bytes_mut()[parts.range(self.rank()..self.rank() + 1)]);
-        // SAFETY: after an error the memory is never freed.
-        if let Err(cause) = unsafe { self.allgather(parts, all.bytes_mut(), stamp) } {
-            std::mem::forget(all);
-            return Err(cause);
-        }
-        Ok(all)
+        self.executor.gather(parts, stamp, fill)
     }
 }

@@ -227,8 +227,11 @@ impl Flight {
     /// Does with what has arrived what is to be done with it.
     fn finish(&mut self, index: u32, scratch: &mut Scratch) -> Result<()> {
         let message = &self.schedule.all[index as usize];
-        // What was copied into its place has no room, and is there.
-        let Some(room) = self.rooms.remove(&index) else { return Ok(()) };
+        if message.action == Action::Copy && matches!(self.memory, Memory::Host(_)) {
+            // It has come into its place.
+            return Ok(());
+        }
+        let room = self.rooms.remove(&index).expect("what arrives has a room from when it is posted");
         let _span = timeline::span(Phase::Reduce, || "a segment").bytes(message.len());
         match (room, &mut self.memory) {
             (Room::Own(room), Memory::Host(base)) => {

@@ -236,8 +236,8 @@ impl Comm<'_> {
 
     /// Moves what is under way, or waits a little.
     fn go_on(&mut self) {
-        let wire = self.communicator.executor();
-        let outcome = wire.advance().and_then(|moved| if moved { Ok(()) } else { wire.pause() });
+        let executor = self.communicator.executor();
+        let outcome = executor.advance().and_then(|moved| if moved { Ok(()) } else { executor.pause() });
         self.count_traffic();
         match outcome {
             Ok(()) => self.hand_on(),

@@ -275,8 +275,7 @@ impl Engine {
         let job = Box::new(Direct::new(Box::new(work), memory, result));
         self.submit(Topic::Direct, name, Terms::default(), job)?;
         self.wait();
-        let _wait = waits::wait();
-        answer.recv().unwrap_or_else(|_| Err(self.fault().unwrap_or_else(lost_thread)))
+        self.answered(&answer)
     }
 
     /// This rank has no data left: until every rank has joined it adds zeros to the sums of the others. The last rank to join. Blocks.
@@ -314,7 +313,7 @@ impl Engine {
     /// What a job answers when it is done, or a fault. Blocks.
     fn answered<T>(&self, answer: &Receiver<Result<T>>) -> Result<T> {
         let _wait = waits::wait();
-        let received = waits::in_pieces(None, |limit| {
+        waits::until(|limit| {
             let received = match limit {
                 Some(limit) => answer.recv_timeout(limit),
                 None => answer.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -324,8 +323,7 @@ impl Engine {
                 Err(RecvTimeoutError::Timeout) => Ok(None),
                 Err(RecvTimeoutError::Disconnected) => Err(self.fault().unwrap_or_else(lost_thread)),
             }
-        });
-        received.map(|found| found.expect("without a limit it waits"))
+        })
     }
 
     /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when it does; `None`: not any more.
