@@ -169,6 +169,7 @@ impl Slot {
     /// The value, if one is kept, when everything called so far is done.
     pub(super) fn settled(&self) -> Result<Option<Arc<Buffer>>> {
         let called = self.state.lock().called;
+        let _wait = waits::wait();
         Ok(waits::until(|limit| self.settled_within(called, limit))?.0)
     }
 
@@ -184,7 +185,6 @@ impl Slot {
             if state.done >= called && (state.value.is_some() || state.is_left_out) {
                 return Ok(Some(Settled(state.value.clone())));
             }
-            let _wait = waits::wait();
             match deadline {
                 Some(deadline) if self.changed.wait_until(&mut state, deadline).timed_out() => return Ok(None),
                 Some(_) => {}

@@ -63,7 +63,7 @@ class KVStore(Worker):
     A method takes one key with its value, or a list of keys with a list of values; in the place of a value may stand a list of
     values (one for each device), which are summed or all written. Tensors are anything with the buffer protocol or DLPack in
     host memory, contiguous: NumPy arrays, MXNet NDArrays, torch tensors, and JAX arrays as inputs. They are borrowed, and
-    written in place; ``push`` copies its values first.
+    written in place; ``push`` copies its values first. With those in host memory Ctrl-C ends a call that waits.
 
     A store on devices takes tensors on its GPUs too, with DLPack. Those of torch and CuPy are used in the order of the stream that is
     current when they are given: what is queued there after the call, or after the handle's ``wait()``, comes after the store's work, and no call waits
@@ -99,7 +99,7 @@ class KVStore(Worker):
         """Adds the sum of the values to this step's gradient of ``key``. Returns at once.
 
         Where four pushes of the key are not done, or some and 1 GiB of the store, it first waits for some of them:
-        workers ahead of a slow one would otherwise fill the memory.
+        workers ahead of a slow one would otherwise fill the memory. Ctrl-C ends that wait, and nothing is pushed.
 
         Values are copied, so they may be changed as soon as it returns; :meth:`pushpull` borrows them. A value may be a
         :class:`RowSparse`. A higher ``priority`` may leave earlier.

@@ -266,6 +266,25 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_that_may_be_interrupted_is_made_in_pieces_and_ends_soon_and_any_other_is_made_whole() {
+        let mut pieces = Vec::new();
+        let mut never = |limit: Option<Duration>| {
+            pieces.push(limit);
+            std::thread::sleep(limit.unwrap_or_default().min(PIECE));
+            Ok(None::<()>)
+        };
+        let long = Duration::from_secs(3600);
+        assert_eq!(in_pieces(Some(long), &mut never), Ok(None));
+        assert_eq!(in_pieces(None, &mut never), Ok(None));
+        assert_eq!(interruptible(|| true, || in_pieces(None, &mut never)), Err(Error::Interrupted {}));
+        let short = PIECE * 3 / 2;
+        assert_eq!(interruptible(|| false, || in_pieces(Some(short), &mut never)), Ok(None));
+        assert_eq!(pieces[..4], [Some(long), None, Some(PIECE), Some(PIECE)]);
+        assert!(pieces.len() >= 5 && pieces[4].unwrap() < PIECE, "{pieces:?}");
+        assert_eq!(interruptible(|| true, || in_pieces(None, |_| Ok(Some(7)))), Ok(Some(7)), "there is no wait");
+    }
+
+    #[test]
     fn a_wait_counts_while_it_lasts_and_a_look_is_answered_later() {
         let begun = Instant::now();
         let is_all = || is_only_waiting(None);

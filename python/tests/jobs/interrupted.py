@@ -1,4 +1,4 @@
-"""Ctrl-C on rank 0 while a call waits for rank 1, which does not call: ``interrupted.py KIND CALL``."""
+"""Ctrl-C on rank 0 while a call waits for rank 1, which comes three seconds later: ``interrupted.py KIND CALL``."""
 
 import signal
 import sys
@@ -11,26 +11,41 @@ import ringpull
 kind, call = sys.argv[1:]
 store = ringpull.create(kind)
 ones = np.ones(4, np.float32)
+#: Pushes of a key that do not wait for others.
+AHEAD = 4
 store.broadcast("a", ones, ones)
 store.barrier()
-if store.rank == 1:
-    # Longer than a push waits in any case.
-    time.sleep(8)
-    sys.exit(0)
-if call == "pull":
+
+
+def push():
+    for _ in range(AHEAD if store.rank == 1 else AHEAD + 2):
+        store.push("a", ones)
+
+
+def pull():
     store.push("a", ones)
-signal.setitimer(signal.ITIMER_REAL, 1)
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-begun = time.monotonic()
-try:
-    if call == "push":
-        for _ in range(6):
-            store.push("a", ones)
-    elif call == "pull":
+    if store.rank == 0:
         store.pull("a", ones)
-    else:
-        store.barrier()
-except KeyboardInterrupt:
-    print(f"interrupted after {time.monotonic() - begun:.1f} s", flush=True)
+
+
+def barrier():
+    store.barrier()
+
+
+if store.rank == 1:
+    time.sleep(4)
+    globals()[call]()
 else:
-    print("nothing", flush=True)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 1)
+    begun = time.monotonic()
+    try:
+        globals()[call]()
+        print("nothing", flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted after {time.monotonic() - begun:.1f} s", flush=True)
+# What was called goes on, and what waited to be called was not.
+store.pull("a", ones)
+assert (ones == (1 if call == "barrier" else 2)).all(), ones
+store.barrier()
+print(f"rank {store.rank} is done", flush=True)
