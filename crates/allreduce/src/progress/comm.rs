@@ -286,13 +286,13 @@ impl Comm<'_> {
 
     fn done(&self, job: Box<dyn Job>, topic: Topic) {
         *self.shared.last.lock() = Some(topic);
-        if job.is_soon_finished() && self.shared.unfinished.load(Ordering::Acquire) == 0 {
+        if job.is_soon_finished() && self.shared.unfinished.is_empty() {
             if let Err(cause) = job.finish() {
                 self.shared.poison(&cause, true);
             }
             return;
         }
-        self.shared.unfinished.fetch_add(1, Ordering::Relaxed);
+        self.shared.unfinished.give();
         drop(self.finishing.send(job));
     }
 

@@ -22,6 +22,7 @@ use crate::communicator::Communicator;
 use crate::progress::calls::Calls;
 use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::fusion::BUCKET_BYTES;
+use crate::progress::handover::Handover;
 use crate::progress::job::{Barrier, Direct, Job, StandIn};
 use crate::progress::messages::{Note, Terms, Topic};
 use crate::progress::shared::{Command, Shared};
@@ -117,7 +118,7 @@ impl Engine {
             running: Mutex::default(),
             last: Mutex::default(),
             commands,
-            unfinished: AtomicU64::new(0),
+            unfinished: Handover::default(),
             watched: AtomicU64::new(0),
             all_returned: AtomicBool::new(false),
             own_notes,
@@ -427,7 +428,7 @@ fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
         if let Err(cause) = job.finish() {
             shared.poison(&cause, true);
         }
-        shared.unfinished.fetch_sub(1, Ordering::Release);
+        shared.unfinished.finished();
     }
     if shared.fault.get().is_none() {
         shared.tell_rank_0(Note::Done);

@@ -20,6 +20,7 @@ pub mod frozen;
 pub mod fusion;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod handover;
 mod hang;
 pub mod job;
 pub mod messages;

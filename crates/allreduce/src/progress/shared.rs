@@ -11,6 +11,7 @@ use ringpull_base::{Error, Result, Waiter};
 
 use crate::progress::calls::{Act, Calls};
 use crate::progress::frozen::Unit;
+use crate::progress::handover::Handover;
 use crate::progress::job::{Barrier, Job, StandIn};
 use crate::progress::messages::{Call, Launch, Note, Order, Topic};
 use crate::transport::control::Control;
@@ -56,7 +57,7 @@ pub(super) struct Shared {
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
     /// Jobs that the finishing thread has been given and has not finished.
-    pub(super) unfinished: AtomicU64,
+    pub(super) unfinished: Handover,
     /// Tensors that were lent and have not been returned, of those whose owners are told when they are.
     pub(super) watched: AtomicU64,
     /// Whether there was none of them left at some time since the last call.

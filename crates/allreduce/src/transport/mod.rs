@@ -4,7 +4,7 @@
 //! and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on what is launched, carry
 //! errors, and notice at once when a process is gone. It carries no gradient.
 //!
-//! Ranks of one host also have a [`window`] of shared memory; some ranks of a transport are a [`group`].
+//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); some ranks of a transport are a [`group`].
 #![allow(unsafe_code)]
 
 pub mod control;
@@ -15,6 +15,7 @@ pub mod group;
 pub mod inproc;
 #[cfg(feature = "mpi")]
 mod library;
+pub(crate) mod meeting;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "mpi")]

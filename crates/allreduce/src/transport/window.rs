@@ -16,10 +16,9 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::thread::{Timespec, futex};
-
 use ringpull_base::buffer::region::{Address, Region};
+
+use crate::transport::meeting::{self, Meeting};
 
 /// The most bytes a short slot holds.
 pub const SHORT_BYTES: usize = 16 << 10;
@@ -46,8 +45,6 @@ const NAMES: usize = 24;
 
 /// How long a rank that waits gives its core away again and again before it sleeps: waking up takes a good part of that.
 const AWAKE: Duration = Duration::from_micros(100);
-/// How long one sleep lasts at most.
-const NAP: Duration = Duration::from_millis(20);
 /// A nap is shorter by far; what is beyond is the absence of this process, not of its peers.
 const LONGEST_NAP: Duration = Duration::from_millis(200);
 
@@ -168,13 +165,12 @@ impl Window {
 
     /// Offers this seat's work anew, to be taken after the next meeting by anybody, and all of it before the one after.
     pub fn offer(&self) {
-        self.taken(self.seat).store(0, Ordering::Relaxed);
+        meeting::offer(self.taken(self.seat));
     }
 
     /// The next piece of a seat's work that nobody has taken, if there are `pieces`.
     pub fn take(&self, seat: usize, pieces: usize) -> Option<usize> {
-        let piece = self.taken(seat).fetch_add(1, Ordering::Relaxed) as usize;
-        (piece < pieces).then_some(piece)
+        meeting::take(self.taken(seat), pieces)
     }
 
     /// Lets those who wait know that this rank gets on with what they wait for.
@@ -185,58 +181,21 @@ impl Window {
     /// Returns when every seat has called it as often as this one. An error soon after `stop` is set, or if for `limit`
     /// nobody came or got on. After an error the window is of no use.
     pub fn meet(&self, stop: &AtomicBool, limit: Duration) -> Result<(), Absence> {
-        let generation = self.number(GENERATION).load(Ordering::Acquire);
-        self.met(self.seat).store(generation.wrapping_add(1), Ordering::Relaxed);
-        if self.number(ARRIVED).fetch_add(1, Ordering::AcqRel) + 1 == self.seats as u32 {
-            self.number(ARRIVED).store(0, Ordering::Relaxed);
-            self.number(GENERATION).store(generation.wrapping_add(1), Ordering::SeqCst);
-            if self.number(SLEEPERS).load(Ordering::SeqCst) > 0
-                && let Err(cause) = futex::wake(self.number(GENERATION), futex::Flags::empty(), i32::MAX as u32)
-            {
-                // They wake by themselves after a nap.
-                tracing::debug!(%cause, "sleeping ranks could not be woken");
-            }
-            return Ok(());
-        }
+        let [arrived, generation, sleepers] = [ARRIVED, GENERATION, SLEEPERS].map(|offset| self.number(offset));
+        let meeting = Meeting { arrived, generation, sleepers };
+        let Some(generation) = meeting.come(self.met(self.seat), self.seats as u32) else { return Ok(()) };
         let start = Instant::now();
-        while start.elapsed() < AWAKE {
-            if self.number(GENERATION).load(Ordering::Acquire) != generation {
-                return Ok(());
-            }
+        let is_awake = || {
             std::thread::yield_now();
-        }
-        self.number(SLEEPERS).fetch_add(1, Ordering::SeqCst);
-        let outcome = self.sleep(generation, stop, limit);
-        self.number(SLEEPERS).fetch_sub(1, Ordering::SeqCst);
-        outcome
-    }
-
-    fn sleep(&self, generation: u32, stop: &AtomicBool, limit: Duration) -> Result<(), Absence> {
-        let nap = Timespec::try_from(NAP).expect("a nap is a valid time");
-        let (mut waited, mut activity, mut looked) = (Duration::ZERO, self.activity(), Instant::now());
-        while self.number(GENERATION).load(Ordering::SeqCst) == generation {
+            start.elapsed() < AWAKE
+        };
+        let mut patience = None;
+        meeting.wait(generation, is_awake, || {
             if stop.load(Ordering::Acquire) {
                 return Err(Absence::Stopped);
             }
-            match futex::wait(self.number(GENERATION), futex::Flags::empty(), generation, Some(&nap)) {
-                Ok(()) | Err(Errno::TIMEDOUT | Errno::AGAIN | Errno::INTR) => {}
-                // A system without this call: then by looking.
-                Err(_) => std::thread::sleep(Duration::from_millis(1)),
-            }
-            let now = Instant::now();
-            waited += now.duration_since(looked).min(LONGEST_NAP);
-            looked = now;
-            let present = self.activity();
-            if present != activity {
-                (activity, waited) = (present, Duration::ZERO);
-            }
-            if waited > limit {
-                let came = generation.wrapping_add(1);
-                let missing = |seat: &usize| self.met(*seat).load(Ordering::Relaxed) != came;
-                return Err(Absence::Missing { seats: (0..self.seats).filter(missing).collect(), waited });
-            }
-        }
-        Ok(())
+            patience.get_or_insert_with(|| Patience::new(self)).look(self, generation, limit)
+        })
     }
 
     /// Changes whenever a seat comes or beats.
@@ -272,6 +231,35 @@ impl Window {
     fn at(&self, offset: usize) -> *mut u8 {
         // SAFETY: every offset asked for is within the region, which `over` has checked to be long enough.
         unsafe { self.region.start().as_ptr().add(offset) }
+    }
+}
+
+/// How long a rank has waited while nobody came or got on.
+struct Patience {
+    waited: Duration,
+    activity: u32,
+    looked: Instant,
+}
+
+impl Patience {
+    fn new(window: &Window) -> Self {
+        Patience { waited: Duration::ZERO, activity: window.activity(), looked: Instant::now() }
+    }
+
+    fn look(&mut self, window: &Window, generation: u32, limit: Duration) -> Result<(), Absence> {
+        let now = Instant::now();
+        self.waited += now.duration_since(self.looked).min(LONGEST_NAP);
+        self.looked = now;
+        let present = window.activity();
+        if present != self.activity {
+            (self.activity, self.waited) = (present, Duration::ZERO);
+        }
+        if self.waited <= limit {
+            return Ok(());
+        }
+        let came = generation.wrapping_add(1);
+        let missing = |seat: &usize| window.met(*seat).load(Ordering::Relaxed) != came;
+        Err(Absence::Missing { seats: (0..window.seats).filter(missing).collect(), waited: self.waited })
     }
 }
 

@@ -1,0 +1,285 @@
+//! How ranks meet at counters in memory that they share: nobody goes on before all have come, and what was written
+//! before the meeting is seen after it.
+//!
+//! The counters are a trait, so that the tests run this code under `loom`, which tries every order that the memory model
+//! allows.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::thread::{Timespec, futex};
+
+/// A number that several threads or processes share.
+pub(crate) trait Number {
+    fn load(&self, ordering: Ordering) -> u32;
+    fn store(&self, value: u32, ordering: Ordering);
+    /// Adds to it; what it was before.
+    fn add(&self, value: u32, ordering: Ordering) -> u32;
+}
+
+/// A number that ranks may sleep on.
+pub(crate) trait Bed: Number {
+    /// Sleeps if it still is `value`, until it is woken or for a while.
+    fn sleep(&self, value: u32);
+    /// Wakes all that sleep.
+    fn wake(&self);
+}
+
+/// How long one sleep lasts at most.
+const NAP: Duration = Duration::from_millis(20);
+
+impl Number for AtomicU32 {
+    fn load(&self, ordering: Ordering) -> u32 {
+        self.load(ordering)
+    }
+
+    fn store(&self, value: u32, ordering: Ordering) {
+        self.store(value, ordering);
+    }
+
+    fn add(&self, value: u32, ordering: Ordering) -> u32 {
+        self.fetch_add(value, ordering)
+    }
+}
+
+impl Bed for AtomicU32 {
+    fn sleep(&self, value: u32) {
+        let nap = Timespec::try_from(NAP).expect("a nap is a valid time");
+        match futex::wait(self, futex::Flags::empty(), value, Some(&nap)) {
+            Ok(()) | Err(Errno::TIMEDOUT | Errno::AGAIN | Errno::INTR) => {}
+            // A system without this call: then by looking.
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+
+    fn wake(&self) {
+        if let Err(cause) = futex::wake(self, futex::Flags::empty(), i32::MAX as u32) {
+            // They wake by themselves after a nap.
+            tracing::debug!(%cause, "sleeping ranks could not be woken");
+        }
+    }
+}
+
+/// The counters of a place to meet. All begin at zero.
+pub(super) struct Meeting<'a, N> {
+    /// Ranks that have come to the present meeting.
+    pub(super) arrived: &'a N,
+    /// Meetings that have taken place.
+    pub(super) generation: &'a N,
+    /// Ranks that sleep, or are about to.
+    pub(super) sleepers: &'a N,
+}
+
+impl<N: Bed> Meeting<'_, N> {
+    /// Comes to a meeting of so many ranks; `met` is what this one shows of how many it came to. The meeting to wait for,
+    /// unless this was the last rank.
+    pub(super) fn come(&self, met: &N, ranks: u32) -> Option<u32> {
+        let generation = self.generation.load(Ordering::Acquire);
+        met.store(generation.wrapping_add(1), Ordering::Relaxed);
+        if self.arrived.add(1, Ordering::AcqRel) + 1 < ranks {
+            return Some(generation);
+        }
+        self.arrived.store(0, Ordering::Relaxed);
+        self.generation.store(generation.wrapping_add(1), Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.generation.wake();
+        }
+        None
+    }
+
+    /// Waits until the meeting takes place: while `is_awake` says so by looking, then asleep, with a call of `look` before
+    /// each sleep, whose error ends it.
+    pub(super) fn wait<E>(
+        &self,
+        generation: u32,
+        is_awake: impl Fn() -> bool,
+        mut look: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        loop {
+            if self.generation.load(Ordering::Acquire) != generation {
+                return Ok(());
+            }
+            if !is_awake() {
+                break;
+            }
+        }
+        self.sleepers.add(1, Ordering::SeqCst);
+        let mut outcome = Ok(());
+        // Whoever stores the next generation sees the sleeper, or the sleeper sees that generation: both are `SeqCst`.
+        while outcome.is_ok() && self.generation.load(Ordering::SeqCst) == generation {
+            outcome = look();
+            if outcome.is_ok() {
+                self.generation.sleep(generation);
+            }
+        }
+        self.sleepers.add(u32::MAX, Ordering::SeqCst);
+        outcome
+    }
+}
+
+/// Offers work anew, before a meeting.
+pub(super) fn offer(taken: &impl Number) {
+    taken.store(0, Ordering::Relaxed);
+}
+
+/// The next piece of `pieces` that nobody has taken, between that meeting and the next.
+pub(super) fn take(taken: &impl Number, pieces: usize) -> Option<usize> {
+    let piece = taken.add(1, Ordering::Relaxed) as usize;
+    (piece < pieces).then_some(piece)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::{Arc, Condvar, Mutex};
+    use loom::thread;
+
+    /// A number of loom's, which treats `SeqCst` as acquire and release: a fence before each such access stands for the rest.
+    pub(crate) struct Modelled {
+        value: loom::sync::atomic::AtomicU32,
+        /// The kernel's queue: it compares and sleeps in one step.
+        queue: Mutex<()>,
+        woken: Condvar,
+    }
+
+    impl Default for Modelled {
+        fn default() -> Self {
+            let value = loom::sync::atomic::AtomicU32::new(0);
+            Modelled { value, queue: Mutex::new(()), woken: Condvar::new() }
+        }
+    }
+
+    fn fence(ordering: Ordering) -> Ordering {
+        if ordering == Ordering::SeqCst {
+            loom::sync::atomic::fence(Ordering::SeqCst);
+        }
+        ordering
+    }
+
+    impl Number for Modelled {
+        fn load(&self, ordering: Ordering) -> u32 {
+            self.value.load(fence(ordering))
+        }
+
+        fn store(&self, value: u32, ordering: Ordering) {
+            self.value.store(value, fence(ordering));
+        }
+
+        fn add(&self, value: u32, ordering: Ordering) -> u32 {
+            self.value.fetch_add(value, fence(ordering))
+        }
+    }
+
+    impl Bed for Modelled {
+        /// Never ends by itself: a wake-up that is lost is a deadlock, which loom reports.
+        fn sleep(&self, value: u32) {
+            let queue = self.queue.lock().unwrap();
+            if self.value.load(Ordering::Acquire) == value {
+                drop(self.woken.wait(queue).unwrap());
+            }
+        }
+
+        fn wake(&self) {
+            drop(self.queue.lock().unwrap());
+            self.woken.notify_all();
+        }
+    }
+
+    #[derive(Default)]
+    struct Place {
+        counters: [Modelled; 3],
+        met: [Modelled; 3],
+        taken: Modelled,
+        done: Modelled,
+    }
+
+    impl Place {
+        fn meet(&self, rank: usize, ranks: u32, looks: usize) {
+            let [arrived, generation, sleepers] = &self.counters;
+            let meeting = Meeting { arrived, generation, sleepers };
+            let left = std::cell::Cell::new(looks);
+            let is_awake = || {
+                thread::yield_now();
+                left.replace(left.get().saturating_sub(1)) > 0
+            };
+            if let Some(generation) = meeting.come(&self.met[rank], ranks) {
+                meeting.wait(generation, is_awake, || Ok::<(), ()>(())).unwrap();
+            }
+        }
+    }
+
+    /// Runs each rank as a thread in every order that loom finds, with at most so many preemptions.
+    fn ranks(
+        ranks: usize,
+        preemptions: usize,
+        work: impl Fn(usize, &Place, &[UnsafeCell<()>]) + Copy + Send + Sync + 'static,
+    ) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(preemptions);
+        model.check(move || {
+            let slots: Vec<UnsafeCell<()>> = (0..2 * ranks).map(|_| UnsafeCell::new(())).collect();
+            let shared = Arc::new((Place::default(), slots));
+            let spawn = |rank: usize| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || work(rank, &shared.0, &shared.1))
+            };
+            let threads: Vec<_> = (1..ranks).map(spawn).collect();
+            work(0, &shared.0, &shared.1);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
+
+    /// Writes its own slot, meets, reads all. Accesses that no ordering keeps apart are an error of loom's: one slot may be filled while the other is read.
+    fn rounds(count: u32, ranks: usize, looks: usize) -> impl Fn(usize, &Place, &[UnsafeCell<()>]) + Copy {
+        move |rank, place, slots| {
+            for round in 0..count {
+                let slot = |rank: usize| &slots[round as usize % 2 * ranks + rank];
+                slot(rank).with_mut(drop);
+                place.meet(rank, ranks as u32, looks);
+                for other in 0..ranks {
+                    slot(other).with(drop);
+                }
+            }
+        }
+    }
+
+    /// What these tests have been seen to find: `AcqRel` of `arrived` weakened in any way, a load of the generation in `wait`
+    /// weakened to `Relaxed` or from `SeqCst`, the load of `sleepers` weakened from `SeqCst`, the store of the generation
+    /// weakened to `Relaxed`, and a last rank that wakes nobody. What is weakened from `SeqCst` before a load that has kept
+    /// its own is not found: the fence of that load stands for both.
+    #[test]
+    fn what_two_ranks_write_before_a_meeting_is_seen_after_it_and_none_sleeps_through_it() {
+        ranks(2, 3, rounds(3, 2, 0));
+    }
+
+    #[test]
+    fn nor_does_one_of_three_ranks() {
+        ranks(3, 2, rounds(1, 3, 0));
+    }
+
+    #[test]
+    fn who_looks_for_the_meeting_sees_the_same_as_who_sleeps() {
+        ranks(2, 3, rounds(2, 2, 2));
+    }
+
+    #[test]
+    fn every_piece_of_offered_work_is_taken_once() {
+        ranks(2, 3, |rank, place, slots| {
+            if rank == 0 {
+                offer(&place.taken);
+            }
+            place.meet(rank, 2, 0);
+            let mut count = 0;
+            while let Some(piece) = take(&place.taken, 3) {
+                slots[piece].with_mut(drop);
+                count += 1;
+            }
+            place.done.add(count, Ordering::Relaxed);
+            place.meet(rank, 2, 0);
+            slots[..3].iter().for_each(|slot| slot.with(drop));
+            assert_eq!(place.done.load(Ordering::Relaxed), 3);
+        });
+    }
+}
