@@ -1,4 +1,5 @@
-//! Whole allreduces over the threads of one process: what agreement, interpreter and sums cost where the wire costs nothing.
+//! Whole allreduces over the threads of one process: what agreement, interpreter and sums cost where the wire
+//! costs nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! `dist_sync_mpi`: every rank holds every key's value; gradients are summed by allreduce; the update runs on every rank alike.
+//! `dist_sync_mpi`: every rank holds every key's value; gradients are summed by allreduce; the update runs on
+//! every rank alike.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -28,8 +28,9 @@ use crate::{Backend, KvStore};
 /// `DMLC_*` variables for the kinds with servers. A process whose `DMLC_ROLE` is `server` or `scheduler` has
 /// no store: it calls [`run_node`].
 ///
-/// The device kinds work on the devices that `RINGPULL_DEVICES` names, all GPUs if it is unset; `dist_sync_mpi` works on
-/// devices if it is set. [`create_on`] takes them from the caller, who makes tensors on them.
+/// The device kinds work on the devices that `RINGPULL_DEVICES` names, all GPUs if it is unset;
+/// `dist_sync_mpi` works on devices if it is set. [`create_on`] takes them from the caller, who makes tensors
+/// on them.
 ///
 /// The first `dist_sync_mpi` store of a process initialises MPI, and creating it is collective: it blocks
 /// until every rank creates one. A store with servers blocks until the scheduler has met every node of the
@@ -51,8 +52,8 @@ pub fn create(kind: &str) -> Result<KvStore> {
     create_with(kind, &Config::from_env()?)
 }
 
-/// As [`create`], with the caller's settings. They must be the same on every rank, and how `dist_sync_mpi` sums the same for all
-/// stores of a process. Collective and blocking as [`create`].
+/// As [`create`], with the caller's settings. They must be the same on every rank, and how `dist_sync_mpi`
+/// sums the same for all stores of a process. Collective and blocking as [`create`].
 ///
 /// ```
 /// let config = ringpull::Config { check_nan: true, ..ringpull::Config::default() };
@@ -158,7 +159,8 @@ fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<De
     Ok(KvStore::over(kind, backend, config))
 }
 
-/// A process of a job with servers that asks for another kind would do each worker's work on its own, and call it done.
+/// A process of a job with servers that asks for another kind would do each worker's work on its own, and
+/// call it done.
 fn check_role(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     match job {
         Some(job) if job.role != Role::Worker || kind == Kind::DistSyncMpi => Err(Error::KindUnavailable {

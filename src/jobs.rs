@@ -48,7 +48,8 @@ impl Job for Init {
     }
 }
 
-/// A dense gradient on its way: summed in an output if there is one, so that nothing is copied that need not be.
+/// A dense gradient on its way: summed in an output if there is one, so that nothing is copied that need not
+/// be.
 pub(super) struct Push {
     slot: Arc<Slot>,
     gradient: Option<Contribution>,
@@ -96,7 +97,8 @@ impl Push {
 
     /// Puts the gradient where it will be summed.
     fn put(&mut self) -> Place {
-        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is written in place.
+        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is
+        // written in place.
         let old = if matches!(self.update, Update::Overwrite) { self.slot.take_value() } else { None };
         match self.gradient.take() {
             Some(Contribution::InPlace(index)) => {
@@ -126,7 +128,8 @@ impl Push {
 }
 
 impl Push {
-    /// Keeps the memory of an overwritten value for the copy that a sum in foreign memory will need; any other may share it.
+    /// Keeps the memory of an overwritten value for the copy that a sum in foreign memory will need; any
+    /// other may share it.
     fn recycle(&self, old: Option<Arc<Buffer>>, index: usize) {
         if self.keeps
             && self.outs[index].is_foreign()
@@ -218,7 +221,8 @@ impl Job for Push {
     }
 }
 
-/// A row-sparse gradient on its way: every rank gets every rank's rows and sums them in the order of the ranks.
+/// A row-sparse gradient on its way: every rank gets every rank's rows and sums them in the order of the
+/// ranks.
 pub(super) struct PushRows {
     slot: Arc<Slot>,
     gradient: MergedRows,

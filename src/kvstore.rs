@@ -1,9 +1,9 @@
 //! The KVStore that users call: MXNet's contract, the same for every kind.
 //!
 //! [`KvStore`] checks arguments, keeps the key table and sums the values of one process; what happens between
-//! processes is a [`Backend`]: `local`, `allreduce` (`dist_sync_mpi`) or `servers` (`dist_sync`, `dist_async`).
-//! A wrong argument changes nothing. After a lost peer, a timeout or a protocol error the store is poisoned: every later
-//! call returns that first cause.
+//! processes is a [`Backend`]: `local`, `allreduce` (`dist_sync_mpi`) or `servers` (`dist_sync`,
+//! `dist_async`). A wrong argument changes nothing. After a lost peer, a timeout or a protocol error the
+//! store is poisoned: every later call returns that first cause.
 
 use std::path::Path;
 #[cfg(feature = "devices")]
@@ -83,11 +83,12 @@ pub struct Stats {
 
 /// A key-value store of tensors, shared by the workers of a job.
 ///
-/// Values pushed for a key are summed, over the list given and over all workers. Without an updater or optimizer the
-/// store's value becomes that sum (it is overwritten); with one, it is updated by it.
+/// Values pushed for a key are summed, over the list given and over all workers. Without an updater or
+/// optimizer the store's value becomes that sum (it is overwritten); with one, it is updated by it.
 ///
-/// `push` and `push_pull` return before communication ends; `pull`, `barrier`, `wait_all` and reading an output block. Every worker must
-/// push every key of a step once; the order of keys may differ between workers.
+/// `push` and `push_pull` return before communication ends; `pull`, `barrier`, `wait_all` and reading an
+/// output block. Every worker must push every key of a step once; the order of keys may differ between
+/// workers.
 ///
 /// ```
 /// # fn main() -> ringpull::Result<()> {
@@ -152,8 +153,9 @@ impl KvStore {
         }
     }
 
-    /// Gives `key` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once, in any order;
-    /// ranks that disagree on shape or dtype all get one error from a later call, soon after two of them have called.
+    /// Gives `key` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once,
+    /// in any order; ranks that disagree on shape or dtype all get one error from a later call, soon after
+    /// two of them have called.
     pub fn init(&self, key: impl Into<Key>, value: &Tensor) -> Result<()> {
         self.call(|| {
             let key = key.into();
@@ -168,8 +170,8 @@ impl KvStore {
         self.table.checked(&key.into(), operation, self.rank(), &[])?.check(operation, self.rank(), shape, dtype)
     }
 
-    /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked for writers
-    /// until it has been used. An empty list does nothing. A higher `priority` may leave earlier.
+    /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked
+    /// for writers until it has been used. An empty list does nothing. A higher `priority` may leave earlier.
     ///
     /// Where 4 pushes of the key are not done, or some and 1 GiB of the store, it first waits for some of
     /// them, a minute at most: a fast worker would otherwise fill the memory.
@@ -177,7 +179,8 @@ impl KvStore {
         self.push_into(&key.into(), "push", values, &[], priority)
     }
 
-    /// Copies the value of `key` into each of `outs`, when every push that this worker made has been applied. Blocks.
+    /// Copies the value of `key` into each of `outs`, when every push that this worker made has been applied.
+    /// Blocks.
     pub fn pull(&self, key: impl Into<Key>, outs: &[Tensor], priority: i32) -> Result<()> {
         self.call(|| {
             let entry = self.table.checked(&key.into(), "pull", self.rank(), outs)?;
@@ -198,8 +201,8 @@ impl KvStore {
         })
     }
 
-    /// `push` of `values` and `pull` into `outs` in one: returns at once, and reading an output blocks until its value is
-    /// there. `outs` may be the `values` themselves.
+    /// `push` of `values` and `pull` into `outs` in one: returns at once, and reading an output blocks until
+    /// its value is there. `outs` may be the `values` themselves.
     pub fn push_pull(&self, key: impl Into<Key>, values: &[Tensor], outs: &[Tensor], priority: i32) -> Result<()> {
         self.push_into(&key.into(), "push_pull", values, outs, priority)
     }
@@ -211,7 +214,8 @@ impl KvStore {
         self.pull(key, outs, priority)
     }
 
-    /// Adds row-sparse gradients: rows named more than once, in one value or several, add up. Returns at once.
+    /// Adds row-sparse gradients: rows named more than once, in one value or several, add up. Returns at
+    /// once.
     pub fn push_rows(&self, key: impl Into<Key>, values: &[RowSparse], priority: i32) -> Result<()> {
         self.call(|| {
             let key = key.into();
@@ -248,8 +252,9 @@ impl KvStore {
         })
     }
 
-    /// Lets `optimizer` apply every push made from now on: in process, on every rank alike, or on the servers. Called again it
-    /// changes the hyper-parameters at once and keeps the states while the rule stays the same. Every rank must call it alike.
+    /// Lets `optimizer` apply every push made from now on: in process, on every rank alike, or on the
+    /// servers. Called again it changes the hyper-parameters at once and keeps the states while the rule
+    /// stays the same. Every rank must call it alike.
     pub fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
         self.call(|| {
             optimizer.check()?;
@@ -257,16 +262,18 @@ impl KvStore {
         })
     }
 
-    /// Lets `updater` apply every push made from now on. Not for kinds with servers: code is never sent to one.
+    /// Lets `updater` apply every push made from now on. Not for kinds with servers: code is never sent to
+    /// one.
     pub fn set_updater(&self, updater: Updater) -> Result<()> {
         self.call(|| self.backend.set_updater(updater))
     }
 
-    /// Compresses every dense gradient pushed from now on, on its way to the sum; every rank must call it alike.
-    /// What a push could not say is kept and added to this worker's next gradient of the key.
+    /// Compresses every dense gradient pushed from now on, on its way to the sum; every rank must call it
+    /// alike. What a push could not say is kept and added to this worker's next gradient of the key.
     ///
-    /// Only `f32` gradients can be pushed from then on, and row-sparse ones of any dtype, which are not compressed. What is kept of the keys is no
-    /// part of the optimizer's states: a run that goes on from saved states begins with nothing kept, and `load_optimizer_states` drops it.
+    /// Only `f32` gradients can be pushed from then on, and row-sparse ones of any dtype, which are not
+    /// compressed. What is kept of the keys is no part of the optimizer's states: a run that goes on from
+    /// saved states begins with nothing kept, and `load_optimizer_states` drops it.
     ///
     /// An error for kind `local`, as in MXNet, and for parameters that cannot be used.
     pub fn set_gradient_compression(&self, compression: &Compression) -> Result<()> {
@@ -276,13 +283,15 @@ impl KvStore {
         })
     }
 
-    /// Gradients pushed from now on travel as they are; every rank must call it alike. What compressed ones could not say is dropped. Any kind
-    /// takes it, compressed or not; those on devices first wait for what this worker has pushed.
+    /// Gradients pushed from now on travel as they are; every rank must call it alike. What compressed ones
+    /// could not say is dropped. Any kind takes it, compressed or not; those on devices first wait for what
+    /// this worker has pushed.
     pub fn unset_gradient_compression(&self) -> Result<()> {
         self.call(|| self.backend.set_compression(None))
     }
 
-    /// Writes the optimizer's states, and the optimizer too if `dump_optimizer`, to `path`, atomically. Blocks until every push is applied.
+    /// Writes the optimizer's states, and the optimizer too if `dump_optimizer`, to `path`, atomically.
+    /// Blocks until every push is applied.
     pub fn save_optimizer_states(&self, path: &Path, dump_optimizer: bool) -> Result<()> {
         self.call(|| {
             let mut states = self.backend.states()?;
@@ -306,14 +315,17 @@ impl KvStore {
         })
     }
 
-    /// To be called by a worker that has no data left where the workers have different amounts of it. Until every worker has joined, this
-    /// one adds zeros to what the others push, applies their updates as they do, and counts as present at their barriers. Returns the
-    /// rank that joined last, the same on every worker. Collective.
+    /// To be called by a worker that has no data left where the workers have different amounts of it. Until
+    /// every worker has joined, this one adds zeros to what the others push, applies their updates as they
+    /// do, and counts as present at their barriers. Returns the rank that joined last, the same on every
+    /// worker. Collective.
     ///
-    /// While some worker has joined the others may push and pull in any form, wait at barriers and change the optimizer; a call of
-    /// anything else that needs every worker, such as `init`, is an error on all. Compressed gradients are joined with what this worker has kept.
+    /// While some worker has joined the others may push and pull in any form, wait at barriers and change the
+    /// optimizer; a call of anything else that needs every worker, such as `init`, is an error on all.
+    /// Compressed gradients are joined with what this worker has kept.
     ///
-    /// It covers every store of the process. `local` has nobody to wait for; an error with servers, and on devices.
+    /// It covers every store of the process. `local` has nobody to wait for; an error with servers, and on
+    /// devices.
     pub fn join(&self) -> Result<usize> {
         self.call(|| {
             let _span = timeline::span(Phase::Wait, || "join");
@@ -458,8 +470,9 @@ impl KvStore {
         Ok(guards)
     }
 
-    /// Tells the other workers why this one is about to end, where that is no error of a call: data that cannot be read, a loss that is
-    /// no number. What waits for this worker fails with these words when it has ended. Kinds of one process have nobody to tell.
+    /// Tells the other workers why this one is about to end, where that is no error of a call: data that
+    /// cannot be read, a loss that is no number. What waits for this worker fails with these words when it
+    /// has ended. Kinds of one process have nobody to tell.
     pub fn report_failure(&self, why: &str) {
         if self.backend.process().is_here() {
             self.backend.failing(why.lines().next());

@@ -81,9 +81,9 @@ pub mod internal {
     pub use crate::states::{SavedStates, replace_file};
     use crate::{Config, Kind, KvStore};
 
-    /// Serves the job if this process is a server or the scheduler of one and the store that its program is about
-    /// to create is of a kind with servers: the status that the process must exit with then. None in any other
-    /// process, at once. Blocks.
+    /// Serves the job if this process is a server or the scheduler of one and the store that its program is
+    /// about to create is of a kind with servers: the status that the process must exit with then. None in
+    /// any other process, at once. Blocks.
     #[cfg(feature = "ps")]
     pub fn serve(kind: &str) -> Result<Option<i32>> {
         let Some(job) = ringpull_base::config::Dmlc::from_env()?.filter(|_| has_servers(kind)) else { return Ok(None) };

@@ -1,7 +1,9 @@
-//! What each rank of `dist_sync_mpi` keeps of a store: the values, how they are updated, and what codecs have kept.
+//! What each rank of `dist_sync_mpi` keeps of a store: the values, how they are updated, and what codecs have
+//! kept.
 //!
-//! A rank that has joined keeps all of that like the others: for each of their pushes it makes one of zeros, with their settings,
-//! which travel with the call. Only an updater cannot travel; it has to be the same on every rank anyway.
+//! A rank that has joined keeps all of that like the others: for each of their pushes it makes one of zeros,
+//! with their settings, which travel with the call. Only an updater cannot travel; it has to be the same on
+//! every rank anyway.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

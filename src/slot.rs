@@ -60,7 +60,8 @@ impl Slot {
         Slot { entry, state, changed, unfinished_bytes, check_every, calling }
     }
 
-    /// To be held while an update is called, which may check the one before it: they must come in their order.
+    /// To be held while an update is called, which may check the one before it: they must come in their
+    /// order.
     pub(super) fn in_order(&self) -> Option<MutexGuard<'_, ()>> {
         (self.check_every > 0).then(|| self.calling.lock())
     }

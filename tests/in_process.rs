@@ -230,7 +230,8 @@ fn memory_of_a_collective_is_kept_after_a_fault_and_freed_without_one() {
     }
 }
 
-/// As MXNet's engine: keys in the order in which gradients come, the next step when all sums have been returned, and no word of that.
+/// As MXNet's engine: keys in the order in which gradients come, the next step when all sums have been
+/// returned, and no word of that.
 #[test]
 fn a_caller_that_only_watches_its_tensors_is_never_held_up_by_a_bucket() {
     const KEYS: i64 = 4;
@@ -242,7 +243,8 @@ fn a_caller_that_only_watches_its_tensors_is_never_held_up_by_a_bucket() {
             for step in 0..20 {
                 let (told, returned) = std::sync::mpsc::channel();
                 let mut keys: Vec<i64> = (0..KEYS).collect();
-                // The first step comes in another order than those after it, so that the first calls that repeat begin within a step.
+                // The first step comes in another order than those after it, so that the first calls that
+                // repeat begin within a step.
                 keys[..=turns].rotate_left(usize::from(step == 0));
                 for key in keys {
                     let told = told.clone();

@@ -1,5 +1,6 @@
-//! What Cargo cannot hold the crates to: the layers inside `ringpull-allreduce`, files that import each other in
-//! a circle, where `unsafe` stands, and plain ASCII. It also holds the table of crates in ARCHITECTURE.md true.
+//! What Cargo cannot hold the crates to: the layers inside `ringpull-allreduce`, files that import each other
+//! in a circle, where `unsafe` stands, and plain ASCII. It also holds the table of crates in ARCHITECTURE.md
+//! true.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

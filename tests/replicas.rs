@@ -204,7 +204,8 @@ fn steps_whose_calls_change_are_compared_as_well() {
             let keys: Vec<i64> = (0..8).collect();
             keys.iter().for_each(|key| store.init(*key, &ones(50)).unwrap());
             for step in 0..160 {
-                // Now and then each rank takes another order, and some keys are left out; then steps repeat themselves again.
+                // Now and then each rank takes another order, and some keys are left out; then steps repeat
+                // themselves again.
                 let (turn, left_out) = if step % 20 < 3 { (3 * store.rank() + seed + step, step % 8) } else { (0, 8) };
                 let mut order = keys.clone();
                 order.rotate_left(turn % 8);

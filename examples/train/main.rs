@@ -4,8 +4,8 @@
 //!     mpirun -n 4 train --kv-store dist_sync_mpi       allreduce
 //!     ringpull launch -n 4 -s 2 --launcher local -- train --kv-store dist_sync
 //!
-//! The weights live in the store, which updates them with SGD; every worker pushes the gradient of its share of each batch. With
-//! `--device cuda` and a store on GPUs the store reads and writes candle's own tensors.
+//! The weights live in the store, which updates them with SGD; every worker pushes the gradient of its share
+//! of each batch. With `--device cuda` and a store on GPUs the store reads and writes candle's own tensors.
 
 mod lend;
 mod net;
@@ -40,7 +40,8 @@ fn train(options: &Options) -> Outcome<()> {
     if options.kv_store.parse::<Kind>()?.has_servers() && run_node()? {
         return Ok(());
     }
-    // Sums are ordered, so that the weights are the same bits wherever the ranks run. Without it a job on several hosts is faster.
+    // Sums are ordered, so that the weights are the same bits wherever the ranks run. Without it a job on
+    // several hosts is faster.
     let config = Config::from_env_or(Config { algorithm: "ordered".to_owned(), ..Config::default() })?;
     let store = create_with(&options.kv_store, &config)?;
     // The others hear why this rank ends, whatever the error was about.

@@ -26,7 +26,8 @@ const WEIGHTS: [(&str, &[usize]); 6] = [
 pub(crate) struct Net {
     weights: Vec<Var>,
     device: Device,
-    /// Where the store takes tensors, if it works where candle computes; otherwise they pass through host memory.
+    /// Where the store takes tensors, if it works where candle computes; otherwise they pass through host
+    /// memory.
     lent_to: Option<Arc<Devices>>,
 }
 
@@ -38,7 +39,8 @@ pub(crate) fn device(name: &str) -> std::result::Result<Device, String> {
             "this program cannot train on {name}: candle was built without CUDA\n  hint: build it where the CUDA 13 toolkit is, with \
              `RUSTFLAGS='--cfg candle_cuda' cargo build --release --example train --features candle-core/cuda`"
         )),
-        // Candle's usual stream is each thread's own, on which the store's threads cannot wait for candle's work.
+        // Candle's usual stream is each thread's own, on which the store's threads cannot wait for candle's
+        // work.
         _ => Device::new_cuda_with_stream(0).map_err(|cause| format!("the first GPU cannot be used: {cause}")),
     }
 }
@@ -76,7 +78,8 @@ impl Net {
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         for (weight, (_, tensor)) in self.weights.iter().zip(weights) {
             if tensor.remote().is_some() {
-                // It is the weight's own memory: what candle computes from here on comes after what the store has queued.
+                // It is the weight's own memory: what candle computes from here on comes after what the store
+                // has queued.
                 drop(tensor.read_anywhere()?);
                 continue;
             }
@@ -138,7 +141,8 @@ impl Net {
         Ok((100.0 * all_right / data.len() as f64, all_loss / data.len() as f64))
     }
 
-    /// The tensor as the store takes it: as it is where the store works on candle's GPU, otherwise a copy in host memory.
+    /// The tensor as the store takes it: as it is where the store works on candle's GPU, otherwise a copy in
+    /// host memory.
     fn to_store(&self, tensor: &Tensor) -> Result<ringpull::Tensor> {
         match &self.lent_to {
             Some(devices) => lend(devices, tensor),

@@ -1,8 +1,9 @@
 //! What ranks go on from: one checkpoint, or none on any of them.
 //!
-//! Every worker reads the file on its own host. Where a folder is not shared some hosts have none, or an older one, or one of another
-//! run, and ranks that began from different ones would sum gradients of different batches, or update with different states of the optimizer. So
-//! each says what it has found before the first step.
+//! Every worker reads the file on its own host. Where a folder is not shared some hosts have none, or an
+//! older one, or one of another run, and ranks that began from different ones would sum gradients of
+//! different batches, or update with different states of the optimizer. So each says what it has found before
+//! the first step.
 
 use std::path::Path;
 
@@ -10,8 +11,8 @@ use ringpull::{DType, Error, Kind, KvStore, Optimizer, Result, Rule, Tensor};
 
 use crate::checkpoint::Checkpoint;
 
-/// The checkpoint at `path`, if every worker has the same one, and `None` if none has, which is an error where it is `required`. Collective;
-/// to be called before the store has its optimizer.
+/// The checkpoint at `path`, if every worker has the same one, and `None` if none has, which is an error
+/// where it is `required`. Collective; to be called before the store has its optimizer.
 pub(super) fn agreed(store: &KvStore, path: &Path, required: bool) -> Result<Option<Checkpoint>> {
     let found = if path.exists() { Some(Checkpoint::read(path)?) } else { None };
     let (rank, workers) = (store.rank(), store.num_workers());

@@ -1,4 +1,5 @@
-//! What every training program asks for and does: its options, the first weights, and the hash that shows equal weights.
+//! What every training program asks for and does: its options, the first weights, and the hash that shows
+//! equal weights.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -32,7 +33,8 @@ pub struct Options {
     /// Learning rate
     #[arg(long, default_value_t = 0.05)]
     pub lr: f64,
-    /// Let the learning rate fall in a straight line, to nothing at the run's end; a resumed run needs the same last step
+    /// Let the learning rate fall in a straight line, to nothing at the run's end; a resumed run needs the
+    /// same last step
     #[arg(long)]
     pub lr_decay: bool,
     /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO
@@ -41,8 +43,9 @@ pub struct Options {
     /// Compress from this step on: the first gradients are the largest
     #[arg(long, value_name = "STEP", default_value_t = 0)]
     pub compress_from: u64,
-    /// Push gradients times this, which the optimizer divides by. In a step 2bit can say no more of an element than its threshold, 1bit
-    /// no more than 1: nearly all that is pushed must be less [default: 1; for 2bit and 1bit what suits the networks of the examples]
+    /// Push gradients times this, which the optimizer divides by. In a step 2bit can say no more of an
+    /// element than its threshold, 1bit no more than 1: nearly all that is pushed must be less [default: 1;
+    /// for 2bit and 1bit what suits the networks of the examples]
     #[arg(long, value_name = "FACTOR")]
     pub gradient_scale: Option<f64>,
     /// What first weights and the order of images follow from [default: 1, or the checkpoint's]
@@ -92,7 +95,8 @@ impl FromStr for Late {
     }
 }
 
-/// In how many stairs a learning rate falls. Few, because sums that the store has learned to expect are announced anew after each.
+/// In how many stairs a learning rate falls. Few, because sums that the store has learned to expect are
+/// announced anew after each.
 const STAIRS: u64 = 32;
 
 /// Where a run begins.
@@ -137,9 +141,10 @@ impl Options {
 
     /// What the gradients of each of so many `workers` are to be multiplied by before they are pushed.
     ///
-    /// Each is a sum over a worker's images, of which it grows with about the square root. Where codes have a size of their own it is made so
-    /// small that few of its elements exceed what a code says: a residual that cannot be sent as fast as it grows comes much too late. A
-    /// power of two, so that nothing is rounded.
+    /// Each is a sum over a worker's images, of which it grows with about the square root. Where codes have a
+    /// size of their own it is made so small that few of its elements exceed what a code says: a residual
+    /// that cannot be sent as fast as it grows comes much too late. A power of two, so that nothing is
+    /// rounded.
     pub fn scale(&self, workers: usize) -> Result<f64> {
         let said = match Compression::choice(&self.compression)? {
             Some(Compression::Codec(Codec::TwoBit { threshold })) => f64::from(threshold),
@@ -150,8 +155,8 @@ impl Options {
         Ok(self.gradient_scale.unwrap_or_else(|| (2.0 * said / images.sqrt()).log2().floor().exp2()))
     }
 
-    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store its optimizer. Rank 0 says
-    /// on standard error what it goes on from.
+    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store
+    /// its optimizer. Rank 0 says on standard error what it goes on from.
     pub fn begin(
         &self,
         store: &KvStore,
@@ -184,7 +189,8 @@ impl Options {
         Ok(resumed.as_ref().map_or(Start { step: 0, batches }, begun))
     }
 
-    /// The order of images is the checkpoint's, and another one that was asked for would be passed over in silence.
+    /// The order of images is the checkpoint's, and another one that was asked for would be passed over in
+    /// silence.
     fn check_seed(&self, saved: &Checkpoint) -> Result<()> {
         match self.seed {
             Some(seed) if seed != saved.seed => Err(Error::argument(
@@ -195,8 +201,9 @@ impl Options {
         }
     }
 
-    /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's learning rate, and switches compression
-    /// on at the step that was asked for. The last worker sleeps here if it was asked to.
+    /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's
+    /// learning rate, and switches compression on at the step that was asked for. The last worker sleeps here
+    /// if it was asked to.
     pub fn before(&self, store: &KvStore, optimizer: &mut Optimizer, step: u64, steps: &Range<u64>) -> Result<()> {
         match self.late {
             Some(late) if late.step == step + 1 && store.rank() + 1 == store.num_workers() => {
@@ -254,8 +261,8 @@ pub fn hash(store: &KvStore, weights: &[(&str, Tensor)]) -> Result<u64> {
     Ok(hash.digest())
 }
 
-/// Lets this process compute on its share of the cores: the workers of one host would otherwise each use all of them.
-/// `RAYON_NUM_THREADS` decides if it is set.
+/// Lets this process compute on its share of the cores: the workers of one host would otherwise each use all
+/// of them. `RAYON_NUM_THREADS` decides if it is set.
 pub fn share_cores() -> Result<()> {
     let built = rayon::ThreadPoolBuilder::new().num_threads(config::threads()).build_global();
     built.map_err(|cause| {

@@ -1,9 +1,10 @@
-//! Rank 0's table and the ranks' calls under any programs and any order of calls and messages, as the simulation of
-//! `ringpull-allreduce` runs them; and the table alone under messages that no rank of ours would send.
+//! Rank 0's table and the ranks' calls under any programs and any order of calls and messages, as the
+//! simulation of `ringpull-allreduce` runs them; and the table alone under messages that no rank of ours
+//! would send.
 //!
-//! Nothing panics; every call begins once on each rank, and all ranks have the same under one number (which the
-//! simulation asserts). Programs that fit together end with everything done, and the others with a fault or with
-//! something missing that rank 0 can name.
+//! Nothing panics; every call begins once on each rank, and all ranks have the same under one number (which
+//! the simulation asserts). Programs that fit together end with everything done, and the others with a fault
+//! or with something missing that rank 0 can name.
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};

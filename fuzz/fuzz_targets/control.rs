@@ -1,5 +1,6 @@
-//! Control connections: what strangers say first is believed only with the job's secret, what ranks tell each other is
-//! decoded without a panic and written as it was, and frames arrive once and in order over connections that break anywhere.
+//! Control connections: what strangers say first is believed only with the job's secret, what ranks tell each
+//! other is decoded without a panic and written as it was, and frames arrive once and in order over
+//! connections that break anywhere.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

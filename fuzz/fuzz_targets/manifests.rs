@@ -1,5 +1,6 @@
-//! YAML from people: the linter of manifests and the reader of the pipeline's dictionary take any text without a panic.
-//! What the linter finds is the same each time, and a dictionary that is accepted asks for a job that can be checked.
+//! YAML from people: the linter of manifests and the reader of the pipeline's dictionary take any text
+//! without a panic. What the linter finds is the same each time, and a dictionary that is accepted asks for a
+//! job that can be checked.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Files of optimizer states: any bytes are states or an error, and what is read is written and read again as the same.
+//! Files of optimizer states: any bytes are states or an error, and what is read is written and read again as
+//! the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,8 +1,10 @@
-//! Operations in MXNet's dependency engine: it calls us when an array's earlier uses are done, and we tell it when ours is.
+//! Operations in MXNet's dependency engine: it calls us when an array's earlier uses are done, and we tell it
+//! when ours is.
 //!
-//! `MXEnginePushAsyncND` of MXNet's C API takes a function, which is called on one of the engine's threads, and a completion,
-//! which we call from the store's thread when nothing uses the array any more. So an operation occupies no thread while
-//! it waits for its peers, and a later use of the array waits for it as for any operation of MXNet's.
+//! `MXEnginePushAsyncND` of MXNet's C API takes a function, which is called on one of the engine's threads,
+//! and a completion, which we call from the store's thread when nothing uses the array any more. So an
+//! operation occupies no thread while it waits for its peers, and a later use of the array waits for it as
+//! for any operation of MXNet's.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -46,7 +48,8 @@ struct Context {
 
 static CPU: Context = Context { device: 1, id: 0 };
 
-/// `FnProperty::kCPUPrioritized`: such operations have threads of their own and do not wait behind computation.
+/// `FnProperty::kCPUPrioritized`: such operations have threads of their own and do not wait behind
+/// computation.
 static CPU_PRIORITIZED: c_int = 3;
 
 const NAME: &CStr = c"ringpull";
@@ -65,7 +68,8 @@ unsafe impl Send for OnComplete {}
 // SAFETY: a shared reference can only be copied.
 unsafe impl Sync for OnComplete {}
 
-/// `std::runtime_error`, of which MXNet's error is a subclass with nothing added; MXNet copies what it is given.
+/// `std::runtime_error`, of which MXNet's error is a subclass with nothing added; MXNet copies what it is
+/// given.
 #[repr(C, align(8))]
 struct RuntimeError([usize; 2]);
 
@@ -91,7 +95,8 @@ impl OnComplete {
         let text = fault.to_string().replace('\0', " ").replace("\n  ", "\n ");
         let text = CString::new(text).expect("zeros were taken out");
         let mut error = RuntimeError([0; 2]);
-        // SAFETY: the place has the size and alignment of the class; it is destroyed after the engine has copied it.
+        // SAFETY: the place has the size and alignment of the class; it is destroyed after the engine has
+        // copied it.
         unsafe {
             runtime_error_new(&raw mut error, text.as_ptr());
             finish(&raw const error);
@@ -126,8 +131,8 @@ impl Work {
     fn start(self, done: OnComplete) {
         let len_bytes = self.shape.iter().product::<usize>() * self.dtype.size_bytes();
         let start = NonNull::new(self.start as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
-        // SAFETY: the engine keeps the array, its memory and everybody else's hands off it until `done` is called, which
-        // is when the tensor over it is gone.
+        // SAFETY: the engine keeps the array, its memory and everybody else's hands off it until `done` is
+        // called, which is when the tensor over it is gone.
         let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(())) };
         let tensor = Tensor::watched(self.dtype, &self.shape, buffer, Box::new(move |fault| done.call(fault.as_ref())));
         let tensor = if self.what == What::Sum { tensor.unkept() } else { tensor };
@@ -149,8 +154,8 @@ fn conclude(outcome: Result<()>, tensor: Tensor) {
     }
 }
 
-/// Pulls block, and the engine's few threads must not: one thread of ours pulls, in the order in which arrays became ready.
-/// A push never waits for it, so what it waits for comes.
+/// Pulls block, and the engine's few threads must not: one thread of ours pulls, in the order in which arrays
+/// became ready. A push never waits for it, so what it waits for comes.
 fn pull_later(work: Work, tensor: Tensor) {
     type Inbox = Result<Mutex<Sender<(Work, Tensor)>>, Error>;
     static PULLS: OnceLock<Inbox> = OnceLock::new();
@@ -176,7 +181,8 @@ fn pull_later(work: Work, tensor: Tensor) {
 
 /// The engine's call.
 unsafe extern "C" fn run(_context: *mut c_void, on_complete: *mut c_void, parameter: *mut c_void) {
-    // SAFETY: the engine passes its completion, alive during this call, and the parameter that was pushed with the function.
+    // SAFETY: the engine passes its completion, alive during this call, and the parameter that was pushed
+    // with the function.
     let (done, slot) = unsafe { (*on_complete.cast::<OnComplete>(), &*parameter.cast::<Mutex<Option<Work>>>()) };
     let work = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
     work.expect("an operation is run once").start(done);
@@ -208,8 +214,9 @@ impl DependencyEngine {
         fault.map(|error| raise(py, &error))
     }
 
-    /// Lets the engine do `what` ("push", "pull", "pushpull", or "sum": a pushpull whose sum the store need not keep) with the array `handle`, whose elements lie at `start`, on `key`
-    /// of `store`. Returns at once, with the C API's return code.
+    /// Lets the engine do `what` ("push", "pull", "pushpull", or "sum": a pushpull whose sum the store need
+    /// not keep) with the array `handle`, whose elements lie at `start`, on `key` of `store`. Returns at
+    /// once, with the C API's return code.
     #[allow(clippy::too_many_arguments)]
     fn submit(
         &self,
@@ -242,7 +249,8 @@ impl DependencyEngine {
         let push_async = self.push_async;
         Ok(py.detach(move || {
             let written = [handle as *mut c_void];
-            // SAFETY: the handle is that of a live array; the engine takes over the parameter and calls the deleter once.
+            // SAFETY: the handle is that of a live array; the engine takes over the parameter and calls the
+            // deleter once.
             unsafe {
                 push_async(
                     run,

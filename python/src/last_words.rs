@@ -13,7 +13,8 @@ fn own_rank() -> Option<usize> {
     last_words::own_rank()
 }
 
-/// The last words of this process about a native error, which comes as JSON: a line, a hint, and whether another rank met it.
+/// The last words of this process about a native error, which comes as JSON: a line, a hint, and whether
+/// another rank met it.
 #[pyfunction(name = "last_words")]
 fn words_of(py: Python<'_>, fields: &str) -> PyResult<(String, Option<String>, bool)> {
     let error: Error =

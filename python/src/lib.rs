@@ -1,7 +1,7 @@
 //! The native part of the Python package `ringpull`: stores, tensors over other people's memory, errors.
 //!
-//! What users call is in `ringpull/*.py`; this crate knows one key at a time. A call that may wait lets go of the
-//! interpreter first, so that an updater, or another thread, can run Python meanwhile.
+//! What users call is in `ringpull/*.py`; this crate knows one key at a time. A call that may wait lets go of
+//! the interpreter first, so that an updater, or another thread, can run Python meanwhile.
 
 mod array;
 mod bench;
@@ -25,7 +25,8 @@ fn model_lens(py: Python<'_>, name: &str, scale: f64) -> PyResult<Vec<usize>> {
     Ok(keys.iter().map(ringpull_workload::models::ModelKey::len).collect())
 }
 
-/// If this process speaks for several workers: the variable by which a launcher says so, and how many they are.
+/// If this process speaks for several workers: the variable by which a launcher says so, and how many they
+/// are.
 #[pyfunction]
 fn first_of_several(py: Python<'_>) -> PyResult<Option<(&'static str, usize)>> {
     let job = ringpull_base::config::Dmlc::from_env().map_err(|error| errors::raise(py, &error))?;

@@ -51,8 +51,8 @@ impl Store {
         self.told(py, |store| detached(py, store, work))
     }
 
-    /// Runs `work` on the store, and tells the other workers what it raises: most of what can be wrong with Python's arguments is found before
-    /// the store is called with them.
+    /// Runs `work` on the store, and tells the other workers what it raises: most of what can be wrong with
+    /// Python's arguments is found before the store is called with them.
     fn told<T>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> PyResult<T>) -> PyResult<T> {
         let store = self.open(py)?;
         work(&store).inspect_err(|raised| {
@@ -193,7 +193,8 @@ impl Store {
             let (key, devices) = (key_of(key)?, store.devices());
             let tensors = values.iter().map(|value| {
                 let foreign = Foreign::of(value, Access::Read, devices)?;
-                // In host memory several values are summed before the call returns, so only a single one has to be copied.
+                // In host memory several values are summed before the call returns, so only a single one has
+                // to be copied.
                 if values.len() == 1 || devices.is_some() { foreign.copied(py) } else { foreign.into_tensor(py) }
             });
             let tensors = tensors.collect::<PyResult<Vec<_>>>()?;
@@ -201,8 +202,8 @@ impl Store {
         })
     }
 
-    /// Values and outputs of the same keys in the same order; without outputs they are the values, without values a key is left out. Every
-    /// tensor is checked before the first key is pushed.
+    /// Values and outputs of the same keys in the same order; without outputs they are the values, without
+    /// values a key is left out. Every tensor is checked before the first key is pushed.
     fn push_pull(
         &self,
         py: Python<'_>,
@@ -274,7 +275,8 @@ impl Store {
         })
     }
 
-    /// What the other workers fail with if this one ends now and they wait for it. A store that was closed has nobody to tell.
+    /// What the other workers fail with if this one ends now and they wait for it. A store that was closed
+    /// has nobody to tell.
     fn report_failure(&self, py: Python<'_>, why: &str) {
         if let Ok(store) = self.open(py) {
             py.detach(|| store.report_failure(why));
@@ -286,7 +288,8 @@ impl Store {
         self.with(py, |store| store.set_optimizer(&text.parse::<Optimizer>()?))
     }
 
-    /// `updater(key, received, stored)` is called with two `Array`s on a thread of the store, and changes the second.
+    /// `updater(key, received, stored)` is called with two `Array`s on a thread of the store, and changes the
+    /// second.
     fn set_updater(&self, py: Python<'_>, updater: Py<PyAny>) -> PyResult<()> {
         if !updater.bind(py).is_callable() {
             return Err(PyTypeError::new_err("an updater is called as updater(key, received, stored)"));

@@ -1,15 +1,18 @@
-//! Allreduce of compressed gradients that lie on devices, over ranks that reach each other through host memory.
+//! Allreduce of compressed gradients that lie on devices, over ranks that reach each other through host
+//! memory.
 //!
-//! Where the devices know the codec, and each has whole blocks of the gradient, only codes leave them and only sums of codes come back; the residual
-//! stays there. The codes of the parts, one after the other, are those of the whole, so what is exchanged is what host memory would have given:
+//! Where the devices know the codec, and each has whole blocks of the gradient, only codes leave them and
+//! only sums of codes come back; the residual stays there. The codes of the parts, one after the other, are
+//! those of the whole, so what is exchanged is what host memory would have given:
 //!
 //! ```text
 //!   lanes  quantise, codes down                         sums up, decode
 //!   host                        exchange with the ranks
 //! ```
 //!
-//! Any other codec, and a gradient of less than a block a device, passes through host memory whole, where it is encoded and the residual stays.
-//! Either way goes on with what the other has kept, and both give the same bits.
+//! Any other codec, and a gradient of less than a block a device, passes through host memory whole, where it
+//! is encoded and the residual stays. Either way goes on with what the other has kept, and both give the same
+//! bits.
 
 use std::sync::Arc;
 
@@ -30,8 +33,8 @@ pub(crate) struct Coding<'a> {
     pub residual: &'a mut Option<Vec<Slice>>,
 }
 
-/// The parts, which are `f32`, become the sums over all ranks of what their compressed gradients say, in the order of the lanes. Blocks; collective.
-/// After an error what is kept of the key is not defined.
+/// The parts, which are `f32`, become the sums over all ranks of what their compressed gradients say, in the
+/// order of the lanes. Blocks; collective. After an error what is kept of the key is not defined.
 pub(crate) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
     match *coding.compression {
         Compression::Codec(codec @ Codec::TwoBit { threshold }) if sum.layout.is_blocked() => {

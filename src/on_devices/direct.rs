@@ -1,10 +1,12 @@
 //! Allreduce of memory of devices over a transport that takes it as it is: CUDA-aware MPI.
 //!
-//! The parts of the devices go one after the other, each by the plan that host memory would go by. The transport reads and writes the devices'
-//! memory, and what arrives to be added goes into a room on the same device, where the sum kernel adds it.
+//! The parts of the devices go one after the other, each by the plan that host memory would go by. The
+//! transport reads and writes the devices' memory, and what arrives to be added goes into a room on the same
+//! device, where the sum kernel adds it.
 //!
-//! MPI is not ordered by streams, and must not run beside the device's collectives: NCCL's kernel waits for its peers and keeps MPI's copies
-//! waiting, whose peers it waits for. So it begins when the lanes are idle, and no collective begins until it has ended.
+//! MPI is not ordered by streams, and must not run beside the device's collectives: NCCL's kernel waits for
+//! its peers and keeps MPI's copies waiting, whose peers it waits for. So it begins when the lanes are idle,
+//! and no collective begins until it has ended.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -17,7 +19,8 @@ use ringpull_device::{Memory, Pool, Slice, Stream, Work};
 
 use super::sum::Sum;
 
-/// Bytes of one message at least: a launch and a wait for it cost as much as some hundred kilobytes on the network.
+/// Bytes of one message at least: a launch and a wait for it cost as much as some hundred kilobytes on the
+/// network.
 const LEAST_BYTES: usize = 2 << 20;
 
 /// The parts become the sums over all ranks, of which each has as many devices. Blocks; collective.
@@ -37,8 +40,9 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
                 given: Vec::new(),
                 limit,
             };
-            // SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part but what the owner waits
-            // for; after an error the runner keeps the owner for ever, and with it the part and the rooms.
+            // SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part
+            // but what the owner waits for; after an error the runner keeps the owner for ever, and with it
+            // the part and the rooms.
             unsafe { comm.allreduce_between(dtype, part.len_bytes(), Box::new(owner), LEAST_BYTES, stamp)? };
         }
         Ok(())
@@ -115,7 +119,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// What every rank has in its tensors after two sums, how often its transport was given memory of devices, and what the second allocated.
+    /// What every rank has in its tensors after two sums, how often its transport was given memory of
+    /// devices, and what the second allocated.
     fn sum(config: &Config, counts: &[usize], dtype: DType, len: usize) -> Vec<(Vec<Tensor>, u64, u64)> {
         let ranks = inproc::world(counts.len()).into_iter().zip(counts).map(|(transport, &count)| {
             let config = config.clone();

@@ -1,10 +1,11 @@
-//! Allreduce of memory of devices by the devices themselves: device `d` of every rank sums part `d` with the others of its number. On GPUs it is
-//! NCCL that does it, over the GPUs' own links and networks.
+//! Allreduce of memory of devices by the devices themselves: device `d` of every rank sums part `d` with the
+//! others of its number. On GPUs it is NCCL that does it, over the GPUs' own links and networks.
 //!
-//! Nothing of it goes through the transport but the agreement: rank 0 names a meeting for each device, and every rank says whether it has joined.
-//! While ranks wait for each other in it, a device runs nothing else that waits for a peer; a rank that is told to stop, and one that has waited
-//! for too long, ends it. The others hear of it from the network, or by the control star, which says why; so who only knows that another rank
-//! is gone waits a little for that before it says so.
+//! Nothing of it goes through the transport but the agreement: rank 0 names a meeting for each device, and
+//! every rank says whether it has joined. While ranks wait for each other in it, a device runs nothing else
+//! that waits for a peer; a rank that is told to stop, and one that has waited for too long, ends it. The
+//! others hear of it from the network, or by the control star, which says why; so who only knows that another
+//! rank is gone waits a little for that before it says so.
 
 use std::time::{Duration, Instant};
 
@@ -18,14 +19,16 @@ use super::sum::Sum;
 /// How long a cause takes at most that another rank has told.
 const TELLING: Duration = Duration::from_secs(1);
 
-/// What a rank says of how joining went: it failed, it failed or met the failure of another, it waited in vain, it has joined.
+/// What a rank says of how joining went: it failed, it failed or met the failure of another, it waited in
+/// vain, it has joined.
 const FAILED: u8 = 0;
 const UNSURE: u8 = 1;
 const WAITED: u8 = 2;
 const JOINED: u8 = 3;
 
-/// Joins the devices of all ranks, of which each has as many. What came of it is the same on every rank: that all have joined, or on each an
-/// error of its own, and then none has. Collective; an error of the transport is one.
+/// Joins the devices of all ranks, of which each has as many. What came of it is the same on every rank: that
+/// all have joined, or on each an error of its own, and then none has. Collective; an error of the transport
+/// is one.
 pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Joined>> {
     let (rank, size, platform) = (comm.rank(), comm.size(), sum.devices.platform());
     let own: Result<Vec<UniqueId>> = match rank {

@@ -1,4 +1,5 @@
-//! A dense gradient on its way: summed over the devices of the process, over the ranks, applied, and gathered into outputs.
+//! A dense gradient on its way: summed over the devices of the process, over the ranks, applied, and gathered
+//! into outputs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -165,7 +166,8 @@ impl Step for Push {
             Some(outputs) => outputs.finish(&self.devices, self.limit),
             None => Ok(()),
         };
-        // The values are free from here on: what is queued next on their streams comes after what was queued here.
+        // The values are free from here on: what is queued next on their streams comes after what was queued
+        // here.
         self.values.clear();
         match &outcome {
             Ok(()) => self.slot.settle(),

@@ -1,14 +1,17 @@
 //! Allreduce of memory that lies on devices, over ranks, by one of three routes:
 //!
 //! * `staged`: copies in the host's pinned memory, summed as any memory of the host. Always there.
-//! * `direct`: the transport is given the devices' memory. Where every rank's transport takes it, and all have as many devices.
-//! * `joined`: the devices sum by themselves with those of their number in the other ranks; on GPUs by NCCL. Where all could join, and all have
-//!   as many devices.
+//! * `direct`: the transport is given the devices' memory. Where every rank's transport takes it, and all
+//!   have as many devices.
+//! * `joined`: the devices sum by themselves with those of their number in the other ranks; on GPUs by NCCL.
+//!   Where all could join, and all have as many devices.
 //!
-//! The ranks agree on what is there with a store's first sum. An algorithm that names a plan sums by that plan, staged or directly, and `nccl`
-//! by `joined`, or not at all. `auto` measures: of each size class (a power of two of bytes) the first sums go by each route in turn. Then
-//! every rank tells all others its times, and from the same times every rank makes the same choice, which the class keeps. A time is the
-//! shortest that any rank took, as the rank that comes last waits for nobody; and each route's first sum, which allocates, does not count.
+//! The ranks agree on what is there with a store's first sum. An algorithm that names a plan sums by that
+//! plan, staged or directly, and `nccl` by `joined`, or not at all. `auto` measures: of each size class (a
+//! power of two of bytes) the first sums go by each route in turn. Then every rank tells all others its
+//! times, and from the same times every rank makes the same choice, which the class keeps. A time is the
+//! shortest that any rank took, as the rank that comes last waits for nobody; and each route's first sum,
+//! which allocates, does not count.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,8 +32,8 @@ use super::{direct, joined, staged};
 /// How often each route is tried; the first time is not counted.
 const ROUNDS: usize = 3;
 
-/// Which ways the sums of a store go, and the memory that they pass through: kept from sum to sum, so that from the second of its kind and route
-/// on nothing is allocated.
+/// Which ways the sums of a store go, and the memory that they pass through: kept from sum to sum, so that
+/// from the second of its kind and route on nothing is allocated.
 #[derive(Default)]
 pub(crate) struct Route {
     ways: Mutex<Option<Ways>>,
@@ -55,7 +58,8 @@ impl fmt::Display for Way {
     }
 }
 
-/// The parts become the sums over all ranks, the same bits on each, in the order of the lanes. Blocks for the ranks; collective.
+/// The parts become the sums over all ranks, the same bits on each, in the order of the lanes. Blocks for the
+/// ranks; collective.
 pub(crate) fn allreduce(comm: &mut Communicator, route: &Route, sum: &Sum<'_>) -> Result<()> {
     let mut ways = route.ways.lock();
     let ways = match &mut *ways {
@@ -186,8 +190,8 @@ impl Ways {
     }
 }
 
-/// Which of so many ways was the quickest, and what each took: the least that any rank has counted of it. `rows` are the ranks' times, of each
-/// way in turn.
+/// Which of so many ways was the quickest, and what each took: the least that any rank has counted of it.
+/// `rows` are the ranks' times, of each way in turn.
 fn quickest(rows: &[Vec<u64>], ways: usize) -> (usize, Vec<u64>) {
     let of =
         |way: usize| rows.iter().flat_map(|row| row.iter().skip(ways + way).step_by(ways)).copied().min().unwrap_or(0);
@@ -202,7 +206,8 @@ mod tests {
 
     #[test]
     fn the_quickest_way_is_that_of_the_least_time_of_any_rank_but_for_the_first_round() {
-        // Three ways, three rounds; the first counts for nothing, and neither does waiting for a rank that is late.
+        // Three ways, three rounds; the first counts for nothing, and neither does waiting for a rank that is
+        // late.
         let punctual = vec![1, 9, 9, /**/ 70, 900, 60, /**/ 80, 50, 90];
         let late = vec![9, 1, 9, /**/ 75, 40, 900, /**/ 65, 45, 90];
         assert_eq!(quickest(&[punctual, late], 3), (1, vec![65, 40, 60]));

@@ -1,8 +1,9 @@
 //! Allreduce of memory that lies on devices, over ranks that reach each other through host memory.
 //!
-//! The whole is cut into segments at places that depend on its length alone, so ranks may have different numbers of devices. Each
-//! segment is copied down into pinned memory, summed over the ranks, and copied up again. While one is on the network, those
-//! behind it are on their way down and the one before it on its way up, on streams of their own:
+//! The whole is cut into segments at places that depend on its length alone, so ranks may have different
+//! numbers of devices. Each segment is copied down into pinned memory, summed over the ranks, and copied up
+//! again. While one is on the network, those behind it are on their way down and the one before it on its way
+//! up, on streams of their own:
 //!
 //! | down | 0 | 1 | 2 | 3 | 4 |   |   |
 //! | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -1,4 +1,5 @@
-//! The routes of memory of devices over simulated ones: what ranks agree on, and how they end when one of them does not come.
+//! The routes of memory of devices over simulated ones: what ranks agree on, and how they end when one of
+//! them does not come.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -120,7 +121,8 @@ fn every_rank_has_the_same_bits_of_every_dtype() {
     }
 }
 
-/// How often each rank has summed by its devices' own collectives, and been asked for their memory, after so many sums.
+/// How often each rank has summed by its devices' own collectives, and been asked for their memory, after so
+/// many sums.
 fn ways<W: Transport + Send + 'static>(
     config: &Config,
     counts: &[usize],

@@ -117,7 +117,8 @@ fn late(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// Every rank waits for a key of its own, each having called only that, at once or when their steps are frozen.
+/// Every rank waits for a key of its own, each having called only that, at once or when their steps are
+/// frozen.
 fn deadlock(store: &KvStore, case: &str) -> Result<()> {
     let keys: Vec<String> = (0..store.num_workers()).map(|rank| format!("of rank {rank}")).collect();
     keys.iter().try_for_each(|key| store.init(key.as_str(), &full(1000)))?;
@@ -128,7 +129,8 @@ fn deadlock(store: &KvStore, case: &str) -> Result<()> {
     until_told(store)
 }
 
-/// Each rank has called what the other has not, and waits for nothing: one sleeps, the other computes. Then each calls the rest.
+/// Each rank has called what the other has not, and waits for nothing: one sleeps, the other computes. Then
+/// each calls the rest.
 fn crossing(store: &KvStore) -> Result<()> {
     let keys = ["a", "b"];
     keys.iter().try_for_each(|key| store.init(*key, &full(1000)))?;
@@ -279,7 +281,8 @@ fn orders(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// 100 steps alike, of which those after the third cost no control message; then one in which rank 1 has an optimizer.
+/// 100 steps alike, of which those after the third cost no control message; then one in which rank 1 has an
+/// optimizer.
 fn mismatch(store: &KvStore) -> Result<()> {
     let keys = ["first", "second", "third"];
     keys.iter().try_for_each(|key| store.init(*key, &full(1000)))?;

@@ -1,4 +1,5 @@
-//! Parameter servers as real processes on loopback: what they compute, and what they do when something goes wrong.
+//! Parameter servers as real processes on loopback: what they compute, and what they do when something goes
+//! wrong.
 
 mod cases;
 mod job;

@@ -137,8 +137,8 @@ fn strangers_do_nothing_to_a_job_with_a_secret() {
     assert_eq!(ports.len(), 1);
     ports.push(job.port);
     let nodes = ["server 0", "scheduler"];
-    // One that listens, and one for each of three connections: a second is one that a forked child leaves open.
-    // A worker is ready when it has dialled; a server may not have accepted it yet.
+    // One that listens, and one for each of three connections: a second is one that a forked child leaves
+    // open. A worker is ready when it has dialled; a server may not have accepted it yet.
     let begun = std::time::Instant::now();
     while nodes.iter().any(|node| job.sockets(node) < 4) && begun.elapsed().as_secs() < 10 {
         std::thread::yield_now();

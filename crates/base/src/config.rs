@@ -13,7 +13,8 @@ use self::variables::{bad, one_of, parsed, required, seconds, switch, wrong};
 pub use self::variables::{is_in_environment, misspelt_variables, text};
 use crate::{Error, Result, closest};
 
-/// The names that `RINGPULL_ALGORITHM` and `--algorithm` take, where `halving` is another name of `circulant`.
+/// The names that `RINGPULL_ALGORITHM` and `--algorithm` take, where `halving` is another name of
+/// `circulant`.
 pub const ALGORITHMS: [&str; 10] =
     ["auto", "ring", "direct", "circulant", "doubling", "star", "tree", "ordered", "native", "nccl"];
 
@@ -48,7 +49,8 @@ pub struct Dmlc {
     pub num_workers: usize,
     /// `DMLC_NUM_SERVER`, at least 1.
     pub num_servers: usize,
-    /// `DMLC_NODE_HOST`: this node's address as the others reach it; unset, the address of the route to the root.
+    /// `DMLC_NODE_HOST`: this node's address as the others reach it; unset, the address of the route to the
+    /// root.
     pub node_host: Option<IpAddr>,
     /// `DMLC_RANK` or `DMLC_WORKER_ID`: the rank this node would like; unset, the order of arrival decides.
     pub preferred_rank: Option<usize>,
@@ -81,33 +83,37 @@ pub enum ModelSource {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `RINGPULL_WARN`, seconds (30): a rank that others wait for is named in a warning after this time, and again
-    /// each time it has doubled.
+    /// `RINGPULL_WARN`, seconds (30): a rank that others wait for is named in a warning after this time, and
+    /// again each time it has doubled.
     pub warn: Duration,
-    /// `RINGPULL_TIMEOUT`, seconds (1800; 0 is [`NEVER`]): how long others wait for a live rank before that is an error.
+    /// `RINGPULL_TIMEOUT`, seconds (1800; 0 is [`NEVER`]): how long others wait for a live rank before that
+    /// is an error.
     pub timeout: Duration,
-    /// `RINGPULL_SILENCE` or ps-lite's `PS_HEARTBEAT_TIMEOUT`, seconds (30): how long a peer's process gives no sign
-    /// of life before it counts as lost. No longer than `timeout`, see [`silence`](Config::silence).
+    /// `RINGPULL_SILENCE` or ps-lite's `PS_HEARTBEAT_TIMEOUT`, seconds (30): how long a peer's process gives
+    /// no sign of life before it counts as lost. No longer than `timeout`, see [`silence`](Config::silence).
     pub silence: Duration,
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
-    /// `RINGPULL_FUSION_BYTES`, bytes: how much is summed as one, of short gradients that follow each other in every step; 0 sums
-    /// each by itself, `None` goes by what is known of the cluster. Rank 0's counts.
+    /// `RINGPULL_FUSION_BYTES`, bytes: how much is summed as one, of short gradients that follow each other
+    /// in every step; 0 sums each by itself, `None` goes by what is known of the cluster. Rank 0's counts.
     pub fusion_bytes: Option<usize>,
-    /// Whether `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose shorter ones.
+    /// Whether `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose
+    /// shorter ones.
     pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
     pub algorithm: String,
     /// `RINGPULL_MODEL` (cached): where `auto` learns about the cluster.
     pub model: ModelSource,
-    /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI library says.
+    /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI
+    /// library says.
     pub mpi_device_memory: Option<bool>,
     /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
     pub check_nan: bool,
     /// `RINGPULL_CHECK_REPLICAS`, updates (0: never): how many updates of a key lie between two comparisons
     /// of its value over the ranks of `dist_sync_mpi`.
     pub check_replicas: u64,
-    /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all servers.
+    /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all
+    /// servers.
     pub bigarray_bound: usize,
     /// `PS_HEARTBEAT_INTERVAL`, seconds (1): the time between signs of life.
     pub heartbeat_interval: Duration,
@@ -136,7 +142,8 @@ impl Default for Config {
 /// A limit that is never reached: longer than any job, and short enough to be added to any moment.
 pub const NEVER: Duration = Duration::from_secs(1_000_000_000);
 
-/// Every rank that has not ended waits for a call that another has not made: after this time nothing will come.
+/// Every rank that has not ended waits for a call that another has not made: after this time nothing will
+/// come.
 pub const DEADLOCK: Duration = Duration::from_secs(5);
 
 /// What `segment_bytes` may be.
@@ -197,8 +204,8 @@ impl Config {
         config.check().map(|()| config)
     }
 
-    /// An error if a program has set what cannot be, as MPI counts a message's bytes in an int, or if a variable has an impossible value that
-    /// is read where no error can be returned.
+    /// An error if a program has set what cannot be, as MPI counts a message's bytes in an int, or if a
+    /// variable has an impossible value that is read where no error can be returned.
     pub fn check(&self) -> Result<()> {
         wants_shared_memory()?;
         refuse_encryption()?;
@@ -303,8 +310,9 @@ pub fn ssh_command() -> Vec<String> {
     text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Parameters of MPI libraries, set before `MPI_Init` unless the user has set them: ranks that wait yield the processor, and `eager_bytes`, if
-/// given, are one eager message over TCP. UCX, under MPICH, has one limit for all networks: it is left alone where there is InfiniBand.
+/// Parameters of MPI libraries, set before `MPI_Init` unless the user has set them: ranks that wait yield the
+/// processor, and `eager_bytes`, if given, are one eager message over TCP. UCX, under MPICH, has one limit
+/// for all networks: it is left alone where there is InfiniBand.
 pub fn library_settings(eager_bytes: Option<usize>) -> Vec<(&'static str, String)> {
     let mut settings = vec![("OMPI_MCA_mpi_yield_when_idle", "1".to_owned())];
     let Some(eager_bytes) = eager_bytes else { return settings };
@@ -341,13 +349,15 @@ fn told_rank() -> Option<String> {
     ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(text)
 }
 
-/// Whether this process speaks for those of its job where one is enough: in a job with servers the first worker, or every worker if no
-/// variable numbers them, whatever rank a launcher gives; else the launcher's first rank.
+/// Whether this process speaks for those of its job where one is enough: in a job with servers the first
+/// worker, or every worker if no variable numbers them, whatever rank a launcher gives; else the launcher's
+/// first rank.
 pub fn speaks_for_the_job(job: Option<&Dmlc>) -> bool {
     job.map_or_else(is_first_rank, |job| job.role == Role::Worker && job.preferred_rank.unwrap_or(0) == 0)
 }
 
-/// If this process speaks for several workers: the variable by which a launcher says so, and how many they are.
+/// If this process speaks for several workers: the variable by which a launcher says so, and how many they
+/// are.
 pub fn first_of_several(job: Option<&Dmlc>) -> Option<(&'static str, usize)> {
     let told = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers)).or_else(launcher_world_size);
     told.filter(|(_, workers)| *workers > 1 && speaks_for_the_job(job))
@@ -371,8 +381,8 @@ pub fn launcher_local_rank() -> Option<usize> {
 
 const SHARED_MEMORY: &str = "RINGPULL_SHARED_MEMORY";
 
-/// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different ones. Another word is an error
-/// of [`Config::from_env`] and of whatever creates a store.
+/// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different
+/// ones. Another word is an error of [`Config::from_env`] and of whatever creates a store.
 pub fn shared_memory() -> bool {
     wants_shared_memory() != Ok(false)
 }
@@ -381,18 +391,21 @@ fn wants_shared_memory() -> Result<bool> {
     text(SHARED_MEMORY).map_or(Ok(true), |given| switch(SHARED_MEMORY, &given))
 }
 
-/// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above it.
+/// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above
+/// it.
 pub fn rack() -> Option<String> {
     let switches = || Some(text("SLURM_TOPOLOGY_ADDR")?.rsplit_once('.')?.0.to_owned());
     text("RINGPULL_RACK").or_else(switches)
 }
 
-/// `NCCL_COMM_BLOCKING`: whether NCCL was told to let its calls wait for other processes, so that none can be given up.
+/// `NCCL_COMM_BLOCKING`: whether NCCL was told to let its calls wait for other processes, so that none can be
+/// given up.
 pub fn nccl_blocks() -> bool {
     text("NCCL_COMM_BLOCKING").is_some_and(|given| given.trim() == "1")
 }
 
-/// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull launch` says it.
+/// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull
+/// launch` says it.
 pub fn local_workers() -> usize {
     let told = text("RINGPULL_LOCAL_WORKERS").and_then(|count| count.parse().ok());
     told.or_else(launcher_local_size).unwrap_or(1).max(1)
@@ -434,7 +447,8 @@ pub fn fashion_mnist() -> &'static str {
     })
 }
 
-/// `RINGPULL_DEVICES`: the devices of the device kinds (all GPUs if unset), and of `dist_sync_mpi` (host memory if unset).
+/// `RINGPULL_DEVICES`: the devices of the device kinds (all GPUs if unset), and of `dist_sync_mpi` (host
+/// memory if unset).
 pub fn devices() -> Option<String> {
     text("RINGPULL_DEVICES")
 }

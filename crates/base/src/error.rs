@@ -1,4 +1,5 @@
-//! The one error type. A variant for each thing a caller can do something about, fields instead of formatted strings.
+//! The one error type. A variant for each thing a caller can do something about, fields instead of formatted
+//! strings.
 //!
 //! Errors travel: what one rank detects is sent to the others and raised there with the same words, so every
 //! variant can be cloned and serialised.
@@ -154,7 +155,8 @@ pub enum Error {
         waits.join("; ")
     )]
     Deadlock {
-        /// What each rank waits for, which ranks have not called it, and where its program is, if that is known.
+        /// What each rank waits for, which ranks have not called it, and where its program is, if that is
+        /// known.
         waits: Vec<String>,
     },
     /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
@@ -166,7 +168,8 @@ pub enum Error {
         operation: String,
         /// The rank that waits.
         rank: usize,
-        /// The last error that it met, in one line, which need not be why it ended; empty if there was none, or a call has succeeded since.
+        /// The last error that it met, in one line, which need not be why it ended; empty if there was none,
+        /// or a call has succeeded since.
         why: String,
     },
     /// A peer is gone.
@@ -262,7 +265,8 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
-    /// A handler of signals, such as Ctrl-C's, ended a wait. What was called goes on, but for a push that waited to be made.
+    /// A handler of signals, such as Ctrl-C's, ended a wait. What was called goes on, but for a push that
+    /// waited to be made.
     #[error("a signal interrupted the wait")]
     Interrupted {},
     /// A forked child called what only its parent can use.

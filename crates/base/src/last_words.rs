@@ -1,8 +1,8 @@
 //! What a process prints of the error that ends it: one line of who, what and why, and then at most one hint.
 //!
-//! An error reaches every rank, with the same text. The rank that met it says what failed and gives the hint; who
-//! only hears of it says in one line that it stops, and why. A lost process says nothing itself, so the lowest rank
-//! that is left gives the hint.
+//! An error reaches every rank, with the same text. The rank that met it says what failed and gives the hint;
+//! who only hears of it says in one line that it stops, and why. A lost process says nothing itself, so the
+//! lowest rank that is left gives the hint.
 
 use std::sync::OnceLock;
 
@@ -40,7 +40,8 @@ pub struct LastWords {
 }
 
 impl Error {
-    /// What this process prints when this ends it: its last words behind its rank, or all of it where it is alone.
+    /// What this process prints when this ends it: its last words behind its rank, or all of it where it is
+    /// alone.
     pub fn report(&self) -> String {
         let Some(rank) = own_rank() else { return format!("error: {self}") };
         let LastWords { line, hint, .. } = self.last_words(Some(rank));
@@ -52,8 +53,8 @@ impl Error {
         split(&self.to_string()).0
     }
 
-    /// What the worker `rank` prints when this ends it; without a rank a server, the scheduler, or a process that
-    /// is alone.
+    /// What the worker `rank` prints when this ends it; without a rank a server, the scheduler, or a process
+    /// that is alone.
     pub fn last_words(&self, rank: Option<usize>) -> LastWords {
         let (cause, hint) = split(&self.to_string());
         if !self.is_heard_by(rank) {

@@ -1,7 +1,7 @@
 //! What a framework calls the values whose keys are numbers, for errors and warnings: `3 ('dense0_weight')`.
 //!
-//! Names are of this process: nothing depends on them, and ranks need not know them alike. Where several stores use
-//! one key for different values, all its names are shown.
+//! Names are of this process: nothing depends on them, and ranks need not know them alike. Where several
+//! stores use one key for different values, all its names are shown.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! Which threads of this process wait in a call of ours, and where its program is.
 //!
-//! Two questions need this: whether every rank of a job waits for another, so that nothing can come any more, and what
-//! to say of a rank that others wait for. Both are answered with the help of whoever knows the program's language: the
-//! Python package looks at the frames of Python's threads.
+//! Two questions need this: whether every rank of a job waits for another, so that nothing can come any more,
+//! and what to say of a rank that others wait for. Both are answered with the help of whoever knows the
+//! program's language: the Python package looks at the frames of Python's threads.
 
 use std::cell::{Cell, OnceCell};
 use std::sync::OnceLock;
@@ -75,11 +75,12 @@ struct Seen {
 pub struct Place {
     /// Its own line, such as `train.py:41 in evaluate`.
     pub site: Option<String>,
-    /// Whether it waits there for the results of other threads, as MXNet's `asnumpy` does, so that it calls nothing
-    /// meanwhile.
+    /// Whether it waits there for the results of other threads, as MXNet's `asnumpy` does, so that it calls
+    /// nothing meanwhile.
     pub is_wait: bool,
-    /// Linux's numbers of the threads that are in code of the program's language and do not wait so, 0 for one whose
-    /// number is unknown. A thread that is not there belongs to a framework, which calls on behalf of others.
+    /// Linux's numbers of the threads that are in code of the program's language and do not wait so, 0 for
+    /// one whose number is unknown. A thread that is not there belongs to a framework, which calls on behalf
+    /// of others.
     pub busy: Vec<u32>,
 }
 
@@ -89,7 +90,8 @@ impl Place {
     }
 }
 
-/// A thread waits in a call of ours while this is there. Only the outermost of a thread counts, and of a thread that calls stores.
+/// A thread waits in a call of ours while this is there. Only the outermost of a thread counts, and of a
+/// thread that calls stores.
 #[derive(Debug)]
 pub struct Wait {
     counts: bool,
@@ -98,8 +100,8 @@ pub struct Wait {
 /// How long a wait that may be interrupted lasts before it looks.
 const PIECE: Duration = Duration::from_millis(100);
 
-/// Does `work`, whose waits end with [`Error::Interrupted`] once `check` says so, which is asked now and then: a
-/// program's handler of signals has run, say.
+/// Does `work`, whose waits end with [`Error::Interrupted`] once `check` says so, which is asked now and
+/// then: a program's handler of signals has run, say.
 pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
     struct Before(Option<fn() -> bool>);
     impl Drop for Before {
@@ -111,8 +113,9 @@ pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// `wait` for something, which is given how long at most; in pieces where this thread may be interrupted, `None` after
-/// `limit`. Without one it waits for ever. It is no [`wait`] for another rank by itself: one that ends by its limit is none.
+/// `wait` for something, which is given how long at most; in pieces where this thread may be interrupted,
+/// `None` after `limit`. Without one it waits for ever. It is no [`wait`] for another rank by itself: one
+/// that ends by its limit is none.
 pub fn in_pieces<T>(
     limit: Option<Duration>,
     mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>,
@@ -169,8 +172,8 @@ impl Drop for Wait {
     }
 }
 
-/// Whether no thread that calls stores can call any now: each waits in a call of ours or, as `place` says of the
-/// program, for what its framework is owed, or is the framework's own and has nothing to do.
+/// Whether no thread that calls stores can call any now: each waits in a call of ours or, as `place` says of
+/// the program, for what its framework is owed, or is the framework's own and has nothing to do.
 pub fn is_only_waiting(place: Option<&Place>) -> bool {
     let callers = || CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
     let is_waiting = |caller: &Caller| caller.is_waiting.load(Ordering::Relaxed);
@@ -181,7 +184,8 @@ pub fn is_only_waiting(place: Option<&Place>) -> bool {
     somebody_waits && callers().all(cannot_call)
 }
 
-/// Lets `looker` say where the program is. It may take long: it runs on a thread of its own. Only the first call counts.
+/// Lets `looker` say where the program is. It may take long: it runs on a thread of its own. Only the first
+/// call counts.
 pub fn look_with(looker: fn() -> Place) {
     LOOKER.get_or_init(|| looker);
 }
@@ -226,7 +230,8 @@ pub fn leave_out_this_thread() {
     LIBRARY.push(this_thread());
 }
 
-/// The processor time that this process has used but for the threads that are left out, in seconds; exact to a hundredth.
+/// The processor time that this process has used but for the threads that are left out, in seconds; exact to
+/// a hundredth.
 pub fn used_s() -> f64 {
     let library = LIBRARY.iter().map(|thread| used_by_s(&format!("task/{thread}/")));
     used_by_s("") - library.sum::<f64>()

@@ -25,10 +25,11 @@ pub(crate) struct Plan {
     pub iters: usize,
     /// Iterations before them, verified but not timed.
     pub warmup: usize,
-    /// How long the ranks do nothing before each iteration. What a link's shaper lets through at once grows meanwhile: without a rest a
-    /// sample is the shorter the longer the barriers around it take.
+    /// How long the ranks do nothing before each iteration. What a link's shaper lets through at once grows
+    /// meanwhile: without a rest a sample is the shorter the longer the barriers around it take.
     pub rest: Duration,
-    /// How late rank 0 comes to one more iteration, in which the others' processor time is taken. Zero leaves it out.
+    /// How late rank 0 comes to one more iteration, in which the others' processor time is taken. Zero leaves
+    /// it out.
     pub late: Duration,
 }
 
@@ -70,8 +71,8 @@ pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Resu
     Ok((engine.rank() == 0).then_some(records))
 }
 
-/// What the MPI library is to send without asking: a segment, but where its own allreduce was asked for by the command line, which is the same
-/// on every rank as a variable need not be, it keeps its own limit.
+/// What the MPI library is to send without asking: a segment, but where its own allreduce was asked for by
+/// the command line, which is the same on every rank as a variable need not be, it keeps its own limit.
 fn eager_bytes(asked: Option<Choice>, config: &Config) -> Option<usize> {
     (asked != Some(Choice::Native)).then_some(config.segment_bytes)
 }
@@ -133,7 +134,8 @@ fn measure(comm: &mut Communicator, stamp: u32, choice: Choice, buffers: &Buffer
     Ok(Found { extra_rss_bytes: memory.grown_bytes(), ..found })
 }
 
-/// Lets time pass awake: ranks that share cores and have slept come back one after the other, which the next sum would wait for.
+/// Lets time pass awake: ranks that share cores and have slept come back one after the other, which the next
+/// sum would wait for.
 fn rest(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {

@@ -1,8 +1,8 @@
 //! Waits for a child process, and notices an `mpirun` on this host that outlives its ranks.
 //!
-//! Open MPI 4.1's can wait for itself for ever when ranks end while it ends the job: every child has gone, and `mpirun` stays.
-//! Only ranks of this host are its children all the time; of other hosts it knows by agents that leave it. Where the kernel does
-//! not tell a process's children, nothing is noticed.
+//! Open MPI 4.1's can wait for itself for ever when ranks end while it ends the job: every child has gone,
+//! and `mpirun` stays. Only ranks of this host are its children all the time; of other hosts it knows by
+//! agents that leave it. Where the kernel does not tell a process's children, nothing is noticed.
 
 use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt as _;
@@ -58,7 +58,8 @@ impl Childless {
         Childless { pid, asked: None, had_children: false, since: None }
     }
 
-    /// Whether the process has had children, and has had none for [`PATIENCE`]. To be asked again and again; does not block.
+    /// Whether the process has had children, and has had none for [`PATIENCE`]. To be asked again and again;
+    /// does not block.
     pub(crate) fn is_stuck(&mut self) -> bool {
         let Some(pid) = self.pid else { return false };
         let now = Instant::now();
@@ -76,7 +77,8 @@ impl Childless {
     }
 }
 
-/// Whether what this process writes, and what its children write in its place, is taken: who is held up by a full pipe is not stuck.
+/// Whether what this process writes, and what its children write in its place, is taken: who is held up by a
+/// full pipe is not stuck.
 pub(crate) fn output_is_taken() -> bool {
     let (out, err) = (std::io::stdout(), std::io::stderr());
     let mut both = [PollFd::new(&out, PollFlags::OUT), PollFd::new(&err, PollFlags::OUT)];

@@ -7,9 +7,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// A device that works for given times, one after the other.
 ///
-/// By the clock it is never late: what the caller does meanwhile (filling a gradient, checking a sum) is part of the
-/// device's time, and a late wake-up is made up for. On the processor it needs its share of processor time, however long
-/// that takes when others want the same cores.
+/// By the clock it is never late: what the caller does meanwhile (filling a gradient, checking a sum) is part
+/// of the device's time, and a late wake-up is made up for. On the processor it needs its share of processor
+/// time, however long that takes when others want the same cores.
 #[derive(Debug)]
 pub(crate) struct Compute {
     /// The part of its time that it spends on the processor; `None` by the clock.

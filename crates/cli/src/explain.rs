@@ -1,4 +1,5 @@
-//! What `auto` or a plan would do and why: for each size the time that the cluster's model predicts for each algorithm.
+//! What `auto` or a plan would do and why: for each size the time that the cluster's model predicts for each
+//! algorithm.
 
 use std::time::Duration;
 
@@ -18,12 +19,14 @@ use crate::text::{format_seconds, grid};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Explanation {
     pub ranks: usize,
-    /// The ranks that share memory, host by host. `auto` sums there among them; what is predicted is for the messages of ranks that do not.
+    /// The ranks that share memory, host by host. `auto` sums there among them; what is predicted is for the
+    /// messages of ranks that do not.
     pub hosts: Vec<Vec<usize>>,
-    /// For how many ranks that exchange messages is predicted: all, or with `auto` on several hosts one of each.
+    /// For how many ranks that exchange messages is predicted: all, or with `auto` on several hosts one of
+    /// each.
     pub parties: usize,
-    /// The two racks that hosts stand in, named or found by timing, if there are: places in `hosts`. `auto` sums long buffers across
-    /// the link between them once, whatever is predicted.
+    /// The two racks that hosts stand in, named or found by timing, if there are: places in `hosts`. `auto`
+    /// sums long buffers across the link between them once, whatever is predicted.
     pub racks: Option<[Vec<usize>; 2]>,
     /// Where the model is from.
     pub source: String,

@@ -1,7 +1,7 @@
 //! A model as layers: which keys a layer has, and which part of a step's computing it takes.
 //!
-//! The parts follow from the layers' multiplications: for the built-in models by their architectures, for a file by its
-//! third column, and where that is missing by the tensors' sizes.
+//! The parts follow from the layers' multiplications: for the built-in models by their architectures, for a
+//! file by its third column, and where that is missing by the tensors' sizes.
 
 use std::ops::Range;
 
@@ -31,7 +31,8 @@ pub struct Network {
     pub layers: Vec<Layer>,
 }
 
-/// The model by name, or of a file, every tensor scaled to `scale` of its elements. The layers' parts do not change with it.
+/// The model by name, or of a file, every tensor scaled to `scale` of its elements. The layers' parts do not
+/// change with it.
 pub fn load(model: &str, scale: f64) -> Result<Network> {
     let keys = models::load(model, scale)?;
     let whole = models::load_whole(model)?;

@@ -1,4 +1,5 @@
-//! The rate of a link: `200mbit`, `1gbit`, `none`. From it follow the shaper's settings and the bound of an operation.
+//! The rate of a link: `200mbit`, `1gbit`, `none`. From it follow the shaper's settings and the bound of an
+//! operation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,8 +31,8 @@ impl LinkRate {
         self.bits_per_s.map(|bits| bits as f64 / 8.0)
     }
 
-    /// How much the shaper lets through at once: a millisecond's worth, and at least 128 KiB, below which the kernel
-    /// cuts every large packet into small ones and the link reaches a fraction of its rate.
+    /// How much the shaper lets through at once: a millisecond's worth, and at least 128 KiB, below which the
+    /// kernel cuts every large packet into small ones and the link reaches a fraction of its rate.
     pub(crate) fn burst_bytes(self) -> Option<u64> {
         self.bits_per_s.map(|bits| (bits / 8 / 1000).max(128 << 10))
     }

@@ -95,7 +95,8 @@ impl ProcessorTime {
         Self::parse(&std::fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// Reads the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests' time, which follows, is part of user's.
+    /// Reads the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests'
+    /// time, which follows, is part of user's.
     pub fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let ticks: Vec<u64> = line.split_whitespace().take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;

@@ -24,7 +24,8 @@ impl Placement {
     }
 }
 
-/// A way of our own store to sum: `dist_sync_mpi`, `dist_sync:K`, `dist_sync:Kshared`, `dist_async:K`, `dist_async:Kshared`.
+/// A way of our own store to sum: `dist_sync_mpi`, `dist_sync:K`, `dist_sync:Kshared`, `dist_async:K`,
+/// `dist_async:Kshared`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Allreduce over the workers, no server.

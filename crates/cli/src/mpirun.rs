@@ -1,5 +1,5 @@
-//! The command that starts MPI ranks on this host, on emulated hosts or on the hosts of a hostfile, with Open MPI or
-//! with MPICH and its relatives. Rank i runs on host i modulo the number of hosts.
+//! The command that starts MPI ranks on this host, on emulated hosts or on the hosts of a hostfile, with Open
+//! MPI or with MPICH and its relatives. Rank i runs on host i modulo the number of hosts.
 //!
 //! All host names and options go on `mpirun`'s command line, and variables for the ranks go through `env`,
 //! which every `mpirun` understands. The job's secret, and what has its value from the environment here, go
@@ -174,7 +174,8 @@ impl Mpirun {
     fn add_options(&self, command: &mut Command, hosts: &Hosts, agent: Option<&Path>) {
         let network = matches!(hosts, Hosts::Lab(_)).then_some(lab::NETWORK);
         let agent = agent.map(|agent| agent.display().to_string());
-        // Open MPI's daemons on other hosts look for the agent too, and crash where there is none: they take the second.
+        // Open MPI's daemons on other hosts look for the agent too, and crash where there is none: they take
+        // the second.
         let agents = agent.as_ref().map(|agent| format!("{agent} : ssh"));
         match self.flavour {
             Flavour::OpenMpi => {

@@ -1,9 +1,10 @@
 //! Waits between jobs until the machine's host leaves it alone.
 //!
-//! A virtual machine with free page reporting gives memory that a job has freed back to its host, in passes that begin two
-//! seconds after the job has ended, and has its processors stopped for it. So a job that follows another at once pays for
-//! what that one has freed: most for one of many large processes. No wait avoids what the next job pays for
-//! memory that it gets back from the host, or what other guests take meanwhile.
+//! A virtual machine with free page reporting gives memory that a job has freed back to its host, in passes
+//! that begin two seconds after the job has ended, and has its processors stopped for it. So a job that
+//! follows another at once pays for what that one has freed: most for one of many large processes. No wait
+//! avoids what the next job pays for memory that it gets back from the host, or what other guests take
+//! meanwhile.
 
 use std::time::Duration;
 
@@ -15,9 +16,10 @@ const QUIET: Duration = Duration::from_secs(3);
 const LONGEST: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Returns once the host has taken no processor time for three seconds, after fifteen in any case, and in neither case later
-/// than as long as the last job took, `job`. At once after a job of less than three seconds, which frees little, and where the
-/// host has never taken any. `wait` waits for so long; its `false` ends the wait.
+/// Returns once the host has taken no processor time for three seconds, after fifteen in any case, and in
+/// neither case later than as long as the last job took, `job`. At once after a job of less than three
+/// seconds, which frees little, and where the host has never taken any. `wait` waits for so long; its `false`
+/// ends the wait.
 pub(crate) fn wait_until_quiet(
     job: Duration,
     read: &mut dyn FnMut() -> Option<ProcessorTime>,
@@ -44,7 +46,8 @@ pub(crate) fn wait_until_quiet(
 mod tests {
     use super::*;
 
-    /// How long is waited after a job, in ms, if the host has taken so many ticks before, and then one before each of these looks.
+    /// How long is waited after a job, in ms, if the host has taken so many ticks before, and then one before
+    /// each of these looks.
     fn waited_ms(job_ms: u64, before: u64, taken: &[u64]) -> u128 {
         let (mut looks, mut waited) = (0, Duration::ZERO);
         let mut read = || {

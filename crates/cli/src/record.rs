@@ -38,7 +38,8 @@ pub struct Record {
     pub seconds: Vec<f64>,
     /// The median of `seconds`.
     pub median_s: f64,
-    /// The least time of an allreduce of this payload, for every mode alike. `None` where no link rate is known.
+    /// The least time of an allreduce of this payload, for every mode alike. `None` where no link rate is
+    /// known.
     pub bound_s: Option<f64>,
     /// `median_s / bound_s`.
     pub ratio_to_bound: Option<f64>,
@@ -69,7 +70,8 @@ pub struct Record {
 /// A replayed step of training: `seconds` and `median_s` of its record are steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Train {
-    /// Computing in a step: as asked for by the clock, or measured on the processor with every rank at it and no communication.
+    /// Computing in a step: as asked for by the clock, or measured on the processor with every rank at it and
+    /// no communication.
     pub compute_s: f64,
     /// The part of it that is spent on the processor; `None` by the clock.
     pub burn: Option<f64>,

@@ -58,7 +58,8 @@ pub(crate) fn format_size(bytes: f64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
-/// A payload as people ask for it: `64 KiB` and `1 MiB` where it is a whole number of those, else as [`format_size`].
+/// A payload as people ask for it: `64 KiB` and `1 MiB` where it is a whole number of those, else as
+/// [`format_size`].
 pub(crate) fn format_payload(bytes: u64) -> String {
     let binary = [GIB, ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match binary.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {

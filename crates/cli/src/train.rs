@@ -1,12 +1,14 @@
 //! One rank's part in replaying a model's training steps: its computing by the clock or on the processor, its
 //! communication real.
 //!
-//! A step begins with the backward pass: layer by layer from the last, the device computes and then the layer's gradients are
-//! pushed, to be summed in place. The forward pass follows: layer by layer from the first, the layer's sums are awaited and
-//! verified, and the device computes. The forward pass takes a third of the computing. Nothing else joins the ranks, so that
-//! a rank may be as far ahead as its data allow, as in real training.
+//! A step begins with the backward pass: layer by layer from the last, the device computes and then the
+//! layer's gradients are pushed, to be summed in place. The forward pass follows: layer by layer from the
+//! first, the layer's sums are awaited and verified, and the device computes. The forward pass takes a third
+//! of the computing. Nothing else joins the ranks, so that a rank may be as far ahead as its data allow, as
+//! in real training.
 //!
-//! Filling gradients and checking sums stand for the device's own reading and writing: they happen in its time.
+//! Filling gradients and checking sums stand for the device's own reading and writing: they happen in its
+//! time.
 
 use std::slice::from_ref;
 use std::time::Instant;
@@ -187,7 +189,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Where pushes add up: checks the total of all steps up to `last`, which is known once every rank has made them.
+    /// Where pushes add up: checks the total of all steps up to `last`, which is known once every rank has
+    /// made them.
     fn check_total(&self, last: usize) -> Result<()> {
         if !self.accumulates {
             return Ok(());

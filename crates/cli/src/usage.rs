@@ -21,8 +21,8 @@ pub struct Usage {
     pub cpu_s_per_gb: Option<f64>,
     /// The part of a core that a rank used while it waited for a late one.
     pub waiting_cpu: Option<f64>,
-    /// The most that any rank's memory, without what is its neighbours', grew beyond what it held, payload included, before the first
-    /// iteration: at any time of the iterations that warm up, or at the end.
+    /// The most that any rank's memory, without what is its neighbours', grew beyond what it held, payload
+    /// included, before the first iteration: at any time of the iterations that warm up, or at the end.
     pub extra_rss_bytes: Option<u64>,
 }
 
@@ -47,8 +47,8 @@ pub(crate) fn cpu_s() -> f64 {
     used.tv_sec as f64 + used.tv_nsec as f64 * 1e-9
 }
 
-/// Watches, from its making on, the memory that this process has for itself or has made for others: what it maps of its
-/// neighbours' is theirs.
+/// Watches, from its making on, the memory that this process has for itself or has made for others: what it
+/// maps of its neighbours' is theirs.
 #[derive(Debug)]
 pub(crate) struct Memory {
     before: Option<u64>,
@@ -58,8 +58,8 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Takes what is held now as the beginning. A thread looks again every few milliseconds, which costs several percent of a core:
-    /// [`look_away`](Self::look_away) before anything is timed.
+    /// Takes what is held now as the beginning. A thread looks again every few milliseconds, which costs
+    /// several percent of a core: [`look_away`](Self::look_away) before anything is timed.
     pub(crate) fn watch() -> Self {
         /// What is held for a shorter time may be missed.
         const INTERVAL: Duration = Duration::from_millis(5);

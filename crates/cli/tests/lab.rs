@@ -51,8 +51,8 @@ fn ringpull(words: &[&str]) -> Command {
     command
 }
 
-/// While a lab is up, a rank that yields does not yield to its own host alone: what Linux said of sessions is switched off and
-/// written down, unless it was off or may not be set.
+/// While a lab is up, a rank that yields does not yield to its own host alone: what Linux said of sessions is
+/// switched off and written down, unless it was off or may not be set.
 fn yields_reach_other_hosts() {
     let switch = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
     let note = Path::new("/run/ringpull/lab/sessions");
@@ -222,7 +222,8 @@ fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
 fn can_run_ranks() -> bool {
     match Mpirun::find() {
         Err(_) => eprintln!("skipped: mpirun is not installed"),
-        // Debian 12's MPICH 4.0.2 over UCX: a plain program of MPI_Init, MPI_Barrier and MPI_Finalize hangs every second time on links of TCP.
+        // Debian 12's MPICH 4.0.2 over UCX: a plain program of MPI_Init, MPI_Barrier and MPI_Finalize hangs
+        // every second time on links of TCP.
         Ok(mpirun) if mpirun.flavour() == Flavour::Mpich => {
             eprintln!("skipped: MPI_Finalize of this MPICH hangs over TCP");
         }

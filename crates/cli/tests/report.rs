@@ -1,4 +1,5 @@
-//! The comparison's words and its page, from fixed results: the table against committed text, the page in a real browser.
+//! The comparison's words and its page, from fixed results: the table against committed text, the page in a
+//! real browser.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

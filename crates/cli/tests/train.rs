@@ -308,7 +308,8 @@ fn a_full_disk_at_a_checkpoint_is_one_error_and_the_earlier_one_stays() {
     assert_eq!((earlier.as_str(), left), ("earlier", 1));
 }
 
-/// Trains without compression and with each codec, and compares what they end with: a codec may lose so many points.
+/// Trains without compression and with each codec, and compares what they end with: a codec may lose so many
+/// points.
 fn codecs_reach_the_accuracy_of_floats(ranks: usize, common: &[&str], codecs: &[(&str, f64)]) {
     if !has_data() {
         return;

@@ -64,7 +64,8 @@ pub(super) fn mpijob(request: &Request) -> Result<Value> {
     let worker_pods = request.workers - u32::from(request.launcher_works);
     let workers = Replica {
         replicas: Some(worker_pods),
-        // A worker that comes back has lost its ranks; with fewer workers allowed, it is there for the next start.
+        // A worker that comes back has lost its ranks; with fewer workers allowed, it is there for the next
+        // start.
         restart_policy: Some(if request.min_workers.is_some() { "OnFailure" } else { "Never" }.to_owned()),
         template: ssh_worker(request, "worker")?,
     };

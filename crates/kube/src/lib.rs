@@ -1,12 +1,15 @@
-//! Kubernetes manifests of our jobs, written from flags or from the `distribution_specification` dictionary, and a
-//! check of other people's MPIJobs.
+//! Kubernetes manifests of our jobs, written from flags or from the `distribution_specification` dictionary,
+//! and a check of other people's MPIJobs.
 //!
-//! - [`quantity`]: amounts of processor and memory; [`request`]: what a job is to be, checked; `command`: what it runs;
+//! - [`quantity`]: amounts of processor and memory; [`request`]: what a job is to be, checked; `command`:
+//!   what it runs;
 //! - [`specification`]: the dictionary that Kubeflow pipelines pass;
-//! - `pod`, `replicas`: the objects as typed structs; `shape`: pods from a request; `jobs`: the objects of each kind;
+//! - `pod`, `replicas`: the objects as typed structs; `shape`: pods from a request; `jobs`: the objects of
+//!   each kind;
 //! - [`lint`]: what will go wrong with an MPIJob.
 //!
-//! All manifests expect the image of `mpijob/`, whose entrypoint waits for the hosts and passes the environment on.
+//! All manifests expect the image of `mpijob/`, whose entrypoint waits for the hosts and passes the
+//! environment on.
 
 mod command;
 mod jobs;

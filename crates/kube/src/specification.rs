@@ -1,8 +1,9 @@
-//! The `distribution_specification` dictionary of the train-model-job component of Kubeflow pipelines, read strictly.
+//! The `distribution_specification` dictionary of the train-model-job component of Kubeflow pipelines, read
+//! strictly.
 //!
-//! `distribution_type` is `Job` (also where the dictionary is empty), `MPI`, `TF`, or our `PS`; `number_of_workers`
-//! is 2 where it is not given. The component multiplies strings and ignores what it does not know; here counts may be
-//! numbers or digits, and an unknown key is an error.
+//! `distribution_type` is `Job` (also where the dictionary is empty), `MPI`, `TF`, or our `PS`;
+//! `number_of_workers` is 2 where it is not given. The component multiplies strings and ignores what it does
+//! not know; here counts may be numbers or digits, and an unknown key is an error.
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -1,11 +1,11 @@
 //! Collectives as plans.
 //!
-//! A collective operation is described before it is done: from `(rank, size, len)` each rank computes a [`Plan`], the
-//! list of its sends and receives, without a message and without a buffer. The map:
+//! A collective operation is described before it is done: from `(rank, size, len)` each rank computes a
+//! [`Plan`], the list of its sends and receives, without a message and without a buffer. The map:
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
-//! - `ring`, `direct`, `turns`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of plans each,
-//!   opened by the prose that explains it;
+//! - `ring`, `direct`, `turns`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of
+//!   plans each, opened by the prose that explains it;
 //! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of
 //!   `ringpull-allreduce` does it;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by
@@ -61,8 +61,9 @@ pub use parts::Parts;
 pub use plan::{Algorithm, Move, Plan, Then};
 pub use schedule::{Action, Lane, Message, Schedule};
 
-/// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages in a row.
-/// Longer ones are rings: a part much longer than the others passes each link once, and all links at the same time.
+/// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages
+/// in a row. Longer ones are rings: a part much longer than the others passes each link once, and all links
+/// at the same time.
 const SHORT_LEN: usize = 16 << 10;
 
 /// The plan of `rank` for the sum of all ranks' buffers of `len` elements, on every rank, in place.
@@ -99,8 +100,9 @@ pub fn allreduce(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> 
     plan
 }
 
-/// The plan of `rank` for the same sum where the ranks stand in two racks with a narrow link between them: every byte
-/// crosses it once in each direction. The buffer goes in `pieces`, so that the stages of one overlap those of others.
+/// The plan of `rank` for the same sum where the ranks stand in two racks with a narrow link between them:
+/// every byte crosses it once in each direction. The buffer goes in `pieces`, so that the stages of one
+/// overlap those of others.
 ///
 /// # Panics
 /// If `rank` is in neither rack, a rack is empty, or `pieces` is 0.
@@ -109,7 +111,8 @@ pub fn allreduce_in_racks(rank: usize, racks: [&[usize]; 2], len: usize, pieces:
     racks::allreduce(rank, racks, len, pieces)
 }
 
-/// The plan of `rank` for the same sum, each element added up in the order of the ranks, for any `size` and `len`.
+/// The plan of `rank` for the same sum, each element added up in the order of the ranks, for any `size` and
+/// `len`.
 ///
 /// # Panics
 /// If `rank` is not below `size`.
@@ -118,8 +121,9 @@ pub fn allreduce_in_order(rank: usize, size: usize, len: usize) -> Plan {
     ordered::allreduce(rank, size, len)
 }
 
-/// The plan of `rank` for the same sum by every rank to every rank, where contributions take time to make: segments of at most `segment`
-/// elements, a multiple of `block`, at multiples of which they begin, and the first sums return while the last contributions leave.
+/// The plan of `rank` for the same sum by every rank to every rank, where contributions take time to make:
+/// segments of at most `segment` elements, a multiple of `block`, at multiples of which they begin, and the
+/// first sums return while the last contributions leave.
 ///
 /// # Panics
 /// If `rank` is not below `size`, or `segment` is no multiple of `block`.
@@ -134,8 +138,8 @@ pub fn part_in_turns(rank: usize, size: usize, len: usize, block: usize) -> std:
     turns::part(rank, size, len, block)
 }
 
-/// The plan of `rank` that gives every rank the buffer of `root`, of `len` elements: a tree, and a chain for long
-/// buffers.
+/// The plan of `rank` that gives every rank the buffer of `root`, of `len` elements: a tree, and a chain for
+/// long buffers.
 ///
 /// # Panics
 /// If `rank` or `root` is not below `size`.
@@ -152,7 +156,8 @@ pub fn broadcast(root: usize, rank: usize, size: usize, len: usize) -> Plan {
     }
 }
 
-/// The plan of `rank` that swaps with `other`: of `2 len` elements the lower rank sends the first half, the higher the second.
+/// The plan of `rank` that swaps with `other`: of `2 len` elements the lower rank sends the first half, the
+/// higher the second.
 pub fn exchange(rank: usize, other: usize, len: usize) -> Plan {
     let mut plan = Plan::new(Parts::even(2 * len, 2));
     let (own, theirs) = if rank < other { (0, 1) } else { (1, 0) };
@@ -161,7 +166,8 @@ pub fn exchange(rank: usize, other: usize, len: usize) -> Plan {
     plan
 }
 
-/// The plan of `rank` that gives every rank all parts, of which rank `r` brings part `r`. Parts may differ in length.
+/// The plan of `rank` that gives every rank all parts, of which rank `r` brings part `r`. Parts may differ in
+/// length.
 ///
 /// # Panics
 /// If `rank` is not below `size`, or there is not one part per rank.

@@ -40,7 +40,8 @@ fn parts_of(lens: &[usize]) -> Parts {
     Parts::of(bounds)
 }
 
-/// Executes plans on numbers, the ranks taking turns as `turns` says; moves run in order and sends never wait.
+/// Executes plans on numbers, the ranks taking turns as `turns` says; moves run in order and sends never
+/// wait.
 fn executed(plans: &[Plan], mut buffers: Vec<Vec<f32>>, mut turns: impl FnMut(usize) -> usize) -> Vec<Vec<f32>> {
     let size = plans.len();
     let mut wires: Vec<VecDeque<Vec<f32>>> = vec![VecDeque::new(); size * size];
@@ -157,7 +158,8 @@ fn messages_in_a_row_are_as_documented() {
         };
         assert_eq!(rounds(Algorithm::Ring), 2 * (size - 1), "ring, {size}");
         assert_eq!(rounds(Algorithm::Direct), if size == 1 { 0 } else { 2 }, "direct, {size}");
-        // Places that a round leaves as they were need not wait for it, so some worlds take fewer than two a skip.
+        // Places that a round leaves as they were need not wait for it, so some worlds take fewer than two a
+        // skip.
         let circulant = rounds(Algorithm::Circulant);
         assert!((2 * floor_log2(size)..=2 * ceil_log2(size)).contains(&circulant), "circulant, {size}: {circulant}");
         let folding = if size.is_power_of_two() { 0 } else { 2 };

@@ -1,16 +1,17 @@
-//! Every rank to every rank, in turns: the messages of `direct`, in an order that begins to return sums early.
+//! Every rank to every rank, in turns: the messages of `direct`, in an order that begins to return sums
+//! early.
 //!
-//! The buffer has `n` parts, one for each rank, and every part has `k` segments. In turn `t` a rank sends, to each
-//! other rank, the sum of segment `t - 4` of its own part, and then its contribution to segment `t` of that rank's
-//! part. Four ranks, what rank 0 sends rank 1:
+//! The buffer has `n` parts, one for each rank, and every part has `k` segments. In turn `t` a rank sends, to
+//! each other rank, the sum of segment `t - 4` of its own part, and then its contribution to segment `t` of
+//! that rank's part. Four ranks, what rank 0 sends rank 1:
 //!
 //! ```text
 //!   part 1: 0, 1, 2, 3, part 0: sum 0, part 1: 4, part 0: sum 1, part 1: 5, ... part 0: sum k - 1
 //! ```
 //!
-//! So contributions that take time to make, such as the codes of a gradient, leave while the sums of earlier ones come
-//! back. A rank is at most some segments ahead of another: its next contribution leaves behind a sum to which every rank
-//! has contributed.
+//! So contributions that take time to make, such as the codes of a gradient, leave while the sums of earlier
+//! ones come back. A rank is at most some segments ahead of another: its next contribution leaves behind a
+//! sum to which every rank has contributed.
 //!
 //! Cost as of `direct`, in `k` times as many messages.
 
@@ -19,7 +20,8 @@ use std::ops::Range;
 use crate::parts::Parts;
 use crate::plan::{Plan, Then};
 
-/// Contributions that leave before the first sum: enough for the slowest of ranks that share cores to have made its first ones.
+/// Contributions that leave before the first sum: enough for the slowest of ranks that share cores to have
+/// made its first ones.
 const LEAD: usize = 4;
 
 /// The elements of the part of `rank`.
@@ -28,7 +30,8 @@ pub(super) fn part(rank: usize, size: usize, len: usize, block: usize) -> Range<
     (blocks.start * block).min(len)..(blocks.end * block).min(len)
 }
 
-/// The plan of `rank`. Segments have at most `segment` elements, and begin at multiples of `block`; so has `segment` to be one.
+/// The plan of `rank`. Segments have at most `segment` elements, and begin at multiples of `block`; so has
+/// `segment` to be one.
 pub(super) fn allreduce(rank: usize, size: usize, len: usize, block: usize, segment: usize) -> Plan {
     let count = part(0, size, len, block).len().div_ceil(segment).max(1);
     let starts = (0..size).flat_map(|owner| {

@@ -1,9 +1,9 @@
 //! Messages between the nodes of a job, over TCP.
 //!
-//! A node listens (`Listener`: the scheduler, servers) or connects (`Connection`: a node to the scheduler, a worker
-//! to each server). A message is a `Frame`: a header and a payload. Each pair of nodes has a session, which outlives
-//! its TCP connections: frames are numbered and kept until the peer has confirmed them, so a connection that breaks
-//! is made anew and goes on where the other stopped.
+//! A node listens (`Listener`: the scheduler, servers) or connects (`Connection`: a node to the scheduler, a
+//! worker to each server). A message is a `Frame`: a header and a payload. Each pair of nodes has a session,
+//! which outlives its TCP connections: frames are numbered and kept until the peer has confirmed them, so a
+//! connection that breaks is made anew and goes on where the other stopped.
 //!
 //! ```text
 //!   handshake  who may speak: both prove the job's secret, in messages of a fixed size
@@ -12,7 +12,8 @@
 //!   listener   the end that accepts; strangers cost it a few kilobytes each, and not for long
 //! ```
 //!
-//! Nothing blocks the thread that owns a node: it sends into queues, takes from queues, and waits for its `Bell`.
+//! Nothing blocks the thread that owns a node: it sends into queues, takes from queues, and waits for its
+//! `Bell`.
 
 mod dialer;
 mod handshake;
@@ -32,8 +33,8 @@ pub(crate) use self::dialer::{Connection, Target};
 pub(crate) use self::handshake::Secret;
 pub(crate) use self::listener::{Bound, Door, Listener};
 
-/// What is sent and not confirmed for so long breaks a connection, in milliseconds. TCP repeats it ever more rarely,
-/// and another connection comes sooner; nothing is lost by it.
+/// What is sent and not confirmed for so long breaks a connection, in milliseconds. TCP repeats it ever more
+/// rarely, and another connection comes sooner; nothing is lost by it.
 const UNCONFIRMED_MS: u32 = 8000;
 
 /// One message.
@@ -62,8 +63,8 @@ pub(crate) struct Limits {
     pub(crate) waiting_bytes: usize,
     /// Frames that wait in this process before more is read.
     pub(crate) waiting: usize,
-    /// Bytes for a peer that reads too slowly, before no more of it is read. At one end of the two only: else each may
-    /// wait for the other.
+    /// Bytes for a peer that reads too slowly, before no more of it is read. At one end of the two only: else
+    /// each may wait for the other.
     pub(crate) unwritten_bytes: usize,
 }
 
@@ -129,8 +130,8 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Whether the error says that the peer's system closed the connection or listens no more, as it does when a process ends;
-/// else the network may have broken it. A reset is of either.
+/// Whether the error says that the peer's system closed the connection or listens no more, as it does when a
+/// process ends; else the network may have broken it. A reset is of either.
 fn is_closed(cause: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionRefused, UnexpectedEof, WriteZero};
     matches!(cause.kind(), UnexpectedEof | ConnectionRefused | BrokenPipe | WriteZero)

@@ -1,4 +1,4 @@
-//! A worker's end: calls become commands for the one thread that owns its sockets, [`super::worker_loop`].
+//! A worker's end: calls become commands for the one thread that owns its sockets, `worker_loop`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -164,7 +164,8 @@ impl Worker {
         self.shared.fault.lock().clone()
     }
 
-    /// Why this worker would end, if it ended now; the scheduler is told, as a worker that just exits says no goodbye.
+    /// Why this worker would end, if it ended now; the scheduler is told, as a worker that just exits says no
+    /// goodbye.
     pub fn failing(&self, why: Option<&str>) {
         let had_told = self.shared.failing.swap(why.is_some(), Ordering::AcqRel);
         if !(had_told || why.is_some()) || self.fault().is_some() {

@@ -1,6 +1,7 @@
 //! The key lists of models: the name and shape of every trained tensor, in the order of the forward pass.
 //!
-//! The lists are generated from the architectures' own rules; a file of `name shape` or `name shape FLOPs` lines serves for any other model.
+//! The lists are generated from the architectures' own rules; a file of `name shape` or `name shape FLOPs`
+//! lines serves for any other model.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -35,7 +36,8 @@ impl ModelKey {
     }
 }
 
-/// The key list of a model by name, or of a file, every tensor scaled to `scale` of its elements (at least one).
+/// The key list of a model by name, or of a file, every tensor scaled to `scale` of its elements (at least
+/// one).
 ///
 /// At a scale other than 1 the tensors become vectors: only their sizes matter to a store.
 pub fn load(model: &str, scale: f64) -> Result<Vec<ModelKey>> {
@@ -62,7 +64,8 @@ fn add(keys: &mut Counted, name: &str, shape: &[usize], uses: f64, beside: &[&st
     keys.extend(beside.iter().map(|ending| (ModelKey::new(format!("{name}_{ending}"), &shape[..1]), Some(0.0))));
 }
 
-/// VGG-16 (Simonyan and Zisserman 2014, configuration D): 13 convolutions of 3x3 and 3 dense layers, all with bias.
+/// VGG-16 (Simonyan and Zisserman 2014, configuration D): 13 convolutions of 3x3 and 3 dense layers, all with
+/// bias.
 fn vgg16() -> Counted {
     let mut keys = Vec::new();
     let mut channels = 3;
@@ -80,7 +83,8 @@ fn vgg16() -> Counted {
     keys
 }
 
-/// ResNet-50 (He et al. 2015): bottleneck blocks of 1x1, 3x3 and 1x1 convolutions without bias, each with batch norm.
+/// ResNet-50 (He et al. 2015): bottleneck blocks of 1x1, 3x3 and 1x1 convolutions without bias, each with
+/// batch norm.
 fn resnet50() -> Counted {
     const NORM: [&str; 2] = ["gamma", "beta"];
     let mut keys = Vec::new();
@@ -160,8 +164,9 @@ fn read(file: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
     parse(file, &text)
 }
 
-/// Parses lines of `name shape` or `name shape FLOPs`, the shape as `64x3x3x3`. Empty lines and lines that begin with `#` are
-/// skipped. FLOPs are those of the layer's forward pass, in any unit; all lines have them or none.
+/// Parses lines of `name shape` or `name shape FLOPs`, the shape as `64x3x3x3`. Empty lines and lines that
+/// begin with `#` are skipped. FLOPs are those of the layer's forward pass, in any unit; all lines have them
+/// or none.
 pub fn parse(file: &str, text: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
     let mut keys: Vec<(ModelKey, Option<f64>)> = Vec::new();
     let mut seen = BTreeSet::new();

@@ -1,17 +1,21 @@
-//! Sums of compressed gradients: codes out, sums back, by a plan in turns (`ringpull_plan::allreduce_in_turns`).
+//! Sums of compressed gradients: codes out, sums back, by a plan in turns
+//! (`ringpull_plan::allreduce_in_turns`).
 //!
-//! *Codes out:* a rank encodes, for each other rank, its gradient's segments of that rank's part. *Sums back:* when the codes of a segment
-//! of its own part have come from every rank, it adds them up, in the order of the ranks where order matters, and sends the sum in the
-//! fewest bits that hold it. Everybody, the owner too, decodes that one message: the same bits on every rank.
+//! *Codes out:* a rank encodes, for each other rank, its gradient's segments of that rank's part. *Sums
+//! back:* when the codes of a segment of its own part have come from every rank, it adds them up, in the
+//! order of the ranks where order matters, and sends the sum in the fewest bits that hold it. Everybody, the
+//! owner too, decodes that one message: the same bits on every rank.
 //!
 //! ```text
 //!   rank 0  encode part 1 ---codes---> rank 1: 0 + 1 + 2, pack ---sums of part 1---> ranks 0 and 2, decode
 //! ```
 //!
-//! Segments are encoded when there is room for them on the wire and decoded as they come, so that encoding, the wire, adding up and
-//! decoding overlap. A code leaves before the sum of its segment can come back, so the result may take the gradient's place.
+//! Segments are encoded when there is room for them on the wire and decoded as they come, so that encoding,
+//! the wire, adding up and decoding overlap. A code leaves before the sum of its segment can come back, so
+//! the result may take the gradient's place.
 //!
-//! With `c` bits for a code and `s` for a sum a rank sends `(c + s)/32 (n-1)/n S` bytes where an allreduce of floats sends `2 (n-1)/n S`.
+//! With `c` bits for a code and `s` for a sum a rank sends `(c + s)/32 (n-1)/n S` bytes where an allreduce of
+//! floats sends `2 (n-1)/n S`.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -28,8 +32,8 @@ use crate::interpreter::{Endpoint, Scratch};
 use crate::transport::Stamp;
 
 impl Communicator {
-    /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each. The gradient stands in `out`
-    /// itself if none is given.
+    /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each.
+    /// The gradient stands in `out` itself if none is given.
     pub fn allreduce_compressed(
         &mut self,
         compression: &Compression,
@@ -48,8 +52,9 @@ impl Communicator {
         }
     }
 
-    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that somebody else has encoded and will decode:
-    /// `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`] writes it.
+    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that somebody
+    /// else has encoded and will decode: `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`]
+    /// writes it.
     pub fn allreduce_codes(
         &mut self,
         codec: Codec,
@@ -70,7 +75,8 @@ impl Communicator {
         let schedule =
             self.schedule(Sum { is_coded: true, ..Sum::of(self.choice, DType::F32, len * size_of::<f32>()) });
         let exchange = Box::new(Exchange::new(codec, (rank, size), len, ends));
-        // SAFETY: the exchange keeps what it gives to the transport in buffers of its own, until it is done or for ever.
+        // SAFETY: the exchange keeps what it gives to the transport in buffers of its own, until it is done
+        // or for ever.
         unsafe { self.executor.run_between(&schedule, exchange, stamp) }
     }
 
@@ -120,7 +126,8 @@ struct Exchange<'a> {
     given: HashMap<*mut u8, Buffer>,
     /// Codes that leave, by the place of their segment.
     leaving: HashMap<usize, Buffer>,
-    /// For each segment of the own part that has not been added up, by its place, the codes that have come, by rank.
+    /// For each segment of the own part that has not been added up, by its place, the codes that have come,
+    /// by rank.
     gathered: HashMap<usize, Vec<(usize, Buffer)>>,
     /// For each that has been, its sum, and how many ranks it has still to be sent to.
     sums: HashMap<usize, (Buffer, usize)>,

@@ -19,7 +19,8 @@ impl Communicator {
         unsafe { self.executor.run(&schedule, data, stamp) }
     }
 
-    /// `data` becomes every other rank's, which call [`broadcast`](Self::broadcast) with this rank as the root.
+    /// `data` becomes every other rank's, which call [`broadcast`](Self::broadcast) with this rank as the
+    /// root.
     ///
     /// # Safety
     /// As for [`allreduce`](Self::allreduce).
@@ -30,7 +31,8 @@ impl Communicator {
         unsafe { self.executor.send_out(&schedule, data, stamp) }
     }
 
-    /// Every rank's part, bounded in bytes, of which `fill` writes this rank's. After an error the transport keeps the memory.
+    /// Every rank's part, bounded in bytes, of which `fill` writes this rank's. After an error the transport
+    /// keeps the memory.
     pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         self.executor.gather(parts, stamp, fill)
     }

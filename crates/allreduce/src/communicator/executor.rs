@@ -23,7 +23,8 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Over `transport`, in messages of at most `segment_bytes` where a schedule does not say otherwise. What does not move for `limit` is lost.
+    /// Over `transport`, in messages of at most `segment_bytes` where a schedule does not say otherwise. What
+    /// does not move for `limit` is lost.
     pub(super) fn new(
         transport: Box<dyn Transport>,
         segment_bytes: usize,
@@ -73,7 +74,8 @@ impl Executor {
         self.runner.pause(&mut *self.transport)
     }
 
-    /// To be called now and then while nothing is under way here: others may still wait for what the library owes them. Does not block.
+    /// To be called now and then while nothing is under way here: others may still wait for what the library
+    /// owes them. Does not block.
     pub fn progress(&mut self) {
         self.transport.progress();
     }
@@ -103,8 +105,8 @@ impl Executor {
         unsafe { self.runner.run(schedule, data, &mut *self.transport, stamp, &self.stop) }
     }
 
-    /// As [`run`](Self::run), among some ranks, of which this is one: rank `r` of the schedule is `members[r]`. `on_progress` is called when
-    /// messages have moved.
+    /// As [`run`](Self::run), among some ranks, of which this is one: rank `r` of the schedule is
+    /// `members[r]`. `on_progress` is called when messages have moved.
     ///
     /// # Safety
     /// As for [`run`](Self::run).

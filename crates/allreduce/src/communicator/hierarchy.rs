@@ -1,12 +1,13 @@
-//! Allreduce over several hosts of which some have several ranks: within each host through shared memory, between hosts
-//! by a plan.
+//! Allreduce over several hosts of which some have several ranks: within each host through shared memory,
+//! between hosts by a plan.
 //!
 //! 1. Within each host the buffer is reduced and scattered: leader `l` of the host gets the sum of share `l`.
 //! 2. The leaders `l` of all hosts allreduce share `l` among themselves; the shares travel at the same time.
 //! 3. Within each host every rank gets every share from its leader.
 //!
-//! Each host's network carries `2 (h-1)/h S` for `h` hosts, however many ranks they have. Sums are made in the order of the ranks
-//! within a host and in the plan's order between hosts: all ranks hold the same bits, which depend on the placement.
+//! Each host's network carries `2 (h-1)/h S` for `h` hosts, however many ranks they have. Sums are made in
+//! the order of the ranks within a host and in the plan's order between hosts: all ranks hold the same bits,
+//! which depend on the placement.
 #![allow(unsafe_code)]
 
 use ringpull_base::{DType, Result};
@@ -36,7 +37,8 @@ pub(super) struct Hosts<'a> {
     pub(super) segments: Segments,
 }
 
-/// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this rank's own, if it has neighbours.
+/// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this
+/// rank's own, if it has neighbours.
 ///
 /// # Safety
 /// After an error the transport may still read and write `data`: it stays valid, and nobody else

@@ -1,7 +1,8 @@
 //! Where a cluster's [`Model`] comes from: a file, the cache, or a probe.
 //!
-//! Rank 0 decides and tells, so that all ranks hold the same bits whatever is set or stored elsewhere. Before a cached model is used the
-//! smallest ring is timed: if it takes a quarter or four times what the model says, the cluster is not what it was, and is probed again.
+//! Rank 0 decides and tells, so that all ranks hold the same bits whatever is set or stored elsewhere. Before
+//! a cached model is used the smallest ring is timed: if it takes a quarter or four times what the model
+//! says, the cluster is not what it was, and is probed again.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -40,7 +41,8 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// Says in the log what was learned and what follows from it on `size` ranks, of which one talks for each of `hosts` hosts.
+    /// Says in the log what was learned and what follows from it on `size` ranks, of which one talks for each
+    /// of `hosts` hosts.
     pub(super) fn explain(&self, hosts: usize, size: usize, are_racks_named: bool, segments: Segments) {
         tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
         if hosts < size {
@@ -113,9 +115,9 @@ impl Told {
     }
 }
 
-/// The model of the cluster of `hosts` (ranks by host) under `transport`; racks are looked for among hosts of which not all are in racks
-/// with names. Collective, in well under a second on links of 1 Gbit/s, in about one where it finds racks,
-/// and in several on links of 10 Mbit/s.
+/// The model of the cluster of `hosts` (ranks by host) under `transport`; racks are looked for among hosts of
+/// which not all are in racks with names. Collective, in well under a second on links of 1 Gbit/s, in about
+/// one where it finds racks, and in several on links of 10 Mbit/s.
 pub(super) fn learn(
     executor: &mut Executor,
     (hosts, are_named): (&[Vec<usize>], bool),

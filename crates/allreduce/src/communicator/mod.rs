@@ -1,7 +1,9 @@
-//! What a store asks of a set of ranks: allreduce, broadcast, allgather. A [`Communicator`] does them on host memory, by plans
-//! over a transport or by the MPI library's own allreduce: `sums` and `copies`; its `executor` runs their schedules.
+//! What a store asks of a set of ranks: allreduce, broadcast, allgather. A [`Communicator`] does them on host
+//! memory, by plans over a transport or by the MPI library's own allreduce: `sums` and `copies`; its
+//! `executor` runs their schedules.
 //!
-//! What `auto` knows of the cluster comes from `learn`, which reads it from `model_cache` or has `probe` measure it.
+//! What `auto` knows of the cluster comes from `learn`, which reads it from `model_cache` or has `probe`
+//! measure it.
 //!
 //! [`Choice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared
 //! memory, `hierarchy` over several such hosts; `racks` knows where hosts stand; `schedules` keeps what is to
@@ -45,9 +47,9 @@ pub use executor::Executor;
 pub use learn::Learned;
 pub use ringpull_plan::Parts;
 
-/// All ranks of a job, seen from one of them. Every operation is collective, with the same length, dtype and stamp on all ranks, and
-/// blocks, but for those begun with [`begin_allreduce`](Self::begin_allreduce). Those that block are called by all ranks in one
-/// order, when nothing is under way.
+/// All ranks of a job, seen from one of them. Every operation is collective, with the same length, dtype and
+/// stamp on all ranks, and blocks, but for those begun with [`begin_allreduce`](Self::begin_allreduce). Those
+/// that block are called by all ranks in one order, when nothing is under way.
 pub struct Communicator {
     executor: Executor,
     choice: Choice,
@@ -62,7 +64,8 @@ pub struct Communicator {
 impl Communicator {
     /// Collectives over `transport`. When `stop` is set, an operation under way ends in an error. Collective.
     pub fn new(transport: Box<dyn Transport>, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
-        // Longer than the control star waits for a silent rank: it names the one that is lost, a runner only its neighbours.
+        // Longer than the control star waits for a silent rank: it names the one that is lost, a runner only
+        // its neighbours.
         let mut executor = Executor::new(transport, config.segment_bytes, config.timeout * 3 / 2, stop);
         let choice = config.algorithm.parse()?;
         let placement = Placement::find(&mut executor)?;
@@ -82,8 +85,9 @@ impl Communicator {
         })
     }
 
-    /// Finds out what `auto` must know of the cluster, as rank 0's `config` says. Collective; until then `auto` goes by the
-    /// default model. Ranks that all share one host's memory need no network, and learn nothing.
+    /// Finds out what `auto` must know of the cluster, as rank 0's `config` says. Collective; until then
+    /// `auto` goes by the default model. Ranks that all share one host's memory need no network, and learn
+    /// nothing.
     pub fn learn(&mut self, config: &Config) -> Result<()> {
         if self.placement.is_one_host() {
             if let (ModelSource::File(path), 0) = (&config.model, self.rank()) {
@@ -112,7 +116,8 @@ impl Communicator {
         &self.learned
     }
 
-    /// The most bytes that short sums should travel in together: any number where no network is between the ranks.
+    /// The most bytes that short sums should travel in together: any number where no network is between the
+    /// ranks.
     pub fn bucket_bytes(&self) -> usize {
         if self.placement.is_one_host() {
             return usize::MAX;
@@ -150,7 +155,8 @@ impl Communicator {
         &self.placement.hosts
     }
 
-    /// The racks the hosts stand in, if there are two, named or found: each one's hosts, by their place in [`hosts`](Self::hosts).
+    /// The racks the hosts stand in, if there are two, named or found: each one's hosts, by their place in
+    /// [`hosts`](Self::hosts).
     pub fn racks(&self) -> Option<&[Vec<usize>; 2]> {
         Some(self.placement.racks.as_ref()?.hosts())
     }
@@ -170,7 +176,8 @@ impl Communicator {
         self.executor.transport.name()
     }
 
-    /// Payload bytes sent and received; a buffer that is summed in shared memory, or by devices themselves, counts once in each direction.
+    /// Payload bytes sent and received; a buffer that is summed in shared memory, or by devices themselves,
+    /// counts once in each direction.
     pub fn traffic_bytes(&self) -> (u64, u64) {
         let moved = self.placement.node.as_ref().map_or(0, Node::moved_bytes);
         (self.executor.runner.sent_bytes + moved, self.executor.runner.received_bytes + moved)

@@ -1,9 +1,11 @@
-//! Which ranks share a host, and the shared memory between those that do. Found once, at the start; nothing is configured.
+//! Which ranks share a host, and the shared memory between those that do. Found once, at the start; nothing
+//! is configured.
 //!
-//! MPI says which ranks could share memory; ranks whose hosts have different names do not, whatever it says, as the
-//! emulated hosts of one machine. Every rank then tells all others where its memory can be found, tries to map that of its
-//! neighbours, and tells all others whether it could: all ranks draw the same conclusion, and a host on which one
-//! attempt failed (a container that hides its processes, say) goes on with messages.
+//! MPI says which ranks could share memory; ranks whose hosts have different names do not, whatever it says,
+//! as the emulated hosts of one machine. Every rank then tells all others where its memory can be found,
+//! tries to map that of its neighbours, and tells all others whether it could: all ranks draw the same
+//! conclusion, and a host on which one attempt failed (a container that hides its processes, say) goes on
+//! with messages.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -31,8 +33,8 @@ type Card = [u64; CARD_WORDS];
 
 /// The ranks by host, and this rank's way to its neighbours.
 pub(super) struct Placement {
-    /// The ranks of each host in ascending order, hosts in the order of their lowest ranks. A rank that shares no memory
-    /// is on a host of its own.
+    /// The ranks of each host in ascending order, hosts in the order of their lowest ranks. A rank that
+    /// shares no memory is on a host of its own.
     pub(super) hosts: Vec<Vec<usize>>,
     /// The racks the hosts stand in, if there are two.
     pub(super) racks: Option<Racks>,
@@ -53,7 +55,8 @@ impl Placement {
         self.hosts.iter().any(|ranks| ranks.len() > 1)
     }
 
-    /// The plan of `rank` between racks, where every rank is on a host of its own and the buffer is long enough.
+    /// The plan of `rank` between racks, where every rank is on a host of its own and the buffer is long
+    /// enough.
     pub(super) fn plan_in_racks(&self, rank: usize, len_bytes: usize, element_bytes: usize) -> Option<Plan> {
         self.racks.as_ref()?.plan(rank, len_bytes / element_bytes, element_bytes)
     }
@@ -153,7 +156,8 @@ fn by_host(cards: &[Card]) -> Vec<Vec<usize>> {
     hosts
 }
 
-/// This rank's view of the window and of its neighbours' arenas: no view if there is no window, no arenas if one is lacking.
+/// This rank's view of the window and of its neighbours' arenas: no view if there is no window, no arenas if
+/// one is lacking.
 fn join(rank: usize, ranks: &[usize], cards: &[Card], window: Option<Region>) -> Option<(Window, Vec<Region>)> {
     let open = |what: &str, rank: usize, address: Option<Address>| {
         let region = Region::open(&address?);

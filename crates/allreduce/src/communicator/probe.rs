@@ -1,9 +1,9 @@
 //! Learns a cluster's [`Model`] by running a few small allreduces, and solving for its numbers.
 //!
-//! What is run is what will be used: the plans, the interpreter and the transport; to cut a plan is not timed, as it is done once for all
-//! sums alike. With ranks that share cores that
-//! matters more than the wire. All ranks take part, then hold one another's times, and compute the same numbers from
-//! them. In the words of the model, for `n` ranks:
+//! What is run is what will be used: the plans, the interpreter and the transport; to cut a plan is not
+//! timed, as it is done once for all sums alike. With ranks that share cores that matters more than the wire.
+//! All ranks take part, then hold one another's times, and compute the same numbers from them. In the words
+//! of the model, for `n` ranks:
 //!
 //! | run | its time, without what is known already |
 //! | --- | --- |
@@ -16,12 +16,13 @@
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
-//! The short ones move so few bytes that no shaper holds them back: what waited for one would be taken for the ranks' work, `w`. A long ring that
-//! takes half as long again as it would at `b` has waited for a shaper: then its time is `x/B` and
-//! direct's `F x/B`, without what is known already. Without a shaper `P` is what the short ones moved.
+//! The short ones move so few bytes that no shaper holds them back: what waited for one would be taken for
+//! the ranks' work, `w`. A long ring that takes half as long again as it would at `b` has waited for a
+//! shaper: then its time is `x/B` and direct's `F x/B`, without what is known already. Without a shaper `P`
+//! is what the short ones moved.
 //!
-//! The long ones start small and grow until one takes [`LONG_ENOUGH_US`], so that a slow network is not kept busy and a
-//! fast one is not judged by a blink. `C` is measured on each rank alone, while all do the same.
+//! The long ones start small and grow until one takes [`LONG_ENOUGH_US`], so that a slow network is not kept
+//! busy and a fast one is not judged by a blink. `C` is measured on each rank alone, while all do the same.
 
 use std::time::{Duration, Instant};
 
@@ -40,8 +41,8 @@ pub(super) const STAMP: Stamp = Stamp::MAX;
 /// a machine does makes most of them longer.
 const BATCHES: usize = 28;
 const RUNS: usize = 2;
-/// What the short transfers move over the busiest link, for each rank: together less than a shaper lets through in the time that they all take,
-/// which grows with the ranks as their messages do.
+/// What the short transfers move over the busiest link, for each rank: together less than a shaper lets
+/// through in the time that they all take, which grows with the ranks as their messages do.
 const SHORT_BYTES: usize = 8 << 10;
 const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
@@ -49,7 +50,8 @@ const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
 /// What shows a shaper's burst by the time it takes after a rest: more than a burst, and not many times that.
 const RESTED_BYTES: usize = 256 << 10;
-/// A long transfer that takes so many times what it would at the short rate has waited for a shaper: neither latency nor noise is that much of it.
+/// A long transfer that takes so many times what it would at the short rate has waited for a shaper: neither
+/// latency nor noise is that much of it.
 const SHAPED: f64 = 1.5;
 /// Runs of each long transfer, the least of which counts: what else a machine does only adds.
 const LONG_RUNS: usize = 4;
@@ -150,8 +152,8 @@ impl Prober<'_> {
         Ok(self.medians(own)?[0])
     }
 
-    /// The times of short allreduces, taken in turn: a job's first tenths of a second are when its last processes start, and whatever was
-    /// timed first has been seen to take three times as long as later.
+    /// The times of short allreduces, taken in turn: a job's first tenths of a second are when its last
+    /// processes start, and whatever was timed first has been seen to take three times as long as later.
     fn short<const N: usize>(&mut self, what: [(Algorithm, usize); N]) -> Result<[f64; N]> {
         // The first run makes connections.
         what.into_iter().try_for_each(|(algorithm, len)| self.run(algorithm, len).map(drop))?;
@@ -208,7 +210,8 @@ fn short_part(size: usize) -> usize {
     ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
 }
 
-/// The numbers under which the model predicts these times, the long ones but for the shaper's first bytes. What noise has made impossible is held to what is possible.
+/// The numbers under which the model predicts these times, the long ones but for the shaper's first bytes.
+/// What noise has made impossible is held to what is possible.
 pub(super) fn fit(times: &Times) -> Model {
     let n = times.size as f64;
     let (step, star, direct) = (times.ring_us / (2.0 * (n - 1.0)), times.star_us / 2.0, times.direct_us / 2.0);

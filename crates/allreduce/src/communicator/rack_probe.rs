@@ -1,13 +1,14 @@
 //! Finds two racks by timing, where nobody has named them.
 //!
-//! A narrow link between racks shows only when several pairs of hosts use it at once. So all hosts talk in pairs, as the players of a
-//! tournament do, every host with every other once (the circle method: in round `r` of `m` hosts, `i` meets `r - i`,
-//! modulo `m - 1`), and all pairs of a round at the same time. If the times fall into two classes, short within two groups of
-//! hosts and long between them, without one exception, the groups are racks. What a busy machine does to some pairs fits no two
-//! groups, so tournaments are repeated, each pair's median counts, and two in a row must tell the same.
+//! A narrow link between racks shows only when several pairs of hosts use it at once. So all hosts talk in
+//! pairs, as the players of a tournament do, every host with every other once (the circle method: in round
+//! `r` of `m` hosts, `i` meets `r - i`, modulo `m - 1`), and all pairs of a round at the same time. If the
+//! times fall into two classes, short within two groups of hosts and long between them, without one
+//! exception, the groups are racks. What a busy machine does to some pairs fits no two groups, so tournaments
+//! are repeated, each pair's median counts, and two in a row must tell the same.
 //!
-//! The racks are used if crossing the link once in each direction is predicted to be worth it: a ring over hosts that stand in
-//! order may lose little.
+//! The racks are used if crossing the link once in each direction is predicted to be worth it: a ring over
+//! hosts that stand in order may lose little.
 
 use std::time::Instant;
 
@@ -36,8 +37,8 @@ const OVERHEAD: f64 = 1.15;
 type PairTimes = Vec<Vec<f64>>;
 
 impl Prober<'_> {
-    /// The racks of `hosts` (ranks by host), bit `h` for host `h`; 0 if they stand in one, or summing as if they did costs no more.
-    /// Collective.
+    /// The racks of `hosts` (ranks by host), bit `h` for host `h`; 0 if they stand in one, or summing as if
+    /// they did costs no more. Collective.
     pub(super) fn racks(&mut self, hosts: &[Vec<usize>], times: &Times) -> Result<u64> {
         if !HOSTS.contains(&hosts.len()) {
             return Ok(0);
@@ -81,7 +82,8 @@ impl Prober<'_> {
         Ok(median(&mut times) * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
     }
 
-    /// Every host meets every other. `None` once more than [`MOST_US`] have been spent, by the clock of the slowest.
+    /// Every host meets every other. `None` once more than [`MOST_US`] have been spent, by the clock of the
+    /// slowest.
     fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize, spent_us: &mut f64) -> Result<Option<PairTimes>> {
         let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
         let own = hosts.iter().position(|ranks| ranks[0] == self.executor.rank());
@@ -105,7 +107,8 @@ impl Prober<'_> {
         Ok(Some(pairs))
     }
 
-    /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has then been used up.
+    /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has
+    /// then been used up.
     fn game(&mut self, other: usize, bytes: usize) -> Result<f64> {
         let plan = ringpull_plan::exchange(self.executor.rank(), other, bytes);
         let (data, _) = self.timed(&plan, Buffer::zeroed(2 * bytes))?;
@@ -133,7 +136,8 @@ fn rounds(hosts: usize) -> usize {
 fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     let odd = rounds(hosts);
     let other = if host == odd {
-        // The last one stands still and meets whoever would meet itself: `2 other = round`, modulo an odd number.
+        // The last one stands still and meets whoever would meet itself: `2 other = round`, modulo an odd
+        // number.
         round * odd.div_ceil(2) % odd
     } else {
         let other = (round + odd - host) % odd;
@@ -196,7 +200,8 @@ fn is_worth_it(racks: u64, pairs: &PairTimes, bytes: usize, ring_us_per_byte: f6
 mod tests {
     use super::*;
 
-    /// What a tournament measures where host `h` stands in rack `h` of `racks` and a byte takes `(host, uplink)` microseconds.
+    /// What a tournament measures where host `h` stands in rack `h` of `racks` and a byte takes `(host,
+    /// uplink)` microseconds.
     fn times(racks: u64, hosts: usize, bytes: usize, host_us: f64, uplink_us: f64) -> PairTimes {
         let mut pairs = vec![vec![f64::INFINITY; hosts]; hosts];
         for round in 0..rounds(hosts) {
@@ -261,7 +266,8 @@ mod tests {
     fn racks_count_where_the_link_between_them_is_what_a_ring_waits_for() {
         let (hosts, bytes, host_us) = (8, 1 << 18, 0.008);
         for (racks, uplink_us, ring_us, expected) in [
-            // A ring of hosts in order crosses once in each direction, one of hosts in turn with every second message.
+            // A ring of hosts in order crosses once in each direction, one of hosts in turn with every second
+            // message.
             (0b1111_0000u64, 0.016, 0.016, true),
             (0b1010_1010, 0.016, 0.064, true),
             (0b1111_0000, 0.008, 0.008, false),

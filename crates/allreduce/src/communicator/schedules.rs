@@ -1,8 +1,8 @@
 //! What sums by messages are to do: found once and kept for the next sum like it.
 //!
-//! To find a plan takes a microsecond or more, most of it to predict what each algorithm would take, and a sum of few bytes no more than
-//! twenty. To cut one of 100 MB takes some tenths of a millisecond (`cargo bench --bench plans`) before anything can be sent, and ranks that
-//! share cores do so one after another.
+//! To find a plan takes a microsecond or more, most of it to predict what each algorithm would take, and a
+//! sum of few bytes no more than twenty. To cut one of 100 MB takes some tenths of a millisecond (`cargo
+//! bench --bench plans`) before anything can be sent, and ranks that share cores do so one after another.
 
 use std::collections::HashMap;
 use std::sync::Arc;

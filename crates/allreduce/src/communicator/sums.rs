@@ -37,18 +37,20 @@ impl Communicator {
         self.placement.is_one_host() && self.placement.has_neighbours()
     }
 
-    /// Whether sums by the communicator's own choice are done at once, one after another on every rank in one order.
+    /// Whether sums by the communicator's own choice are done at once, one after another on every rank in one
+    /// order.
     pub fn sums_block(&self) -> bool {
         self.sums_at_once(self.choice)
     }
 
-    /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what is under way is then
-    /// finished first. Sums of higher `priority` go first. Operations under way together have stamps of their own. `step_bytes` is what the
-    /// step that it is part of sums in all, the same on every rank, and 0 where that is not known.
+    /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what
+    /// is under way is then finished first. Sums of higher `priority` go first. Operations under way together
+    /// have stamps of their own. `step_bytes` is what the step that it is part of sums in all, the same on
+    /// every rank, and 0 where that is not known.
     ///
     /// # Safety
-    /// `data` stays valid, and nobody else touches it, until the ticket is reported by [`Executor::take_finished`]; after
-    /// an error, of this or of any later call, for ever.
+    /// `data` stays valid, and nobody else touches it, until the ticket is reported by
+    /// [`take_finished`](super::Executor::take_finished); after an error, of this or of any later call, for ever.
     pub unsafe fn begin_allreduce(
         &mut self,
         dtype: DType,
@@ -105,17 +107,18 @@ impl Communicator {
         unsafe { self.executor.run(&schedule, data, stamp) }
     }
 
-    /// Whether [`allreduce_between`](Self::allreduce_between) may be given addresses in the memory of devices.
+    /// Whether [`allreduce_between`](Self::allreduce_between) may be given addresses in the memory of
+    /// devices.
     pub fn takes_device_memory(&self) -> bool {
         self.takes_device_memory
     }
 
-    /// As [`allreduce`](Self::allreduce), of `len_bytes` that this rank's `endpoint` has. Always by messages, of at least `least_bytes` where
-    /// the plan has as many.
+    /// As [`allreduce`](Self::allreduce), of `len_bytes` that this rank's `endpoint` has. Always by messages,
+    /// of at least `least_bytes` where the plan has as many.
     ///
     /// # Safety
-    /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until the endpoint is told that their
-    /// message is done; after an error never again.
+    /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until
+    /// the endpoint is told that their message is done; after an error never again.
     pub unsafe fn allreduce_between(
         &mut self,
         dtype: DType,

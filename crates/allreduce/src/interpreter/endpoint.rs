@@ -1,22 +1,25 @@
-//! What happens to a segment before it leaves a rank and after it has arrived, where that is more than to add or copy it in host memory.
+//! What happens to a segment before it leaves a rank and after it has arrived, where that is more than to add
+//! or copy it in host memory.
 //!
-//! The interpreter decides which message goes when. For most operations the bytes of a message are those of the buffer, and what
-//! arrives is added to them or takes their place. An [`Endpoint`] may do otherwise: encode a gradient segment by segment, or add by a
-//! kernel what lies in the memory of a device.
+//! The interpreter decides which message goes when. For most operations the bytes of a message are those of
+//! the buffer, and what arrives is added to them or takes their place. An [`Endpoint`] may do otherwise:
+//! encode a gradient segment by segment, or add by a kernel what lies in the memory of a device.
 
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::Message;
 
 use crate::interpreter::scratch::Scratch;
 
-/// One rank's end of one operation. Addresses that it gives stay valid until it is told that their message is done; after an error, for ever.
+/// One rank's end of one operation. Addresses that it gives stay valid until it is told that their message is
+/// done; after an error, for ever.
 pub trait Endpoint {
     /// The bytes that a message has on the wire.
     fn wire_bytes(&self, message: &Message) -> usize {
         message.len()
     }
 
-    /// Whether what is received with [`Copy`](ringpull_plan::Action::Copy) is written into its place in the buffer as it arrives.
+    /// Whether what is received with [`Copy`](ringpull_plan::Action::Copy) is written into its place in the
+    /// buffer as it arrives.
     fn copies_in_place(&self) -> bool;
 
     /// Where the bytes of a message to send stand. Asked once, when it is to leave.
@@ -28,7 +31,8 @@ pub trait Endpoint {
     /// A place for the bytes of a message from `peer`. They may be written from now on.
     fn incoming(&mut self, message: &Message, peer: usize, scratch: &mut Scratch) -> Result<*mut u8>;
 
-    /// The bytes in `place` have arrived, and all that comes before them in the plan is done. Blocks until both may be used again.
+    /// The bytes in `place` have arrived, and all that comes before them in the plan is done. Blocks until
+    /// both may be used again.
     fn received(&mut self, message: &Message, peer: usize, place: *mut u8, scratch: &mut Scratch) -> Result<()>;
 }
 

@@ -59,8 +59,8 @@ pub(super) struct Flight {
     /// The places of the schedule's lanes.
     pub(super) out: Vec<Place>,
     pub(super) into: Vec<Place>,
-    /// For each message, how many of those that it waits for are not finished; itself counts until it may be counted as done: when
-    /// the transport is done with it, or has a copy.
+    /// For each message, how many of those that it waits for are not finished; itself counts until it may be
+    /// counted as done: when the transport is done with it, or has a copy.
     pending: Vec<u32>,
     unfinished: usize,
     /// Where the bytes of messages arrive that are to be added and are not yet, and copies of what is sent.
@@ -92,7 +92,8 @@ impl Flight {
         self.unfinished == 0
     }
 
-    /// Whether a message must not be posted yet, as it would send what is not there, or overwrite what is still needed.
+    /// Whether a message must not be posted yet, as it would send what is not there, or overwrite what is
+    /// still needed.
     pub(super) fn waits(&self, index: u32) -> bool {
         self.pending[index as usize] > 1
     }
@@ -152,7 +153,8 @@ impl Flight {
         Ok(Some(start))
     }
 
-    /// Takes a message, with which the transport is done, off its lane. Returns the peer, and whether it was sent.
+    /// Takes a message, with which the transport is done, off its lane. Returns the peer, and whether it was
+    /// sent.
     pub(super) fn leave_lane(&mut self, index: u32) -> (usize, bool) {
         let message = &self.schedule.all[index as usize];
         let is_sent = message.action == Action::Send;
@@ -162,8 +164,9 @@ impl Flight {
         (lanes[message.lane as usize].peer, is_sent)
     }
 
-    /// Copies what a message is to send, so that what waits for this goes on now and not when the transport is done with it. Returns the
-    /// copy's address, and the bytes of all that this finished; none if nothing waits, or the bytes are not in host memory.
+    /// Copies what a message is to send, so that what waits for this goes on now and not when the transport
+    /// is done with it. Returns the copy's address, and the bytes of all that this finished; none if nothing
+    /// waits, or the bytes are not in host memory.
     pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*const u8, usize)>> {
         let Memory::Host(base) = self.memory else { return Ok(None) };
         if self.schedule.dependents(index).is_empty() {
@@ -180,8 +183,8 @@ impl Flight {
         Ok(Some((copy, self.release(index, scratch)?)))
     }
 
-    /// Takes note that the transport is done with a message. What was sent is finished; what was received is as soon as those before it are
-    /// done. Returns the bytes of all that this finished.
+    /// Takes note that the transport is done with a message. What was sent is finished; what was received is
+    /// as soon as those before it are done. Returns the bytes of all that this finished.
     pub(super) fn settle(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let message = &self.schedule.all[index as usize];
         if message.action != Action::Send {
@@ -201,8 +204,8 @@ impl Flight {
         }
     }
 
-    /// Counts a message as done for those that wait for it, and finishes all that was received and that this allows to finish. Returns
-    /// its bytes.
+    /// Counts a message as done for those that wait for it, and finishes all that was received and that this
+    /// allows to finish. Returns its bytes.
     fn release(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let mut finished_bytes = 0;
         self.pending[index as usize] -= 1;

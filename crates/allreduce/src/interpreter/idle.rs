@@ -17,7 +17,8 @@ impl Idle {
         self.waited
     }
 
-    /// Waits a little for what is still to come, so many bytes; an error with the time waited if `limit` is over.
+    /// Waits a little for what is still to come, so many bytes; an error with the time waited if `limit` is
+    /// over.
     pub(super) fn wait(
         &mut self,
         limit: Duration,
@@ -26,8 +27,9 @@ impl Idle {
     ) -> Result<(), Duration> {
         const SHORTEST: Duration = Duration::from_micros(20);
         const LONGEST: Duration = Duration::from_millis(4);
-        /// A sleep is this part of the time waited so far: the longer nothing comes, the less it matters to be quick. An eighth was
-        /// seen to hold up sums of many tensors; a fortieth kept processors busy with every few packets.
+        /// A sleep is this part of the time waited so far: the longer nothing comes, the less it matters to
+        /// be quick. An eighth was seen to hold up sums of many tensors; a fortieth kept processors busy with
+        /// every few packets.
         const PART: u32 = 16;
         /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.
         const LONGEST_ROUND: Duration = Duration::from_millis(200);
@@ -46,17 +48,19 @@ impl Idle {
     }
 }
 
-/// How long a rank yields, and does not sleep, while nothing moves of what is still to be sent and received, so many bytes.
+/// How long a rank yields, and does not sleep, while nothing moves of what is still to be sent and received,
+/// so many bytes.
 ///
-/// What is short, or the end of what is long, is all latency: to wake from a sleep would take a good part of its time. So it is worth
-/// yields for as long as it should take. By ring, direct or circulant a sum of 256 KiB sends and receives 896 KiB on eight ranks, and sleeps
-/// there cost it up to a third of its time.
+/// What is short, or the end of what is long, is all latency: to wake from a sleep would take a good part of
+/// its time. So it is worth yields for as long as it should take. By ring, direct or circulant a sum of 256
+/// KiB sends and receives 896 KiB on eight ranks, and sleeps there cost it up to a third of its time.
 fn looks(bytes: usize) -> Duration {
     const SHORT_BYTES: usize = 1 << 20;
     const SHORT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(2500));
-    /// What is left at last goes one way, where a link of 1 Gbit/s carries 125, and a segment of 256 KiB takes 2.1 ms. With a millisecond for
-    /// all, 256 KiB on two hosts (`ringpull bench allreduce --sizes 256KiB`), of which the second half takes 1.05 ms, took 1.33 ms instead of
-    /// 1.18, and 1 MiB 8.01 instead of 7.80. For a peer that is late the longest of these is busy for nothing, once.
+    /// What is left at last goes one way, where a link of 1 Gbit/s carries 125, and a segment of 256 KiB
+    /// takes 2.1 ms. With a millisecond for all, 256 KiB on two hosts (`ringpull bench allreduce --sizes
+    /// 256KiB`), of which the second half takes 1.05 ms, took 1.33 ms instead of 1.18, and 1 MiB 8.01 instead
+    /// of 7.80. For a peer that is late the longest of these is busy for nothing, once.
     const BYTES_PER_US: u64 = 80;
     const LONG: Duration = Duration::from_micros(20);
     if bytes > SHORT_BYTES {

@@ -1,15 +1,17 @@
 //! The one interpreter: executes any [`Schedule`] over any [`Transport`], and several at once.
 //!
-//! Schedules are of segments: a segment is forwarded as soon as it is reduced, across step boundaries, and the wire never
-//! waits for a whole part. What is added to what, and in which order, is each plan's program order alone: the bits do not
-//! depend on what arrives when, nor on what else is in flight.
+//! Schedules are of segments: a segment is forwarded as soon as it is reduced, across step boundaries, and
+//! the wire never waits for a whole part. What is added to what, and in which order, is each plan's program
+//! order alone: the bits do not depend on what arrives when, nor on what else is in flight.
 //!
-//! Operations are begun, advanced together, and reported when they are finished. Each has lanes of its own, told apart by its stamp,
-//! so none waits for a message of another. They share what a peer is sent at a time: a message of higher priority goes first,
-//! then one of an operation begun earlier. No message leaves while one of higher priority is ready for the same peer and held back
-//! because enough are in flight, and not all of them wait for the peer. But for that, each operation may always have one message in flight to each peer; and if what
-//! is in flight stands still, even so. Thus it ends however full the others' lanes are, and in whichever order the ranks begin what
-//! they have in flight. What is in flight to a peer is also what that peer may have to keep (`ahead`).
+//! Operations are begun, advanced together, and reported when they are finished. Each has lanes of its own,
+//! told apart by its stamp, so none waits for a message of another. They share what a peer is sent at a time:
+//! a message of higher priority goes first, then one of an operation begun earlier. No message leaves while
+//! one of higher priority is ready for the same peer and held back because enough are in flight, and not all
+//! of them wait for the peer. But for that, each operation may always have one message in flight to each
+//! peer; and if what is in flight stands still, even so. Thus it ends however full the others' lanes are, and
+//! in whichever order the ranks begin what they have in flight. What is in flight to a peer is also what that
+//! peer may have to keep (`ahead`).
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -30,7 +32,8 @@ use crate::transport::{Mode, Stamp, Transport};
 
 /// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
-/// After nothing has moved for so long, what is ready no longer waits for what is in flight: the peer may need it first.
+/// After nothing has moved for so long, what is ready no longer waits for what is in flight: the peer may
+/// need it first.
 pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
 
 /// Executes schedules over a transport that each call names anew: the whole job's, or a group of its ranks.
@@ -99,12 +102,12 @@ impl Runner {
         Arc::new(Schedule::of(plan, dtype, self.segment_bytes))
     }
 
-    /// Begins to execute `schedule` on `data`, a buffer of its length. Moves nothing yet. Operations in flight together have different
-    /// stamps.
+    /// Begins to execute `schedule` on `data`, a buffer of its length. Moves nothing yet. Operations in
+    /// flight together have different stamps.
     ///
     /// # Safety
-    /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an error it stays so
-    /// until the transport is gone.
+    /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an
+    /// error it stays so until the transport is gone.
     pub unsafe fn begin(&mut self, schedule: &Arc<Schedule>, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
         assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
         self.board(schedule, Memory::Host(data.cast()), stamp, priority)
@@ -125,9 +128,11 @@ impl Runner {
         self.begun
     }
 
-    /// Posts and takes what can be posted and taken now. Does not block. Returns whether to call it again at once, as more may be posted.
+    /// Posts and takes what can be posted and taken now. Does not block. Returns whether to call it again at
+    /// once, as more may be posted.
     ///
-    /// Errors if what arrives is not what is due, or soon after `stop` is set. After an error every operation under way is lost.
+    /// Errors if what arrives is not what is due, or soon after `stop` is set. After an error every operation
+    /// under way is lost.
     pub fn advance(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
         let outcome = self.step(transport, stop);
         if outcome.is_err() {
@@ -195,8 +200,8 @@ impl Runner {
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        // SAFETY: the in-process transport touches data in its own rank's calls only, and no test makes one after
-        // an error.
+        // SAFETY: the in-process transport touches data in its own rank's calls only, and no test makes one
+        // after an error.
         unsafe { self.run(schedule, data, transport, stamp, stop) }
     }
 
@@ -225,8 +230,9 @@ impl Runner {
     /// As [`run`](Self::run), with an end of this rank's own making.
     ///
     /// # Safety
-    /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until the endpoint is told that their
-    /// message is done; after an error never again. What the endpoint borrows is not needed then: it is never called again.
+    /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until
+    /// the endpoint is told that their message is done; after an error never again. What the endpoint borrows
+    /// is not needed then: it is never called again.
     pub unsafe fn run_between(
         &mut self,
         schedule: &Arc<Schedule>,
@@ -235,7 +241,8 @@ impl Runner {
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        // SAFETY: the lifetime alone is changed. When this returns the endpoint has been dropped with its flight, or has been forgotten.
+        // SAFETY: the lifetime alone is changed. When this returns the endpoint has been dropped with its
+        // flight, or has been forgotten.
         let endpoint = unsafe { std::mem::transmute::<Box<dyn Endpoint + '_>, Box<dyn Endpoint>>(endpoint) };
         let ticket = self.board(schedule, Memory::Endpoint(endpoint), stamp, i32::MAX);
         self.until(ticket, transport, stop)
@@ -289,8 +296,9 @@ impl Runner {
                     }
                     let Some(place) = flight.incoming(index, &mut self.scratch)? else { break };
                     let (token, len) = (self.tokens.give(ticket, index, Mode::Standard), flight.wire_bytes(index));
-                    // SAFETY: the range lies in the data or in a room that is kept until the message is finished; nobody
-                    // else touches it before: earlier messages on these segments are done or copied, later ones wait.
+                    // SAFETY: the range lies in the data or in a room that is kept until the message is
+                    // finished; nobody else touches it before: earlier messages on these segments are done or
+                    // copied, later ones wait.
                     unsafe {
                         let into = std::ptr::slice_from_raw_parts_mut(place, len);
                         transport.recv(lane.peer, stamp, into, token)?;
@@ -325,8 +333,8 @@ impl Runner {
                         self.changed = true;
                     }
                     let token = self.tokens.give(ticket, index, mode);
-                    // SAFETY: as above, or a copy that the flight keeps until the message is finished; a message that will change these
-                    // segments waits for this one, or for the copy.
+                    // SAFETY: as above, or a copy that the flight keeps until the message is finished; a
+                    // message that will change these segments waits for this one, or for the copy.
                     unsafe {
                         let data = std::ptr::slice_from_raw_parts(data, len);
                         transport.send(lane.peer, stamp, data, mode, token)?;
@@ -337,7 +345,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Takes note that the transport is done with a message, and finishes every message that this allows to finish.
+    /// Takes note that the transport is done with a message, and finishes every message that this allows to
+    /// finish.
     fn complete(&mut self, token: u32) -> Result<()> {
         let Given { ticket, index, mode, since_ns } = self.tokens.redeem(token);
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);

@@ -1,4 +1,5 @@
-//! Host memory for what arrives to be added, and for what is sent and stands in no buffer. It is kept for the next.
+//! Host memory for what arrives to be added, and for what is sent and stands in no buffer. It is kept for the
+//! next.
 
 use std::collections::BTreeMap;
 

@@ -1,18 +1,20 @@
 //! Which operations launch, and in which order: decided by rank 0, the same for every rank.
 //!
-//! An operation is named by content: its topic (a key of a store, a barrier) and how many operations this rank has called
-//! on that topic before. Ranks may therefore call in different orders. Rank 0 collects the calls; an operation launches
-//! when every rank has called it alike. Calls that do not fit together, and calls that stay alone, become one error for
-//! all ranks.
+//! An operation is named by content: its topic (a key of a store, a barrier) and how many operations this
+//! rank has called on that topic before. Ranks may therefore call in different orders. Rank 0 collects the
+//! calls; an operation launches when every rank has called it alike. Calls that do not fit together, and
+//! calls that stay alone, become one error for all ranks.
 //!
-//! When rank 0's own calls have repeated themselves, the sequence is frozen (`freezing`): from then on every rank begins the same
-//! units in the same order, as soon as it has called what is in them, and no message is sent. When some rank's calls do not fit
-//! any more, all ranks are stopped, run to the furthest of them, and are agreed with one by one again. What is frozen, and when, follows from
-//! the sequences of calls and from where their callers wait, not from the time at which they come. (Where callers of `Tensor::watched` wait is
-//! inferred, and that does follow from time.) A cycle that stood still although every rank had come as far is the last.
+//! When rank 0's own calls have repeated themselves, the sequence is frozen (`freezing`): from then on every
+//! rank begins the same units in the same order, as soon as it has called what is in them, and no message is
+//! sent. When some rank's calls do not fit any more, all ranks are stopped, run to the furthest of them, and
+//! are agreed with one by one again. What is frozen, and when, follows from the sequences of calls and from
+//! where their callers wait, not from the time at which they come. (Where callers of `Tensor::watched` wait
+//! is inferred, and that does follow from time.) A cycle that stood still although every rank had come as far
+//! is the last.
 //!
-//! A rank that has no data left joins: operations launch without its call, and it stands in for them, until all ranks have joined. While
-//! some rank has joined nothing is frozen.
+//! A rank that has no data left joins: operations launch without its call, and it stands in for them, until
+//! all ranks have joined. While some rank has joined nothing is frozen.
 //!
 //! Pure: time comes in as a number, and what is to be told to all ranks goes out as [`Order`]s.
 
@@ -57,7 +59,8 @@ enum Phase {
     Stopping { epoch: u32, units: u64, answers: Vec<Option<Stopped>>, overdue: Option<Overdue> },
 }
 
-/// A cycle is frozen when it has come this often; twice as often, up to the most, each time that this was too early.
+/// A cycle is frozen when it has come this often; twice as often, up to the most, each time that this was too
+/// early.
 const TIMES: usize = 2;
 const MOST_TIMES: usize = 64;
 /// A cycle that ran so often before it was stopped was not frozen too early.
@@ -76,8 +79,8 @@ pub struct Agreement {
     /// Ranks that have no data left, and when any rank has last said something of what it does.
     joined: Vec<bool>,
     heard_s: f64,
-    /// What each rank that was behind when the last frozen cycle was stopped has to call first, until it has called all of it.
-    /// Nothing is frozen meanwhile.
+    /// What each rank that was behind when the last frozen cycle was stopped has to call first, until it has
+    /// called all of it. Nothing is frozen meanwhile.
     owed: Vec<Option<Owed>>,
     /// Ranks that wait in a call for what cannot begin, and since when that is known.
     stuck: Vec<Option<(Stuck, f64)>>,
@@ -88,14 +91,16 @@ pub struct Agreement {
     phase: Phase,
     epochs: u32,
     times: usize,
-    /// Whether a frozen cycle stood still although no rank was behind: each waited for what its units did not let begin. Another would, too.
+    /// Whether a frozen cycle stood still although no rank was behind: each waited for what its units did not
+    /// let begin. Another would, too.
     has_stood_still: bool,
     /// The unit at which a cycle last stood so.
     still_at: Option<u64>,
 }
 
 impl Agreement {
-    /// A table for `size` ranks in which a call stays alone for at most `limit_s` seconds, and sums share buckets of `bucket_bytes`.
+    /// A table for `size` ranks in which a call stays alone for at most `limit_s` seconds, and sums share
+    /// buckets of `bucket_bytes`.
     pub fn new(size: usize, limit_s: f64, bucket_bytes: usize) -> Self {
         Agreement {
             size,
@@ -122,7 +127,8 @@ impl Agreement {
     /// Takes note of a call; returns what follows from it.
     pub fn call(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
         if matches!(self.phase, Phase::Frozen { .. } | Phase::Stopping { .. }) {
-            // It was announced before the rank knew of the freeze; it takes it for part of the cycle, or announces it anew.
+            // It was announced before the rank knew of the freeze; it takes it for part of the cycle, or
+            // announces it anew.
             return Ok(Vec::new());
         }
         self.logs.push(rank, &call);
@@ -273,7 +279,8 @@ impl Agreement {
             self.check_left()?;
         } else {
             self.joined.fill(false);
-            // Calls that ranks stood in for are missing in the logs; and that they ended is no sign that a cycle did not last.
+            // Calls that ranks stood in for are missing in the logs; and that they ended is no sign that a
+            // cycle did not last.
             self.logs.clear();
             self.times = TIMES;
             orders.push(Order::Joined(rank));

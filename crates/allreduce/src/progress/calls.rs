@@ -1,9 +1,10 @@
 //! One rank's calls: announced one by one, or begun in a frozen order without a message.
 //!
-//! A rank begins by announcing each call to rank 0 (`agreement`). When rank 0 has frozen the sequence, calls are only taken note
-//! of, and units begin as soon as this rank has called their members. A call that does not fit, or a caller that waits for what
-//! cannot begin, ends that: the rank asks rank 0 to stop all ranks. Each then says how many units it has begun; all run to the
-//! furthest of them, and what lies beyond is announced again.
+//! A rank begins by announcing each call to rank 0 (`agreement`). When rank 0 has frozen the sequence, calls
+//! are only taken note of, and units begin as soon as this rank has called their members. A call that does
+//! not fit, or a caller that waits for what cannot begin, ends that: the rank asks rank 0 to stop all ranks.
+//! Each then says how many units it has begun; all run to the furthest of them, and what lies beyond is
+//! announced again.
 //!
 //! Pure: nothing here sends, waits or knows the time.
 
@@ -24,7 +25,8 @@ pub enum Act {
     Begin(Unit),
     /// Every rank has called it.
     Run(Launch),
-    /// This rank has not made this call, and has joined: a job has to stand in for it. What begins it follows.
+    /// This rank has not made this call, and has joined: a job has to stand in for it. What begins it
+    /// follows.
     StandIn(Call),
     /// Tell rank 0 that this rank has joined.
     Join,
@@ -84,7 +86,8 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// No calls, of `rank`; `sums_block` if a sum is done when the one before it is, on every rank in one order.
+    /// No calls, of `rank`; `sums_block` if a sum is done when the one before it is, on every rank in one
+    /// order.
     pub fn new(rank: usize, sums_block: bool) -> Self {
         Calls {
             rank,
@@ -159,7 +162,8 @@ impl Calls {
         Some(Act::Join)
     }
 
-    /// A caller waits, or looks at what a call has given: whatever was called before must be able to begin without another call.
+    /// A caller waits, or looks at what a call has given: whatever was called before must be able to begin
+    /// without another call.
     pub fn wait(&mut self) -> Vec<Act> {
         self.waited = true;
         match self.mode {
@@ -168,8 +172,8 @@ impl Calls {
         }
     }
 
-    /// The next call follows on the return of everything that was called before, to a caller that is told of each return. It may have waited
-    /// for that and does not say so.
+    /// The next call follows on the return of everything that was called before, to a caller that is told of
+    /// each return. It may have waited for that and does not say so.
     pub fn all_returned(&mut self) {
         self.waited = true;
     }
@@ -203,7 +207,8 @@ impl Calls {
 
     /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.
     pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
-        // Nothing to stand in for, and nothing owed: no sequence is frozen while rank 0 knows of a rank that has joined or owes.
+        // Nothing to stand in for, and nothing owed: no sequence is frozen while rank 0 knows of a rank that
+        // has joined or owes.
         let mut acts = self.launched(freeze.last.clone());
         self.frozen = Some(Frozen::new(freeze));
         self.mode = Mode::Frozen;
@@ -226,7 +231,8 @@ impl Calls {
         Some(stopped)
     }
 
-    /// All ranks have stopped, and this is how far they go. What lies beyond is announced, in the order in which it was called.
+    /// All ranks have stopped, and this is how far they go. What lies beyond is announced, in the order in
+    /// which it was called.
     pub fn run_to(&mut self, end: RunTo) -> Vec<Act> {
         let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.epoch() == end.epoch) else { return Vec::new() };
         self.is_behind = frozen.begun() < end.until;
@@ -250,7 +256,8 @@ impl Calls {
         acts
     }
 
-    /// Stands in for what others have begun of the frozen cycle and this rank, which has joined, has not called.
+    /// Stands in for what others have begun of the frozen cycle and this rank, which has joined, has not
+    /// called.
     fn make_up(&mut self) -> Vec<Act> {
         // What was said before rank 0 stopped the ranks is forgotten.
         self.data = Data::Ended;
@@ -276,7 +283,8 @@ impl Calls {
         acts
     }
 
-    /// The epoch of the frozen cycle that runs, and the unit that the first call which has not begun belongs to.
+    /// The epoch of the frozen cycle that runs, and the unit that the first call which has not begun belongs
+    /// to.
     pub fn frozen(&self) -> Option<(u32, Option<u64>)> {
         let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Frozen))?;
         let first = self.open.values().filter_map(|call| frozen.unit(call)).min();

@@ -1,8 +1,9 @@
 //! The comm thread: begins what is launched, keeps several sums under way, and hands on what is finished.
 //!
-//! It alone talks to the transport. Sums are begun as they are launched, up to a number, and move together; a job that wants
-//! the host to itself is run when nothing else is under way. The sums of a bucket are copied into one buffer, and back. Finished sums are handed on in the order in which they were begun,
-//! except that one may overtake those of lower priority; never one of its own topic.
+//! It alone talks to the transport. Sums are begun as they are launched, up to a number, and move together; a
+//! job that wants the host to itself is run when nothing else is under way. The sums of a bucket are copied
+//! into one buffer, and back. Finished sums are handed on in the order in which they were begun, except that
+//! one may overtake those of lower priority; never one of its own topic.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -20,7 +21,8 @@ use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Topic, Wire};
 use crate::progress::shared::{Command, Shared};
 
-/// Sums under way at once: enough to hide the latency of each, few enough to keep the messages posted for them few.
+/// Sums under way at once: enough to hide the latency of each, few enough to keep the messages posted for
+/// them few.
 const MOST_FLIGHTS: usize = 32;
 
 /// A sum under way: of one job, or of several in a bucket.
@@ -85,8 +87,8 @@ pub(super) fn communicate(
 }
 
 impl Comm<'_> {
-    /// The next command, while nothing is under way. A caller that waited for what is just done may have one soon, and to sleep would make it
-    /// wait longer.
+    /// The next command, while nothing is under way. A caller that waited for what is just done may have one
+    /// soon, and to sleep would make it wait longer.
     fn next(&mut self, inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvTimeoutError> {
         const LINGER: Duration = Duration::from_micros(50);
         const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
@@ -117,7 +119,8 @@ impl Comm<'_> {
         self.take(topics.zip(jobs).collect(), &launch, unit.cycle_bytes);
     }
 
-    /// Begins a sum, of a step that sums so many bytes if that is known, or runs a job that wants the host to itself.
+    /// Begins a sum, of a step that sums so many bytes if that is known, or runs a job that wants the host to
+    /// itself.
     fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: &Launch, step_bytes: usize) {
         if let Some(fault) = self.shared.fault.get() {
             return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
@@ -147,8 +150,9 @@ impl Comm<'_> {
         let since_ns = timeline::now_ns();
         // A way of summing that blocks is at it from here on.
         self.shared.running.lock().push((launch.number, launch.topic.clone()));
-        // SAFETY: the flight owns the bucket, or the job that owns the memory or its lock, and is kept until its ticket is reported;
-        // after a fault buckets are kept for ever, and jobs are told to fail and then keep what the transport may still use.
+        // SAFETY: the flight owns the bucket, or the job that owns the memory or its lock, and is kept until
+        // its ticket is reported; after a fault buckets are kept for ever, and jobs are told to fail and then
+        // keep what the transport may still use.
         let begun = unsafe { self.communicator.begin_allreduce(dtype, addend, launch.number, (priority, step_bytes)) };
         let ticket = *begun.as_ref().unwrap_or(&None);
         if ticket.is_none() {

@@ -1,8 +1,9 @@
 //! The threads behind a store that sums by allreduce.
 //!
-//! `submit` names an operation and returns. The control thread of rank 0 launches it when every rank has called it; the
-//! comm thread, which alone talks to the transport, runs launched jobs in the order of their numbers; the finishing thread
-//! applies updates and hands out results, but for short ones that the comm thread hands out itself. The first fault poisons the engine: it is spread to every rank, running
+//! `submit` names an operation and returns. The control thread of rank 0 launches it when every rank has
+//! called it; the comm thread, which alone talks to the transport, runs launched jobs in the order of their
+//! numbers; the finishing thread applies updates and hands out results, but for short ones that the comm
+//! thread hands out itself. The first fault poisons the engine: it is spread to every rank, running
 //! collectives stop, every job that waits fails with it, and so does every later call.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,7 +31,8 @@ use crate::progress::watcher::Watcher;
 use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
 
-/// How long a process that has met a fault stays, so that its peers can report the fault before a launcher ends them.
+/// How long a process that has met a fault stays, so that its peers can report the fault before a launcher
+/// ends them.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// One rank's engine. Ends in order when dropped.
@@ -167,7 +169,8 @@ impl Engine {
         self.shared.size
     }
 
-    /// What every rank must have set alike, in words: plans of one kind and segments of one size fit together.
+    /// What every rank must have set alike, in words: plans of one kind and segments of one size fit
+    /// together.
     pub fn settings(&self) -> &str {
         &self.settings
     }
@@ -182,7 +185,8 @@ impl Engine {
         &self.library
     }
 
-    /// The number of the next store on this engine: the same on every rank, if every rank creates its stores in one order.
+    /// The number of the next store on this engine: the same on every rank, if every rank creates its stores
+    /// in one order.
     pub fn next_store(&self) -> u32 {
         self.stores.fetch_add(1, Ordering::Relaxed) as u32
     }
@@ -223,8 +227,8 @@ impl Engine {
         (sent, received, control)
     }
 
-    /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and `terms`. Returns at once. An error
-    /// while this rank has joined.
+    /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and
+    /// `terms`. Returns at once. An error while this rank has joined.
     pub fn submit(&self, topic: Topic, operation: &str, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         let shared = &self.shared;
         let wire = job.wire();
@@ -249,8 +253,8 @@ impl Engine {
         Ok(())
     }
 
-    /// To be told when a caller waits for what it has called, or looks at what that has given. What is fused with what never
-    /// reaches across such a point.
+    /// To be told when a caller waits for what it has called, or looks at what that has given. What is fused
+    /// with what never reaches across such a point.
     pub fn wait(&self) {
         self.shared.wait();
     }
@@ -264,8 +268,8 @@ impl Engine {
 
     /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
     ///
-    /// What `work` gives to the host's collectives must lie in `memory`, which it is given back: the transport may use it after a fault, when
-    /// `work` has returned, and so it is never freed then.
+    /// What `work` gives to the host's collectives must lie in `memory`, which it is given back: the
+    /// transport may use it after a fault, when `work` has returned, and so it is never freed then.
     pub fn collective<T: Send + 'static>(
         &self,
         name: &str,
@@ -279,7 +283,8 @@ impl Engine {
         self.answered(&answer)
     }
 
-    /// This rank has no data left: until every rank has joined it adds zeros to the sums of the others. The last rank to join. Blocks.
+    /// This rank has no data left: until every rank has joined it adds zeros to the sums of the others. The
+    /// last rank to join. Blocks.
     pub fn join(&self) -> Result<usize> {
         let shared = &self.shared;
         if shared.size == 1 {
@@ -327,7 +332,8 @@ impl Engine {
         })
     }
 
-    /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when it does; `None`: not any more.
+    /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when
+    /// it does; `None`: not any more.
     pub fn failing(&self, why: Option<&str>) {
         let shared = &self.shared;
         let had_told = shared.failing.swap(why.is_some(), Ordering::AcqRel);
@@ -375,8 +381,9 @@ impl Engine {
             }
         }
         drop(shared.commands.send(Command::Stop));
-        // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has gone, is there a limit.
-        // It is counted in looks, so that a process that was stopped meanwhile has all of it.
+        // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has
+        // gone, is there a limit. It is counted in looks, so that a process that was stopped meanwhile has
+        // all of it.
         let (mut left, mut is_stuck) = (self.limit, false);
         for thread in self.threads.lock().drain(..) {
             while !thread.is_finished() && shared.fault.get().is_none() && !left.is_zero() {
@@ -421,7 +428,8 @@ pub(super) fn settings_of(config: &Config) -> String {
     format!("by {} in segments of {most}{} bytes{checks}", config.algorithm, config.segment_bytes)
 }
 
-/// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is finished, which it says.
+/// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is
+/// finished, which it says.
 fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
     for job in finished {

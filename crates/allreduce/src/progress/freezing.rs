@@ -1,11 +1,13 @@
 //! From the calls that rank 0 hears to a frozen cycle.
 //!
-//! Rank 0 looks for a period in its own sequence of calls. When one has come often enough, a line is drawn behind its last call.
-//! What lies before the line launches as ever; what lies behind it, on any rank, belongs to the frozen cycle and is held. When
-//! everything before the line has launched, every rank's calls of the last period are known, and with them where it waits.
+//! Rank 0 looks for a period in its own sequence of calls. When one has come often enough, a line is drawn
+//! behind its last call. What lies before the line launches as ever; what lies behind it, on any rank,
+//! belongs to the frozen cycle and is held. When everything before the line has launched, every rank's calls
+//! of the last period are known, and with them where it waits.
 //!
-//! A rank that makes a call from behind the line while it still owes one from before it may wait for the one to make the other;
-//! then the cycle is given up. That, too, follows from that rank's sequence and not from when its calls arrive.
+//! A rank that makes a call from behind the line while it still owes one from before it may wait for the one
+//! to make the other; then the cycle is given up. That, too, follows from that rank's sequence and not from
+//! when its calls arrive.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -77,8 +79,9 @@ impl Logs {
         }
     }
 
-    /// The length of the shortest period that makes up the end of rank 0's calls `times` times. It begins where rank 0 has waited, if that
-    /// waits in it at all: other ranks make the calls of a step in other orders, and a line within it would cut theirs.
+    /// The length of the shortest period that makes up the end of rank 0's calls `times` times. It begins
+    /// where rank 0 has waited, if that waits in it at all: other ranks make the calls of a step in other
+    /// orders, and a line within it would cut theirs.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
         let is_whole = |period: &usize| {
             let mut waits = self.own.range(self.own.len() - period..).map(|call| call.waited);
@@ -87,7 +90,8 @@ impl Logs {
         self.sequence.period(times).filter(is_whole)
     }
 
-    /// Draws the line behind rank 0's last call. `open` are the operations that have not launched, with the ranks that they lack.
+    /// Draws the line behind rank 0's last call. `open` are the operations that have not launched, with the
+    /// ranks that they lack.
     pub(super) fn freezing<'a>(
         &self,
         period: usize,

@@ -1,6 +1,7 @@
 //! A frozen cycle on one rank: what has been called of it, and which units may begin.
 //!
-//! Pure. Units begin in one order, which is the same on every rank. A unit may begin when this rank has called all its members.
+//! Pure. Units begin in one order, which is the same on every rank. A unit may begin when this rank has
+//! called all its members.
 
 use std::collections::BTreeMap;
 
@@ -97,8 +98,8 @@ impl Frozen {
         Some(spot.cycle * self.freeze.units.len() as u64 + u64::from(self.unit_of[spot.step as usize]))
     }
 
-    /// Takes note of the rank's `index`-th call. Whether it fits: a call that is not part of the cycle, differs from what was called
-    /// before, or is `most` cycles ahead of one that was left out, does not.
+    /// Takes note of the rank's `index`-th call. Whether it fits: a call that is not part of the cycle,
+    /// differs from what was called before, or is `most` cycles ahead of one that was left out, does not.
     pub(super) fn call(&mut self, call: &Call, index: u64, most: u64) -> bool {
         let Some(spot) = self.spot(call) else { return false };
         let fits = self.expected(call).is_some_and(|(_, fits)| fits);
@@ -121,7 +122,8 @@ impl Frozen {
         Some(complete)
     }
 
-    /// Whether a unit runs alone: it waits for what was begun before it, and what is begun after it waits for it.
+    /// Whether a unit runs alone: it waits for what was begun before it, and what is begun after it waits for
+    /// it.
     pub(super) fn is_alone(&self, number: u64) -> bool {
         let members = &self.freeze.units[(number % self.freeze.units.len() as u64) as usize];
         members.iter().any(|step| self.freeze.steps[*step as usize].wire == Wire::Alone)

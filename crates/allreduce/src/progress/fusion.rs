@@ -1,10 +1,12 @@
-//! What is summed together, and in which order: a function of the sequence of calls and of where their callers wait.
+//! What is summed together, and in which order: a function of the sequence of calls and of where their
+//! callers wait.
 //!
-//! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element type that travel
-//! as one. Long sums are not copied into buckets, and do not end them: a bucket collects the short sums between them.
+//! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element
+//! type that travel as one. Long sums are not copied into buckets, and do not end them: a bucket collects the
+//! short sums between them.
 //!
-//! Units never reach across a wait. If some rank waits for `a` before it calls `b`, the phase of `a` is the lower one (`phases`): so
-//! whatever a rank waits for can be done before that rank calls anything more.
+//! Units never reach across a wait. If some rank waits for `a` before it calls `b`, the phase of `a` is the
+//! lower one (`phases`): so whatever a rank waits for can be done before that rank calls anything more.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +16,11 @@ use crate::progress::messages::{Step, Topic, Wire};
 
 /// The most bytes of a bucket, where nobody asked for more. A slow network has shorter ones.
 pub const BUCKET_BYTES: usize = 1 << 20;
-/// A bucket holds no sum longer than this part of its own limit: what is longer gains nothing from being copied.
+/// A bucket holds no sum longer than this part of its own limit: what is longer gains nothing from being
+/// copied.
 const SHORT_PART: usize = 2;
-/// A bucket ends when this many times its limit has been called beside it: what is in it should not wait for ever.
+/// A bucket ends when this many times its limit has been called beside it: what is in it should not wait for
+/// ever.
 const SPAN: usize = 16;
 
 /// A bucket that more may be put into.
@@ -27,7 +31,8 @@ struct Open {
     beside_bytes: usize,
 }
 
-/// The units of a cycle in the order in which every rank begins them, as indices of `steps`; `phases` has one number a step.
+/// The units of a cycle in the order in which every rank begins them, as indices of `steps`; `phases` has one
+/// number a step.
 pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32>> {
     let mut order: Vec<u32> = (0..steps.len() as u32).collect();
     order.sort_by_key(|index| phases[*index as usize]);

@@ -1,5 +1,5 @@
-//! What the fuzz targets try of this layer beside its public states: what ranks tell each other. Only in builds of
-//! `cargo fuzz`.
+//! What the fuzz targets try of this layer beside its public states: what ranks tell each other. Only in
+//! builds of `cargo fuzz`.
 
 use super::messages::Note;
 

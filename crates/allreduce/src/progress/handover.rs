@@ -1,7 +1,7 @@
 //! What the comm thread has given to the finishing thread and that has not finished.
 //!
-//! The comm thread finishes a short job itself if nothing that it gave before is left: then the finishing thread's work
-//! lies before its own. The count is generic for `loom`, as in `transport::meeting`.
+//! The comm thread finishes a short job itself if nothing that it gave before is left: then the finishing
+//! thread's work lies before its own. The count is generic for `loom`, as in `transport::meeting`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -36,7 +36,8 @@ mod tests {
     use loom::sync::Arc;
     use loom::sync::mpsc::channel;
 
-    /// Accesses of the cell that no ordering keeps apart are an error of loom's. Either ordering weakened to `Relaxed` is found by this.
+    /// Accesses of the cell that no ordering keeps apart are an error of loom's. Either ordering weakened to
+    /// `Relaxed` is found by this.
     #[test]
     fn what_the_finishing_thread_has_done_lies_before_what_the_comm_thread_finishes_itself() {
         loom::model(|| {

@@ -1,9 +1,10 @@
 //! The end of a process whose MPI library does not come back, where nobody can be given the fault.
 //!
-//! After a fault the comm thread fails what is under way, and so its callers hear of it. It cannot while it is in a call of
-//! MPI's that never returns: after a reset of a connection Open MPI 4.1 has been seen to go round in its list of events. A
-//! program that only waits for such an operation would wait for ever. So its process says the fault and ends. One that
-//! does something else is left alone: it hears of the fault by its next call, and may save its work before.
+//! After a fault the comm thread fails what is under way, and so its callers hear of it. It cannot while it
+//! is in a call of MPI's that never returns: after a reset of a connection Open MPI 4.1 has been seen to go
+//! round in its list of events. A program that only waits for such an operation would wait for ever. So its
+//! process says the fault and ends. One that does something else is left alone: it hears of the fault by its
+//! next call, and may save its work before.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -26,7 +27,8 @@ pub(super) struct Hang {
 }
 
 impl Hang {
-    /// To be called now and then after a fault. Ends the process if the library hangs and the program only waits.
+    /// To be called now and then after a fault. Ends the process if the library hangs and the program only
+    /// waits.
     pub(super) fn check(&mut self, shared: &Shared) {
         let Some(fault) = shared.fault.get() else { return };
         if shared.running.lock().is_empty() || open_messages() == 0 {

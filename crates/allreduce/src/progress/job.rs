@@ -9,7 +9,8 @@ use crate::progress::messages::{Launch, Terms, Wire};
 
 /// Makes the jobs of a store on a rank that has joined.
 pub trait StandIn: Send + Sync {
-    /// The job of a call that others have made and this rank has not: it adds zeros. An error if nothing can stand in for it.
+    /// The job of a call that others have made and this rank has not: it adds zeros. An error if nothing can
+    /// stand in for it.
     fn stand_in(&self, key: &Key, operation: &str, terms: &Terms) -> Result<Box<dyn Job>>;
 }
 
@@ -30,7 +31,8 @@ pub trait Job: Send {
         Ok(())
     }
 
-    /// For [`Wire::Sum`]: what is to be summed, and where the sum is to stand; the same memory each time. On the comm thread.
+    /// For [`Wire::Sum`]: what is to be summed, and where the sum is to stand; the same memory each time. On
+    /// the comm thread.
     fn addend(&mut self) -> &mut [u8] {
         &mut []
     }
@@ -38,7 +40,8 @@ pub trait Job: Send {
     /// The collective part as a whole, on the comm thread.
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()>;
 
-    /// Whether `finish` takes less than to wake another thread for it: then the comm thread does it, if nothing is left to finish before.
+    /// Whether `finish` takes less than to wake another thread for it: then the comm thread does it, if
+    /// nothing is left to finish before.
     fn is_soon_finished(&self) -> bool {
         false
     }
@@ -46,7 +49,8 @@ pub trait Job: Send {
     /// What follows on this rank alone, on the finishing thread or the comm thread.
     fn finish(self: Box<Self>) -> Result<()>;
 
-    /// Called instead of `finish` when the job will never be done. The transport may still use the job's memory.
+    /// Called instead of `finish` when the job will never be done. The transport may still use the job's
+    /// memory.
     fn fail(self: Box<Self>, fault: &Error);
 }
 

@@ -62,7 +62,8 @@ pub enum Wire {
 pub struct Terms {
     /// In words: dtype, shape, optimizer.
     pub words: String,
-    /// How the ranks sum, in words, where that is to be compared; said only if it differs and nothing else does.
+    /// How the ranks sum, in words, where that is to be compared; said only if it differs and nothing else
+    /// does.
     pub how: String,
     /// As data, for a rank that stands in for a call that it has not made.
     pub settings: Vec<u8>,

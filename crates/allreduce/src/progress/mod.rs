@@ -1,15 +1,18 @@
 //! Communication that goes on while the caller computes.
 //!
-//! - [`agreement`] (pure): which operations every rank has called, and in which order all of them launch; `period` and `freezing`:
-//!   when rank 0's calls repeat themselves; `phases` and [`fusion`]: what travels together then, and in which order;
-//! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`); `rest`: what is left
-//!   to begin when that order has been stopped;
+//! - [`agreement`] (pure): which operations every rank has called, and in which order all of them launch;
+//!   `period` and `freezing`: when rank 0's calls repeat themselves; `phases` and [`fusion`]: what travels
+//!   together then, and in which order;
+//! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`); `rest`:
+//!   what is left to begin when that order has been stopped;
 //! - [`messages`]: what ranks tell each other;
 //! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
-//! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs the collectives; one
-//!   applies updates, and whatever else takes its time when a sum is there; one (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share, `standstill` finds out whether this rank waits in vain;
-//! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit; `termination`: what it
-//!   says when a launcher ends it; `hang`: its end where MPI does not come back.
+//! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
+//!   the collectives; one applies updates, and whatever else takes its time when a sum is there; one
+//!   (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share,
+//!   `standstill` finds out whether this rank waits in vain;
+//! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
+//!   `termination`: what it says when a launcher ends it; `hang`: its end where MPI does not come back.
 
 pub mod agreement;
 pub mod calls;

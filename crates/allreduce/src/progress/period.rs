@@ -39,9 +39,10 @@ impl Sequence {
         true
     }
 
-    /// The length of the shortest period of which the last `times` make up the end of the sequence. What was called more than once
-    /// lately must be part of it: three pushes of one key in a row are no cycle of a program that pushes others, too. Nor are barriers alone,
-    /// one at the end of a step and one at the beginning of the next: nothing would be gained.
+    /// The length of the shortest period of which the last `times` make up the end of the sequence. What was
+    /// called more than once lately must be part of it: three pushes of one key in a row are no cycle of a
+    /// program that pushes others, too. Nor are barriers alone, one at the end of a step and one at the
+    /// beginning of the next: nothing would be gained.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
         let calls = &self.calls;
         (1..=calls.len() / times).find(|period| {

@@ -1,14 +1,16 @@
-//! What is left to begin after a frozen cycle was stopped: its units up to the furthest rank's, then what launches.
+//! What is left to begin after a frozen cycle was stopped: its units up to the furthest rank's, then what
+//! launches.
 //!
-//! Sums that move beside others may begin in any order, so some go ahead of one that this rank has not called yet. What runs
-//! alone stays in its place: another rank that runs it begins nothing later, and waits for what it began before. So nothing
-//! passes it, and it passes nothing.
+//! Sums that move beside others may begin in any order, so some go ahead of one that this rank has not called
+//! yet. What runs alone stays in its place: another rank that runs it begins nothing later, and waits for
+//! what it began before. So nothing passes it, and it passes nothing.
 
 use std::collections::VecDeque;
 
 use crate::progress::messages::Launch;
 
-/// So many may go ahead of the first that cannot begin: fewer than can be under way, so that there is room for that one.
+/// So many may go ahead of the first that cannot begin: fewer than can be under way, so that there is room
+/// for that one.
 const AHEAD: usize = 16;
 
 /// What may begin.
@@ -70,7 +72,8 @@ impl Rest {
 mod tests {
     use super::*;
 
-    /// What begins of units 0, 1, ..., of which `alone` run alone, when `called` have been called, in that order.
+    /// What begins of units 0, 1, ..., of which `alone` run alone, when `called` have been called, in that
+    /// order.
     fn begun(count: u64, alone: &[u64], called: &[u64]) -> Vec<u64> {
         let mut rest = Rest::default();
         (0..count).for_each(|unit| rest.push(Due::Unit(unit), alone.contains(&unit)));

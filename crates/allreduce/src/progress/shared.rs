@@ -40,7 +40,8 @@ pub(super) struct Shared {
     /// Whether the others were told why this rank would end.
     pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
-    /// All ranks are done, or one has left and its process has ended: ending the library has a limit from then on.
+    /// All ranks are done, or one has left and its process has ended: ending the library has a limit from
+    /// then on.
     pub(super) ending: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
     /// Orders of rank 0 that were obeyed.
@@ -49,7 +50,8 @@ pub(super) struct Shared {
     pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
     /// What makes the jobs of each store for calls that a rank that has joined does not make.
     pub(super) stand_ins: Mutex<BTreeMap<u32, Weak<dyn StandIn>>>,
-    /// Whoever takes this and `waiting` takes this first: what is put on the comm thread's way under it is in order.
+    /// Whoever takes this and `waiting` takes this first: what is put on the comm thread's way under it is in
+    /// order.
     pub(super) calls: Mutex<Calls>,
     /// What the comm thread is at, in the order in which it began: the number, and one topic of it.
     pub(super) running: Mutex<Vec<(u32, Topic)>>,
@@ -76,8 +78,8 @@ impl Shared {
             self.control_messages.fetch_add(1, Ordering::Relaxed);
         }
         if let Err(fault) = self.control.send(to, &bytes) {
-            // Too long, or too many that the peer has not taken: others would wait for it in vain. Kept first, so that to tell of it
-            // does not come here again.
+            // Too long, or too many that the peer has not taken: others would wait for it in vain. Kept
+            // first, so that to tell of it does not come here again.
             if self.fault.set(fault).is_ok() {
                 self.stop.store(true, Ordering::Release);
                 let fault = self.fault.get().expect("it was just set").clone();

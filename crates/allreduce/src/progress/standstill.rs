@@ -1,8 +1,9 @@
 //! Whether this rank waits in a call for what cannot begin.
 //!
-//! It does when some call of its own has not begun or does not come on, nothing about its calls changes, its process
-//! computes nothing, and every thread that uses stores waits in a call of ours, or the program in its framework for what we owe that. A rank that computes,
-//! sleeps, loads or saves does not: it may call at any time.
+//! It does when some call of its own has not begun or does not come on, nothing about its calls changes, its
+//! process computes nothing, and every thread that uses stores waits in a call of ours, or the program in its
+//! framework for what we owe that. A rank that computes, sleeps, loads or saves does not: it may call at any
+//! time.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -32,7 +33,8 @@ struct Sight {
 #[derive(Default)]
 pub(super) struct Standstill {
     seen: Option<(Sight, Since)>,
-    /// How many messages of MPI had moved, since when no other has, and whether rank 0 was told that some are awaited.
+    /// How many messages of MPI had moved, since when no other has, and whether rank 0 was told that some are
+    /// awaited.
     data: Option<(u64, f64)>,
     told_data: bool,
     told: Option<Stuck>,
@@ -55,7 +57,8 @@ impl Standstill {
         }
     }
 
-    /// Looks whether messages of MPI are under way and none has moved, and has `tell` say to rank 0 what has changed of it.
+    /// Looks whether messages of MPI are under way and none has moved, and has `tell` say to rank 0 what has
+    /// changed of it.
     pub(super) fn tell_data(&mut self, now_s: f64, tell: impl FnOnce(bool)) {
         let moved = messages();
         let (_, since_s) =

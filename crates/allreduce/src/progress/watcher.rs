@@ -1,6 +1,6 @@
-//! The control thread: takes what arrives over the control star, launches what every rank has called, and notices who
-//! is missing or gone. It goes by three clocks, which are `RINGPULL_WARN`, `RINGPULL_TIMEOUT` and `RINGPULL_SILENCE`, and by none where
-//! every rank waits for another.
+//! The control thread: takes what arrives over the control star, launches what every rank has called, and
+//! notices who is missing or gone. It goes by three clocks, which are `RINGPULL_WARN`, `RINGPULL_TIMEOUT` and
+//! `RINGPULL_SILENCE`, and by none where every rank waits for another.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -22,8 +22,8 @@ use crate::progress::shared::Shared;
 use crate::progress::standstill::Standstill;
 use crate::transport::control::Event;
 
-/// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer gap is its own
-/// absence (a stopped process, a machine that slept) and no silence of the others.
+/// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer
+/// gap is its own absence (a stopped process, a machine that slept) and no silence of the others.
 struct Clock {
     looked: Instant,
     now: Duration,
@@ -54,7 +54,8 @@ pub(super) struct Watcher {
     silence_s: f64,
     /// How long a frozen cycle may stand still before every rank says how far it is.
     patience_s: f64,
-    /// On rank 0: when to tell of a rank that others wait for, which doubles each time; and where those ranks have said they are.
+    /// On rank 0: when to tell of a rank that others wait for, which doubles each time; and where those ranks
+    /// have said they are.
     warn_s: f64,
     next_warning_s: f64,
     sites: BTreeMap<usize, String>,
@@ -71,7 +72,8 @@ pub(super) struct Watcher {
     standstill: Option<(Sight, f64)>,
 }
 
-/// What does not change while a frozen cycle does not come on: the unit that is waited for, and what has moved so far.
+/// What does not change while a frozen cycle does not come on: the unit that is waited for, and what has
+/// moved so far.
 #[derive(PartialEq, Clone)]
 struct Sight {
     epoch: u32,
@@ -160,7 +162,8 @@ impl Watcher {
         }
     }
 
-    /// How long to wait for a message: until the next look at the clock, or shortly where somebody is asked where its program is.
+    /// How long to wait for a message: until the next look at the clock, or shortly where somebody is asked
+    /// where its program is.
     fn pause(&self, next_tick: Instant) -> Duration {
         const SHORT: Duration = Duration::from_millis(50);
         let rest = next_tick.saturating_duration_since(Instant::now());
@@ -272,8 +275,8 @@ impl Watcher {
             for peer in watched {
                 let awaited = !self.agreement.has_left(peer) || shared.doing().is_some();
                 if self.departed[peer] && shared.awaits_calls() {
-                    // This rank has called an operation since, for which that peer will not come. What is on its way had all of that peer's data
-                    // before it left.
+                    // This rank has called an operation since, for which that peer will not come. What is on
+                    // its way had all of that peer's data before it left.
                     let operation = self.interrupted(shared);
                     let why = self.agreement.why(peer).unwrap_or_default().to_owned();
                     let fault = Error::Finished { peer: self.name(peer), operation, rank: shared.rank, why };
@@ -282,7 +285,8 @@ impl Watcher {
                     if awaited {
                         self.lost(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
                     } else {
-                        // It left in order; its process may be gone, and the library would wait for it for ever.
+                        // It left in order; its process may be gone, and the library would wait for it for
+                        // ever.
                         self.departed[peer] = true;
                         shared.ending.store(true, Ordering::Release);
                     }

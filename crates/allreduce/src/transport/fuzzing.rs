@@ -1,16 +1,17 @@
-//! What the fuzz targets try of this layer: the first bytes of a control connection, and its frames over connections that
-//! break ([`Link`]). Only in builds of `cargo fuzz`.
+//! What the fuzz targets try of this layer: the first bytes of a control connection, and its frames over
+//! connections that break ([`Link`]). Only in builds of `cargo fuzz`.
 
 pub use super::wire::link::{Link, Move};
 
 use super::greeting::{HELLO_BYTES, Hello, Nonce, Secret, WELCOME_BYTES};
 
-/// Reads `bytes` as a greeting and as its answer, and what was made of them as each; whoever does not know the secret is
-/// believed nothing.
+/// Reads `bytes` as a greeting and as its answer, and what was made of them as each; whoever does not know
+/// the secret is believed nothing.
 ///
 /// # Panics
 ///
-/// If bytes that do not prove the secret are taken for a greeting, or a greeting is not read as it was written.
+/// If bytes that do not prove the secret are taken for a greeting, or a greeting is not read as it was
+/// written.
 pub fn greet(bytes: &[u8]) {
     let secret = Secret::from_hex(&"5a".repeat(32)).expect("64 digits");
     if let Ok(text) = std::str::from_utf8(bytes)

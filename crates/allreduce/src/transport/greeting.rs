@@ -1,8 +1,8 @@
 //! How the two ends of a control connection prove to each other that they belong to one job.
 //!
-//! Rank 0 makes a secret with the operating system's randomness and gives it to the other ranks through MPI. Each
-//! end sends a nonce and proves the secret by a code over both nonces, so neither the secret nor an earlier
-//! greeting is of use to whoever listens. Nothing else of a connection is read before.
+//! Rank 0 makes a secret with the operating system's randomness and gives it to the other ranks through MPI.
+//! Each end sends a nonce and proves the secret by a code over both nonces, so neither the secret nor an
+//! earlier greeting is of use to whoever listens. Nothing else of a connection is read before.
 
 use std::fmt::Write;
 
@@ -15,7 +15,8 @@ const CODE_BYTES: usize = 32;
 
 /// What rank 0 sends first.
 pub(super) const CHALLENGE_BYTES: usize = NONCE_BYTES;
-/// What the other rank answers: its rank, its attempts, the frames it has received, its port, its nonce, its code.
+/// What the other rank answers: its rank, its attempts, the frames it has received, its port, its nonce, its
+/// code.
 pub(super) const HELLO_BYTES: usize = 4 + 4 + 8 + 2 + NONCE_BYTES + CODE_BYTES;
 /// What rank 0 answers to that: the frames it has received, its code.
 pub(super) const WELCOME_BYTES: usize = 8 + CODE_BYTES;

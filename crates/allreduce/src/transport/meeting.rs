@@ -1,8 +1,8 @@
-//! How ranks meet at counters in memory that they share: nobody goes on before all have come, and what was written
-//! before the meeting is seen after it.
+//! How ranks meet at counters in memory that they share: nobody goes on before all have come, and what was
+//! written before the meeting is seen after it.
 //!
-//! The counters are a trait, so that the tests run this code under `loom`, which tries every order that the memory model
-//! allows.
+//! The counters are a trait, so that the tests run this code under `loom`, which tries every order that the
+//! memory model allows.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -72,8 +72,8 @@ pub(super) struct Meeting<'a, N> {
 }
 
 impl<N: Bed> Meeting<'_, N> {
-    /// Comes to a meeting of so many ranks; `met` is what this one shows of how many it came to. The meeting to wait for,
-    /// unless this was the last rank.
+    /// Comes to a meeting of so many ranks; `met` is what this one shows of how many it came to. The meeting
+    /// to wait for, unless this was the last rank.
     pub(super) fn come(&self, met: &N, ranks: u32) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         met.store(generation.wrapping_add(1), Ordering::Relaxed);
@@ -88,8 +88,8 @@ impl<N: Bed> Meeting<'_, N> {
         None
     }
 
-    /// Waits until the meeting takes place: while `is_awake` says so by looking, then asleep, with a call of `look` before
-    /// each sleep, whose error ends it.
+    /// Waits until the meeting takes place: while `is_awake` says so by looking, then asleep, with a call of
+    /// `look` before each sleep, whose error ends it.
     pub(super) fn wait<E>(
         &self,
         generation: u32,
@@ -106,7 +106,8 @@ impl<N: Bed> Meeting<'_, N> {
         }
         self.sleepers.add(1, Ordering::SeqCst);
         let mut outcome = Ok(());
-        // Whoever stores the next generation sees the sleeper, or the sleeper sees that generation: both are `SeqCst`.
+        // Whoever stores the next generation sees the sleeper, or the sleeper sees that generation: both are
+        // `SeqCst`.
         while outcome.is_ok() && self.generation.load(Ordering::SeqCst) == generation {
             outcome = look();
             if outcome.is_ok() {
@@ -136,7 +137,8 @@ pub(crate) mod tests {
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
 
-    /// A number of loom's, which treats `SeqCst` as acquire and release: a fence before each such access stands for the rest.
+    /// A number of loom's, which treats `SeqCst` as acquire and release: a fence before each such access
+    /// stands for the rest.
     pub(crate) struct Modelled {
         value: loom::sync::atomic::AtomicU32,
         /// The kernel's queue: it compares and sleeps in one step.
@@ -231,7 +233,8 @@ pub(crate) mod tests {
         });
     }
 
-    /// Writes its own slot, meets, reads all. Accesses that no ordering keeps apart are an error of loom's: one slot may be filled while the other is read.
+    /// Writes its own slot, meets, reads all. Accesses that no ordering keeps apart are an error of loom's:
+    /// one slot may be filled while the other is read.
     fn rounds(count: u32, ranks: usize, looks: usize) -> impl Fn(usize, &Place, &[UnsafeCell<()>]) + Copy {
         move |rank, place, slots| {
             for round in 0..count {
@@ -245,10 +248,11 @@ pub(crate) mod tests {
         }
     }
 
-    /// What these tests have been seen to find: `AcqRel` of `arrived` weakened in any way, a load of the generation in `wait`
-    /// weakened to `Relaxed` or from `SeqCst`, the load of `sleepers` weakened from `SeqCst`, the store of the generation
-    /// weakened to `Relaxed`, and a last rank that wakes nobody. What is weakened from `SeqCst` before a load that has kept
-    /// its own is not found: the fence of that load stands for both.
+    /// What these tests have been seen to find: `AcqRel` of `arrived` weakened in any way, a load of the
+    /// generation in `wait` weakened to `Relaxed` or from `SeqCst`, the load of `sleepers` weakened from
+    /// `SeqCst`, the store of the generation weakened to `Relaxed`, and a last rank that wakes nobody. What
+    /// is weakened from `SeqCst` before a load that has kept its own is not found: the fence of that load
+    /// stands for both.
     #[test]
     fn what_two_ranks_write_before_a_meeting_is_seen_after_it_and_none_sleeps_through_it() {
         ranks(2, 3, rounds(3, 2, 0));

@@ -1,10 +1,11 @@
 //! Bytes between two ranks.
 //!
-//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests and builds without MPI)
-//! and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on what is launched, carry
-//! errors, and notice at once when a process is gone. It carries no gradient.
+//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests and builds
+//! without MPI) and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on
+//! what is launched, carry errors, and notice at once when a process is gone. It carries no gradient.
 //!
-//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); some ranks of a transport are a [`group`].
+//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); some ranks of a
+//! transport are a [`group`].
 #![allow(unsafe_code)]
 
 pub mod control;
@@ -28,7 +29,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ringpull_base::Result;
 
-/// Messages of MPI that have been sent or received in this process, of whatever operation: whether anything comes on.
+/// Messages of MPI that have been sent or received in this process, of whatever operation: whether anything
+/// comes on.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
 
 /// How many messages of MPI have been sent and received in this process.
@@ -55,8 +57,9 @@ fn moved(messages: usize) {
     OPEN.fetch_sub(messages, Ordering::Relaxed);
 }
 
-/// Names the operation a message belongs to: the messages of operations that are in flight together do not mix, and none waits
-/// behind another's. Operations whose stamps differ by a multiple of 32768 must not be in flight together.
+/// Names the operation a message belongs to: the messages of operations that are in flight together do not
+/// mix, and none waits behind another's. Operations whose stamps differ by a multiple of 32768 must not be in
+/// flight together.
 pub type Stamp = u32;
 
 /// When a send is done, in MPI's words.
@@ -70,8 +73,8 @@ pub enum Mode {
 
 /// What one rank can do to another: post sends and receives, several in flight, and ask which are done.
 ///
-/// Messages are FIFO per ordered pair and stamp: the k-th send of a to b with a stamp meets the k-th receive of b from a with that
-/// stamp; both name the same length, and it is an error, not a mixture, if they do not.
+/// Messages are FIFO per ordered pair and stamp: the k-th send of a to b with a stamp meets the k-th receive
+/// of b from a with that stamp; both name the same length, and it is an error, not a mixture, if they do not.
 pub trait Transport {
     /// This rank.
     fn rank(&self) -> usize;
@@ -79,13 +82,15 @@ pub trait Transport {
     /// The number of ranks.
     fn size(&self) -> usize;
 
-    /// Starts sending `data` to rank `to`. `token` comes back from [`poll`](Self::poll) when that is done as `mode` says.
+    /// Starts sending `data` to rank `to`. `token` comes back from [`poll`](Self::poll) when that is done as
+    /// `mode` says.
     ///
     /// # Safety
     /// `data` stays valid and unchanged until then, or until the transport is dropped.
     unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()>;
 
-    /// Starts receiving exactly `into.len()` bytes from rank `from`. `token` comes back from [`poll`](Self::poll) when they are there.
+    /// Starts receiving exactly `into.len()` bytes from rank `from`. `token` comes back from
+    /// [`poll`](Self::poll) when they are there.
     ///
     /// # Safety
     /// `into` stays valid and untouched until then, or until the transport is dropped.
@@ -94,7 +99,8 @@ pub trait Transport {
     /// Appends the tokens that are done to `done`. Does not block.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()>;
 
-    /// To be called now and then while nothing is in flight here: a peer may wait for an answer that did not fit into a socket. Does not block.
+    /// To be called now and then while nothing is in flight here: a peer may wait for an answer that did not
+    /// fit into a socket. Does not block.
     fn progress(&mut self) {}
 
     /// Lets others run for a moment, between two looks at what may come very soon.
@@ -102,12 +108,14 @@ pub trait Transport {
         std::thread::yield_now();
     }
 
-    /// Returns when something may have arrived, at the latest after `longest`. Leaves the cores to others meanwhile.
+    /// Returns when something may have arrived, at the latest after `longest`. Leaves the cores to others
+    /// meanwhile.
     fn wait(&mut self, longest: std::time::Duration) {
         std::thread::sleep(longest);
     }
 
-    /// `data` becomes the sum over all ranks by the library's own allreduce, if it has one. Blocks; collective.
+    /// `data` becomes the sum over all ranks by the library's own allreduce, if it has one. Blocks;
+    /// collective.
     fn native_allreduce(&mut self, _dtype: ringpull_base::DType, _data: &mut [u8]) -> Result<()> {
         Err(ringpull_base::Error::Unsupported {
             kind: self.name(),
@@ -121,8 +129,8 @@ pub trait Transport {
         false
     }
 
-    /// For each rank, a number that it has in common with the ranks of its host: the lowest rank there. The same on
-    /// every rank. Collective.
+    /// For each rank, a number that it has in common with the ranks of its host: the lowest rank there. The
+    /// same on every rank. Collective.
     fn hosts(&mut self) -> Result<Vec<usize>> {
         Ok((0..self.size()).collect())
     }

@@ -1,7 +1,8 @@
 //! The MPI wire: point-to-point messages on a communicator of our own, through rsmpi's raw bindings.
 //!
-//! All calls are made by the one thread that created the [`Mpi`]. Return codes are checked here, one by one (rsmpi's
-//! safe calls drop them), so the communicator returns its errors instead of ending the job without our words.
+//! All calls are made by the one thread that created the [`Mpi`]. Return codes are checked here, one by one
+//! (rsmpi's safe calls drop them), so the communicator returns its errors instead of ending the job without
+//! our words.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -48,8 +49,8 @@ pub struct Mpi {
     copy: Vec<u8>,
     /// Whether a look at requests that are not done yields the processor.
     yields: bool,
-    /// Whoever has initialised MPI may finalise it as soon as nothing of ours is under way. If that is not this thread, there is no looking after
-    /// answers to synchronous messages then, so there are none.
+    /// Whoever has initialised MPI may finalise it as soon as nothing of ours is under way. If that is not
+    /// this thread, there is no looking after answers to synchronous messages then, so there are none.
     initialised_here: bool,
 }
 
@@ -61,8 +62,9 @@ struct InFlight {
 }
 
 impl Mpi {
-    /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all ranks.
-    /// Messages of up to `eager_bytes` are to be sent without asking, the same on every rank; `None` leaves the library its own limit. Collective.
+    /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all
+    /// ranks. Messages of up to `eager_bytes` are to be sent without asking, the same on every rank; `None`
+    /// leaves the library its own limit. Collective.
     pub fn initialise(eager_bytes: Option<usize>) -> Result<Self> {
         // The library makes files of its own, to share memory with ranks of this host, and does without where
         // it cannot.
@@ -75,7 +77,8 @@ impl Mpi {
         if initialised_here {
             let mut provided: c_int = 0;
             let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
-            // SAFETY: MPI is not initialised, null arguments are allowed, and this thread makes all later calls.
+            // SAFETY: MPI is not initialised, null arguments are allowed, and this thread makes all later
+            // calls.
             let code = unsafe { ffi::MPI_Init_thread(argc, argv, ffi::RSMPI_THREAD_FUNNELED, &raw mut provided) };
             check("MPI_Init_thread", 0, code)?;
             check_threads(true, provided)?;
@@ -87,7 +90,8 @@ impl Mpi {
         }
         let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
-        // SAFETY: MPI is initialised; the out-pointers are valid; `comm` is written by a successful MPI_Comm_dup.
+        // SAFETY: MPI is initialised; the out-pointers are valid; `comm` is written by a successful
+        // MPI_Comm_dup.
         let comm = unsafe {
             check("MPI_Comm_dup", 0, ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, comm.as_mut_ptr()))?;
             let comm = comm.assume_init();
@@ -128,12 +132,14 @@ impl Mpi {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// What finalises MPI if `initialise` initialised it. To be called on the same thread; peers that never come are waited for.
+    /// What finalises MPI if `initialise` initialised it. To be called on the same thread; peers that never
+    /// come are waited for.
     pub fn finaliser(&self) -> Box<dyn FnOnce()> {
         let initialised_here = self.initialised_here;
         Box::new(move || {
             let mut flag: c_int = 0;
-            // SAFETY: the first may be called at any time; the second follows on the thread that initialised, once.
+            // SAFETY: the first may be called at any time; the second follows on the thread that initialised,
+            // once.
             unsafe {
                 ffi::MPI_Finalized(&raw mut flag);
                 if flag == 0 && initialised_here {
@@ -165,7 +171,8 @@ impl Transport for Mpi {
             Mode::Synchronous if self.initialised_here => ("MPI_Issend", ffi::MPI_Issend),
             _ => ("MPI_Isend", ffi::MPI_Isend),
         };
-        // SAFETY: the caller keeps `data` valid and unchanged until the token is returned; a segment fits an int.
+        // SAFETY: the caller keeps `data` valid and unchanged until the token is returned; a segment fits an
+        // int.
         let code = unsafe {
             send(
                 data.cast::<c_void>(),
@@ -185,7 +192,8 @@ impl Transport for Mpi {
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
         let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
-        // SAFETY: the caller keeps `into` valid and untouched until the token is returned; a segment fits an int.
+        // SAFETY: the caller keeps `into` valid and untouched until the token is returned; a segment fits an
+        // int.
         let code = unsafe {
             ffi::MPI_Irecv(
                 into.cast::<c_void>(),
@@ -211,7 +219,8 @@ impl Transport for Mpi {
         self.finished.resize(count, 0);
         self.statuses.resize_with(count, MaybeUninit::uninit);
         let mut finished: c_int = 0;
-        // SAFETY: `finished` and `statuses` hold `count` elements; the requests are active ones of this communicator.
+        // SAFETY: `finished` and `statuses` hold `count` elements; the requests are active ones of this
+        // communicator.
         let code = unsafe {
             ffi::MPI_Testsome(
                 count as c_int,
@@ -254,7 +263,8 @@ impl Transport for Mpi {
             return;
         }
         let mut flag: c_int = 0;
-        // SAFETY: the out-pointer is valid, and no status is asked for. What is wrong will be found by the next operation.
+        // SAFETY: the out-pointer is valid, and no status is asked for. What is wrong will be found by the
+        // next operation.
         unsafe {
             ffi::MPI_Iprobe(
                 ffi::RSMPI_ANY_SOURCE,
@@ -306,8 +316,8 @@ impl Transport for Mpi {
             self.copy.extend_from_slice(data);
             self.copy.as_ptr().cast()
         });
-        // SAFETY: `data` holds `count` elements, and so does `from` or is the library's own word for `data`; the call blocks until they are no
-        // longer needed.
+        // SAFETY: `data` holds `count` elements, and so does `from` or is the library's own word for `data`;
+        // the call blocks until they are no longer needed.
         let code =
             unsafe { ffi::MPI_Allreduce(from, data.as_mut_ptr().cast(), count, datatype, ffi::RSMPI_SUM, self.comm) };
         check("MPI_Allreduce", self.rank, code)
@@ -328,7 +338,8 @@ impl Transport for Mpi {
         let mut local = MaybeUninit::<ffi::MPI_Comm>::uninit();
         let mut lowest = self.rank as c_int;
         let mut hosts = vec![0 as c_int; self.size];
-        // SAFETY: `local` is written by a successful split and freed here; each buffer holds what the call reads or writes.
+        // SAFETY: `local` is written by a successful split and freed here; each buffer holds what the call
+        // reads or writes.
         unsafe {
             let (kind, key) = (ffi::RSMPI_COMM_TYPE_SHARED, self.rank as c_int);
             let code = ffi::MPI_Comm_split_type(self.comm, kind, key, ffi::RSMPI_INFO_NULL, local.as_mut_ptr());
@@ -350,7 +361,8 @@ impl Transport for Mpi {
 }
 
 impl Mpi {
-    /// The error of a failed `MPI_Testsome`: that of the first request which failed, by the peer it came from.
+    /// The error of a failed `MPI_Testsome`: that of the first request which failed, by the peer it came
+    /// from.
     fn first_failure(&self, code: c_int, finished: usize) -> Error {
         for at in 0..finished {
             // SAFETY: MPI_Testsome wrote the status of each request that it reports.

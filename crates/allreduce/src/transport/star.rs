@@ -7,7 +7,7 @@
 //! | it fails, and the port that the peer's process keeps open is closed | the peer is gone |
 //! | nothing is heard over it for `RINGPULL_SILENCE` | the peer is lost, which `progress::watcher` finds |
 //!
-//! Who connects has to prove the job's secret first (`greeting`), within [`GREETING`]; strangers keep nobody waiting.
+//! Who connects has to prove the job's secret first (`greeting`), within `GREETING`; strangers keep nobody waiting.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

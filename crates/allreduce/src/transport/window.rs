@@ -1,15 +1,16 @@
 //! A shared window of the ranks of one host: a place to meet, and room for what they show each other.
 //!
-//! Every rank has a *seat*. Ranks meet: nobody passes a meeting before all have come, and what was written before it is
-//! seen after it. Who waits gives its core away for a moment and then sleeps in the kernel until the last one comes, so
-//! that ranks may outnumber cores; it wakes now and then to see whether the job was stopped.
+//! Every rank has a *seat*. Ranks meet: nobody passes a meeting before all have come, and what was written
+//! before it is seen after it. Who waits gives its core away for a moment and then sleeps in the kernel until
+//! the last one comes, so that ranks may outnumber cores; it wakes now and then to see whether the job was
+//! stopped.
 //!
 //! ```text
 //!   counters | a seat's state, one line each | short slots: 2 a seat | slots: 2 a seat | sums: 2
 //! ```
 //!
-//! Of the two slots, one may be filled while the other is read. The window is one [`Region`]: nothing is left of it when
-//! its processes end.
+//! Of the two slots, one may be filled while the other is read. The window is one [`Region`]: nothing is left
+//! of it when its processes end.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -22,8 +23,8 @@ use crate::transport::meeting::{self, Meeting};
 
 /// The most bytes a short slot holds.
 pub const SHORT_BYTES: usize = 16 << 10;
-/// The least that a slot holds. A slot is as long as lets all of them stay in the last cache: every piece costs a meeting, and one that
-/// finds a rank without a core costs as much as summing megabytes.
+/// The least that a slot holds. A slot is as long as lets all of them stay in the last cache: every piece
+/// costs a meeting, and one that finds a rank without a core costs as much as summing megabytes.
 pub const SLOT_BYTES: usize = 256 << 10;
 const LONGEST_SLOT_BYTES: usize = 1 << 20;
 /// What all slots and places for sums take, unless their least is more.
@@ -35,15 +36,16 @@ const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
 const SLEEPERS: usize = 2 * LINE_BYTES;
 const SEATS: usize = 4 * LINE_BYTES;
-/// Within a seat: how many meetings it came to, how often it got on with something, what it shows, how many pieces of its
-/// work are taken, and the names of its present operation and of the one before.
+/// Within a seat: how many meetings it came to, how often it got on with something, what it shows, how many
+/// pieces of its work are taken, and the names of its present operation and of the one before.
 const MET: usize = 0;
 const BEATS: usize = 4;
 const SHOWN: usize = 8;
 const TAKEN: usize = 16;
 const NAMES: usize = 24;
 
-/// How long a rank that waits gives its core away again and again before it sleeps: waking up takes a good part of that.
+/// How long a rank that waits gives its core away again and again before it sleeps: waking up takes a good
+/// part of that.
 const AWAKE: Duration = Duration::from_micros(100);
 /// A nap is shorter by far; what is beyond is the absence of this process, not of its peers.
 const LONGEST_NAP: Duration = Duration::from_millis(200);
@@ -153,8 +155,8 @@ impl Window {
         self.name_of(turn, self.seat).store(name, Ordering::Relaxed);
     }
 
-    /// A seat that has given its operation number `turn` another name, to be asked between the operation's first meeting
-    /// and the next operation.
+    /// A seat that has given its operation number `turn` another name, to be asked between the operation's
+    /// first meeting and the next operation.
     pub fn differs(&self, turn: usize, name: u64) -> Option<usize> {
         (0..self.seats).find(|seat| self.name_of(turn, *seat).load(Ordering::Relaxed) != name)
     }
@@ -163,7 +165,8 @@ impl Window {
         self.long(SEATS + seat * LINE_BYTES + NAMES + turn % 2 * 8)
     }
 
-    /// Offers this seat's work anew, to be taken after the next meeting by anybody, and all of it before the one after.
+    /// Offers this seat's work anew, to be taken after the next meeting by anybody, and all of it before the
+    /// one after.
     pub fn offer(&self) {
         meeting::offer(self.taken(self.seat));
     }
@@ -178,8 +181,8 @@ impl Window {
         self.number(SEATS + self.seat * LINE_BYTES + BEATS).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns when every seat has called it as often as this one. An error soon after `stop` is set, or if for `limit`
-    /// nobody came or got on. After an error the window is of no use.
+    /// Returns when every seat has called it as often as this one. An error soon after `stop` is set, or if
+    /// for `limit` nobody came or got on. After an error the window is of no use.
     pub fn meet(&self, stop: &AtomicBool, limit: Duration) -> Result<(), Absence> {
         let [arrived, generation, sleepers] = [ARRIVED, GENERATION, SLEEPERS].map(|offset| self.number(offset));
         let meeting = Meeting { arrived, generation, sleepers };

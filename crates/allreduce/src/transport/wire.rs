@@ -1,8 +1,10 @@
-//! One control connection between two ranks: whole frames, in order, each once, over as many TCP connections as it takes.
+//! One control connection between two ranks: whole frames, in order, each once, over as many TCP connections
+//! as it takes.
 //!
-//! A frame is its length (`u32`), the number of frames that its sender has received (`u64`), and its bytes. Frames are kept until the
-//! other end says that it has them. When a connection breaks, the ends greet each other again with these numbers, and
-//! each sends what the other lacks. Sending never blocks: what the system does not take now is sent by the star's thread.
+//! A frame is its length (`u32`), the number of frames that its sender has received (`u64`), and its bytes.
+//! Frames are kept until the other end says that it has them. When a connection breaks, the ends greet each
+//! other again with these numbers, and each sends what the other lacks. Sending never blocks: what the system
+//! does not take now is sent by the star's thread.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -73,8 +75,8 @@ impl Wire {
         stream.set_nonblocking(true)?;
         // Only so does the peer hear of this process's end.
         forked::close_in_child(stream.as_raw_fd());
-        // What was sent and is not confirmed for so long breaks the connection. TCP repeats it ever more rarely, and another
-        // connection comes sooner; nothing is lost by it.
+        // What was sent and is not confirmed for so long breaks the connection. TCP repeats it ever more
+        // rarely, and another connection comes sooner; nothing is lost by it.
         let limit = (silence / 4).as_millis().max(1000);
         rustix::net::sockopt::set_tcp_user_timeout(&stream, u32::try_from(limit).unwrap_or(u32::MAX))?;
         let mut state = self.state.lock();
@@ -99,7 +101,8 @@ impl Wire {
         self.state.lock().stream = None;
     }
 
-    /// Queues a frame, and hands the system what it takes at once. Whether the star's thread has to go on with it.
+    /// Queues a frame, and hands the system what it takes at once. Whether the star's thread has to go on
+    /// with it.
     pub(super) fn send(&self, bytes: &[u8]) -> Result<bool> {
         if bytes.len() > MAX_FRAME_BYTES {
             let what = format!("a control message of {} bytes, of at most {MAX_FRAME_BYTES}", bytes.len());

@@ -5,7 +5,7 @@
 //! of it. Of what is freed, as much is kept as is in use, for buffers of the same length: its pages, which every neighbour
 //! has mapped by then, serve the next step of a training loop. The rest goes back to the system at once.
 //!
-//! A forked child has no part in it. What a program may read in a child ([`Arena::keep_for_children`]: arrays
+//! A forked child has no part in it. What a program may read in a child (`Arena::keep_for_children`: arrays
 //! of `ringpull.zeros`) is copied when it forks, so that the child has it as it was then, as it has all other
 //! memory; a private mapping would show it what the parent writes later, or puts into a range that it has
 //! freed. What only a store uses is not copied, as a model's values would be for every worker of a data

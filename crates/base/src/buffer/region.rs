@@ -4,7 +4,7 @@
 //! the last process that has it, however that ends: no name is left anywhere. Pages exist once they are touched.
 //!
 //! A forked child of the process is none of the peers, and must not write what they share: it has no mapping
-//! of a region (`MADV_DONTFORK`), or one of its own in its place ([`Region::keep_for_children`]), and its
+//! of a region (`MADV_DONTFORK`), or one of its own in its place (`Region::keep_for_children`), and its
 //! descriptor is closed there.
 #![allow(unsafe_code)]
 

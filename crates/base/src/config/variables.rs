@@ -1,4 +1,5 @@
-//! Reading one variable of the environment: its value, or an error that names it and says what to do; and telling names that are nearly ours.
+//! Reading one variable of the environment: its value, or an error that names it and says what to do; and
+//! telling names that are nearly ours.
 
 use std::str::FromStr;
 use std::time::Duration;

@@ -51,9 +51,9 @@ pub struct AllreduceArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
     pub sizes: String,
-    /// How buffers are summed: auto by what suits the cluster, ordered with the same bits wherever the ranks run, native by the MPI
-    /// library's own `MPI_Allreduce`, else by this plan; halving is another name of circulant, and nccl is for stores on GPUs alone
-    /// [default: `RINGPULL_ALGORITHM`, or auto].
+    /// How buffers are summed: auto by what suits the cluster, ordered with the same bits wherever the ranks
+    /// run, native by the MPI library's own `MPI_Allreduce`, else by this plan; halving is another name of
+    /// circulant, and nccl is for stores on GPUs alone [default: `RINGPULL_ALGORITHM`, or auto].
     #[arg(long, value_parser = algorithms())]
     pub algorithm: Option<String>,
     /// Measured iterations of each size.
@@ -62,16 +62,19 @@ pub struct AllreduceArgs {
     /// Iterations before them, not timed.
     #[arg(long, default_value_t = 2)]
     pub warmup: usize,
-    /// Milliseconds without traffic before each iteration, in which shapers save up what they let through at once.
+    /// Milliseconds without traffic before each iteration, in which shapers save up what they let through at
+    /// once.
     #[arg(long, default_value_t = allreduce::REST_MS, allow_negative_numbers = true)]
     pub rest: f64,
     /// Element type.
     #[arg(long, default_value = "f32", value_parser = super::dtypes())]
     pub dtype: DType,
-    /// Seconds by which rank 0 is late in one more iteration, which shows what waiting costs the others; 0 leaves it out.
+    /// Seconds by which rank 0 is late in one more iteration, which shows what waiting costs the others; 0
+    /// leaves it out.
     #[arg(long, default_value_t = 0.25, allow_negative_numbers = true)]
     pub late: f64,
-    /// Measure nothing: print what the algorithm does for each size by the model of this cluster, by which auto chooses.
+    /// Measure nothing: print what the algorithm does for each size by the model of this cluster, by which
+    /// auto chooses.
     #[arg(long)]
     pub explain: bool,
     /// A table for people or JSON for programs.
@@ -90,7 +93,8 @@ pub struct PushpullArgs {
     /// Payloads, one key each, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, visible_alias = "bytes", conflicts_with = "model", default_value = "25MB")]
     sizes: String,
-    /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines, pushed in backward order.
+    /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines, pushed in backward
+    /// order.
     #[arg(long)]
     model: Option<String>,
     /// Scale every tensor of the model to this part of its elements.

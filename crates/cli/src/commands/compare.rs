@@ -1,4 +1,5 @@
-//! `ringpull compare`: modes and peers in rotating rounds; a table, a verdict, `results.json` and `report.html`.
+//! `ringpull compare`: modes and peers in rotating rounds; a table, a verdict, `results.json` and
+//! `report.html`.
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -41,7 +42,8 @@ pub struct CompareArgs {
     /// Emulate so many hosts on this machine, joined by links of --link (root, Linux).
     #[arg(long, conflicts_with_all = ["hostfile", "local"])]
     hosts: Option<usize>,
-    /// The rate of a host's link, such as 200mbit or 10gbit: shaped with --hosts, taken for the bound with -H.
+    /// The rate of a host's link, such as 200mbit or 10gbit: shaped with --hosts, taken for the bound with
+    /// -H.
     #[arg(long, default_value = "none")]
     link: LinkRate,
     #[command(flatten)]
@@ -64,7 +66,8 @@ pub struct CompareArgs {
     /// Compare training steps of the model: replayed computing, real communication.
     #[arg(long, requires = "model")]
     train: bool,
-    /// Seconds that a step computes for; where not given, as many as keep the published ratio of computing to traffic.
+    /// Seconds that a step computes for; where not given, as many as keep the published ratio of computing to
+    /// traffic.
     #[arg(long, value_name = "SECONDS", requires = "train")]
     compute: Option<f64>,
     /// Compute on the processor instead of waiting by the clock; with =PART only for that part of the time.
@@ -73,7 +76,8 @@ pub struct CompareArgs {
     /// Images of one host in a step; 64 for vgg16, as published.
     #[arg(long, requires = "train")]
     batch: Option<usize>,
-    /// Modes of our own store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in `dist_sync_mpi+2bit:0.5`.
+    /// Modes of our own store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
+    /// `dist_sync_mpi+2bit:0.5`.
     #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
     modes: Vec<Variant>,
     /// Other people's programs on the same hosts.
@@ -87,7 +91,8 @@ pub struct CompareArgs {
     /// Measured iterations of a job.
     #[arg(long, default_value_t = 3)]
     iters: usize,
-    /// Iterations before them. From the third on a job of ours needs no agreement on what comes next, as in all later steps of training.
+    /// Iterations before them. From the third on a job of ours needs no agreement on what comes next, as in
+    /// all later steps of training.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
     /// Where results.json and report.html go.
@@ -163,7 +168,8 @@ fn finish(results: &Results, args: &CompareArgs) -> Result<ExitCode> {
     Ok(if results.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The racks asked for. Dedicated servers would stand beside the workers' racks, where no ratio means anything.
+/// The racks asked for. Dedicated servers would stand beside the workers' racks, where no ratio means
+/// anything.
 fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
     let racks = args.racks.racks();
     if racks.is_some() && args.hosts.is_none() {

@@ -1,4 +1,5 @@
-//! `ringpull doctor`: what would keep a job from running here, on the hosts of a hostfile, or on the hosts of a job.
+//! `ringpull doctor`: what would keep a job from running here, on the hosts of a hostfile, or on the hosts of
+//! a job.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

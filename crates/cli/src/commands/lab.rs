@@ -31,7 +31,8 @@ pub struct LabArgs {
 enum Action {
     /// Make the hosts; a lab of another shape is replaced.
     ///
-    /// They share this machine's processors rank by rank: `kernel.sched_autogroup_enabled` is off until they are removed.
+    /// They share this machine's processors rank by rank: `kernel.sched_autogroup_enabled` is off until they
+    /// are removed.
     #[command(after_help = "Examples:
   ringpull lab up 8 200mbit                        eight hosts with links of 200 Mbit/s
   ringpull lab up 8 1gbit --uplink 250mbit         two racks of four

@@ -31,8 +31,9 @@ pub struct LaunchArgs {
     /// How many workers.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
     num_workers: u32,
-    /// How many servers; if not given as many as workers, as with MXNet's launch.py. 0 starts MPI ranks (--launcher mpi, slurm or sge),
-    /// and is what those take where the command has `--kv-store dist_sync_mpi`; the others refuse such a command.
+    /// How many servers; if not given as many as workers, as with MXNet's launch.py. 0 starts MPI ranks
+    /// (--launcher mpi, slurm or sge), and is what those take where the command has `--kv-store
+    /// dist_sync_mpi`; the others refuse such a command.
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
     /// A file with the hosts to run on.
@@ -107,14 +108,16 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         let at = |count: usize| (0..count).map(|index| places[index % places.len()].clone()).collect();
         let mut launch = Launch::new(at(workers), at(servers), args.command, args.variables)?;
         launch.sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
-        // Those that wait for the one that failed find out for whom within their limit and the quarter until they ask again.
+        // Those that wait for the one that failed find out for whom within their limit and the quarter until
+        // they ask again.
         launch.grace = Config::from_env()?.silence() * 3 / 2;
         launch.run()?.code
     };
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// How many servers the job has. One that asks for none by its kind of store gets none, for they would wait for workers that never come.
+/// How many servers the job has. One that asks for none by its kind of store gets none, for they would wait
+/// for workers that never come.
 fn servers(args: &LaunchArgs, launcher: Launcher) -> Result<u32> {
     let by_mpi = matches!(launcher, Launcher::Mpi | Launcher::Slurm | Launcher::Sge);
     let kind = kind_asked_for(&args.command);

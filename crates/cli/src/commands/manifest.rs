@@ -37,7 +37,8 @@ enum What {
   ringpull manifest train --workers 2 --gpus 8 --rdma rdma/ib --gang volcano -- python3 train.py
   ringpull manifest train -- train --kv-store dist_sync_mpi | kubectl apply -f -")]
     Train(Request),
-    /// An MPIJob that compares allreduce and parameter servers on its pods; what follows -- goes to `ringpull compare`.
+    /// An MPIJob that compares allreduce and parameter servers on its pods; what follows -- goes to `ringpull
+    /// compare`.
     Compare(Request),
     /// An MPIJob of scheduler, servers and workers (`dist_sync`, `dist_async`).
     Ps(Request),

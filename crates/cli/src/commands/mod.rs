@@ -1,7 +1,8 @@
 //! The words of the `ringpull` command: one file for each subcommand, and what they share.
 //!
-//! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for a command
-//! line that cannot be understood; `launch` and `lab exec` answer with the exit code of what they ran.
+//! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for
+//! a command line that cannot be understood; `launch` and `lab exec` answer with the exit code of what they
+//! ran.
 
 pub mod bench;
 pub mod compare;
@@ -167,7 +168,8 @@ impl Command {
     }
 }
 
-/// The store of a process that measures. A server's or the scheduler's process ends here, when its job has ended.
+/// The store of a process that measures. A server's or the scheduler's process ends here, when its job has
+/// ended.
 fn store(kind: Kind) -> Result<KvStore> {
     if let Some(status) = ringpull::internal::serve(kind.name())? {
         std::process::exit(status);

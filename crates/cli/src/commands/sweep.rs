@@ -26,7 +26,8 @@ use crate::variant::Variant;
     ours:mpich is the same over MPICH, mpi the MPI library's own choice, openmpi:1 to openmpi:6 Open MPI's algorithms by number.\n\
     An absent contender is named on the page and is no failure.")]
 pub struct SweepArgs {
-    /// Emulate so many hosts on this machine, one rank on each (root, Linux); without it ranks are processes of this machine.
+    /// Emulate so many hosts on this machine, one rank on each (root, Linux); without it ranks are processes
+    /// of this machine.
     #[arg(long, conflicts_with = "local")]
     hosts: Option<usize>,
     /// The rate of a host's link, such as 1gbit; none for no limit.

@@ -83,7 +83,8 @@ impl Chart {
     }
 }
 
-/// A step of 1, 2 or 5 times a power of ten that divides `largest` into three to five parts: few enough for a phone.
+/// A step of 1, 2 or 5 times a power of ten that divides `largest` into three to five parts: few enough for a
+/// phone.
 fn tick_step(largest: f64) -> f64 {
     if largest <= 0.0 {
         return 1.0;

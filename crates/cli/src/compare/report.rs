@@ -1,4 +1,5 @@
-//! One self-contained HTML page: the verdict, the charts, every sample, how it was measured and how to do it again.
+//! One self-contained HTML page: the verdict, the charts, every sample, how it was measured and how to do it
+//! again.
 //!
 //! No script and nothing from outside; it prints, and reads in light and dark, on a phone and on a laptop.
 

@@ -1,4 +1,5 @@
-//! What a comparison found: one row for each variant, every sample kept with its round. This is `results.json`.
+//! What a comparison found: one row for each variant, every sample kept with its round. This is
+//! `results.json`.
 
 use serde::{Deserialize, Serialize};
 
@@ -73,8 +74,8 @@ pub struct Row {
     pub servers: usize,
     /// Hosts used in all; 1 where every process is on this one.
     pub machines: usize,
-    /// Bytes through the busiest host in one push and pull, from the mode's closed form: the larger direction. `None` for
-    /// compressed gradients, whose bytes depend on the codec and its way.
+    /// Bytes through the busiest host in one push and pull, from the mode's closed form: the larger
+    /// direction. `None` for compressed gradients, whose bytes depend on the codec and its way.
     pub computed_host_bytes: Option<f64>,
     /// What came of it.
     pub outcome: Outcome,
@@ -113,10 +114,12 @@ pub struct Round {
     pub place: usize,
     /// The samples.
     pub seconds: Vec<f64>,
-    /// What the job cost beside time. The row's are of all rounds: the median of the processor time, and the most memory.
+    /// What the job cost beside time. The row's are of all rounds: the median of the processor time, and the
+    /// most memory.
     #[serde(default)]
     pub usage: Usage,
-    /// The part of this machine's processor time that its host took away while the job ran; `None` where the kernel does not say.
+    /// The part of this machine's processor time that its host took away while the job ran; `None` where the
+    /// kernel does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
 }
@@ -157,7 +160,8 @@ impl Row {
         Summary::of(&self.record()?.seconds)
     }
 
-    /// The median with every machine beyond the workers' charged: time x machines / workers. `None` where workers share one machine.
+    /// The median with every machine beyond the workers' charged: time x machines / workers. `None` where
+    /// workers share one machine.
     pub fn per_machine_s(&self, workers: usize) -> Option<f64> {
         (self.machines >= workers).then_some(())?;
         Some(self.summary()?.median * self.machines as f64 / workers as f64)
@@ -169,8 +173,8 @@ impl Row {
         Some(format!("{}{}", format_size(bytes), if measured { "" } else { " *" }))
     }
 
-    /// Bytes through the busiest host, and whether they were measured. A dedicated server's host is not a worker's, so
-    /// what the workers' interfaces say does not cover it.
+    /// Bytes through the busiest host, and whether they were measured. A dedicated server's host is not a
+    /// worker's, so what the workers' interfaces say does not cover it.
     pub fn host_bytes(&self, own_hosts: bool) -> Option<(f64, bool)> {
         match self.record().and_then(|record| record.host_bytes) {
             Some(measured) if own_hosts && self.machines == self.record().map_or(0, |record| record.ranks) => {

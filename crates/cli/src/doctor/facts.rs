@@ -1,4 +1,5 @@
-//! What the doctor knows of a host. Facts are gathered elsewhere, and judged without looking at the host again.
+//! What the doctor knows of a host. Facts are gathered elsewhere, and judged without looking at the host
+//! again.
 
 use serde::{Deserialize, Serialize};
 

@@ -17,7 +17,8 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// `CAP_SYS_PTRACE`'s bit in a set of capabilities.
 const SYS_PTRACE: u32 = 19;
 
-/// Reads the facts of this host, which the doctor was sent to as `called`, and how `peers` (`name:port`) look from here.
+/// Reads the facts of this host, which the doctor was sent to as `called`, and how `peers` (`name:port`) look
+/// from here.
 pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], with_probe: bool) -> Facts {
     let machine = Machine::survey();
     let (probe, probe_failure) =

@@ -1,8 +1,9 @@
 //! What would keep a job from running on these hosts, and the fix.
 //!
-//! - [`facts`]: what is known of a host; `gather`: reads them here; [`hosts`]: brings them from other hosts, by ssh or,
-//!   under `mpirun`, from the ranks; `probe`: two ranks that say what MPI gives them;
-//! - `judge`: what the facts of one host mean; `together`: what those of several mean side by side. Both are pure.
+//! - [`facts`]: what is known of a host; `gather`: reads them here; [`hosts`]: brings them from other hosts,
+//!   by ssh or, under `mpirun`, from the ranks; `probe`: two ranks that say what MPI gives them;
+//! - `judge`: what the facts of one host mean; `together`: what those of several mean side by side. Both are
+//!   pure.
 
 pub(crate) mod facts;
 mod gather;

@@ -1,4 +1,5 @@
-//! Two ranks on this host that say what MPI gives them: started like any job, so that what would stop a job stops them.
+//! Two ranks on this host that say what MPI gives them: started like any job, so that what would stop a job
+//! stops them.
 
 use std::ffi::OsString;
 use std::process::Stdio;

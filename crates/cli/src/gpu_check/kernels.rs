@@ -9,7 +9,8 @@ use ringpull_kernels::optim::Optimizer;
 
 use super::{Check, FIRST, LIMIT, check};
 
-/// Elements: none but a few, no multiple of anything, and, where it costs nothing, more than one wave of blocks.
+/// Elements: none but a few, no multiple of anything, and, where it costs nothing, more than one wave of
+/// blocks.
 const LENGTHS: [usize; 4] = [1, 37, 1000, (1 << 20) + 3];
 
 fn lengths(devices: &Devices) -> &'static [usize] {
@@ -110,7 +111,8 @@ fn update(devices: &Arc<Devices>, rule: &str, dtype: DType, mastered: bool) -> R
     Ok(())
 }
 
-/// Runs `operation` on a device and on the host, with the memory at the start of an allocation and four elements behind it.
+/// Runs `operation` on a device and on the host, with the memory at the start of an allocation and four
+/// elements behind it.
 fn compare(devices: &Arc<Devices>, operation: &Operation, reads: &[Buffer], lengths: &[usize]) -> Result<()> {
     for offset in [0, 8] {
         let given: Vec<Buffer> = reads.iter().map(|read| Buffer::copy_of(read.bytes())).collect();

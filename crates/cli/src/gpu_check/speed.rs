@@ -71,8 +71,9 @@ pub(super) fn measure(name: &str, devices: &Arc<Devices>) -> Result<Vec<Speed>> 
     Ok(speeds)
 }
 
-/// Two ranks of this process that share the devices: `push_pull` of one tensor, down, over the ranks and up again. Its share is that of the
-/// slower of its stages by itself: the copies at `link_bytes_per_s`, or the ranks' allreduce in host memory.
+/// Two ranks of this process that share the devices: `push_pull` of one tensor, down, over the ranks and up
+/// again. Its share is that of the slower of its stages by itself: the copies at `link_bytes_per_s`, or the
+/// ranks' allreduce in host memory.
 fn staging(name: &str, len_bytes: usize, link_bytes_per_s: f64) -> Result<Speed> {
     // A plan's name keeps the ranks from trying other routes.
     let config = Config { timeout: LIMIT, algorithm: "ring".to_owned(), ..Config::default() };

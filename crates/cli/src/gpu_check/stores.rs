@@ -73,7 +73,8 @@ fn collectives(devices: &Arc<Devices>) -> Check {
     check(name, run())
 }
 
-/// Ranks as threads, each with the devices of its name, which may be on the same GPUs, over the transport between threads.
+/// Ranks as threads, each with the devices of its name, which may be on the same GPUs, over the transport
+/// between threads.
 fn share(names: &[&str], config: &Config) -> Result<String> {
     let engines = Engine::in_process(names.len(), config)?;
     let counts = names.iter().map(|name| Ok(ringpull_device::open(name)?.count())).collect::<Result<Vec<_>>>()?;
@@ -98,7 +99,8 @@ fn share(names: &[&str], config: &Config) -> Result<String> {
     faults.into_iter().nth(at).or_else(|| well.into_iter().next()).unwrap_or_else(lost)
 }
 
-/// One rank's part of a job in which every rank has the devices of the same name: a process of its own, over MPI. Collective.
+/// One rank's part of a job in which every rank has the devices of the same name: a process of its own, over
+/// MPI. Collective.
 pub(crate) fn rank_of_a_job(name: &str) -> Result<String> {
     let devices = ringpull_device::open(name)?;
     let store = create_on(Kind::DistSyncMpi.name(), &devices)?;

@@ -1,5 +1,5 @@
-//! Emulated hosts on one Linux machine: network namespaces `h1`..`hN` on one bridge, host I at 10.55.0.I, every link
-//! shaped in both directions, every host with its own name.
+//! Emulated hosts on one Linux machine: network namespaces `h1`..`hN` on one bridge, host I at 10.55.0.I,
+//! every link shaped in both directions, every host with its own name.
 //!
 //! ```text
 //!   h1 (10.55.0.1)        h2 (10.55.0.2)             the queue on eth0 shapes what the host sends,
@@ -8,12 +8,13 @@
 //!    rp-h1 ---- ringpull0 ---- rp-h2 ...
 //! ```
 //!
-//! A lab in two racks has a bridge for each half of the hosts, or for every other one, and one shaped link between the bridges.
+//! A lab in two racks has a bridge for each half of the hosts, or for every other one, and one shaped link
+//! between the bridges.
 //!
-//! One process at a time may change the lab or measure on it: it holds a lock (`lock`) which the kernel takes back when
-//! that process ends, however it ends. What was made is marked under `/run/ringpull/lab` before it is made, so that
-//! [`Lab::remove`] finds all of it, also after a kill half way. `network` is the commands that make and remove one host,
-//! `sessions` what the processors are told.
+//! One process at a time may change the lab or measure on it: it holds a lock (`lock`) which the kernel takes
+//! back when that process ends, however it ends. What was made is marked under `/run/ringpull/lab` before it
+//! is made, so that [`Lab::remove`] finds all of it, also after a kill half way. `network` is the commands
+//! that make and remove one host, `sessions` what the processors are told.
 
 mod lock;
 mod network;
@@ -33,7 +34,8 @@ pub const NETWORK: &str = "10.55.0.0/24";
 
 const FOLDER: &str = "/run/ringpull/lab";
 
-/// Emulated hosts that are up, for the one process that holds them. Dropping it removes what this process made.
+/// Emulated hosts that are up, for the one process that holds them. Dropping it removes what this process
+/// made.
 #[derive(Debug)]
 pub struct Lab {
     shape: Shape,

@@ -1,9 +1,9 @@
 //! Emulated hosts share processors rank by rank, not session by session.
 //!
-//! Linux deals processors out to sessions first (autogroups), and MPI's daemon on each emulated host, or each of its ranks,
-//! begins one of its own. A yield acts within the session, so there it is one to nobody. Real hosts share no processors. So
-//! the kernel's switch is off while a lab is up, and what was set is written down before. The switch is the machine's:
-//! labs in two containers that both may set it are not kept apart.
+//! Linux deals processors out to sessions first (autogroups), and MPI's daemon on each emulated host, or each
+//! of its ranks, begins one of its own. A yield acts within the session, so there it is one to nobody. Real
+//! hosts share no processors. So the kernel's switch is off while a lab is up, and what was set is written
+//! down before. The switch is the machine's: labs in two containers that both may set it are not kept apart.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,8 +14,8 @@ use ringpull_base::{Error, Result};
 /// The kernel's switch, where it has one. Processes that start later heed it.
 pub(super) const SWITCH: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 
-/// Writes down in `note` what is set, and switches off. Nothing is changed where that is refused, as in most containers, whose
-/// processes have no autogroups anyway.
+/// Writes down in `note` what is set, and switches off. Nothing is changed where that is refused, as in most
+/// containers, whose processes have no autogroups anyway.
 pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     let Ok(set) = fs::read_to_string(switch) else { return Ok(()) };
     if set.trim() == "0" {

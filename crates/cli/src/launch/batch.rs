@@ -170,7 +170,8 @@ impl BatchJob {
         format!("set -- {task} {meet} {} {}\n{ROLES}\n{run}", self.spec.servers, self.spec.workers)
     }
 
-    /// What Grid Engine runs on the first host: `mpirun`, which takes the hosts from it, or a `qrsh` for each process.
+    /// What Grid Engine runs on the first host: `mpirun`, which takes the hosts from it, or a `qrsh` for each
+    /// process.
     fn sge_script(&self, meet: &Path, tasks: usize) -> String {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         if self.spec.servers == 0 {
@@ -217,7 +218,8 @@ fn exported(chosen: Option<String>, names: &[&str]) -> Option<String> {
     }
 }
 
-/// How Slurm tells ranks of each other, in the words of `srun --mpi`. With none every rank would be a world of its own.
+/// How Slurm tells ranks of each other, in the words of `srun --mpi`. With none every rank would be a world
+/// of its own.
 fn process_manager() -> &'static str {
     match Mpirun::find().map(|mpirun| mpirun.flavour()) {
         Ok(Flavour::Mpich) => "pmi2",

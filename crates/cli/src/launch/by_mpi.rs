@@ -1,5 +1,5 @@
-//! The processes of a job as one `mpirun`: rank 0 is the scheduler, then come the servers, then the workers. Without
-//! servers it is plain MPI ranks.
+//! The processes of a job as one `mpirun`: rank 0 is the scheduler, then come the servers, then the workers.
+//! Without servers it is plain MPI ranks.
 
 use std::net::{IpAddr, Ipv4Addr};
 

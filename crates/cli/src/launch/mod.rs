@@ -1,9 +1,12 @@
-//! Starts the processes of a parameter-server job and ends them together: one scheduler, the servers, the workers.
+//! Starts the processes of a parameter-server job and ends them together: one scheduler, the servers, the
+//! workers.
 //!
-//! - [`place`]: where a process runs and the command that runs it there, with the little supervisor that ends its whole
-//!   process group when the launcher says so or is gone;
-//! - `supervise`: waits for all of them and decides when the rest must end; `output`: what becomes of their output;
-//! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: what is done on them over ssh before the job;
+//! - [`place`]: where a process runs and the command that runs it there, with the little supervisor that ends
+//!   its whole process group when the launcher says so or is gone;
+//! - `supervise`: waits for all of them and decides when the rest must end; `output`: what becomes of their
+//!   output;
+//! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: what is done on them
+//!   over ssh before the job;
 //! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine.
 //!
 //! Each process learns its role from the `DMLC_*` variables, with ps-lite's meaning.
@@ -135,8 +138,8 @@ impl Process {
 }
 
 impl Launch {
-    /// A job with its workers and servers at these places, its scheduler at the first place that can be reached by all:
-    /// on this host, unless the job runs on emulated hosts.
+    /// A job with its workers and servers at these places, its scheduler at the first place that can be
+    /// reached by all: on this host, unless the job runs on emulated hosts.
     pub(crate) fn new(
         workers: Vec<Place>,
         servers: Vec<Place>,

@@ -1,4 +1,5 @@
-//! What becomes of the processes' output: lines with the name of who wrote them, lines as they are, or kept text.
+//! What becomes of the processes' output: lines with the name of who wrote them, lines as they are, or kept
+//! text.
 
 use std::io::{BufRead, BufReader, Read, Write};
 

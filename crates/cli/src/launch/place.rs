@@ -1,8 +1,8 @@
 //! Where a process runs, and the command that runs it there.
 //!
-//! On every place the process runs below the same few lines of shell: in a session of its own, with a watcher that reads
-//! orders from the launcher. `term` and `kill` go to the whole session; the end of the input, which is also what a
-//! killed launcher or a broken connection looks like, means both.
+//! On every place the process runs below the same few lines of shell: in a session of its own, with a watcher
+//! that reads orders from the launcher. `term` and `kill` go to the whole session; the end of the input,
+//! which is also what a killed launcher or a broken connection looks like, means both.
 //!
 //! Every user of a host can read the arguments of its processes, and variables may hold secrets. So they go
 //! to other hosts in front of the orders, on the input of a shell that reads them before it becomes the

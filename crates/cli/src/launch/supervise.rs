@@ -1,8 +1,8 @@
 //! Waits for the processes of a job and ends them together.
 //!
-//! When one fails, the others get the job's grace, so that they can say themselves whom they lost; then SIGTERM, and
-//! after `PATIENCE` SIGKILL. An interrupt skips the grace, a second one the patience. Servers and scheduler get the
-//! same grace after the last worker's success.
+//! When one fails, the others get the job's grace, so that they can say themselves whom they lost; then
+//! SIGTERM, and after `PATIENCE` SIGKILL. An interrupt skips the grace, a second one the patience. Servers
+//! and scheduler get the same grace after the last worker's success.
 
 use std::io::Read;
 use std::process::{ChildStdin, Stdio};
@@ -38,7 +38,8 @@ pub(crate) struct Ended {
 /// How a job ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
-    /// The first failure's exit code, 128 and the signal's number after an interrupt, 124 past the limit, else 0.
+    /// The first failure's exit code, 128 and the signal's number after an interrupt, 124 past the limit,
+    /// else 0.
     pub code: i32,
     /// What failed first, in words; empty after success.
     pub failure: String,

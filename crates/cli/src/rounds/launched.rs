@@ -1,7 +1,7 @@
 //! The runner that starts real processes: on emulated hosts, on a hostfile's hosts, or on this machine alone.
 //!
-//! Worker `i` runs on host `i`. A dedicated server has a host after the workers' ones; a shared server runs on worker
-//! `s mod n`'s host. The scheduler sits on the first host.
+//! Worker `i` runs on host `i`. A dedicated server has a host after the workers' ones; a shared server runs
+//! on worker `s mod n`'s host. The scheduler sits on the first host.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
@@ -29,7 +29,8 @@ use crate::variant::Variant;
 /// Where the jobs run.
 #[derive(Debug, Clone)]
 pub enum Place {
-    /// On emulated hosts, which this makes and takes down: a worker on each of the shape's, and more for dedicated servers.
+    /// On emulated hosts, which this makes and takes down: a worker on each of the shape's, and more for
+    /// dedicated servers.
     Lab(Shape),
     /// On the hosts of a file, the last of them for dedicated servers.
     Hostfile {

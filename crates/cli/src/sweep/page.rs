@@ -36,7 +36,8 @@ impl Match<'_> {
         self.best_summary.median / self.summary.median
     }
 
-    /// Our time over the bound, but for short payloads, of which the burst that a link at rest lets through is much.
+    /// Our time over the bound, but for short payloads, of which the burst that a link at rest lets through
+    /// is much.
     fn of_bound(&self) -> Option<f64> {
         Some(self.summary.median / self.ours.bound_s.filter(|_| self.ours.bytes > SHORT_BYTES as u64)?)
     }
@@ -203,7 +204,8 @@ fn verdict(matches: &[Match]) -> String {
     text
 }
 
-/// The geometric mean of each other's time over ours: what a program gains that has chosen one of them for everything.
+/// The geometric mean of each other's time over ours: what a program gains that has chosen one of them for
+/// everything.
 fn against_each(sweep: &Results) -> String {
     let own = |of: &Record| {
         let alike = |it: &&Record| (it.ranks, it.bytes) == (of.ranks, of.bytes) && who(it) == Some(ours());

@@ -1,9 +1,10 @@
 //! Where a step's time went, on the thread of each rank that calls the store.
 //!
-//! A step is what the program marked as one, or else the time from one push of the key that is pushed first to its next
-//! push. Within it, what the caller was not blocked in is its own: computing, and the calls of push themselves. What it was
-//! blocked in is, in this order of claims: waiting for the straggler, the rank that called the awaited operation last, until
-//! it did; the update; packing and unpacking; and what remains is exposed communication.
+//! A step is what the program marked as one, or else the time from one push of the key that is pushed first
+//! to its next push. Within it, what the caller was not blocked in is its own: computing, and the calls of
+//! push themselves. What it was blocked in is, in this order of claims: waiting for the straggler, the rank
+//! that called the awaited operation last, until it did; the update; packing and unpacking; and what remains
+//! is exposed communication.
 
 use std::collections::BTreeMap;
 
@@ -216,7 +217,8 @@ fn of_rank(rank: &Rank, last_calls: &LastCalls, awaited: &mut BTreeMap<usize, f6
     RankAccount { rank: rank.number, host: rank.host.clone(), steps: rank.steps.len(), share, awaited_s: 0.0 }
 }
 
-/// The parts of this rank's waits in which another rank had not called yet what is awaited, and which rank that was.
+/// The parts of this rank's waits in which another rank had not called yet what is awaited, and which rank
+/// that was.
 fn waits_for_others(rank: &Rank, last_calls: &LastCalls) -> Vec<((f64, f64), usize)> {
     let calls = calls(rank);
     let mut of_name: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();

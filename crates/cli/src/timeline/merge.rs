@@ -14,8 +14,8 @@ pub(crate) struct Merged {
     pub processes: Vec<About>,
 }
 
-/// Puts the files of one job together: every event moves by how far its process's zero lies after the others', and by how
-/// far its clock is ahead of rank 0's.
+/// Puts the files of one job together: every event moves by how far its process's zero lies after the
+/// others', and by how far its clock is ahead of rank 0's.
 pub(crate) fn merge(traces: Vec<Trace>) -> Result<Merged> {
     if traces.is_empty() {
         return Err(Error::argument("no timeline was named", "name the files of all ranks"));
@@ -115,7 +115,8 @@ mod tests {
     #[test]
     fn a_planted_offset_is_taken_out_again() {
         const EPOCH: u64 = 1_700_000_000_000_000_000;
-        // Rank 1's clock is 7 ms ahead, and its recorder began 3 ms later; both pushed at the same moment, 10 ms in.
+        // Rank 1's clock is 7 ms ahead, and its recorder began 3 ms later; both pushed at the same moment, 10
+        // ms in.
         let merged =
             merge(vec![trace(1, EPOCH + 10_000_000, 7_000_000, 7_000.0), trace(0, EPOCH, 0, 10_000.0)]).unwrap();
         let times: Vec<f64> = merged.events.iter().map(|event| event.ts).collect();

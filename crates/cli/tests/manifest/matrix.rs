@@ -1,4 +1,5 @@
-//! Every output over the matrix of options: valid, free of findings, and with arguments that the programs take.
+//! Every output over the matrix of options: valid, free of findings, and with arguments that the programs
+//! take.
 
 use ringpull_kube::{lint, to_yaml};
 

@@ -1,4 +1,5 @@
-//! Everything under `mpijob/` is what `ringpull manifest` writes with the words in its first line, and is valid.
+//! Everything under `mpijob/` is what `ringpull manifest` writes with the words in its first line, and is
+//! valid.
 
 use std::path::{Path, PathBuf};
 

@@ -152,8 +152,8 @@ fn names_that_come_three_seconds_late_are_waited_for() {
     trains_alike("h", &image, &["--workers", "2"], 2, 2, late);
 }
 
-/// A worker killed in the middle ends the job, not well, in time; the next start goes on from the checkpoint, and
-/// ends with the weights of a run that nothing happened to.
+/// A worker killed in the middle ends the job, not well, in time; the next start goes on from the checkpoint,
+/// and ends with the weights of a run that nothing happened to.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn a_lost_worker_ends_the_job_and_the_next_start_loses_nothing() {

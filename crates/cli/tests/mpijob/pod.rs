@@ -44,7 +44,8 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// What the Dockerfile lays over its base, over this machine's own root file system, which has the packages.
+    /// What the Dockerfile lays over its base, over this machine's own root file system, which has the
+    /// packages.
     pub(crate) fn over_this_machine() -> Image {
         let folder = tempfile::tempdir().unwrap();
         let [layer, programs] = ["files", "programs"].map(|name| folder.path().join(name));
@@ -283,8 +284,8 @@ impl Pod {
     /// Ends everything in the pod at once.
     pub(crate) fn kill(&mut self) {
         if self.code().is_none() {
-            // The first process of the pod takes all others with it. The one that waits for it here is no help: a
-            // change of user clears the signal that its end would send.
+            // The first process of the pod takes all others with it. The one that waits for it here is no
+            // help: a change of user clears the signal that its end would send.
             let own = self.child.id();
             let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
             for first in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {

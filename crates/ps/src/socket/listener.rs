@@ -1,7 +1,8 @@
 //! The end that accepts: it finds out who connects, and gives each node of the job its session.
 //!
-//! Whoever connects has a thread of his own for a handshake of at most a few seconds, and there are few of these: when
-//! they are all busy, the oldest makes room. So silent or slow strangers delay nobody, and what they cost is bounded.
+//! Whoever connects has a thread of his own for a handshake of at most a few seconds, and there are few of
+//! these: when they are all busy, the oldest makes room. So silent or slow strangers delay nobody, and what
+//! they cost is bounded.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -80,7 +81,8 @@ struct Refusals {
 }
 
 impl Bound {
-    /// Listens on `address`, where port 0 lets the system choose, or on `otherwise` if this host does not have it.
+    /// Listens on `address`, where port 0 lets the system choose, or on `otherwise` if this host does not
+    /// have it.
     pub(crate) fn to(address: SocketAddr, otherwise: Option<IpAddr>) -> Result<Self> {
         let socket = match (TcpListener::bind(address), otherwise) {
             // The name may be that of a service in front of this host.
@@ -282,7 +284,8 @@ impl Shared {
     fn judge(&self, client: &Client, from: SocketAddr) -> (Verdict, Option<Arc<Session>>) {
         let identity = client.hello.identity();
         let mut sessions = self.sessions.lock();
-        // Looked at under the lock: who closes the sessions finds this one, or this finds that they are closed.
+        // Looked at under the lock: who closes the sessions finds this one, or this finds that they are
+        // closed.
         if self.is_closed.load(Ordering::SeqCst) {
             return (Verdict::Forgotten, None);
         }

@@ -1,11 +1,11 @@
 //! Frames between two nodes, in order and each once, over one TCP connection after another.
 //!
-//! Each direction numbers its frames from 1. What was sent is kept until the peer has confirmed it; the handshake of
-//! a new connection says which number came last, and everything after it is sent again. So a connection that is
-//! reset costs time and no frame.
+//! Each direction numbers its frames from 1. What was sent is kept until the peer has confirmed it; the
+//! handshake of a new connection says which number came last, and everything after it is sent again. So a
+//! connection that is reset costs time and no frame.
 //!
-//! On the wire a frame is a prefix of 24 bytes, its header and its payload. A prefix without a number carries nothing
-//! but a confirmation; the last prefix is a goodbye, after which there is no other connection.
+//! On the wire a frame is a prefix of 24 bytes, its header and its payload. A prefix without a number carries
+//! nothing but a confirmation; the last prefix is a goodbye, after which there is no other connection.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
@@ -35,8 +35,8 @@ const CONFIRM_AFTER: Duration = Duration::from_millis(500);
 /// Short frames are written together, so many bytes at a time.
 const BATCH_BYTES: usize = 32 << 10;
 
-/// How long a peer whose system has closed or refused connections has to make another, before it is taken for gone. One
-/// whose connection was reset, or that nothing reaches, has as long as heartbeats may be missing.
+/// How long a peer whose system has closed or refused connections has to make another, before it is taken for
+/// gone. One whose connection was reset, or that nothing reaches, has as long as heartbeats may be missing.
 pub(super) const RESUME: Duration = Duration::from_millis(1500);
 
 /// What waits for the node's thread.
@@ -229,8 +229,8 @@ impl Session {
         self.end();
     }
 
-    /// Connection `number` has ended: waits for at most `limit`, less if the session is being closed, for another.
-    /// Whether there is one, or the session is over.
+    /// Connection `number` has ended: waits for at most `limit`, less if the session is being closed, for
+    /// another. Whether there is one, or the session is over.
     pub(super) fn await_connection_after(&self, number: u64, limit: Option<Duration>) -> bool {
         let mut state = self.state.lock();
         let deadline = limit.map(|limit| Instant::now() + limit);
@@ -337,7 +337,8 @@ impl Session {
         }
         drop(state);
         match writer.map(std::thread::JoinHandle::join) {
-            // The system tells of a failure once: after the writer has met it the reader sees a connection that was closed.
+            // The system tells of a failure once: after the writer has met it the reader sees a connection
+            // that was closed.
             Ok(Ok(Err(cause))) if matches!(end, End::Closed) => end = cause.into(),
             Ok(Err(_)) => tracing::error!("a thread that writes to a node panicked"),
             _ => {}

@@ -1,5 +1,5 @@
-//! What a worker does about nodes that keep it waiting: it asks its servers who is missing, says so after `RINGPULL_WARN`, tells the
-//! scheduler when it waits for nothing else, and notices which server is lost.
+//! What a worker does about nodes that keep it waiting: it asks its servers who is missing, says so after
+//! `RINGPULL_WARN`, tells the scheduler when it waits for nothing else, and notices which server is lost.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,8 @@ impl Patience {
 }
 
 impl WorkerLoop {
-    /// How long nothing may move before it is asked for whom. What a worker sent before it failed has arrived before it is known to have.
+    /// How long nothing may move before it is asked for whom. What a worker sent before it failed has arrived
+    /// before it is known to have.
     fn patience(&self) -> Duration {
         let look = (DEADLOCK / 4).min(self.patience.timeout);
         self.failed.map_or(look, |_| GRACE.min(look))
@@ -107,7 +108,8 @@ impl WorkerLoop {
         let waited_s = since.elapsed().as_secs();
         self.claimed = Some(Instant::now());
         if missing.is_empty() {
-            // An answer and a claim keep their order on the way: the second time there is no answer to wait for.
+            // An answer and a claim keep their order on the way: the second time there is no answer to wait
+            // for.
             if std::mem::replace(&mut waiting.vouched, true) {
                 let server = waiting.server;
                 let what = format!("no answer for {waited_s} s to {operation} of key {key}, which waits for no rank");

@@ -1,4 +1,5 @@
-//! Ranks as threads of one process that share memory as ranks of one host do: all lengths, dtypes and sorts of memory.
+//! Ranks as threads of one process that share memory as ranks of one host do: all lengths, dtypes and sorts
+//! of memory.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -45,7 +46,8 @@ fn input<T: Element>(rank: usize, element: usize) -> T {
     T::from_f64(((rank * 3 + element * 7) % 11) as f64)
 }
 
-/// Sums `len` elements several times over, and checks them; `is_shared` says which ranks' buffers are in an arena.
+/// Sums `len` elements several times over, and checks them; `is_shared` says which ranks' buffers are in an
+/// arena.
 fn check(hosts: &[usize], dtype: DType, len: usize, is_shared: impl Fn(usize) -> bool + Sync) {
     with_element!(dtype, T => on_ranks(hosts, |comm| {
         let mut data = buffer(len * dtype.size_bytes(), is_shared(comm.rank()));

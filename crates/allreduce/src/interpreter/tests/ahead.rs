@@ -166,8 +166,8 @@ fn what_is_of_lower_priority_goes_on_when_what_is_of_higher_priority_stands_stil
     }
 }
 
-/// Begins broadcasts of `len` bytes, one for each priority, to a peer that wants none of them, and goes on until nothing moves.
-/// Returns the bytes that have left of each, and which of all messages were synchronous.
+/// Begins broadcasts of `len` bytes, one for each priority, to a peer that wants none of them, and goes on
+/// until nothing moves. Returns the bytes that have left of each, and which of all messages were synchronous.
 fn ahead_of_a_peer(len: usize, priorities: &[i32]) -> (Vec<usize>, Vec<usize>) {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(SEGMENT, LIMIT));
@@ -248,7 +248,8 @@ fn the_end_of_an_operation_asks_for_no_answer() {
     assert_eq!(after, [UNASKED_BYTES, 2 * UNASKED_BYTES, 3 * UNASKED_BYTES]);
 }
 
-/// A sum of which every segment goes out, is added to, and goes out again, with a peer whose answers do not come before it has all.
+/// A sum of which every segment goes out, is added to, and goes out again, with a peer whose answers do not
+/// come before it has all.
 fn sum_without_answers(is_peer_early: bool) {
     const PART: usize = UNASKED_BYTES * 3 / 2;
     let stop = AtomicBool::new(false);

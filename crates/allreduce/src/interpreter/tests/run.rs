@@ -1,4 +1,5 @@
-//! The interpreter over threads and channels: every plan, every number of ranks, segments small enough that they interleave.
+//! The interpreter over threads and channels: every plan, every number of ranks, segments small enough that
+//! they interleave.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -148,7 +149,8 @@ fn ranks_that_cut_messages_differently_get_an_error_and_not_a_mixture() {
     assert!(errors.iter().any(|error| error.contains("bytes were due")), "{errors:?}");
 }
 
-/// Begins one allreduce for each of `lens` in the order that `order` gives this rank, and drives all to their end.
+/// Begins one allreduce for each of `lens` in the order that `order` gives this rank, and drives all to their
+/// end.
 fn together(
     rank: usize,
     runner: &mut Runner,
@@ -238,7 +240,8 @@ fn one_schedule_runs_again_and_several_times_at_once() {
         for (stamp, buffer) in buffers.iter_mut().enumerate() {
             let data: *mut [u8] = bytemuck::cast_slice_mut(buffer);
             #[allow(unsafe_code)]
-            // SAFETY: the buffers are not touched before all operations are finished; a failure ends the test.
+            // SAFETY: the buffers are not touched before all operations are finished; a failure ends the
+            // test.
             unsafe {
                 runner.begin(&schedule, data, stamp as u32, 0);
             }

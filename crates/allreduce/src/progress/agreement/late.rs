@@ -1,4 +1,5 @@
-//! Who is waited for, for how long, and whether anything can still come: what rank 0's table says when it does not move.
+//! Who is waited for, for how long, and whether anything can still come: what rank 0's table says when it
+//! does not move.
 
 use ringpull_base::{Error, Key};
 
@@ -7,7 +8,8 @@ use crate::progress::messages::{Stuck, Topic};
 
 /// How long nothing of a rank may have changed before it says so.
 pub const STILL_S: f64 = 2.0;
-/// How long every rank must have waited before nothing can come any more. An order or a call that is on its way ends such a wait.
+/// How long every rank must have waited before nothing can come any more. An order or a call that is on its
+/// way ends such a wait.
 const CERTAIN_S: f64 = 2.0;
 
 /// An operation that some ranks wait for and others have not called.
@@ -75,8 +77,8 @@ impl Agreement {
         self.stuck[rank] = stuck.map(|stuck| (stuck, now_s));
     }
 
-    /// An error if every rank that has not left has waited for [`CERTAIN_S`] and had heard of all the `orders` that were
-    /// given, while some call is missing.
+    /// An error if every rank that has not left has waited for `CERTAIN_S` and had heard of all the
+    /// `orders` that were given, while some call is missing.
     pub fn check_deadlock(&self, orders: u64, now_s: f64) -> Result<(), Error> {
         let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
         let waits = ranks().map(|rank| self.awaits(rank).filter(|_| self.is_stuck(rank, orders, now_s)));
@@ -90,10 +92,11 @@ impl Agreement {
         self.still_s[rank] = is_still.then_some(now_s - STILL_S);
     }
 
-    /// The ranks that wait for data of MPI's which does not come, of sums that all have called: each has seen none move for
-    /// `limit_s`, and every other that has not left waits for a call. While ranks may be behind in a frozen cycle, its data
-    /// may be theirs to send: then every rank has to wait. The limit counts from `heard_s`, when some rank was last silent
-    /// for a while: after a link was down TCP sends again when as much time has passed at most.
+    /// The ranks that wait for data of MPI's which does not come, of sums that all have called: each has seen
+    /// none move for `limit_s`, and every other that has not left waits for a call. While ranks may be behind
+    /// in a frozen cycle, its data may be theirs to send: then every rank has to wait. The limit counts from
+    /// `heard_s`, when some rank was last silent for a while: after a link was down TCP sends again when as
+    /// much time has passed at most.
     pub fn lost_data(&self, orders: u64, now_s: f64, limit_s: f64, heard_s: f64) -> Option<Vec<usize>> {
         let all_have_called = matches!(self.phase, Phase::Open) && self.owed.iter().all(Option::is_none);
         let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
@@ -107,14 +110,14 @@ impl Agreement {
         (!awaiting.is_empty() && ranks().all(expects)).then_some(awaiting)
     }
 
-    /// Whether a rank has waited for [`CERTAIN_S`] and had heard of all the `orders` that were given.
+    /// Whether a rank has waited for `CERTAIN_S` and had heard of all the `orders` that were given.
     fn is_stuck(&self, rank: usize, orders: u64, now_s: f64) -> bool {
         let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders && now_s - since_s >= CERTAIN_S;
         self.stuck[rank].as_ref().is_some_and(known)
     }
 
-    /// The call of another rank that this one waits for, in words; none where it waits for data of a sum that all have called, which a
-    /// link may hold up.
+    /// The call of another rank that this one waits for, in words; none where it waits for data of a sum that
+    /// all have called, which a link may hold up.
     fn awaits(&self, rank: usize) -> Option<String> {
         let is_alone = |pending: &&Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
         let owed = || self.owed.iter().enumerate().find_map(|(owing, owed)| Some((owing, owed.as_ref()?)));
@@ -142,8 +145,8 @@ impl Agreement {
         now_s - pending.since_s > self.limit_s && !self.lacking(pending).is_empty()
     }
 
-    /// What a rank that a barrier misses is itself waiting for, or else the barrier. Those who stand in the barrier are often the
-    /// very ranks that have not called it, and may have come there first.
+    /// What a rank that a barrier misses is itself waiting for, or else the barrier. Those who stand in the
+    /// barrier are often the very ranks that have not called it, and may have come there first.
     fn behind_barrier<'a>(&'a self, barrier: &'a Pending) -> &'a Pending {
         let awaited = self.lacking(barrier);
         let is_held = |pending: &Pending| awaited.iter().any(|rank| pending.calls[*rank].is_some());

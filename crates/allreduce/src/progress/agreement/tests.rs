@@ -184,7 +184,8 @@ fn stuck(orders: u64) -> Stuck {
     Stuck { orders, site: None }
 }
 
-/// A link is down in a frozen step: rank 0 has begun the next one, and the others still wait for data of this one.
+/// A link is down in a frozen step: rank 0 has begun the next one, and the others still wait for data of this
+/// one.
 #[test]
 fn ranks_that_wait_for_data_are_no_deadlock() {
     let mut table = Agreement::new(3, 1800.0, 1000);

@@ -1,13 +1,16 @@
-//! Every interleaving of small programs: all states of the ranks, of rank 0's table and of the messages between them.
+//! Every interleaving of small programs: all states of the ranks, of rank 0's table and of the messages
+//! between them.
 //!
-//! What runs is the code that ranks run (`agreement`, `calls`, `freezing`, `frozen`), over links that keep the order of
-//! messages and delay each for as long as they like. A link that breaks and is made again is such a delay: that no frame is
-//! lost or doubled by it is explored by itself, in `transport::wire::link`. Ranks may end, or join, or run out of patience.
+//! What runs is the code that ranks run (`agreement`, `calls`, `freezing`, `frozen`), over links that keep
+//! the order of messages and delay each for as long as they like. A link that breaks and is made again is
+//! such a delay: that no frame is lost or doubled by it is explored by itself, in `transport::wire::link`.
+//! Ranks may end, or join, or run out of patience.
 //!
-//! In every state: all ranks have the same under one number, and no rank begins a call twice, or one that it has not made
-//! (`World::begin`). In every state with no way on: programs that fit together have come to their end with everything done;
-//! of others there is a fault, or rank 0 knows what is missing, and that all wait in vain if they do. Programs fit together
-//! if they end over a store of one line, which does what all have called ([`fit`]).
+//! In every state: all ranks have the same under one number, and no rank begins a call twice, or one that it
+//! has not made (`World::begin`). In every state with no way on: programs that fit together have come to
+//! their end with everything done; of others there is a fault, or rank 0 knows what is missing, and that all
+//! wait in vain if they do. Programs fit together if they end over a store of one line, which does what all
+//! have called ([`fit`]).
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -24,12 +27,15 @@ enum Expect {
     Ends,
     /// They come to their end, and what is fused does not depend on when anything comes.
     One,
-    /// As `One`; what is frozen is not stopped before the end, so that nothing is sent in any step after the freeze.
+    /// As `One`; what is frozen is not stopped before the end, so that nothing is sent in any step after the
+    /// freeze.
     Steady,
-    /// They do not fit together: no way leads to their end, and in the end it is known why, at once if all wait.
+    /// They do not fit together: no way leads to their end, and in the end it is known why, at once if all
+    /// wait.
     Fault,
-    /// They come to their end, or it is known why not. More is not promised where sums are fused or done one by one: a rank
-    /// that waits in the middle of what others have begun as one, or in one order, waits for its own next call.
+    /// They come to their end, or it is known why not. More is not promised where sums are fused or done one
+    /// by one: a rank that waits in the middle of what others have begun as one, or in one order, waits for
+    /// its own next call.
     Known,
 }
 
@@ -177,8 +183,8 @@ fn explore_one(name: &str, programs: &[Vec<Do>], hurries: usize, expect: Expect)
     assert!(found.states > 20);
 }
 
-/// Whether programs come to their end where a call is done when all ranks have made it, and a wait ends when what was
-/// called before it is done. Without joins.
+/// Whether programs come to their end where a call is done when all ranks have made it, and a wait ends when
+/// what was called before it is done. Without joins.
 fn fit(programs: &[Vec<Do>]) -> bool {
     let key = |what: &Do| if let Do::Push(store, key, _) = what { Some((*store, *key)) } else { None };
     let calls = |rank: usize, at: usize| programs[rank][..at].iter().filter_map(key).collect::<Vec<_>>();
@@ -210,7 +216,8 @@ fn sequences(of: &[Do], most: usize) -> Vec<Vec<Do>> {
     all
 }
 
-/// A frozen cycle, and then each rank's own choice of a few more calls and waits: every combination of choices.
+/// A frozen cycle, and then each rank's own choice of a few more calls and waits: every combination of
+/// choices.
 fn explore_choices(ranks: usize, cycle: &[i64], of: &[Do], most: usize, hurries: usize) {
     let (start, mut found, mut last) = (Instant::now(), Found::default(), Instant::now());
     let choices = sequences(of, most);

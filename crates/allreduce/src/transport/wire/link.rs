@@ -1,8 +1,8 @@
 //! The two ends of a control connection over a network in memory, for tests and fuzz targets.
 //!
-//! Rank 0's end is number 0. Each direction carries bytes in order and delays them for as long as it likes. A connection
-//! may break at any time at the other rank's end, which loses what is on its way to it. That rank greets again, as
-//! `star` does, while rank 0's end may still read from the connection before.
+//! Rank 0's end is number 0. Each direction carries bytes in order and delays them for as long as it likes. A
+//! connection may break at any time at the other rank's end, which loses what is on its way to it. That rank
+//! greets again, as `star` does, while rank 0's end may still read from the connection before.
 // What fuzz targets use is public in their builds only.
 #![allow(unreachable_pub)]
 
@@ -87,7 +87,8 @@ impl Link {
     ///
     /// # Panics
     ///
-    /// If a frame arrives twice, not at all before a later one, or changed, or an end refuses what the other says.
+    /// If a frame arrives twice, not at all before a later one, or changed, or an end refuses what the other
+    /// says.
     pub fn make(&mut self, next: Move) -> bool {
         match next {
             Move::Send(end) => {
@@ -189,8 +190,8 @@ mod tests {
 
     /// Every state, and from each the way to its end. A state is made again from the moves that led to it.
     ///
-    /// What this has been seen to find: an `input` that is kept when another connection begins, and frames that stay behind
-    /// because `composed` is not counted down.
+    /// What this has been seen to find: an `input` that is kept when another connection begins, and frames
+    /// that stay behind because `composed` is not counted down.
     fn explore(frames: [u64; 2], breaks: usize) -> (usize, usize) {
         let mut seen = HashSet::new();
         let mut queue: VecDeque<(Vec<Move>, usize)> = VecDeque::from([(Vec::new(), 0)]);

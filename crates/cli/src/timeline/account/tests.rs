@@ -6,7 +6,8 @@ use ringpull_base::timeline::trace::{About, Args, Trace, TraceEvent};
 use super::account;
 use crate::timeline::merge::{Merged, merge};
 
-/// A rank's spans as (category, name, start, end), in milliseconds; the caller is thread 1, all else happens on thread 2.
+/// A rank's spans as (category, name, start, end), in milliseconds; the caller is thread 1, all else happens
+/// on thread 2.
 pub(in crate::timeline) fn rank(rank: usize, spans: &[(&str, &str, u32, u32)]) -> Trace {
     let about = About {
         ringpull: String::new(),
@@ -35,7 +36,8 @@ pub(in crate::timeline) fn rank(rank: usize, spans: &[(&str, &str, u32, u32)]) -
 }
 
 fn two_ranks() -> Merged {
-    // Rank 0 waits from 30 to 100: until 60 for rank 1's push, then for the wire, from 80 to 90 for the copies, then for the update.
+    // Rank 0 waits from 30 to 100: until 60 for rank 1's push, then for the wire, from 80 to 90 for the
+    // copies, then for the update.
     let first = rank(
         0,
         &[

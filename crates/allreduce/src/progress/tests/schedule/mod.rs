@@ -136,7 +136,8 @@ fn a_rank_that_leaves_stops_the_cycle_and_is_named_to_those_who_wait_for_it() {
     assert!(text.contains("rank 1 ended its run") && text.contains("push of key"), "{text}");
 }
 
-/// Ranks with different numbers of steps before each of three joins, and some that do not wait for their last step.
+/// Ranks with different numbers of steps before each of three joins, and some that do not wait for their last
+/// step.
 #[test]
 fn ranks_with_different_numbers_of_steps_join_and_go_on_together() {
     for seed in 0..200 {
@@ -189,7 +190,8 @@ fn a_rank_that_waits_for_others_to_join_for_too_long_names_them() {
     assert!(text.contains("rank 0 ended its run") && text.contains("join"), "{text}");
 }
 
-/// One rank makes the calls of a step in another order, and others beside them. What others have begun runs alone on their side.
+/// One rank makes the calls of a step in another order, and others beside them. What others have begun runs
+/// alone on their side.
 #[test]
 fn what_runs_alone_neither_overtakes_what_others_have_begun_nor_is_overtaken() {
     let orders: [(&[i64], &[i64]); 6] = [
@@ -229,7 +231,8 @@ fn a_rank_that_owes_a_call_for_several_steps_still_makes_it() {
     }
 }
 
-/// Two ranks that end in the same step of a frozen cycle, while a third has begun the next: one joins when it knows already what it owes.
+/// Two ranks that end in the same step of a frozen cycle, while a third has begun the next: one joins when it
+/// knows already what it owes.
 #[test]
 fn a_rank_that_joins_while_it_owes_makes_up_for_that() {
     for seed in 0..400 {
@@ -244,7 +247,8 @@ fn a_rank_that_joins_while_it_owes_makes_up_for_that() {
     }
 }
 
-/// As MXNet's engine calls: the keys of a step in any order, and those of the next when all of these are done, which nobody says.
+/// As MXNet's engine calls: the keys of a step in any order, and those of the next when all of these are
+/// done, which nobody says.
 #[test]
 fn a_cycle_of_one_who_does_not_say_where_steps_end_is_not_fused_across_their_end() {
     let orders = [[1, 2, 3, 4], [2, 1, 3, 4], [1, 3, 2, 4], [4, 1, 2, 3]];

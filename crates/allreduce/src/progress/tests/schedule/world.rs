@@ -1,4 +1,5 @@
-//! Several ranks, their comm threads and rank 0's table together, their calls and messages interleaved at random.
+//! Several ranks, their comm threads and rank 0's table together, their calls and messages interleaved at
+//! random.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -15,7 +16,8 @@ pub(in crate::progress::tests) enum Do {
     Push(u32, i64, &'static str),
     /// Wait for everything called so far.
     Wait,
-    /// Go on when everything called so far is done, as one who is told of each end, and does not say that it waits.
+    /// Go on when everything called so far is done, as one who is told of each end, and does not say that it
+    /// waits.
     Watch,
     /// Join, and wait until all have.
     Join,
@@ -57,7 +59,8 @@ pub(in crate::progress::tests) struct World {
     pub(in crate::progress::tests) up: Vec<VecDeque<Note>>,
     pub(in crate::progress::tests) down: Vec<VecDeque<Order>>,
     pub(in crate::progress::tests) begun: Vec<Vec<Unit>>,
-    /// What has begun and not ended: of each rank, in its order. The first that runs alone keeps back what is behind it.
+    /// What has begun and not ended: of each rank, in its order. The first that runs alone keeps back what is
+    /// behind it.
     pub(in crate::progress::tests) comm: Vec<VecDeque<Unit>>,
     /// On how many ranks a unit is under way.
     times: BTreeMap<Unit, usize>,
