@@ -66,9 +66,7 @@ def as_mxnet_error(error: KVStoreError) -> KVStoreError:
     if kind.__name__ not in _mxnet_classes:
         names = {"__doc__": kind.__doc__, "__module__": kind.__module__}
         _mxnet_classes[kind.__name__] = cast("type[KVStoreError]", type(kind.__name__, (kind, MXNetError), names))
-    # What MXNet's stores do not have is no advice.
-    text = str(error).replace(", or call join() where it ends", "").replace(" (dist_sync_mpi)", "")
-    raised: KVStoreError = _mxnet_classes[kind.__name__](text)
+    raised: KVStoreError = _mxnet_classes[kind.__name__](*error.args)
     raised.__dict__.update(error.__dict__)
     return raised
 
