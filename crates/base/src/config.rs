@@ -217,8 +217,8 @@ impl Config {
     }
 }
 
-/// `RINGPULL_ENCRYPT`: nothing of a job is encrypted here (ARCHITECTURE.md says why), and who asks for it
-/// must not believe that it is.
+/// `RINGPULL_ENCRYPT`: nothing of a job is encrypted here (docs/decisions/server-security.md says why), and
+/// who asks for it must not believe that it is.
 fn refuse_encryption() -> Result<()> {
     const NAME: &str = "RINGPULL_ENCRYPT";
     match text(NAME) {

@@ -1,4 +1,4 @@
-//! What ranks tell each other over the control star. ARCHITECTURE.md has the table of these messages.
+//! What ranks tell each other over the control star. docs/protocol.md has the table of these messages.
 
 use serde::{Deserialize, Serialize};
 
