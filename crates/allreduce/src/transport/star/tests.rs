@@ -1,13 +1,21 @@
 //! Ranks as threads, over real sockets.
 
+use std::net::IpAddr;
+
+use crate::transport::control::Event;
+use crate::transport::greeting::HELLO_BYTES;
+
 use super::*;
 
 const PATIENCE: Patience = Patience { warn: Duration::from_secs(30), silence: Duration::from_secs(5) };
 
 /// Rank 0 and the others of a job of `size`.
-fn star(size: usize) -> (Control, Vec<Control>, u16) {
-    let hub = Hub::listen(true).unwrap();
-    let (invitation, port) = (hub.invitation().unwrap(), hub.listener.local_addr().unwrap().port());
+fn star(size: usize) -> (Control, Vec<Control>) {
+    gathered(Hub::listen(true).unwrap(), size)
+}
+
+fn gathered(hub: Hub, size: usize) -> (Control, Vec<Control>) {
+    let invitation = hub.invitation().unwrap();
     let leaves: Vec<_> = (1..size)
         .map(|rank| {
             let invitation = invitation.clone();
@@ -15,7 +23,7 @@ fn star(size: usize) -> (Control, Vec<Control>, u16) {
         })
         .collect();
     let middle = hub.gather(size, PATIENCE).unwrap();
-    (middle, leaves.into_iter().map(|leaf| leaf.join().unwrap()).collect(), port)
+    (middle, leaves.into_iter().map(|leaf| leaf.join().unwrap()).collect())
 }
 
 fn next(control: &Control) -> Event {
@@ -24,7 +32,7 @@ fn next(control: &Control) -> Event {
 
 #[test]
 fn frames_arrive_in_order_and_an_end_is_noticed() {
-    let (middle, mut leaves, _) = star(3);
+    let (middle, mut leaves) = star(3);
     for n in 0..3u8 {
         leaves[0].send(0, &[n]).unwrap();
         middle.send(2, &[n]).unwrap();
@@ -44,7 +52,7 @@ fn frames_arrive_in_order_and_an_end_is_noticed() {
 #[test]
 fn strangers_keep_nobody_waiting_and_are_turned_away() {
     let hub = Hub::listen(true).unwrap();
-    let (invitation, address) = (hub.invitation().unwrap(), hub.listener.local_addr().unwrap());
+    let (invitation, address) = (hub.invitation().unwrap(), hub.guests.addresses().unwrap()[0]);
     let mut silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
     let mut loud = TcpStream::connect(address).unwrap();
     let peer = std::thread::spawn(move || join(1, 2, &invitation, PATIENCE).unwrap());
@@ -64,7 +72,7 @@ fn strangers_keep_nobody_waiting_and_are_turned_away() {
 
 #[test]
 fn a_connection_that_is_reset_costs_nothing() {
-    let (middle, leaves, _) = star(2);
+    let (middle, leaves) = star(2);
     let mut sent = (0u32, 0u32);
     let mut seen = (0u32, 0u32);
     for round in 0..20 {
@@ -98,6 +106,26 @@ fn reset(control: &Control, peer: usize) {
         }
     };
     rustix::net::connect_unspec(&*stream).unwrap();
+}
+
+#[test]
+fn once_all_are_there_only_the_interface_they_came_over_is_listened_on() {
+    let hub = Hub::listen(false).unwrap();
+    let addresses = hub.guests.addresses().unwrap();
+    assert!(addresses.iter().any(|address| address.ip().is_loopback()), "{addresses:?}");
+    let is_open = |address: &SocketAddr| TcpStream::connect(address).is_ok();
+    assert!(addresses.iter().all(is_open), "{addresses:?}");
+    let (_middle, leaves) = gathered(hub, 2);
+    let way = leaves[0].stream(0).unwrap().peer_addr().unwrap().ip();
+    let begun = Instant::now();
+    let open = loop {
+        let open: Vec<IpAddr> = addresses.iter().filter(|address| is_open(address)).map(SocketAddr::ip).collect();
+        if open == [way] || begun.elapsed() > PATIENCE.silence {
+            break open;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(open, [way], "of {addresses:?}");
 }
 
 #[test]

@@ -1,0 +1,190 @@
+//! Connections to rank 0 that have not proved the job's secret yet.
+//!
+//! Rank 0 listens on every interface at first, since it cannot know which of them the other ranks reach. When all of
+//! them have come, it listens only where they came.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use ringpull_base::{Error, Result, forked};
+
+use crate::transport::greeting::{self, HELLO_BYTES, Hello, Nonce, Secret};
+
+/// How long a greeting may take.
+pub(super) const GREETING: Duration = Duration::from_secs(5);
+/// How many connections that have not greeted yet are kept beside those of the ranks that are missing; the oldest of
+/// more is closed.
+const MOST_GUESTS: usize = 64;
+/// A refused stranger is told of once in this time.
+const REFUSALS: Duration = Duration::from_secs(60);
+
+/// What rank 0 listens on, and who has connected there.
+pub(super) struct Guests {
+    listeners: Vec<TcpListener>,
+    waiting: Vec<Guest>,
+    /// When a refusal was last told of, and how many since.
+    refused: Option<(Instant, usize)>,
+}
+
+/// A connection that has not proved the secret.
+struct Guest {
+    stream: TcpStream,
+    from: SocketAddr,
+    since: Instant,
+    challenge: Nonce,
+    said: Vec<u8>,
+}
+
+/// A rank of the job: who connected has proved the secret.
+pub(super) struct Arrival {
+    pub(super) stream: TcpStream,
+    pub(super) from: SocketAddr,
+    pub(super) hello: Hello,
+    pub(super) challenge: Nonce,
+    pub(super) nonce: Nonce,
+}
+
+impl Guests {
+    /// Listens on ports that the system chooses: on loopback alone if all ranks are on this host.
+    pub(super) fn listen(is_local: bool) -> Result<Self> {
+        let listen = |ip: &IpAddr| {
+            let listener = TcpListener::bind((*ip, 0))?;
+            forked::close_in_child(listener.as_raw_fd());
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        let addresses = if is_local { vec![Ipv4Addr::LOCALHOST.into()] } else { interfaces()? };
+        let bound: std::io::Result<Vec<TcpListener>> = addresses.iter().map(listen).collect();
+        let listeners = match bound {
+            Ok(listeners) => listeners,
+            // An address may be no more, or not yet usable.
+            Err(_) => addresses.iter().filter_map(|ip| listen(ip).ok()).collect(),
+        };
+        if listeners.is_empty() {
+            let cause = std::io::Error::from(ErrorKind::AddrNotAvailable);
+            return Err(Error::io("listen for", "control connections", &cause));
+        }
+        Ok(Guests { listeners, waiting: Vec::new(), refused: None })
+    }
+
+    /// Where it listens, loopback last: on another host that leads to a stranger.
+    pub(super) fn addresses(&self) -> std::io::Result<Vec<SocketAddr>> {
+        self.listeners.iter().map(TcpListener::local_addr).collect()
+    }
+
+    /// Listens on these interfaces alone.
+    pub(super) fn keep(&mut self, interfaces: &[IpAddr]) {
+        let is_used = |listener: &TcpListener| listener.local_addr().is_ok_and(|at| interfaces.contains(&at.ip()));
+        self.listeners.retain(is_used);
+    }
+
+    /// Whether somebody is connected and has not said all.
+    pub(super) fn are_there(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// What to wait for.
+    pub(super) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let listening = self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN));
+        listening.chain(self.waiting.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)))
+    }
+
+    /// Takes the connections that came, and gives those that have proved the secret. `size` is that of the job.
+    pub(super) fn welcome(&mut self, secret: &Secret, size: usize) -> Vec<Arrival> {
+        for listener in &self.listeners {
+            accept(listener, &mut self.waiting);
+        }
+        let most = MOST_GUESTS + size;
+        let mut strangers: Vec<(SocketAddr, &str)> = Vec::new();
+        if self.waiting.len() > most {
+            // Those of several interfaces came one interface after another.
+            self.waiting.sort_by_key(|guest| guest.since);
+            let more = self.waiting.len() - most;
+            strangers.extend(self.waiting.drain(..more).map(|guest| (guest.from, "too many were there at once")));
+        }
+        let mut come = Vec::new();
+        for mut guest in std::mem::take(&mut self.waiting) {
+            match guest.listen(secret) {
+                Ok(Some((hello, nonce))) if (1..size).contains(&(hello.rank as usize)) => {
+                    let Guest { stream, from, challenge, .. } = guest;
+                    come.push(Arrival { stream, from, hello, challenge, nonce });
+                }
+                Ok(None) if guest.since.elapsed() < GREETING => self.waiting.push(guest),
+                Ok(None) => strangers.push((guest.from, "it said nothing for too long")),
+                _ => strangers.push((guest.from, "it is not of this job")),
+            }
+        }
+        for (from, why) in strangers {
+            self.refuse(from, why);
+        }
+        come
+    }
+
+    fn refuse(&mut self, from: SocketAddr, why: &str) {
+        match &mut self.refused {
+            Some((since, count)) if since.elapsed() < REFUSALS => *count += 1,
+            refused => {
+                let before = refused.take().map_or(0, |(_, count)| count);
+                tracing::warn!(%from, why, before, "turned away a connection to the control port");
+                *refused = Some((Instant::now(), 0));
+            }
+        }
+    }
+}
+
+/// The addresses of this host, loopback last, without those that say nothing without the name of a link.
+fn interfaces() -> Result<Vec<IpAddr>> {
+    let found = if_addrs::get_if_addrs().map_err(|cause| Error::io("list", "network interfaces", &cause))?;
+    let mut found: Vec<IpAddr> = found.into_iter().map(|interface| interface.ip()).collect();
+    found.retain(|ip| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
+    found.sort_by_key(|ip| (ip.is_loopback(), ip.is_ipv6()));
+    Ok(found)
+}
+
+/// Takes the connections that came, and sends each its challenge.
+fn accept(listener: &TcpListener, guests: &mut Vec<Guest>) {
+    loop {
+        let (stream, from) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(cause) if cause.kind() == ErrorKind::WouldBlock => return,
+            Err(cause) => {
+                // There may be no descriptor left; the connection stays in the queue, and is not asked for all the time.
+                tracing::debug!(%cause, "a control connection could not be accepted");
+                std::thread::sleep(Duration::from_millis(20));
+                return;
+            }
+        };
+        let challenged = greeting::nonce().map_err(std::io::Error::other).and_then(|challenge| {
+            stream.set_nonblocking(true)?;
+            // An empty connection takes so little at once.
+            (&stream).write_all(&challenge).map(|()| challenge)
+        });
+        if let Ok(challenge) = challenged {
+            guests.push(Guest { stream, from, since: Instant::now(), challenge, said: Vec::new() });
+        }
+    }
+}
+
+impl Guest {
+    /// What it has said, if that proves the secret; `None` if it is not all there.
+    fn listen(&mut self, secret: &Secret) -> std::io::Result<Option<(Hello, Nonce)>> {
+        let mut piece = [0; HELLO_BYTES];
+        loop {
+            match self.stream.read(&mut piece[..HELLO_BYTES - self.said.len()]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.said.extend_from_slice(&piece[..count]),
+                Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
+                Err(cause) => return Err(cause),
+            }
+            if let Ok(said) = <&[u8; HELLO_BYTES]>::try_from(&self.said[..]) {
+                let proved = secret.read_hello(said, &self.challenge);
+                return proved.map(Some).ok_or_else(|| ErrorKind::PermissionDenied.into());
+            }
+        }
+    }
+}
