@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-pub use self::secret::{SECRET, SECRET_FILE, Secret, secret, secret_or_new};
+pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
 use self::variables::{bad, one_of, parsed, required, seconds, switch, wrong};
 pub use self::variables::{is_in_environment, misspelt_variables, text};
 use crate::{Error, Result, closest};

@@ -7,7 +7,8 @@
 //! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
 //!   [`notice()`]: what people should read although
 //!   nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs;
-//!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone.
+//!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone; [`Secret`]: how
+//!   processes prove that they are of one job.
 //!
 //! It does no arithmetic and talks to nobody.
 
@@ -24,6 +25,7 @@ pub mod last_words;
 mod names;
 pub mod notice;
 mod remote;
+pub mod secret;
 mod sparse;
 mod spelling;
 mod tensor;
@@ -42,6 +44,7 @@ pub use last_words::LastWords;
 pub use names::name_key;
 pub use notice::notice;
 pub use remote::Remote;
+pub use secret::Secret;
 pub use sparse::{RowSparse, check_row_ids};
 pub use spelling::{closest, did_you_mean};
 pub use tensor::{Released, Tensor, TensorMut, TensorRef, Waiter, unshare};

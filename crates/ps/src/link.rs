@@ -4,12 +4,13 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use ringpull_base::config::{self, Config, Dmlc, Role};
+use ringpull_base::secret::random;
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind, Result};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
 use crate::scheduler::{lost_node, startup_limit};
-use crate::socket::{self, Bell, Connection, Event, Limits, Secret, Target};
+use crate::socket::{Bell, Connection, Event, Limits, Target};
 
 /// How long after a connection broke its end is believed: what the peer said last is read before.
 pub(crate) const GRACE: Duration = Duration::from_millis(400);
@@ -42,8 +43,8 @@ impl Link {
         let target = Target {
             to: dmlc.root,
             name: "the scheduler".to_owned(),
-            identity: socket::random::<16>()?.to_vec(),
-            secret: secret()?,
+            identity: random::<16>()?.to_vec(),
+            secret: config::secret()?,
             limits: Limits::NODE,
         };
         let connection = Connection::open(target, bell)?;
@@ -201,11 +202,6 @@ impl Link {
     pub(crate) fn close(self) {
         self.connection.close(FAREWELL);
     }
-}
-
-/// The job's secret, if it has one.
-pub(crate) fn secret() -> Result<Option<Secret>> {
-    Ok(config::secret()?.map(|secret| Secret::from(secret.reveal().as_bytes())))
 }
 
 /// What this process says of itself.

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use ringpull_base::config::{Config, Dmlc};
-use ringpull_base::{Result, notice};
+use ringpull_base::config::{self, Config, Dmlc};
+use ringpull_base::{Result, notice, secret};
 
 use crate::link::{self, GRACE};
 use crate::message::{ToScheduler, decode, encode};
 use crate::scheduler::{Scheduler, Settings, Standing};
-use crate::socket::{self, Bell, Bound, Door, Event, Frame, Limits, Listener};
+use crate::socket::{Bell, Bound, Door, Event, Frame, Limits, Listener};
 
 /// How long the last words to nodes may take.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -21,7 +21,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let bound = Bound::to(dmlc.root, link::node_address(dmlc).ok())?;
     let door = Door {
         name: "the scheduler".to_owned(),
-        secret: link::secret()?,
+        secret: config::secret()?,
         admits: Box::new(|_| true),
         most: dmlc.num_workers + dmlc.num_servers + STRANGERS,
         limits: Limits::SCHEDULER,
@@ -41,7 +41,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         timeout: config.timeout,
         silence: config.silence(),
         bigarray_bound: config.bigarray_bound,
-        token: u64::from_le_bytes(socket::random()?),
+        token: u64::from_le_bytes(secret::random()?),
     });
     let start = Instant::now();
     let tick = (config.heartbeat_interval / 2).min(Duration::from_millis(250));

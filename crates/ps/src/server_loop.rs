@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use ringpull_base::config::{Config, Dmlc, Role};
+use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{Error, Kind, Result};
 
@@ -22,7 +22,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let known = job.clone();
     let door = Door {
         name: format!("server {}", job.rank),
-        secret: link::secret()?,
+        secret: config::secret()?,
         admits: Box::new(move |identity| known.rank_of(identity).is_some()),
         most: job.workers.len(),
         limits: Limits::SERVER,

@@ -27,10 +27,9 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use ringpull_base::{Error, Result};
+use ringpull_base::Error;
 
 pub(crate) use self::dialer::{Connection, Target};
-pub(crate) use self::handshake::Secret;
 pub(crate) use self::listener::{Bound, Door, Listener};
 
 /// What is sent and not confirmed for so long breaks a connection, in milliseconds. TCP repeats it ever more
@@ -117,17 +116,6 @@ impl Bell {
         }
         *rung = false;
     }
-}
-
-/// Random bytes of the operating system.
-pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())
-            .map_err(|cause| Error::io("read", "the system's random numbers", &cause.into()))?;
-    }
-    Ok(bytes)
 }
 
 /// Whether the error says that the peer's system closed the connection or listens no more, as it does when a

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ringpull_base::config::{Config, Dmlc, Role};
+use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::{Buffer, DType, Error, Key, Kind, Result, TensorMut, TensorRef, waits};
 use ringpull_kernels::optim::{Optimizer, State};
 
@@ -133,7 +133,7 @@ impl Worker {
                 to: SocketAddr::new(address, server.port),
                 name: format!("server {index}"),
                 identity: job.identity(job.rank),
-                secret: link::secret()?,
+                secret: config::secret()?,
                 limits: Limits::WORKER,
             };
             servers.push(Connection::open(target, &bell)?);

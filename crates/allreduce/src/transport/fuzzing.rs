@@ -3,7 +3,9 @@
 
 pub use super::wire::link::{Link, Move};
 
-use super::greeting::{HELLO_BYTES, Hello, Nonce, Secret, WELCOME_BYTES};
+use ringpull_base::Secret;
+
+use super::greeting::{self, HELLO_BYTES, Hello, Nonce, WELCOME_BYTES};
 
 /// Reads `bytes` as a greeting and as its answer, and what was made of them as each; whoever does not know
 /// the secret is believed nothing.
@@ -13,12 +15,7 @@ use super::greeting::{HELLO_BYTES, Hello, Nonce, Secret, WELCOME_BYTES};
 /// If bytes that do not prove the secret are taken for a greeting, or a greeting is not read as it was
 /// written.
 pub fn greet(bytes: &[u8]) {
-    let secret = Secret::from_hex(&"5a".repeat(32)).expect("64 digits");
-    if let Ok(text) = std::str::from_utf8(bytes)
-        && let Some(read) = Secret::from_hex(text)
-    {
-        assert_eq!(read.to_hex(), text.to_lowercase());
-    }
+    let secret = Secret::within(&"5a".repeat(32)).expect("64 characters");
     let mut padded = [0; HELLO_BYTES];
     let count = bytes.len().min(HELLO_BYTES);
     padded[..count].copy_from_slice(&bytes[..count]);
@@ -30,16 +27,16 @@ pub fn greet(bytes: &[u8]) {
         port: number(16) as u16,
     };
     let (challenge, nonce): (Nonce, Nonce) = ([padded[20]; 16], [padded[21]; 16]);
-    let mut written = secret.hello(hello, &challenge, &nonce);
-    assert_eq!(secret.read_hello(&padded, &challenge), None, "nobody makes a code by chance");
-    assert_eq!(secret.read_hello(&written, &challenge), Some((hello, nonce)));
+    let mut written = hello.encode(&secret, &challenge, &nonce);
+    assert_eq!(Hello::decode(&padded, &secret, &challenge), None, "nobody makes a code by chance");
+    assert_eq!(Hello::decode(&written, &secret, &challenge), Some((hello, nonce)));
     let at = usize::from(padded[22]) % HELLO_BYTES;
     if padded[23] != 0 {
         written[at] ^= padded[23];
-        assert_eq!(secret.read_hello(&written, &challenge), None, "byte {at} was changed");
+        assert_eq!(Hello::decode(&written, &secret, &challenge), None, "byte {at} was changed");
     }
-    let mut answer = secret.welcome(hello.received, &challenge, &nonce);
-    assert_eq!(secret.read_welcome(&answer, &challenge, &nonce), Some(hello.received));
+    let mut answer = greeting::welcome(&secret, hello.received, &challenge, &nonce);
+    assert_eq!(greeting::read_welcome(&answer, &secret, &challenge, &nonce), Some(hello.received));
     answer.copy_from_slice(&padded[..WELCOME_BYTES]);
-    assert_eq!(secret.read_welcome(&answer, &challenge, &nonce), None);
+    assert_eq!(greeting::read_welcome(&answer, &secret, &challenge, &nonce), None);
 }

@@ -17,10 +17,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::unbounded;
 use rustix::net::sockopt;
 
-use ringpull_base::{Error, Result, forked, notice};
+use ringpull_base::secret::random;
+use ringpull_base::{Error, Result, Secret, forked, notice};
 
 use crate::transport::control::Control;
-use crate::transport::greeting::{self, CHALLENGE_BYTES, Hello, Nonce, Secret, WELCOME_BYTES};
+use crate::transport::greeting::{self, CHALLENGE_BYTES, Hello, Nonce, WELCOME_BYTES};
 use guests::{GREETING, Guests};
 pub(super) use thread::Links;
 use thread::{Role, start};
@@ -54,13 +55,13 @@ fn failed(action: &'static str) -> impl Fn(std::io::Error) -> Error {
 impl Hub {
     /// Listens on ports that the system chooses: on loopback alone if all ranks are on this host.
     pub fn listen(is_local: bool) -> Result<Self> {
-        Ok(Hub { guests: Guests::listen(is_local)?, secret: Secret::random()? })
+        Ok(Hub { guests: Guests::listen(is_local)?, secret: Secret::new_random()? })
     }
 
     /// What the other ranks need to find this hub and to prove that they are of its job: the secret, then addresses,
     /// separated by blanks. It goes through MPI, to the ranks of the job alone.
     pub fn invitation(&self) -> Result<String> {
-        let mut invitation = self.secret.to_hex();
+        let mut invitation = self.secret.reveal().to_owned();
         for address in self.guests.addresses().map_err(failed("name"))? {
             invitation.push(' ');
             invitation.push_str(&address.to_string());
@@ -102,7 +103,7 @@ impl Hub {
 /// Connects rank `rank` to the hub that wrote `invitation`.
 pub fn join(rank: usize, size: usize, invitation: &str, patience: Patience) -> Result<Control> {
     let mut words = invitation.split(' ');
-    let secret = words.next().and_then(Secret::from_hex).ok_or_else(|| Error::Protocol {
+    let secret = words.next().and_then(|word| Secret::within(word).ok()).ok_or_else(|| Error::Protocol {
         rank,
         peer: "rank 0".to_owned(),
         what: "an invitation that cannot be read".to_owned(),
@@ -152,11 +153,11 @@ fn greet(stream: &TcpStream, secret: &Secret, hello: Hello, limit: Duration) -> 
     sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
     let mut challenge: Nonce = [0; CHALLENGE_BYTES];
     stream.read_exact(&mut challenge)?;
-    let nonce = greeting::nonce().map_err(std::io::Error::other)?;
-    stream.write_all(&secret.hello(hello, &challenge, &nonce))?;
+    let nonce: Nonce = random().map_err(std::io::Error::other)?;
+    stream.write_all(&hello.encode(secret, &challenge, &nonce))?;
     let mut welcome = [0; WELCOME_BYTES];
     stream.read_exact(&mut welcome)?;
-    let theirs = secret.read_welcome(&welcome, &challenge, &nonce);
+    let theirs = greeting::read_welcome(&welcome, secret, &challenge, &nonce);
     let theirs = theirs.ok_or_else(|| std::io::Error::other("a stranger answered"))?;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;

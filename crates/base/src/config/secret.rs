@@ -1,86 +1,52 @@
-//! The secret of a job: what its processes prove to each other that they know. `ringpull launch` makes one
-//! for each job; a file with one can be named where something else starts the processes.
+//! Where a process finds the secret of its job. `ringpull launch` makes one for each job; a file with one can be
+//! named where something else starts the processes.
 //!
 //! It is passed in the environment or in a file, never in arguments, which every user of a host can read. No
-//! error and no `Debug` output shows it.
+//! error shows it.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
 use super::variables::wrong;
-use crate::{Error, Result};
+use crate::{Result, Secret};
 
 /// The variable with the secret itself, which launchers set.
 pub const SECRET: &str = "RINGPULL_SECRET";
 /// The variable with the name of a file that holds it.
 pub const SECRET_FILE: &str = "RINGPULL_SECRET_FILE";
 
-/// How many characters a secret has.
-const LENGTHS: std::ops::RangeInclusive<usize> = 16..=4096;
 /// How to make one.
 const MAKE: &str = "`openssl rand -hex 32` makes one; `ringpull launch` makes one by itself if neither variable is set";
 const NO_TEXT: &str = "it is no text";
 
-/// What only the processes of one job know.
-#[derive(Clone)]
-pub struct Secret(String);
-
-impl Secret {
-    /// A new one: 32 bytes of the operating system's randomness, in hex.
-    pub fn new_random() -> Result<Self> {
-        const SOURCE: &str = "/dev/urandom";
-        let mut bytes = [0_u8; 32];
-        File::open(SOURCE)
-            .and_then(|mut source| source.read_exact(&mut bytes))
-            .map_err(|cause| Error::io("read", SOURCE, &cause))?;
-        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        Ok(Secret(digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()))
+/// The secret that the file `path` holds.
+fn in_file(path: &Path) -> Result<Secret> {
+    let refused = |why: &str| {
+        let expected = format!(
+            "a file that can be read and holds {} to {} characters",
+            Secret::LENGTHS.start(),
+            Secret::LENGTHS.end()
+        );
+        let remedy = format!("{why}; correct it on every host of the job: {MAKE}");
+        let path = if path.as_os_str().is_empty() { "(empty)".to_owned() } else { path.display().to_string() };
+        wrong(SECRET_FILE, &path, &expected, remedy)
+    };
+    // A name such as that of a device has no end; four bytes are the longest character.
+    let most = 4 * *Secret::LENGTHS.end() as u64 + 2;
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(most).read_to_string(&mut text))
+        .map_err(|cause| refused(&said_of(&cause)))?;
+    // No environment can hold a zero.
+    if text.contains('\0') {
+        return Err(refused(NO_TEXT));
     }
-
-    /// The secret itself: for a key, or for the environment of a process of the same job.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-
-    /// The secret in `text`, without the blanks around it that a file's last line ends with; or its length if
-    /// that cannot be one.
-    fn within(text: &str) -> std::result::Result<Self, usize> {
-        let text = text.trim();
-        let length = text.chars().count();
-        if LENGTHS.contains(&length) { Ok(Secret(text.to_owned())) } else { Err(length) }
-    }
-
-    fn in_file(path: &Path) -> Result<Self> {
-        let refused = |why: &str| {
-            let expected =
-                format!("a file that can be read and holds {} to {} characters", LENGTHS.start(), LENGTHS.end());
-            let remedy = format!("{why}; correct it on every host of the job: {MAKE}");
-            let path = if path.as_os_str().is_empty() { "(empty)".to_owned() } else { path.display().to_string() };
-            wrong(SECRET_FILE, &path, &expected, remedy)
-        };
-        // A name such as that of a device has no end; four bytes are the longest character.
-        let most = 4 * *LENGTHS.end() as u64 + 2;
-        let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(most).read_to_string(&mut text))
-            .map_err(|cause| refused(&said_of(&cause)))?;
-        // No environment can hold a zero.
-        if text.contains('\0') {
-            return Err(refused(NO_TEXT));
-        }
-        Secret::within(&text).map_err(|length| refused(&format!("it holds {length} characters")))
-    }
+    Secret::within(&text).map_err(|length| refused(&format!("it holds {length} characters")))
 }
 
 fn said_of(cause: &io::Error) -> String {
     if cause.kind() == io::ErrorKind::InvalidData { NO_TEXT.to_owned() } else { cause.to_string() }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Secret(not shown)")
-    }
 }
 
 /// The secret of this process's job, if it has one: `RINGPULL_SECRET`, or what the file of
@@ -91,12 +57,12 @@ pub fn secret() -> Result<Option<Secret>> {
         let found = given.to_str().map_or(Err(given.len()), Secret::within);
         let refused = |length| {
             let value = format!("({length} characters, not shown)");
-            let expected = format!("a secret of {} to {} characters", LENGTHS.start(), LENGTHS.end());
+            let expected = format!("a secret of {} to {} characters", Secret::LENGTHS.start(), Secret::LENGTHS.end());
             wrong(SECRET, &value, &expected, format!("set the same on every node of the job, or unset it: {MAKE}"))
         };
         return found.map(Some).map_err(refused);
     }
-    std::env::var_os(SECRET_FILE).map(|path| Secret::in_file(Path::new(&path))).transpose()
+    std::env::var_os(SECRET_FILE).map(|path| in_file(Path::new(&path))).transpose()
 }
 
 /// As [`secret`], with a new one if there is none: for what starts a job.
@@ -109,32 +75,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_secret_is_32_bytes_in_hex_and_no_second_one_is_alike() {
-        let [one, other] = [(), ()].map(|()| Secret::new_random().unwrap());
-        assert!(one.reveal().len() == 64 && one.reveal().chars().all(|digit| digit.is_ascii_hexdigit()));
-        assert_ne!(one.reveal(), other.reveal());
-        assert_eq!(format!("{one:?}"), "Secret(not shown)");
-    }
-
-    #[test]
     fn a_file_holds_a_secret_of_16_characters_or_more_with_or_without_a_line_feed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         for (text, length) in [("", 0), ("\n", 0), ("hush\n", 4), ("fifteen letters\n", 15)] {
             std::fs::write(&path, text).unwrap();
-            let error = Secret::in_file(&path).unwrap_err().to_string();
+            let error = in_file(&path).unwrap_err().to_string();
             assert!(error.contains(&format!("it holds {length} characters")), "{error}");
             assert!(error.contains(SECRET_FILE) && error.contains("hint: "), "{error}");
             assert!(text.trim().is_empty() || !error.contains(text.trim()), "{error}");
         }
         for text in ["sixteen letters!", "sixteen letters!\n", "sixteen letters!\r\n"] {
             std::fs::write(&path, text).unwrap();
-            assert_eq!(Secret::in_file(&path).unwrap().reveal(), "sixteen letters!");
+            assert_eq!(in_file(&path).unwrap().reveal(), "sixteen letters!");
         }
         std::fs::write(&path, [0xff; 32]).unwrap();
-        assert!(Secret::in_file(&path).unwrap_err().to_string().contains(NO_TEXT));
+        assert!(in_file(&path).unwrap_err().to_string().contains(NO_TEXT));
         for (path, said) in [("/nonexistent/secret", "No such file"), ("/dev/zero", NO_TEXT), ("", "(empty)")] {
-            let error = Secret::in_file(Path::new(path)).unwrap_err().to_string();
+            let error = in_file(Path::new(path)).unwrap_err().to_string();
             assert!(error.contains(path) && error.contains(said), "{error}");
         }
     }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ringpull_base::config::{self, Role};
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, Secret};
 use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
@@ -195,7 +195,7 @@ impl BatchJob {
 }
 
 /// A file of this job alone, in a folder that all hosts see, with its secret.
-fn put_secret(secret: &config::Secret, folder: &Path) -> Result<NamedTempFile> {
+fn put_secret(secret: &Secret, folder: &Path) -> Result<NamedTempFile> {
     use std::io::Write;
     // It is made for nobody but this user.
     let written = tempfile::Builder::new().prefix(".ringpull-secret-").tempfile_in(folder).and_then(|mut file| {
@@ -283,7 +283,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
 
         let folder = tempfile::tempdir().unwrap();
-        let secret = config::Secret::new_random().unwrap();
+        let secret = Secret::new_random().unwrap();
         let file = put_secret(&secret, folder.path()).unwrap();
         assert_eq!(std::fs::read_to_string(file.path()).unwrap(), secret.reveal());
         assert_eq!(file.as_file().metadata().unwrap().permissions().mode() & 0o777, 0o600);

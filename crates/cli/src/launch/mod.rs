@@ -29,7 +29,7 @@ pub(crate) use self::place::Place;
 pub(crate) use self::port::{Port, claim_port};
 pub(crate) use self::supervise::Outcome;
 use ringpull_base::config::{self, Role};
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, Secret};
 
 /// What a job runs and what its processes are told, whoever starts them.
 #[derive(Debug, Clone)]
@@ -182,7 +182,7 @@ impl Launch {
         supervise::run(self, &self.processes(port.number(), &config::secret_or_new()?))
     }
 
-    fn processes(&self, port: u16, secret: &config::Secret) -> Vec<Process> {
+    fn processes(&self, port: u16, secret: &Secret) -> Vec<Process> {
         let process = |(role, index): (Role, usize)| {
             let place = match role {
                 Role::Scheduler => &self.scheduler,

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_tcp_user_timeout;
 
-use ringpull_base::{Error, Result, forked};
+use ringpull_base::secret::random;
+use ringpull_base::{Error, Result, Secret, forked};
 
-use super::handshake::{self, Failure, Hello, Resumption, Secret, Verdict};
+use super::handshake::{self, Failure, Hello, Resumption, Verdict};
 use super::session::{End, Mail, RESUME, Session};
-use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, is_closed, random};
+use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, is_closed};
 
 /// How long after a failure it is tried again.
 const RECONNECT: Duration = Duration::from_millis(50);

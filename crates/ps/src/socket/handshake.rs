@@ -17,10 +17,10 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hmac_sha256::HMAC;
+use ringpull_base::Secret;
+use ringpull_base::secret::CODE_BYTES;
 
 /// The first bytes that a client sends and those that a server does: the name of the protocol, and its version.
 const MAGIC: &[u8; 7] = b"RPULLC\x01";
@@ -34,34 +34,8 @@ pub(super) const IDENTITY: usize = 32;
 
 const HELLO: usize = 8 + 32 + 16 + 1 + IDENTITY;
 const CHALLENGE: usize = 8 + 32;
-const PROOF: usize = 1 + 8 + 32;
-const VERDICT: usize = 1 + 8 + 32;
-
-/// What the nodes of a job know, and nobody else.
-#[derive(Clone)]
-pub(crate) struct Secret(Arc<[u8]>);
-
-impl From<&[u8]> for Secret {
-    fn from(bytes: &[u8]) -> Self {
-        Secret(bytes.into())
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Secret(..)")
-    }
-}
-
-impl Secret {
-    fn hash(&self, who: &str, parts: &[&[u8]]) -> HMAC {
-        let mut hash = HMAC::new(&self.0);
-        hash.update(who.as_bytes());
-        // Every part has a fixed length, so no two lists of parts are one text.
-        parts.iter().for_each(|part| hash.update(part));
-        hash
-    }
-}
+const PROOF: usize = 1 + 8 + CODE_BYTES;
+const VERDICT: usize = 1 + 8 + CODE_BYTES;
 
 /// What a client says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,8 +156,8 @@ pub(super) fn ask(
     proof[0] = u8::from(resumption.goes_on);
     proof[1..9].copy_from_slice(&resumption.received.to_le_bytes());
     if let Some(secret) = secret {
-        let hash = secret.hash("client", &[&sent, &challenge, &proof[..9]]).finalize();
-        proof[9..].copy_from_slice(&hash);
+        let code = secret.code("client", &[&sent, &challenge, &proof[..9]]);
+        proof[9..].copy_from_slice(&code);
     }
     talk.write(&proof)?;
     let verdict: [u8; VERDICT] = talk.read()?;
@@ -192,11 +166,9 @@ pub(super) fn ask(
     if said == Verdict::WrongSecret {
         return Err(Failure::WrongSecret);
     }
-    if let Some(secret) = secret {
-        let hash = secret.hash("server", &[&sent, &challenge, &proof, &verdict[..9]]);
-        if !hash.finalize_verify(verdict[9..].try_into().expect("32 bytes")) {
-            return Err(Failure::WrongSecret);
-        }
+    let parts: [&[u8]; 4] = [&sent, &challenge, &proof, &verdict[..9]];
+    if secret.is_some_and(|secret| !secret.is_code(&verdict[9..], "server", &parts)) {
+        return Err(Failure::WrongSecret);
     }
     match said {
         Verdict::Admitted(received) => Ok(received),
@@ -237,14 +209,12 @@ pub(super) fn examine(stream: &TcpStream, secret: Option<&Secret>, random: [u8; 
     talk.write(&challenge)?;
     check_secrets(hello_bytes[7], secret)?;
     let proof: [u8; PROOF] = talk.read()?;
-    if let Some(secret) = secret {
-        let hash = secret.hash("client", &[&hello_bytes, &challenge, &proof[..9]]);
-        if !hash.finalize_verify(proof[9..].try_into().expect("32 bytes")) {
-            let mut verdict = [0; VERDICT];
-            verdict[0] = Verdict::WrongSecret.code().0;
-            talk.write(&verdict)?;
-            return Err(Failure::WrongSecret);
-        }
+    let parts: [&[u8]; 3] = [&hello_bytes, &challenge, &proof[..9]];
+    if secret.is_some_and(|secret| !secret.is_code(&proof[9..], "client", &parts)) {
+        let mut verdict = [0; VERDICT];
+        verdict[0] = Verdict::WrongSecret.code().0;
+        talk.write(&verdict)?;
+        return Err(Failure::WrongSecret);
     }
     let session = hello_bytes[40..56].try_into().expect("sixteen bytes");
     let hello = Hello::new(session, &hello_bytes[57..57 + identity_len]);
@@ -261,8 +231,8 @@ impl Client {
         bytes[0] = code;
         bytes[1..9].copy_from_slice(&received.to_le_bytes());
         if let Some(secret) = secret {
-            let hash = secret.hash("server", &[&self.hello_bytes, &self.challenge, &self.proof, &bytes[..9]]);
-            bytes[9..].copy_from_slice(&hash.finalize());
+            let code = secret.code("server", &[&self.hello_bytes, &self.challenge, &self.proof, &bytes[..9]]);
+            bytes[9..].copy_from_slice(&code);
         }
         Talk::new(stream).write(&bytes)
     }

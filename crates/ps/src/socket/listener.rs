@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::net::sockopt::set_tcp_user_timeout;
 
-use ringpull_base::{Error, Result, forked};
+use ringpull_base::secret::random;
+use ringpull_base::{Error, Result, Secret, forked};
 
-use super::handshake::{self, Client, Failure, Secret, Verdict};
+use super::handshake::{self, Client, Failure, Verdict};
 use super::session::{End, Mail, RESUME, Session};
-use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, cannot_listen, random};
+use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, cannot_listen};
 
 /// Connections whose handshakes are under way.
 const HANDSHAKES: usize = 64;

@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
+use ringpull_base::Secret;
+
 use super::session::{Mail, Session};
 use super::*;
 
@@ -13,7 +15,7 @@ const LIMITS: Limits =
     Limits { header: 1 << 10, payload: 4 << 20, waiting_bytes: 4 << 20, waiting: 64, unwritten_bytes: 1 << 20 };
 
 fn secret(text: &str) -> Secret {
-    Secret::from(text.as_bytes())
+    Secret::within(&text.repeat(16)).unwrap()
 }
 
 fn listener(secret: Option<Secret>, bell: &Bell) -> (Listener, SocketAddr) {

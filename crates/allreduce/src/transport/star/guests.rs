@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use ringpull_base::{Error, Result, forked};
+use ringpull_base::secret::random;
+use ringpull_base::{Error, Result, Secret, forked};
 
-use crate::transport::greeting::{self, HELLO_BYTES, Hello, Nonce, Secret};
+use crate::transport::greeting::{HELLO_BYTES, Hello, Nonce};
 
 /// How long a greeting may take.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
@@ -158,7 +159,7 @@ fn accept(listener: &TcpListener, guests: &mut Vec<Guest>) {
                 return;
             }
         };
-        let challenged = greeting::nonce().map_err(std::io::Error::other).and_then(|challenge| {
+        let challenged = random().map_err(std::io::Error::other).and_then(|challenge: Nonce| {
             stream.set_nonblocking(true)?;
             // An empty connection takes so little at once.
             (&stream).write_all(&challenge).map(|()| challenge)
@@ -182,7 +183,7 @@ impl Guest {
                 Err(cause) => return Err(cause),
             }
             if let Ok(said) = <&[u8; HELLO_BYTES]>::try_from(&self.said[..]) {
-                let proved = secret.read_hello(said, &self.challenge);
+                let proved = Hello::decode(said, secret, &self.challenge);
                 return proved.map(Some).ok_or_else(|| ErrorKind::PermissionDenied.into());
             }
         }

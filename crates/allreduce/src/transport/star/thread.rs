@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use ringpull_base::Result;
+use ringpull_base::{Result, Secret};
 
 use crate::transport::control::Event;
-use crate::transport::greeting::{Hello, Secret};
+use crate::transport::greeting::{self, Hello};
 use crate::transport::star::guests::{Arrival, Guests};
 use crate::transport::star::{ATTEMPT, NEXT_ATTEMPT, Patience, failed, greet};
 use crate::transport::wire::{Broken, Wire};
@@ -214,7 +214,7 @@ impl Star {
             return;
         }
         standing.attempt = hello.attempt;
-        let welcome = self.secret.welcome(wire.received(), &challenge, &nonce);
+        let welcome = greeting::welcome(&self.secret, wire.received(), &challenge, &nonce);
         let attached = stream.local_addr().and_then(|here| {
             (&stream).write_all(&welcome)?;
             wire.attach(stream, hello.received, self.patience.silence).map(|()| here.ip())
