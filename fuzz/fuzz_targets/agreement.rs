@@ -131,7 +131,7 @@ enum What {
 #[derive(Arbitrary, Debug)]
 enum Message {
     /// The next call of a rank on a key, or whatever ordinal.
-    Call { key: u8, ordinal: Option<u32>, terms: bool, alone: bool, waited: bool, owes: bool },
+    Call { key: u8, ordinal: Option<u32>, terms: bool, alone: bool, waited: bool },
     Barrier,
     Thaw { epoch: u8, has_begun: Option<bool> },
     Stopped { epoch: u8, begun: u64, is_missing: bool },
@@ -159,7 +159,7 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
             ordinals[rank][key] - 1
         };
         let outcome = match message {
-            Message::Call { key, ordinal, terms, alone, waited, owes } => {
+            Message::Call { key, ordinal, terms, alone, waited } => {
                 let key = key % 4;
                 let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)) };
                 let terms = Terms::from(if terms { "f32" } else { "f16" });
@@ -167,13 +167,12 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
                 let wire = if alone { Wire::Alone } else { sum };
                 let ordinal = ordinal.map_or_else(|| next(usize::from(key)), u64::from);
                 let operation = "push".to_owned();
-                agreement.call(rank, Call { topic, ordinal, operation, terms, wire, waited, owes }, now_s)
+                agreement.call(rank, Call { topic, ordinal, operation, terms, wire, waited }, now_s)
             }
             Message::Barrier => {
                 let wire = Wire::Sum { dtype: DType::U8, len_bytes: 1, priority: 0 };
                 let (topic, ordinal, operation) = (Topic::Barrier, next(4), "barrier".to_owned());
-                let call =
-                    Call { topic, ordinal, operation, terms: Terms::default(), wire, waited: true, owes: false };
+                let call = Call { topic, ordinal, operation, terms: Terms::default(), wire, waited: true };
                 agreement.call(rank, call, now_s)
             }
             Message::Thaw { epoch, has_begun } => {

@@ -3,6 +3,8 @@
 //! job that can be checked.
 #![no_main]
 
+use std::sync::LazyLock;
+
 use libfuzzer_sys::fuzz_target;
 use ringpull_kube::lint::{Report, lint};
 use ringpull_kube::request::{Kind, Request};
@@ -12,8 +14,7 @@ fuzz_target!(|text: &str| {
     let Some(first) = text.chars().next() else { return };
     let rest = &text[first.len_utf8()..];
     if first == '{' {
-        let mut request = Request::new(Kind::Train);
-        request.command = vec!["python".to_owned(), "train.py".to_owned()];
+        let mut request = TRAIN.clone();
         match specification::apply(text, &mut request) {
             Ok(()) => drop(documents(&request)),
             Err(error) => assert!(!error.to_string().is_empty()),
@@ -25,6 +26,12 @@ fuzz_target!(|text: &str| {
     } else {
         check(text);
     }
+});
+
+/// Its flags are parsed once only, which is slow.
+static TRAIN: LazyLock<Request> = LazyLock::new(|| {
+    let command = vec!["python".to_owned(), "train.py".to_owned()];
+    Request { command, ..Request::new(Kind::Train) }
 });
 
 const JOB: &str = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: a}\nspec:\n";

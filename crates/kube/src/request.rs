@@ -149,11 +149,11 @@ pub const SSH_PORT: u16 = 2222;
 
 impl Request {
     /// A job of this kind with the settings that the flags have by default.
-    #[cfg(test)]
-    pub(super) fn new(kind: Kind) -> Self {
+    #[cfg(any(test, fuzzing))]
+    pub fn new(kind: Kind) -> Self {
         use clap::{Args as _, FromArgMatches as _};
         let defaults = Self::augment_args(clap::Command::new("job")).get_matches_from(["job"]);
-        Request { kind, ..Self::from_arg_matches(&defaults).unwrap() }
+        Request { kind, ..Self::from_arg_matches(&defaults).expect("every flag has a default") }
     }
 
     /// Limits of a worker pod, or of the only one.

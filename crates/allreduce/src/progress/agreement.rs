@@ -291,7 +291,10 @@ impl Agreement {
     /// A rank has left in order, after it had come so far in a frozen cycle. An error if others wait for it.
     pub fn leave(&mut self, rank: usize, begun: Option<Stopped>, now_s: f64) -> Result<Vec<Order>, Error> {
         self.left[rank] = true;
-        self.owed[rank] = None;
+        // Had it called that, it would have said so (`even`) before.
+        if let Some(Owed { key, operation, by, .. }) = self.owed[rank].take() {
+            return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
+        }
         let mut orders = match self.phase {
             Phase::Frozen { epoch, .. } => self.thaw(epoch, None),
             Phase::Freezing(_) => self.reopen(),

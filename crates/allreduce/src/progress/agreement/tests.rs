@@ -95,6 +95,25 @@ fn a_rank_that_left_fails_those_who_wait_for_it_at_once() {
     assert!(text.contains("same number of steps"), "{text}");
 }
 
+/// The others wait for data of the cycle, and have nothing else to call.
+#[test]
+fn a_rank_that_leaves_without_what_others_began_of_a_stopped_cycle_is_an_error_at_once() {
+    let mut table = Agreement::new(2, 1800.0, 1000);
+    for step in 0..2 {
+        for (rank, key) in [(0, 1), (1, 1)] {
+            table.call(rank, call(key, step, "f32"), 0.0).unwrap();
+        }
+    }
+    assert_eq!(table.thaw(1, None), [Order::Stop(1)]);
+    for (rank, begun) in [(0, 0), (1, 3)] {
+        let missing = Some((Key::from(1), "push".to_owned()));
+        table.stopped(rank, Stopped { epoch: 1, begun, missing }, 1.0).unwrap();
+    }
+    assert_eq!(table.leave(1, None, 2.0), Ok(vec![]), "rank 1 has called more");
+    let text = table.leave(0, None, 3.0).unwrap_err().to_string();
+    assert!(text.contains("rank 0 ended its run without calling push of key 1, for which rank 1 waits"), "{text}");
+}
+
 #[test]
 fn a_rank_that_has_joined_waits_longer_while_a_sum_is_under_way() {
     let mut agreement = Agreement::new(2, 10.0, 0);
