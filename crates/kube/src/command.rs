@@ -1,11 +1,11 @@
-//! What a job's command says of its store, and whether the job is one that such a store works in.
+//! The store that a job's command asks for, and whether it works in this kind of job.
 
 use ringpull_base::Result;
 
 use super::request::{Kind, Request, wrong};
 
 impl Request {
-    /// A store that cannot work in the kind of job at hand, said before pods are started for it.
+    /// An error if the command asks for a store that cannot work in this kind of job.
     pub(super) fn check_command(&self) -> Result<()> {
         let Some(store) = store_of(&self.command) else { return Ok(()) };
         let fits = match self.kind {
@@ -18,17 +18,17 @@ impl Request {
             return Ok(());
         }
         let (what, should) = match self.kind {
-            Kind::Train | Kind::Trainjob => ("every rank would train a model of its own", "dist_sync_mpi"),
+            Kind::Train | Kind::Trainjob => ("every rank would train a separate model", "dist_sync_mpi"),
             Kind::Ps | Kind::Mxjob => ("its servers would have nothing to do", "dist_sync or dist_async"),
-            _ => ("it is one process", "local or device"),
+            _ => ("the job is one process", "local or device"),
         };
         wrong(
-            format!("{} with --kv-store {store}: {what}", self.kind_name()),
+            format!("{} with --kv-store {store}: {what}", self.kind.name()),
             format!("give the command --kv-store {should}, or write another kind of job"),
         )
     }
 
-    /// What is odd about the command, in words with a hint: the job may still be what is wanted.
+    /// A warning about the command, with a hint. The job may still be what is wanted.
     pub fn doubt(&self) -> Option<String> {
         let wanted = match self.kind {
             Kind::Train | Kind::Trainjob => "dist_sync_mpi",
@@ -38,14 +38,15 @@ impl Request {
         let example = example(&self.command)?;
         store_of(&self.command).is_none().then(|| {
             format!(
-                "{example} without --kv-store trains with local: every worker a model of its own\n  hint: add --kv-store {wanted} to the command"
+                "{example} without --kv-store uses local: every worker trains a separate model\n  hint: add --kv-store {wanted} to the command"
             )
         })
     }
 }
 
-/// The word of a command that is one of our training examples, whose kind of store is local where none is asked for. A bare
-/// `train` is ours where a program stands: first, behind `--`, or behind options with at most one value each.
+/// The word of a command that is one of our training examples, whose store is `local` by default. A bare
+/// `train` is ours if it is a program: the first word, or after `--`, `mpirun` or options with at most one
+/// value each.
 pub(super) fn example(command: &[String]) -> Option<&str> {
     let is_program = |at: usize| {
         let before = |back: usize| at.checked_sub(back).map(|at| command[at].as_str());
@@ -66,7 +67,7 @@ pub(super) fn is_mpirun(word: &str) -> bool {
     ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }
 
-/// What a command says its `--kv-store` is.
+/// The value of a command's `--kv-store`.
 pub(super) fn store_of(command: &[String]) -> Option<&str> {
     let at = command.iter().position(|word| word == "--kv-store" || word.starts_with("--kv-store="))?;
     command[at].strip_prefix("--kv-store=").or_else(|| command.get(at + 1).map(String::as_str))
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_example_without_a_kind_of_store_is_doubted() {
+    fn an_example_without_a_kind_of_store_is_warned_about() {
         let doubt = |kind, command: &str| {
             let command = command.split(' ').map(str::to_owned).collect();
             Request { command, ..Request::new(kind) }.doubt()

@@ -1,238 +1,235 @@
 //! The objects of each kind of job.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use ringpull_base::Result;
-
-use super::document;
-use super::pod::{ClaimSpec, EnvVar, JobSpec, Metadata, Object, PodTemplate, Resources};
+use super::pod::{metadata, plain, ssh_folder, ssh_worker, variable, worker};
 use super::quantity::Quantity;
-use super::replicas::{
-    DependsOn, JobSet, JobSetSpec, JobTemplate, MlPolicy, MpiPolicy, MpiReplicas, MpiSpec, MxReplicas, MxSpec, Network,
-    Replica, ReplicatedJob, RunPolicy, RuntimeRef, RuntimeSpec, SchedulingPolicy, SuccessPolicy, TfReplicas, TfSpec,
-    TrainJobSpec, Trainer,
-};
 use super::request::{Gang, Kind, Request};
-use super::shape::{metadata, plain, ssh_folder, ssh_worker, variable, worker};
 
 /// Where the operators put the list of hosts.
 const HOSTFILE: &str = "/etc/mpi/hostfile";
 
-/// What Open MPI 5 needs where the operators speak to 4: without the first, every rank runs on the launcher.
-fn open_mpi_5() -> Vec<EnvVar> {
-    vec![
-        variable("PRTE_MCA_prte_default_hostfile", HOSTFILE),
-        variable("PRTE_MCA_plm_ssh_args", "-o ConnectionAttempts=10"),
-    ]
+/// Adds the variables that Open MPI 5 needs, since the operators set those of Open MPI 4. Without the first,
+/// every rank runs on the launcher.
+fn add_open_mpi_5(container: &mut Value) {
+    container["env"].as_array_mut().into_iter().for_each(|env| {
+        env.extend([
+            variable("PRTE_MCA_prte_default_hostfile", HOSTFILE),
+            variable("PRTE_MCA_plm_ssh_args", "-o ConnectionAttempts=10"),
+        ]);
+    });
 }
 
 fn launcher_args(request: &Request) -> Vec<String> {
-    let words: Vec<&str> = match request.kind {
-        Kind::Compare => vec!["ringpull", "compare", "-H", HOSTFILE],
-        Kind::Ps => vec!["ringpull", "launch", "--launcher", "mpi", "-H", HOSTFILE],
+    let (ranks, servers) = (u64::from(request.workers) * u64::from(request.slots()), request.servers());
+    let words = match request.kind {
+        Kind::Compare => format!("ringpull compare -H {HOSTFILE}"),
+        Kind::Ps => format!("ringpull launch --launcher mpi -H {HOSTFILE} -n {ranks} -s {servers} --"),
         // Without -np every slot of the hostfile gets its rank.
-        _ => vec!["mpirun", "--bind-to", "none", "--map-by", "slot"],
+        _ => "mpirun --bind-to none --map-by slot".to_owned(),
     };
-    let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
-    if request.kind == Kind::Ps {
-        let workers = u64::from(request.workers) * u64::from(request.slots());
-        words.extend(["-n", &workers.to_string(), "-s", &request.servers().to_string(), "--"].map(str::to_owned));
-    }
-    words.extend(request.command.iter().cloned());
-    if request.kind == Kind::Compare
-        && request.claim.is_some()
-        && !request.command.iter().any(|word| word.starts_with("--out"))
-    {
+    let mut words: Vec<String> = words.split(' ').map(str::to_owned).chain(request.command.clone()).collect();
+    let names_folder = request.command.iter().any(|word| word.starts_with("--out"));
+    if request.kind == Kind::Compare && request.claim.is_some() && !names_folder {
         words.extend(["--out".to_owned(), format!("{}/compare-out", request.mount)]);
     }
     words
 }
 
+fn launcher_limits(request: &Request) -> Value {
+    json!({ "cpu": request.launcher_cpus, "memory": request.launcher_memory })
+}
+
+fn worker_limits(request: &Request) -> Value {
+    json!({ "cpu": request.cpus, "memory": request.memory })
+}
+
 /// The MPIJob of a training, of parameter servers or of a comparison.
-pub(super) fn mpijob(request: &Request) -> Result<Value> {
+pub(super) fn mpijob(request: &Request) -> Value {
     let mut launcher = if request.launcher_works {
-        worker(request, "launcher")?
+        worker(request, "launcher")
     } else {
-        plain(request, "launcher", &request.launcher())
+        plain(request, "launcher", &launcher_limits(request))
     };
-    let container = &mut launcher.spec.containers[0];
-    container.args = launcher_args(request);
-    container.env.extend(open_mpi_5());
-    if let Some(least) = request.min_workers {
-        container.env.push(variable("RINGPULL_MIN_HOSTS", &least.to_string()));
+    let container = &mut launcher["spec"]["containers"][0];
+    container["args"] = json!(launcher_args(request));
+    add_open_mpi_5(container);
+    if let (Some(least), Some(env)) = (request.min_workers, container["env"].as_array_mut()) {
+        env.push(variable("RINGPULL_MIN_HOSTS", &least.to_string()));
     }
-    let worker_pods = request.workers - u32::from(request.launcher_works);
-    let workers = Replica {
-        replicas: Some(worker_pods),
-        // A worker that comes back has lost its ranks; with fewer workers allowed, it is there for the next
-        // start.
-        restart_policy: Some(if request.min_workers.is_some() { "OnFailure" } else { "Never" }.to_owned()),
-        template: ssh_worker(request, "worker")?,
-    };
-    // A gang of all pods never starts while the launcher waits for workers to be ready: it is not counted.
-    let scheduling = request.gang.map(|gang| SchedulingPolicy {
-        min_available: Some(worker_pods.max(1)),
-        queue: request.queue.clone(),
-        schedule_timeout_seconds: (gang == Gang::SchedulerPlugins).then_some(300),
-    });
-    // A job that goes on with fewer workers must not wait for all of them.
-    let at_startup = request.min_workers.is_some() || worker_pods == 0;
-    let spec = MpiSpec {
-        slots_per_worker: Some(request.slots()),
-        run_launcher_as_worker: request.launcher_works.then_some(true),
-        ssh_auth_mount_path: Some(ssh_folder(request).to_owned()),
-        launcher_creation_policy: Some(if at_startup { "AtStartup" } else { "WaitForWorkersReady" }.to_owned()),
-        mpi_implementation: Some("OpenMPI".to_owned()),
-        run_policy: RunPolicy { scheduling_policy: scheduling, ..run_policy(request, "Running") },
-        mpi_replica_specs: MpiReplicas {
-            launcher: Replica {
-                replicas: Some(1),
-                // Each start is a pod of its own, so that the log of a failed one can still be read.
-                restart_policy: Some("Never".to_owned()),
-                template: launcher,
-            },
-            worker: (worker_pods > 0).then_some(workers),
+    let (pods, elastic) = (request.workers - u32::from(request.launcher_works), request.min_workers.is_some());
+    let mut policy = run_policy(request);
+    if let Some(gang) = request.gang {
+        policy["schedulingPolicy"] = json!({
+            // The launcher is not counted: a gang of all pods never starts while the launcher waits for workers.
+            "minAvailable": pods.max(1),
+            "queue": request.queue,
+            "scheduleTimeoutSeconds": (gang == Gang::SchedulerPlugins).then_some(300),
+        });
+    }
+    let spec = json!({
+        "slotsPerWorker": request.slots(),
+        "runLauncherAsWorker": request.launcher_works.then_some(true),
+        "sshAuthMountPath": ssh_folder(request),
+        // A job that goes on with fewer workers must not wait for all of them.
+        "launcherCreationPolicy": if elastic || pods == 0 { "AtStartup" } else { "WaitForWorkersReady" },
+        "mpiImplementation": "OpenMPI",
+        "runPolicy": policy,
+        "mpiReplicaSpecs": {
+            // Each start is a new pod, so that the log of a failed one can still be read.
+            "Launcher": { "replicas": 1, "restartPolicy": "Never", "template": launcher },
+            "Worker": (pods > 0).then(|| json!({
+                "replicas": pods,
+                // A worker that comes back has lost its ranks. An elastic job takes it in at its next start.
+                "restartPolicy": if elastic { "OnFailure" } else { "Never" },
+                "template": ssh_worker(request, "worker"),
+            })),
         },
-    };
-    object("kubeflow.org/v2beta1", "MPIJob", metadata(request, &request.name), spec)
+    });
+    object("kubeflow.org/v2beta1", "MPIJob", &metadata(request, &request.name), &spec)
 }
 
 /// The Job of one process.
-pub(crate) fn job(request: &Request) -> Result<Value> {
-    let mut pod = worker(request, "training-container")?;
-    pod.spec.restart_policy = Some("Never".to_owned());
-    pod.spec.containers[0].args.clone_from(&request.command);
-    let spec = JobSpec {
-        backoff_limit: Some(request.backoff_limit),
-        active_deadline_seconds: request.deadline_s,
-        ttl_seconds_after_finished: None,
-        template: pod,
-    };
-    object("batch/v1", "Job", metadata(request, &request.name), spec)
+pub(super) fn job(request: &Request) -> Value {
+    let mut pod = worker(request, "training-container");
+    pod["spec"]["restartPolicy"] = json!("Never");
+    pod["spec"]["containers"][0]["args"] = json!(request.command);
+    let spec = json!({
+        "backoffLimit": request.backoff_limit,
+        "activeDeadlineSeconds": request.deadline_s,
+        "template": pod,
+    });
+    object("batch/v1", "Job", &metadata(request, &request.name), &spec)
 }
 
-/// What a TrainJob refers to: how MPI jobs of this image run.
-pub(super) fn runtime(request: &Request) -> Result<Value> {
-    let node = ssh_worker(request, "node")?;
-    let mut launcher = worker(request, "node")?;
-    launcher.spec.containers[0].env.extend(open_mpi_5());
-    let job = |mut template: PodTemplate| {
-        template.spec.restart_policy = None;
-        JobSpec { template, ..JobSpec::default() }
-    };
-    let trainer = [("trainer.kubeflow.org/trainjob-ancestor-step".to_owned(), "trainer".to_owned())];
-    let spec = RuntimeSpec {
-        ml_policy: MlPolicy {
-            num_nodes: Some(request.workers),
-            mpi: MpiPolicy {
-                num_proc_per_node: Some(request.slots()),
-                mpi_implementation: Some("OpenMPI".to_owned()),
-                ssh_auth_mount_path: Some(ssh_folder(request).to_owned()),
-                run_launcher_as_node: Some(true),
+/// The ClusterTrainingRuntime that a TrainJob refers to: how MPI jobs of this image run.
+pub(super) fn runtime(request: &Request) -> Value {
+    let mut launcher = worker(request, "node");
+    add_open_mpi_5(&mut launcher["spec"]["containers"][0]);
+    let spec = json!({
+        "mlPolicy": {
+            "numNodes": request.workers,
+            "mpi": {
+                "numProcPerNode": request.slots(),
+                "mpiImplementation": "OpenMPI",
+                "sshAuthMountPath": ssh_folder(request),
+                "runLauncherAsNode": true,
             },
         },
-        template: JobSet {
-            spec: JobSetSpec {
-                network: Some(Network { publish_not_ready_addresses: Some(true) }),
-                success_policy: Some(SuccessPolicy {
-                    operator: "All".to_owned(),
-                    target_replicated_jobs: vec!["launcher".to_owned()],
-                }),
-                replicated_jobs: vec![
-                    ReplicatedJob {
-                        name: "node".to_owned(),
-                        depends_on: Vec::new(),
-                        template: JobTemplate { metadata: None, spec: job(node) },
-                    },
-                    ReplicatedJob {
-                        name: "launcher".to_owned(),
-                        depends_on: vec![DependsOn { name: "node".to_owned(), status: "Ready".to_owned() }],
-                        template: JobTemplate {
-                            metadata: Some(Metadata { labels: trainer.into(), ..Metadata::default() }),
-                            spec: JobSpec { backoff_limit: Some(request.backoff_limit), ..job(launcher) },
+        "template": {
+            "spec": {
+                "network": { "publishNotReadyAddresses": true },
+                "successPolicy": { "operator": "All", "targetReplicatedJobs": ["launcher"] },
+                "replicatedJobs": [
+                    { "name": "node", "template": { "spec": { "template": ssh_worker(request, "node") } } },
+                    {
+                        "name": "launcher",
+                        "dependsOn": [{ "name": "node", "status": "Ready" }],
+                        "template": {
+                            "metadata": { "labels": { "trainer.kubeflow.org/trainjob-ancestor-step": "trainer" } },
+                            "spec": { "backoffLimit": request.backoff_limit, "template": launcher },
                         },
                     },
                 ],
             },
         },
-    };
-    // The runtime is of the whole cluster, so it has no namespace.
-    let name = Metadata { namespace: None, ..metadata(request, &format!("{}-runtime", request.name)) };
-    object("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", name, spec)
+    });
+    // A runtime belongs to the whole cluster, so it has no namespace.
+    let mut name = metadata(request, &format!("{}-runtime", request.name));
+    name["namespace"] = Value::Null;
+    object("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", &name, &spec)
 }
 
 /// The TrainJob.
-pub(super) fn trainjob(request: &Request) -> Result<Value> {
-    let spec = TrainJobSpec {
-        runtime_ref: RuntimeRef {
-            api_group: "trainer.kubeflow.org".to_owned(),
-            kind: "ClusterTrainingRuntime".to_owned(),
-            name: format!("{}-runtime", request.name),
+pub(super) fn trainjob(request: &Request) -> Value {
+    let spec = json!({
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "ClusterTrainingRuntime",
+            "name": format!("{}-runtime", request.name),
         },
-        trainer: Trainer {
-            image: request.image.clone(),
-            args: launcher_args(request),
-            num_nodes: Some(request.workers),
-            num_proc_per_node: Some(request.slots()),
+        "trainer": {
+            "image": request.image,
+            "args": launcher_args(request),
+            "numNodes": request.workers,
+            "numProcPerNode": request.slots(),
         },
-    };
-    object("trainer.kubeflow.org/v1alpha1", "TrainJob", metadata(request, &request.name), spec)
+    });
+    object("trainer.kubeflow.org/v1alpha1", "TrainJob", &metadata(request, &request.name), &spec)
 }
 
-/// The MXJob: every role runs the same command and is told its role by `DMLC_*`.
-pub(super) fn mxjob(request: &Request) -> Result<Value> {
-    let role = |replicas: u32, mut template: PodTemplate| {
-        template.spec.containers[0].args.clone_from(&request.command);
-        Replica { replicas: Some(replicas), restart_policy: Some("Never".to_owned()), template }
-    };
-    let spec = MxSpec {
-        job_mode: "MXTrain".to_owned(),
-        run_policy: run_policy(request, "Running"),
-        mx_replica_specs: MxReplicas {
-            scheduler: role(1, plain(request, "mxnet", &request.launcher())),
-            server: role(request.servers(), plain(request, "mxnet", &request.worker())),
-            worker: role(request.workers, worker(request, "mxnet")?),
+/// The MXJob: every process runs the same command and learns its role from `DMLC_*`.
+pub(super) fn mxjob(request: &Request) -> Value {
+    let role = |replicas, pod| replica(request, replicas, "Never", pod);
+    let spec = json!({
+        "jobMode": "MXTrain",
+        "runPolicy": run_policy(request),
+        "mxReplicaSpecs": {
+            "Scheduler": role(1, plain(request, "mxnet", &launcher_limits(request))),
+            "Server": role(request.servers(), plain(request, "mxnet", &worker_limits(request))),
+            "Worker": role(request.workers, worker(request, "mxnet")),
         },
-    };
-    object("kubeflow.org/v1", "MXJob", metadata(request, &request.name), spec)
+    });
+    object("kubeflow.org/v1", "MXJob", &metadata(request, &request.name), &spec)
 }
 
 /// The TFJob.
-pub(super) fn tfjob(request: &Request) -> Result<Value> {
-    let role = |replicas: u32, mut template: PodTemplate| {
-        template.spec.containers[0].args.clone_from(&request.command);
-        Replica { replicas: Some(replicas), restart_policy: Some("OnFailure".to_owned()), template }
-    };
-    let spec = TfSpec {
-        run_policy: run_policy(request, "Running"),
-        tf_replica_specs: TfReplicas {
-            ps: (request.servers > 0).then(|| role(request.servers, plain(request, "tensorflow", &request.worker()))),
-            worker: role(request.workers, worker(request, "tensorflow")?),
+pub(super) fn tfjob(request: &Request) -> Value {
+    let role = |replicas, pod| replica(request, replicas, "OnFailure", pod);
+    let servers = || role(request.servers, plain(request, "tensorflow", &worker_limits(request)));
+    let spec = json!({
+        "runPolicy": run_policy(request),
+        "tfReplicaSpecs": {
+            "PS": (request.servers > 0).then(servers),
+            "Worker": role(request.workers, worker(request, "tensorflow")),
         },
-    };
-    object("kubeflow.org/v1", "TFJob", metadata(request, &request.name), spec)
+    });
+    object("kubeflow.org/v1", "TFJob", &metadata(request, &request.name), &spec)
 }
 
-/// The PersistentVolumeClaim.
-pub(super) fn claim(request: &Request, name: &str, size: &Quantity) -> Result<Value> {
-    let spec = ClaimSpec {
-        // Launcher and workers mount it at once, on whatever nodes they are.
-        access_modes: vec!["ReadWriteMany".to_owned()],
-        storage_class_name: request.storage_class.clone(),
-        resources: Resources { requests: [("storage".to_owned(), size.clone())].into(), ..Resources::default() },
-    };
-    object("v1", "PersistentVolumeClaim", metadata(request, name), spec)
+/// The PersistentVolumeClaim. Launcher and workers mount it at the same time, on any nodes.
+pub(super) fn claim(request: &Request, name: &str, size: &Quantity) -> Value {
+    let spec = json!({
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": request.storage_class,
+        "resources": { "requests": { "storage": size } },
+    });
+    object("v1", "PersistentVolumeClaim", &metadata(request, name), &spec)
 }
 
-fn run_policy(request: &Request, clean_pods: &str) -> RunPolicy {
-    RunPolicy {
-        clean_pod_policy: Some(clean_pods.to_owned()),
-        backoff_limit: Some(request.backoff_limit),
-        active_deadline_seconds: request.deadline_s,
-        ..RunPolicy::default()
+/// A role of a job all of whose pods run the request's command.
+fn replica(request: &Request, replicas: u32, restart: &str, mut pod: Value) -> Value {
+    pod["spec"]["containers"][0]["args"] = json!(request.command);
+    json!({ "replicas": replicas, "restartPolicy": restart, "template": pod })
+}
+
+fn run_policy(request: &Request) -> Value {
+    json!({
+        "cleanPodPolicy": "Running",
+        "backoffLimit": request.backoff_limit,
+        "activeDeadlineSeconds": request.deadline_s,
+    })
+}
+
+fn object(api_version: &str, kind: &str, metadata: &Value, spec: &Value) -> Value {
+    let mut object = json!({ "apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec });
+    prune(&mut object);
+    object
+}
+
+/// Removes the fields that are null or empty.
+fn prune(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(prune);
+            fields.retain(|_, field| match field {
+                Value::Null => false,
+                Value::Array(list) => !list.is_empty(),
+                Value::Object(fields) => !fields.is_empty(),
+                _ => true,
+            });
+        }
+        Value::Array(list) => list.iter_mut().for_each(prune),
+        _ => {}
     }
-}
-
-fn object<S: serde::Serialize>(api_version: &str, kind: &str, metadata: Metadata, spec: S) -> Result<Value> {
-    document(&Object { api_version: api_version.to_owned(), kind: kind.to_owned(), metadata, spec })
 }

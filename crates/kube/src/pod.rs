@@ -1,203 +1,113 @@
-//! The part of Kubernetes' core objects that our manifests write. Unknown fields are errors.
-//!
-//! A field that is `None` or an empty list is left out of the YAML; see `document` in the folder's root.
+//! The pods of a job, as JSON: a field that is null or empty is left out of the manifest.
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use super::quantity::Quantity;
+use super::request::{Request, SSH_PORT, USER};
 
-pub(crate) type Words = BTreeMap<String, String>;
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Metadata {
-    pub(crate) name: Option<String>,
-    pub(crate) namespace: Option<String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) labels: Words,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) annotations: Words,
+/// Where the image's user keeps the keys of ssh.
+pub(super) fn ssh_folder(request: &Request) -> &'static str {
+    if request.non_root { "/home/mpiuser/.ssh" } else { "/root/.ssh" }
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct PodTemplate {
-    pub(crate) metadata: Option<Metadata>,
-    pub(crate) spec: PodSpec,
+/// The labels of every object of the job.
+fn labels(request: &Request) -> Value {
+    json!({ "app.kubernetes.io/name": "ringpull", "app.kubernetes.io/instance": request.name })
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct PodSpec {
-    pub(crate) restart_policy: Option<String>,
-    pub(crate) enable_service_links: Option<bool>,
-    pub(crate) automount_service_account_token: Option<bool>,
-    pub(crate) host_network: Option<bool>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) node_selector: Words,
-    pub(crate) affinity: Option<Affinity>,
-    pub(crate) security_context: Option<PodSecurity>,
-    pub(crate) containers: Vec<Container>,
-    pub(crate) volumes: Vec<Volume>,
+/// The name, the namespace and the labels of an object of the job.
+pub(super) fn metadata(request: &Request, name: &str) -> Value {
+    json!({ "name": name, "namespace": request.namespace, "labels": labels(request) })
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct PodSecurity {
-    pub(crate) run_as_non_root: Option<bool>,
-    pub(crate) run_as_user: Option<u32>,
-    pub(crate) run_as_group: Option<u32>,
-    pub(crate) fs_group: Option<u32>,
-    pub(crate) fs_group_change_policy: Option<String>,
+/// A variable of a container.
+pub(super) fn variable(name: &str, value: &str) -> Value {
+    json!({ "name": name, "value": value })
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Container {
-    pub(crate) name: String,
-    pub(crate) image: Option<String>,
-    pub(crate) image_pull_policy: Option<String>,
-    pub(crate) command: Vec<String>,
-    pub(crate) args: Vec<String>,
-    pub(crate) env: Vec<EnvVar>,
-    pub(crate) ports: Vec<Port>,
-    pub(crate) readiness_probe: Option<Probe>,
-    pub(crate) resources: Option<Resources>,
-    pub(crate) security_context: Option<Security>,
-    pub(crate) volume_mounts: Vec<Mount>,
+/// A pod that runs ranks and has the devices for them.
+pub(super) fn worker(request: &Request, container: &str) -> Value {
+    let mut pod = plain(request, container, &json!({ "cpu": request.cpus, "memory": request.memory }));
+    let own = &mut pod["spec"]["containers"][0];
+    if request.gpus > 0 {
+        own["resources"]["limits"]["nvidia.com/gpu"] = json!(request.gpus.to_string());
+    }
+    if let Some(device) = &request.rdma {
+        own["resources"]["limits"][device] = json!("1");
+        // Registered memory is locked memory.
+        own["securityContext"]["capabilities"]["add"] = json!(["IPC_LOCK"]);
+    }
+    pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!(request.rdma_network);
+    pod["spec"]["hostNetwork"] = json!(request.host_network.then_some(true));
+    pod["spec"]["nodeSelector"] = json!(request.node_selector.iter().cloned().collect::<BTreeMap<_, _>>());
+    pod
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct EnvVar {
-    pub(crate) name: String,
-    pub(crate) value: Option<String>,
+/// A worker that `mpirun` starts ranks in by ssh, and that is ready when its sshd listens.
+pub(super) fn ssh_worker(request: &Request, container: &str) -> Value {
+    let mut pod = worker(request, container);
+    let sshd = &mut pod["spec"]["containers"][0];
+    sshd["command"] = json!(["/usr/sbin/sshd", "-De"]);
+    sshd["env"] = Value::Null;
+    sshd["ports"] = json!([{ "name": "ssh", "containerPort": SSH_PORT }]);
+    sshd["readinessProbe"] = json!({ "tcpSocket": { "port": SSH_PORT }, "initialDelaySeconds": 1, "periodSeconds": 2 });
+    if request.host_network {
+        // Two workers of a node could not both listen on the port.
+        let workers = json!({
+            "training.kubeflow.org/job-name": request.name,
+            "training.kubeflow.org/job-role": "worker",
+        });
+        pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+            json!([{ "labelSelector": { "matchLabels": workers }, "topologyKey": "kubernetes.io/hostname" }]);
+    }
+    pod
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Port {
-    pub(crate) name: Option<String>,
-    pub(crate) container_port: u16,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Probe {
-    pub(crate) tcp_socket: TcpSocket,
-    pub(crate) initial_delay_seconds: Option<u32>,
-    pub(crate) period_seconds: Option<u32>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct TcpSocket {
-    pub(crate) port: u16,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Resources {
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) limits: BTreeMap<String, Quantity>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) requests: BTreeMap<String, Quantity>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Security {
-    pub(crate) allow_privilege_escalation: Option<bool>,
-    pub(crate) capabilities: Option<Capabilities>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Capabilities {
-    pub(crate) add: Vec<String>,
-    pub(crate) drop: Vec<String>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Mount {
-    pub(crate) name: String,
-    #[serde(rename = "mountPath")]
-    pub(crate) path: String,
-    pub(crate) read_only: Option<bool>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Volume {
-    pub(crate) name: String,
-    pub(crate) persistent_volume_claim: Option<ClaimSource>,
-    pub(crate) empty_dir: Option<EmptyDir>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct ClaimSource {
-    pub(crate) claim_name: String,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct EmptyDir {
-    pub(crate) medium: Option<String>,
-    pub(crate) size_limit: Option<Quantity>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Affinity {
-    pub(crate) pod_anti_affinity: Option<PodAntiAffinity>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct PodAntiAffinity {
-    pub(crate) required_during_scheduling_ignored_during_execution: Vec<AffinityTerm>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct AffinityTerm {
-    pub(crate) label_selector: LabelSelector,
-    pub(crate) topology_key: String,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct LabelSelector {
-    pub(crate) match_labels: Words,
-}
-
-/// An object of any kind: what stands around its `spec`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct Object<S> {
-    pub(crate) api_version: String,
-    pub(crate) kind: String,
-    pub(crate) metadata: Metadata,
-    pub(crate) spec: S,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct JobSpec {
-    pub(crate) backoff_limit: Option<u32>,
-    pub(crate) active_deadline_seconds: Option<u32>,
-    pub(crate) ttl_seconds_after_finished: Option<u32>,
-    pub(crate) template: PodTemplate,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct ClaimSpec {
-    pub(crate) access_modes: Vec<String>,
-    pub(crate) storage_class_name: Option<String>,
-    pub(crate) resources: Resources,
+/// A pod with the image, the volumes and the user of the job, within `limits`.
+pub(super) fn plain(request: &Request, container: &str, limits: &Value) -> Value {
+    // Sorted by name; the last value of a name counts.
+    let env: BTreeMap<_, _> = request.env.iter().map(|(name, value)| (name, value)).collect();
+    let env: Vec<Value> = env.into_iter().map(|(name, value)| variable(name, value)).collect();
+    let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
+    if let Some(claim) = &request.claim {
+        volumes.push(json!({ "name": "training", "persistentVolumeClaim": { "claimName": claim } }));
+        mounts.push(json!({ "name": "training", "mountPath": request.mount }));
+    }
+    if let Some(size) = request.shm() {
+        volumes.push(json!({ "name": "shm", "emptyDir": { "medium": "Memory", "sizeLimit": size } }));
+        mounts.push(json!({ "name": "shm", "mountPath": "/dev/shm" }));
+    }
+    let mut pod = json!({
+        "metadata": {
+            "labels": labels(request),
+            // A mesh's proxy refuses the ranks' connections, and it never ends.
+            "annotations": { "sidecar.istio.io/inject": "false" },
+        },
+        "spec": {
+            "enableServiceLinks": false,
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": container,
+                "image": request.image,
+                "env": env,
+                "resources": { "limits": limits },
+                "volumeMounts": mounts,
+            }],
+            "volumes": volumes,
+        },
+    });
+    if request.non_root {
+        pod["spec"]["securityContext"] = json!({
+            "runAsNonRoot": true,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            // By default every file of a large volume is chowned at each start.
+            "fsGroupChangePolicy": "OnRootMismatch",
+        });
+        pod["spec"]["containers"][0]["securityContext"] =
+            json!({ "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } });
+    }
+    pod
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::{Error, Result};
 
-/// A positive quantity, kept in the words it was given in.
+/// A positive quantity, kept as the text that it was read from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Quantity {
@@ -39,26 +39,26 @@ impl Quantity {
         value_of(&self.text).unwrap_or(0.0)
     }
 
-    /// An amount of memory: at least a mebibyte, since `512m` is half a byte.
+    /// An amount of memory, at least a mebibyte: `512m` would be half a byte.
     pub fn memory(text: &str) -> Result<Self> {
         let quantity: Quantity = text.parse()?;
         if quantity.value() < 1024.0 * 1024.0 {
             let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
             return Err(Error::argument(
-                format!("{text:?} of memory is {} bytes", quantity.value()),
-                format!("memory is counted in Mi or Gi: {number}Mi or {number}Gi (a small m is a thousandth)"),
+                format!("{text:?} of memory is only {} bytes", quantity.value()),
+                format!("write memory in Mi or Gi: {number}Mi or {number}Gi (m is a thousandth)"),
             ));
         }
         Ok(quantity)
     }
 
-    /// An amount of processor: a thousandth of a core at the least, and no unit of memory.
+    /// A number of cores, at least a thousandth.
     pub fn cpus(text: &str) -> Result<Self> {
         let quantity: Quantity = text.parse()?;
         if !(0.001..=1e6).contains(&quantity.value()) {
             return Err(Error::argument(
-                format!("{text:?} is no number of cores"),
-                "cores are counted as 2, 0.5 or 500m (thousandths)",
+                format!("{text:?} is not a number of cores"),
+                "write cores as 2, 0.5 or 500m (thousandths)",
             ));
         }
         Ok(quantity)
@@ -94,9 +94,7 @@ impl FromStr for Quantity {
         };
         Err(Error::argument(
             format!("{text:?} is not a quantity"),
-            format!(
-                "write {near}: a number above 0 and one of m, k, M, G, T, Ki, Mi, Gi, Ti or nothing, without a blank"
-            ),
+            format!("write {near}: a number above 0, directly followed by m, k, M, G, T, Ki, Mi, Gi, Ti or nothing"),
         ))
     }
 }
@@ -134,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_is_an_error_that_offers_the_nearest() {
+    fn text_that_is_not_a_quantity_is_an_error_that_suggests_one() {
         for (text, near) in [
             ("8GB", "8G"),
             ("8 Gi", "8Gi"),

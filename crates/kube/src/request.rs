@@ -1,10 +1,12 @@
-//! What a job is to be. Checked as a whole before anything is written; each error names its remedy.
+//! What a job is to be: the flags of `ringpull manifest`, and the check that they fit together.
+
+use clap::ValueEnum as _;
 
 use ringpull_base::{Error, Result};
 
 use super::quantity::Quantity;
 
-/// The kinds of job.
+/// The kind of job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// An MPIJob that trains by allreduce.
@@ -19,11 +21,11 @@ pub enum Kind {
     Trainjob,
     /// An MXJob: scheduler, servers and workers where training-operator 1.8 or earlier runs.
     Mxjob,
-    /// A TFJob of workers, and of parameter servers if asked for.
+    /// A TFJob of workers, and of parameter servers if --servers is given.
     Tfjob,
 }
 
-/// The scheduler that places all pods of a job at once or none.
+/// A scheduler that starts all pods of a job at the same time, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Gang {
     /// Volcano.
@@ -32,25 +34,16 @@ pub enum Gang {
     SchedulerPlugins,
 }
 
-/// Limits of one pod.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Limits {
-    /// Cores.
-    pub cpus: Option<Quantity>,
-    /// Memory.
-    pub memory: Option<Quantity>,
-}
-
-/// What a job is to be, and the options that say so.
+/// What a job is to be, and the flags that say so.
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 pub struct Request {
-    /// What runs it.
+    /// The kind of job.
     #[arg(skip = Kind::Job)]
     pub kind: Kind,
     /// The name of the job; the names of its pods follow from it.
     #[arg(long, default_value = "ringpull")]
     pub name: String,
-    /// The namespace; the context's own if not given.
+    /// The namespace [default: the context's].
     #[arg(long)]
     pub namespace: Option<String>,
     /// The image built from mpijob/Dockerfile, or one that is built like it.
@@ -59,19 +52,19 @@ pub struct Request {
     /// Worker pods.
     #[arg(long, default_value_t = 2)]
     pub workers: u32,
-    /// Servers of ps, mxjob and tfjob; for ps and mxjob as many as workers if not given.
+    /// Servers of a ps, mxjob or tfjob; 0 means as many as workers for ps and mxjob, and none for tfjob.
     #[arg(long, default_value_t = 0)]
     pub servers: u32,
-    /// Ranks in a worker; one for each GPU, or 1, if not given.
+    /// Ranks in each worker [default: one for each GPU, or 1].
     #[arg(long)]
     pub slots: Option<u32>,
-    /// GPUs of a worker.
+    /// GPUs of each worker.
     #[arg(long, default_value_t = 0)]
     pub gpus: u32,
-    /// Cores of a worker, such as 4 or 500m.
+    /// Cores of each worker, such as 4 or 500m.
     #[arg(long, value_parser = Quantity::cpus)]
     pub cpus: Option<Quantity>,
-    /// Memory of a worker, such as 8Gi.
+    /// Memory of each worker, such as 8Gi.
     #[arg(long, value_parser = Quantity::memory)]
     pub memory: Option<Quantity>,
     /// Cores of the launcher.
@@ -86,17 +79,17 @@ pub struct Request {
     /// Run as uid 1000 with every capability dropped.
     #[arg(long)]
     pub non_root: bool,
-    /// Place all pods at once or none.
+    /// Start all pods at the same time, or none.
     #[arg(long, value_enum)]
     pub gang: Option<Gang>,
     /// The queue of the gang scheduler.
     #[arg(long)]
     pub queue: Option<String>,
-    /// Elastic: start with the workers that answer if they are so many; again after each loss, from the
-    /// checkpoint.
+    /// Make the job elastic: it starts as soon as this many workers answer, and again from the checkpoint
+    /// after each loss.
     #[arg(long, value_name = "N")]
     pub min_workers: Option<u32>,
-    /// The RDMA resource of a worker, such as rdma/ib, `rdma/hca_shared_devices_a` or vpc.amazonaws.com/efa.
+    /// The RDMA resource of each worker, such as rdma/ib, `rdma/hca_shared_devices_a` or vpc.amazonaws.com/efa.
     #[arg(long, value_name = "RESOURCE")]
     pub rdma: Option<String>,
     /// The Multus network of the RDMA device.
@@ -105,16 +98,16 @@ pub struct Request {
     /// The size of /dev/shm [default: 8Gi with GPUs, else the runtime's 64Mi].
     #[arg(long, value_name = "SIZE", value_parser = Quantity::memory)]
     pub shm: Option<Quantity>,
-    /// Mount this PersistentVolumeClaim in every pod.
+    /// A PersistentVolumeClaim to mount in every pod.
     #[arg(long, value_name = "CLAIM")]
     pub claim: Option<String>,
     /// Where the claim is mounted.
     #[arg(long, default_value = "/train", requires = "claim")]
     pub mount: String,
-    /// Write the claim too, ReadWriteMany and of this size.
+    /// Write the claim too, as ReadWriteMany with this size.
     #[arg(long, value_name = "SIZE", requires = "claim", value_parser = Quantity::memory)]
     pub claim_size: Option<Quantity>,
-    /// The claim's storage class, such as rook-cephfs; the cluster's default if not given.
+    /// The claim's storage class, such as rook-cephfs [default: the cluster's].
     #[arg(long, value_name = "CLASS", requires = "claim_size")]
     pub storage_class: Option<String>,
     /// Use the nodes' network, one worker on a node.
@@ -126,10 +119,10 @@ pub struct Request {
     /// A variable for every rank.
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub env: Vec<(String, String)>,
-    /// How often a failed job starts again; with a checkpoint it goes on from there.
+    /// How often a failed job is restarted. With a checkpoint it resumes from there.
     #[arg(long, default_value_t = 3)]
     pub backoff_limit: u32,
-    /// End the job after so many seconds.
+    /// End the job after this many seconds.
     #[arg(long = "deadline", value_name = "SECONDS")]
     pub deadline_s: Option<u32>,
     /// What every rank runs.
@@ -148,7 +141,7 @@ pub const USER: u32 = 1000;
 pub const SSH_PORT: u16 = 2222;
 
 impl Request {
-    /// A job of this kind with the settings that the flags have by default.
+    /// A job of this kind with the default of each flag.
     #[cfg(any(test, fuzzing))]
     pub fn new(kind: Kind) -> Self {
         use clap::{Args as _, FromArgMatches as _};
@@ -156,17 +149,7 @@ impl Request {
         Request { kind, ..Self::from_arg_matches(&defaults).expect("every flag has a default") }
     }
 
-    /// Limits of a worker pod, or of the only one.
-    pub fn worker(&self) -> Limits {
-        Limits { cpus: self.cpus.clone(), memory: self.memory.clone() }
-    }
-
-    /// Limits of the launcher pod.
-    pub fn launcher(&self) -> Limits {
-        Limits { cpus: self.launcher_cpus.clone(), memory: self.launcher_memory.clone() }
-    }
-
-    /// The size of /dev/shm; the runtime's 64 MiB if none.
+    /// The size of /dev/shm, `None` for the runtime's 64 MiB.
     pub fn shm(&self) -> Option<Quantity> {
         self.shm.clone().or_else(|| (self.gpus > 0).then(|| Quantity::memory("8Gi").ok()).flatten())
     }
@@ -176,80 +159,75 @@ impl Request {
         self.slots.unwrap_or(self.gpus.max(1))
     }
 
-    /// Servers of a kind that has them: as many as workers if not given.
+    /// Servers of a kind that has them: by default as many as workers.
     pub fn servers(&self) -> u32 {
         if self.servers == 0 { self.workers } else { self.servers }
     }
 
-    /// Whether the parts fit together.
+    /// An error unless the flags fit together.
     pub fn check(&self) -> Result<()> {
         let by_mpi = matches!(self.kind, Kind::Train | Kind::Compare | Kind::Ps);
+        let has_servers = matches!(self.kind, Kind::Ps | Kind::Mxjob | Kind::Tfjob);
+        let (kind, slots, gpus, workers) = (self.kind.name(), self.slots(), self.gpus, self.workers);
+        let of_mpijobs = |flag: &str| format!("{flag} is of MPIJobs alone, and a {kind} is none");
+        let not_of_mpijobs = "leave it out, or write a train, compare or ps";
         self.check_names()?;
-        if self.workers == 0 {
-            return wrong("a job without workers does nothing", "give --workers of at least 1");
-        }
-        if self.slots == Some(0) {
-            return wrong("a worker without ranks does nothing", "give --slots of at least 1");
-        }
-        if self.gpus > 0 && self.slots() > self.gpus {
-            return wrong(
-                format!("{} ranks would share {} GPUs in each worker", self.slots(), self.gpus),
+        let rules: [(bool, String, &str); 14] = [
+            (workers == 0, "invalid --workers 0: expected at least 1".into(), "give --workers of at least 1"),
+            (self.slots == Some(0), "invalid --slots 0: expected at least 1".into(), "give --slots of at least 1"),
+            (
+                gpus > 0 && slots > gpus,
+                format!("{slots} ranks would share {gpus} GPUs in each worker"),
                 "leave out --slots (one rank for each GPU), or raise --gpus",
-            );
-        }
-        let servers_go = matches!(self.kind, Kind::Ps | Kind::Mxjob | Kind::Tfjob);
-        if self.servers > 0 && !servers_go {
-            return wrong(
-                format!("{} has no servers", self.kind_name()),
+            ),
+            (
+                self.servers > 0 && !has_servers,
+                format!("a {kind} has no servers"),
                 "leave out --servers, or write a ps, mxjob or tfjob; compare takes its servers from --modes",
-            );
-        }
-        for (given, flag) in [
-            (self.launcher_works, "--launcher-works"),
-            (self.gang.is_some(), "--gang"),
-            (self.min_workers.is_some(), "--min-workers"),
-        ] {
-            if given && !by_mpi {
-                return wrong(format!("{flag} is of MPIJobs alone"), "leave it out, or write a train, compare or ps");
-            }
-        }
-        if self.queue.is_some() && self.gang.is_none() {
-            return wrong("--queue is the gang scheduler's", "give --gang volcano too");
-        }
-        if self.rdma_network.is_some() && self.rdma.is_none() {
-            return wrong(
-                "--rdma-network without --rdma",
+            ),
+            (self.launcher_works && !by_mpi, of_mpijobs("--launcher-works"), not_of_mpijobs),
+            (self.gang.is_some() && !by_mpi, of_mpijobs("--gang"), not_of_mpijobs),
+            (self.min_workers.is_some() && !by_mpi, of_mpijobs("--min-workers"), not_of_mpijobs),
+            (
+                self.queue.is_some() && self.gang.is_none(),
+                "--queue needs a gang scheduler".into(),
+                "give --gang volcano too",
+            ),
+            (
+                self.rdma_network.is_some() && self.rdma.is_none(),
+                "--rdma-network needs --rdma".into(),
                 "give the resource of the device too, such as --rdma rdma/ib",
-            );
-        }
-        if self.min_workers.is_some_and(|least| least == 0 || least > self.workers) {
-            return wrong(
-                format!("--min-workers must lie between 1 and --workers {}", self.workers),
+            ),
+            (
+                self.min_workers.is_some_and(|least| least == 0 || least > workers),
+                format!("invalid --min-workers: expected a number between 1 and --workers {workers}"),
                 "lower it, or raise --workers",
-            );
-        }
-        if self.launcher_works && self.min_workers.is_some() {
-            return wrong(
-                "--launcher-works and --min-workers do not go together: the launcher's own ranks cannot be left out",
+            ),
+            (
+                self.launcher_works && self.min_workers.is_some(),
+                "--launcher-works excludes --min-workers: a job cannot leave out the launcher's own ranks".into(),
                 "leave one of them out",
-            );
-        }
-        if self.host_network && self.launcher_works {
-            return wrong(
-                "--host-network and --launcher-works do not go together: launcher and worker would share a node's ports",
+            ),
+            (
+                self.host_network && self.launcher_works,
+                "--host-network excludes --launcher-works: launcher and worker would share a node's ports".into(),
                 "leave one of them out",
-            );
-        }
-        if self.kind == Kind::Trainjob && self.workers < 2 {
-            return wrong(
-                "a TrainJob's launcher is its first node, and it needs one more",
+            ),
+            (
+                self.kind == Kind::Trainjob && workers < 2,
+                "a TrainJob needs two workers: its launcher is the first node".into(),
                 "give --workers of at least 2",
-            );
+            ),
+            (
+                self.command.is_empty() && self.kind != Kind::Compare,
+                "the command is missing".into(),
+                "give it after --, such as -- train --kv-store dist_sync_mpi",
+            ),
+        ];
+        match rules.into_iter().find(|(is_broken, ..)| *is_broken) {
+            Some((_, what, remedy)) => wrong(what, remedy),
+            None => self.check_command(),
         }
-        if self.command.is_empty() && self.kind != Kind::Compare {
-            return wrong("there is no command to run", "give it after --, such as -- train --kv-store dist_sync_mpi");
-        }
-        self.check_command()
     }
 
     fn check_names(&self) -> Result<()> {
@@ -261,67 +239,62 @@ impl Request {
             Kind::Trainjob => format!("{}-launcher-0-0", self.name),
             Kind::Job => self.name.clone(),
         };
-        label("the job's name", &self.name)?;
-        if longest.len() > 63 {
+        check_label("--name", &self.name)?;
+        if longest.len() > LONGEST_LABEL {
             return wrong(
-                format!("{longest:?}, the longest name that follows from the job's, has {} characters", longest.len()),
-                format!("shorten the name by {}: a host's name has at most 63", longest.len() - 63),
+                format!("the host name {longest:?} has {} characters", longest.len()),
+                format!("shorten the name by {}: 63 characters are allowed", longest.len() - LONGEST_LABEL),
             );
         }
-        if let Some(namespace) = &self.namespace {
-            label("the namespace", namespace)?;
+        for (flag, name) in [("--namespace", &self.namespace), ("--claim", &self.claim)] {
+            name.as_ref().map_or(Ok(()), |name| check_label(flag, name))?;
         }
-        if let Some(claim) = &self.claim {
-            label("the claim's name", claim)?;
-            if !self.mount.starts_with('/') || self.mount.contains(':') {
-                return wrong(
-                    format!("{:?} is no place to mount a volume", self.mount),
-                    "give an absolute path, such as /train",
-                );
-            }
+        if self.claim.is_some() && (!self.mount.starts_with('/') || self.mount.contains(':')) {
+            return wrong(
+                format!("invalid --mount {:?}: expected an absolute path", self.mount),
+                "give a path such as /train",
+            );
         }
         if self.image.is_empty() || self.image.contains(char::is_whitespace) {
-            return wrong(format!("{:?} is no name of an image", self.image), "give --image registry/name:tag");
+            return wrong(format!("invalid --image {:?}", self.image), "give --image registry/name:tag");
         }
         for (name, _) in &self.env {
             let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
             if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(legal) {
-                return wrong(format!("{name:?} is no name of a variable"), "give --env NAME=VALUE");
+                return wrong(format!("{name:?} is not the name of a variable"), "give --env NAME=VALUE");
             }
         }
         Ok(())
     }
+}
 
-    pub(super) fn kind_name(&self) -> &'static str {
-        match self.kind {
-            Kind::Train => "train",
-            Kind::Compare => "compare",
-            Kind::Ps => "ps",
-            Kind::Job => "job",
-            Kind::Trainjob => "trainjob",
-            Kind::Mxjob => "mxjob",
-            Kind::Tfjob => "tfjob",
-        }
+impl Kind {
+    /// The name of the subcommand that writes it.
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
-/// An RFC 1035 label: what the names of services and pods may be.
-pub(super) fn label(what: &str, name: &str) -> Result<()> {
+/// How long a host's name may be.
+pub(super) const LONGEST_LABEL: usize = 63;
+
+/// Whether `name` is an RFC 1035 label: what the names of services and pods may be.
+pub(super) fn is_label(name: &str) -> bool {
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    if name.starts_with(|c: char| c.is_ascii_lowercase())
-        && name.chars().all(legal)
-        && !name.ends_with('-')
-        && name.len() <= 63
-    {
+    name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(legal) && !name.ends_with('-')
+}
+
+fn check_label(flag: &str, name: &str) -> Result<()> {
+    if is_label(name) && name.len() <= LONGEST_LABEL {
         return Ok(());
     }
-    let better: String = name.to_lowercase().chars().map(|c| if legal(c) { c } else { '-' }).collect();
+    let legal = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
+    let better: String = name.to_lowercase().chars().map(legal).take(40).collect();
     let better = better.trim_matches(|c: char| c == '-' || c.is_ascii_digit());
-    let better = better.chars().take(40).collect::<String>();
-    let better = if better.is_empty() { "train-1".to_owned() } else { better };
+    let better = if better.is_empty() { "train-1" } else { better };
     wrong(
-        format!("{what} {name:?} is no host name"),
-        format!("lower-case letters, digits and -, beginning with a letter, no dot, at most 63: such as {better}"),
+        format!("invalid {flag} {name:?}: expected lower-case letters, digits and -, at most 63 of them"),
+        format!("begin with a letter and use no dot, such as {better}"),
     )
 }
 
@@ -341,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_an_error_with_a_remedy() {
+    fn flags_that_exclude_each_other_are_an_error_with_a_remedy() {
         type Change = fn(&mut Request);
         let cases: [(Change, &str); 14] = [
             (|r| r.name = "my.job".to_owned(), "such as my-job"),
@@ -355,8 +328,8 @@ mod tests {
             (|r| (r.launcher_works, r.min_workers) = (true, Some(1)), "leave one of them out"),
             (|r| (r.launcher_works, r.host_network) = (true, true), "leave one of them out"),
             (|r| r.command.clear(), "give it after --"),
-            (|r| r.command[2] = "local".to_owned(), "a model of its own"),
-            (|r| (r.kind, r.gang) = (Kind::Mxjob, Some(Gang::Volcano)), "--gang is of MPIJobs"),
+            (|r| r.command[2] = "local".to_owned(), "a separate model"),
+            (|r| (r.kind, r.gang) = (Kind::Mxjob, Some(Gang::Volcano)), "--gang is of MPIJobs alone"),
             (|r| r.env = [("1A".to_owned(), String::new())].into(), "NAME=VALUE"),
         ];
         for (change, expected) in cases {

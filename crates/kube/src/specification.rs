@@ -1,9 +1,9 @@
 //! The `distribution_specification` dictionary of the train-model-job component of Kubeflow pipelines, read
 //! strictly.
 //!
-//! `distribution_type` is `Job` (also where the dictionary is empty), `MPI`, `TF`, or our `PS`;
-//! `number_of_workers` is 2 where it is not given. The component multiplies strings and ignores what it does
-//! not know; here counts may be numbers or digits, and an unknown key is an error.
+//! `distribution_type` is `Job` (also if the dictionary is empty), `MPI`, `TF`, or our `PS`; the default of
+//! `number_of_workers` is 2. The component multiplies strings and ignores unknown keys; here counts may be
+//! numbers or digits, and an unknown key is an error.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -27,13 +27,13 @@ struct Dictionary {
     launcher_memory: Option<Value>,
 }
 
-/// Puts what the dictionary says, as JSON or YAML, into `request`.
+/// Sets in `request` what the dictionary, as JSON or YAML, says.
 pub fn apply(text: &str, request: &mut Request) -> Result<()> {
     let bad = |cause: &dyn std::fmt::Display| {
         let cause = cause.to_string();
         Error::argument(
-            format!("the distribution specification cannot be read: {}", cause.lines().next().unwrap_or("")),
-            format!("it is one dictionary with some of the keys {KEYS}"),
+            format!("invalid distribution specification: {}", cause.lines().next().unwrap_or("")),
+            format!("give one dictionary with some of the keys {KEYS}"),
         )
     };
     let value: Value =
@@ -54,7 +54,7 @@ pub fn apply(text: &str, request: &mut Request) -> Result<()> {
             ));
         }
     };
-    refuse_idle_keys(&dictionary, request.kind)?;
+    refuse_unused_keys(&dictionary, request.kind)?;
     request.workers = count("number_of_workers", dictionary.number_of_workers.as_ref())?.unwrap_or(2);
     request.servers = count("number_of_servers", dictionary.number_of_servers.as_ref())?.unwrap_or(0);
     let cpus = amount("worker_cpus", dictionary.worker_cpus.as_ref(), Quantity::cpus)?;
@@ -67,8 +67,8 @@ pub fn apply(text: &str, request: &mut Request) -> Result<()> {
     Ok(())
 }
 
-/// A key that the kind of job has no use for would be believed to do something.
-fn refuse_idle_keys(dictionary: &Dictionary, kind: Kind) -> Result<()> {
+/// An error if the dictionary has a key that this kind of job does not use.
+fn refuse_unused_keys(dictionary: &Dictionary, kind: Kind) -> Result<()> {
     let (is_job, has_launcher) = (kind == Kind::Job, matches!(kind, Kind::Train | Kind::Ps));
     for (key, given, used) in [
         ("number_of_workers", dictionary.number_of_workers.is_some(), !is_job),
@@ -100,9 +100,10 @@ fn count(key: &str, value: Option<&Value>) -> Result<Option<u32>> {
     };
     match number.and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0) {
         Some(number) => Ok(Some(number)),
-        None => {
-            Err(Error::argument(format!("{key} is {value}"), "write a whole number of at least 1, such as 4 or \"4\""))
-        }
+        None => Err(Error::argument(
+            format!("invalid {key}: {value}"),
+            "write a whole number of at least 1, such as 4 or \"4\"",
+        )),
     }
 }
 
@@ -112,7 +113,10 @@ fn amount(key: &str, value: Option<&Value>, read: fn(&str) -> Result<Quantity>) 
         Some(Value::String(text)) => text.clone(),
         Some(Value::Number(number)) => number.to_string(),
         Some(other) => {
-            return Err(Error::argument(format!("{key} is {other}"), "write a quantity, such as \"4\" or \"8Gi\""));
+            return Err(Error::argument(
+                format!("invalid {key}: {other}"),
+                "write a quantity, such as \"4\" or \"8Gi\"",
+            ));
         }
     };
     match read(&text) {
@@ -151,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_component_would_swallow_is_an_error_with_a_remedy() {
+    fn input_that_the_component_would_ignore_is_an_error_with_a_remedy() {
         for (text, expected) in [
             ("{\"distribution_type\": \"mpi\"}", "Job, MPI, TF or PS"),
             ("{\"distribution_type\": \"MPI\", \"workers\": 2}", "number_of_workers"),

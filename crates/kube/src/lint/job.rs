@@ -1,4 +1,4 @@
-//! An MPIJob as its rules look at it.
+//! An MPIJob as the rules see it.
 
 use super::node::Node;
 use crate::command::is_mpirun;
@@ -56,7 +56,12 @@ impl<'a> Job<'a> {
         self.spec.get("runLauncherAsWorker").is_true()
     }
 
-    /// The ranks that the hostfile has room for.
+    /// Where the launcher's words are: its command, or else its args.
+    pub(super) fn launcher_words(&self) -> Node<'a> {
+        self.launcher.container.get(if self.launcher.has_command() { "command" } else { "args" })
+    }
+
+    /// The ranks that the slots of the hostfile take.
     pub(super) fn ranks(&self) -> i64 {
         self.slots().saturating_mul(self.worker_pods().saturating_add(i64::from(self.launcher_works())))
     }
@@ -65,14 +70,15 @@ impl<'a> Job<'a> {
         self.spec.get("mpiImplementation").text().unwrap_or("OpenMPI")
     }
 
-    /// Whether the launcher pod is made only when every worker is ready. Any word but `AtStartup` does that.
+    /// Whether the launcher pod is created only when every worker is ready. Every value but `AtStartup` means
+    /// that.
     pub(super) fn waits_for_workers(&self) -> bool {
         self.spec.get("launcherCreationPolicy").text().is_some_and(|policy| policy != "AtStartup")
     }
 }
 
 impl<'a> Role<'a> {
-    /// The user that the first container runs as; root where nothing says otherwise.
+    /// The user that the first container runs as, by default root.
     pub(super) fn user(&self) -> i64 {
         let own = self.container.down("securityContext.runAsUser").number();
         own.or(self.pod.down("securityContext.runAsUser").number()).unwrap_or(0)
@@ -82,7 +88,7 @@ impl<'a> Role<'a> {
         self.pod.down("securityContext.fsGroup").number()
     }
 
-    /// What the container runs, with the words of a shell's `-c` taken apart.
+    /// What the container runs. A script for a shell's `-c` is split into words.
     pub(super) fn words(&self) -> Vec<String> {
         let all = [self.container.get("command").words(), self.container.get("args").words()].concat();
         let apart = |word: &str| {
@@ -92,7 +98,7 @@ impl<'a> Role<'a> {
         all.iter().flat_map(|word| apart(word)).collect()
     }
 
-    /// Whether the image's entrypoint is passed over.
+    /// Whether a command replaces the image's entrypoint.
     pub(super) fn has_command(&self) -> bool {
         !self.container.get("command").words().is_empty()
     }

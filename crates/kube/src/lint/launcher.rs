@@ -1,10 +1,11 @@
-//! The words of `mpirun`: how many ranks, where they land, what they know, and whether their hosts are there yet.
+//! The command line of `mpirun`: how many ranks it starts and where, what their environment is, and whether
+//! their hosts are ready.
 
 use super::Findings;
 use super::job::{Job, Role};
 use crate::command::is_mpirun;
 
-/// What the operator sets itself, after the user's variables.
+/// Variables that the operator sets itself, after the user's.
 const OPERATORS: [&str; 9] = [
     "K_MPI_JOB_ROLE",
     "OMPI_MCA_orte_keep_fqdn_hostnames",
@@ -18,9 +19,6 @@ const OPERATORS: [&str; 9] = [
 ];
 
 pub(crate) fn check(job: &Job, findings: &mut Findings) {
-    if !job.launcher.replica.is_there() {
-        return;
-    }
     ranks(job, findings);
     open_mpi_5(job, findings);
     environment(job, findings);
@@ -29,7 +27,7 @@ pub(crate) fn check(job: &Job, findings: &mut Findings) {
     first_container(job, findings);
 }
 
-/// The words behind `mpirun`, if the launcher runs it.
+/// `mpirun` and the words after it, if the launcher runs it.
 fn mpirun(role: &Role) -> Option<Vec<String>> {
     let words = role.words();
     let at = words.iter().position(|word| is_mpirun(word))?;
@@ -42,7 +40,7 @@ fn has(words: &[String], options: &[&str]) -> bool {
 
 fn ranks(job: &Job, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher) else { return };
-    // Several programs add their ranks up.
+    // The ranks of several programs add up.
     let counts = words.windows(2).filter(|pair| ["-np", "-n", "--np", "--n", "-c"].contains(&pair[0].as_str()));
     let counts: Vec<i64> = counts.filter_map(|pair| pair[1].parse().ok()).collect();
     let several = words.iter().any(|word| word == ":");
@@ -52,7 +50,7 @@ fn ranks(job: &Job, findings: &mut Findings) {
         counts.first().copied().unwrap_or(0)
     };
     let (room, slots, pods) = (job.ranks(), job.slots(), job.ranks() / job.slots().max(1));
-    let at = job.launcher.container.get(if job.launcher.has_command() { "command" } else { "args" });
+    let at = job.launcher_words();
     let over = has(&words, &["--oversubscribe", "-oversubscribe"])
         || words.iter().any(|word| word.to_lowercase().contains(":oversubscribe"));
     if asked > room && room > 0 && !over {
@@ -66,7 +64,7 @@ fn ranks(job: &Job, findings: &mut Findings) {
         findings.warn(
             "idle-slots",
             &at,
-            format!("{asked} ranks for {room} slots: they fill the first workers, and the others idle"),
+            format!("{asked} ranks for {room} slots: they fill the first workers, and the others stay idle"),
             "leave -np out, or add --map-by node and lower replicas or slotsPerWorker",
         );
     }
@@ -88,7 +86,7 @@ fn open_mpi_5(job: &Job, findings: &mut Findings) {
         let what = "this image has Open MPI 5, which ignores the operator's variables: all ranks run on the launcher, and the job succeeds";
         findings.error("open-mpi-5", &image, what, fix);
     } else {
-        let what = "with Open MPI 5 in the image all ranks run on the launcher, and the job succeeds";
+        let what = "if the image has Open MPI 5, all ranks run on the launcher, and the job succeeds";
         findings.warn("open-mpi-5", &job.launcher.container.get("env"), what, fix);
     }
 }
@@ -108,18 +106,18 @@ fn environment(job: &Job, findings: &mut Findings) {
             findings.warn(
                 "worker-env",
                 &at,
-                format!("ranks are children of sshd, so {name} of the worker's container does not reach them"),
+                format!("ranks are children of sshd, so they do not inherit {name} from the worker's container"),
                 format!("set {name} in the launcher and pass it with mpirun -x {name}"),
             );
         }
     }
     for (name, at) in job.launcher.env() {
         if OPERATORS.contains(&name) {
-            let what = format!("{name} is the operator's: its own value comes later and wins");
-            findings.warn("operator-env", &at, what, "leave it out; give mpirun the option instead");
+            let what = format!("the operator sets {name} itself, and its value wins");
+            findings.warn("operator-env", &at, what, "leave it out, and give mpirun the option instead");
         }
     }
-    // An entrypoint may pass variables on; a command that is mpirun itself passes on what -x names.
+    // An entrypoint may pass variables on; mpirun itself passes on those that -x names.
     let Some(words) = mpirun(&job.launcher).filter(|_| job.launcher.has_command()) else { return };
     if job.implementation() != "OpenMPI" {
         return;
@@ -132,7 +130,7 @@ fn environment(job: &Job, findings: &mut Findings) {
                 "launcher-env",
                 &at,
                 format!("{name} stays in the launcher: ranks on workers do not see it"),
-                format!("add -x {name} behind mpirun"),
+                format!("add -x {name} after mpirun"),
             );
         }
     }
@@ -144,7 +142,7 @@ fn readiness(job: &Job, findings: &mut Findings) {
     }
     let probe = job.worker.container.get("readinessProbe");
     let waits = job.waits_for_workers();
-    // An entrypoint can wait, and ours does; a command cannot.
+    // An entrypoint can wait for the workers, and ours does; a command cannot.
     let image = job.launcher.container.get("image").text().unwrap_or("");
     let is_ours = image.rsplit('/').next().is_some_and(|name| name.contains("ringpull"))
         || job.launcher.env().iter().any(|(name, _)| name.starts_with("RINGPULL_"));
@@ -179,7 +177,7 @@ fn root(job: &Job, findings: &mut Findings) {
             "as-root",
             &job.launcher.container.get("command"),
             "Open MPI's mpirun refuses to run as root, unless the image allows it",
-            "add --allow-run-as-root behind mpirun, or run as a user",
+            "add --allow-run-as-root after mpirun, or run as a user",
         );
     }
 }
@@ -191,8 +189,8 @@ fn first_container(job: &Job, findings: &mut Findings) {
             findings.error(
                 "second-container",
                 container,
-                "the hostfile, the key and the variables go to the first container only, and this one runs mpirun",
-                "make it the first of the containers",
+                "only the first container gets the hostfile, the key and the variables, but this one runs mpirun",
+                "make it the first container",
             );
         }
     }

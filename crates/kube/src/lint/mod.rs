@@ -1,11 +1,11 @@
-//! Reads somebody's MPIJob and says what will go wrong, with the fix.
+//! The linter of MPIJobs: what will go wrong, and the fix.
 //!
-//! - `node`: a place in a document and its path; `job`: an MPIJob as its rules look at it;
+//! - `node`: a value of a document, with its path; `job`: an MPIJob as the rules see it;
 //! - `structure`: what the operator refuses or silently ignores; `ssh`: users, keys and their modes, sshd;
-//! - `launcher`: the words of `mpirun`, where ranks land and what they know; `mpi`: whose words they are;
-//! - `store`: the store that is asked for and what it needs; `pods`: devices, memory, volumes, network.
+//! - `launcher`: the command line of `mpirun`; `mpi`: whether it is that of the right MPI;
+//! - `store`: the kind of store and its servers; `pods`: devices, memory, volumes, network.
 //!
-//! A finding is an error where the job would fail, or would do something other than it says; else a warning.
+//! A finding is an error if the job would fail or not do what it says, else a warning.
 
 mod job;
 mod launcher;
@@ -78,7 +78,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
-/// Checks every MPIJob of a YAML stream. What is no YAML is a finding too.
+/// Checks every MPIJob of a YAML stream. Invalid YAML is a finding too.
 pub fn lint(text: &str) -> Report {
     let mut findings = Findings { document: 1, list: Vec::new() };
     let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
@@ -86,7 +86,7 @@ pub fn lint(text: &str) -> Report {
         Err(cause) => {
             let cause = cause.to_string();
             let nowhere = Node { value: &Value::Null, path: "(text)".to_owned() };
-            let fix = "correct the line that is named; a key may stand once, and blanks indent";
+            let fix = "correct that line; a key may occur once, and indentation is blanks";
             findings.error("yaml", &nowhere, cause.lines().next().unwrap_or(""), fix);
             return Report { jobs: 0, findings: findings.list };
         }
@@ -118,8 +118,10 @@ fn check(object: &Node, findings: &mut Findings) {
     let job = Job::of(object);
     structure::check(&job, findings);
     ssh::check(&job, findings);
-    launcher::check(&job, findings);
-    mpi::check(&job, findings);
-    store::check(&job, findings);
+    if job.launcher.replica.is_there() {
+        launcher::check(&job, findings);
+        mpi::check(&job, findings);
+        store::check(&job, findings);
+    }
     pods::check(&job, findings);
 }

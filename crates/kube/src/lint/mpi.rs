@@ -1,4 +1,5 @@
-//! Whether `mpiImplementation`, by which the operator sets its variables, is the MPI of the image and of the command's options.
+//! Whether `mpiImplementation`, by which the operator sets its variables, is the MPI of the image and of the
+//! command's options.
 
 use super::Findings;
 use super::job::Job;
@@ -33,16 +34,13 @@ const HYDRA: [&str; 10] = [
 ];
 
 pub(crate) fn check(job: &Job, findings: &mut Findings) {
-    if !job.launcher.replica.is_there() {
-        return;
-    }
     let implementation = job.implementation();
     let image = job.launcher.container.get("image");
     if let Some(other) = image.text().and_then(named_in).filter(|other| *other != implementation) {
         findings.error(
             "mpi-image",
             &image,
-            format!("the image is named after {other}, which does not read what the operator sets for {implementation}: ranks find no hosts"),
+            format!("the image is named after {other}, which ignores what the operator sets for {implementation}: ranks find no hosts"),
             format!("write mpiImplementation: {other}, or take an image with {implementation}"),
         );
         return;
@@ -51,14 +49,14 @@ pub(crate) fn check(job: &Job, findings: &mut Findings) {
     if let Some(option) = options(&job.launcher.words()).find(|word| theirs.contains(word)) {
         findings.error(
             "mpi-options",
-            &job.launcher.container.get(if job.launcher.has_command() { "command" } else { "args" }),
+            &job.launcher_words(),
             format!("{option} is an option of {others}, and mpiImplementation is {implementation}"),
             format!("write mpiImplementation: {others}, or the option as {implementation} has it"),
         );
     }
 }
 
-/// The implementation that the image's own name or tag speaks of; ours has Open MPI.
+/// The implementation that the image's name or tag contains; ours has Open MPI.
 fn named_in(image: &str) -> Option<&'static str> {
     let name = image.rsplit('/').next()?.to_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
@@ -74,7 +72,8 @@ fn named_in(image: &str) -> Option<&'static str> {
     }
 }
 
-/// The options of `mpirun` itself: its words up to the first two in a row that are no options, where the program begins.
+/// The options of `mpirun` itself: its words up to the program, which begins at the first two words in a row
+/// that are not options.
 fn options(words: &[String]) -> impl Iterator<Item = &str> {
     let at = words.iter().position(|word| is_mpirun(word)).map_or(words.len(), |at| at + 1);
     let own = &words[at..];

@@ -1,10 +1,10 @@
-//! A place in a document: its value and the path that leads there.
+//! A value of a document, with its path.
 
 use serde_json::Value;
 
 const ABSENT: &Value = &Value::Null;
 
-/// A value, null where there is none, and its path.
+/// A value and its path. An absent value is null.
 #[derive(Debug, Clone)]
 pub(super) struct Node<'a> {
     pub(super) value: &'a Value,
@@ -18,18 +18,18 @@ impl<'a> Node<'a> {
         Node { value: self.value.get(name).unwrap_or(ABSENT), path: format!("{}{dot}{name}", self.path) }
     }
 
-    /// A field of fields: names divided by dots.
+    /// A nested field: names divided by dots.
     pub(super) fn down(&self, names: &str) -> Node<'a> {
         names.split('.').fold(self.clone(), |node, name| node.get(name))
     }
 
-    /// The elements of a list, none where it is no list.
+    /// The elements of a list; nothing if it is not a list.
     pub(super) fn items(&self) -> Vec<Node<'a>> {
         let list = self.value.as_array().map_or(&[][..], Vec::as_slice);
         list.iter().enumerate().map(|(at, value)| Node { value, path: format!("{}[{at}]", self.path) }).collect()
     }
 
-    /// The fields of an object, none where it is no object.
+    /// The fields of an object; nothing if it is not an object.
     pub(super) fn fields(&self) -> Vec<(&'a str, Node<'a>)> {
         let fields = self.value.as_object().into_iter().flatten();
         fields.map(|(name, _)| (name.as_str(), self.get(name))).collect()

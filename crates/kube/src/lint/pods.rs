@@ -1,4 +1,4 @@
-//! What pods are given: devices, shared memory, volumes, images, a mesh's proxy.
+//! The pods' devices, shared memory, volumes and images, and the proxy of a mesh.
 
 use super::Findings;
 use super::job::{Job, Role};
@@ -31,7 +31,7 @@ pub(crate) fn check(job: &Job, findings: &mut Findings) {
         findings.warn(
             "two-images",
             &other,
-            "launcher and workers have different images: their MPI must be the same to the last number",
+            "launcher and workers have different images: their MPI must be exactly the same version",
             "give both one image",
         );
     }
@@ -43,7 +43,7 @@ fn gpus(job: &Job, findings: &mut Findings) {
         findings.error(
             "launcher-gpu",
             &job.launcher.container.down("resources.limits").get(GPU),
-            "the launcher's GPUs are hidden from it by the operator: they are held for nothing",
+            "the operator hides the launcher's GPUs from it: the job holds them without using them",
             "leave them out, or set runLauncherAsWorker: true",
         );
     }
@@ -69,8 +69,8 @@ fn gpus(job: &Job, findings: &mut Findings) {
         findings.warn(
             "dev-shm",
             &job.worker.pod.get("volumes"),
-            "/dev/shm is 64 MiB: NCCL and MPI between the ranks of a pod end with \"No space left on device\"",
-            "add an emptyDir {medium: Memory, sizeLimit: 8Gi} mounted at /dev/shm (it counts to the memory limit)",
+            "/dev/shm is 64 MiB: NCCL and MPI between the ranks of a pod fail with \"No space left on device\"",
+            "add an emptyDir {medium: Memory, sizeLimit: 8Gi} mounted at /dev/shm (it counts towards the memory limit)",
         );
     }
 }
@@ -88,7 +88,7 @@ fn extended(role: &Role, findings: &mut Findings) {
                 "device-request",
                 &request,
                 format!(
-                    "a device is requested by its limit: {name} has request {} and limit {}",
+                    "devices are requested by their limit: {name} has request {} and limit {}",
                     request.value, limit.value
                 ),
                 format!("write it under limits, with the same number: {name}: {}", request.value),
@@ -108,7 +108,7 @@ fn rdma(role: &Role, findings: &mut Findings) {
         findings.error(
             "memlock",
             &at,
-            format!("{name} registers memory, which needs more locked memory than a container may have"),
+            format!("{name} registers memory, and a container may not lock enough of it"),
             "add securityContext: {capabilities: {add: [IPC_LOCK]}}",
         );
     }
@@ -121,7 +121,7 @@ fn proxy(name: &str, role: &Role, findings: &mut Findings) {
         findings.warn(
             "mesh",
             &role.template.down("metadata.annotations"),
-            format!("in a namespace with istio, as Kubeflow's profiles are, a proxy joins the {name}: ranks cannot connect, and the job never ends"),
+            format!("in a namespace with istio, such as a Kubeflow profile, a proxy joins the {name}: ranks cannot connect, and the job never ends"),
             format!("annotate the pod with {inject}: \"false\""),
         );
     }
@@ -144,7 +144,7 @@ fn volumes(job: &Job, findings: &mut Findings) {
         for (claim, volume) in claims(role) {
             let name = volume.get("name").text().unwrap_or("");
             if !is_mounted(role, name) {
-                let what = format!("the volume {name} of claim {claim} is mounted nowhere");
+                let what = format!("the volume {name} of claim {claim} is not mounted");
                 findings.warn(
                     "mount",
                     &volume,
@@ -167,9 +167,7 @@ fn volumes(job: &Job, findings: &mut Findings) {
             findings.error(
                 "mount",
                 &job.launcher.container.get("volumeMounts"),
-                format!(
-                    "claim {claim} is at {path} in the launcher and at {other} in the workers: a path means two things"
-                ),
+                format!("claim {claim} is mounted at {path} in the launcher and at {other} in the workers"),
                 format!("mount it at {other} in both"),
             );
         }

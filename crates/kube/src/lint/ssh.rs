@@ -1,9 +1,9 @@
-//! Who logs in as whom with which key: the user of both sides, the key's place and modes, and the server.
+//! The ssh logins of `mpirun`: the users of both sides, the folder and modes of the key, and the server.
 
 use super::Findings;
 use super::job::Job;
 
-/// What sshd of root needs of what a pod has by default.
+/// Capabilities that root's sshd needs and a pod has by default.
 const SSHD_CAPABILITIES: [&str; 3] = ["SYS_CHROOT", "SETUID", "SETGID"];
 
 pub(crate) fn check(job: &Job, findings: &mut Findings) {
@@ -32,7 +32,7 @@ fn key(job: &Job, findings: &mut Findings) {
         findings.error(
             "key-place",
             &at,
-            format!("the pods run as root, which looks for its key in /root/.ssh and not in {path}"),
+            format!("the pods run as root, whose key must be in /root/.ssh and not in {path}"),
             "leave sshAuthMountPath out, or set runAsUser to the owner of that folder",
         );
     } else if user != 0 && path == "/root/.ssh" {
@@ -67,7 +67,7 @@ fn server(job: &Job, findings: &mut Findings) {
         findings.error(
             "no-sshd",
             &worker.container.get("command"),
-            "the worker only waits, as version v1 wanted it: nobody answers the launcher's ssh",
+            "the worker only sleeps, as version v1 required: nothing answers the launcher's ssh",
             "leave command and args out: the operator runs /usr/sbin/sshd -De",
         );
     }
@@ -82,8 +82,8 @@ fn server(job: &Job, findings: &mut Findings) {
         findings.error(
             "sshd-capabilities",
             &capabilities.get("drop"),
-            format!("sshd of root cannot serve without {}", missing.join(", ")),
-            format!("add: [{}], or run as a user, who needs none", missing.join(", ")),
+            format!("root's sshd does not work without {}", missing.join(", ")),
+            format!("add: [{}], or run as a user, who needs none of them", missing.join(", ")),
         );
     }
     if worker.pod.get("hostNetwork").is_true() {

@@ -1,10 +1,11 @@
-//! What the operator refuses, and what it accepts and ignores. A refusal is an event only: the object stays, and
-//! nothing runs.
+//! What the operator refuses, and what it accepts but ignores. After a refusal the object stays, with an event,
+//! and nothing runs.
 
 use super::Findings;
 use super::job::Job;
 use super::node::Node;
 use crate::quantity::Quantity;
+use crate::request::{LONGEST_LABEL, is_label};
 
 const SPEC: [&str; 7] = [
     "slotsPerWorker",
@@ -40,7 +41,7 @@ pub(super) fn is_v2(object: &Node, findings: &mut Findings) -> bool {
         _ => findings.error(
             "old-version",
             &version,
-            "no operator that is maintained runs this version",
+            "no maintained operator runs this version",
             "write apiVersion: kubeflow.org/v2beta1",
         ),
     }
@@ -66,13 +67,12 @@ fn name(job: &Job, findings: &mut Findings) {
         return;
     };
     let longest = format!("{name}-worker-{}", job.worker_pods().saturating_sub(1).max(0));
-    let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    if !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(legal) || name.ends_with('-') {
+    if !is_label(name) {
         let what = format!("{name:?} cannot be part of a pod's host name: the job is refused");
         findings.error("name", &at, what, "use lower-case letters, digits and -, begin with a letter, no dots");
-    } else if longest.len() > 63 {
-        let what = format!("the host name {longest} has {} characters, at most 63 are allowed", longest.len());
-        findings.error("name", &at, what, format!("shorten the name by {}", longest.len() - 63));
+    } else if longest.len() > LONGEST_LABEL {
+        let what = format!("the host name {longest} has {} characters; at most 63 are allowed", longest.len());
+        findings.error("name", &at, what, format!("shorten the name by {}", longest.len() - LONGEST_LABEL));
     }
 }
 
@@ -88,12 +88,12 @@ fn unknown_fields(job: &Job, findings: &mut Findings) {
                 (None, "cleanPodPolicy" | "backoffLimit" | "activeDeadlineSeconds" | "ttlSecondsAfterFinished") => {
                     format!("move it to spec.runPolicy.{name}")
                 }
-                _ => format!("leave it out; known are {}", known.join(", ")),
+                _ => format!("leave it out; the known fields are {}", known.join(", ")),
             };
             findings.error(
                 "unknown-field",
                 &field,
-                format!("{name} is no field of v2beta1: it is dropped or refused"),
+                format!("v2beta1 has no field {name}: it is dropped or refused"),
                 fix,
             );
         }
@@ -110,7 +110,7 @@ fn unknown_fields(job: &Job, findings: &mut Findings) {
         let near = ["Launcher", "Worker"].into_iter().find(|other| other.eq_ignore_ascii_case(name));
         let fix =
             near.map_or("only Launcher and Worker are read; leave it out".to_owned(), |near| format!("write {near}"));
-        let what = format!("{name} is accepted by the schema and read by nobody: none of its pods is made");
+        let what = format!("the schema accepts {name}, but the operator ignores it and creates none of its pods");
         findings.error("replica-name", &field, what, fix);
     }
 }
@@ -121,14 +121,14 @@ fn replicas(job: &Job, findings: &mut Findings) {
         findings.error(
             "no-launcher",
             launcher,
-            "there is no Launcher: the job is refused",
+            "the Launcher is missing: the job is refused",
             "add mpiReplicaSpecs.Launcher",
         );
     } else if launcher.get("replicas").number().is_some_and(|count| count != 1) {
         findings.error(
             "launcher-replicas",
             &launcher.get("replicas"),
-            "there can be one launcher only",
+            "a job has exactly one launcher",
             "write replicas: 1",
         );
     }
@@ -136,16 +136,11 @@ fn replicas(job: &Job, findings: &mut Findings) {
     let count = worker.get("replicas");
     let lower_case = job.spec.get("mpiReplicaSpecs").get("worker").is_there();
     if worker.is_there() && count.number().is_none_or(|count| count < 1) {
-        let what = if count.is_there() { "no workers are asked for" } else { "replicas is missing, which counts as 0" };
-        findings.error(
-            "worker-replicas",
-            &count,
-            format!("{what}: the job is refused"),
-            "write replicas: with at least 1",
-        );
+        let what = if count.is_there() { "replicas is below 1" } else { "replicas is missing, which means 0" };
+        findings.error("worker-replicas", &count, format!("{what}: the job is refused"), "write replicas: 1 or more");
     } else if !worker.is_there() && !job.launcher_works() && !lower_case {
         let fix = "add mpiReplicaSpecs.Worker, or set runLauncherAsWorker: true";
-        findings.error("no-workers", worker, "there are no workers, so no rank has a place", fix);
+        findings.error("no-workers", worker, "the job has no worker, so no rank can run", fix);
     }
     for (name, role) in job.roles() {
         let policy = role.replica.get("restartPolicy");
@@ -158,8 +153,8 @@ fn replicas(job: &Job, findings: &mut Findings) {
             findings.warn(
                 "lost-log",
                 &policy,
-                "with OnFailure the launcher's pod and its log are deleted once backoffLimit is spent",
-                "write restartPolicy: Never for the Launcher: each start is then a pod that stays",
+                "with OnFailure the launcher's pod and its log are deleted when backoffLimit is reached",
+                "write restartPolicy: Never for the Launcher: then the pod of each start stays",
             );
         }
         if role.pod.get("restartPolicy").is_there() {
@@ -184,16 +179,16 @@ fn words(job: &Job, findings: &mut Findings) {
             );
         }
     };
-    one_of(job.spec.get("mpiImplementation"), &["OpenMPI", "Intel", "MPICH"], "is no MPI that the operator knows");
+    one_of(job.spec.get("mpiImplementation"), &["OpenMPI", "Intel", "MPICH"], "is not an MPI that the operator knows");
     one_of(
         job.spec.get("launcherCreationPolicy"),
         &["AtStartup", "WaitForWorkersReady"],
-        "is no policy; whatever it is, it acts as WaitForWorkersReady",
+        "is not a policy; it acts as WaitForWorkersReady",
     );
-    one_of(job.spec.down("runPolicy.cleanPodPolicy"), &["None", "Running", "All"], "is no policy");
+    one_of(job.spec.down("runPolicy.cleanPodPolicy"), &["None", "Running", "All"], "is not a policy");
     let slots = job.spec.get("slotsPerWorker");
     if slots.is_there() && slots.number().is_none_or(|count| count < 1) {
-        let what = format!("slotsPerWorker is {}: no rank has a place", slots.value);
+        let what = format!("slotsPerWorker is {}: no rank can run", slots.value);
         findings.error("slots", &slots, what, "write the number of ranks in a worker, at least 1");
     }
     for (_, role) in job.roles() {
@@ -217,7 +212,7 @@ fn run_policy(job: &Job, findings: &mut Findings) {
         findings.warn(
             "clean-pods",
             &policy,
-            "cleanPodPolicy is None by default: after the job its workers' sshd go on holding processors and GPUs",
+            "cleanPodPolicy is None by default: after the job its workers' sshd keep holding processors and GPUs",
             "write runPolicy.cleanPodPolicy: Running",
         );
     }
@@ -231,7 +226,7 @@ fn scheduling(job: &Job, findings: &mut Findings) {
         findings.error(
             "gang-deadlock",
             &least,
-            "the gang waits for the launcher's pod, which waits for the gang's workers: nothing ever starts",
+            "the gang waits for the launcher's pod, and the launcher waits for the gang's workers: nothing ever starts",
             format!("write minAvailable: {}, or launcherCreationPolicy: AtStartup", all - 1),
         );
     }
