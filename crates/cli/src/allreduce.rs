@@ -9,43 +9,43 @@ use ringpull_base::config::Config;
 use ringpull_base::{DType, Error, Result, Tensor};
 use ringpull_workload::pattern::Pattern;
 
-use crate::ranks::{Found, Ranks};
+use crate::ranks::{RankReport, gather_by, record_of};
 use crate::record::Record;
 use crate::usage::{Memory, cpu_s};
 
-/// Milliseconds without traffic before each iteration, the same for everybody: a shaped link lets a burst
-/// through that it has saved up, so whoever has the slower barrier would seem to have the faster sum.
+/// Milliseconds without traffic before each iteration, the same for all programs: a shaped link saves up a
+/// burst when it is idle, so the program with the slower barrier would seem to have the faster sum.
 pub(crate) const REST_MS: f64 = 2.0;
 
 /// How buffers are measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Plan {
+pub(crate) struct AllreduceOptions {
     pub dtype: DType,
     /// Measured iterations, at least 1.
     pub iters: usize,
     /// Iterations before them, verified but not timed.
     pub warmup: usize,
-    /// How long the ranks do nothing before each iteration. What a link's shaper lets through at once grows
-    /// meanwhile: without a rest a sample is the shorter the longer the barriers around it take.
+    /// How long the ranks are idle before each iteration, so that every sample finds the same burst saved up by
+    /// the links' shapers.
     pub rest: Duration,
-    /// How late rank 0 comes to one more iteration, in which the others' processor time is taken. Zero leaves
-    /// it out.
+    /// How late rank 0 comes to one more iteration, in which the others' processor time is measured. Zero
+    /// omits it.
     pub late: Duration,
 }
 
 /// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `algorithm`, or else as the
 /// environment says, verifies every result, and gives rank 0 one record a size. Collective.
-pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Result<Option<Vec<Record>>> {
+pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &AllreduceOptions) -> Result<Option<Vec<Record>>> {
     let dtype = plan.dtype;
     if plan.iters == 0 {
-        return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));
+        return Err(Error::argument("invalid --iters 0: expected at least 1", "give a larger number"));
     }
     let environment = Config::from_env()?;
     let asked: Option<Choice> = algorithm.map(str::parse).transpose()?;
     let choice = asked.map_or_else(|| environment.algorithm.parse(), Ok)?;
     if choice == Choice::Nccl {
         return Err(Error::argument(
-            "what is measured here is in host memory, which nccl does not sum",
+            "invalid --algorithm nccl: it sums only memory of GPUs, and these buffers are in host memory",
             "choose another --algorithm; `RINGPULL_ALGORITHM=nccl` is for stores on GPUs",
         ));
     }
@@ -61,18 +61,18 @@ pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &Plan) -> Resu
         let memory = vec![buffers.summed.clone(), buffers.flag.clone()];
         let work = move |comm: &mut Communicator, _: &[Tensor], stamp: u32| {
             let found = measure(comm, stamp, choice, &buffers, &plan)?;
-            gather(comm, stamp, &found.row())
+            gather_by(&found, |_, numbers| gather(comm, stamp, numbers))
         };
         let ranks = engine.collective("bench allreduce", memory, work)?;
         let mode = if choice == Choice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned();
         let record = Record { mode, algorithm: choice.to_string(), ..Record::blank("allreduce", dtype) };
-        records.push(ranks.record(size, record)?);
+        records.push(record_of(&ranks, size, record)?);
     }
     Ok((engine.rank() == 0).then_some(records))
 }
 
-/// What the MPI library is to send without asking: a segment, but where its own allreduce was asked for by
-/// the command line, which is the same on every rank as a variable need not be, it keeps its own limit.
+/// The size up to which the MPI library is to send eagerly: a segment. It keeps its own limit if the command
+/// line, which unlike a variable is the same on every rank, asks for its own allreduce.
 fn eager_bytes(asked: Option<Choice>, config: &Config) -> Option<usize> {
     (asked != Some(Choice::Native)).then_some(config.segment_bytes)
 }
@@ -91,7 +91,7 @@ pub(super) fn connect(_config: &Config, _eager_bytes: Option<usize>) -> Result<A
     })
 }
 
-/// What the transport uses of this rank's memory.
+/// The tensors that the transport uses.
 struct Buffers {
     summed: Tensor,
     /// One byte, for barriers.
@@ -99,10 +99,16 @@ struct Buffers {
 }
 
 /// What this rank finds.
-fn measure(comm: &mut Communicator, stamp: u32, choice: Choice, buffers: &Buffers, plan: &Plan) -> Result<Found> {
+fn measure(
+    comm: &mut Communicator,
+    stamp: u32,
+    choice: Choice,
+    buffers: &Buffers,
+    plan: &AllreduceOptions,
+) -> Result<RankReport> {
     let pattern = Pattern::new(comm.size(), plan.dtype)?;
     let tensor = &buffers.summed;
-    let mut found = Found::default();
+    let mut found = RankReport::default();
     pattern.fill(tensor, comm.rank(), 0);
     let mut memory = Memory::watch();
     let last = plan.warmup + plan.iters;
@@ -119,11 +125,11 @@ fn measure(comm: &mut Communicator, stamp: u32, choice: Choice, buffers: &Buffer
         let (start, cpu) = (Instant::now(), cpu_s());
         comm.allreduce_tensor(choice, tensor, stamp)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
-        // The first to finish would take the processor from the last.
+        // Otherwise the first to finish would take processor time from the last.
         barrier(comm, stamp, &buffers.flag)?;
         pattern.check(tensor, "the buffer", comm.rank(), iteration..=iteration)?;
         if iteration == last {
-            // The sum itself costs what it does in the other iterations. Rank 0 is the late one.
+            // The sum itself costs as much as in the other iterations. Rank 0 is the late one.
             let waiting = (cpu - found.spent.cpu_s / plan.iters as f64).max(0.0) / plan.late.as_secs_f64();
             found.waiting_cpu = (comm.rank() > 0).then_some(waiting);
         } else if iteration >= plan.warmup {
@@ -131,11 +137,11 @@ fn measure(comm: &mut Communicator, stamp: u32, choice: Choice, buffers: &Buffer
             found.spent.cpu_s += cpu;
         }
     }
-    Ok(Found { extra_rss_bytes: memory.grown_bytes(), ..found })
+    Ok(RankReport { extra_rss_bytes: memory.grown_bytes(), ..found })
 }
 
-/// Lets time pass awake: ranks that share cores and have slept come back one after the other, which the next
-/// sum would wait for.
+/// Waits without sleeping: ranks that share cores wake up one after the other, and the next sum would wait for
+/// the last.
 fn rest(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -149,11 +155,11 @@ fn barrier(comm: &mut Communicator, stamp: u32, flag: &Tensor) -> Result<()> {
 }
 
 /// Every rank's `own`.
-fn gather(comm: &mut Communicator, stamp: u32, own: &[f64]) -> Result<Ranks> {
+fn gather(comm: &mut Communicator, stamp: u32, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     let parts = Parts::of((0..=comm.size()).map(|rank| rank * size_of_val(own)).collect());
     let all = comm.gather(parts, stamp, |part| part.copy_from_slice(bytemuck::cast_slice(own)))?;
     let row = |row: &[u8]| row.chunks_exact(size_of::<f64>()).map(bytemuck::pod_read_unaligned).collect();
-    Ok(Ranks(all.bytes().chunks_exact(size_of_val(own)).map(row).collect()))
+    Ok(all.bytes().chunks_exact(size_of_val(own)).map(row).collect())
 }
 
 #[cfg(test)]
@@ -161,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_librarys_own_sum_asked_for_by_name_has_its_own_limit() {
+    fn the_library_keeps_its_eager_limit_only_if_the_option_asks_for_its_allreduce() {
         let by_variable = Config { algorithm: "native".to_owned(), ..Config::default() };
         assert_eq!(eager_bytes(Some(Choice::Native), &Config::default()), None);
         for (asked, config) in [(Some(Choice::Auto), &Config::default()), (None, &by_variable)] {

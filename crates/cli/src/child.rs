@@ -1,21 +1,51 @@
-//! Waits for a child process, and notices an `mpirun` on this host that outlives its ranks.
+//! Runs a child process to its end, and detects an `mpirun` on this host that outlives its ranks.
 //!
-//! Open MPI 4.1's can wait for itself for ever when ranks end while it ends the job: every child has gone,
-//! and `mpirun` stays. Only ranks of this host are its children all the time; of other hosts it knows by
-//! agents that leave it. Where the kernel does not tell a process's children, nothing is noticed.
+//! Open MPI 4.1's `mpirun` can hang for ever when ranks end while it ends the job: all its children are gone.
+//! Only ranks of this host are its children all the time; the agents that start ranks on other hosts leave
+//! it. If the kernel does not list a process's children, nothing is detected.
 
 use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use ringpull_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::mpirun::Hosts;
+use super::launch::Host;
 
-/// Waits for `child`, named `what` in errors, and kills it once `is_over` says so. How it ended, and whether
+/// How a child process ended, and what it wrote.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    pub(crate) was_killed: bool,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs `command`, named `what` in errors, to its end, or until `is_over` says so, which gets its process id.
+pub(crate) fn run(command: &mut Command, what: &str, mut is_over: impl FnMut(u32) -> bool) -> Result<Finished> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|cause| Error::io("run", what, &cause))?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let out = std::thread::spawn(move || out.map(read_all).unwrap_or_default());
+    let err = std::thread::spawn(move || err.map(read_all).unwrap_or_default());
+    let pid = child.id();
+    let (status, was_killed) = wait(&mut child, what, || is_over(pid))?;
+    let (stdout, stderr) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
+    Ok(Finished { status, was_killed, stdout, stderr })
+}
+
+fn read_all(mut from: impl std::io::Read) -> String {
+    let mut bytes = Vec::new();
+    if let Err(cause) = from.read_to_end(&mut bytes) {
+        tracing::warn!(%cause, "a job's output was cut short");
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Waits for `child`, named `what` in errors, and kills it when `is_over` says so. How it ended, and whether
 /// it was killed.
 pub(crate) fn wait(child: &mut Child, what: &str, mut is_over: impl FnMut() -> bool) -> Result<(ExitStatus, bool)> {
     let failed = |cause: std::io::Error| Error::io("wait for", what, &cause);
@@ -36,15 +66,15 @@ pub(crate) fn code_of(status: ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
-/// How long a process may go on without children before it is taken for one that will not end.
+/// How long a process may have no children before it counts as one that will not end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// How often the kernel is asked.
+/// How often its children are listed.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Watches one process.
+/// Detects that an `mpirun` has outlived its ranks.
 #[derive(Debug)]
 pub(crate) struct Childless {
-    /// `None`: its children do not tell.
+    /// `None`: its children mean nothing.
     pid: Option<u32>,
     asked: Option<Instant>,
     had_children: bool,
@@ -52,14 +82,13 @@ pub(crate) struct Childless {
 }
 
 impl Childless {
-    /// Begins to watch process `pid`, an `mpirun` of ranks on `hosts`.
-    pub(crate) fn watch(pid: u32, hosts: &Hosts) -> Self {
-        let pid = matches!(hosts, Hosts::Local).then_some(pid);
+    /// Watches process `pid`, an `mpirun` of ranks on `hosts`.
+    pub(crate) fn watch(pid: u32, hosts: &[Host]) -> Self {
+        let pid = hosts.iter().all(|host| *host == Host::Local).then_some(pid);
         Childless { pid, asked: None, had_children: false, since: None }
     }
 
-    /// Whether the process has had children, and has had none for [`PATIENCE`]. To be asked again and again;
-    /// does not block.
+    /// Whether the process has had children, and then none for [`PATIENCE`]. To be polled; does not block.
     pub(crate) fn is_stuck(&mut self) -> bool {
         let Some(pid) = self.pid else { return false };
         let now = Instant::now();
@@ -77,15 +106,15 @@ impl Childless {
     }
 }
 
-/// Whether what this process writes, and what its children write in its place, is taken: who is held up by a
-/// full pipe is not stuck.
-pub(crate) fn output_is_taken() -> bool {
+/// Whether somebody reads the output of this process and its children: a process that a full pipe blocks is
+/// not stuck.
+pub(crate) fn output_is_read() -> bool {
     let (out, err) = (std::io::stdout(), std::io::stderr());
     let mut both = [PollFd::new(&out, PollFlags::OUT), PollFd::new(&err, PollFlags::OUT)];
     poll(&mut both, Some(&Timespec::default())).is_ok_and(|ready| ready == both.len())
 }
 
-/// Whether any child of the process's threads still runs; `None` where the kernel does not say.
+/// Whether any child of the process still runs; `None` if the kernel does not say.
 fn has_children(pid: u32) -> Option<bool> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let mut found = false;
@@ -96,10 +125,10 @@ fn has_children(pid: u32) -> Option<bool> {
     Some(found)
 }
 
-/// Whether a process is more than its exit code, which waits for its parent.
+/// Whether a process still runs, and is not a zombie.
 fn runs(pid: &str) -> bool {
     match std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")) {
-        // The name before the state may hold anything, parentheses too.
+        // The name before the state may contain anything, also parentheses.
         Ok(stat) => stat.rsplit_once(')').is_none_or(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X'])),
         Err(cause) => cause.kind() != ErrorKind::NotFound,
     }
@@ -107,15 +136,13 @@ fn runs(pid: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
-
     use super::*;
 
     #[test]
-    fn only_who_has_had_children_and_has_none_for_long_is_stuck() {
+    fn a_process_is_stuck_if_it_had_children_and_has_none_for_five_seconds() {
         let start = Instant::now();
         let after = |seconds: u64| start + Duration::from_secs(seconds);
-        let mut watched = Childless::watch(1, &Hosts::Local);
+        let mut watched = Childless::watch(1, &[]);
         for second in 0..20 {
             assert!(!watched.observe(after(second), false), "it has started nothing yet");
         }
@@ -125,13 +152,13 @@ mod tests {
         assert!(!watched.observe(after(26), true), "it has another child");
         assert!(!watched.observe(after(27), false));
         assert!(watched.observe(after(27) + PATIENCE, false));
-        assert!(!Childless::watch(u32::MAX, &Hosts::Lab(vec![1, 2])).is_stuck());
+        assert!(!Childless::watch(u32::MAX, &[Host::Lab(1), Host::Lab(2)]).is_stuck());
     }
 
     #[test]
     fn a_process_has_children_until_they_have_ended() {
         if !Path::new("/proc/thread-self/children").exists() {
-            println!("skipped: this kernel does not tell children");
+            println!("skipped: this kernel does not list a process's children");
             return;
         }
         // A shell with one child, which ends when its input does.

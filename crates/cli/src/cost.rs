@@ -6,17 +6,17 @@
 use crate::mode::{Mode, Placement};
 
 /// The least time of an allreduce: every rank sends and receives 2(n-1)/n of the payload (Patarasuk and Yuan 2009).
-pub fn allreduce_bound_s(ranks: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
+pub(crate) fn allreduce_bound_s(ranks: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
     bus_factor(ranks) * bytes / link_bytes_per_s
 }
 
 /// 2(n-1)/n: from the payload to what an optimal allreduce sends on every rank.
-pub fn bus_factor(ranks: usize) -> f64 {
+pub(crate) fn bus_factor(ranks: usize) -> f64 {
     if ranks == 0 { 0.0 } else { 2.0 * (ranks as f64 - 1.0) / ranks as f64 }
 }
 
 /// Bytes that the busiest host sends or receives, whichever is more, in one push and pull of `bytes` per worker.
-pub fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 {
+pub(crate) fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 {
     let n = workers as f64;
     match mode {
         Mode::Allreduce => bus_factor(workers) * bytes,
@@ -30,7 +30,7 @@ pub fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 {
 }
 
 /// The least time of one push and pull in this mode: the busiest host's bytes over its link.
-pub fn mode_bound_s(mode: Mode, workers: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
+pub(crate) fn mode_bound_s(mode: Mode, workers: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
     busiest_host_bytes(mode, workers, bytes) / link_bytes_per_s
 }
 

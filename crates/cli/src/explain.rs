@@ -66,8 +66,8 @@ pub(crate) fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>>
         Choice::Plan(algorithm) => Some(algorithm),
         Choice::Ordered | Choice::Native | Choice::Nccl => {
             return Err(Error::argument(
-                format!("nothing is predicted for {asked}"),
-                "explain --algorithm auto; ordered and native are measured without --explain, and nccl is for stores on GPUs",
+                format!("no prediction for {asked}"),
+                "give --algorithm auto; measure ordered and native without --explain; nccl is for stores on GPUs",
             ));
         }
     };

@@ -13,7 +13,7 @@ const ENDINGS: [&str; 4] = ["weight", "bias", "gamma", "beta"];
 
 /// Keys that get their gradients together.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Layer {
+pub(crate) struct Layer {
     /// What its keys' names begin with.
     pub name: String,
     /// Its keys, as places in the model's list.
@@ -24,7 +24,7 @@ pub struct Layer {
 
 /// A model to replay.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Network {
+pub(crate) struct Network {
     /// The keys, in the order of the forward pass.
     pub keys: Vec<ModelKey>,
     /// The layers, in that order.
@@ -33,7 +33,7 @@ pub struct Network {
 
 /// The model by name, or of a file, every tensor scaled to `scale` of its elements. The layers' parts do not
 /// change with it.
-pub fn load(model: &str, scale: f64) -> Result<Network> {
+pub(crate) fn load(model: &str, scale: f64) -> Result<Network> {
     let keys = models::load(model, scale)?;
     let whole = models::load_whole(model)?;
     let costs: Vec<f64> = whole.iter().map(|(key, flops)| flops.unwrap_or(key.len() as f64)).collect();

@@ -2,33 +2,32 @@
 //!
 //! - [`commands`]: the command line, a file for each subcommand;
 //! - `link`: the rate of a link; [`lab`]: emulated hosts joined by links of that rate;
-//! - [`mpirun`]: the command that starts MPI ranks; `child`: whether it outlives them; `launch`: jobs of a
-//!   scheduler, servers and workers; `interrupt`: Ctrl-C and its like;
+//! - [`mpirun`]: the command that starts MPI ranks; `child`: runs it to its end; `launch`: jobs of a scheduler,
+//!   servers and workers; `interrupt`: Ctrl-C, SIGTERM and SIGHUP;
 //! - `machine`: what this machine can do; `doctor`, `gpu_check`: what would keep a job from running on it;
-//! - `mode`: how our store sums; [`variant`]: who can be measured, ours and peers; [`cost`]: what each must
-//!   move;
-//! - `pushpull`, `allreduce`, `train`: the measuring ranks; `ranks`: what they found, brought together;
-//!   [`layers`], `compute`: what a replayed step consists of;
-//! - [`record`], `statistics`, `usage`: a measurement, what it says and what it costs; `explain`: what `auto`
-//!   does;
-//! - [`rounds`]: jobs of all variants in rotating rounds; [`compare`]: their table, verdict and report;
-//!   `sweep`: allreduce over all sizes, against others; `quiet`: the wait between jobs;
-//! - `timeline`: what the ranks' timelines say together;
-//! - `size`, `text`: how sizes, times, counts and tables are written.
+//! - `mode`: how our store sums; `variant`: what can be measured, ours and peers; `cost`: the bytes that each
+//!   must move;
+//! - `pushpull`, `allreduce`, `train`: the measuring ranks; `ranks`: gathers their reports; `layers`,
+//!   `compute`: the parts of a replayed step;
+//! - `record`, `statistics`, `usage`: a measurement, its spread and its cost; `explain`: what `auto` does;
+//! - `rounds`: jobs of all variants in rotating rounds; `compare`: their table, verdict and report; `sweep`:
+//!   allreduce over all sizes, against others; `quiet`: the wait between jobs;
+//! - `timeline`: merges the ranks' timelines, and accounts for each step's time;
+//! - `size`, `text`: the formats of sizes, times, counts and tables.
 
 mod allreduce;
 mod child;
 pub mod commands;
-pub mod compare;
+mod compare;
 mod compute;
-pub mod cost;
+mod cost;
 mod doctor;
 mod explain;
 mod gpu_check;
 mod interrupt;
 pub mod lab;
 mod launch;
-pub mod layers;
+mod layers;
 mod link;
 mod machine;
 mod mode;
@@ -36,8 +35,8 @@ pub mod mpirun;
 mod pushpull;
 mod quiet;
 mod ranks;
-pub mod record;
-pub mod rounds;
+mod record;
+mod rounds;
 mod size;
 mod statistics;
 mod sweep;
@@ -45,4 +44,4 @@ mod text;
 mod timeline;
 mod train;
 mod usage;
-pub mod variant;
+mod variant;

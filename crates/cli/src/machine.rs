@@ -83,7 +83,7 @@ impl Machine {
 
 /// What the processors of this machine have done since it started, in the kernel's ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProcessorTime {
+pub(crate) struct ProcessorTime {
     all: u64,
     /// Ticks in which the machine wanted to run and its host ran something else.
     stolen: u64,
@@ -91,13 +91,13 @@ pub struct ProcessorTime {
 
 impl ProcessorTime {
     /// Asks the kernel; `None` where it does not say.
-    pub fn read() -> Option<Self> {
+    pub(crate) fn read() -> Option<Self> {
         Self::parse(&std::fs::read_to_string("/proc/stat").ok()?)
     }
 
     /// Reads the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests'
     /// time, which follows, is part of user's.
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let ticks: Vec<u64> = line.split_whitespace().take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
         let stolen = *ticks.get(7)?;
@@ -105,17 +105,17 @@ impl ProcessorTime {
     }
 
     /// Whether the host has ever taken any.
-    pub fn has_stolen(self) -> bool {
+    pub(crate) fn has_stolen(self) -> bool {
         self.stolen > 0
     }
 
     /// Whether it has taken any since `before`.
-    pub fn has_stolen_since(self, before: Self) -> bool {
+    pub(crate) fn has_stolen_since(self, before: Self) -> bool {
         self.stolen > before.stolen
     }
 
     /// The part of the processors' time that was stolen since `before`; `None` if no time has passed.
-    pub fn stolen_since(self, before: Self) -> Option<f64> {
+    pub(crate) fn stolen_since(self, before: Self) -> Option<f64> {
         let all = self.all.checked_sub(before.all).filter(|ticks| *ticks > 0)?;
         Some(self.stolen.saturating_sub(before.stolen) as f64 / all as f64)
     }

@@ -7,7 +7,7 @@ use ringpull_base::{Error, Kind, closest};
 
 /// Where the servers of a parameter-server mode run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Placement {
+pub(crate) enum Placement {
     /// Each on a host of its own.
     Dedicated,
     /// On the workers' hosts, in order from the first.
@@ -16,7 +16,7 @@ pub enum Placement {
 
 impl Placement {
     /// In a word.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Placement::Dedicated => "dedicated",
             Placement::Shared => "shared",
@@ -27,7 +27,7 @@ impl Placement {
 /// A way of our own store to sum: `dist_sync_mpi`, `dist_sync:K`, `dist_sync:Kshared`, `dist_async:K`,
 /// `dist_async:Kshared`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub(crate) enum Mode {
     /// Allreduce over the workers, no server.
     Allreduce,
     /// Parameter servers.
@@ -43,7 +43,7 @@ pub enum Mode {
 
 impl Mode {
     /// The kind of store that the workers create.
-    pub fn kind(self) -> Kind {
+    pub(crate) fn kind(self) -> Kind {
         match self {
             Mode::Allreduce => Kind::DistSyncMpi,
             Mode::Servers { sync: true, .. } => Kind::DistSync,
@@ -52,7 +52,7 @@ impl Mode {
     }
 
     /// The number of servers, 0 for allreduce.
-    pub fn servers(self) -> usize {
+    pub(crate) fn servers(self) -> usize {
         match self {
             Mode::Allreduce => 0,
             Mode::Servers { servers, .. } => servers,
@@ -60,7 +60,7 @@ impl Mode {
     }
 
     /// The hosts needed beyond the workers' own.
-    pub fn extra_hosts(self) -> usize {
+    pub(crate) fn extra_hosts(self) -> usize {
         match self {
             Mode::Servers { servers, placement: Placement::Dedicated, .. } => servers,
             _ => 0,

@@ -1,9 +1,9 @@
 //! The command that starts MPI ranks on this host, on emulated hosts or on the hosts of a hostfile, with Open
 //! MPI or with MPICH and its relatives. Rank i runs on host i modulo the number of hosts.
 //!
-//! All host names and options go on `mpirun`'s command line, and variables for the ranks go through `env`,
-//! which every `mpirun` understands. The job's secret, and what has its value from the environment here, go
-//! by their names alone, as every user of a host can read its processes' arguments.
+//! Host names and options are arguments of `mpirun`, and the ranks get their variables through `env`, which
+//! works with every `mpirun`. The job's secret, and variables that have their value from this process's
+//! environment, are passed by name, since every user of a host can read its processes' arguments.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -15,8 +15,8 @@ use tempfile::TempDir;
 use ringpull_base::{Error, Result, config};
 
 use super::lab;
-use super::launch::hostfile::Host;
-use super::launch::place::ssh_words;
+use super::launch::host::ssh_words;
+pub use super::launch::{Host, SshHost};
 
 /// Which family an `mpirun` belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,50 +29,39 @@ pub enum Flavour {
     Mpich,
 }
 
-/// An `mpirun` that was found.
+/// An installed `mpirun`.
 #[derive(Debug, Clone)]
 pub struct Mpirun {
     program: String,
     flavour: Flavour,
 }
 
-/// Where the ranks run.
-#[derive(Debug, Clone)]
-pub enum Hosts {
-    /// On this host.
-    Local,
-    /// On these emulated hosts, counted from 1; `mpirun` runs on the first.
-    Lab(Vec<usize>),
-    /// On hosts that ssh reaches.
-    Ssh(Vec<Host>),
-}
-
-/// What a number of ranks run.
+/// Ranks that run one program.
 #[derive(Debug, Clone)]
 pub struct Ranks {
-    /// How many.
+    /// The number of ranks.
     pub count: usize,
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// Variables for them.
+    /// Their variables.
     pub env: Vec<(String, String)>,
 }
 
 /// A command ready to start. It must outlive the run: the script that reaches the hosts is removed with it.
-/// Not to be printed: its environment has the job's secret.
+/// It has no `Debug`, since its environment contains the job's secret.
 pub struct MpiCommand {
-    /// The command.
+    /// `mpirun` with its arguments and environment.
     pub command: Command,
     _agent: Option<TempDir>,
 }
 
 impl Mpirun {
-    /// Finds the `mpirun` of `RINGPULL_MPIRUN` or else of the `PATH`, and which it is.
+    /// The `mpirun` of `RINGPULL_MPIRUN`, or else of the `PATH`.
     pub fn find() -> Result<Self> {
         Mpirun::at(&config::mpirun_program())
     }
 
-    /// Takes this program, and finds out which it is.
+    /// This program, if it is an `mpirun`.
     pub fn at(program: &str) -> Result<Self> {
         let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().map_err(|cause| {
             Error::argument(
@@ -83,8 +72,8 @@ impl Mpirun {
         let words = String::from_utf8_lossy(&output.stdout).into_owned();
         let flavour = flavour_of(&words).ok_or_else(|| {
             Error::argument(
-                format!("{program} is no MPI launcher that is known: {}", words.lines().next().unwrap_or("")),
-                "Open MPI, MPICH and Intel MPI are known; name another with RINGPULL_MPIRUN",
+                format!("{program} is not a known MPI launcher: {}", words.lines().next().unwrap_or("")),
+                "install Open MPI, MPICH or Intel MPI, and name its mpirun with RINGPULL_MPIRUN",
             )
         })?;
         Ok(Mpirun { program: program.to_owned(), flavour })
@@ -95,33 +84,31 @@ impl Mpirun {
         self.flavour
     }
 
-    /// The command that runs `count` ranks of one program.
-    pub fn command(&self, hosts: &Hosts, ranks: Ranks) -> Result<MpiCommand> {
+    /// The command that runs ranks of one program on these hosts, or on this host if there are none.
+    pub fn command(&self, hosts: &[Host], ranks: Ranks) -> Result<MpiCommand> {
         self.command_of_parts(hosts, &[ranks])
     }
 
     /// The command that runs several programs as one world, in this order of ranks.
-    pub fn command_of_parts(&self, hosts: &Hosts, parts: &[Ranks]) -> Result<MpiCommand> {
-        let agent = match hosts {
-            Hosts::Local => None,
-            Hosts::Lab(_) => Some(write_agent(LAB_AGENT)?),
-            Hosts::Ssh(all) => Some(write_agent(&ssh_agent(all))?),
+    pub fn command_of_parts(&self, hosts: &[Host], parts: &[Ranks]) -> Result<MpiCommand> {
+        let names: Vec<String> = hosts.iter().filter_map(name_of).collect();
+        let agent = match hosts.first() {
+            None | Some(Host::Local) => None,
+            Some(Host::Lab(_)) => Some(write_agent(LAB_AGENT)?),
+            Some(Host::Ssh(_)) => Some(write_agent(&ssh_agent(hosts))?),
         };
         let agent_path = agent.as_ref().map(|folder| folder.path().join("agent"));
-        let mut command = match hosts {
-            Hosts::Lab(numbers) => {
-                let first =
-                    *numbers.first().ok_or_else(|| Error::argument("there is no host to run on", "name some"))?;
-                let entry = lab::entry(first);
+        let mut command = match hosts.first() {
+            Some(Host::Lab(first)) => {
                 let mut command = Command::new("setpriv");
-                command.args(["--pdeathsig", "KILL", "--"]).args(entry).arg(&self.program);
+                command.args(["--pdeathsig", "KILL", "--"]).args(lab::entry(*first)).arg(&self.program);
                 command
             }
             _ => Command::new(&self.program),
         };
-        self.add_options(&mut command, hosts, agent_path.as_deref());
+        let is_lab = matches!(hosts.first(), Some(Host::Lab(_)));
+        self.add_options(&mut command, is_lab, agent_path.as_deref());
         command.env(config::SECRET, config::secret_or_new()?.reveal());
-        let names = names_of(hosts);
         let mut rank = 0;
         for (number, part) in parts.iter().enumerate() {
             if number > 0 {
@@ -143,10 +130,10 @@ impl Mpirun {
         Ok(MpiCommand { command, _agent: agent })
     }
 
-    /// The words that pass on variables of this process's environment, which go to ranks of other hosts too.
+    /// The options that pass on variables of this process's environment to all ranks.
     pub fn naming(&self, names: &[&str]) -> Vec<String> {
         match self.flavour {
-            // Hydra passes on everything.
+            // Hydra passes on the whole environment.
             Flavour::Mpich => Vec::new(),
             Flavour::OpenMpi | Flavour::OpenMpi5 => {
                 names.iter().flat_map(|name| ["-x".to_owned(), (*name).to_owned()]).collect()
@@ -154,7 +141,7 @@ impl Mpirun {
         }
     }
 
-    /// The hosts of consecutive ranks in this launcher's words.
+    /// The value of this launcher's option for the hosts of consecutive ranks.
     fn placing(&self, on: &[&str]) -> String {
         let mut distinct: Vec<(&str, usize)> = Vec::new();
         for name in on {
@@ -163,7 +150,7 @@ impl Mpirun {
                 None => distinct.push((name, 1)),
             }
         }
-        // Hydra deals ranks out round robin by itself, with one slot a host.
+        // Hydra assigns ranks round robin, with one slot per host.
         let slots = |(name, count): &(&str, usize)| match self.flavour {
             Flavour::Mpich => (*name).to_owned(),
             Flavour::OpenMpi | Flavour::OpenMpi5 => format!("{name}:{count}"),
@@ -171,11 +158,10 @@ impl Mpirun {
         distinct.iter().map(slots).collect::<Vec<_>>().join(",")
     }
 
-    fn add_options(&self, command: &mut Command, hosts: &Hosts, agent: Option<&Path>) {
-        let network = matches!(hosts, Hosts::Lab(_)).then_some(lab::NETWORK);
+    fn add_options(&self, command: &mut Command, is_lab: bool, agent: Option<&Path>) {
+        let network = is_lab.then_some(lab::NETWORK);
         let agent = agent.map(|agent| agent.display().to_string());
-        // Open MPI's daemons on other hosts look for the agent too, and crash where there is none: they take
-        // the second.
+        // Open MPI's daemons on other hosts look for the agent too, and crash without one: they use the second.
         let agents = agent.as_ref().map(|agent| format!("{agent} : ssh"));
         match self.flavour {
             Flavour::OpenMpi => {
@@ -217,8 +203,8 @@ impl Mpirun {
     }
 }
 
-/// Of variables of which the last of a name counts: the names of those that have their values from the
-/// environment of this process, and the others.
+/// Divides variables, of which the last of a name counts, into the names of those that have their values from
+/// this process's environment, and the others.
 pub fn by_name_and_value(env: &[(String, String)]) -> (Vec<&str>, Vec<&(String, String)>) {
     let counts = |(at, (name, _)): &(usize, &(String, String))| env[at + 1..].iter().all(|(later, _)| later != name);
     let set = env.iter().enumerate().filter(counts).map(|(_, variable)| variable);
@@ -235,11 +221,11 @@ fn flavour_of(version: &str) -> Option<Flavour> {
     Some(if major >= 5 { Flavour::OpenMpi5 } else { Flavour::OpenMpi })
 }
 
-fn names_of(hosts: &Hosts) -> Vec<String> {
-    match hosts {
-        Hosts::Local => Vec::new(),
-        Hosts::Lab(numbers) => numbers.iter().map(|number| lab::host_name(*number)).collect(),
-        Hosts::Ssh(all) => all.iter().map(|host| host.name.clone()).collect(),
+fn name_of(host: &Host) -> Option<String> {
+    match host {
+        Host::Local => None,
+        Host::Lab(number) => Some(lab::host_name(*number)),
+        Host::Ssh(host) => Some(host.name.clone()),
     }
 }
 
@@ -254,6 +240,7 @@ exec nsenter --uts=/run/ringpull/lab/$host.uts -- ip netns exec "$host" sh -c "$
 fn ssh_agent(hosts: &[Host]) -> String {
     let ssh = ssh_words(None).join(" ");
     let of_host = |host: &Host| {
+        let Host::Ssh(host) = host else { return String::new() };
         let port = host.port.map_or(String::new(), |port| format!("-p {port}"));
         format!("  '{}') to='{}'; port='{port}' ;;\n", host.name, host.login)
     };

@@ -1,9 +1,9 @@
-//! One rank's part in measuring push and pull of a list of keys, through the public API alone.
+//! One rank's part in measuring push and pull of a list of keys, through the public API.
 //!
 //! An iteration: fill the inputs, barrier, start the clock, `push_pull` every key, read every output, stop
-//! the clock, barrier, verify every sum. Without the second barrier the first ranks to finish would take the
-//! processor from the last. Any kind of store can be measured this way. The ranks' times meet in the store
-//! itself ([`ranks`](crate::ranks)).
+//! the clock, barrier, verify every sum. Without the second barrier the first ranks to finish would take
+//! processor time from the last. Any kind of store can be measured this way. The store itself gathers the
+//! ranks' times ([`ranks`](crate::ranks)).
 
 use ringpull::KvStore;
 use ringpull_base::config::{self, Dmlc};
@@ -13,13 +13,13 @@ use ringpull_kernels::optim::{Optimizer, Rule};
 use ringpull_workload::iterations::Iterations;
 use ringpull_workload::models::ModelKey;
 
-use crate::ranks::{Found, Ranks, Spent};
+use crate::ranks::{RankReport, Spent, gather, record_of};
 use crate::record::Record;
 use crate::usage::Memory;
 
 /// How the keys are measured.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct StoreOptions {
     pub dtype: DType,
     /// Measured iterations, at least 1.
     pub iters: usize,
@@ -27,25 +27,25 @@ pub(crate) struct Plan {
     pub warmup: usize,
     /// How gradients are compressed, if they are.
     pub compression: Option<Compression>,
-    /// The allreduce that `dist_sync_mpi` was asked for.
+    /// The allreduce of `dist_sync_mpi`.
     pub algorithm: String,
 }
 
-/// Measures each list of `payloads` on its own and gives rank 0 one record for each. Collective.
-pub(crate) fn run(store: &KvStore, payloads: &[Vec<ModelKey>], plan: &Plan) -> Result<Option<Vec<Record>>> {
+/// Measures each list of `payloads` separately and gives rank 0 one record for each. Collective.
+pub(crate) fn run(store: &KvStore, payloads: &[Vec<ModelKey>], plan: &StoreOptions) -> Result<Option<Vec<Record>>> {
     plan.prepare(store)?;
     let mut records = Vec::with_capacity(payloads.len());
     for (index, keys) in payloads.iter().enumerate() {
-        let ranks = measure(store, keys, index, plan)?.gather(store, &format!("ringpull.samples.{index}"))?;
+        let ranks = gather(store, &format!("ringpull.samples.{index}"), &measure(store, keys, index, plan)?)?;
         records.push(plan.record("pushpull", store, keys, &ranks)?);
     }
     Ok((store.rank() == 0).then_some(records))
 }
 
-fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan) -> Result<Found> {
+fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &StoreOptions) -> Result<RankReport> {
     let mut iterations = Iterations::start(store, keys, &index.to_string(), plan.dtype, plan.compression)?;
     let mut memory = Memory::watch();
-    let mut found = Found::default();
+    let mut found = RankReport::default();
     for iteration in 0..plan.warmup + plan.iters {
         if iteration == plan.warmup {
             memory.look_away();
@@ -56,30 +56,29 @@ fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &Plan) -> Res
             found.spent.add(before, after);
         }
     }
-    Ok(Found { extra_rss_bytes: memory.grown_bytes(), ..found })
+    Ok(RankReport { extra_rss_bytes: memory.grown_bytes(), ..found })
 }
 
-impl Plan {
-    /// Makes a new `store` ready to be measured so. Collective.
+impl StoreOptions {
+    /// Makes a new `store` ready to be measured. Collective.
     pub(crate) fn prepare(&self, store: &KvStore) -> Result<()> {
         if self.iters == 0 {
-            return Err(Error::argument("--iters 0 measures nothing", "give at least 1"));
+            return Err(Error::argument("invalid --iters 0: expected at least 1", "give a larger number"));
         }
         if let Some(compression) = &self.compression {
             store.set_gradient_compression(compression)?;
         }
         if store.kind() == Kind::DistAsync {
-            // Without an optimizer an asynchronous server keeps whichever push came last; with this one it
-            // adds them up.
+            // Without an optimizer an asynchronous server keeps the last push; with this one it adds them up.
             store.set_optimizer(&Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) })?;
         }
         Ok(())
     }
 
     /// The record of what the ranks found with `keys`.
-    pub(crate) fn record(&self, op: &str, store: &KvStore, keys: &[ModelKey], ranks: &Ranks) -> Result<Record> {
+    pub(crate) fn record(&self, op: &str, store: &KvStore, keys: &[ModelKey], ranks: &[RankReport]) -> Result<Record> {
         let algorithm = match (&self.compression, store.kind()) {
-            // NCCL sums on GPUs; what is not there goes by `auto`.
+            // NCCL sums only on GPUs; host memory is summed by `auto`.
             (None, Kind::DistSyncMpi) if self.algorithm == "nccl" && config::devices().is_none() => "auto".to_owned(),
             (None, Kind::DistSyncMpi) => self.algorithm.clone(),
             (Some(compression), Kind::DistSyncMpi) => compression.to_string(),
@@ -90,6 +89,6 @@ impl Plan {
         let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
         let bytes = self.dtype.size_bytes() * keys.iter().map(ModelKey::len).sum::<usize>();
         let mode = store.kind().to_string();
-        ranks.record(bytes, Record { mode, algorithm, servers, ..Record::blank(op, self.dtype) })
+        record_of(ranks, bytes, Record { mode, algorithm, servers, ..Record::blank(op, self.dtype) })
     }
 }

@@ -1,22 +1,27 @@
-//! What the ranks of a measurement found, brought together on every rank: one row of numbers a rank.
+//! What the ranks of a measurement found, gathered on every rank.
 
-use xxhash_rust::xxh3::xxh3_64;
+use std::collections::BTreeSet;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use ringpull::KvStore;
 use ringpull_base::topology::host_name;
-use ringpull_base::{DType, Result, RowSparse, Tensor};
+use ringpull_base::{DType, Error, Result, RowSparse, Tensor};
 
+use crate::commands::to_json_line;
 use crate::record::Record;
 use crate::usage::{Usage, cpu_s};
 
 /// What one rank found.
-#[derive(Debug, Default)]
-pub(crate) struct Found {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct RankReport {
+    pub(crate) host: String,
     /// The seconds of each measured iteration.
     pub(crate) seconds: Vec<f64>,
     /// What all of them used.
     pub(crate) spent: Spent,
-    /// The part of a core that it used while it waited for a late rank.
+    /// The part of a core that the rank used while it waited for a late one.
     pub(crate) waiting_cpu: Option<f64>,
     /// How far its memory grew.
     pub(crate) extra_rss_bytes: Option<u64>,
@@ -24,18 +29,17 @@ pub(crate) struct Found {
     pub(crate) compute_s: f64,
 }
 
-/// What this process and its host have used.
-#[derive(Debug, Clone, Copy, Default)]
+/// What a process and its host have used.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Spent {
-    /// Processor seconds of this process.
+    /// Processor seconds of the process.
     pub(crate) cpu_s: f64,
-    /// Bytes that this host's network interfaces sent and received.
+    /// Bytes that the host's network interfaces sent and received.
     sent_bytes: f64,
     received_bytes: f64,
 }
 
 impl Spent {
-    /// So far.
     pub(crate) fn now() -> Self {
         let (sent_bytes, received_bytes) = traffic();
         Spent { cpu_s: cpu_s(), sent_bytes, received_bytes }
@@ -49,92 +53,85 @@ impl Spent {
     }
 }
 
-/// The columns of a row; the seconds of the iterations follow.
-const HOST: usize = 0;
-const CPU_S: usize = 1;
-const SENT: usize = 2;
-const RECEIVED: usize = 3;
-const WAITING: usize = 4;
-const EXTRA_RSS: usize = 5;
-const COMPUTE_S: usize = 6;
-const COLUMNS: usize = 7;
-
-impl Found {
-    /// The row of this rank. What is not known is negative.
-    pub(crate) fn row(&self) -> Vec<f64> {
-        // 32 bits of the hash of the host's name: an f64 holds them exactly.
-        let host = (xxh3_64(host_name().as_bytes()) >> 32) as f64;
-        let Spent { cpu_s, sent_bytes, received_bytes } = self.spent;
-        let extra_rss = self.extra_rss_bytes.map_or(-1.0, |bytes| bytes as f64);
-        let head: [f64; COLUMNS] =
-            [host, cpu_s, sent_bytes, received_bytes, self.waiting_cpu.unwrap_or(-1.0), extra_rss, self.compute_s];
-        [&head[..], &self.seconds].concat()
-    }
-
-    /// The rows of all ranks. Collective; `key` must be new.
-    pub(crate) fn gather(&self, store: &KvStore, key: &str) -> Result<Ranks> {
-        Ok(Ranks(rows(store, key, &self.row())?))
-    }
-}
-
-/// The rows of all ranks, in the order of the ranks.
-#[derive(Debug)]
-pub(crate) struct Ranks(pub(crate) Vec<Vec<f64>>);
-
-impl Ranks {
-    fn column(&self, at: usize) -> impl Iterator<Item = f64> {
-        self.0.iter().map(move |row| row[at])
-    }
-
-    fn largest(&self, at: usize) -> f64 {
-        self.column(at).fold(0.0, f64::max)
-    }
-
-    fn iterations(&self) -> usize {
-        self.0[0].len() - COLUMNS
-    }
-
-    /// The slowest rank's computing in a step.
-    pub(crate) fn compute_s(&self) -> f64 {
-        self.largest(COMPUTE_S)
-    }
-
-    /// Fills the record of `bytes` a rank with what the ranks found: the slowest rank's seconds and the
-    /// busiest host's traffic.
-    pub(crate) fn record(&self, bytes: usize, record: Record) -> Result<Record> {
-        let mut hosts: Vec<u64> = self.column(HOST).map(|host| host as u64).collect();
-        hosts.sort_unstable();
-        hosts.dedup();
-        let iterations = self.iterations() as f64;
-        let traffic = self.largest(SENT).max(self.largest(RECEIVED)) / iterations;
-        let waiting: Vec<f64> = self.column(WAITING).filter(|part| *part >= 0.0).collect();
-        let usage = Usage {
-            cpu_s_per_gb: Some(self.column(CPU_S).sum::<f64>() / self.0.len() as f64 / iterations / bytes as f64 * 1e9),
-            waiting_cpu: (!waiting.is_empty()).then(|| waiting.iter().sum::<f64>() / waiting.len() as f64),
-            extra_rss_bytes: self.column(EXTRA_RSS).all(|bytes| bytes >= 0.0).then(|| self.largest(EXTRA_RSS) as u64),
-        };
-        Record {
-            ranks: self.0.len(),
-            hosts: hosts.len(),
-            bytes: bytes as u64,
-            seconds: (COLUMNS..COLUMNS + self.iterations()).map(|at| self.largest(at)).collect(),
-            host_bytes: Some(traffic.round() as u64).filter(|bytes| *bytes > 0),
-            usage,
-            ..record
+impl Default for RankReport {
+    fn default() -> Self {
+        RankReport {
+            host: host_name(),
+            seconds: Vec::new(),
+            spent: Spent::default(),
+            waiting_cpu: None,
+            extra_rss_bytes: None,
+            compute_s: 0.0,
         }
-        .with_figures()
     }
 }
 
-/// Every rank's `own`, in the order of the ranks: the sum of matrices that are zero but for one row. `key`
-/// must be new. Collective.
-pub(crate) fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f64>>> {
+/// Fills the record of `bytes` per rank with what the ranks found: the slowest rank's seconds and the busiest
+/// host's traffic.
+pub(crate) fn record_of(ranks: &[RankReport], bytes: usize, record: Record) -> Result<Record> {
+    let iterations = ranks[0].seconds.len();
+    let largest = |of: &dyn Fn(&RankReport) -> f64| ranks.iter().map(of).fold(0.0, f64::max);
+    let mean = |parts: &[f64]| (!parts.is_empty()).then(|| parts.iter().sum::<f64>() / parts.len() as f64);
+    let traffic = largest(&|rank| rank.spent.sent_bytes.max(rank.spent.received_bytes)) / iterations as f64;
+    let cpu_s: Vec<f64> = ranks.iter().map(|rank| rank.spent.cpu_s).collect();
+    let waiting: Vec<f64> = ranks.iter().filter_map(|rank| rank.waiting_cpu).collect();
+    let usage = Usage {
+        cpu_s_per_gb: mean(&cpu_s).map(|cpu_s| cpu_s / iterations as f64 / bytes as f64 * 1e9),
+        waiting_cpu: mean(&waiting),
+        // Unknown if one rank does not know its own.
+        extra_rss_bytes: ranks
+            .iter()
+            .map(|rank| rank.extra_rss_bytes)
+            .collect::<Option<Vec<_>>>()
+            .and_then(|all| all.into_iter().max()),
+    };
+    Record {
+        ranks: ranks.len(),
+        hosts: ranks.iter().map(|rank| &rank.host).collect::<BTreeSet<_>>().len(),
+        bytes: bytes as u64,
+        seconds: (0..iterations).map(|at| largest(&|rank| rank.seconds[at])).collect(),
+        host_bytes: Some(traffic.round() as u64).filter(|bytes| *bytes > 0),
+        usage,
+        ..record
+    }
+    .with_figures()
+}
+
+/// Every rank's `own`, in rank order. Collective; `key` and names that begin with it must be new.
+pub(crate) fn gather<T: Serialize + DeserializeOwned>(store: &KvStore, key: &str, own: &T) -> Result<Vec<T>> {
+    gather_by(own, |name, numbers| rows(store, &format!("{key}.{name}"), numbers))
+}
+
+/// Every rank's `own`, by an `exchange` of as many numbers on every rank, which is called twice.
+pub(crate) fn gather_by<T: Serialize + DeserializeOwned>(
+    own: &T,
+    mut exchange: impl FnMut(&str, &[f64]) -> Result<Vec<Vec<f64>>>,
+) -> Result<Vec<T>> {
+    let text = to_json_line(own)?;
+    let lens = exchange("lens", &[text.len() as f64])?;
+    let longest = lens.iter().map(|len| len[0] as usize).max().unwrap_or(0);
+    let mut padded: Vec<f64> = text.bytes().map(f64::from).collect();
+    // JSON may end with blanks.
+    padded.resize(longest, f64::from(b' '));
+    let read = |row: &Vec<f64>| {
+        let bytes: Vec<u8> = row.iter().map(|byte| *byte as u8).collect();
+        let failed = |cause| Error::io("read", "a rank's report", &std::io::Error::other(cause));
+        serde_json::from_slice(&bytes).map_err(failed)
+    };
+    exchange("texts", &padded)?.iter().map(read).collect()
+}
+
+/// Every rank's `own`, in rank order: the sum of matrices that are zero but for one row. Collective; `key` must
+/// be new.
+fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     let (ranks, width) = (store.num_workers(), own.len());
     let matrix = Tensor::zeros(DType::F64, &[ranks, width]);
     store.init(key, &matrix)?;
     // Rows are never compressed.
     let row = RowSparse::new(&[ranks, width], &[store.rank() as i64], Tensor::from_slice(&[1, width], own))?;
     store.push_rows(key, &[row], 0)?;
+    // An asynchronous server has every rank's row only after both.
+    store.wait_all()?;
     store.barrier()?;
     store.pull(key, std::slice::from_ref(&matrix), 0)?;
     let rows = matrix.to_vec::<f64>()?.chunks_exact(width).map(<[f64]>::to_vec).collect();
@@ -142,21 +139,19 @@ pub(crate) fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f6
     Ok(rows)
 }
 
-/// Bytes sent and received so far by this host's network interfaces, the loopback apart; zeros where the
+/// Bytes that this host's network interfaces, except for the loopback, have sent and received; zeros if the
 /// system does not say.
 fn traffic() -> (f64, f64) {
     std::fs::read_to_string("/proc/self/net/dev").map_or((0.0, 0.0), |text| sum_traffic(&text))
 }
 
 fn sum_traffic(table: &str) -> (f64, f64) {
-    table.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| name.trim() != "lo").fold(
-        (0.0, 0.0),
-        |(sent, received), (_, counters)| {
-            let counters: Vec<f64> = counters.split_whitespace().filter_map(|field| field.parse().ok()).collect();
-            let at = |index: usize| counters.get(index).copied().unwrap_or(0.0);
-            (sent + at(8), received + at(0))
-        },
-    )
+    let interfaces = table.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| name.trim() != "lo");
+    interfaces.fold((0.0, 0.0), |(sent, received), (_, counters)| {
+        let counters: Vec<f64> = counters.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+        let at = |index: usize| counters.get(index).copied().unwrap_or(0.0);
+        (sent + at(8), received + at(0))
+    })
 }
 
 #[cfg(test)]
@@ -172,18 +167,34 @@ mod tests {
     #[test]
     fn a_record_has_the_slowest_seconds_the_busiest_host_and_the_mean_of_the_waiting_ranks() {
         let spent = |cpu_s, sent_bytes| Spent { cpu_s, sent_bytes, received_bytes: 10.0 };
-        let late = Found { seconds: vec![1.0, 4.0], spent: spent(3.0, 30.0), ..Found::default() };
-        let waiting = |part| Found {
+        let late = RankReport { seconds: vec![1.0, 4.0], spent: spent(3.0, 30.0), ..RankReport::default() };
+        let waiting = |part| RankReport {
             seconds: vec![2.0, 3.0],
             spent: spent(1.0, 0.0),
             waiting_cpu: Some(part),
-            ..Found::default()
+            ..RankReport::default()
         };
-        let ranks = Ranks([&late, &waiting(0.25), &waiting(0.75)].map(Found::row).to_vec());
-        let record = ranks.record(1_000_000_000, Record::blank("pushpull", DType::F32)).unwrap();
+        let ranks = [late, waiting(0.25), waiting(0.75)];
+        let record = record_of(&ranks, 1_000_000_000, Record::blank("pushpull", DType::F32)).unwrap();
         assert_eq!((record.ranks, record.hosts, record.host_bytes), (3, 1, Some(15)));
         assert_eq!((&record.seconds[..], record.median_s), (&[2.0, 4.0][..], 3.0));
         let usage = Usage { cpu_s_per_gb: Some(5.0 / 6.0), waiting_cpu: Some(0.5), extra_rss_bytes: None };
         assert_eq!(record.usage, usage);
+    }
+
+    #[test]
+    fn reports_of_different_lengths_are_gathered() {
+        let own = RankReport { seconds: vec![0.1], host: "a".to_owned(), ..RankReport::default() };
+        let other = to_json_line(&RankReport { seconds: vec![1.5; 9], ..own.clone() }).unwrap();
+        let found = gather_by(&own, |name, numbers| {
+            let theirs = match name {
+                "lens" => vec![other.len() as f64],
+                _ => other.bytes().map(f64::from).collect(),
+            };
+            assert!(name == "lens" || numbers.len() == theirs.len());
+            Ok(vec![numbers.to_vec(), theirs])
+        });
+        let seconds: Vec<Vec<f64>> = found.unwrap().into_iter().map(|rank| rank.seconds).collect();
+        assert_eq!(seconds, [vec![0.1], vec![1.5; 9]]);
     }
 }

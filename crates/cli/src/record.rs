@@ -10,14 +10,14 @@ use crate::statistics::Summary;
 use crate::usage::Usage;
 
 /// What the figures of a record mean; every record carries it.
-pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, and with two racks at least bytes / uplink; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory";
+pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, and with two racks at least bytes / uplink; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory";
 
 /// What the figures of a record of training mean.
-pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
+pub(crate) const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
 
 /// Samples of one operation on one payload, all of them verified.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub(crate) struct Record {
     /// `pushpull`, `allreduce` or `train`.
     pub op: String,
     /// The mode or peer, such as `dist_sync:8shared`; a bench knows only its kind of store.
@@ -69,7 +69,7 @@ pub struct Record {
 
 /// A replayed step of training: `seconds` and `median_s` of its record are steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Train {
+pub(crate) struct Train {
     /// Computing in a step: as asked for by the clock, or measured on the processor with every rank at it and
     /// no communication.
     pub compute_s: f64,
@@ -90,7 +90,7 @@ pub struct Train {
 
 impl Record {
     /// A record of `op` that holds nothing yet.
-    pub fn blank(op: &str, dtype: DType) -> Self {
+    pub(crate) fn blank(op: &str, dtype: DType) -> Self {
         Record {
             op: op.to_owned(),
             mode: String::new(),
@@ -116,7 +116,7 @@ impl Record {
     }
 
     /// The record with the figures that follow from its seconds, all of whose results have been checked.
-    pub fn with_figures(mut self) -> Result<Self> {
+    pub(crate) fn with_figures(mut self) -> Result<Self> {
         let summary = Summary::of(&self.seconds).filter(|summary| summary.min > 0.0).ok_or_else(|| {
             Error::argument(
                 format!("{} of {} bytes has no usable sample", self.op, self.bytes),
@@ -132,7 +132,7 @@ impl Record {
 
     /// Makes it the record of a step that computes for `compute_s`.
     #[must_use]
-    pub fn with_train(mut self, compute_s: f64, burn: Option<f64>, batch: Option<usize>) -> Self {
+    pub(crate) fn with_train(mut self, compute_s: f64, burn: Option<f64>, batch: Option<usize>) -> Self {
         self.train = Some(Train {
             compute_s,
             burn,
@@ -149,7 +149,12 @@ impl Record {
     /// Fills the bounds for links of `link_bytes_per_s`; `mode` gives the mode's own. A link between two
     /// racks raises that of an allreduce to what it allows: each rack must hear the other's sum.
     #[must_use]
-    pub fn with_link(mut self, link_bytes_per_s: f64, uplink_bytes_per_s: Option<f64>, mode: Option<Mode>) -> Self {
+    pub(crate) fn with_link(
+        mut self,
+        link_bytes_per_s: f64,
+        uplink_bytes_per_s: Option<f64>,
+        mode: Option<Mode>,
+    ) -> Self {
         let bytes = self.bytes as f64;
         let bound = Some(cost::allreduce_bound_s(self.ranks, bytes, link_bytes_per_s)).filter(|bound| *bound > 0.0);
         let across = uplink_bytes_per_s.map_or(0.0, |rate| bytes / rate);
@@ -160,7 +165,7 @@ impl Record {
     }
 
     /// Reads the records that a job printed. A record whose samples were not verified is an error.
-    pub fn parse_list(origin: &str, json: &str) -> Result<Vec<Record>> {
+    pub(crate) fn parse_list(origin: &str, json: &str) -> Result<Vec<Record>> {
         let wrong = |what: String| Error::Protocol {
             rank: 0,
             peer: origin.to_owned(),

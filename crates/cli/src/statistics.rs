@@ -13,7 +13,7 @@ const STOLEN: f64 = 0.01;
 
 /// Median and spread of some samples, in the samples' unit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     pub count: usize,
     /// The middle sample, or the mean of the two in the middle.
     pub median: f64,
@@ -29,7 +29,7 @@ pub struct Summary {
 
 impl Summary {
     /// The summary of `samples`; `None` if there are none or one is not a finite number.
-    pub fn of(samples: &[f64]) -> Option<Self> {
+    pub(crate) fn of(samples: &[f64]) -> Option<Self> {
         if samples.is_empty() || samples.iter().any(|sample| !sample.is_finite()) {
             return None;
         }
@@ -48,13 +48,13 @@ impl Summary {
     }
 
     /// Half the distance between the quarter points, as a part of the median: the `+-` that tables print.
-    pub fn relative_spread(&self) -> f64 {
+    pub(crate) fn relative_spread(&self) -> f64 {
         if self.median == 0.0 { 0.0 } else { (self.q3 - self.q1) / 2.0 / self.median }
     }
 
     /// Whether this is smaller or larger than `other` beyond noise: the middle halves of the samples do not
     /// touch, and the medians differ by more than 2 %.
-    pub fn differs_from(&self, other: &Summary) -> bool {
+    pub(crate) fn differs_from(&self, other: &Summary) -> bool {
         let apart = self.q3 < other.q1 || other.q3 < self.q1;
         apart && (self.median - other.median).abs() > RESOLUTION * self.median.min(other.median)
     }

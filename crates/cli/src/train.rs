@@ -1,13 +1,13 @@
-//! One rank's part in replaying a model's training steps: its computing by the clock or on the processor, its
-//! communication real.
+//! One rank's part in replaying a model's training steps: computing by the clock or on the processor, real
+//! communication.
 //!
 //! A step begins with the backward pass: layer by layer from the last, the device computes and then the
 //! layer's gradients are pushed, to be summed in place. The forward pass follows: layer by layer from the
 //! first, the layer's sums are awaited and verified, and the device computes. The forward pass takes a third
-//! of the computing. Nothing else joins the ranks, so that a rank may be as far ahead as its data allow, as
+//! of the computing. Nothing else synchronizes the ranks, so a rank may be as far ahead as its data allow, as
 //! in real training.
 //!
-//! Filling gradients and checking sums stand for the device's own reading and writing: they happen in its
+//! Filling gradients and checking sums stand for the device's own reading and writing: they take place in its
 //! time.
 
 use std::slice::from_ref;
@@ -22,7 +22,7 @@ use ringpull_workload::pattern::Pattern;
 use crate::compute::Compute;
 use crate::layers::{Layer, Network};
 use crate::pushpull;
-use crate::ranks::{Found, Spent};
+use crate::ranks::{RankReport, Spent, gather};
 use crate::record::Record;
 use crate::statistics::Summary;
 use crate::timeline::account::WARMUP;
@@ -30,9 +30,9 @@ use crate::usage::Usage;
 
 /// How a model is replayed.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct ReplayOptions {
     /// Element type, steps and compression.
-    pub keys: pushpull::Plan,
+    pub keys: pushpull::StoreOptions,
     pub compute_s: f64,
     /// The part of it that is spent on the processor; `None` waits by the clock.
     pub burn: Option<f64>,
@@ -42,15 +42,15 @@ pub(crate) struct Plan {
 
 /// The part of a step's computing that is the backward pass.
 const BACKWARD: f64 = 2.0 / 3.0;
-/// Steps without communication that tell how long computing on the processor takes here.
+/// Steps without communication, which measure how long computing on the processor takes here.
 const STEPS_ALONE: usize = 3;
 
 /// Replays `network` and gives rank 0 the record. Collective; `store` must be new.
-pub(crate) fn run(store: &KvStore, network: &Network, plan: &Plan) -> Result<Option<Record>> {
+pub(crate) fn run(store: &KvStore, network: &Network, plan: &ReplayOptions) -> Result<Option<Record>> {
     check(plan)?;
     plan.keys.prepare(store)?;
     let mut replay = Replay::start(store, network, plan)?;
-    let mut found = Found { compute_s: plan.compute_s, ..Found::default() };
+    let mut found = RankReport { compute_s: plan.compute_s, ..RankReport::default() };
     store.barrier()?;
     if plan.burn.is_some() {
         let mut device = Compute::start(plan.burn);
@@ -60,7 +60,7 @@ pub(crate) fn run(store: &KvStore, network: &Network, plan: &Plan) -> Result<Opt
     }
     let (iters, warmup) = (plan.keys.iters, plan.keys.warmup);
     let mut before = Spent::default();
-    // One device for all steps: what it is behind at the end of one, it makes up for in the next.
+    // One device for all steps: it makes up for a delay in the next step.
     let mut device = Compute::start(plan.burn);
     for number in 0..warmup + iters {
         if number == warmup {
@@ -74,24 +74,25 @@ pub(crate) fn run(store: &KvStore, network: &Network, plan: &Plan) -> Result<Opt
     }
     found.spent.add(before, Spent::now());
     replay.check_total(warmup + iters - 1)?;
-    let ranks = found.gather(store, "ringpull.steps")?;
+    let ranks = gather(store, "ringpull.steps", &found)?;
+    let compute_s = ranks.iter().map(|rank| rank.compute_s).fold(0.0, f64::max);
     let record = plan.keys.record("train", store, &network.keys, &ranks)?;
-    // A rank's processor time is its computing's too.
-    let record = Record { usage: Usage::default(), ..record }.with_train(ranks.compute_s(), plan.burn, plan.batch);
+    // A rank's processor time includes its computing.
+    let record = Record { usage: Usage::default(), ..record }.with_train(compute_s, plan.burn, plan.batch);
     Ok((store.rank() == 0).then_some(record))
 }
 
-fn check(plan: &Plan) -> Result<()> {
+fn check(plan: &ReplayOptions) -> Result<()> {
     if !(plan.compute_s > 0.0 && plan.compute_s <= 3600.0) {
         return Err(Error::argument(
-            format!("--compute {} is no time of a step", plan.compute_s),
+            format!("invalid --compute {}: expected seconds above 0 and up to 3600", plan.compute_s),
             "give the seconds that a step computes for on one host, such as 2.184",
         ));
     }
     match plan.burn {
         Some(part) if !(part > 0.0 && part <= 1.0) => Err(Error::argument(
-            format!("--burn={part} is no part of a step's computing"),
-            "give a number above 0 and up to 1, the part that is spent on the processor",
+            format!("invalid --burn={part}: expected a number above 0 and up to 1"),
+            "give the part of a step's computing that is spent on the processor",
         )),
         _ => Ok(()),
     }
@@ -100,19 +101,19 @@ fn check(plan: &Plan) -> Result<()> {
 struct Replay<'a> {
     store: &'a KvStore,
     network: &'a Network,
-    plan: &'a Plan,
+    plan: &'a ReplayOptions,
     tensors: Vec<Tensor>,
     expected: Expected,
-    /// What a rank without peers would sum.
+    /// The sums of a rank without peers.
     own_pattern: Pattern,
-    /// Whether the store adds pushes up, so that only the total of all steps is known.
+    /// Whether the store adds pushes up, so that only the total of all steps can be checked.
     accumulates: bool,
 }
 
 impl<'a> Replay<'a> {
-    fn start(store: &'a KvStore, network: &'a Network, plan: &'a Plan) -> Result<Self> {
-        let pushpull::Plan { dtype, compression, .. } = plan.keys;
-        // Nobody pulls a gradient again.
+    fn start(store: &'a KvStore, network: &'a Network, plan: &'a ReplayOptions) -> Result<Self> {
+        let pushpull::StoreOptions { dtype, compression, .. } = plan.keys;
+        // Gradients are not pulled again.
         let tensor = |shape: &[usize]| Tensor::zeros(dtype, shape).unkept();
         let tensors: Vec<Tensor> = network.keys.iter().map(|key| tensor(&key.shape)).collect();
         for (key, tensor) in network.keys.iter().zip(&tensors) {
@@ -156,7 +157,7 @@ impl<'a> Replay<'a> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// One step as a rank would take it that has no peers, in seconds.
+    /// One step without communication, in seconds.
     fn alone(&self, device: &mut Compute, number: usize) -> Result<f64> {
         let start = Instant::now();
         for layer in self.network.layers.iter().rev() {
@@ -173,24 +174,23 @@ impl<'a> Replay<'a> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Lets the device work on a layer, and do `its_own` with each of the layer's tensors in that time.
+    /// Lets the device compute a layer, and calls `access` with each of the layer's tensors in that time.
     fn compute(
         &self,
         device: &mut Compute,
         layer: &Layer,
         pass: f64,
-        its_own: impl Fn(&Tensor, &str) -> Result<()>,
+        access: impl Fn(&Tensor, &str) -> Result<()>,
     ) -> Result<()> {
         let _span = timeline::span(Phase::Compute, || timeline::Name::Text(layer.name.clone()));
         for key in layer.keys.clone() {
-            its_own(&self.tensors[key], &self.network.keys[key].name)?;
+            access(&self.tensors[key], &self.network.keys[key].name)?;
         }
         device.work(self.plan.compute_s * pass * layer.part);
         Ok(())
     }
 
-    /// Where pushes add up: checks the total of all steps up to `last`, which is known once every rank has
-    /// made them.
+    /// If pushes add up, checks the total of all steps up to `last`, which every rank has made.
     fn check_total(&self, last: usize) -> Result<()> {
         if !self.accumulates {
             return Ok(());
@@ -211,10 +211,15 @@ mod tests {
     use crate::layers;
     use ringpull_base::DType;
 
-    fn plan() -> Plan {
-        let keys =
-            pushpull::Plan { dtype: DType::F32, iters: 2, warmup: 1, compression: None, algorithm: "auto".to_owned() };
-        Plan { keys, compute_s: 0.002, burn: None, batch: Some(64) }
+    fn plan() -> ReplayOptions {
+        let keys = pushpull::StoreOptions {
+            dtype: DType::F32,
+            iters: 2,
+            warmup: 1,
+            compression: None,
+            algorithm: "auto".to_owned(),
+        };
+        ReplayOptions { keys, compute_s: 0.002, burn: None, batch: Some(64) }
     }
 
     #[test]
@@ -222,7 +227,7 @@ mod tests {
         let network = layers::load("resnet50", 0.0001).unwrap();
         for burn in [None, Some(0.5)] {
             let store = ringpull::create("local").unwrap();
-            let record = run(&store, &network, &Plan { burn, ..plan() }).unwrap().unwrap();
+            let record = run(&store, &network, &ReplayOptions { burn, ..plan() }).unwrap().unwrap();
             assert_eq!((record.op.as_str(), record.mode.as_str(), record.seconds.len()), ("train", "local", 2));
             let train = record.train.unwrap();
             assert!(record.median_s > 0.0 && train.compute_s > 0.0, "{record:?}");
@@ -232,13 +237,13 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_measures_nothing_is_an_error_that_names_the_option() {
+    fn invalid_options_are_errors_that_name_the_option() {
         let network = layers::load("vgg16", 0.00001).unwrap();
         for (wrong, option) in [
-            (Plan { keys: pushpull::Plan { iters: 0, ..plan().keys }, ..plan() }, "--iters"),
-            (Plan { compute_s: 0.0, ..plan() }, "--compute"),
-            (Plan { compute_s: f64::NAN, ..plan() }, "--compute"),
-            (Plan { burn: Some(1.5), ..plan() }, "--burn"),
+            (ReplayOptions { keys: pushpull::StoreOptions { iters: 0, ..plan().keys }, ..plan() }, "--iters"),
+            (ReplayOptions { compute_s: 0.0, ..plan() }, "--compute"),
+            (ReplayOptions { compute_s: f64::NAN, ..plan() }, "--compute"),
+            (ReplayOptions { burn: Some(1.5), ..plan() }, "--burn"),
         ] {
             let store = ringpull::create("local").unwrap();
             let error = run(&store, &network, &wrong).unwrap_err().to_string();

@@ -15,7 +15,7 @@ use crate::statistics::Summary;
 /// The costs of one operation, averages over the ranks but for memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Usage {
+pub(crate) struct Usage {
     /// Processor seconds of a rank for each GB (10^9 bytes) of its payload.
     #[serde(rename = "cpu_s_per_GB")]
     pub cpu_s_per_gb: Option<f64>,
@@ -28,7 +28,7 @@ pub struct Usage {
 
 impl Usage {
     /// What several jobs of one kind cost: the median of their processor time, and the most memory of any.
-    pub fn over_jobs(jobs: &[Usage]) -> Usage {
+    pub(crate) fn over_jobs(jobs: &[Usage]) -> Usage {
         let median = |of: fn(&Usage) -> Option<f64>| {
             let known: Vec<f64> = jobs.iter().filter_map(of).collect();
             Summary::of(&known).map(|summary| summary.median)

@@ -1,10 +1,10 @@
-//! Who is measured: our own store in one of its modes, or a peer, which is somebody else's program on the
-//! same hosts.
-//! `compare` and `sweep` have one list of peers, and these names for them.
+//! What is measured: our own store in one of its modes, or a peer, which is somebody else's program on the same
+//! hosts. `compare` and `sweep` share this list of peers.
 
 use std::fmt;
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::{Error, Result};
@@ -13,13 +13,30 @@ use ringpull_kernels::compress::Compression;
 use crate::mode::{Mode, Placement};
 
 /// Somebody else's program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Peer {
-    /// The MPI library's own `MPI_Allreduce`, with its defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+pub(crate) enum Peer {
+    /// The MPI library's own `MPI_Allreduce`.
+    #[value(alias = "openmpi:default")]
     Mpi,
-    /// One of Open MPI's algorithms, numbered from 1 as its parameter `coll_tuned_allreduce_algorithm` does.
-    OpenMpi(u8),
-    /// MPICH's `MPI_Allreduce`, with its defaults.
+    /// Open MPI's basic linear algorithm.
+    #[value(name = "openmpi:1")]
+    OpenMpiLinear,
+    /// Open MPI's nonoverlapping algorithm.
+    #[value(name = "openmpi:2")]
+    OpenMpiNonoverlapping,
+    /// Open MPI's recursive doubling.
+    #[value(name = "openmpi:3")]
+    OpenMpiDoubling,
+    /// Open MPI's ring.
+    #[value(name = "openmpi:4")]
+    OpenMpiRing,
+    /// Open MPI's segmented ring.
+    #[value(name = "openmpi:5")]
+    OpenMpiSegmentedRing,
+    /// Open MPI's Rabenseifner algorithm.
+    #[value(name = "openmpi:6")]
+    OpenMpiRabenseifner,
+    /// MPICH's own `MPI_Allreduce`.
     Mpich,
     /// The real MXNet's `dist_sync`.
     Mxnet,
@@ -29,75 +46,53 @@ pub enum Peer {
     Gloo,
 }
 
-/// Open MPI's algorithms in the order of their numbers, by our names and by its own.
-const OPEN_MPI: [(&str, &str); 6] = [
-    ("openmpi:1", "Open MPI, basic linear"),
-    ("openmpi:2", "Open MPI, nonoverlapping"),
-    ("openmpi:3", "Open MPI, recursive doubling"),
-    ("openmpi:4", "Open MPI, ring"),
-    ("openmpi:5", "Open MPI, segmented ring"),
-    ("openmpi:6", "Open MPI, Rabenseifner"),
-];
-
 impl Peer {
-    /// Every peer.
-    pub const ALL: [Peer; 11] = {
-        use Peer::{Gloo, Horovod, Mpi, Mpich, Mxnet, OpenMpi};
-        [Mpi, OpenMpi(1), OpenMpi(2), OpenMpi(3), OpenMpi(4), OpenMpi(5), OpenMpi(6), Mpich, Mxnet, Horovod, Gloo]
-    };
-
-    /// The name on the command line, and the method in the words of a table.
-    fn names(self) -> (&'static str, &'static str) {
+    /// The method, as tables name it.
+    fn method(self) -> &'static str {
         match self {
-            Peer::Mpi => ("mpi", "MPI_Allreduce"),
-            Peer::OpenMpi(number) => OPEN_MPI[usize::from(number) - 1],
-            Peer::Mpich => ("mpich", "MPICH's MPI_Allreduce"),
-            Peer::Mxnet => ("mxnet", "MXNet dist_sync"),
-            Peer::Horovod => ("horovod", "Horovod allreduce"),
-            Peer::Gloo => ("gloo", "gloo allreduce"),
+            Peer::Mpi => "MPI_Allreduce",
+            Peer::OpenMpiLinear => "Open MPI, basic linear",
+            Peer::OpenMpiNonoverlapping => "Open MPI, nonoverlapping",
+            Peer::OpenMpiDoubling => "Open MPI, recursive doubling",
+            Peer::OpenMpiRing => "Open MPI, ring",
+            Peer::OpenMpiSegmentedRing => "Open MPI, segmented ring",
+            Peer::OpenMpiRabenseifner => "Open MPI, Rabenseifner",
+            Peer::Mpich => "MPICH's MPI_Allreduce",
+            Peer::Mxnet => "MXNet dist_sync",
+            Peer::Horovod => "Horovod allreduce",
+            Peer::Gloo => "gloo allreduce",
         }
     }
 
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        self.names().0
-    }
-
-    /// The peer of this name; `openmpi:default` is another one of `mpi`.
-    pub fn named(name: &str) -> Option<Peer> {
-        let name = if name == "openmpi:default" { "mpi" } else { name };
-        Peer::ALL.into_iter().find(|peer| peer.name() == name)
-    }
-
     /// Whether it is a call of the MPI library, which needs no program but ours.
-    pub fn is_mpi(self) -> bool {
-        matches!(self, Peer::Mpi | Peer::OpenMpi(_) | Peer::Mpich)
+    pub(crate) fn is_mpi(self) -> bool {
+        !matches!(self, Peer::Mxnet | Peer::Horovod | Peer::Gloo)
     }
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(self.name())
+        out.pad(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
     }
 }
 
-/// Who is measured, by which mode, and how gradients are compressed.
+/// What is measured: whose program, in which mode, with which compression.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Variant {
+pub(crate) struct Variant {
     /// `None` for our own store.
     pub peer: Option<Peer>,
-    /// The mode: a peer that has servers has them where the mode says.
+    /// The mode of our store. It also places the servers of a peer that has some.
     pub mode: Mode,
-    /// The compression of our own store's gradients; a peer has none.
+    /// The compression of our store's gradients.
     pub compression: Option<Compression>,
-    /// Whether the ranks are those of a second build of this program, with MPICH.
+    /// Whether the ranks run a second build of this program, with MPICH.
     pub on_mpich: bool,
 }
 
-/// What variants have in common: the colour of a chart.
+/// A group of variants with one colour in the charts, which is a class of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Family {
+pub(crate) enum Family {
     /// Our allreduce.
     Allreduce,
     /// Our servers on the workers' hosts.
@@ -111,40 +106,34 @@ pub enum Family {
 }
 
 impl Family {
-    /// Every family, in the order of the legend: the class that colours it on the page, and the legend's
-    /// words.
-    pub const ALL: [(Family, &str, &str); 5] = [
-        (Family::Allreduce, "allreduce", "allreduce (dist_sync_mpi)"),
-        (Family::Shared, "shared", "parameter servers on the workers' hosts"),
-        (Family::Dedicated, "dedicated", "parameter servers on hosts of their own"),
-        (Family::Compressed, "compressed", "compressed gradients"),
-        (Family::Peer, "peer", "other programs"),
+    /// Every family with its words, in the order of the legend.
+    pub(crate) const ALL: [(Family, &str); 5] = [
+        (Family::Allreduce, "allreduce (dist_sync_mpi)"),
+        (Family::Shared, "parameter servers on the workers' hosts"),
+        (Family::Dedicated, "parameter servers on their own hosts"),
+        (Family::Compressed, "compressed gradients"),
+        (Family::Peer, "other programs"),
     ];
-
-    /// The class that colours it on the page.
-    pub fn class(self) -> &'static str {
-        Self::ALL[self as usize].1
-    }
 }
 
 impl Variant {
     /// Our own store by `mode`, uncompressed.
-    pub fn ours(mode: Mode) -> Self {
+    pub(crate) fn ours(mode: Mode) -> Self {
         Variant { peer: None, mode, compression: None, on_mpich: false }
     }
 
     /// The program of `peer`, where `mode` says.
-    pub fn theirs(peer: Peer, mode: Mode) -> Self {
+    pub(crate) fn theirs(peer: Peer, mode: Mode) -> Self {
         Variant { peer: Some(peer), mode, compression: None, on_mpich: peer == Peer::Mpich }
     }
 
     /// Our own allreduce over MPICH.
-    pub fn ours_on_mpich() -> Self {
+    pub(crate) fn ours_on_mpich() -> Self {
         Variant { on_mpich: true, ..Variant::ours(Mode::Allreduce) }
     }
 
-    /// The variants of our own and of `peers`, a peer with servers once for each of our `dist_sync` modes.
-    pub fn list(ours: &[Variant], peers: &[Peer]) -> Vec<Variant> {
+    /// Our own variants and those of `peers`: a peer with servers once for each of our `dist_sync` modes.
+    pub(crate) fn list(ours: &[Variant], peers: &[Peer]) -> Vec<Variant> {
         let sync = ours.iter().filter(|it| it.peer.is_none() && matches!(it.mode, Mode::Servers { sync: true, .. }));
         let theirs = peers.iter().flat_map(|peer| match peer {
             Peer::Mxnet => sync.clone().map(|variant| Variant::theirs(*peer, variant.mode)).collect(),
@@ -159,24 +148,23 @@ impl Variant {
         list
     }
 
-    /// Everybody who has an allreduce.
-    pub fn allreduces() -> Vec<Variant> {
-        let peers = Peer::ALL.into_iter().filter(|peer| *peer != Peer::Mxnet);
+    /// Every allreduce, ours and those of peers.
+    pub(crate) fn allreduces() -> Vec<Variant> {
+        let peers = Peer::value_variants().iter().filter(|peer| **peer != Peer::Mxnet);
         let ours = [Variant::ours(Mode::Allreduce), Variant::ours_on_mpich()];
-        ours.into_iter().chain(peers.map(|peer| Variant::theirs(peer, Mode::Allreduce))).collect()
+        ours.into_iter().chain(peers.map(|peer| Variant::theirs(*peer, Mode::Allreduce))).collect()
     }
 
-    /// The environment of its ranks.
-    pub fn env(self) -> Vec<(String, String)> {
-        let Some(Peer::OpenMpi(number)) = self.peer else { return Vec::new() };
-        vec![
-            ("OMPI_MCA_coll_tuned_use_dynamic_rules".to_owned(), "1".to_owned()),
-            ("OMPI_MCA_coll_tuned_allreduce_algorithm".to_owned(), number.to_string()),
-        ]
+    /// The variables that its ranks need.
+    pub(crate) fn env(self) -> Vec<(String, String)> {
+        let name = self.to_string();
+        // By Open MPI's own numbers, from 1.
+        let Some(number) = name.strip_prefix("openmpi:") else { return Vec::new() };
+        let set = [("use_dynamic_rules", "1"), ("allreduce_algorithm", number)];
+        set.map(|(name, value)| (format!("OMPI_MCA_coll_tuned_{name}"), value.to_owned())).to_vec()
     }
 
-    /// The colour group.
-    pub fn family(self) -> Family {
+    pub(crate) fn family(self) -> Family {
         match (self.peer, self.mode) {
             (Some(_), _) => Family::Peer,
             (None, _) if self.compression.is_some() => Family::Compressed,
@@ -186,15 +174,15 @@ impl Variant {
         }
     }
 
-    /// The method in the words of a table.
-    pub fn words(self) -> String {
+    /// The method, as tables name it.
+    pub(crate) fn words(self) -> String {
         let method = match (self.peer, self.mode) {
             (None, Mode::Allreduce) if self.on_mpich => "ours on MPICH".to_owned(),
             (None, Mode::Allreduce) => "allreduce (dist_sync_mpi)".to_owned(),
             (None, Mode::Servers { sync: true, placement, .. }) => format!("PS {}", placement.name()),
             (None, Mode::Servers { sync: false, placement, .. }) => format!("PS {}, async", placement.name()),
-            (Some(peer), Mode::Allreduce) => peer.names().1.to_owned(),
-            (Some(peer), Mode::Servers { placement, .. }) => format!("{} {}", peer.names().1, placement.name()),
+            (Some(peer), Mode::Allreduce) => peer.method().to_owned(),
+            (Some(peer), Mode::Servers { placement, .. }) => format!("{} {}", peer.method(), placement.name()),
         };
         self.compression.map_or(method.clone(), |compression| format!("{method}, {compression}"))
     }
@@ -215,11 +203,11 @@ impl fmt::Display for Variant {
 impl FromStr for Variant {
     type Err = Error;
 
-    /// A mode of ours, and behind a `+` its compression, as in `dist_sync_mpi+2bit:0.5`; a peer; MXNet with
-    /// the mode that its servers are placed by, as in `mxnet:dist_sync:2`. The sweep's names for our
-    /// allreduce are `ours` and `ours:mpich`.
+    /// A mode of ours, with its compression after a `+`, as in `dist_sync_mpi+2bit:0.5`; a peer; or MXNet with
+    /// the mode that places its servers, as in `mxnet:dist_sync:2`. The sweep calls our allreduce `ours` and
+    /// `ours:mpich`.
     fn from_str(text: &str) -> Result<Self, Error> {
-        if let Some(peer) = Peer::named(text).filter(|peer| *peer != Peer::Mxnet) {
+        if let Some(peer) = <Peer as ValueEnum>::from_str(text, false).ok().filter(|peer| *peer != Peer::Mxnet) {
             return Ok(Variant::theirs(peer, Mode::Allreduce));
         }
         match text {
@@ -247,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variant_is_printed_as_it_is_read_and_has_words_of_its_own() {
+    fn every_variant_is_printed_as_it_is_read_and_has_its_own_words() {
         let named = ["dist_sync_mpi", "dist_sync:8shared+fp16", "dist_sync_mpi+2bit:0.5", "mxnet:dist_sync:8"];
         let all: Vec<Variant> =
             named.map(variant).into_iter().chain(Variant::allreduces().into_iter().skip(1)).collect();
@@ -263,24 +251,10 @@ mod tests {
             (coded.family(), coded.words().as_str()),
             (Family::Compressed, "allreduce (dist_sync_mpi), 2bit:0.5")
         );
-        assert!(Family::ALL.iter().enumerate().all(|(at, (family, ..))| *family as usize == at));
     }
 
     #[test]
-    fn all_peers_are_in_the_list() {
-        let place = |peer| match peer {
-            Peer::Mpi => 0,
-            Peer::OpenMpi(number) => usize::from(number),
-            Peer::Mpich => 7,
-            Peer::Mxnet => 8,
-            Peer::Horovod => 9,
-            Peer::Gloo => 10,
-        };
-        assert!(Peer::ALL.into_iter().enumerate().all(|(at, peer)| place(peer) == at));
-    }
-
-    #[test]
-    fn the_names_of_the_sweep_are_names_of_the_same() {
+    fn the_names_of_the_sweep_mean_the_same_variants() {
         for (name, same) in
             [("ours", "dist_sync_mpi"), ("ours:mpich", "dist_sync_mpi:mpich"), ("openmpi:default", "mpi")]
         {
@@ -296,13 +270,13 @@ mod tests {
     fn a_wrong_compression_is_an_error_that_lists_what_exists() {
         let error = "dist_sync_mpi+3bit".parse::<Variant>().unwrap_err().to_string();
         assert!(error.contains("3bit") && error.contains(Compression::NAMES), "{error}");
-        assert_eq!((Peer::named("openmpi:7"), Peer::named("nccl")), (None, None));
+        assert!(["openmpi:7", "nccl", "mxnet"].iter().all(|name| name.parse::<Variant>().is_err()));
     }
 
     #[test]
-    fn only_an_algorithm_by_number_is_set_by_hand() {
+    fn only_a_numbered_algorithm_needs_variables() {
         for variant in Variant::allreduces() {
-            let is_numbered = matches!(variant.peer, Some(Peer::OpenMpi(_)));
+            let is_numbered = variant.to_string().starts_with("openmpi:");
             assert_eq!(variant.env().len(), if is_numbered { 2 } else { 0 }, "{variant}");
         }
         let env = variant("openmpi:4").env();

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ringpull_cli::lab::{self, Lab, Racks, Shape};
-use ringpull_cli::mpirun::{Flavour, Hosts, Mpirun, Ranks};
+use ringpull_cli::mpirun::{Flavour, Host, Mpirun, Ranks};
 use ringpull_processes::Processes;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -196,7 +196,7 @@ fn mpirun_puts_ranks_on_the_hosts_in_turn() {
         command: processes.redirected(["sh", "-c", "echo $(hostname) $A"]),
         env: vec![("A".to_owned(), "passed".to_owned())],
     };
-    let mut ready = mpirun.command(&Hosts::Lab(vec![1, 2, 3]), ranks).unwrap();
+    let mut ready = mpirun.command(&[1, 2, 3].map(Host::Lab), ranks).unwrap();
     processes.succeed("mpirun", &mut ready.command);
     let printed = [0, 1, 2, 3].map(|rank| processes.rank(rank).out);
     assert_eq!(printed, ["h1 passed\n", "h2 passed\n", "h3 passed\n", "h1 passed\n"], "{processes}");
@@ -212,7 +212,8 @@ fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
     let mut processes = Processes::new();
     let command = processes.redirected(std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(words));
     let ranks = Ranks { count, command, env: Vec::new() };
-    let mut ready = Mpirun::find().unwrap().command(&Hosts::Lab(hosts.to_vec()), ranks).unwrap();
+    let hosts: Vec<Host> = hosts.iter().copied().map(Host::Lab).collect();
+    let mut ready = Mpirun::find().unwrap().command(&hosts, ranks).unwrap();
     processes.succeed("mpirun", &mut ready.command);
     processes.rank(0).out.split_whitespace().collect()
 }

@@ -1,12 +1,10 @@
 //! The training example on a few hundred images: exact resumption, and one clear error for what goes wrong.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use ringpull_base::config::FASHION_MNIST;
-use ringpull_cli::mpirun::{Hosts, Mpirun, Ranks};
-use ringpull_processes::{Processes, example};
+use ringpull_processes::{Processes, example, has_mpi};
 
 fn train(arguments: &[&str]) -> Output {
     let few = ["--limit-train", "384", "--batch", "64"];
@@ -32,14 +30,13 @@ fn error(arguments: &[&str]) -> String {
 
 /// So many ranks, which have succeeded; `None` where there is no `mpirun`.
 fn of_ranks(count: usize, environment: &[(&str, &str)], arguments: &[&str]) -> Option<Processes> {
-    let mpirun = Mpirun::find().ok()?;
-    let mut processes = Processes::new();
-    let words = ["--kv-store", "dist_sync_mpi"].iter().chain(arguments).map(OsString::from);
-    let command = processes.redirected(std::iter::once(example().into_os_string()).chain(words));
-    let env = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    let mut ready = mpirun.command(&Hosts::Local, Ranks { count, command, env }).unwrap();
-    processes.succeed("mpirun", &mut ready.command);
-    Some(processes)
+    has_mpi().then(|| {
+        let mut processes = Processes::new();
+        let mut command = processes.mpirun(count, example());
+        command.args(["--kv-store", "dist_sync_mpi"]).args(arguments).envs(environment.iter().copied());
+        processes.succeed("mpirun", &mut command);
+        processes
+    })
 }
 
 /// The hash that the ranks or workers of these names end with, the same on each.
@@ -187,16 +184,15 @@ fn seconds_that_are_none_are_refused() {
 /// Two ranks that each run in a folder of their own, as on hosts that share none: whether they succeed, and
 /// they.
 fn of_two_folders(folders: &Path, arguments: &[&str]) -> Option<(bool, Processes)> {
-    let mpirun = Mpirun::find().ok()?;
-    let enter = format!("cd '{}'/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} && exec \"$0\" \"$@\"", folders.display());
-    let words = ["--kv-store", "dist_sync_mpi", "--limit-train", "384", "--checkpoint", "run.safetensors"];
-    let words = words.iter().chain(arguments).map(OsString::from);
-    let shell = [OsString::from("sh"), "-c".into(), enter.into(), example().into_os_string()];
-    let mut processes = Processes::new();
-    let command = processes.redirected(shell.into_iter().chain(words));
-    let mut ready = mpirun.command(&Hosts::Local, Ranks { count: 2, command, env: Vec::new() }).unwrap();
-    let succeeded = processes.run("mpirun", &mut ready.command);
-    Some((succeeded, processes))
+    has_mpi().then(|| {
+        let enter = format!("cd '{}'/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} && exec \"$0\" \"$@\"", folders.display());
+        let mut processes = Processes::new();
+        let mut command = processes.mpirun(2, "sh");
+        command.args(["-c", &enter]).arg(example()).args(["--kv-store", "dist_sync_mpi", "--limit-train", "384"]);
+        command.args(["--checkpoint", "run.safetensors"]).args(arguments);
+        let succeeded = processes.run("mpirun", &mut command);
+        (succeeded, processes)
+    })
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What `ringpull` answers to words and variables that it cannot use, or that others overrule.
+//! Options and variables that are invalid, or that others override.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ fn said(algorithm: Option<&str>, words: &str) -> (i32, String) {
 }
 
 #[test]
-fn a_wrong_algorithm_in_the_environment_is_told_with_its_variable_and_the_names() {
+fn an_invalid_algorithm_in_the_environment_is_an_error_that_lists_the_names() {
     let (code, text) = said(Some("rign"), "bench pushpull --kv-store local --sizes 4 --iters 1");
     assert_eq!(code, 1);
     for part in ["RINGPULL_ALGORITHM=\"rign\"", "auto, ring, direct", "ordered, native", "hint: did you mean ring?"] {
@@ -21,7 +21,7 @@ fn a_wrong_algorithm_in_the_environment_is_told_with_its_variable_and_the_names(
 }
 
 #[test]
-fn the_help_lists_every_algorithm_and_another_word_is_told_the_closest() {
+fn the_help_lists_every_algorithm_and_a_misspelt_one_gets_a_suggestion() {
     let help = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(["bench", "allreduce", "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     for name in ringpull_base::config::ALGORITHMS {
@@ -31,25 +31,25 @@ fn the_help_lists_every_algorithm_and_another_word_is_told_the_closest() {
     assert!(code == 2 && text.contains("'ring'") && text.contains("circulant"), "{text}");
 }
 
-/// The error comes before any MPI, and shows which algorithm was heard.
+/// The error names the algorithm that was chosen.
 #[test]
-fn explain_hears_the_option_and_the_variable_and_the_option_wins() {
-    let heard = |algorithm, words: &str| said(algorithm, &format!("bench allreduce --explain{words}")).1;
-    assert!(heard(None, " --algorithm native").contains("nothing is predicted for native"));
-    assert!(heard(Some("nccl"), "").contains("nothing is predicted for nccl"));
-    assert!(said(None, "bench allreduce --algorithm nccl").1.contains("which nccl does not sum"));
-    assert!(heard(Some("ordered"), "").contains("nothing is predicted for ordered"));
-    assert!(heard(Some("ordered"), " --algorithm native").contains("nothing is predicted for native"));
+fn explain_takes_the_option_before_the_variable() {
+    let chosen = |algorithm, words: &str| said(algorithm, &format!("bench allreduce --explain{words}")).1;
+    assert!(chosen(None, " --algorithm native").contains("no prediction for native"));
+    assert!(chosen(Some("nccl"), "").contains("no prediction for nccl"));
+    assert!(said(None, "bench allreduce --algorithm nccl").1.contains("invalid --algorithm nccl"));
+    assert!(chosen(Some("ordered"), "").contains("no prediction for ordered"));
+    assert!(chosen(Some("ordered"), " --algorithm native").contains("no prediction for native"));
 }
 
 #[test]
-fn times_sizes_and_types_that_cannot_be_are_told_with_what_can() {
+fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
     for (words, code, parts) in [
-        ("--late -1", 1, ["--late -1 is no time", "give seconds, such as 0.25"]),
-        ("--rest -1", 1, ["--rest -1 is no time", "give milliseconds, such as 2"]),
-        ("--rest inf", 1, ["--rest inf is no time", "give milliseconds, such as 2"]),
-        ("--sizes 0", 1, ["0 bytes are no whole number of f32 elements", "a multiple of 4 bytes, at least 4"]),
-        ("--sizes 6", 1, ["6 bytes are no whole number of f32 elements", "a multiple of 4 bytes, at least 4"]),
+        ("--late -1", 1, ["invalid --late -1: expected non-negative seconds", "hint: give seconds"]),
+        ("--rest -1", 1, ["invalid --rest -1: expected non-negative milliseconds", "hint: give milliseconds"]),
+        ("--rest inf", 1, ["invalid --rest inf: expected non-negative milliseconds", "hint: give milliseconds"]),
+        ("--sizes 0", 1, ["invalid size of 0 bytes: expected whole f32 elements", "a multiple of 4 bytes, at least 4"]),
+        ("--sizes 6", 1, ["invalid size of 6 bytes: expected whole f32 elements", "a multiple of 4 bytes, at least 4"]),
         ("--dtype f31", 2, ["f31", "bf16"]),
     ] {
         let (had, text) = said(None, &format!("bench allreduce {words}"));

@@ -18,14 +18,13 @@ use crate::statistics::{self, Summary};
 use crate::text::grid;
 use crate::{allreduce, explain, pushpull};
 
-/// The arguments of `ringpull bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
     mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1\n  \
     mpirun -n 4 ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
-pub struct BenchArgs {
+pub(crate) struct BenchArgs {
     #[command(subcommand)]
     what: What,
 }
@@ -40,14 +39,13 @@ enum What {
     Train(train::TrainArgs),
 }
 
-/// The arguments of `ringpull bench allreduce`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
     mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm native --format json\n  \
     mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB --explain\n  \
     mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm ring --explain")]
-pub struct AllreduceArgs {
+pub(crate) struct AllreduceArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
     pub sizes: String,
@@ -82,14 +80,13 @@ pub struct AllreduceArgs {
     pub format: Format,
 }
 
-/// The arguments of `ringpull bench pushpull`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     mpirun -n 4 ringpull bench pushpull --sizes 25MB\n  \
     mpirun -n 4 ringpull bench pushpull --sizes 25MB --compression 2bit:0.5\n  \
     mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
-pub struct PushpullArgs {
+pub(crate) struct PushpullArgs {
     /// Payloads, one key each, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, visible_alias = "bytes", conflicts_with = "model", default_value = "25MB")]
     sizes: String,
@@ -108,7 +105,7 @@ pub struct PushpullArgs {
 }
 
 /// Measures, and prints on rank 0.
-pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let (records, format) = match &args.what {
         What::Allreduce(args) if args.explain => return run_explain(args),
         What::Allreduce(args) => (run_allreduce(args)?, args.format),
@@ -137,12 +134,14 @@ fn algorithms() -> PossibleValuesParser {
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
-    let time = |seconds: f64, option: &str, remedy: &str| {
-        Duration::try_from_secs_f64(seconds).map_err(|_| Error::argument(format!("{option} is no time"), remedy))
+    let time = |option: &str, given: f64, unit: &str, factor: f64| {
+        let invalid = || format!("invalid {option} {given}: expected non-negative {unit}");
+        let wrong = |_| Error::argument(invalid(), format!("give {unit}, such as {}", 0.25 / factor));
+        Duration::try_from_secs_f64(given * factor).map_err(wrong)
     };
-    let late = time(args.late, &format!("--late {}", args.late), "give seconds, such as 0.25")?;
-    let rest = time(args.rest / 1e3, &format!("--rest {}", args.rest), "give milliseconds, such as 2")?;
-    let plan = allreduce::Plan { dtype: args.dtype, iters: args.iters, warmup: args.warmup, rest, late };
+    let late = time("--late", args.late, "seconds", 1.0)?;
+    let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
+    let plan = allreduce::AllreduceOptions { dtype: args.dtype, iters: args.iters, warmup: args.warmup, rest, late };
     allreduce::run(&sizes, args.algorithm.as_deref(), &plan)
 }
 
@@ -170,7 +169,7 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
 fn elements(bytes: usize, dtype: DType) -> Result<usize> {
     if bytes == 0 || !bytes.is_multiple_of(dtype.size_bytes()) {
         return Err(Error::argument(
-            format!("{bytes} bytes are no whole number of {dtype} elements"),
+            format!("invalid size of {bytes} bytes: expected whole {dtype} elements"),
             format!("give a multiple of {0} bytes, at least {0}", dtype.size_bytes()),
         ));
     }

@@ -14,16 +14,15 @@ use ringpull_workload::models::{self, ModelKey};
 use super::lab::RackArgs;
 use super::{Format, MpichArgs, print, to_json, write};
 use crate::compare::rows::rows;
-use crate::compare::{Environment, Results, Setup, published, report, results, table, training, verdict};
+use crate::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
 use crate::lab::{Racks, Shape};
 use crate::layers;
 use crate::link::LinkRate;
-use crate::rounds::launched::{Launched, Place};
+use crate::rounds::launched::{Launched, Testbed};
 use crate::rounds::{self, Job, TrainSetup, Work};
 use crate::size::{format_size, parse_size};
 use crate::variant::{Peer, Variant};
 
-/// The arguments of `ringpull compare`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet --out out\n  \
@@ -38,7 +37,7 @@ use crate::variant::{Peer, Variant};
     longer than the last job took, and not with a hostfile. While emulated hosts are up, Linux does not share processors\n\
     out by session (kernel.sched_autogroup_enabled is 0, and set again afterwards).\n\
     The exit code is 1 if a variant failed; an absent peer is named and is no failure.")]
-pub struct CompareArgs {
+pub(crate) struct CompareArgs {
     /// Emulate so many hosts on this machine, joined by links of --link (root, Linux).
     #[arg(long, conflicts_with_all = ["hostfile", "local"])]
     hosts: Option<usize>,
@@ -81,7 +80,7 @@ pub struct CompareArgs {
     #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
     modes: Vec<Variant>,
     /// Other people's programs on the same hosts.
-    #[arg(long, value_delimiter = ',', value_parser = super::peers())]
+    #[arg(long, value_enum, value_delimiter = ',')]
     peers: Vec<Peer>,
     #[command(flatten)]
     mpich: MpichArgs,
@@ -104,7 +103,7 @@ pub struct CompareArgs {
 }
 
 /// Runs the comparison, prints it and writes the report.
-pub fn run(args: &CompareArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode> {
     if args.rounds == 0 || args.iters == 0 {
         return Err(Error::argument("no sample was asked for", "give --rounds and --iters of at least 1"));
     }
@@ -120,12 +119,12 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
-    let place = match (args.hosts, &args.hostfile) {
-        (Some(hosts), _) => Place::Lab(Shape { hosts, rate: args.link, racks }),
-        (None, Some(file)) => Place::Hostfile { file: file.clone() },
-        (None, None) => Place::Local { workers: args.local.unwrap_or(4) },
+    let testbed = match (args.hosts, &args.hostfile) {
+        (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, racks }),
+        (None, Some(file)) => Testbed::Hostfile(file.clone()),
+        (None, None) => Testbed::Local(args.local.unwrap_or(4)),
     };
-    let mut runner = Launched::start(place, extra, args.mpich.find()?)?;
+    let mut runner = Launched::start(testbed, extra, args.mpich.find()?)?;
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
     let train = if args.train { Some(replay(args, ranks, bytes)?) } else { None };
     let job = Job { ranks, work: payload.work(args, train.clone())?, iters: args.iters, warmup: args.warmup };
@@ -154,12 +153,12 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
     drop(runner);
     let rows = rows(&found, &variants, &job, &setup);
     let stolen = results::stolen(&rows);
-    let mut results = Results { environment, setup, rows, stolen, verdict: Vec::new(), command: command() };
+    let mut results = Comparison { environment, setup, rows, stolen, verdict: Vec::new(), command: command() };
     results.verdict = verdict::sentences(&results);
     finish(&results, args)
 }
 
-fn finish(results: &Results, args: &CompareArgs) -> Result<ExitCode> {
+fn finish(results: &Comparison, args: &CompareArgs) -> Result<ExitCode> {
     write(&args.out.join("results.json"), &to_json(results)?)?;
     let page = args.out.join("report.html");
     write(&page, &report::render(results)?)?;

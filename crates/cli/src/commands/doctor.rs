@@ -12,7 +12,6 @@ use super::{Format, print, to_json_line};
 use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
 use crate::launch::hostfile;
 
-/// The arguments of `ringpull doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ringpull doctor                              this host
@@ -21,7 +20,7 @@ use crate::launch::hostfile;
   ringpull doctor --format json | jq '.[] | select(.verdict != \"good\")'
 
 The exit code is 1 if a job would fail.")]
-pub struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     /// A file with the hosts to look at, one host[:port] [slots=n] a line.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
@@ -46,7 +45,7 @@ pub struct DoctorArgs {
 }
 
 /// Gathers, judges and prints.
-pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     if args.probe {
         return probe::rank().map(|()| ExitCode::SUCCESS);
     }

@@ -10,12 +10,11 @@ use ringpull_base::{Error, Result};
 use super::{to_json, write};
 use crate::gpu_check::{Findings, rank_of_a_job};
 
-/// The arguments of `ringpull gpu-check`.
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Examples:\n  ringpull gpu-check\n  ringpull gpu-check --devices cuda:0 --out results\n  ringpull gpu-check --devices sim:2\n  mpirun -n 2 ringpull gpu-check --rank --devices cuda:0"
 )]
-pub struct GpuCheckArgs {
+pub(crate) struct GpuCheckArgs {
     /// Which devices: `cuda` (all), `cuda:0,2`, or simulated ones such as `sim:2`.
     #[arg(long, default_value = "cuda")]
     devices: String,
@@ -28,7 +27,7 @@ pub struct GpuCheckArgs {
 }
 
 /// Checks, prints a table, and writes both forms.
-pub fn run(args: &GpuCheckArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &GpuCheckArgs) -> Result<ExitCode> {
     if args.rank {
         println!("{}", rank_of_a_job(&args.devices)?);
         return Ok(ExitCode::SUCCESS);

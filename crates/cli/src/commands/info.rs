@@ -9,17 +9,16 @@ use ringpull_base::Result;
 use super::{Format, print};
 use crate::machine::Machine;
 
-/// The arguments of `ringpull info`.
 #[derive(Debug, Clone, Copy, Args)]
 #[command(after_help = "Examples:\n  ringpull info\n  ringpull info --format json | jq .mpirun")]
-pub struct InfoArgs {
+pub(crate) struct InfoArgs {
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 /// Prints the survey of this machine.
-pub fn run(args: InfoArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: InfoArgs) -> Result<ExitCode> {
     let machine = Machine::survey();
     let line = |(name, value): (&str, String)| format!("{name:<16} {value}\n");
     print(args.format, &machine, || machine.lines().into_iter().map(line).collect())?;

@@ -11,7 +11,6 @@ use ringpull_base::{Error, Result};
 use crate::lab::{self, Lab, Racks, Shape};
 use crate::link::LinkRate;
 
-/// The arguments of `ringpull lab`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ringpull lab up 8 200mbit
@@ -22,7 +21,7 @@ use crate::link::LinkRate;
 
 The hosts are network namespaces h1..hN on one bridge, with the addresses 10.55.0.1 to 10.55.0.N; every link is
 limited to RATE in both directions. Needs Linux and root.")]
-pub struct LabArgs {
+pub(crate) struct LabArgs {
     #[command(subcommand)]
     action: Action,
 }
@@ -61,7 +60,7 @@ enum Action {
 
 /// How emulated hosts stand in racks.
 #[derive(Debug, Args)]
-pub struct RackArgs {
+pub(crate) struct RackArgs {
     /// Two racks: each half of the hosts on a bridge of its own, and one link of this rate between them.
     #[arg(long, value_name = "RATE")]
     uplink: Option<LinkRate>,
@@ -72,13 +71,13 @@ pub struct RackArgs {
 
 impl RackArgs {
     /// The racks asked for, if any.
-    pub fn racks(&self) -> Option<Racks> {
+    pub(crate) fn racks(&self) -> Option<Racks> {
         self.uplink.map(|uplink| Racks { uplink, alternate: self.alternate })
     }
 }
 
 /// Makes, removes or enters emulated hosts.
-pub fn run(args: LabArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: LabArgs) -> Result<ExitCode> {
     match args.action {
         Action::Up { hosts, rate, racks } => {
             let racks = racks.racks();

@@ -1,4 +1,4 @@
-//! `ringpull launch`: the processes of a job, in these words or in those of MXNet's `launch.py`.
+//! `ringpull launch`: starts the processes of a job. It also accepts the options of MXNet's `launch.py`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,8 @@ use ringpull_base::{Error, Result};
 
 use crate::lab;
 use crate::launch::batch::{Batch, BatchJob};
-use crate::launch::hostfile::{self, Host};
-use crate::launch::{Launch, Place, Sink, Spec, Variables, by_mpi, remote};
-use crate::mpirun::Hosts;
+use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfile, remote};
 
-/// The arguments of `ringpull launch`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ringpull launch -n 4 -s 2 -- ./train --kv-store dist_sync
@@ -25,32 +22,32 @@ use crate::mpirun::Hosts;
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
 
-A hostfile has one host[:port] [slots=n] a line. When one process fails, the others get one and a half RINGPULL_SILENCE,
-then SIGTERM, then SIGKILL, on every host; the exit code is that of the first failure.")]
-pub struct LaunchArgs {
-    /// How many workers.
+A hostfile has one host[:port] [slots=n] per line. When a process fails, the others get one and a half RINGPULL_SILENCE,
+then SIGTERM, then SIGKILL, on every host. The exit code is that of the first process that failed.")]
+pub(crate) struct LaunchArgs {
+    /// The number of workers.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
     num_workers: u32,
-    /// How many servers; if not given as many as workers, as with MXNet's launch.py. 0 starts MPI ranks
-    /// (--launcher mpi, slurm or sge), and is what those take where the command has `--kv-store
-    /// dist_sync_mpi`; the others refuse such a command.
+    /// The number of servers [default: as many as workers, as with MXNet's launch.py]. 0 starts MPI ranks, with
+    /// --launcher mpi, slurm or sge; it is their default if the command has `--kv-store dist_sync_mpi`. The
+    /// other launchers refuse such a command.
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
     /// A file with the hosts to run on.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
-    /// How processes are started; ssh with a hostfile, else local.
+    /// How processes are started [default: ssh with a hostfile, else local].
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
     #[command(flatten)]
     variables: Variables,
-    /// Copy the working folder to this folder of every host first, with rsync, and start there (ssh only).
+    /// First copy the working folder to this folder of every host, with rsync, and start there (ssh only).
     #[arg(long, value_name = "DIR")]
     sync_dst_dir: Option<String>,
-    /// Grid Engine's parallel environment that the job's slots come from, such as mpi or orte (sge only).
+    /// Grid Engine's parallel environment for the job's slots, such as mpi or orte (sge only).
     #[arg(long, value_name = "NAME")]
     sge_pe: Option<String>,
-    /// Print lines as they are, without the name of the process that wrote them.
+    /// Print output without the name of its process before each line.
     #[arg(long)]
     no_tag: bool,
     /// The command that every process runs.
@@ -75,7 +72,7 @@ enum Launcher {
 }
 
 /// Runs the job; its exit code.
-pub fn run(args: LaunchArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: LaunchArgs) -> Result<ExitCode> {
     let default = if args.hostfile.is_some() { Launcher::Ssh } else { Launcher::Local };
     let launcher = args.launcher.unwrap_or(default);
     let (workers, servers) = (args.num_workers as usize, servers(&args, launcher)? as usize);
@@ -83,49 +80,54 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     if matches!(launcher, Launcher::Local | Launcher::Lab) || launcher == Launcher::Mpi && hosts.is_empty() {
         check_program(&args.command)?;
     }
-    say_what_has_no_effect(&args, launcher);
+    warn_about_unused_options(&args, launcher);
     let code = if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
         let batch = match (launcher, &args.sge_pe) {
             (Launcher::Slurm, _) => Batch::Slurm,
             (_, Some(environment)) => Batch::Sge { environment: environment.clone() },
             (_, None) => {
                 return Err(Error::argument(
-                    "Grid Engine gives slots on several hosts from a parallel environment",
+                    "--launcher sge needs a parallel environment",
                     "name one that `qconf -spl` lists: --sge-pe NAME",
                 ));
             }
         };
         BatchJob { batch, spec: Spec { workers, servers, command: args.command, variables: args.variables } }.run()?
     } else if launcher == Launcher::Mpi {
-        let hosts = if hosts.is_empty() { Hosts::Local } else { Hosts::Ssh(one_per_slot(&hosts)) };
-        by_mpi::run(&Spec { workers, servers, command: args.command, variables: args.variables }, &hosts)?
+        by_mpi::run(
+            &Spec { workers, servers, command: args.command, variables: args.variables },
+            &one_per_slot(&hosts),
+        )?
     } else {
-        let places: Vec<Place> = match launcher {
-            Launcher::Lab => (1..=lab_hosts()?).map(Place::Lab).collect(),
-            _ if hosts.is_empty() => vec![Place::Local],
-            _ => one_per_slot(&hosts).into_iter().map(Place::Ssh).collect(),
+        let hosts = match launcher {
+            Launcher::Lab => (1..=lab_hosts()?).map(Host::Lab).collect(),
+            _ if hosts.is_empty() => vec![Host::Local],
+            _ => one_per_slot(&hosts),
         };
-        let at = |count: usize| (0..count).map(|index| places[index % places.len()].clone()).collect();
+        let at = |count: usize| hosts.iter().cycle().take(count).cloned().collect();
         let mut launch = Launch::new(at(workers), at(servers), args.command, args.variables)?;
         launch.sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
-        // Those that wait for the one that failed find out for whom within their limit and the quarter until
-        // they ask again.
+        // Processes that wait for the failed one notice within RINGPULL_SILENCE and the quarter of it until
+        // they look again.
         launch.grace = Config::from_env()?.silence() * 3 / 2;
         launch.run()?.code
     };
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// How many servers the job has. One that asks for none by its kind of store gets none, for they would wait
-/// for workers that never come.
+/// How many servers the job has. With `dist_sync_mpi` it has none, since they would wait for workers for
+/// ever.
 fn servers(args: &LaunchArgs, launcher: Launcher) -> Result<u32> {
     let by_mpi = matches!(launcher, Launcher::Mpi | Launcher::Slurm | Launcher::Sge);
     let kind = kind_asked_for(&args.command);
     let needs_none = kind == Some("dist_sync_mpi");
     if needs_none && !by_mpi {
         return Err(Error::argument(
-            "--kv-store dist_sync_mpi is for MPI's ranks, and the launchers local, ssh and lab start none",
-            format!("give --launcher mpi, which takes a hostfile too, or start it with mpirun -n {}", args.num_workers),
+            "--kv-store dist_sync_mpi needs MPI ranks, but the launchers local, ssh and lab start none",
+            format!(
+                "give --launcher mpi, which accepts a hostfile too, or start it with mpirun -n {}",
+                args.num_workers
+            ),
         ));
     }
     match args.num_servers {
@@ -145,14 +147,14 @@ fn servers(args: &LaunchArgs, launcher: Launcher) -> Result<u32> {
     Ok(args.num_servers.unwrap_or(if needs_none { 0 } else { args.num_workers }))
 }
 
-/// The kind of store that the command's words ask for, if they name one.
+/// The kind of store that the command names, if any.
 fn kind_asked_for(command: &[OsString]) -> Option<&str> {
     let words: Vec<&str> = command.iter().filter_map(|word| word.to_str()).collect();
     let at = words.iter().position(|word| word.starts_with("--kv-store") || word.starts_with("--kvstore"))?;
     words[at].split_once('=').map(|(_, store)| store).or(words.get(at + 1).copied())
 }
 
-/// An error if this host has no such program: every process would say so by itself, in its launcher's words.
+/// An error if this host has no such program: otherwise every process would report it.
 fn check_program(command: &[OsString]) -> Result<()> {
     let Some(program) = command.first().map(Path::new) else { return Ok(()) };
     let is_there = if program.components().count() > 1 {
@@ -166,12 +168,11 @@ fn check_program(command: &[OsString]) -> Result<()> {
     }
     Err(Error::argument(
         format!("there is no program {}", program.display()),
-        "correct its name, or give its path: a name without a / is looked for in PATH",
+        "correct its name, or give its path: a name without a / is searched in PATH",
     ))
 }
 
-/// Words that were understood and change nothing.
-fn say_what_has_no_effect(args: &LaunchArgs, launcher: Launcher) {
+fn warn_about_unused_options(args: &LaunchArgs, launcher: Launcher) {
     if args.sync_dst_dir.is_some() && args.hostfile.is_none() {
         eprintln!("warning: --sync-dst-dir has no effect: there are no hosts to copy the folder to");
     }
@@ -185,7 +186,7 @@ fn lab_hosts() -> Result<usize> {
     Ok(lab::hosts_up())
 }
 
-fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<Host>> {
+fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<SshHost>> {
     let Some(path) = &args.hostfile else {
         return if launcher == Launcher::Ssh {
             Err(Error::argument("--launcher ssh needs hosts", "name a hostfile with -H"))
@@ -210,8 +211,9 @@ fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<Host>> {
     Ok(hosts)
 }
 
-/// Each host as often as it has slots, round robin, so that the processes spread before they share.
-fn one_per_slot(hosts: &[Host]) -> Vec<Host> {
+/// Each host once for each of its slots, round robin, so that processes share a host only if there are more
+/// than hosts.
+fn one_per_slot(hosts: &[SshHost]) -> Vec<Host> {
     let most = hosts.iter().map(|host| host.slots).max().unwrap_or(1);
-    (0..most).flat_map(|turn| hosts.iter().filter(move |host| host.slots > turn).cloned()).collect()
+    (0..most).flat_map(|turn| hosts.iter().filter(move |host| host.slots > turn).cloned().map(Host::Ssh)).collect()
 }

@@ -14,7 +14,6 @@ use ringpull_kube::{documents, specification, to_yaml};
 
 use super::{Format, to_json};
 
-/// The arguments of `ringpull manifest`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ringpull manifest train --workers 4 --image reg/ringpull:1 --claim data -- train --kv-store dist_sync_mpi --data /train/data
@@ -23,7 +22,7 @@ use super::{Format, to_json};
   ringpull manifest specification '{\"distribution_type\": \"MPI\", \"number_of_workers\": 4}' -- train --kv-store dist_sync_mpi
   ringpull manifest train -- train --kv-store dist_sync_mpi | kubectl apply -f -
   ringpull manifest lint job.yaml                  what will go wrong with an MPIJob; exit code 1 if it would fail, or there is none")]
-pub struct ManifestArgs {
+pub(crate) struct ManifestArgs {
     #[command(subcommand)]
     what: What,
 }
@@ -78,7 +77,7 @@ struct LintArgs {
 }
 
 /// Prints the manifest, or what lint found.
-pub fn run(args: ManifestArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: ManifestArgs) -> Result<ExitCode> {
     let request = match args.what {
         What::Train(job) => Request { kind: Kind::Train, ..job },
         What::Compare(job) => Request { kind: Kind::Compare, ..job },

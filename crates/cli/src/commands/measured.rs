@@ -31,9 +31,9 @@ pub(super) struct StoreArgs {
 
 impl StoreArgs {
     /// So many iterations, measured as asked for.
-    pub(super) fn plan(&self, iters: usize) -> Result<pushpull::Plan> {
+    pub(super) fn plan(&self, iters: usize) -> Result<pushpull::StoreOptions> {
         let compression = Compression::choice(&self.compression)?;
         let algorithm = Config::from_env()?.algorithm;
-        Ok(pushpull::Plan { dtype: self.dtype, iters, warmup: self.warmup, compression, algorithm })
+        Ok(pushpull::StoreOptions { dtype: self.dtype, iters, warmup: self.warmup, compression, algorithm })
     }
 }

@@ -1,21 +1,20 @@
-//! The words of the `ringpull` command: one file for each subcommand, and what they share.
+//! The command line of `ringpull`: one file for each subcommand, and what they share.
 //!
-//! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for
-//! a command line that cannot be understood; `launch` and `lab exec` answer with the exit code of what they
-//! ran.
+//! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for an
+//! invalid command line. `launch` and `lab exec` exit with the code of the command that they ran.
 
-pub mod bench;
-pub mod compare;
-pub mod doctor;
-pub mod gpu_check;
-pub mod info;
-pub mod lab;
-pub mod launch;
-pub mod manifest;
+mod bench;
+mod compare;
+mod doctor;
+mod gpu_check;
+mod info;
+mod lab;
+mod launch;
+mod manifest;
 mod measured;
-pub mod sweep;
-pub mod timeline;
-pub mod train;
+mod sweep;
+mod timeline;
+mod train;
 
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
@@ -34,7 +33,7 @@ use crate::variant::{Peer, Variant};
 /// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
 #[derive(Debug, Parser)]
 #[command(name = "ringpull", version, about, max_term_width = 120)]
-#[command(after_help = "RINGPULL_LOG=debug shows what happens; `ringpull COMMAND --help` shows examples.")]
+#[command(after_help = "RINGPULL_LOG=debug prints more; `ringpull COMMAND --help` shows examples.")]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -46,21 +45,21 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Compare modes and peers in rotating rounds, and write a report.
     Compare(compare::CompareArgs),
-    /// Measure our allreduce against others' over all sizes and numbers of ranks, and write a page.
+    /// Measure our allreduce against others over all sizes and numbers of ranks, and write a page.
     Sweep(sweep::SweepArgs),
     /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
     Launch(launch::LaunchArgs),
-    /// Merge the timelines of a run's ranks, and say where a step's time went.
+    /// Merge the timelines of a run's ranks, and show where a step's time went.
     Timeline(timeline::TimelineArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
     Manifest(Box<manifest::ManifestArgs>),
-    /// Find what would keep a job from running, and say the fix.
+    /// Find what would keep a job from running, with the fix.
     Doctor(doctor::DoctorArgs),
-    /// What this build and this machine can do.
+    /// Show what this build and this machine can do.
     Info(info::InfoArgs),
     /// Check this machine's GPUs: kernels, collectives, stores, speed.
     GpuCheck(gpu_check::GpuCheckArgs),
-    /// Emulated hosts: network namespaces on a bridge, with shaped links (root, Linux).
+    /// Emulate hosts: network namespaces on a bridge, with shaped links (root, Linux).
     Lab(lab::LabArgs),
 }
 
@@ -69,25 +68,17 @@ pub(crate) fn dtypes() -> impl TypedValueParser<Value = DType> {
     PossibleValuesParser::new(DType::ALL.map(DType::name)).try_map(|name| name.parse::<DType>())
 }
 
-/// Reads the name of a peer; `--help` and errors list them.
-pub(crate) fn peers() -> impl TypedValueParser<Value = Peer> {
-    PossibleValuesParser::new(Peer::ALL.map(value_of)).map(|name| Peer::named(&name).unwrap_or(Peer::Mpi))
-}
-
-/// Reads the name of somebody who has an allreduce: us, or a peer.
+/// Reads the name of an allreduce: ours, or a peer's.
 pub(crate) fn contenders() -> impl TypedValueParser<Value = Variant> {
-    let ours = ["ours", "ours:mpich"].map(PossibleValue::new);
-    let peers = Peer::ALL.into_iter().filter(|peer| *peer != Peer::Mxnet).map(value_of);
+    let ours = [("ours", "Our allreduce"), ("ours:mpich", "Our allreduce over MPICH")];
+    let ours = ours.map(|(name, help)| PossibleValue::new(name).help(help));
+    let peers = Peer::value_variants().iter().filter(|peer| **peer != Peer::Mxnet).filter_map(Peer::to_possible_value);
     PossibleValuesParser::new(ours.into_iter().chain(peers)).try_map(|name| name.parse::<Variant>())
-}
-
-fn value_of(peer: Peer) -> PossibleValue {
-    PossibleValue::new(peer.name()).aliases((peer == Peer::Mpi).then_some("openmpi:default"))
 }
 
 /// How a command prints its data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub(crate) enum Format {
     /// A table for people.
     #[default]
     Table,
@@ -98,7 +89,7 @@ pub enum Format {
 /// A second build of this program, with MPICH.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MpichArgs {
-    /// This program built with MPICH: to measure ours over it, and MPICH's own allreduce.
+    /// This program built with MPICH, to measure ours over it and MPICH's own allreduce.
     #[arg(long)]
     mpich: Option<PathBuf>,
     /// The `mpirun` of that MPICH.
@@ -115,7 +106,7 @@ impl MpichArgs {
     }
 }
 
-/// `value` as JSON that people read too.
+/// `value` as indented JSON.
 pub(crate) fn to_json(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
     serde_json::to_string_pretty(value).map_err(|cause| Error::io("write", "JSON", &std::io::Error::other(cause)))
 }
@@ -139,7 +130,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 impl Cli {
-    /// Runs the command, says on stderr what went wrong, and returns the exit code.
+    /// Runs the command, prints its error to stderr, and returns the exit code.
     pub fn run(self) -> ExitCode {
         match start_log().and_then(|()| self.command.run()) {
             Ok(code) => code,
@@ -168,8 +159,8 @@ impl Command {
     }
 }
 
-/// The store of a process that measures. A server's or the scheduler's process ends here, when its job has
-/// ended.
+/// The store of a process that measures. The process of a server or of the scheduler serves here, and exits
+/// when its job has ended.
 fn store(kind: Kind) -> Result<KvStore> {
     if let Some(status) = ringpull::internal::serve(kind.name())? {
         std::process::exit(status);

@@ -12,12 +12,11 @@ use crate::allreduce::REST_MS;
 use crate::compare::Environment;
 use crate::lab::Shape;
 use crate::link::LinkRate;
-use crate::rounds::launched::{Launched, Place};
+use crate::rounds::launched::{Launched, Testbed};
 use crate::size::parse_sizes;
-use crate::sweep::{self, Plan, Results, page};
+use crate::sweep::{self, Sweep, SweepPlan, page};
 use crate::variant::Variant;
 
-/// The arguments of `ringpull sweep`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     ringpull sweep --hosts 8 --link 1gbit --out benches/results\n  \
@@ -25,7 +24,7 @@ use crate::variant::Variant;
     ringpull sweep --report --out benches/results\n\n\
     ours:mpich is the same over MPICH, mpi the MPI library's own choice, openmpi:1 to openmpi:6 Open MPI's algorithms by number.\n\
     An absent contender is named on the page and is no failure.")]
-pub struct SweepArgs {
+pub(crate) struct SweepArgs {
     /// Emulate so many hosts on this machine, one rank on each (root, Linux); without it ranks are processes
     /// of this machine.
     #[arg(long, conflicts_with = "local")]
@@ -71,7 +70,7 @@ pub struct SweepArgs {
 }
 
 /// Sweeps, and writes the results and the page.
-pub fn run(args: &SweepArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &SweepArgs) -> Result<ExitCode> {
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     if !args.report {
         let results = measure(args)?;
@@ -87,7 +86,7 @@ pub fn run(args: &SweepArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(args: &SweepArgs) -> Result<Results> {
+fn measure(args: &SweepArgs) -> Result<Sweep> {
     let most = args.ranks.iter().copied().max().unwrap_or(0);
     let least = args.ranks.iter().copied().min().unwrap_or(0);
     if least < 1 || args.rounds == 0 || args.short_iters == 0 || args.long_iters == 0 {
@@ -97,18 +96,18 @@ fn measure(args: &SweepArgs) -> Result<Results> {
     if let Some(odd) = sizes.iter().find(|bytes| **bytes == 0 || !bytes.is_multiple_of(4)) {
         return Err(Error::argument(format!("{odd} bytes are no whole number of f32 elements"), "give multiples of 4"));
     }
-    let place = match args.hosts {
+    let testbed = match args.hosts {
         Some(hosts) if hosts < most => {
             return Err(Error::argument(
                 format!("{most} ranks on {hosts} hosts"),
                 "give --hosts at least the largest of --ranks: each rank has a host",
             ));
         }
-        Some(hosts) => Place::Lab(Shape { hosts, rate: args.link, racks: None }),
-        None => Place::Local { workers: most },
+        Some(hosts) => Testbed::Lab(Shape { hosts, rate: args.link, racks: None }),
+        None => Testbed::Local(most),
     };
-    let mut launched = Launched::start(place, 0, args.mpich.find()?)?;
-    let plan = Plan {
+    let mut launched = Launched::start(testbed, 0, args.mpich.find()?)?;
+    let plan = SweepPlan {
         place: launched.words(),
         link: args.link,
         ranks: args.ranks.clone(),
@@ -127,7 +126,7 @@ fn measure(args: &SweepArgs) -> Result<Results> {
 }
 
 /// The sweeps in the folder, by name.
-fn stored(folder: &Path) -> Result<Vec<Results>> {
+fn stored(folder: &Path) -> Result<Vec<Sweep>> {
     let failed = |cause: std::io::Error| Error::io("read the results in", folder.display(), &cause);
     let entries = std::fs::read_dir(folder).map_err(failed)?;
     let mut files: Vec<PathBuf> = entries

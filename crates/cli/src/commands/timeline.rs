@@ -12,7 +12,6 @@ use super::{Format, print, to_json_line, write};
 use crate::timeline::account::account;
 use crate::timeline::{merge, words};
 
-/// The arguments of `ringpull timeline`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     RINGPULL_TIMELINE=trace.json mpirun -n 4 ringpull bench train --model vgg16 --scale 0.01 --compute 0.2\n  \
@@ -20,7 +19,7 @@ use crate::timeline::{merge, words};
     ringpull timeline trace.*.json --format json | jq .mean\n\n\
     Every process of a run with RINGPULL_TIMELINE=FILE writes FILE with its rank before the extension, or in place of {rank}.\n\
     chrome://tracing and https://ui.perfetto.dev open each of them, and the merged one.")]
-pub struct TimelineArgs {
+pub(crate) struct TimelineArgs {
     /// The files of all ranks of one run.
     #[arg(required = true)]
     files: Vec<PathBuf>,
@@ -36,7 +35,7 @@ pub struct TimelineArgs {
 }
 
 /// Merges, and prints the account.
-pub fn run(args: &TimelineArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &TimelineArgs) -> Result<ExitCode> {
     let traces = args.files.iter().map(|file| Trace::read(file)).collect::<Result<Vec<_>>>()?;
     let merged = merge::merge(traces)?;
     if let Some(path) = &args.out {

@@ -11,7 +11,6 @@ use crate::statistics::{self, Summary};
 use crate::text::{format_seconds, format_signed_seconds};
 use crate::{layers, train};
 
-/// The arguments of `ringpull bench train`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     mpirun -n 4 ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
@@ -19,7 +18,7 @@ use crate::{layers, train};
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench train --kv-store dist_sync --model vgg16 --scale 0.1 --compute 2.184\n\n\
     A step is a backward pass, two thirds of --compute, that pushes each layer's gradients as they come, and a forward pass,\n\
     one third, that waits for each layer's sums. Layers take their time by their FLOPs. Every sum of every step is checked.")]
-pub struct TrainArgs {
+pub(crate) struct TrainArgs {
     /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
     #[arg(long)]
     model: String,
@@ -47,7 +46,7 @@ pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let network = layers::load(&args.model, args.scale)?;
     let keys = args.store.plan(args.iters)?;
     let store = super::store(args.store.kv_store)?;
-    let plan = train::Plan { keys, compute_s: args.compute, burn: args.burn, batch: args.batch };
+    let plan = train::ReplayOptions { keys, compute_s: args.compute, burn: args.burn, batch: args.batch };
     Ok(train::run(&store, &network, &plan)?.map(|record| vec![record]))
 }
 

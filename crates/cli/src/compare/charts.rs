@@ -5,11 +5,14 @@
 //! chart into a phone and a laptop alike while its text keeps its size. Each bar is labelled directly: its
 //! name above it, its value at its end.
 
+use minijinja::value::Serde;
 use minijinja::{Value, context};
+
+use crate::variant::Family;
 
 /// A chart: what it shows and one bar for each variant.
 #[derive(Debug, Clone)]
-pub struct Chart {
+pub(crate) struct Chart {
     /// The element's id.
     pub id: &'static str,
     /// What a screen reader says first.
@@ -26,11 +29,10 @@ pub struct Chart {
 
 /// One bar.
 #[derive(Debug, Clone)]
-pub struct Bar {
+pub(crate) struct Bar {
     /// The name above the bar.
     pub name: String,
-    /// The class that colours it.
-    pub class: &'static str,
+    pub family: Family,
     /// How long.
     pub value: f64,
     /// The value in words, at the bar's end.
@@ -63,7 +65,7 @@ impl Chart {
         let bars = self.bars.iter().enumerate().map(|(index, bar)| {
             context! {
                 name => bar.name.as_str(),
-                class => bar.class,
+                class => Serde(bar.family),
                 label => bar.label.as_str(),
                 top => TOP + ROW * index,
                 at => at(bar.value).max(0.2),
@@ -108,7 +110,7 @@ mod tests {
     fn bars_samples_and_the_reference_lie_along_an_axis_that_ends_at_a_round_number() {
         let bar = |value: f64| Bar {
             name: "a".to_owned(),
-            class: "allreduce",
+            family: Family::Allreduce,
             value,
             label: format!("{value} s"),
             samples: vec![value, value * 1.1],

@@ -1,6 +1,6 @@
 //! The columns of the comparison's table, in a terminal and on the page alike.
 
-use crate::compare::results::{Measured, Results};
+use crate::compare::results::{Comparison, Measured};
 use crate::text::{format_seconds, format_signed_seconds};
 
 /// A column behind the method, its servers and its machines.
@@ -13,7 +13,7 @@ pub(super) struct Column {
     pub(super) cell: Cell,
 }
 
-type Cell = fn(&Measured<'_>, &Results) -> Option<String>;
+type Cell = fn(&Measured<'_>, &Comparison) -> Option<String>;
 
 const fn column(heading: &'static str, html: &'static str, cell: Cell) -> Column {
     Column { heading, html, cell }
@@ -59,6 +59,6 @@ const TRAINING: [Column; 9] = [
 ];
 
 /// The columns that suit what was compared.
-pub(super) fn columns(results: &Results) -> &'static [Column] {
+pub(super) fn columns(results: &Comparison) -> &'static [Column] {
     if results.setup.train.is_some() { &TRAINING } else { &PUSH_PULL }
 }

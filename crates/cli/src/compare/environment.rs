@@ -6,7 +6,7 @@ use crate::machine::{Machine, first_line};
 
 /// The machine, the versions and the date.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Environment {
+pub(crate) struct Environment {
     /// When it began, UTC, such as `2026-01-31 12:00 UTC`.
     pub date: String,
     /// Cores of the machine that ran it.
@@ -21,7 +21,7 @@ pub struct Environment {
 
 impl Environment {
     /// Asks the machine.
-    pub fn survey() -> Self {
+    pub(crate) fn survey() -> Self {
         let Machine { cores, kernel, version, mpirun, .. } = Machine::survey();
         Environment {
             date: first_line("date", &["-u", "+%F %R UTC"]).unwrap_or_default(),

@@ -1,10 +1,10 @@
 //! What stands below a table and on the page: the doubts about samples and the errors of what failed.
 
-use crate::compare::results::{Outcome, Results};
+use crate::compare::results::{Comparison, Outcome};
 use crate::statistics;
 
 /// Warnings and errors, each with the rows it is about.
-pub(super) fn notes(results: &Results) -> Vec<String> {
+pub(super) fn notes(results: &Comparison) -> Vec<String> {
     let mut notes = Vec::new();
     let mut doubts: Vec<(String, Vec<String>)> = Vec::new();
     for row in &results.rows {

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 /// Push and pull of 400 MB by 8 workers.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct PushPull {
+pub(crate) struct PushPull {
     /// The method as it was published.
     pub method: &'static str,
     /// Servers, 0 for allreduce.
@@ -15,10 +15,10 @@ pub struct PushPull {
 }
 
 /// The least time of an allreduce there: 2 x 7/8 x 400 MB / 1.25 GB/s.
-pub const BOUND_S: f64 = 0.56;
+pub(crate) const BOUND_S: f64 = 0.56;
 
 /// The published times of push and pull.
-pub const PUSH_PULL: [PushPull; 5] = [
+pub(crate) const PUSH_PULL: [PushPull; 5] = [
     PushPull { method: "PS, 1 server", servers: 1, seconds: 6.5 },
     PushPull { method: "PS, 2 servers", servers: 2, seconds: 3.4 },
     PushPull { method: "PS, 4 servers", servers: 4, seconds: 2.0 },
@@ -28,7 +28,7 @@ pub const PUSH_PULL: [PushPull; 5] = [
 
 /// VGG-16 training, batch 64 on each of 8 hosts.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Training {
+pub(crate) struct Training {
     /// The variant of ours that is like it.
     pub variant: &'static str,
     /// The method as it was published.
@@ -42,16 +42,16 @@ pub struct Training {
 }
 
 /// What one host computes for in a step: 64 images at 29.30 a second, the rate that every published row gives for one host.
-pub const COMPUTE_S: f64 = 2.184;
+pub(crate) const COMPUTE_S: f64 = 2.184;
 
 /// The images of one host in a step.
-pub const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 
 /// The least time of an allreduce of the gradients there: 2 x 7/8 x 553.4 MB / 1.25 GB/s.
-pub const TRAINING_BOUND_S: f64 = 0.7748;
+pub(crate) const TRAINING_BOUND_S: f64 = 0.7748;
 
 /// The published rates of training.
-pub const TRAINING: [Training; 5] = [
+pub(crate) const TRAINING: [Training; 5] = [
     Training {
         variant: "dist_sync:8shared",
         method: "PS, 8 servers on the workers' hosts",

@@ -13,7 +13,7 @@ use crate::compare::charts::{Bar, Chart, plain};
 use crate::compare::columns::columns;
 use crate::compare::notes::notes;
 use crate::compare::published;
-use crate::compare::results::{Measured, Results, Row};
+use crate::compare::results::{Comparison, Measured, Row};
 use crate::compare::table::how;
 use crate::text::format_seconds;
 use crate::variant::Family;
@@ -21,21 +21,21 @@ use crate::variant::Family;
 const TEMPLATE: &str = include_str!("report.html");
 
 /// The page.
-pub fn render(results: &Results) -> Result<String> {
+pub(crate) fn render(results: &Comparison) -> Result<String> {
     let mut templates = Templates::new();
     let failed = |cause: minijinja::Error| Error::io("render", "report.html", &std::io::Error::other(cause));
     templates.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?);
     templates.add_template("report.html", TEMPLATE).map_err(failed)?;
     let setup = &results.setup;
     let template = templates.get_template("report.html").map_err(failed)?;
-    let families = Family::ALL.into_iter().filter(|(family, ..)| results.rows.iter().any(|row| row.family == *family));
+    let families = Family::ALL.into_iter().filter(|(family, _)| results.rows.iter().any(|row| row.family == *family));
     template
         .render(context! {
             has_uplink => setup.uplink().bytes_per_s().is_some(),
             results => Serde(results),
             has_link => setup.link.bytes_per_s().is_some(),
             notes => notes(results),
-            families => families.map(|(_, class, words)| context! { class, words }).collect::<Vec<_>>(),
+            families => families.map(|(family, words)| context! { class => Serde(family), words }).collect::<Vec<_>>(),
             charts => charts(results).iter().map(Chart::drawn).collect::<Vec<_>>(),
             heads => columns(results).iter().map(|column| column.html).collect::<Vec<_>>(),
             lines => lines(results),
@@ -53,13 +53,13 @@ pub fn render(results: &Results) -> Result<String> {
 type BarOf<'a> = &'a dyn Fn(&Measured<'_>) -> Option<(f64, String, Vec<f64>)>;
 
 /// The charts in the order of the page. Bars stand in the order of the ranking in all of them.
-fn charts(results: &Results) -> Vec<Chart> {
+fn charts(results: &Comparison) -> Vec<Chart> {
     let ranking = results.ranking();
     let chart = |id, title, axis, reference: Option<(f64, String)>, tick, of: BarOf<'_>| {
         let bars = ranking.iter().filter_map(|measured| {
             let (value, label, samples) = of(measured)?;
             let Row { variant, family, .. } = measured.row;
-            Some(Bar { name: variant.clone(), class: family.class(), value, label, samples })
+            Some(Bar { name: variant.clone(), family: *family, value, label, samples })
         });
         Chart { id, title, axis, reference, bars: bars.collect(), tick }
     };
@@ -119,20 +119,20 @@ fn charts(results: &Results) -> Vec<Chart> {
 }
 
 /// The scaling efficiencies, each beside the published one.
-fn efficiency(results: &Results, ranking: &[Measured<'_>]) -> Chart {
+fn efficiency(results: &Comparison, ranking: &[Measured<'_>]) -> Chart {
     let mut bars = Vec::new();
     for measured in ranking {
         let Some(train) = measured.train() else { continue };
         bars.push(Bar {
             name: measured.row.variant.clone(),
-            class: measured.row.family.class(),
+            family: measured.row.family,
             value: 100.0 * train.efficiency,
             label: format!("{:.2}", 100.0 * train.efficiency),
             samples: measured.record.seconds.iter().map(|step| 100.0 * train.compute_s / step).collect(),
         });
         bars.extend(measured.published(results).map(|known| Bar {
             name: format!("published: {}", known.method.split(',').next().unwrap_or_default()),
-            class: Family::Peer.class(),
+            family: Family::Peer,
             value: known.efficiency,
             label: format!("{:.2}", known.efficiency),
             samples: Vec::new(),
@@ -148,7 +148,7 @@ fn efficiency(results: &Results, ranking: &[Measured<'_>]) -> Chart {
     }
 }
 
-fn lines(results: &Results) -> Vec<Value> {
+fn lines(results: &Comparison) -> Vec<Value> {
     let best = results.ranking().first().map(|measured| measured.row.variant.clone());
     let line = |row: &Row| {
         let cells = row.measured().map(|measured| {
@@ -157,7 +157,7 @@ fn lines(results: &Results) -> Vec<Value> {
         });
         context! {
             method => row.method.as_str(),
-            class => row.family.class(),
+            class => Serde(row.family),
             servers => row.servers,
             machines => row.machines,
             status => row.status(),
@@ -169,7 +169,7 @@ fn lines(results: &Results) -> Vec<Value> {
 }
 
 /// The published rows, each beside ours with as many servers on the workers' hosts.
-fn published_lines(results: &Results) -> Vec<Value> {
+fn published_lines(results: &Comparison) -> Vec<Value> {
     let ratio = |variant: &str| {
         let ratio = results.row(variant).and_then(|row| row.record()?.ratio_to_bound);
         ratio.map_or("\u{2013}".to_owned(), |ratio| format!("{ratio:.2}"))

@@ -16,7 +16,7 @@ use crate::variant::Family;
 
 /// Everything: where, what, how, and one row for each variant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Results {
+pub(crate) struct Comparison {
     /// The machine and the date.
     pub environment: Environment,
     /// What was compared, and how.
@@ -34,7 +34,7 @@ pub struct Results {
 
 /// What was compared, and how.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Setup {
+pub(crate) struct Setup {
     /// Where the jobs ran, such as `8 emulated hosts`.
     pub place: String,
     /// Whether every worker had a network interface of its own host, so that traffic could be read from it.
@@ -63,7 +63,7 @@ pub struct Setup {
 
 /// One variant's row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub(crate) struct Row {
     /// The variant as the command line names it.
     pub variant: String,
     /// The variant in words.
@@ -85,13 +85,13 @@ pub struct Row {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "status")]
 #[allow(clippy::large_enum_variant, reason = "nearly every row is a measured one")]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// Every round ended with verified samples.
     Measured {
         /// All rounds' samples in one record.
         record: Record,
         /// The samples round by round.
-        rounds: Vec<Round>,
+        rounds: Vec<JobSamples>,
     },
     /// A round failed; the variant was not run again.
     Failed {
@@ -105,9 +105,9 @@ pub enum Outcome {
     },
 }
 
-/// One round's samples of one variant.
+/// The samples of one variant in one round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Round {
+pub(crate) struct JobSamples {
     /// Counted from 1.
     pub round: usize,
     /// At which place in the round it ran, from 1.
@@ -133,7 +133,7 @@ impl Setup {
 
 impl Row {
     /// The record, if the variant was measured.
-    pub fn record(&self) -> Option<&Record> {
+    pub(crate) fn record(&self) -> Option<&Record> {
         match &self.outcome {
             Outcome::Measured { record, .. } => Some(record),
             _ => None,
@@ -141,7 +141,7 @@ impl Row {
     }
 
     /// What came of it, in a word.
-    pub fn status(&self) -> &'static str {
+    pub(crate) fn status(&self) -> &'static str {
         match self.outcome {
             Outcome::Measured { .. } => "measured",
             Outcome::Failed { .. } => "failed",
@@ -150,32 +150,32 @@ impl Row {
     }
 
     /// The row with its samples, if the variant was measured.
-    pub fn measured(&self) -> Option<Measured<'_>> {
+    pub(crate) fn measured(&self) -> Option<Measured<'_>> {
         let record = self.record()?;
         Some(Measured { row: self, record, summary: Summary::of(&record.seconds)? })
     }
 
     /// The samples' summary, if the variant was measured.
-    pub fn summary(&self) -> Option<Summary> {
+    pub(crate) fn summary(&self) -> Option<Summary> {
         Summary::of(&self.record()?.seconds)
     }
 
     /// The median with every machine beyond the workers' charged: time x machines / workers. `None` where
     /// workers share one machine.
-    pub fn per_machine_s(&self, workers: usize) -> Option<f64> {
+    pub(crate) fn per_machine_s(&self, workers: usize) -> Option<f64> {
         (self.machines >= workers).then_some(())?;
         Some(self.summary()?.median * self.machines as f64 / workers as f64)
     }
 
     /// [`host_bytes`](Self::host_bytes) in words, a computed number marked with a star.
-    pub fn host_bytes_words(&self, own_hosts: bool) -> Option<String> {
+    pub(crate) fn host_bytes_words(&self, own_hosts: bool) -> Option<String> {
         let (bytes, measured) = self.host_bytes(own_hosts)?;
         Some(format!("{}{}", format_size(bytes), if measured { "" } else { " *" }))
     }
 
     /// Bytes through the busiest host, and whether they were measured. A dedicated server's host is not a
     /// worker's, so what the workers' interfaces say does not cover it.
-    pub fn host_bytes(&self, own_hosts: bool) -> Option<(f64, bool)> {
+    pub(crate) fn host_bytes(&self, own_hosts: bool) -> Option<(f64, bool)> {
         match self.record().and_then(|record| record.host_bytes) {
             Some(measured) if own_hosts && self.machines == self.record().map_or(0, |record| record.ranks) => {
                 Some((measured as f64, true))
@@ -187,7 +187,7 @@ impl Row {
 
 /// A measured row.
 #[derive(Debug, Clone, Copy)]
-pub struct Measured<'a> {
+pub(crate) struct Measured<'a> {
     /// The row.
     pub row: &'a Row,
     /// All its samples.
@@ -203,13 +203,13 @@ impl Measured<'_> {
     }
 
     /// What was published for such a row.
-    pub(super) fn published(&self, results: &Results) -> Option<Training> {
+    pub(super) fn published(&self, results: &Comparison) -> Option<Training> {
         let known = published::TRAINING.into_iter().find(|known| known.variant == self.row.variant);
         known.filter(|_| results.setup.workers == 8)
     }
 
     /// The images a second of all workers over all machines.
-    pub(super) fn images_per_machine(&self, results: &Results) -> Option<f64> {
+    pub(super) fn images_per_machine(&self, results: &Comparison) -> Option<f64> {
         Some(self.train()?.images_per_s? * results.setup.workers as f64 / self.row.machines as f64)
     }
 
@@ -220,7 +220,7 @@ impl Measured<'_> {
 }
 
 /// The part of processor time that was stolen over the rounds of `rows`, each round counting alike.
-pub fn stolen(rows: &[Row]) -> Option<f64> {
+pub(crate) fn stolen(rows: &[Row]) -> Option<f64> {
     let rounds = rows.iter().filter_map(|row| match &row.outcome {
         Outcome::Measured { rounds, .. } => Some(rounds),
         _ => None,
@@ -229,26 +229,26 @@ pub fn stolen(rows: &[Row]) -> Option<f64> {
     (!parts.is_empty()).then(|| parts.iter().sum::<f64>() / parts.len() as f64)
 }
 
-impl Results {
+impl Comparison {
     /// The measured rows, the fastest or most efficient first.
-    pub fn ranking(&self) -> Vec<Measured<'_>> {
+    pub(crate) fn ranking(&self) -> Vec<Measured<'_>> {
         let mut ranking: Vec<Measured<'_>> = self.rows.iter().filter_map(Row::measured).collect();
         ranking.sort_by(|a, b| a.rank().total_cmp(&b.rank()));
         ranking
     }
 
     /// Whether a variant failed. An absent peer is no failure.
-    pub fn any_failed(&self) -> bool {
+    pub(crate) fn any_failed(&self) -> bool {
         self.rows.iter().any(|row| matches!(row.outcome, Outcome::Failed { .. }))
     }
 
     /// The row of a variant by its name on the command line.
-    pub fn row(&self, variant: &str) -> Option<&Row> {
+    pub(crate) fn row(&self, variant: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.variant == variant)
     }
 
     /// The records of all measured rows: what `--format json` prints.
-    pub fn records(&self) -> Vec<&Record> {
+    pub(crate) fn records(&self) -> Vec<&Record> {
         self.rows.iter().filter_map(Row::record).collect()
     }
 }

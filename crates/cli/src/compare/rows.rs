@@ -2,14 +2,14 @@
 
 use ringpull_base::Result;
 
-use crate::compare::results::{Outcome, Round, Row, Setup};
+use crate::compare::results::{JobSamples, Outcome, Row, Setup};
 use crate::cost;
-use crate::rounds::{Done, Found, Job, Work, merged};
+use crate::rounds::{Job, Measurement, RoundsOutcome, Work, merged};
 use crate::statistics::Summary;
 use crate::variant::Variant;
 
 /// One row for each of `variants`.
-pub fn rows(found: &Found, variants: &[Variant], job: &Job, setup: &Setup) -> Vec<Row> {
+pub(crate) fn rows(found: &RoundsOutcome, variants: &[Variant], job: &Job, setup: &Setup) -> Vec<Row> {
     let row = |variant: &Variant| Row {
         variant: variant.to_string(),
         method: variant.words(),
@@ -25,7 +25,7 @@ pub fn rows(found: &Found, variants: &[Variant], job: &Job, setup: &Setup) -> Ve
     variants.iter().map(row).collect()
 }
 
-fn outcome(found: &Found, variant: Variant, job: &Job, setup: &Setup) -> Outcome {
+fn outcome(found: &RoundsOutcome, variant: Variant, job: &Job, setup: &Setup) -> Outcome {
     if let Some((_, install)) = found.absent.iter().find(|(absent, _)| *absent == variant) {
         return Outcome::Absent { install: install.clone() };
     }
@@ -36,7 +36,7 @@ fn outcome(found: &Found, variant: Variant, job: &Job, setup: &Setup) -> Outcome
         .unwrap_or_else(|error| Outcome::Failed { error: error.to_string() })
 }
 
-fn measured(variant: Variant, done: &[&Done], job: &Job, setup: &Setup) -> Result<Outcome> {
+fn measured(variant: Variant, done: &[&Measurement], job: &Job, setup: &Setup) -> Result<Outcome> {
     let record = merged(variant, done, setup.own_hosts, setup.link, setup.uplink())?;
     let record = match &job.work {
         Work::Steps { train, .. } => {
@@ -47,7 +47,7 @@ fn measured(variant: Variant, done: &[&Done], job: &Job, setup: &Setup) -> Resul
         }
         Work::Buffers(_) | Work::Keys { .. } => record,
     };
-    let round = |Done { round, place, record, stolen, .. }: &Done| Round {
+    let round = |Measurement { round, place, record, stolen, .. }: &Measurement| JobSamples {
         round: *round,
         place: *place,
         seconds: record.seconds.clone(),

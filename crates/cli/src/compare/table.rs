@@ -2,12 +2,12 @@
 
 use crate::compare::columns::columns;
 use crate::compare::notes::notes;
-use crate::compare::results::Results;
+use crate::compare::results::Comparison;
 use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
 
 /// The table, the doubts about its samples, the errors of what failed, and the verdict.
-pub fn render(results: &Results) -> String {
+pub(crate) fn render(results: &Comparison) -> String {
     let setup = &results.setup;
     let links = if setup.link.bytes_per_s().is_some() { format!(", links of {}", setup.link) } else { String::new() };
     let by = format!("{} by {}, {}{links}", setup.payload, several(setup.workers, "worker"), setup.place);
@@ -33,7 +33,7 @@ pub fn render(results: &Results) -> String {
     lines.join("\n") + "\n"
 }
 
-fn rows(results: &Results) -> String {
+fn rows(results: &Comparison) -> String {
     let columns: Vec<_> = columns(results).iter().filter(|column| !column.heading.is_empty()).collect();
     let head = ["method", "servers", "machines"].into_iter().chain(columns.iter().map(|column| column.heading));
     let count = |count: usize| if count == 0 { "-".to_owned() } else { count.to_string() };
@@ -49,7 +49,7 @@ fn rows(results: &Results) -> String {
 }
 
 /// What the columns mean.
-fn below(results: &Results) -> Vec<String> {
+fn below(results: &Comparison) -> Vec<String> {
     let setup = &results.setup;
     let counted = format!("{} x {}", several(setup.rounds, "round"), several(setup.iters, "iteration"));
     let mut lines = vec![format!("Every sum was checked. time: median of {counted}; spread: half the middle half.")];
@@ -67,7 +67,7 @@ fn below(results: &Results) -> Vec<String> {
     lines
 }
 
-fn below_training(results: &Results) -> Vec<String> {
+fn below_training(results: &Comparison) -> Vec<String> {
     vec![
         format!(
             "Every sum was checked. step: median of {} rounds x {} steps; efficiency: computing / step.",

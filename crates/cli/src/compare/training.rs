@@ -1,17 +1,17 @@
 //! What the numbers of a comparison of training steps say, beside the published rates.
 
 use crate::compare::published;
-use crate::compare::results::{Measured, Results};
+use crate::compare::results::{Comparison, Measured};
 use crate::cost;
 use crate::text::format_seconds;
 
 /// The seconds that a step computes for where the ratio of computing to traffic is the published one.
-pub fn published_compute_s(workers: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
+pub(crate) fn published_compute_s(workers: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
     published::COMPUTE_S * cost::allreduce_bound_s(workers, bytes, link_bytes_per_s) / published::TRAINING_BOUND_S
 }
 
 /// How computing relates to traffic here and in the published run, if a link is known.
-fn ratio_words(results: &Results) -> Option<String> {
+fn ratio_words(results: &Comparison) -> Option<String> {
     let setup = &results.setup;
     let train = setup.train.as_ref()?;
     let bound = cost::allreduce_bound_s(setup.workers, setup.bytes as f64, setup.link.bytes_per_s()?);
@@ -30,7 +30,7 @@ fn ratio_words(results: &Results) -> Option<String> {
 }
 
 /// The sentences about `ranking`, the most important first.
-pub(super) fn sentences(results: &Results, ranking: &[Measured<'_>]) -> Vec<String> {
+pub(super) fn sentences(results: &Comparison, ranking: &[Measured<'_>]) -> Vec<String> {
     let mut said = Vec::new();
     if let Some((best, train)) = ranking.first().and_then(|best| Some((best, best.train()?))) {
         said.push(format!(
@@ -55,7 +55,7 @@ pub(super) fn sentences(results: &Results, ranking: &[Measured<'_>]) -> Vec<Stri
 }
 
 /// Whether the rows with servers stand in the order in which they were published.
-fn order_words(results: &Results, ranking: &[Measured<'_>]) -> Option<String> {
+fn order_words(results: &Comparison, ranking: &[Measured<'_>]) -> Option<String> {
     let served = ranking.iter().filter(|measured| measured.row.servers > 0);
     let served: Vec<(&str, f64)> = served
         .filter_map(|measured| Some((measured.row.variant.as_str(), measured.published(results)?.efficiency)))

@@ -1,12 +1,12 @@
 //! What the numbers say, in two to five sentences. Every word follows from the samples.
 
-use crate::compare::results::{Measured, Results, Row, Setup};
+use crate::compare::results::{Comparison, Measured, Row, Setup};
 use crate::compare::training;
 use crate::text::{format_seconds, several};
 use crate::variant::Family;
 
 /// The sentences, the most important first.
-pub fn sentences(results: &Results) -> Vec<String> {
+pub(crate) fn sentences(results: &Comparison) -> Vec<String> {
     let ranking = results.ranking();
     let Some(best) = ranking.first() else {
         return vec!["No variant was measured, so there is nothing to compare.".to_owned()];
@@ -112,7 +112,7 @@ fn against_dedicated(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: 
 }
 
 /// What compression gains over the same mode without it.
-fn compressed(results: &Results) -> Option<String> {
+fn compressed(results: &Comparison) -> Option<String> {
     let pairs = pairs(results, |row| {
         let plain = results.row(row.variant.split_once('+')?.0)?.summary()?;
         Some(format!("{:.2}x of the time of {}", plain.median / row.summary()?.median, row.variant))
@@ -121,7 +121,7 @@ fn compressed(results: &Results) -> Option<String> {
 }
 
 /// Our servers against MXNet's, row by row.
-fn against_mxnet(results: &Results) -> Option<String> {
+fn against_mxnet(results: &Comparison) -> Option<String> {
     let pairs = pairs(results, |theirs| {
         let mode = theirs.variant.strip_prefix("mxnet:")?;
         let factor = results.row(mode)?.summary()?.median / theirs.summary()?.median;
@@ -131,7 +131,7 @@ fn against_mxnet(results: &Results) -> Option<String> {
 }
 
 /// What `words` says of the rows, if it says anything.
-fn pairs(results: &Results, words: impl Fn(&Row) -> Option<String>) -> Option<String> {
+fn pairs(results: &Comparison, words: impl Fn(&Row) -> Option<String>) -> Option<String> {
     let pairs: Vec<String> = results.rows.iter().filter_map(words).collect();
     (!pairs.is_empty()).then(|| pairs.join(", "))
 }

@@ -1,4 +1,4 @@
-//! Facts of other hosts: asked for over ssh, or brought together by the ranks of a job.
+//! Facts of other hosts: requested over ssh, or gathered by the ranks of a job.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -7,24 +7,24 @@ use ringpull_base::{Error, Result};
 
 use super::facts::Facts;
 use super::gather::{gather, since_1970_s};
-use crate::launch::hostfile::Host;
-use crate::launch::place::{quote, ssh};
+use crate::launch::SshHost;
+use crate::launch::host::{quote, ssh};
 use crate::launch::remote::{Answer, ask_all};
-use crate::ranks::rows;
+use crate::ranks;
 
-/// By when every host must have told its facts.
+/// How long a host may take to send its facts.
 const ANSWER: Duration = Duration::from_secs(60);
-/// The port of ssh where the hostfile names none: ssh's own configuration may.
+/// The default port of ssh, if neither the hostfile nor ssh's configuration names one.
 const SSH_PORT: u16 = 22;
 
-/// The facts that came, and the hosts that none came from, with the reason.
+/// The facts that arrived, and the hosts that sent none, with the reason.
 pub(crate) type Asked = (Vec<Facts>, Vec<(String, String)>);
 
-/// What each host of a hostfile says of itself, all asked at once.
-pub(crate) fn ask(hosts: &[Host]) -> Result<Asked> {
+/// The facts of each host of a hostfile, requested in parallel.
+pub(crate) fn ask(hosts: &[SshHost]) -> Result<Asked> {
     let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let addresses: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, port_of(host))).collect();
-    let command = |(number, host): (usize, &Host)| {
+    let command = |(number, host): (usize, &SshHost)| {
         let others = addresses.iter().enumerate().filter(|(other, _)| *other != number).map(|(_, it)| it.as_str());
         let slots = host.slots.to_string();
         let mut words = vec!["doctor", "--facts", "--called", &host.name, "--slots", &slots];
@@ -52,14 +52,14 @@ fn read(answer: &Answer) -> Result<Facts, String> {
         return Err(words.lines().last().unwrap_or("ssh said nothing").trim().to_owned());
     };
     let mut facts: Facts = serde_json::from_str(line).map_err(|cause| format!("another version answers: {cause}"))?;
-    // Its clock was read at the end of what it did, shortly before it was heard.
+    // The host read its clock at its end, shortly before the answer arrived.
     let doubt = (answer.took.as_secs_f64() / 2.0).min(1.0);
-    facts.clock = Some((facts.now_s - since_1970_s(answer.heard), doubt));
+    facts.clock = Some((facts.now_s - since_1970_s(answer.arrived), doubt));
     Ok(facts)
 }
 
-/// The port that ssh would take, by its own word.
-fn port_of(host: &Host) -> u16 {
+/// The port that ssh uses for this host.
+fn port_of(host: &SshHost) -> u16 {
     host.port.unwrap_or_else(|| {
         let asked = Command::new("ssh").args(["-G", &host.login]).stdin(Stdio::null()).stderr(Stdio::null()).output();
         let text = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
@@ -70,18 +70,8 @@ fn port_of(host: &Host) -> u16 {
 /// The facts of all ranks of this job, on every rank, one for each host. Collective.
 pub(crate) fn of_ranks() -> Result<Vec<Facts>> {
     let store = ringpull::create("dist_sync_mpi")?;
-    let own = gather(None, None, &[], false);
-    let text = serde_json::to_vec(&own).map_err(|cause| Error::io("write", "facts", &std::io::Error::other(cause)))?;
-    let lens = rows(&store, "lengths", &[text.len() as f64])?;
-    let longest = lens.iter().map(|row| row[0]).fold(0.0, f64::max) as usize;
-    let mut padded: Vec<f64> = text.iter().map(|byte| f64::from(*byte)).collect();
-    padded.resize(longest, 0.0);
-    let texts = rows(&store, "facts", &padded)?;
     let mut facts: Vec<Facts> = Vec::new();
-    for other in 0..texts.len() {
-        let bytes: Vec<u8> = texts[other][..lens[other][0] as usize].iter().map(|byte| *byte as u8).collect();
-        let read: Facts = serde_json::from_slice(&bytes)
-            .map_err(|cause| Error::io("read", format!("the facts of rank {other}"), &std::io::Error::other(cause)))?;
+    for read in ranks::gather(&store, "facts", &gather(None, None, &[], false))? {
         match facts.iter_mut().find(|known| known.machine.host == read.machine.host) {
             Some(known) => known.slots += 1,
             None => facts.push(Facts { slots: 1, ..read }),

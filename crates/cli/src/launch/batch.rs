@@ -15,7 +15,7 @@ use ringpull_base::{Error, Result, Secret};
 use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
-use super::place::{quote, working_folder};
+use super::host::{quote, working_folder};
 use super::{Spec, Variables};
 use crate::child::{self, code_of};
 use crate::interrupt::Interrupt;

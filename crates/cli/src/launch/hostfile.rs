@@ -1,4 +1,4 @@
-//! Hosts by name: one `host[:port] [slots=n]` a line, `#` begins a comment.
+//! Hostfiles: one `host[:port] [slots=n]` per line; `#` begins a comment.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -7,8 +7,8 @@ use ringpull_base::{Error, Result};
 
 /// A host that ssh reaches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Host {
-    /// Its name or address, with the user's name before an `@` where it differs.
+pub struct SshHost {
+    /// Its name or address, with the user's name before an `@` if it differs.
     pub login: String,
     /// Its name or address alone.
     pub name: String,
@@ -16,15 +16,16 @@ pub struct Host {
     pub port: Option<u16>,
     /// How many processes it takes.
     pub slots: usize,
-    /// The folder that processes start in there, if not the one the launcher runs in.
+    /// The folder that processes start in, if not the launcher's working folder.
     pub folder: Option<String>,
 }
 
-impl FromStr for Host {
+impl FromStr for SshHost {
     type Err = Error;
 
     fn from_str(line: &str) -> Result<Self> {
-        let bad = || Error::argument(format!("{line:?} is not a host"), "write host, host:port or host slots=4");
+        let bad =
+            || Error::argument(format!("invalid line {line:?} of a hostfile"), "write host, host:port or host slots=4");
         let mut words = line.split_whitespace();
         let address = words.next().ok_or_else(bad)?;
         // A colon more than once is an IPv6 address without a port.
@@ -41,25 +42,25 @@ impl FromStr for Host {
             let count = word.strip_prefix("slots=").and_then(|count| count.parse().ok());
             slots = count.filter(|count| *count > 0).ok_or_else(bad)?;
         }
-        Ok(Host { login: login.to_owned(), name: name.to_owned(), port, slots, folder: None })
+        Ok(SshHost { login: login.to_owned(), name: name.to_owned(), port, slots, folder: None })
     }
 }
 
 /// Reads a hostfile; a file without hosts is an error.
-pub(crate) fn read(path: &Path) -> Result<Vec<Host>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<SshHost>> {
     let text = std::fs::read_to_string(path).map_err(|cause| Error::io("read", path.display(), &cause))?;
     let hosts = parse(&text)?;
     if hosts.is_empty() {
         return Err(Error::argument(
             format!("the hostfile {} names no host", path.display()),
-            "write one host a line: host[:port] [slots=n]",
+            "write one host per line: host[:port] [slots=n]",
         ));
     }
     Ok(hosts)
 }
 
 /// The hosts of a hostfile's text.
-pub(crate) fn parse(text: &str) -> Result<Vec<Host>> {
+pub(crate) fn parse(text: &str) -> Result<Vec<SshHost>> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
     lines.filter(|line| !line.is_empty()).map(str::parse).collect()
 }
@@ -70,19 +71,19 @@ mod tests {
 
     #[test]
     fn a_line_names_a_host_its_port_and_its_slots() {
-        let host: Host = "ann@node1:2222 slots=4".parse().unwrap();
+        let host: SshHost = "ann@node1:2222 slots=4".parse().unwrap();
         assert_eq!(
             host,
-            Host { login: "ann@node1".into(), name: "node1".into(), port: Some(2222), slots: 4, folder: None }
+            SshHost { login: "ann@node1".into(), name: "node1".into(), port: Some(2222), slots: 4, folder: None }
         );
-        let host: Host = "fe80::1".parse().unwrap();
+        let host: SshHost = "fe80::1".parse().unwrap();
         assert_eq!((host.name.as_str(), host.port, host.slots), ("fe80::1", None, 1));
     }
 
     #[test]
-    fn a_line_that_is_no_host_is_an_error() {
+    fn an_invalid_line_is_an_error() {
         for line in ["node1:ssh", "node1 slots=0", "node1 slots", "-oProxyCommand=x", ":22", "a b"] {
-            assert!(line.parse::<Host>().is_err(), "{line}");
+            assert!(line.parse::<SshHost>().is_err(), "{line}");
         }
     }
 }

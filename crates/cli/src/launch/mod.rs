@@ -1,21 +1,20 @@
-//! Starts the processes of a parameter-server job and ends them together: one scheduler, the servers, the
-//! workers.
+//! Starts the processes of a parameter-server job and ends them together: one scheduler, servers, workers.
 //!
-//! - [`place`]: where a process runs and the command that runs it there, with the little supervisor that ends
-//!   its whole process group when the launcher says so or is gone;
-//! - `supervise`: waits for all of them and decides when the rest must end; `output`: what becomes of their
-//!   output;
-//! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: what is done on them
-//!   over ssh before the job;
+//! - [`host`]: where a process runs and the command that runs it there, below a supervisor that ends its whole
+//!   session when the launcher orders it or dies;
+//! - `supervise`: waits for all processes and decides when the rest must end; `output`: where their output
+//!   goes;
+//! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over
+//!   ssh before the job;
 //! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine.
 //!
 //! Each process learns its role from the `DMLC_*` variables, with ps-lite's meaning.
 
 pub(crate) mod batch;
 pub(crate) mod by_mpi;
+pub(crate) mod host;
 pub(crate) mod hostfile;
 mod output;
-pub(crate) mod place;
 pub(crate) mod port;
 pub(crate) mod remote;
 mod supervise;
@@ -24,14 +23,15 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
+pub use self::host::Host;
+pub use self::hostfile::SshHost;
 pub(crate) use self::output::Sink;
-pub(crate) use self::place::Place;
 pub(crate) use self::port::{Port, claim_port};
-pub(crate) use self::supervise::Outcome;
+pub(crate) use self::supervise::JobEnd;
 use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result, Secret};
 
-/// What a job runs and what its processes are told, whoever starts them.
+/// What a job runs, whoever starts its processes.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
     pub workers: usize,
@@ -44,8 +44,8 @@ pub(crate) struct Spec {
 /// Variables for the processes of a job.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Variables {
-    /// A variable for every process: NAME=VALUE, NAME:VALUE, or NAME to pass on its value here. Every user of
-    /// a host can read arguments: what is secret goes by NAME.
+    /// A variable for every process: NAME=VALUE, NAME:VALUE, or NAME to pass on its current value. Every user
+    /// of a host can read arguments, so pass secrets by NAME.
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     pub env: Vec<(String, String)>,
     /// A variable for the servers and the scheduler.
@@ -59,30 +59,30 @@ pub(crate) struct Variables {
 fn variable(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = match text.find(['=', ':']) {
         Some(at) => (&text[..at], text[at + 1..].to_owned()),
-        None => (text, std::env::var(text).map_err(|_| format!("{text} is not set here; give NAME=VALUE"))?),
+        None => (text, std::env::var(text).map_err(|_| format!("{text} is not set; give NAME=VALUE"))?),
     };
-    if !place::is_name(name) {
-        return Err(format!("{name:?} is no name of a variable; give NAME=VALUE"));
+    if !host::is_name(name) {
+        return Err(format!("{name:?} is not the name of a variable; give NAME=VALUE"));
     }
     Ok((name.to_owned(), value))
 }
 
 impl Variables {
-    /// Those of a role, of which the last of a name counts.
+    /// The variables of a role. The last one of a name counts.
     pub(crate) fn of(&self, role: Role) -> Vec<(String, String)> {
         [&self.env[..], if role == Role::Worker { &self.env_worker } else { &self.env_server }].concat()
     }
 }
 
 impl Spec {
-    /// The processes of a job with servers: which role, and the number among those of its role.
+    /// The processes of a job with servers: each role with its index among those of the role.
     pub(crate) fn roles(&self) -> impl Iterator<Item = (Role, usize)> {
         let servers = (0..self.servers).map(|index| (Role::Server, index));
         let workers = (0..self.workers).map(|index| (Role::Worker, index));
         std::iter::once((Role::Scheduler, 0)).chain(servers).chain(workers)
     }
 
-    /// The variables of one of them, where the scheduler listens at this address.
+    /// The variables of one of them. The scheduler listens at `root` and `port`.
     pub(crate) fn env_of(&self, role: Role, index: usize, root: IpAddr, port: u16) -> Vec<(String, String)> {
         let id = match role {
             Role::Worker => Some(("DMLC_WORKER_ID", index.to_string())),
@@ -101,29 +101,29 @@ impl Spec {
     }
 }
 
-/// A job whose processes this program starts itself: which place runs which role.
+/// A job whose processes this program starts itself, with the host of each.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     pub spec: Spec,
-    pub workers: Vec<Place>,
-    pub servers: Vec<Place>,
-    pub scheduler: Place,
+    pub workers: Vec<Host>,
+    pub servers: Vec<Host>,
+    pub scheduler: Host,
     /// The scheduler's address as the other processes reach it.
     pub root: IpAddr,
-    /// What becomes of the output.
+    /// Where the output goes.
     pub sink: Sink,
-    /// How long the others may go on after one failed, and the servers after the last worker.
+    /// How long the other processes may run after one failed, and the servers after the last worker.
     pub grace: Duration,
-    /// How long the whole job may take; `None` for any time.
+    /// How long the whole job may take.
     pub limit: Option<Duration>,
 }
 
-/// One process of a job. Not to be printed whole: its variables have the job's secret.
+/// One process of a job. It has no `Debug`, since its variables contain the job's secret.
 #[derive(Clone)]
 pub(crate) struct Process {
     pub(crate) role: Role,
     pub(crate) index: usize,
-    pub(crate) place: Place,
+    pub(crate) host: Host,
     pub(crate) env: Vec<(String, String)>,
 }
 
@@ -138,11 +138,11 @@ impl Process {
 }
 
 impl Launch {
-    /// A job with its workers and servers at these places, its scheduler at the first place that can be
-    /// reached by all: on this host, unless the job runs on emulated hosts.
+    /// A job with its workers and servers on these hosts. Its scheduler runs on this host, or on the first
+    /// emulated one.
     pub(crate) fn new(
-        workers: Vec<Place>,
-        servers: Vec<Place>,
+        workers: Vec<Host>,
+        servers: Vec<Host>,
         command: Vec<OsString>,
         variables: Variables,
     ) -> Result<Self> {
@@ -156,12 +156,12 @@ impl Launch {
             ));
         }
         if command.is_empty() {
-            return Err(Error::argument("there is no command to launch", "give it after --"));
+            return Err(Error::argument("the command is missing", "give it after --"));
         }
         let (scheduler, root) = match first {
-            Place::Local => (Place::Local, IpAddr::V4(Ipv4Addr::LOCALHOST)),
-            Place::Lab(host) => (Place::Lab(*host), IpAddr::V4(super::lab::address(*host))),
-            Place::Ssh(host) => (Place::Local, address_towards(&host.name)?),
+            Host::Local => (Host::Local, IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            Host::Lab(host) => (Host::Lab(*host), IpAddr::V4(super::lab::address(*host))),
+            Host::Ssh(host) => (Host::Local, address_towards(&host.name)?),
         };
         Ok(Launch {
             spec: Spec { workers: workers.len(), servers: servers.len(), command, variables },
@@ -176,31 +176,31 @@ impl Launch {
     }
 
     /// Runs the job to its end. Every process has ended when this returns, whatever it returns.
-    pub(crate) fn run(&self) -> Result<Outcome> {
-        // Claimed until the job has ended: its scheduler may be started again.
+    pub(crate) fn run(&self) -> Result<JobEnd> {
+        // The claim lasts until the job has ended.
         let port = claim_port(self.root)?;
         supervise::run(self, &self.processes(port.number(), &config::secret_or_new()?))
     }
 
     fn processes(&self, port: u16, secret: &Secret) -> Vec<Process> {
         let process = |(role, index): (Role, usize)| {
-            let place = match role {
+            let host = match role {
                 Role::Scheduler => &self.scheduler,
                 Role::Server => &self.servers[index],
                 Role::Worker => &self.workers[index],
             };
-            let near = self.workers.iter().filter(|other| other.shares_cores_with(place)).count().max(1);
+            let near = self.workers.iter().filter(|other| other.shares_cores_with(host)).count().max(1);
             let here = [("RINGPULL_LOCAL_WORKERS", near.to_string()), (config::SECRET, secret.reveal().to_owned())];
-            let node = place.address().map(|address| ("DMLC_NODE_HOST", address.to_string()));
+            let node = host.address().map(|address| ("DMLC_NODE_HOST", address.to_string()));
             let named = |(name, value): (&str, String)| (name.to_owned(), value);
             let env = here.map(named).into_iter().chain(self.spec.env_of(role, index, self.root, port));
-            Process { role, index, place: place.clone(), env: env.chain(node.map(named)).collect() }
+            Process { role, index, host: host.clone(), env: env.chain(node.map(named)).collect() }
         };
         self.spec.roles().map(process).collect()
     }
 }
 
-/// The address of this host on the route to `host`: the one that `host` can answer to. Sends nothing.
+/// The address of this host on the route to `host`, which `host` can answer to. Sends nothing.
 pub(crate) fn address_towards(host: &str) -> Result<IpAddr> {
     let found = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
         socket.connect((host, 9))?;
@@ -208,7 +208,7 @@ pub(crate) fn address_towards(host: &str) -> Result<IpAddr> {
     });
     found.map(|address| address.ip()).map_err(|cause| {
         Error::argument(
-            format!("host {host} has no address that can be reached from here: {cause}"),
+            format!("host {host} cannot be reached from here: {cause}"),
             "check the name in the hostfile, and that this host resolves it",
         )
     })

@@ -1,28 +1,27 @@
-//! What becomes of the processes' output: lines with the name of who wrote them, lines as they are, or kept
-//! text.
+//! The processes' output: printed with the process's name before each line, printed as it is, or kept.
 
 use std::io::{BufRead, BufReader, Read, Write};
 
-/// What becomes of the output of a job's processes.
+/// Where the output of a job's processes goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sink {
-    /// Every line goes to stdout or stderr behind `[worker 0] `.
+    /// To stdout and stderr, with `[worker 0] ` before every line.
     Tagged,
-    /// Every line goes to stdout or stderr as it is.
+    /// To stdout and stderr as it is.
     Plain,
-    /// It is kept for the [`Outcome`](super::Outcome).
+    /// Into the [`JobEnd`](super::JobEnd).
     Kept,
 }
 
-/// Which of the two streams a process wrote to.
+/// One of a process's two output streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stream {
+pub(super) enum OutputStream {
     Out,
     Err,
 }
 
 /// Reads a stream to its end; returns what was kept.
-pub(super) fn carry(from: impl Read, stream: Stream, name: &str, sink: Sink) -> Vec<u8> {
+pub(super) fn carry(from: impl Read, stream: OutputStream, name: &str, sink: Sink) -> Vec<u8> {
     let mut from = BufReader::new(from);
     let mut kept = Vec::new();
     let mut line = Vec::new();
@@ -43,15 +42,15 @@ pub(super) fn carry(from: impl Read, stream: Stream, name: &str, sink: Sink) -> 
     }
 }
 
-fn print(line: &[u8], stream: Stream, name: &str, sink: Sink) -> std::io::Result<()> {
+fn print(line: &[u8], stream: OutputStream, name: &str, sink: Sink) -> std::io::Result<()> {
     let mut text = if sink == Sink::Tagged { format!("[{name}] ").into_bytes() } else { Vec::new() };
     text.extend_from_slice(line);
     match stream {
-        Stream::Out => {
+        OutputStream::Out => {
             let mut out = std::io::stdout().lock();
             out.write_all(&text)?;
             out.flush()
         }
-        Stream::Err => std::io::stderr().lock().write_all(&text),
+        OutputStream::Err => std::io::stderr().lock().write_all(&text),
     }
 }

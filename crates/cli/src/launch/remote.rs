@@ -1,4 +1,4 @@
-//! What is done on the hosts of a hostfile before a job: are they there, and have they the files?
+//! Before a job: asks the hosts of a hostfile whether they answer, and copies files to them.
 
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
@@ -8,18 +8,17 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use ringpull_base::{Error, Result};
 
-use super::hostfile::Host;
-use super::place::{ssh, ssh_words, working_folder};
+use super::host::{ssh, ssh_words, working_folder};
+use super::hostfile::SshHost;
 
-/// What a host has answered, how long it took, and when it was heard.
+/// What a host answered, how long it took, and when the answer arrived.
 pub(crate) struct Answer {
     pub(crate) output: Output,
     pub(crate) took: Duration,
-    pub(crate) heard: SystemTime,
+    pub(crate) arrived: SystemTime,
 }
 
-/// Runs the command of each host, all at once. Those that have not ended within `limit` are killed; an error
-/// says so.
+/// Runs the commands of all hosts in parallel. One that has not ended within `limit` is killed and an error.
 pub(crate) fn ask_all(commands: Vec<Command>, limit: Duration) -> Result<Vec<Result<Answer, String>>> {
     let (sender, answers) = channel();
     let mut pids = Vec::new();
@@ -30,16 +29,18 @@ pub(crate) fn ask_all(commands: Vec<Command>, limit: Duration) -> Result<Vec<Res
         let (sender, asked) = (sender.clone(), Instant::now());
         std::thread::spawn(move || {
             let output = child.wait_with_output();
-            sender
-                .send((number, output.map(|output| Answer { output, took: asked.elapsed(), heard: SystemTime::now() })))
+            sender.send((
+                number,
+                output.map(|output| Answer { output, took: asked.elapsed(), arrived: SystemTime::now() }),
+            ))
         });
     }
     let deadline = Instant::now() + limit;
-    let mut told: Vec<Option<Result<Answer, String>>> = pids.iter().map(|_| None).collect();
-    while told.iter().any(Option::is_none) {
+    let mut ended: Vec<Option<Result<Answer, String>>> = pids.iter().map(|_| None).collect();
+    while ended.iter().any(Option::is_none) {
         let left = deadline.saturating_duration_since(Instant::now());
         let Ok((number, answer)) = answers.recv_timeout(left) else { break };
-        told[number] = Some(answer.map_err(|cause| cause.to_string()));
+        ended[number] = Some(answer.map_err(|cause| cause.to_string()));
     }
     let silent = |pid: Pid| {
         if let Err(cause) = kill_process(pid, Signal::KILL) {
@@ -47,11 +48,11 @@ pub(crate) fn ask_all(commands: Vec<Command>, limit: Duration) -> Result<Vec<Res
         }
         Err(format!("no answer within {} s", limit.as_secs()))
     };
-    Ok(told.into_iter().zip(pids).map(|(answer, pid)| answer.unwrap_or_else(|| silent(pid))).collect())
+    Ok(ended.into_iter().zip(pids).map(|(answer, pid)| answer.unwrap_or_else(|| silent(pid))).collect())
 }
 
-/// Asks every host for a sign of life, all at once; the first in the list that gives none is the error.
-pub(crate) fn check(hosts: &[Host]) -> Result<()> {
+/// Runs `true` on every host, in parallel. The first in the list that does not answer is the error.
+pub(crate) fn check(hosts: &[SshHost]) -> Result<()> {
     /// By when every host must have answered.
     const ANSWER: Duration = Duration::from_secs(8);
     let commands = hosts.iter().map(|host| {
@@ -69,14 +70,16 @@ pub(crate) fn check(hosts: &[Host]) -> Result<()> {
         let port = host.port.map_or(String::new(), |port| format!(" -p {port}"));
         return Err(Error::argument(
             format!("host {login} cannot be reached by ssh: {words}"),
-            format!("`ssh{port} {login} true` must work without a password; else take the host out of the hostfile"),
+            format!(
+                "`ssh{port} {login} true` must work without a password; otherwise remove the host from the hostfile"
+            ),
         ));
     }
     Ok(())
 }
 
 /// Copies the working folder to the same place on every host.
-pub(crate) fn copy_working_folder(hosts: &[Host], to: &str) -> Result<()> {
+pub(crate) fn copy_working_folder(hosts: &[SshHost], to: &str) -> Result<()> {
     let from = working_folder()?;
     for host in hosts {
         let shell = ssh_words(host.port).join(" ");

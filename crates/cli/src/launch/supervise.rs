@@ -1,8 +1,8 @@
 //! Waits for the processes of a job and ends them together.
 //!
-//! When one fails, the others get the job's grace, so that they can say themselves whom they lost; then
-//! SIGTERM, and after `PATIENCE` SIGKILL. An interrupt skips the grace, a second one the patience. Servers
-//! and scheduler get the same grace after the last worker's success.
+//! When one fails, the others get the job's grace period, in which they report whom they lost; then SIGTERM,
+//! and after `KILL_AFTER` SIGKILL. An interrupt skips the grace period, a second one the wait for SIGKILL.
+//! Servers and scheduler get the same grace period after the last worker succeeded.
 
 use std::io::Read;
 use std::process::{ChildStdin, Stdio};
@@ -15,17 +15,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use super::output::{Stream, carry};
+use super::output::{OutputStream, carry};
 use super::{Launch, Process};
 use crate::child::code_of;
 use crate::interrupt::Interrupt;
 
-/// How long a process has between SIGTERM and SIGKILL.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// How soon an interrupt is noticed.
-const GLANCE: Duration = Duration::from_millis(50);
+/// The time between SIGTERM and SIGKILL.
+const KILL_AFTER: Duration = Duration::from_secs(3);
+/// How often interrupts are polled.
+const POLL: Duration = Duration::from_millis(50);
 
-/// How one process ended and what it wrote, if that was kept.
+/// How one process ended, and what it wrote if the sink keeps output.
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub role: Role,
@@ -37,7 +37,7 @@ pub(crate) struct Ended {
 
 /// How a job ended.
 #[derive(Debug, Clone)]
-pub(crate) struct Outcome {
+pub(crate) struct JobEnd {
     /// The first failure's exit code, 128 and the signal's number after an interrupt, 124 past the limit,
     /// else 0.
     pub code: i32,
@@ -52,11 +52,11 @@ struct Running {
     role: Role,
     pid: Pid,
     orders: Option<Sender<&'static str>>,
-    readers: Vec<(Stream, JoinHandle<Vec<u8>>)>,
+    readers: Vec<(OutputStream, JoinHandle<Vec<u8>>)>,
     code: Option<i32>,
 }
 
-struct Job {
+struct Supervisor {
     running: Vec<Running>,
     exits: Receiver<(usize, i32)>,
     failure: Option<(i32, String)>,
@@ -65,11 +65,11 @@ struct Job {
     stage: usize,
 }
 
-pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<Outcome> {
+pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
     let interrupt = Interrupt::watch()?;
     let before = interrupt.count();
     let (sender, exits) = channel();
-    let mut job = Job { running: Vec::new(), exits, failure: None, due: None, stage: 0 };
+    let mut job = Supervisor { running: Vec::new(), exits, failure: None, due: None, stage: 0 };
     let started = Instant::now();
     let mut broken = None;
     for (number, process) in processes.iter().enumerate() {
@@ -86,7 +86,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<Outcome> {
     while job.running.iter().any(|one| one.code.is_none()) {
         job.wait(launch.grace);
         if interrupt.count() > seen {
-            // The second interrupt does not wait for what the first one asked.
+            // A second interrupt does not wait for the effect of the first.
             let signal = interrupt.signal().unwrap_or(2);
             job.fail(128 + signal, format!("interrupted by signal {signal}"), Duration::ZERO);
             job.due = Some(Instant::now());
@@ -99,22 +99,22 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<Outcome> {
     }
     let (code, failure) = job.failure.unwrap_or_default();
     let processes = job.running.into_iter().map(Running::ended).collect();
-    broken.map_or(Ok(Outcome { code, failure, processes }), Err)
+    broken.map_or(Ok(JobEnd { code, failure, processes }), Err)
 }
 
 fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usize, i32)>) -> Result<Running> {
     let name = process.name();
-    let (mut command, first) = process.place.command(&launch.spec.command, &process.env)?;
+    let (mut command, first) = process.host.command(&launch.spec.command, &process.env)?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Away from the terminal's group, Ctrl-C reaches the launcher alone, which then ends all in order.
+    // In its own process group it gets no Ctrl-C: the launcher gets it, and ends all processes in order.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child =
-        command.spawn().map_err(|cause| Error::io("start", format!("{name} on {}", process.place), &cause))?;
+        command.spawn().map_err(|cause| Error::io("start", format!("{name} on {}", process.host), &cause))?;
     let pid = Pid::from_child(&child);
     let orders = child.stdin.take().map(|input| pass_on(input, first, name.clone()));
     let (out, err) = (child.stdout.take(), child.stderr.take());
-    let out = out.map(|from| (Stream::Out, Box::new(from) as Box<dyn Read + Send>));
-    let err = err.map(|from| (Stream::Err, Box::new(from) as Box<dyn Read + Send>));
+    let out = out.map(|from| (OutputStream::Out, Box::new(from) as Box<dyn Read + Send>));
+    let err = err.map(|from| (OutputStream::Err, Box::new(from) as Box<dyn Read + Send>));
     let read = |(stream, from)| {
         let (name, sink) = (name.clone(), launch.sink);
         (stream, std::thread::spawn(move || carry(from, stream, &name, sink)))
@@ -123,17 +123,17 @@ fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usiz
     let exits = exits.clone();
     std::thread::spawn(move || {
         let code = child.wait().map_or(1, code_of);
-        // Nobody listens any more only if the launcher itself is unwinding.
+        // The receiver is gone only if the launcher itself is unwinding.
         if exits.send((number, code)).is_err() {
             tracing::debug!("process {number} ended after the launcher");
         }
     });
-    tracing::info!("started {name} on {}", process.place);
+    tracing::info!("started {name} on {}", process.host);
     Ok(Running { name, role: process.role, pid, orders, readers, code: None })
 }
 
-/// Writes `first` to the input and then each order, in a thread, as a connection may take nothing for a
-/// while. The input is closed when the sender is dropped.
+/// Writes `first` and then each order to the input, in a thread, since a connection may block. The input is
+/// closed when the sender is dropped.
 fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'static str> {
     use std::io::Write;
     let (sender, orders) = channel::<&'static str>();
@@ -141,15 +141,15 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'stat
         let written = input.write_all(&first);
         let written = written.and_then(|()| orders.iter().try_for_each(|order| input.write_all(order.as_bytes())));
         if let Err(cause) = written {
-            tracing::debug!(%cause, "{name} takes no orders");
+            tracing::debug!(%cause, "{name} reads no orders");
         }
     });
     sender
 }
 
-impl Job {
+impl Supervisor {
     fn wait(&mut self, grace: Duration) {
-        let (number, code) = match self.exits.recv_timeout(GLANCE) {
+        let (number, code) = match self.exits.recv_timeout(POLL) {
             Ok(exit) => exit,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
         };
@@ -171,7 +171,7 @@ impl Job {
         if self.failure.is_none() {
             if !failure.is_empty() {
                 let left = self.running.iter().filter(|one| one.code.is_none()).count();
-                eprintln!("ringpull: {failure}; the other {left} end within {} s", (grace + PATIENCE).as_secs());
+                eprintln!("ringpull: {failure}; the other {left} end within {} s", (grace + KILL_AFTER).as_secs());
             }
             self.failure = Some((code, failure));
             let due = Instant::now() + grace;
@@ -194,7 +194,7 @@ impl Job {
             }
         }
         self.stage += 1;
-        self.due = Some(Instant::now() + PATIENCE);
+        self.due = Some(Instant::now() + KILL_AFTER);
     }
 }
 
@@ -203,15 +203,15 @@ impl Running {
         if let Some(orders) = &self.orders
             && orders.send(order).is_err()
         {
-            tracing::debug!("{} takes no orders", self.name);
+            tracing::debug!("{} reads no orders", self.name);
         }
     }
 
     fn ended(self) -> Ended {
         let (mut stdout, mut stderr) = (String::new(), String::new());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + KILL_AFTER;
         for (stream, reader) in self.readers {
-            // Something that left the process's session may hold the pipe open for as long as it likes.
+            // A process that left the session may hold the pipe open for ever.
             while !reader.is_finished() && Instant::now() < deadline {
                 std::thread::park_timeout(Duration::from_millis(1));
             }
@@ -220,8 +220,8 @@ impl Running {
             }
             let text = String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
             match stream {
-                Stream::Out => stdout = text,
-                Stream::Err => stderr = text,
+                OutputStream::Out => stdout = text,
+                OutputStream::Err => stderr = text,
             }
         }
         Ended { role: self.role, code: self.code.unwrap_or(1), stdout, stderr }

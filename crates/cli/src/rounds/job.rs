@@ -8,7 +8,7 @@ use crate::size::format_payload;
 
 /// One job: some work, on some ranks.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub(crate) struct Job {
     /// Ranks.
     pub ranks: usize,
     /// What they do.
@@ -21,7 +21,7 @@ pub struct Job {
 
 /// What is measured.
 #[derive(Debug, Clone)]
-pub enum Work {
+pub(crate) enum Work {
     /// The allreduce of plain f32 buffers of so many bytes, one after the other, without the store.
     Buffers(Vec<usize>),
     /// Push and pull of f32 keys, all of them together, through the store.
@@ -44,7 +44,7 @@ pub enum Work {
 
 /// How a step of training is replayed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TrainSetup {
+pub(crate) struct TrainSetup {
     /// The model, by name or file.
     pub model: String,
     /// Computing in a step.
@@ -57,7 +57,7 @@ pub struct TrainSetup {
 
 impl Job {
     /// The elements of each buffer or key.
-    pub fn lens(&self) -> Vec<usize> {
+    pub(crate) fn lens(&self) -> Vec<usize> {
         match &self.work {
             Work::Buffers(sizes) => sizes.iter().map(|bytes| bytes / 4).collect(),
             Work::Keys { keys, .. } | Work::Steps { network: Network { keys, .. }, .. } => {
@@ -67,7 +67,7 @@ impl Job {
     }
 
     /// The payload bytes of each record that it gives.
-    pub fn payloads(&self) -> Vec<usize> {
+    pub(crate) fn payloads(&self) -> Vec<usize> {
         match &self.work {
             Work::Buffers(sizes) => sizes.clone(),
             Work::Keys { .. } | Work::Steps { .. } => vec![4 * self.lens().iter().sum::<usize>()],
@@ -75,7 +75,7 @@ impl Job {
     }
 
     /// The job in words: `on 4 ranks, 4 B to 1 MiB`.
-    pub fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         let payloads: Vec<String> = self.payloads().iter().map(|bytes| format_payload(*bytes as u64)).collect();
         match &payloads[..] {
             [first, .., last] => format!("on {} ranks, {first} to {last}", self.ranks),

@@ -1,12 +1,11 @@
 //! The runner that starts real processes: on emulated hosts, on a hostfile's hosts, or on this machine alone.
 //!
-//! Worker `i` runs on host `i`. A dedicated server has a host after the workers' ones; a shared server runs
-//! on worker `s mod n`'s host. The scheduler sits on the first host.
+//! Worker `i` runs on host `i`. Dedicated servers run on the hosts after the workers'; shared server `s` runs
+//! on the host of worker `s mod n`. The scheduler runs on the first host.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use ringpull_base::config::Role;
@@ -15,11 +14,10 @@ use ringpull_base::{Error, Result};
 use crate::child::{self, Childless};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Shape};
-use crate::launch::hostfile::{self, Host};
-use crate::launch::{self, Launch, Port, Sink, Variables, claim_port};
+use crate::launch::{Host, Launch, Port, Sink, Variables, claim_port, hostfile};
 use crate::machine::ProcessorTime;
 use crate::mode::{Mode, Placement};
-use crate::mpirun::{Hosts, Mpirun, Ranks};
+use crate::mpirun::{Mpirun, Ranks};
 use crate::quiet::wait_until_quiet;
 use crate::record::Record;
 use crate::rounds::{Job, Runner, TrainSetup, Work, peers};
@@ -28,115 +26,93 @@ use crate::variant::Variant;
 
 /// Where the jobs run.
 #[derive(Debug, Clone)]
-pub enum Place {
-    /// On emulated hosts, which this makes and takes down: a worker on each of the shape's, and more for
-    /// dedicated servers.
+pub(crate) enum Testbed {
+    /// Emulated hosts, which are made and removed: those of the shape for workers, and more for dedicated
+    /// servers.
     Lab(Shape),
-    /// On the hosts of a file, the last of them for dedicated servers.
-    Hostfile {
-        /// The file.
-        file: PathBuf,
-    },
-    /// As processes of this machine, without shaped links.
-    Local {
-        /// Workers.
-        workers: usize,
-    },
+    /// The hosts of this file, the last of them for dedicated servers.
+    Hostfile(PathBuf),
+    /// This machine without shaped links, for so many workers.
+    Local(usize),
 }
 
 /// How long one job may take.
 const JOB_LIMIT: Duration = Duration::from_secs(300);
-/// How much of a failed job's last words goes into the report.
+/// How much of a failed job's output goes into the report.
 const LAST_LINES: usize = 12;
-
-#[derive(Debug)]
-enum Ready {
-    Lab(Lab),
-    Ssh(Vec<Host>),
-    Local,
-}
 
 /// Hosts that are ready, and the program that runs on them.
 #[derive(Debug)]
-pub struct Launched {
+pub(crate) struct Launched {
     workers: usize,
-    hosts: Ready,
+    /// The workers' hosts, then those for dedicated servers.
+    hosts: Vec<Host>,
+    lab: Option<Lab>,
     program: PathBuf,
     /// This program built with MPICH, and its `mpirun`.
     mpich: Option<(PathBuf, Mpirun)>,
-    /// After Ctrl-C no further job starts, and the hosts are taken down in order.
+    /// After Ctrl-C no further job starts, and the hosts are removed in order.
     interrupt: Interrupt,
 }
 
 impl Launched {
-    /// Makes or checks the hosts: the workers' ones and `extra` for dedicated servers.
-    pub fn start(place: Place, extra: usize, mpich: Option<(PathBuf, Mpirun)>) -> Result<Self> {
+    /// Makes or checks the workers' hosts and `extra` ones for dedicated servers.
+    pub(crate) fn start(testbed: Testbed, extra: usize, mpich: Option<(PathBuf, Mpirun)>) -> Result<Self> {
         let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
         let interrupt = Interrupt::watch()?;
-        let (workers, hosts) = match place {
-            Place::Lab(shape) => {
-                let lab = Lab::up(Shape { hosts: shape.hosts + extra, ..shape })?;
-                (shape.hosts, Ready::Lab(lab))
+        let (workers, hosts, lab) = match testbed {
+            Testbed::Lab(shape) => {
+                let all = shape.hosts + extra;
+                let lab = Lab::up(Shape { hosts: all, ..shape })?;
+                (shape.hosts, (1..=all).map(Host::Lab).collect(), Some(lab))
             }
-            Place::Local { workers } => (workers, Ready::Local),
-            Place::Hostfile { file } => {
-                let hosts = hostfile::read(&file)?;
+            Testbed::Local(workers) => (workers, vec![Host::Local; workers + extra], None),
+            Testbed::Hostfile(file) => {
+                let hosts: Vec<Host> = hostfile::read(&file)?.into_iter().map(Host::Ssh).collect();
                 let workers = hosts.len().checked_sub(extra).filter(|workers| *workers > 0).ok_or_else(|| {
+                    let (file, count) = (file.display(), hosts.len());
                     Error::argument(
-                        format!(
-                            "{} names {} hosts, too few for {extra} dedicated servers",
-                            file.display(),
-                            hosts.len()
-                        ),
-                        "name more hosts, or ask for modes with shared servers",
+                        format!("{file} names {count} hosts, too few for {extra} dedicated servers"),
+                        "name more hosts, or choose modes with shared servers",
                     )
                 })?;
-                (workers, Ready::Ssh(hosts))
+                (workers, hosts, None)
             }
         };
         if workers == 0 {
-            return Err(Error::argument("a comparison needs workers", "ask for at least 1"));
+            return Err(Error::argument("a comparison needs at least 1 worker", "give a larger number of workers"));
         }
-        Ok(Launched { workers, hosts, program, mpich, interrupt })
+        Ok(Launched { workers, hosts, lab, program, mpich, interrupt })
     }
 
     /// Where the jobs run, in words.
-    pub fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         let hosts = several(self.workers, "host");
-        match &self.hosts {
-            Ready::Lab(lab) => {
+        match (&self.lab, &self.hosts[0]) {
+            (Some(lab), _) => {
                 let racks = lab.racks().map_or(String::new(), |racks| format!(" {racks}"));
                 hosts.replacen(' ', " emulated ", 1) + &racks
             }
-            Ready::Ssh(_) => hosts,
-            Ready::Local => "processes of one machine".to_owned(),
+            (None, Host::Local) => "processes of one machine".to_owned(),
+            (None, _) => hosts,
         }
     }
 
-    /// Whether each worker has a network interface of its own host.
-    pub fn has_own_hosts(&self) -> bool {
-        !matches!(self.hosts, Ready::Local)
+    /// Whether each worker has its own host, with its own network interface.
+    pub(crate) fn has_own_hosts(&self) -> bool {
+        self.hosts[0] != Host::Local
     }
 
-    /// The number of workers.
-    pub fn workers(&self) -> usize {
+    pub(crate) fn workers(&self) -> usize {
         self.workers
     }
 
-    fn place(&self, host: usize) -> launch::Place {
-        match &self.hosts {
-            Ready::Lab(_) => launch::Place::Lab(host + 1),
-            Ready::Ssh(hosts) => launch::Place::Ssh(hosts[host].clone()),
-            Ready::Local => launch::Place::Local,
-        }
-    }
-
-    /// The words of our own program that measure `variant`.
+    /// The arguments of `ringpull bench` that measure `variant`.
     fn bench(variant: Variant, job: &Job) -> Vec<String> {
         let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let kind = variant.mode.kind().name();
         let mut words = match &job.work {
-            // No rank is made late: what waiting costs is no part of a comparison.
+            // No rank is made late: the cost of waiting is not part of a comparison.
             _ if variant.peer.is_some() => owned(&["allreduce", "--algorithm=native", "--late=0"]),
             Work::Buffers(_) => owned(&["allreduce", "--algorithm=auto", "--late=0"]),
             Work::Keys { named, .. } => [owned(&["pushpull", "--kv-store", kind]), named.clone()].concat(),
@@ -153,83 +129,61 @@ impl Launched {
             words.push(format!("--sizes={}", sizes.join(",")));
         }
         words.extend(variant.compression.map(|compression| format!("--compression={compression}")));
-        words.extend(["--format".to_owned(), "json".to_owned()]);
+        words.push("--format=json".to_owned());
         words
     }
 
+    /// Runs a job with servers to its end; what its first worker printed.
     fn with_servers(&self, command: Vec<OsString>, servers: usize, placement: Placement) -> Result<String> {
-        let server = |index: usize| match placement {
-            Placement::Dedicated => self.place(self.workers + index),
-            Placement::Shared => self.place(index % self.workers),
-        };
-        let workers = (0..self.workers).map(|index| self.place(index)).collect();
-        let mut launch = Launch::new(workers, (0..servers).map(server).collect(), command, Variables::default())?;
+        let (workers, extra) = self.hosts.split_at(self.workers);
+        let of_servers = if placement == Placement::Dedicated { extra } else { workers };
+        let of_servers = of_servers.iter().cycle().take(servers).cloned().collect();
+        let mut launch = Launch::new(workers.to_vec(), of_servers, command, Variables::default())?;
         launch.sink = Sink::Kept;
         launch.limit = Some(JOB_LIMIT);
-        let outcome = launch.run()?;
-        if outcome.code != 0 {
-            let mut words: Vec<String> = Vec::new();
-            for process in outcome.processes.iter().filter(|process| process.code != 0) {
-                words.push(last_lines(&process.stderr));
-            }
-            words.dedup();
-            return Err(failed(&outcome.failure, words.first().map_or("", String::as_str)));
+        let end = launch.run()?;
+        if end.code != 0 {
+            let failed_one = end.processes.iter().find(|process| process.code != 0);
+            return Err(failed(&end.failure, failed_one.map_or("", |process| &process.stderr)));
         }
-        let workers = outcome.processes.into_iter().filter(|process| process.role == Role::Worker);
+        let mut workers = end.processes.into_iter().filter(|process| process.role == Role::Worker);
         workers
-            .map(|process| process.stdout)
-            .find(|text| !text.trim().is_empty())
-            .ok_or_else(|| failed("every process ended well, but no worker printed a record", ""))
+            .find_map(|process| Some(process.stdout).filter(|text| !text.trim().is_empty()))
+            .ok_or_else(|| failed("every process succeeded, but no worker printed a record", ""))
     }
 
-    /// Where ranks that do not speak MPI find each other, in PyTorch's words: a port on the first worker's
-    /// host, which is claimed as long as what this gives lives.
+    /// The variables by which ranks that do not use MPI find each other, as PyTorch names them, and the port on
+    /// the first worker's host, which is claimed while this value lives.
     fn meeting_point(&self) -> Result<(Vec<(String, String)>, Port)> {
-        let root = self.place(0).address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let name = match &self.hosts {
-            Ready::Ssh(hosts) => hosts[0].name.clone(),
-            Ready::Lab(_) | Ready::Local => root.to_string(),
+        let root = self.hosts[0].address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let name = match &self.hosts[0] {
+            Host::Ssh(host) => host.name.clone(),
+            Host::Lab(_) | Host::Local => root.to_string(),
         };
         let port = claim_port(root)?;
-        let number = port.number().to_string();
-        Ok((vec![("MASTER_ADDR".to_owned(), name), ("MASTER_PORT".to_owned(), number)], port))
+        let variables = [("MASTER_ADDR", name), ("MASTER_PORT", port.number().to_string())];
+        Ok((variables.map(|(variable, value)| (variable.to_owned(), value)).to_vec(), port))
     }
 
-    /// Runs one MPI job of `count` ranks on the first hosts to its end, and gives what it printed and why it
-    /// is said to have failed.
-    fn mpi_job(
-        &self,
-        mpirun: &Mpirun,
-        count: usize,
-        command: Vec<OsString>,
-        env: Vec<(String, String)>,
-    ) -> Result<(String, Option<Error>)> {
-        let hosts = match &self.hosts {
-            Ready::Lab(_) => Hosts::Lab((1..=count).collect()),
-            Ready::Ssh(hosts) => Hosts::Ssh(hosts[..count].to_vec()),
-            Ready::Local => Hosts::Local,
-        };
+    /// Runs one MPI job on the first hosts to its end; what it printed, and its error if it failed.
+    fn mpi_job(&self, mpirun: &Mpirun, mut ranks: Ranks) -> Result<(String, Option<Error>)> {
+        let hosts = &self.hosts[..ranks.count];
         let (meeting_point, _port) = self.meeting_point()?;
-        let env = [env, meeting_point].concat();
-        let mut ready = mpirun.command(&hosts, Ranks { count, command, env })?;
-        ready.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
-        let (out, err) = (child.stdout.take(), child.stderr.take());
-        let out = std::thread::spawn(move || out.map(drain).unwrap_or_default());
-        let err = std::thread::spawn(move || err.map(drain).unwrap_or_default());
-        let (deadline, mut childless) = (Instant::now() + JOB_LIMIT, Childless::watch(child.id(), &hosts));
-        let (status, killed) = child::wait(&mut child, "mpirun", || {
+        ranks.env.extend(meeting_point);
+        let mut ready = mpirun.command(hosts, ranks)?;
+        let (deadline, mut childless) = (Instant::now() + JOB_LIMIT, None);
+        let end = child::run(&mut ready.command, "mpirun", |pid| {
+            let childless = childless.get_or_insert_with(|| Childless::watch(pid, hosts));
             Instant::now() > deadline || self.interrupt.count() > 0 || childless.is_stuck()
         })?;
-        let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
-        let fault = match killed {
-            false if status.success() => None,
-            false => Some(failed(&format!("mpirun ended with {status}"), &err)),
+        let what = match end.was_killed {
+            false if end.status.success() => return Ok((end.stdout, None)),
+            false => format!("mpirun ended with {}", end.status),
             true if self.interrupt.count() > 0 => return Err(failed("interrupted", "")),
-            true if Instant::now() <= deadline => Some(failed("all ranks ended and mpirun did not", &err)),
-            true => Some(failed(&format!("mpirun was not finished after {} s", JOB_LIMIT.as_secs()), &err)),
+            true if Instant::now() <= deadline => "all ranks ended and mpirun did not".to_owned(),
+            true => format!("mpirun did not end within {} s", JOB_LIMIT.as_secs()),
         };
-        Ok((out, fault))
+        Ok((end.stdout, Some(failed(&what, &end.stderr))))
     }
 }
 
@@ -242,14 +196,14 @@ impl Runner for Launched {
         variant.peer.and_then(peers::missing)
     }
 
-    /// Of the machine that starts the jobs; with a hostfile the other hosts are not asked.
+    /// Of the machine that starts the jobs, also with a hostfile.
     fn processor_time(&mut self) -> Option<ProcessorTime> {
         ProcessorTime::read()
     }
 
-    /// Where the jobs run on this machine; the hosts of a hostfile are not asked.
+    /// Waits only if the jobs run on this machine.
     fn settle(&mut self, last_job: Duration) {
-        if matches!(self.hosts, Ready::Ssh(_)) {
+        if matches!(self.hosts[0], Host::Ssh(_)) {
             return;
         }
         wait_until_quiet(last_job, &mut ProcessorTime::read, &mut |time| {
@@ -262,27 +216,26 @@ impl Runner for Launched {
         if self.interrupt.count() > 0 {
             return Err(failed("interrupted", ""));
         }
-        let loops = ["--iters".to_owned(), job.iters.to_string(), "--warmup".to_owned(), job.warmup.to_string()];
-        let second = self.mpich.as_ref().filter(|_| variant.on_mpich);
+        let mpich = self.mpich.as_ref().filter(|_| variant.on_mpich);
         let words = if let Some(peer) = variant.peer.filter(|peer| !peer.is_mpi()) {
             peers::words(peer, job)?
         } else {
-            let program = second.map_or(&self.program, |(program, _)| program);
+            let program = mpich.map_or(&self.program, |(program, _)| program);
             let bench = Self::bench(variant, job).into_iter().map(OsString::from);
             [program.into(), "bench".into()].into_iter().chain(bench).collect()
         };
+        let loops = [format!("--iters={}", job.iters), format!("--warmup={}", job.warmup)];
         let command = words.into_iter().chain(loops.map(OsString::from)).collect();
         let name = variant.to_string();
         if let Mode::Servers { servers, placement, .. } = variant.mode {
             return Record::parse_list(&name, &self.with_servers(command, servers, placement)?);
         }
-        let mpirun = second.map_or_else(Mpirun::find, |(_, mpirun)| Ok(mpirun.clone()))?;
-        let (printed, fault) = self.mpi_job(&mpirun, job.ranks, command, variant.env())?;
+        let mpirun = mpich.map_or_else(Mpirun::find, |(_, mpirun)| Ok(mpirun.clone()))?;
+        let (printed, fault) = self.mpi_job(&mpirun, Ranks { count: job.ranks, command, env: variant.env() })?;
         if variant.on_mpich
             && let Ok(records) = Record::parse_list(&name, &printed)
         {
-            // All was measured and verified before MPI_Finalize, from which the MPICH 4.0 of Debian does not
-            // always come back.
+            // All samples were verified before MPI_Finalize, which hangs now and then with Debian's MPICH 4.0.
             tracing::debug!(?fault, "the job of MPICH ended after its records");
             return Ok(records);
         }
@@ -291,23 +244,11 @@ impl Runner for Launched {
     }
 }
 
-fn drain(mut from: impl std::io::Read) -> String {
-    let mut bytes = Vec::new();
-    if let Err(cause) = from.read_to_end(&mut bytes) {
-        tracing::warn!(%cause, "a job's output was cut short");
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn failed(what: &str, said: &str) -> Error {
-    let said = last_lines(said);
+fn failed(what: &str, output: &str) -> Error {
+    let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
+    let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
     Error::argument(
-        if said.is_empty() { what.to_owned() } else { format!("{what}; its last words:\n{said}") },
+        if last.is_empty() { what.to_owned() } else { format!("{what}; its last lines:\n{last}") },
         "run this variant alone with --modes or --peers and RINGPULL_LOG=debug",
     )
-}
-
-fn last_lines(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }

@@ -9,15 +9,15 @@
 
 #[cfg(test)]
 pub(crate) mod fake;
-pub mod job;
-pub mod launched;
-pub mod peers;
+pub(crate) mod job;
+pub(crate) mod launched;
+pub(crate) mod peers;
 
 use std::time::{Duration, Instant};
 
 use ringpull_base::{Error, Result};
 
-pub use self::job::{Job, TrainSetup, Work};
+pub(crate) use self::job::{Job, TrainSetup, Work};
 use crate::link::LinkRate;
 use crate::machine::ProcessorTime;
 use crate::record::Record;
@@ -25,7 +25,7 @@ use crate::usage::Usage;
 use crate::variant::Variant;
 
 /// Starts jobs. One implementation starts processes; the tests have another.
-pub trait Runner {
+pub(crate) trait Runner {
     /// How to install what the variant needs, if it is not there.
     fn missing(&mut self, variant: Variant) -> Option<String>;
 
@@ -42,7 +42,7 @@ pub trait Runner {
 
 /// One record of a job that has ended well.
 #[derive(Debug, Clone)]
-pub struct Done {
+pub(crate) struct Measurement {
     /// Whose.
     pub variant: Variant,
     /// The round, counted from 1.
@@ -57,9 +57,9 @@ pub struct Done {
 
 /// What came of all rounds.
 #[derive(Debug, Default)]
-pub struct Found {
+pub(crate) struct RoundsOutcome {
     /// What was measured.
-    pub done: Vec<Done>,
+    pub done: Vec<Measurement>,
     /// Who is not there, with what installs it.
     pub absent: Vec<(Variant, String)>,
     /// Who failed, with how many ranks, and why.
@@ -68,7 +68,7 @@ pub struct Found {
 
 /// How far the rounds are.
 #[derive(Debug)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// Jobs that have ended.
     pub done: usize,
     /// Jobs in all.
@@ -78,19 +78,19 @@ pub struct Progress {
 }
 
 /// The order of `count` variants in round `round`, from 0.
-pub fn order(count: usize, round: usize) -> Vec<usize> {
+pub(crate) fn order(count: usize, round: usize) -> Vec<usize> {
     (0..count).map(|place| (place + round) % count).collect()
 }
 
 /// Runs every variant with each of the jobs of every round. One that fails with a number of ranks does not
 /// get it again; the others go on.
-pub fn run(
+pub(crate) fn run(
     runner: &mut dyn Runner,
     variants: &[Variant],
     rounds: &[Vec<Job>],
     progress: &mut dyn FnMut(Progress),
-) -> Found {
-    let mut found = Found::default();
+) -> RoundsOutcome {
+    let mut found = RoundsOutcome::default();
     let mut present = Vec::new();
     for variant in variants {
         match runner.missing(*variant) {
@@ -118,7 +118,7 @@ pub fn run(
                 last_job = start.elapsed();
                 match outcome {
                     Ok(records) => {
-                        let of = |record| Done { variant, round, place, record, stolen };
+                        let of = |record| Measurement { variant, round, place, record, stolen };
                         found.done.extend(records.into_iter().map(of));
                     }
                     Err(error) => found.failed.push((variant, job.ranks, error)),
@@ -144,17 +144,24 @@ fn expected(variant: Variant, job: &Job, records: Vec<Record>) -> Result<Vec<Rec
     })
 }
 
-impl Found {
+impl RoundsOutcome {
     /// What `variant` measured with so many ranks and a payload of so many bytes, round by round.
-    pub fn of(&self, variant: Variant, ranks: usize, bytes: u64) -> Vec<&Done> {
-        let alike = |done: &&Done| done.variant == variant && (done.record.ranks, done.record.bytes) == (ranks, bytes);
+    pub(crate) fn of(&self, variant: Variant, ranks: usize, bytes: u64) -> Vec<&Measurement> {
+        let alike =
+            |done: &&Measurement| done.variant == variant && (done.record.ranks, done.record.bytes) == (ranks, bytes);
         self.done.iter().filter(alike).collect()
     }
 }
 
 /// All samples of a variant with one payload in one record, on hosts joined by links of `link`, and racks by
 /// one of `uplink`.
-pub fn merged(variant: Variant, done: &[&Done], own_hosts: bool, link: LinkRate, uplink: LinkRate) -> Result<Record> {
+pub(crate) fn merged(
+    variant: Variant,
+    done: &[&Measurement],
+    own_hosts: bool,
+    link: LinkRate,
+    uplink: LinkRate,
+) -> Result<Record> {
     let records = || done.iter().map(|done| &done.record);
     let first =
         records().next().ok_or_else(|| Error::argument("no round was run", "ask for at least one with --rounds"))?;

@@ -1,7 +1,7 @@
-//! Other people's programs: whether they are installed, and the scripts of ours that measure with them.
+//! Other people's programs: whether they are installed, and our scripts that measure them.
 //!
-//! The scripts travel inside this program. They run with the Python of `.venv-peers`, the folder that
-//! `scripts/peers/setup` makes, looked for here and in every folder above.
+//! This program contains the scripts. They run with the Python of `.venv-peers`, which `scripts/peers/setup`
+//! creates. It is searched in the working folder, beside this program, and in all folders above these.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ struct Package {
 }
 
 fn package(peer: Peer) -> Option<Package> {
-    // What the scripts have in common stands before each.
+    // Each script begins with what they have in common.
     let mxnet_pushpull = concat!(
         include_str!("../../../../scripts/peers/replay.py"),
         include_str!("../../../../scripts/peers/mxnet_pushpull.py")
@@ -32,19 +32,19 @@ fn package(peer: Peer) -> Option<Package> {
         include_str!("../../../../scripts/peers/allreduce.py")
     );
     let (module, install, script, arguments): (_, _, _, &[&str]) = match peer {
-        Peer::Mpi | Peer::OpenMpi(_) | Peer::Mpich => return None,
         Peer::Mxnet => ("mxnet", "scripts/peers/setup", mxnet_pushpull, &[]),
         Peer::Gloo => ("torch", "scripts/peers/setup --gloo", allreduce, &["--peer", "gloo"]),
         Peer::Horovod => ("horovod", "scripts/peers/setup --horovod", allreduce, &["--peer", "horovod"]),
+        _ => return None,
     };
     Some(Package { module, install, script, arguments })
 }
 
-/// The command that installs the peer, if it is not there.
-pub fn missing(peer: Peer) -> Option<String> {
+/// The command that installs the peer, if it is not installed.
+pub(crate) fn missing(peer: Peer) -> Option<String> {
     let package = package(peer)?;
     let present = python().is_some_and(|python| {
-        // Only looked for: MXNet with a role in its environment would start serving when imported.
+        // Not imported: with a role in its environment MXNet would start serving.
         let find =
             format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{}') is None)", package.module);
         let found = Command::new(python).args(["-c", &find]).stdin(Stdio::null()).stderr(Stdio::null()).status();
@@ -53,8 +53,8 @@ pub fn missing(peer: Peer) -> Option<String> {
     (!present).then(|| package.install.to_owned())
 }
 
-/// The words that measure with the peer's script, up to how often: `python -c SCRIPT --lens ...`.
-pub fn words(peer: Peer, job: &Job) -> Result<Vec<OsString>> {
+/// The command that measures the peer, without the numbers of iterations: `python -c SCRIPT --lens ...`.
+pub(crate) fn words(peer: Peer, job: &Job) -> Result<Vec<OsString>> {
     let not_there = || {
         let install = package(peer).map_or("", |package| package.install);
         Error::argument(format!("peer {peer} is not installed"), format!("install it with `{install}`"))
@@ -91,13 +91,15 @@ fn python() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum as _;
+
     use super::*;
 
     #[test]
-    fn what_installs_a_peer_is_a_word_of_the_setup_script() {
+    fn the_setup_script_knows_the_option_that_installs_each_peer() {
         let setup = include_str!("../../../../scripts/peers/setup");
-        for peer in Peer::ALL.into_iter().filter(|peer| !peer.is_mpi()) {
-            let install = package(peer).unwrap().install;
+        for peer in Peer::value_variants().iter().filter(|peer| !peer.is_mpi()) {
+            let install = package(*peer).unwrap().install;
             let options = install.strip_prefix("scripts/peers/setup").unwrap();
             assert!(setup.contains(options.trim()), "{install}");
         }

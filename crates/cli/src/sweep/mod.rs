@@ -23,7 +23,7 @@ pub(crate) const SHORT_BYTES: usize = 1 << 20;
 
 /// What is swept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Plan {
+pub(crate) struct SweepPlan {
     /// Where the jobs run, in words.
     pub place: String,
     pub link: LinkRate,
@@ -40,7 +40,7 @@ pub(crate) struct Plan {
     pub rest_ms: f64,
 }
 
-impl Plan {
+impl SweepPlan {
     /// Rounds in which payloads of so many bytes are measured.
     pub(crate) fn rounds_of(&self, bytes: usize) -> usize {
         if bytes <= SHORT_BYTES { self.rounds.max(self.short_rounds) } else { self.rounds }
@@ -73,10 +73,10 @@ impl Plan {
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Results {
+pub(crate) struct Sweep {
     pub environment: Environment,
     pub command: String,
-    pub plan: Plan,
+    pub plan: SweepPlan,
     pub took_s: f64,
     /// One record for each contender, number of ranks and size; its `mode` is the contender.
     pub records: Vec<Record>,
@@ -88,11 +88,11 @@ pub(crate) struct Results {
 pub(crate) fn run(
     runner: &mut dyn Runner,
     contenders: &[Variant],
-    plan: &Plan,
+    plan: &SweepPlan,
     own_hosts: bool,
     (environment, command): (Environment, String),
     progress: &mut dyn FnMut(Progress),
-) -> Results {
+) -> Sweep {
     let start = Instant::now();
     let count = plan.sizes.iter().map(|bytes| plan.rounds_of(*bytes)).max().unwrap_or(0);
     let rounds: Vec<Vec<Job>> = (0..count).map(|round| plan.jobs(round)).collect();
@@ -110,7 +110,7 @@ pub(crate) fn run(
     let failed =
         found.failed.iter().map(|(variant, ranks, error)| format!("{variant} on {ranks} ranks failed: {error}"));
     let missing = absent.chain(failed).collect();
-    Results { environment, command, plan: plan.clone(), took_s: start.elapsed().as_secs_f64(), records, missing }
+    Sweep { environment, command, plan: plan.clone(), took_s: start.elapsed().as_secs_f64(), records, missing }
 }
 
 #[cfg(test)]
@@ -118,8 +118,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::rounds::fake::Fake;
 
-    pub(crate) fn swept() -> (Results, Vec<(String, usize)>) {
-        let plan = Plan {
+    pub(crate) fn swept() -> (Sweep, Vec<(String, usize)>) {
+        let plan = SweepPlan {
             place: "3 emulated hosts".to_owned(),
             link: "1gbit".parse().unwrap(),
             ranks: vec![2, 3],

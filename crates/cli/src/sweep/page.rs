@@ -1,6 +1,6 @@
 //! The results of sweeps as one Markdown page. Every word follows from the samples.
 
-use super::{Plan, Results, SHORT_BYTES};
+use super::{SHORT_BYTES, Sweep, SweepPlan};
 use crate::mode::Mode;
 use crate::record::Record;
 use crate::size::format_payload;
@@ -54,7 +54,7 @@ impl Match<'_> {
 }
 
 /// The page for all of `sweeps`.
-pub(crate) fn render(sweeps: &[Results]) -> String {
+pub(crate) fn render(sweeps: &[Sweep]) -> String {
     let mut page = "# Allreduce, measured against others\n\n\
         Generated from the JSON files beside it by `ringpull sweep --report`. Every sum of every sample was checked. Times are from a \
         barrier to the slowest rank's end: the median of the jobs' medians, with half the middle half of those as spread, or the middle \
@@ -71,7 +71,7 @@ pub(crate) fn render(sweeps: &[Results]) -> String {
     page
 }
 
-fn section(page: &mut String, sweep: &Results) {
+fn section(page: &mut String, sweep: &Sweep) {
     let plan = &sweep.plan;
     let links =
         plan.link.bits_per_s().map_or("links without a limit".to_owned(), |_| format!("links of {}", plan.link));
@@ -94,7 +94,7 @@ fn section(page: &mut String, sweep: &Results) {
     for missing in &sweep.missing {
         // Only the first line: the rest is what a failed job wrote.
         let what = missing.lines().next().unwrap_or_default();
-        page.extend(["\nMissing: ", what.strip_suffix("; its last words:").unwrap_or(what), "\n"]);
+        page.extend(["\nMissing: ", what.split_once("; its last ").map_or(what, |(what, _)| what), "\n"]);
     }
     let columns: Vec<usize> = (0..2).filter(|at| matches.iter().any(|of| of.beside[*at].is_some())).collect();
     let head: String = columns.iter().flat_map(|at| [" ".to_owned(), beside()[*at].words(), " |".to_owned()]).collect();
@@ -125,7 +125,7 @@ fn section(page: &mut String, sweep: &Results) {
 }
 
 /// How often everything was measured.
-fn samples(plan: &Plan) -> String {
+fn samples(plan: &SweepPlan) -> String {
     let (short, long): (Vec<usize>, Vec<usize>) = plan.sizes.iter().partition(|bytes| **bytes <= SHORT_BYTES);
     let limit = format_payload(SHORT_BYTES as u64);
     let words = |sizes: &[usize], which: String| {
@@ -161,7 +161,7 @@ fn is_ours(record: &Record) -> bool {
     who(record).is_some_and(|variant| variant.peer.is_none())
 }
 
-fn matches(sweep: &Results, ranks: usize) -> Vec<Match<'_>> {
+fn matches(sweep: &Sweep, ranks: usize) -> Vec<Match<'_>> {
     let of_size = |bytes: &usize| {
         let here = || sweep.records.iter().filter(|it| it.ranks == ranks && it.bytes == *bytes as u64);
         let of = |variant: Variant| here().find(|it| who(it) == Some(variant));
@@ -206,7 +206,7 @@ fn verdict(matches: &[Match]) -> String {
 
 /// The geometric mean of each other's time over ours: what a program gains that has chosen one of them for
 /// everything.
-fn against_each(sweep: &Results) -> String {
+fn against_each(sweep: &Sweep) -> String {
     let own = |of: &Record| {
         let alike = |it: &&Record| (it.ranks, it.bytes) == (of.ranks, of.bytes) && who(it) == Some(ours());
         Some(sweep.plan.of_jobs(sweep.records.iter().find(alike)?)?.median)

@@ -1,19 +1,19 @@
-//! The comparison's words and its page, from fixed results: the table against committed text, the page in a
-//! real browser.
+//! The table and the page of fixed results: the table against committed text, the page in a real browser.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ringpull_base::{DType, Error};
-use ringpull_cli::compare::rows::rows;
-use ringpull_cli::compare::{Environment, Results, Setup, report, table, verdict};
-use ringpull_cli::record::Record;
-use ringpull_cli::rounds::{Done, Found, Job, TrainSetup, Work};
-use ringpull_cli::variant::{Peer, Variant};
-use ringpull_cli::{cost, layers};
+
+use super::rows::rows;
+use super::{Comparison, Environment, Setup, report, table, verdict};
+use crate::record::Record;
+use crate::rounds::{Job, Measurement, RoundsOutcome, TrainSetup, Work};
+use crate::variant::{Peer, Variant};
+use crate::{cost, layers};
 
 /// Eight workers on links of 200 Mbit/s; seconds as such a run gives them.
-fn results() -> Results {
+fn results() -> Comparison {
     let setup = Setup {
         place: "8 emulated hosts".to_owned(),
         own_hosts: true,
@@ -37,7 +37,7 @@ fn results() -> Results {
     ];
     let modes = modes.map(|mode| mode.parse().unwrap());
     let variants = Variant::list(&modes, &[Peer::Mpi, Peer::Mxnet, Peer::Gloo]);
-    let mut found = Found::default();
+    let mut found = RoundsOutcome::default();
     for variant in &variants {
         let seconds = match variant.to_string().as_str() {
             "gloo" => {
@@ -73,13 +73,13 @@ fn results() -> Results {
         mpi: "mpirun (Open MPI) 4.1.4".to_owned(),
     };
     let command = "ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:1shared,dist_sync:2shared,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet,gloo --rounds 3 --iters 2 --out out".to_owned();
-    let mut results = Results { environment, setup, rows, stolen: None, verdict: Vec::new(), command };
+    let mut results = Comparison { environment, setup, rows, stolen: None, verdict: Vec::new(), command };
     results.verdict = verdict::sentences(&results);
     results
 }
 
 /// The same hosts on links of 1 Gbit/s, training: seconds of steps that compute for 2.184 s.
-fn training() -> Results {
+fn training() -> Comparison {
     let mut results = results();
     let setup = &mut results.setup;
     setup.link = "1gbit".parse().unwrap();
@@ -96,7 +96,7 @@ fn training() -> Results {
         [4.10, 4.12, 4.08, 4.11, 4.10, 4.09],
     ];
     let done = variants.iter().zip(seconds).flat_map(|(variant, seconds)| rounds(*variant, setup, &seconds));
-    let found = Found { done: done.collect(), ..Found::default() };
+    let found = RoundsOutcome { done: done.collect(), ..RoundsOutcome::default() };
     let work = Work::Steps { network: layers::load("vgg16", 0.1).unwrap(), named: Vec::new(), train };
     results.rows = rows(&found, &variants, &Job { ranks: 8, work, iters: 2, warmup: 1 }, setup);
     "ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1".clone_into(&mut results.command);
@@ -105,9 +105,9 @@ fn training() -> Results {
 }
 
 /// What three jobs of two iterations measured.
-fn rounds(variant: Variant, setup: &Setup, seconds: &[f64]) -> Vec<Done> {
+fn rounds(variant: Variant, setup: &Setup, seconds: &[f64]) -> Vec<Measurement> {
     let bytes = cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64);
-    let round = |(index, seconds): (usize, &[f64])| Done {
+    let round = |(index, seconds): (usize, &[f64])| Measurement {
         variant,
         round: index + 1,
         place: index + 1,
@@ -127,13 +127,13 @@ fn rounds(variant: Variant, setup: &Setup, seconds: &[f64]) -> Vec<Done> {
 #[test]
 fn time_that_the_machines_host_took_is_a_doubt_in_the_table_on_the_page_and_in_the_json() {
     let doubt = "3.2 % of the processors' time was taken by the machine's host";
-    let quiet = Results { stolen: Some(0.009), ..results() };
+    let quiet = Comparison { stolen: Some(0.009), ..results() };
     assert!(!table::render(&quiet).contains("machine's host"));
-    let disturbed = Results { stolen: Some(0.032), ..results() };
+    let disturbed = Comparison { stolen: Some(0.032), ..results() };
     assert!(table::render(&disturbed).contains(&format!("warning: {doubt}")));
     assert!(report::render(&disturbed).unwrap().replace("&#x27;", "'").contains(doubt));
     assert!(serde_json::to_string(&disturbed).unwrap().contains("\"stolen\":0.032"));
-    let training = Results { stolen: Some(0.032), ..training() };
+    let training = Comparison { stolen: Some(0.032), ..training() };
     assert!(table::render(&training).contains(doubt));
 }
 
@@ -157,7 +157,7 @@ fn the_terminal_shows_the_committed_text() {
     is_as_committed("compare_train.txt", &training());
 }
 
-fn is_as_committed(file: &str, results: &Results) {
+fn is_as_committed(file: &str, results: &Comparison) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/expected").join(file);
     let shown = table::render(results);
     if std::env::var_os("UPDATE_EXPECTED").is_some() {
@@ -172,7 +172,7 @@ fn is_as_committed(file: &str, results: &Results) {
 fn results_read_themselves_back_with_every_sample() {
     let results = results();
     let json = serde_json::to_string(&results).unwrap();
-    assert_eq!(serde_json::from_str::<Results>(&json).unwrap(), results);
+    assert_eq!(serde_json::from_str::<Comparison>(&json).unwrap(), results);
     assert!(results.any_failed());
 }
 

@@ -1,12 +1,11 @@
 //! Where a process runs, and the command that runs it there.
 //!
-//! On every place the process runs below the same few lines of shell: in a session of its own, with a watcher
-//! that reads orders from the launcher. `term` and `kill` go to the whole session; the end of the input,
-//! which is also what a killed launcher or a broken connection looks like, means both.
+//! On every host the process runs below the same short shell script: in its own session, with a supervisor
+//! that reads orders from the launcher. `term` and `kill` signal the whole session. The end of the input,
+//! which also follows a killed launcher or a broken connection, means both.
 //!
-//! Every user of a host can read the arguments of its processes, and variables may hold secrets. So they go
-//! to other hosts in front of the orders, on the input of a shell that reads them before it becomes the
-//! supervisor.
+//! Every user of a host can read the arguments of its processes, and variables may hold secrets. So variables
+//! go to other hosts before the orders, on the input of a shell that reads them and becomes the supervisor.
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -16,18 +15,18 @@ use std::process::Command;
 
 use ringpull_base::{Error, Result, config};
 
-use super::hostfile::Host;
+use super::hostfile::SshHost;
 use crate::lab;
 
 /// Where a process runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Host {
     /// This host.
     Local,
     /// An emulated host that is up, counted from 1.
     Lab(usize),
     /// A host that ssh reaches without a password.
-    Ssh(Host),
+    Ssh(SshHost),
 }
 
 const SUPERVISOR: &str = r#"exec 3<&0
@@ -49,8 +48,8 @@ kill -s KILL $w
 kill -s KILL -- -$p
 exit $c"#;
 
-/// Sets the variables on its input, becomes the shell that runs the script `$0`, and leaves it the rest of
-/// the input. `read` takes no byte of a pipe beyond the line.
+/// Sets the variables that its input begins with, and becomes the shell that runs the script `$0` on the rest
+/// of the input. `read` consumes no byte of a pipe after the line.
 const READER: &str = r#"ringpull_script=
 while :; do
   IFS= read -r ringpull_line || exit 1
@@ -64,18 +63,18 @@ eval "$ringpull_script"
 unset ringpull_script ringpull_line
 exec sh -c "$0" ringpull-supervisor "$@""#;
 
-/// Variables that go to other hosts with a process.
+/// Variables that are passed on to processes on other hosts.
 const FORWARDED: [&str; 4] = ["OMP_NUM_THREADS", "KMP_AFFINITY", "LD_LIBRARY_PATH", "PYTHONPATH"];
 const FORWARDED_PREFIXES: [&str; 4] = ["RINGPULL_", "MXNET_", "PS_", "AWS_"];
 
-impl Place {
-    /// `program` here with these variables added, below its supervisor, and what its input begins with.
-    /// Orders are lines on its input after that.
+impl Host {
+    /// The command that runs a program with these variables below its supervisor, and the bytes that its input
+    /// must begin with. Orders are lines on its input after that.
     pub(crate) fn command(&self, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
         let mut command = match self {
-            Place::Ssh(host) => return remote_command(host, words, env),
-            Place::Local => Command::new("sh"),
-            Place::Lab(number) => {
+            Host::Ssh(host) => return remote_command(host, words, env),
+            Host::Local => Command::new("sh"),
+            Host::Lab(number) => {
                 let entry = lab::entry(*number);
                 let mut command = Command::new(&entry[0]);
                 command.args(&entry[1..]).arg("sh");
@@ -87,36 +86,36 @@ impl Place {
         Ok((command, Vec::new()))
     }
 
-    /// Whether processes at both places run on the same cores: emulated hosts are all this machine.
-    pub(crate) fn shares_cores_with(&self, other: &Place) -> bool {
+    /// Whether processes on both run on the same cores: all emulated hosts are this machine.
+    pub(crate) fn shares_cores_with(&self, other: &Host) -> bool {
         match (self, other) {
-            (Place::Ssh(one), Place::Ssh(other)) => one == other,
-            (Place::Ssh(_), _) | (_, Place::Ssh(_)) => false,
+            (Host::Ssh(one), Host::Ssh(other)) => one == other,
+            (Host::Ssh(_), _) | (_, Host::Ssh(_)) => false,
             _ => true,
         }
     }
 
-    /// The address that other places of the same job reach this one by, where it follows from the place.
+    /// The address that other hosts of the job reach this one by, if it is known.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         match self {
-            Place::Local => None,
-            Place::Lab(number) => Some(IpAddr::V4(lab::address(*number))),
-            Place::Ssh(host) => host.name.parse().ok(),
+            Host::Local => None,
+            Host::Lab(number) => Some(IpAddr::V4(lab::address(*number))),
+            Host::Ssh(host) => host.name.parse().ok(),
         }
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Host {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Local => out.pad("this host"),
-            Place::Lab(number) => out.pad(&lab::host_name(*number)),
-            Place::Ssh(host) => out.pad(&host.login),
+            Host::Local => out.pad("this host"),
+            Host::Lab(number) => out.pad(&lab::host_name(*number)),
+            Host::Ssh(host) => out.pad(&host.login),
         }
     }
 }
 
-/// The words of `ssh` up to the host's name.
+/// `ssh` and its options, up to the host's name.
 pub(crate) fn ssh_words(port: Option<u16>) -> Vec<String> {
     const OPTIONS: [&str; 5] = [
         "BatchMode=yes",
@@ -130,8 +129,8 @@ pub(crate) fn ssh_words(port: Option<u16>) -> Vec<String> {
     config::ssh_command().into_iter().chain(options).chain(port).collect()
 }
 
-/// `ssh` to a host, up to where the remote command goes.
-pub(crate) fn ssh(host: &Host) -> Command {
+/// `ssh` to a host, without the remote command.
+pub(crate) fn ssh(host: &SshHost) -> Command {
     let words = ssh_words(host.port);
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).arg(&host.login);
@@ -143,7 +142,7 @@ pub(crate) fn working_folder() -> Result<PathBuf> {
     std::env::current_dir().map_err(|cause| Error::io("read", "the working folder", &cause))
 }
 
-fn remote_command(host: &Host, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
+fn remote_command(host: &SshHost, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
     let inherited = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_forwarded));
     let set = inherited.chain(env.iter().map(|(name, value)| (name.into(), value.into())));
     let folder = host.folder.clone().map_or_else(working_folder, |folder| Ok(folder.into()))?;
@@ -155,7 +154,7 @@ fn remote_command(host: &Host, words: &[OsString], env: &[(String, String)]) -> 
     Ok((command, assignments(set)))
 }
 
-/// Whether the variable goes to other hosts. A name that is none for a shell cannot be set there.
+/// Whether the variable is passed on to other hosts. A shell can set only valid names.
 fn is_forwarded(name: &str) -> bool {
     is_name(name) && (FORWARDED.contains(&name) || FORWARDED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
 }
@@ -166,7 +165,7 @@ pub(crate) fn is_name(name: &str) -> bool {
     name.chars().all(is_legal) && !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty()
 }
 
-/// What [`READER`] sets these variables by: lines of shell behind a `+`, and the line that ends them.
+/// The lines by which [`READER`] sets these variables: shell commands after a `+`, and a last line.
 fn assignments(set: impl Iterator<Item = (OsString, OsString)>) -> Vec<u8> {
     let mut script = Vec::new();
     for (name, value) in set {
