@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ringpull_base::{Buffer, Error, Remote, Result, Tensor, TensorMut, TensorRef};
+use ringpull_base::{Buffer, Remote, Result, Tensor, TensorMut, TensorRef};
 use ringpull_device::Devices;
 
 use crate::Entry;
@@ -68,12 +68,4 @@ impl From<Contribution> for Gradient {
 /// As `Anywhere::check_finite`, of host memory.
 pub(super) fn check_finite(entry: &Entry, rank: usize, tensor: &Tensor) -> Result<()> {
     contribution::check_finite(entry, rank, tensor.read()?.bytes())
-}
-
-/// A platform of devices does not know its rank.
-pub(super) fn of_rank(fault: Error, rank: usize) -> Error {
-    match fault {
-        Error::Library { library, call, code, text, .. } => Error::Library { library, call, code, text, rank },
-        other => other,
-    }
 }

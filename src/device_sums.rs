@@ -11,7 +11,7 @@ use ringpull_device::{Devices, Layout, Memory, Scratch, Slice, Work};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::anywhere::{self, Anywhere, Gradient, Value, of_rank};
+use crate::anywhere::{self, Anywhere, Gradient, Value};
 use crate::servers::Servers;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
 
@@ -86,7 +86,7 @@ impl DeviceSums {
             Tensor::zeros(entry.dtype, &entry.shape).write().then(move |written| {
                 match written.and_then(|bytes| copy_up(&devices, &out, bytes, limit)) {
                     Ok(()) => drop(out),
-                    Err(fault) => out.fail(of_rank(fault, rank)),
+                    Err(fault) => out.fail(fault.met_by(rank)),
                 }
             })
         };
@@ -117,7 +117,7 @@ impl Anywhere for DeviceSums {
             Some(Value::InPlace(index)) if alone => Contribution::InPlace(index),
             last => {
                 gradient.values.extend(last);
-                let sum = self.sum(entry, &gradient, &outs).map_err(|fault| of_rank(fault, self.rank()))?;
+                let sum = self.sum(entry, &gradient, &outs).map_err(|fault| fault.met_by(self.rank()))?;
                 Contribution::Summed(sum)
             }
         };
@@ -132,7 +132,7 @@ impl Anywhere for DeviceSums {
             if out.remote().is_none() {
                 out.copy_from(value.bytes());
             } else {
-                copy_up(&self.devices, &out, value.bytes(), self.limit).map_err(|fault| of_rank(fault, self.rank()))?;
+                copy_up(&self.devices, &out, value.bytes(), self.limit).map_err(|fault| fault.met_by(self.rank()))?;
             }
         }
         Ok(())
@@ -162,12 +162,12 @@ impl Backend for DeviceSums {
     }
 
     fn fault(&self) -> Option<Error> {
-        let devices = || self.devices.platform().check().err().map(|fault| of_rank(fault, self.rank()));
+        let devices = || self.devices.platform().check().err().map(|fault| fault.met_by(self.rank()));
         self.servers.fault().or_else(devices)
     }
 
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
-        let download = || self.devices.download(value).map_err(|fault| of_rank(fault, self.rank()));
+        let download = || self.devices.download(value).map_err(|fault| fault.met_by(self.rank()));
         let host = if value.remote().is_some() { download()? } else { value.clone() };
         self.servers.init(entry, &host)
     }

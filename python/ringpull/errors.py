@@ -1,7 +1,7 @@
 """What a store raises. Every class is a :class:`KVStoreError`; the message names rank, key and operation, and a remedy.
 
 Attributes hold the same as data, where an error has them: ``rank`` (the rank that reports), ``key``, ``operation``,
-``missing`` (ranks that did not call), ``expected`` and ``got``, ``peer``.
+``missing`` (ranks that did not call), ``expected`` and ``got``, ``peer`` and its ``ranks``.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ class DeadlockError(StalledError):
 
 
 class PeerLostError(KVStoreError, ConnectionError):
-    """A process of the job is gone; ``peer`` names it."""
+    """A process of the job is gone; ``peer`` names it, and ``ranks`` has its rank, or all that it may be one of."""
 
     peer: str | None = None
+    ranks: list[int] = []
 
 
 class ProtocolError(KVStoreError):
@@ -145,6 +146,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "InvalidArgument": ArgumentError,
     "Stalled": StalledError,
     "Deadlock": DeadlockError,
+    "Incomplete": StalledError,
     "PeerLost": PeerLostError,
     "Finished": PeerLostError,
     "Protocol": ProtocolError,
@@ -155,6 +157,8 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "Environment": ArgumentError,
     "Forked": UnavailableError,
     "Interrupted": KVStoreError,
+    "Stopped": KVStoreError,
+    "ThreadEnded": KVStoreError,
 }
 
 
@@ -166,5 +170,7 @@ def _exception(text: str, fields: str) -> KVStoreError:
     for name, value in values.items():
         if name in ("key", "first"):
             (value,) = value.values()
+        elif name == "waits":
+            value = [f"rank {rank} waits{what}" for rank, what in value]
         setattr(error, name, value)
     return error

@@ -58,7 +58,7 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Join
     };
     let outcome = match &joined {
         Ok(_) => JOINED,
-        Err(Error::PeerLost { .. }) => WAITED,
+        Err(Error::PeerLost { .. } | Error::Stopped {}) => WAITED,
         Err(_) if is_nameless && rank != 0 => WAITED,
         Err(cause) if may_be_of_a_peer(cause) => UNSURE,
         Err(_) => FAILED,
@@ -91,14 +91,11 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, joined: &Joined)
         comm.count(sum.layout.len_bytes());
     }
     let Err(cause) = outcome else { return Ok(()) };
-    if !matches!(cause, Error::PeerLost { .. }) && !may_be_of_a_peer(&cause) {
+    if !matches!(cause, Error::PeerLost { .. } | Error::Stopped {}) && !may_be_of_a_peer(&cause) {
         return Err(cause);
     }
     await_cause(comm);
-    Err(match cause {
-        Error::PeerLost { peer, cause, operation, .. } => Error::PeerLost { peer, cause, operation, rank: comm.rank() },
-        other => other,
-    })
+    Err(cause)
 }
 
 /// Waits a little for what another rank has to say of the error that this one is about to report.
@@ -116,8 +113,9 @@ fn go_on(comm: &Communicator, until: Instant, limit: Duration) -> Result<()> {
     }
     Err(Error::PeerLost {
         peer: "another rank".to_owned(),
+        ranks: Vec::new(),
         cause: format!("its devices had not come in {limit:?}"),
         operation: "a sum over the ranks' devices".to_owned(),
-        rank: comm.rank(),
+        rank: Some(comm.rank()),
     })
 }

@@ -105,7 +105,7 @@ impl OnDevices {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
             return ranks
                 .engine
-                .submit(topic, operation, terms, Box::new(OverRanks { step, rank: self.rank() }))
+                .submit(topic, operation, terms, Box::new(OverRanks { step }))
                 .inspect_err(|_| slot.cancel());
         }
         let mut step = step;

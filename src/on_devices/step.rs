@@ -10,7 +10,6 @@ use ringpull_base::{Buffer, Error, Result};
 use ringpull_device::Devices;
 
 use super::slot::Slot;
-use crate::anywhere::of_rank;
 
 /// What is to be done to one key.
 pub(super) trait Step: Send {
@@ -29,17 +28,16 @@ pub(super) trait Step: Send {
 /// A step as a job of the engine.
 pub(super) struct OverRanks<S> {
     pub(super) step: S,
-    pub(super) rank: usize,
 }
 
 impl<S: Step> Job for OverRanks<S> {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         let ranks = (comm.size() > 1 || self.step.is_coded()).then_some((comm, launch));
-        self.step.queue(ranks).map_err(|fault| of_rank(fault, self.rank))
+        self.step.queue(ranks)
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        self.step.finish().map_err(|fault| of_rank(fault, self.rank))
+        self.step.finish()
     }
 
     fn fail(self: Box<Self>, fault: &Error) {

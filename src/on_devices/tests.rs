@@ -271,5 +271,5 @@ fn a_rank_that_does_not_come_is_waited_for_until_the_deadline_or_the_stop() {
         (error, start.elapsed())
     });
     let (text, took) = &stopping[0];
-    assert!(text.as_deref().unwrap().contains("it was stopped") && *took < LIMIT / 2, "{text:?} after {took:?}");
+    assert!(text.as_deref().unwrap().contains("the job was stopped") && *took < LIMIT / 2, "{text:?} after {took:?}");
 }

@@ -152,18 +152,20 @@ pub enum Error {
     /// Every rank that has not ended waits for a call that another has not made: nothing can come any more.
     #[error(
         "every rank waits for another: {}\n  hint: call every key of a step on every rank before waiting for one of them: reading an output, pull, barrier and wait all wait",
-        waits.join("; ")
+        waits.iter().map(say_wait).collect::<Vec<_>>().join("; ")
     )]
     Deadlock {
-        /// What each rank waits for, which ranks have not called it, and where its program is, if that is
-        /// known.
-        waits: Vec<String>,
+        /// For each rank what follows `rank 1 waits`: where its program is, if that is known, for what, and
+        /// which ranks have not called that.
+        waits: Vec<(usize, String)>,
     },
     /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
     #[error("{peer} ended its run without calling {operation}, for which rank {rank} waits{}", say_why_ended(why))]
     Finished {
         /// Who, such as `rank 3 (pid 71 on h4)`.
         peer: String,
+        /// Its rank.
+        ranks: Vec<usize>,
         /// What the other waits for, with the key.
         operation: String,
         /// The rank that waits.
@@ -174,23 +176,45 @@ pub enum Error {
     },
     /// A peer is gone.
     #[error(
-        "{peer} is lost: {cause} (during {operation} on rank {rank})\n  hint: see that process's own output and its host's log, and restart the job from its last checkpoint"
+        "{peer} is lost: {cause} (during {operation}{})\n  hint: see that process's own output and its host's log, and restart the job from its last checkpoint",
+        on_rank(*rank)
     )]
     PeerLost {
         /// Who, such as `rank 3 (pid 71 on h4)` or `server 1 (10.55.0.3:4711)`.
         peer: String,
+        /// The ranks that it is one of, or those that are lost; none of a server.
+        ranks: Vec<usize>,
         /// How it was noticed.
         cause: String,
-        /// What this rank was doing, with the key.
+        /// What was being done, with the key.
         operation: String,
-        /// The rank that reports.
-        rank: usize,
+        /// The rank that reports; none of a scheduler or a server.
+        rank: Option<usize>,
+    },
+    /// The job was stopped because of another error, which is the one to report.
+    #[error("the job was stopped")]
+    Stopped {},
+    /// A thread of the store has ended before it was told to.
+    #[error("{thread} has ended{}\n  hint: see what it printed before, and restart the job", on_rank(*rank))]
+    ThreadEnded {
+        /// Which.
+        thread: String,
+        /// The rank whose thread it was, if it had one yet.
+        rank: Option<usize>,
+    },
+    /// Not all processes of the job have started in time.
+    #[error("{what}\n  hint: {remedy}")]
+    Incomplete {
+        /// How many have, after how long.
+        what: String,
+        /// What to do.
+        remedy: String,
     },
     /// Bytes arrived that do not fit the protocol; they were not applied.
-    #[error("protocol error on rank {rank}: {what} from {peer}\n  hint: {remedy}")]
+    #[error("protocol error{}: {what} from {peer}\n  hint: {remedy}", on_rank(*rank))]
     Protocol {
-        /// The rank that reports.
-        rank: usize,
+        /// The rank that reports, if it has one yet.
+        rank: Option<usize>,
         /// Who sent it.
         peer: String,
         /// What arrived.
@@ -199,7 +223,7 @@ pub enum Error {
         remedy: String,
     },
     /// A library call failed; its own code and words are kept.
-    #[error("{library}: {call} failed on rank {rank}: {text} (code {code})")]
+    #[error("{library}: {call} failed{}: {text} (code {code})", on_rank(*rank))]
     Library {
         /// `Open MPI`, `MPICH`, `NCCL`, ...
         library: String,
@@ -209,8 +233,8 @@ pub enum Error {
         code: i64,
         /// Its words.
         text: String,
-        /// The rank that called.
-        rank: usize,
+        /// The rank that called, where the caller knows of ranks: a device does not.
+        rank: Option<usize>,
     },
     /// A file or socket could not be used.
     #[error("cannot {action} {path}: {text}{}", if remedy.is_empty() { String::new() } else { format!("\n  hint: {remedy}") })]
@@ -301,11 +325,35 @@ impl Error {
     pub fn argument(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::InvalidArgument { what: what.into(), remedy: remedy.into() }
     }
+
+    /// Bytes that do not fit the protocol. The remedy is for processes that do not run the same program.
+    pub fn protocol(rank: impl Into<Option<usize>>, peer: impl Into<String>, what: impl Into<String>) -> Self {
+        let remedy = "run the same program, with the same version of ringpull and the same settings, on every rank";
+        Error::Protocol { rank: rank.into(), peer: peer.into(), what: what.into(), remedy: remedy.to_owned() }
+    }
+
+    /// The error as `rank` met it, where the code that failed did not know of ranks.
+    #[must_use]
+    pub fn met_by(mut self, met_by: usize) -> Self {
+        if let Error::PeerLost { rank, .. } | Error::Library { rank, .. } | Error::Protocol { rank, .. } = &mut self {
+            rank.get_or_insert(met_by);
+        }
+        self
+    }
 }
 
 fn list_views(views: &[(usize, String)]) -> String {
     let parts: Vec<String> = views.iter().map(|(rank, view)| format!("rank {rank} has {view}")).collect();
     parts.join(", ")
+}
+
+fn on_rank(rank: Option<usize>) -> String {
+    rank.map_or_else(String::new, |rank| format!(" on rank {rank}"))
+}
+
+/// One rank's wait of a deadlock.
+pub(crate) fn say_wait((rank, what): &(usize, String)) -> String {
+    format!("rank {rank} waits{what}")
 }
 
 fn say_replicas(ranks: &[usize], others: &[usize]) -> String {

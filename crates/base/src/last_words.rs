@@ -6,6 +6,7 @@
 
 use std::sync::OnceLock;
 
+use crate::error::say_wait;
 use crate::{Error, config};
 
 /// This process's rank among several, once it has a store.
@@ -61,14 +62,15 @@ impl Error {
             return LastWords { line: format!("failed: {cause}"), hint, is_heard: false };
         }
         let (line, has_hint) = match self {
-            Error::Finished { peer, operation, rank, why } if !why.is_empty() => {
+            Error::Finished { peer, operation, rank, why, .. } if !why.is_empty() => {
                 (format!("{peer} failed: {why}; rank {rank} waited for its {operation}"), false)
             }
-            Error::Finished { peer, .. } | Error::PeerLost { peer, .. } => (cause, rank == Some(lowest_without(peer))),
+            Error::Finished { ranks, .. } | Error::PeerLost { ranks, .. } => {
+                (cause, rank == (0..=ranks.len()).find(|rank| !ranks.contains(rank)))
+            }
             Error::Deadlock { waits } => {
-                let own = rank.map(|rank| format!("rank {rank} waits"));
-                let own = own.and_then(|own| waits.iter().find(|wait| wait.starts_with(&own)));
-                (own.map_or(cause, |own| format!("every rank waits for another: {own}")), false)
+                let own = waits.iter().find(|(waits, _)| Some(*waits) == rank);
+                (own.map_or(cause, |own| format!("every rank waits for another: {}", say_wait(own))), false)
             }
             _ => (cause, false),
         };
@@ -79,7 +81,7 @@ impl Error {
     fn is_heard_by(&self, rank: Option<usize>) -> bool {
         match self {
             Error::PeerLost { .. } | Error::Finished { .. } => true,
-            Error::Deadlock { waits } => rank != waits.first().and_then(|wait| rank_in(wait)),
+            Error::Deadlock { waits } => rank != waits.first().map(|(rank, _)| *rank),
             Error::Disagreement { views, .. } => {
                 let odd = views.iter().find(|(_, view)| *view != views[0].1);
                 let speak = [views.first(), odd].into_iter().flatten();
@@ -92,9 +94,10 @@ impl Error {
             | Error::AlreadyInitialized { rank: met, .. }
             | Error::ShapeMismatch { rank: met, .. }
             | Error::DtypeMismatch { rank: met, .. }
-            | Error::Protocol { rank: met, .. }
-            | Error::Library { rank: met, .. }
             | Error::NotFinite { rank: met, .. } => rank.is_some_and(|rank| rank != *met),
+            Error::Protocol { rank: met, .. }
+            | Error::Library { rank: met, .. }
+            | Error::ThreadEnded { rank: met, .. } => rank.zip(*met).is_some_and(|(rank, met)| rank != met),
             _ => false,
         }
     }
@@ -104,17 +107,6 @@ impl Error {
 fn split(text: &str) -> (String, Option<String>) {
     let (cause, hint) = text.split_once("\n  hint: ").map_or((text, None), |(cause, hint)| (cause, Some(hint)));
     (cause.split('\n').map(str::trim).collect::<Vec<_>>().join(" "), hint.map(str::to_owned))
-}
-
-/// The number in `rank 3 (pid 71 on h4)` or `worker rank 3 ...`; none of a server.
-fn rank_in(words: &str) -> Option<usize> {
-    let (_, rest) = words.split_once("rank ")?;
-    rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
-}
-
-/// The lowest rank beside that of a peer that is gone.
-fn lowest_without(peer: &str) -> usize {
-    usize::from(rank_in(peer) == Some(0))
 }
 
 #[cfg(test)]
@@ -145,14 +137,11 @@ mod tests {
 
     #[test]
     fn a_lost_process_is_hinted_at_by_the_lowest_rank_that_is_left() {
-        for (peer, speaks) in [("rank 1 (pid 7 on h)", 0), ("worker rank 0 (pid 7 on h)", 1), ("server 1 (h:4711)", 0)]
-        {
-            let error = Error::PeerLost {
-                peer: peer.to_owned(),
-                cause: "its process ended".to_owned(),
-                operation: "push of key 1".to_owned(),
-                rank: 2,
-            };
+        let lost =
+            [("rank 1 (pid 7 on h)", vec![1], 0), ("server 1 (h:4711)", vec![], 0), ("rank(s) [0, 1]", vec![0, 1], 2)];
+        for (peer, ranks, speaks) in lost {
+            let (cause, operation) = ("its process ended".to_owned(), "push of key 1".to_owned());
+            let error = Error::PeerLost { peer: peer.to_owned(), ranks, cause, operation, rank: Some(2) };
             for rank in 0..4 {
                 let found = error.last_words(Some(rank));
                 assert!(found.is_heard && found.line.starts_with(&format!("stopped: {peer} is lost: ")), "{found:?}");
@@ -165,6 +154,7 @@ mod tests {
     fn what_ended_a_peer_is_said_without_a_hint_as_that_peer_gives_it() {
         let ended = |why: &str| Error::Finished {
             peer: "rank 1".to_owned(),
+            ranks: vec![1],
             operation: "push of key \"w\"".to_owned(),
             rank: 0,
             why: why.to_owned(),
@@ -176,7 +166,7 @@ mod tests {
 
     #[test]
     fn in_a_deadlock_the_first_rank_says_all_of_it_and_others_what_they_wait_for() {
-        let waits = (0..12).map(|rank| format!("rank {rank} waits for push of key {rank}"));
+        let waits = (0..12).map(|rank| (rank, format!(" for push of key {rank}")));
         let error = Error::Deadlock { waits: waits.collect() };
         let (line, hint) = words(&error, 0);
         assert!(line.contains("rank 11 waits") && hint.is_some(), "{line}");

@@ -167,7 +167,7 @@ impl Record {
     /// Reads the records that a job printed. A record whose samples were not verified is an error.
     pub(crate) fn parse_list(origin: &str, json: &str) -> Result<Vec<Record>> {
         let wrong = |what: String| Error::Protocol {
-            rank: 0,
+            rank: None,
             peer: origin.to_owned(),
             what,
             remedy: "a job prints one JSON array of records on stdout and everything else on stderr".to_owned(),

@@ -150,7 +150,8 @@ pub trait Platform: Send + Sync {
 
 /// What is known of a meeting that another rank has left, or that does not reach it: why it has is for that rank to say.
 pub(crate) fn parted(call: &str, text: impl Into<String>) -> Error {
-    Error::PeerLost { peer: "another rank".to_owned(), cause: text.into(), operation: call.to_owned(), rank: 0 }
+    let (peer, operation) = ("another rank".to_owned(), call.to_owned());
+    Error::PeerLost { peer, ranks: Vec::new(), cause: text.into(), operation, rank: None }
 }
 
 /// The right to run collectives on some devices, until it is dropped.
@@ -164,5 +165,5 @@ pub fn may_be_of_a_peer(error: &Error) -> bool {
 
 /// A call of a platform's library that failed.
 pub(crate) fn failed(library: &str, call: &str, code: i64, text: impl Into<String>) -> Error {
-    Error::Library { library: library.to_owned(), call: call.to_owned(), code, text: text.into(), rank: 0 }
+    Error::Library { library: library.to_owned(), call: call.to_owned(), code, text: text.into(), rank: None }
 }

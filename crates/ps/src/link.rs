@@ -73,12 +73,8 @@ impl Link {
                 match message {
                     FromScheduler::Welcome(job) if job.has(role) => return Ok((link, job)),
                     FromScheduler::Welcome(_) => {
-                        return Err(Error::Protocol {
-                            rank: 0,
-                            peer: format!("the scheduler ({})", link.root),
-                            what: format!("a job without servers, or without this {role}"),
-                            remedy: "run the same version of ringpull on every node".to_owned(),
-                        });
+                        let what = format!("a job without servers, or without this {role}");
+                        return Err(Error::protocol(None, format!("the scheduler ({})", link.root), what));
                     }
                     FromScheduler::Abort(error) => return Err(error),
                     _ => {}
@@ -179,7 +175,7 @@ impl Link {
 
     /// The scheduler's loss as an error.
     pub(crate) fn lost(&self, cause: &str) -> Error {
-        lost_node(format!("the scheduler ({})", self.root), cause.to_owned())
+        lost_node(format!("the scheduler ({})", self.root), None, cause.to_owned())
     }
 
     /// Says goodbye and waits a moment for the answer.

@@ -13,7 +13,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 /// The first bytes of every header: the protocol's name and version.
-pub const MAGIC: &[u8; 5] = b"RPPS\x02";
+pub const MAGIC: &[u8; 5] = b"RPPS\x03";
 
 /// The longest header that is looked at.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;

@@ -92,7 +92,8 @@ impl Node {
 
     /// Its loss, and the error before it.
     fn lost(&self, cause: &str) -> Error {
-        lost_node(self.name(), after_error(cause, self.failing.as_deref()))
+        let worker = (self.info.role == Role::Worker).then_some(self.rank);
+        lost_node(self.name(), worker, after_error(cause, self.failing.as_deref()))
     }
 }
 
@@ -231,16 +232,13 @@ impl Scheduler {
         if !self.complete && now > self.settings.startup_limit() {
             let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
             let (workers, servers) = (count(Role::Worker), count(Role::Server));
-            let error = Error::argument(
-                format!(
-                    "after {:.0} s only {workers} of {} workers and {servers} of {} servers have come to the scheduler",
-                    now.as_secs_f64(),
-                    self.settings.num_workers,
-                    self.settings.num_servers
-                ),
-                "start as many processes of each DMLC_ROLE as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and look at the output of those that are missing",
+            let Settings { num_workers, num_servers, .. } = self.settings;
+            let what = format!(
+                "after {:.0} s only {workers} of {num_workers} workers and {servers} of {num_servers} servers have come to the scheduler",
+                now.as_secs_f64(),
             );
-            return self.fail(&error);
+            let remedy = "start as many processes of each DMLC_ROLE as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and look at the output of those that are missing";
+            return self.fail(&Error::Incomplete { what, remedy: remedy.to_owned() });
         }
         let stalled = self.barriers.values().find_map(|(since, ranks)| {
             let missing: Vec<usize> = (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect();
@@ -280,9 +278,9 @@ impl Scheduler {
                 });
             let came = self.came.get(&node.rank).copied().unwrap_or_default();
             let (what, since) = told.or_else(|| Some((in_barrier(node.rank)?, came.max(node.moved_at))))?;
-            (now.saturating_sub(since) >= CERTAIN).then(|| format!("rank {} waits{what}", node.rank))
+            (now.saturating_sub(since) >= CERTAIN).then_some((node.rank, what))
         });
-        let waits = waits.collect::<Option<Vec<String>>>()?;
+        let waits = waits.collect::<Option<Vec<_>>>()?;
         (self.complete && waits.len() > 1).then_some(Error::Deadlock { waits })
     }
 
@@ -342,11 +340,14 @@ impl Scheduler {
         let Error::Stalled { operation, key, rank, missing, .. } = error else { return error.clone() };
         let mut awaited =
             self.nodes.iter().filter(|node| node.info.role == Role::Worker && missing.contains(&node.rank));
-        let ended = awaited.find_map(|node| Some((node.name(), node.failing.clone().filter(|_| node.left)?)));
+        let ended = awaited.find_map(|node| Some((node, node.failing.clone().filter(|_| node.left)?)));
         let operation = || if operation == "barrier" { operation.clone() } else { format!("{operation} of key {key}") };
         ended.map_or_else(
             || error.clone(),
-            |(peer, why)| Error::Finished { peer, operation: operation(), rank: *rank, why },
+            |(node, why)| {
+                let (peer, ranks) = (node.name(), vec![node.rank]);
+                Error::Finished { peer, ranks, operation: operation(), rank: *rank, why }
+            },
         )
     }
 
@@ -483,9 +484,10 @@ impl Scheduler {
     }
 }
 
-/// A node's end as an error; whoever receives it says what it was doing.
-pub(crate) fn lost_node(peer: String, cause: String) -> Error {
-    Error::PeerLost { peer, cause, operation: "heartbeat".to_owned(), rank: 0 }
+/// A node's end as an error, and its rank if it is a worker; whoever receives it says what it was doing.
+pub(crate) fn lost_node(peer: String, worker: Option<usize>, cause: String) -> Error {
+    let ranks = worker.into_iter().collect();
+    Error::PeerLost { peer, ranks, cause, operation: "heartbeat".to_owned(), rank: None }
 }
 
 #[cfg(test)]

@@ -207,8 +207,7 @@ impl Server {
             let words = |of: Geometry| format!("a segment of {} bytes in units of {}", of.len_bytes, of.unit_bytes);
             let what = format!("{} where another rank has {}", words(geometry), words(segment.geometry));
             let peer = format!("its init of key {}", place.key);
-            let remedy = "run the same version of ringpull on every node".to_owned();
-            self.outputs.push(Output::Fault(Error::Protocol { rank, peer, what, remedy }));
+            self.outputs.push(Output::Fault(Error::protocol(rank, peer, what)));
             return Ok(());
         }
         if rank == 0 {

@@ -14,7 +14,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::coded::Coded;
 use crate::link::{self, Link};
-use crate::message::{Job, Want};
+use crate::message::{Job, NodeInfo, Want};
 use crate::scheduler::lost_node;
 use crate::shard::Layout;
 use crate::socket::{Bell, Connection, Limits, Target};
@@ -124,7 +124,7 @@ impl Worker {
         let mut servers = Vec::new();
         for (index, server) in job.servers.iter().enumerate() {
             let address = server.address.parse().map_err(|_| Error::Protocol {
-                rank: job.rank,
+                rank: Some(job.rank),
                 peer: format!("server {index}"),
                 what: format!("the address {:?}", server.address),
                 remedy: "set DMLC_NODE_HOST to an address of that host".to_owned(),
@@ -221,30 +221,15 @@ impl Worker {
     }
 
     fn ended(&self) -> Error {
-        self.fault().unwrap_or_else(|| Error::PeerLost {
-            peer: "this worker's thread for parameter servers".to_owned(),
-            cause: "it has ended".to_owned(),
-            operation: "a call".to_owned(),
-            rank: self.job.rank,
-        })
+        let thread = || "the thread for parameter servers".to_owned();
+        self.fault().unwrap_or_else(|| Error::ThreadEnded { thread: thread(), rank: Some(self.job.rank) })
     }
 
     /// What the other nodes are told when this worker panics.
     pub(crate) fn panicked(job: &Job) -> Error {
-        let NodeName { pid, host } = NodeName::of(job);
-        lost_node(format!("worker rank {} (pid {pid} on {host})", job.rank), "it panicked".to_owned())
-    }
-}
-
-struct NodeName {
-    pid: u32,
-    host: String,
-}
-
-impl NodeName {
-    fn of(job: &Job) -> Self {
-        let info = &job.workers[job.rank];
-        NodeName { pid: info.pid, host: info.host.clone() }
+        let NodeInfo { pid, host, .. } = &job.workers[job.rank];
+        let name = format!("worker rank {} (pid {pid} on {host})", job.rank);
+        lost_node(name, Some(job.rank), "it panicked".to_owned())
     }
 }
 

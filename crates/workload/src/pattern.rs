@@ -111,7 +111,7 @@ impl Pattern {
         };
         let (index, got, expected) = (first + at, value(got), value(expected));
         Error::Protocol {
-            rank,
+            rank: Some(rank),
             peer: "the store".to_owned(),
             what: format!("wrong sum of key {key}: element {index} is {got} where {expected} is right, received"),
             remedy: "the sample was thrown away; run the contract tests of this kind of store".to_owned(),

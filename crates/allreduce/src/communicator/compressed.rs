@@ -94,12 +94,8 @@ impl Communicator {
         let codes = self.gather(parts, stamp, |code| compression.encode(gradient.unwrap_or(out), feedback, code))?;
         out.fill(0.0);
         for (peer, code) in codes.bytes().chunks_exact(each.max(1)).enumerate() {
-            compression.check_code(code, out.len()).map_err(|what| Error::Protocol {
-                rank,
-                peer: format!("rank {peer}"),
-                what,
-                remedy: "run the same version of ringpull on every rank".to_owned(),
-            })?;
+            let check = compression.check_code(code, out.len());
+            check.map_err(|what| Error::protocol(rank, format!("rank {peer}"), what))?;
             compression.decode_add(code, out);
         }
         Ok(())

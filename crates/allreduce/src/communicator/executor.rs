@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytemuck::Pod;
 
-use ringpull_base::{Buffer, DType, Result};
+use ringpull_base::{Buffer, DType, Error, Result};
 use ringpull_plan::{Parts, Plan, Schedule};
 
-use crate::interpreter::{Endpoint, Runner, Ticket, stopped};
+use crate::interpreter::{Endpoint, Runner, Ticket};
 use crate::transport::group::Group;
 use crate::transport::{Stamp, Transport};
 
@@ -46,7 +46,7 @@ impl Executor {
 
     /// An error when the job was told to stop.
     pub(super) fn go_on(&self) -> Result<()> {
-        if self.stop.load(Ordering::Acquire) { Err(stopped(self.rank())) } else { Ok(()) }
+        if self.stop.load(Ordering::Acquire) { Err(Error::Stopped {}) } else { Ok(()) }
     }
 
     /// Begins a schedule, as [`Runner::begin`] does.

@@ -330,24 +330,24 @@ impl Node {
         self.meet(patience)?;
         match self.window.differs(self.turn, name(len_bytes, patience.stamp)) {
             None => Ok(()),
-            Some(seat) => Err(Error::Protocol {
-                rank: self.rank,
-                peer: format!("seat {seat} of this host"),
-                what: format!("another operation where {len_bytes} bytes of operation {} were due", patience.stamp),
-                remedy: "every rank must run the same operations with the same settings".to_owned(),
-            }),
+            Some(seat) => Err(Error::protocol(
+                self.rank,
+                format!("seat {seat} of this host"),
+                format!("another operation where {len_bytes} bytes of operation {} were due", patience.stamp),
+            )),
         }
     }
 
     fn meet(&self, patience: Patience) -> Result<()> {
-        self.window.meet(patience.stop, patience.limit).map_err(|absence| {
-            let (peer, cause) = match absence {
-                Absence::Stopped => ("the job".to_owned(), "it was stopped".to_owned()),
-                Absence::Missing { seats, waited } => {
-                    (format!("seat(s) {seats:?} of this host"), format!("nothing moved for {} s", waited.as_secs()))
-                }
-            };
-            Error::PeerLost { peer, cause, operation: "a collective in shared memory".to_owned(), rank: self.rank }
+        self.window.meet(patience.stop, patience.limit).map_err(|absence| match absence {
+            Absence::Stopped => Error::Stopped {},
+            Absence::Missing { seats, waited } => Error::PeerLost {
+                peer: format!("seat(s) {seats:?} of this host"),
+                ranks: Vec::new(),
+                cause: format!("nothing moved for {} s", waited.as_secs()),
+                operation: "a collective in shared memory".to_owned(),
+                rank: Some(self.rank),
+            },
         })
     }
 }

@@ -18,5 +18,5 @@ mod tokens;
 pub use endpoint::Endpoint;
 pub use flight::Ticket;
 pub use ringpull_plan::{Action, Message};
-pub use run::{Runner, stopped};
+pub use run::Runner;
 pub use scratch::Scratch;

@@ -269,7 +269,7 @@ impl Runner {
         done.clear();
         transport.poll(&mut done)?;
         if done.is_empty() && stop.load(Ordering::Acquire) {
-            return Err(stopped(transport.rank()));
+            return Err(Error::Stopped {});
         }
         if !done.is_empty() {
             self.idle = Idle::default();
@@ -379,9 +379,10 @@ impl Runner {
         let stamps: Vec<Stamp> = self.flights.iter().map(|flight| flight.stamp).collect();
         Error::PeerLost {
             peer: format!("one of rank(s) {peers:?}"),
+            ranks: peers,
             cause: format!("nothing moved for {} s", waited.as_secs()),
             operation: format!("collective(s) {stamps:?}"),
-            rank,
+            rank: Some(rank),
         }
     }
 
@@ -389,15 +390,5 @@ impl Runner {
     fn abandon(&mut self) {
         std::mem::forget(std::mem::take(&mut self.flights));
         self.open_bytes = 0;
-    }
-}
-
-/// What a run returns when it was told to stop; the caller knows the cause.
-pub fn stopped(rank: usize) -> Error {
-    Error::PeerLost {
-        peer: "the job".to_owned(),
-        cause: "it was stopped".to_owned(),
-        operation: "a collective".to_owned(),
-        rank,
     }
 }

@@ -325,7 +325,8 @@ impl Agreement {
     /// The rank that left, what another waits for, and that other.
     fn gone(&self, rank: usize, operation: &str, by: usize) -> Error {
         let why = self.why(rank).unwrap_or_default().to_owned();
-        Error::Finished { peer: format!("rank {rank}"), operation: operation.to_owned(), rank: by, why }
+        let (peer, operation) = (format!("rank {rank}"), operation.to_owned());
+        Error::Finished { peer, ranks: vec![rank], operation, rank: by, why }
     }
 
     fn check_left(&self) -> Result<(), Error> {

@@ -128,7 +128,7 @@ impl Engine {
             received_bytes: AtomicU64::new(0),
             control_messages: AtomicU64::new(0),
         });
-        handle.send(Arc::clone(&shared)).map_err(|_| lost_thread())?;
+        handle.send(Arc::clone(&shared)).map_err(|_| lost_thread(Some(shared.rank)))?;
         let mut threads = vec![comm];
         let sharing = Arc::clone(&shared);
         threads.push(spawn("ringpull-finish", move || finish(&sharing, &finished))?);
@@ -327,7 +327,9 @@ impl Engine {
             match received {
                 Ok(outcome) => outcome.map(Some),
                 Err(RecvTimeoutError::Timeout) => Ok(None),
-                Err(RecvTimeoutError::Disconnected) => Err(self.fault().unwrap_or_else(lost_thread)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    Err(self.fault().unwrap_or_else(|| lost_thread(Some(self.shared.rank))))
+                }
             }
         })
     }
@@ -351,8 +353,9 @@ impl Engine {
     pub fn give_up(&self) {
         let shared = &self.shared;
         let operation = shared.doing_or_done();
-        let peer = Peer::this(shared.rank).to_string();
-        let fault = Error::PeerLost { peer, cause: "it panicked".to_owned(), operation, rank: shared.rank };
+        let (peer, ranks) = (Peer::this(shared.rank).to_string(), vec![shared.rank]);
+        let cause = "it panicked".to_owned();
+        let fault = Error::PeerLost { peer, ranks, cause, operation, rank: Some(shared.rank) };
         shared.poison(&fault, true);
     }
 
@@ -456,25 +459,20 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
     loop {
         match started.recv_timeout(warning.min(limit).saturating_sub(begun.elapsed())) {
             Ok(outcome) => return outcome,
-            Err(RecvTimeoutError::Disconnected) => return Err(lost_thread()),
+            Err(RecvTimeoutError::Disconnected) => return Err(lost_thread(None)),
             Err(RecvTimeoutError::Timeout) => {}
         }
         let waited_s = begun.elapsed().as_secs();
         let missing = format!("a process of this job has waited {waited_s} s for others to create their store");
         let remedy = "every process that mpirun starts has to create it; look at what the others are doing";
         if begun.elapsed() >= limit {
-            return Err(Error::argument(missing, remedy));
+            return Err(Error::Incomplete { what: missing, remedy: remedy.to_owned() });
         }
         notice(&format!("warning: {missing}\n  hint: {remedy}"));
         warning *= 2;
     }
 }
 
-fn lost_thread() -> Error {
-    Error::Io {
-        action: "use".to_owned(),
-        path: "the comm thread".to_owned(),
-        text: "it ended".to_owned(),
-        remedy: String::new(),
-    }
+fn lost_thread(rank: Option<usize>) -> Error {
+    Error::ThreadEnded { thread: "the comm thread".to_owned(), rank }
 }

@@ -181,6 +181,7 @@ impl Shared {
 
     /// The first fault wins: it is kept, spread, and given to every job that waits.
     pub(super) fn poison(&self, fault: &Error, spread: bool) {
+        let fault = &fault.clone().met_by(self.rank);
         if self.fault.set(fault.clone()).is_err() {
             return;
         }

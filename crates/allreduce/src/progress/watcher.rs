@@ -279,7 +279,8 @@ impl Watcher {
                     // its way had all of that peer's data before it left.
                     let operation = self.interrupted(shared);
                     let why = self.agreement.why(peer).unwrap_or_default().to_owned();
-                    let fault = Error::Finished { peer: self.name(peer), operation, rank: shared.rank, why };
+                    let (peer, ranks) = (self.name(peer), vec![peer]);
+                    let fault = Error::Finished { peer, ranks, operation, rank: shared.rank, why };
                     shared.poison(&fault, true);
                 } else if now_s - self.heard_s[peer] > self.silence_s {
                     if awaited {
@@ -307,12 +308,13 @@ impl Watcher {
             if let Some(ranks) = self.agreement.lost_data(orders, now_s, self.silence_s, self.all_heard_s) {
                 let fault = Error::PeerLost {
                     peer: format!("what MPI carries to rank(s) {ranks:?}"),
+                    ranks: Vec::new(),
                     cause: format!(
                         "every rank is heard and has called it, and nothing of it has moved for {:.0} s: a connection of MPI's may have been reset",
                         self.silence_s
                     ),
                     operation: self.interrupted(shared),
-                    rank: shared.rank,
+                    rank: Some(shared.rank),
                 };
                 shared.poison(&fault, true);
             }
@@ -432,7 +434,7 @@ impl Watcher {
     fn lost(&self, shared: &Shared, rank: usize, cause: &str) {
         let (peer, operation) = (self.name(rank), self.interrupted(shared));
         let cause = after_error(cause, self.agreement.why(rank));
-        let fault = Error::PeerLost { peer, cause, operation, rank: shared.rank };
+        let fault = Error::PeerLost { peer, ranks: vec![rank], cause, operation, rank: Some(shared.rank) };
         shared.poison(&fault, true);
     }
 
@@ -464,11 +466,7 @@ fn see(shared: &Shared) -> Option<Sight> {
 
 fn decode(from: usize, bytes: &[u8]) -> Note {
     postcard::from_bytes(bytes).unwrap_or_else(|cause| {
-        Note::Failed(Error::Protocol {
-            rank: from,
-            peer: format!("rank {from}"),
-            what: format!("a control message that cannot be read ({cause})"),
-            remedy: "every rank must run the same version of the program".to_owned(),
-        })
+        let what = format!("a control message that cannot be read ({cause})");
+        Note::Failed(Error::protocol(None, format!("rank {from}"), what))
     })
 }

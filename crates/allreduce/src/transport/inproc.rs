@@ -74,21 +74,18 @@ impl Inproc {
     fn lost(&self, peer: usize) -> Error {
         Error::PeerLost {
             peer: format!("rank {peer}"),
+            ranks: vec![peer],
             cause: "its thread ended".to_owned(),
             operation: "a transfer".to_owned(),
-            rank: self.rank,
+            rank: Some(self.rank),
         }
     }
 
     fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &Posted, message: Message) -> Result<()> {
         let data = &message.data[..];
         if data.len() != posted.into.len() {
-            return Err(Error::Protocol {
-                rank: self.rank,
-                peer: format!("rank {peer}"),
-                what: format!("{} bytes of operation {stamp} where {} bytes were due", data.len(), posted.into.len()),
-                remedy: "every rank must run the same operations with the same settings".to_owned(),
-            });
+            let what = format!("{} bytes of operation {stamp} where {} bytes were due", data.len(), posted.into.len());
+            return Err(Error::protocol(self.rank, format!("rank {peer}"), what));
         }
         // SAFETY: the poster of the receive keeps `into` valid and untouched until its token is returned.
         unsafe { &mut *posted.into }.copy_from_slice(data);

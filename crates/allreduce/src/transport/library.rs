@@ -12,7 +12,13 @@ pub(super) fn check(call: &str, rank: usize, code: c_int) -> Result<()> {
 }
 
 pub(super) fn library_error(call: &str, rank: usize, code: c_int) -> Error {
-    Error::Library { library: library_name(), call: call.to_owned(), code: code.into(), text: error_text(code), rank }
+    Error::Library {
+        library: library_name(),
+        call: call.to_owned(),
+        code: code.into(),
+        text: error_text(code),
+        rank: Some(rank),
+    }
 }
 
 pub(super) fn error_text(code: c_int) -> String {

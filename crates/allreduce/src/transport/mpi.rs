@@ -370,15 +370,9 @@ impl Mpi {
             if let (true, Some((from, stamp, len))) =
                 (status.MPI_ERROR != 0, self.inflight[self.finished[at] as usize].due)
             {
-                return Error::Protocol {
-                    rank: self.rank,
-                    peer: format!("rank {from}"),
-                    what: format!(
-                        "{} for a message of operation {stamp} with {len} bytes",
-                        error_text(status.MPI_ERROR)
-                    ),
-                    remedy: "every rank must run the same operations with the same settings".to_owned(),
-                };
+                let text = error_text(status.MPI_ERROR);
+                let what = format!("{text} for a message of operation {stamp} with {len} bytes");
+                return Error::protocol(self.rank, format!("rank {from}"), what);
             }
         }
         library_error("MPI_Testsome", self.rank, code)
@@ -394,10 +388,6 @@ fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi
     if usize::try_from(count) == Ok(len) {
         return Ok(());
     }
-    Err(Error::Protocol {
-        rank,
-        peer: format!("rank {from}"),
-        what: format!("{count} bytes of operation {stamp} where {len} bytes were due"),
-        remedy: "every rank must run the same operations with the same settings".to_owned(),
-    })
+    let what = format!("{count} bytes of operation {stamp} where {len} bytes were due");
+    Err(Error::protocol(rank, format!("rank {from}"), what))
 }

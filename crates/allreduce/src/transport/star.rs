@@ -81,9 +81,10 @@ impl Hub {
                 Err(_) if begun.elapsed() >= patience.silence => {
                     return Err(Error::PeerLost {
                         peer: format!("rank(s) {missing:?}"),
+                        ranks: missing,
                         cause: format!("no control connection within {} s", patience.silence.as_secs()),
                         operation: "start".to_owned(),
-                        rank: 0,
+                        rank: Some(0),
                     });
                 }
                 Err(_) if begun.elapsed() >= warning => {
@@ -103,12 +104,10 @@ impl Hub {
 /// Connects rank `rank` to the hub that wrote `invitation`.
 pub fn join(rank: usize, size: usize, invitation: &str, patience: Patience) -> Result<Control> {
     let mut words = invitation.split(' ');
-    let secret = words.next().and_then(|word| Secret::within(word).ok()).ok_or_else(|| Error::Protocol {
-        rank,
-        peer: "rank 0".to_owned(),
-        what: "an invitation that cannot be read".to_owned(),
-        remedy: "every rank must run the same version of ringpull".to_owned(),
-    })?;
+    let secret = words
+        .next()
+        .and_then(|word| Secret::within(word).ok())
+        .ok_or_else(|| Error::protocol(rank, "rank 0", "an invitation that cannot be read"))?;
     let addresses: Vec<SocketAddr> = words.filter_map(|word| word.parse().ok()).collect();
     let begun = Instant::now();
     let (mut last, mut attempt) = ("no address was given".to_owned(), 0);
@@ -138,9 +137,10 @@ pub fn join(rank: usize, size: usize, invitation: &str, patience: Patience) -> R
     }
     Err(Error::PeerLost {
         peer: "rank 0".to_owned(),
+        ranks: vec![0],
         cause: format!("its control port could not be reached ({last})"),
         operation: "start".to_owned(),
-        rank,
+        rank: Some(rank),
     })
 }
 

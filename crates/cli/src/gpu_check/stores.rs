@@ -94,7 +94,7 @@ fn share(names: &[&str], config: &Config) -> Result<String> {
     let outcomes = running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost()));
     let (well, faults): (Vec<_>, Vec<_>) = outcomes.partition(Result::is_ok);
     // That a peer is lost is what others say of the one that has something to tell.
-    let cause = |outcome: &Result<String>| !matches!(outcome, Err(Error::PeerLost { .. }));
+    let cause = |outcome: &Result<String>| !matches!(outcome, Err(Error::PeerLost { .. } | Error::Stopped {}));
     let at = faults.iter().position(cause).unwrap_or(0);
     faults.into_iter().nth(at).or_else(|| well.into_iter().next()).unwrap_or_else(lost)
 }

@@ -137,7 +137,7 @@ fn expected(variant: Variant, job: &Job, records: Vec<Record>) -> Result<Vec<Rec
         return Ok(records);
     }
     Err(Error::Protocol {
-        rank: 0,
+        rank: None,
         peer: format!("the job of {variant}"),
         what: format!("records of {sizes:?} bytes where {payloads:?} on {} ranks were asked for", job.ranks),
         remedy: "run the job by hand to see its output".to_owned(),

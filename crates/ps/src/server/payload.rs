@@ -38,12 +38,7 @@ pub(super) fn check_code(compression: &Compression, code: &[u8], geometry: Geome
 }
 
 pub(super) fn broken_code(rank: usize, place: &Place, what: String) -> Error {
-    Error::Protocol {
-        rank,
-        peer: format!("its push of key {}", place.key),
-        what,
-        remedy: "nothing of it was added up; run the same version of ringpull on every node".to_owned(),
-    }
+    Error::protocol(rank, format!("its push of key {}", place.key), what)
 }
 
 pub(super) fn in_words(compression: Option<Compression>) -> String {

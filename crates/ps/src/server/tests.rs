@@ -76,7 +76,7 @@ fn an_init_of_other_bytes_than_the_first_ranks_is_a_fault_and_nothing_is_sliced_
     assert!(server.handle(1, shorter, Vec::new()).is_empty());
     let (request, value) = init(0, &[1.0, 2.0]);
     let outputs = server.handle(0, request, value);
-    assert!(matches!(&outputs[..], [Output::Fault(Error::Protocol { rank: 0, .. })]));
+    assert!(matches!(&outputs[..], [Output::Fault(Error::Protocol { rank: Some(0), .. })]));
     let rows = Request::Pull { place: self::place(), rounds: 0, want: Want::Rows, reply: 1 };
     let far = message_of_ids(&[1 << 30]);
     assert!(server.handle(0, rows, far).is_empty(), "there is no value to slice");

@@ -175,22 +175,18 @@ impl WorkerLoop {
     fn lost_server(&self, index: usize, cause: &str) -> Error {
         let info = &self.job.servers[index];
         let peer = format!("server {index} (pid {} on {}, {}:{})", info.pid, info.host, info.address, info.port);
-        self.seen(lost_node(peer, cause.to_owned()))
+        self.seen(lost_node(peer, None, cause.to_owned()))
     }
 
     pub(super) fn broken_protocol(&self, server: usize, what: String) -> Error {
-        let remedy = "run the same version of ringpull on every node".to_owned();
-        Error::Protocol { rank: self.job.rank, peer: format!("server {server}"), what, remedy }
+        Error::protocol(self.job.rank, format!("server {server}"), what)
     }
 
     /// The error as this worker meets it.
-    pub(super) fn seen(&self, error: Error) -> Error {
-        match error {
-            Error::PeerLost { peer, cause, .. } => {
-                let doing = self.operations.values().next().map_or("no operation".to_owned(), Operation::describe);
-                Error::PeerLost { peer, cause, operation: doing, rank: self.job.rank }
-            }
-            error => error,
+    pub(super) fn seen(&self, mut error: Error) -> Error {
+        if let Error::PeerLost { operation, .. } = &mut error {
+            *operation = self.operations.values().next().map_or("no operation".to_owned(), Operation::describe);
         }
+        error.met_by(self.job.rank)
     }
 }

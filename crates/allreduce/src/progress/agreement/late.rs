@@ -83,7 +83,7 @@ impl Agreement {
         let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
         let waits = ranks().map(|rank| self.awaits(rank).filter(|_| self.is_stuck(rank, orders, now_s)));
         // When all have left, none waits.
-        let waits = waits.collect::<Option<Vec<String>>>().filter(|waits| !waits.is_empty());
+        let waits = waits.collect::<Option<Vec<_>>>().filter(|waits| !waits.is_empty());
         waits.map_or(Ok(()), |waits| Err(Error::Deadlock { waits }))
     }
 
@@ -116,9 +116,9 @@ impl Agreement {
         self.stuck[rank].as_ref().is_some_and(known)
     }
 
-    /// The call of another rank that this one waits for, in words; none where it waits for data of a sum that
+    /// This rank and what of another it waits for, as [`Error::Deadlock`] has them; none where it waits for data of a sum that
     /// all have called, which a link may hold up.
-    fn awaits(&self, rank: usize) -> Option<String> {
+    fn awaits(&self, rank: usize) -> Option<(usize, String)> {
         let is_alone = |pending: &&Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
         let owed = || self.owed.iter().enumerate().find_map(|(owing, owed)| Some((owing, owed.as_ref()?)));
         let awaited = if let Some(pending) = self.pending.values().find(is_alone) {
@@ -133,7 +133,7 @@ impl Agreement {
         };
         let place = self.stuck[rank].as_ref().and_then(|(stuck, _)| stuck.site.as_ref());
         let at = place.map_or_else(String::new, |site| format!(" at {site}"));
-        Some(format!("rank {rank} waits{at} for {awaited}"))
+        Some((rank, format!("{at} for {awaited}")))
     }
 
     /// Something that every rank takes part in is under way.
