@@ -2,13 +2,14 @@
 
 Gradients are averaged over the workers, as PyTorch's own are; the store sums, and the division is here.
 
-``float32`` and ``float64`` are divided after the sum. A sum of halves may be too large for its type where their
-average is not: two ``float16`` of 40000 would be infinite. So ``float16`` and ``bfloat16`` are divided before
-the sum, as PyTorch's own hooks do, but by a power of two, the next that is not less than the number of workers
-N: that is exact but for subnormal results, which it rounds to a multiple of the smallest, 2**-24 for
-``float16``. Where N is no power of two what is missing is made up after the sum. So an average of ``float16``
-by two workers is off by no more than the rounding of its sum and 2**-24; by N, by the roundings of the sum and,
-where values are smaller than N * 2**-13, by N * 2**-24.
+``float32`` and ``float64`` are divided after the sum. A sum of halves may be too large for its type where
+their average is not: two ``float16`` of 40000 would be infinite. So ``float16`` and ``bfloat16``, and
+``float32`` that travels compressed to ``fp16``, are divided before the sum, as PyTorch's own hooks do, but by
+a power of two, the next that is not less than the number of workers N: that is exact but for subnormal
+results, which it rounds to a multiple of the smallest, 2**-24 for ``float16``. Where N is no power of two
+what is missing is made up after the sum. So an average of ``float16`` by two workers is off by no more than
+the rounding of its sum and 2**-24; by N, by the roundings of the sum and, where values are smaller than N *
+2**-13, by N * 2**-24.
 """
 
 from __future__ import annotations
@@ -119,9 +120,10 @@ def _opened(store: KVStore | str) -> KVStore:
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def _divisors(dtype: torch.dtype, count: int) -> tuple[float, float]:
-    """What values of ``count`` workers are divided by before they are summed, and what their sum is."""
-    if dtype not in _HALVES:
+def _divisors(dtype: torch.dtype, store: KVStore) -> tuple[float, float]:
+    """What values of all workers are divided by before they are summed, and what their sum is."""
+    count = store.num_workers
+    if dtype not in _HALVES and (dtype != torch.float32 or store._codec != "fp16"):
         return 1.0, float(count)
     power = 1 << (count - 1).bit_length()
     return float(power), count / power
@@ -155,7 +157,7 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
         if key not in known:
             opened.init(key, torch.zeros_like(buffer))
             known.add(key)
-        before, after = _divisors(buffer.dtype, opened.num_workers)
+        before, after = _divisors(buffer.dtype, opened)
         _divide(buffer, before)
         handle = opened.pushpull(key, buffer, priority=-bucket.index(), wait=False, keep=False)
         future = waiter.add(handle, lambda: _divide(buffer, after), buffer.device)
@@ -220,7 +222,7 @@ class DistributedOptimizer:
             parameter.grad = torch.zeros_like(parameter)
         elif not parameter.grad.is_contiguous():
             parameter.grad = parameter.grad.contiguous()
-        key, (before, _) = self._keys[parameter], _divisors(parameter.grad.dtype, self.store.num_workers)
+        key, (before, _) = self._keys[parameter], _divisors(parameter.grad.dtype, self.store)
         _divide(parameter.grad, before)
         self._handles[parameter] = self.store.pushpull(key, parameter.grad, wait=False, keep=False)
 
@@ -234,7 +236,7 @@ class DistributedOptimizer:
             if handle is not None:
                 handle.wait()
                 assert parameter.grad is not None
-                _divide(parameter.grad, _divisors(parameter.grad.dtype, self.store.num_workers)[1])
+                _divide(parameter.grad, _divisors(parameter.grad.dtype, self.store)[1])
                 self._handles[parameter] = None
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:

@@ -19,6 +19,8 @@ class Worker:
     """One worker's place in the job, and what it has done there."""
 
     _native: _native.Store
+    #: The name of the compression that gradients of ``float32`` travel by.
+    _codec = "none"
 
     @property
     def rank(self) -> int:
@@ -71,8 +73,10 @@ class Worker:
     def _compress(self, params: Mapping[str, Any] | str) -> None:
         if isinstance(params, str):
             self._native.set_gradient_compression(params)
+            self._codec = params.partition(":")[0]
         elif isinstance(params, Mapping):
             self._native.set_gradient_compression([(str(name), str(value)) for name, value in params.items()])
+            self._codec = str(params.get("type"))
         else:
             raise ArgumentError(
                 f"gradient compression by a {type(params).__name__}\n"

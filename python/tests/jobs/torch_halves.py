@@ -70,4 +70,9 @@ for average in by_hook, by_optimizer:
         if ranks == 2:
             normal = values.double().abs().amin(0) >= 2 * 2.0**-14
             assert (got == rounded(exact, dtype))[normal].all(), (average, dtype)
+# What travels as halves: the same.
+store.set_gradient_compression({"type": "fp16"})
+for average in by_hook, by_optimizer:
+    got = average(torch.full((7,), 40000.0))
+    assert (got == 40000).all(), (average, got)
 print(f"rank {rank} is done", flush=True)
