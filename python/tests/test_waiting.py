@@ -83,6 +83,12 @@ def test_a_rank_that_does_not_create_its_store_is_waited_for_with_a_warning():
     assert done.status == 0 and "for others to create their store" in done.ranks[0].text, f"{done}"
 
 
+def test_a_rank_0_that_stands_still_is_missed_in_time_however_much_there_is_to_announce_to_it():
+    done = mpi(2, HERE / "jobs/stopped.py", RINGPULL_TIMEOUT="", RINGPULL_SILENCE="4")
+    found = re.search(r"^called after ([\d.]+) s, PeerLostError after ([\d.]+) s: rank 0 ", done.ranks[1].out, re.MULTILINE)
+    assert found and float(found[1]) < 4 and float(found[2]) < 6.5, f"{done}"
+
+
 @pytest.mark.parametrize("call", ["push", "pull", "barrier"])
 @pytest.mark.parametrize("kind", ["dist_sync_mpi", "dist_sync"])
 def test_ctrl_c_ends_a_call_that_waits_and_nothing_else(kind, call):

@@ -40,6 +40,21 @@ for _ in range(3):
     store.pushpull("b", values)
     [holds(value, 2 * total) for value in values]
 
+# Memory that is given twice: outputs that are another key's values, parts of one array, a value of two keys.
+store.init(["x", "y"], [mx.nd.zeros((500,))] * 2)
+x, y = mx.nd.ones((500,)) * (rank + 1), mx.nd.ones((500,)) * 10 * (rank + 1)
+store.pushpull(["x", "y"], [x, y], out=[y, x])
+holds(y, total)
+holds(x, 10 * total)
+both = mx.nd.concat(x, y, dim=0)
+store.pushpull(["x", "y"], [both[:500], both[500:]], out=[both[500:], both[:500]])
+holds(both[500:], 10 * total * ranks)
+holds(both[:500], total * ranks)
+x[:] = rank + 1
+store.pushpull(["x", "y"], [x, x], out=[y, both[:500]])
+holds(y, total)
+holds(both[:500], total)
+
 # With one, the value is updated; dense and row-sparse, float16 and float32.
 names = {
     (dtype, shape, stype): f"{dtype}{shape}{stype}"

@@ -173,6 +173,17 @@ impl Runner {
     ///
     /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do.
     ///
+    /// Nobody promises what follows by accident:
+    ///
+    /// ```compile_fail,E0133
+    /// # use ringpull_allreduce::{interpreter::Runner, transport::{Stamp, Transport}};
+    /// # use ringpull_plan::Schedule;
+    /// # use std::sync::{Arc, atomic::AtomicBool};
+    /// fn run(runner: &mut Runner, with: &Arc<Schedule>, data: &mut [u8], over: &mut dyn Transport, stamp: Stamp) {
+    ///     runner.run(with, data, over, stamp, &AtomicBool::new(false)).unwrap();
+    /// }
+    /// ```
+    ///
     /// # Safety
     /// After an error the transport may still read and write `data`: it stays valid, and nobody else
     /// touches it, until the transport is gone.

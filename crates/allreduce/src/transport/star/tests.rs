@@ -71,6 +71,20 @@ fn strangers_keep_nobody_waiting_and_are_turned_away() {
 }
 
 #[test]
+fn a_rank_0_that_accepts_late_is_waited_for() {
+    let patience = Patience { silence: Duration::from_secs(20), ..PATIENCE };
+    let hub = Hub::listen(true).unwrap();
+    let invitation = hub.invitation().unwrap();
+    let peer = std::thread::spawn(move || join(1, 2, &invitation, patience).unwrap());
+    // The other gives its first connection up meanwhile.
+    std::thread::sleep(GREETING + Duration::from_millis(500));
+    let middle = hub.gather(2, patience).unwrap();
+    let leaf = peer.join().unwrap();
+    leaf.send(0, b"of the job").unwrap();
+    assert_eq!(next(&middle), Event::Frame { from: 1, bytes: b"of the job".to_vec() });
+}
+
+#[test]
 fn a_connection_that_is_reset_costs_nothing() {
     let (middle, leaves) = star(2);
     let mut sent = (0u32, 0u32);

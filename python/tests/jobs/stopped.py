@@ -1,0 +1,27 @@
+"""Rank 0 stops for ever while rank 1 has more to announce to it than connections take: says when that is an error."""
+
+import os
+import signal
+import time
+
+import numpy as np
+
+import ringpull
+
+store = ringpull.create("dist_sync_mpi")
+store.barrier()
+if store.rank == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+# Until it stands still.
+time.sleep(0.5)
+begun = time.monotonic()
+value = np.ones(1, np.float32)
+try:
+    for number in range(40_000):
+        store.init(f"{number}" + "k" * 400, value)
+    called = time.monotonic() - begun
+    store.barrier()
+except ringpull.KVStoreError as error:
+    text = " ".join(str(error).split())
+    print(f"called after {called:.1f} s, {type(error).__name__} after {time.monotonic() - begun:.1f} s: {text}", flush=True)
+raise SystemExit(1)
