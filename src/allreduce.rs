@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ringpull_allreduce::progress::{Engine, Job, Terms, Topic};
+use ringpull_allreduce::progress::{Engine, Job, Operation, Terms, Topic};
 use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
@@ -42,7 +42,7 @@ impl Allreduce {
         })
     }
 
-    fn submit(&self, slot: &Arc<Slot>, operation: &str, terms: Terms, job: Box<dyn Job>) -> Result<()> {
+    fn submit(&self, slot: &Arc<Slot>, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         self.submit_keeping(slot, operation, terms, job, true)
     }
 
@@ -50,7 +50,7 @@ impl Allreduce {
     fn submit_keeping(
         &self,
         slot: &Arc<Slot>,
-        operation: &str,
+        operation: Operation,
         terms: Terms,
         job: Box<dyn Job>,
         keeps: bool,
@@ -105,10 +105,11 @@ impl Backend for Allreduce {
 
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let value = value.read()?.snapshot();
-        let slot = Arc::new(Slot::new(entry.clone(), &self.replica.unfinished_bytes, self.engine.check_replicas()));
+        let slot =
+            Arc::new(Slot::new(entry.clone(), &self.replica.unfinished_bytes, self.engine.sums().check_replicas));
         self.replica.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        let terms = Terms { how: self.engine.settings().to_owned(), ..terms(entry, &Update::Overwrite, None) };
-        self.submit(&slot, "init", terms, Box::new(Init::new(&slot, value)))
+        let terms = Terms { sums: Some(self.engine.sums().clone()), ..terms(entry, &Update::Overwrite, None) };
+        self.submit(&slot, Operation::Init, terms, Box::new(Init::new(&slot, value)))
     }
 
     fn make_room(&self, entry: &Entry, _priority: i32) -> Result<()> {
@@ -133,12 +134,12 @@ impl Backend for Allreduce {
         if let Some(coding) = self.replica.compressor.coding(entry, self.rank())? {
             let terms = terms(entry, &update, Some(coding.compression));
             let job = CompressedPush::new(&slot, gradient, outs, update, updates, coding);
-            return self.submit(&slot, "push", terms, Box::new(job));
+            return self.submit(&slot, Operation::Push, terms, Box::new(job));
         }
         let terms = terms(entry, &update, None);
         let job = Push::new(&slot, gradient, outs, update, updates, priority);
         let keeps = job.keeps();
-        self.submit_keeping(&slot, "push", terms, Box::new(job), keeps)
+        self.submit_keeping(&slot, Operation::Push, terms, Box::new(job), keeps)
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
@@ -146,7 +147,7 @@ impl Backend for Allreduce {
         let update = self.update(&slot, "push_rows")?;
         let terms = terms(entry, &update, None);
         let job = PushRows::new(&slot, gradient, update, updates);
-        self.submit(&slot, "push_rows", terms, Box::new(job))
+        self.submit(&slot, Operation::PushRows, terms, Box::new(job))
     }
 
     fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {

@@ -10,9 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::RwLock;
-use serde::{Deserialize, Serialize};
 
-use ringpull_allreduce::progress::{Job, StandIn, Terms};
+use ringpull_allreduce::progress::{Job, Operation, StandIn, Terms};
 use ringpull_base::{Buffer, Error, Key, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
@@ -36,13 +35,6 @@ pub(super) struct Replica {
     pub(super) backlog: Backlog,
 }
 
-/// What of a push's terms is data.
-#[derive(Default, PartialEq, Serialize, Deserialize)]
-struct Settings {
-    optimizer: Option<Optimizer>,
-    compression: Option<Compression>,
-}
-
 impl Replica {
     pub(super) fn new(rank: usize) -> Self {
         Replica {
@@ -58,25 +50,13 @@ impl Replica {
 
 /// What must be the same on every rank for a push.
 pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compression>) -> Terms {
-    let Entry { dtype, shape, .. } = entry;
-    let mut words = dtype.of_shape(shape);
-    let mut settings = Settings { optimizer: None, compression };
-    match update {
-        Update::Overwrite => {}
-        Update::Optimize(optimizer) => {
-            settings.optimizer = Some(Optimizer::clone(optimizer));
-            words.extend([format!(" with {optimizer}")]);
-        }
-        Update::Call(_) => words.push_str(" with an updater"),
-    }
-    words.extend(compression.map(|compression| format!(" compressed by {compression}")));
-    let is_plain = settings == Settings::default();
-    let settings = if is_plain { Vec::new() } else { postcard::to_stdvec(&settings).expect("settings are plain data") };
-    Terms { words, settings, ..Terms::default() }
+    let optimizer = if let Update::Optimize(optimizer) = update { Some(Optimizer::clone(optimizer)) } else { None };
+    let (value, has_updater) = (Some((entry.dtype, entry.shape.to_vec())), matches!(update, Update::Call(_)));
+    Terms { value, optimizer, has_updater, compression, sums: None }
 }
 
 impl StandIn for Replica {
-    fn stand_in(&self, key: &Key, operation: &str, theirs: &Terms) -> Result<Box<dyn Job>> {
+    fn stand_in(&self, key: &Key, operation: &Operation, theirs: &Terms) -> Result<Box<dyn Job>> {
         let rank = self.rank;
         let wrong = |what: String, remedy: &str| {
             Error::argument(
@@ -84,29 +64,23 @@ impl StandIn for Replica {
                 remedy,
             )
         };
-        let slot = self.slots.read().get(key).cloned().filter(|_| operation != "init");
+        let slot = self.slots.read().get(key).cloned().filter(|_| *operation != Operation::Init);
         let slot =
             slot.ok_or_else(|| wrong("it has no such key".to_owned(), "init every key before any rank joins"))?;
-        let settings = match &theirs.settings[..] {
-            [] => Settings::default(),
-            bytes => postcard::from_bytes(bytes).map_err(|cause| {
-                wrong(format!("its settings cannot be read ({cause})"), "run the same version on every rank")
-            })?,
-        };
-        let update = match (settings.optimizer, self.updates.present()) {
-            (Some(optimizer), _) => Update::Optimize(Arc::new(optimizer)),
+        let update = match (&theirs.optimizer, self.updates.present()) {
+            (Some(optimizer), _) => Update::Optimize(Arc::new(optimizer.clone())),
             (None, Update::Call(updater)) => Update::Call(updater),
             (None, _) => Update::Overwrite,
         };
-        let ours = terms(&slot.entry, &update, settings.compression);
+        let ours = terms(&slot.entry, &update, theirs.compression);
         if ours != *theirs {
             let what = format!("there it is of {theirs}, here of {ours}");
             return Err(wrong(what, "give every rank the same keys and the same updater before any joins"));
         }
         slot.call(true);
         let zeros = || Contribution::Summed(Buffer::zeroed(slot.entry.len_bytes()));
-        let job: Box<dyn Job> = match settings.compression {
-            _ if operation == "push_rows" => {
+        let job: Box<dyn Job> = match theirs.compression {
+            _ if *operation == Operation::PushRows => {
                 let nothing = MergedRows { ids: Vec::new(), rows: Buffer::zeroed(0) };
                 Box::new(PushRows::new(&slot, nothing, update, &self.updates))
             }

@@ -10,7 +10,7 @@
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ringpull_allreduce::progress::agreement::Agreement;
-use ringpull_allreduce::progress::messages::{Call, Order, Overdue, Stopped, Stuck, Terms, Topic, Wire};
+use ringpull_allreduce::progress::messages::{Call, Operation, Order, Overdue, Stopped, Stuck, Terms, Topic, Wire};
 use ringpull_base::{DType, Key};
 
 #[allow(dead_code)]
@@ -162,16 +162,17 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
             Message::Call { key, ordinal, terms, alone, waited } => {
                 let key = key % 4;
                 let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)) };
-                let terms = Terms::from(if terms { "f32" } else { "f16" });
+                let dtype = if terms { DType::F32 } else { DType::F16 };
+                let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
                 let sum = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
                 let wire = if alone { Wire::Alone } else { sum };
                 let ordinal = ordinal.map_or_else(|| next(usize::from(key)), u64::from);
-                let operation = "push".to_owned();
+                let operation = Operation::Push;
                 agreement.call(rank, Call { topic, ordinal, operation, terms, wire, waited }, now_s)
             }
             Message::Barrier => {
                 let wire = Wire::Sum { dtype: DType::U8, len_bytes: 1, priority: 0 };
-                let (topic, ordinal, operation) = (Topic::Barrier, next(4), "barrier".to_owned());
+                let (topic, ordinal, operation) = (Topic::Barrier, next(4), Operation::Barrier);
                 let call = Call { topic, ordinal, operation, terms: Terms::default(), wire, waited: true };
                 agreement.call(rank, call, now_s)
             }
@@ -218,6 +219,6 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
 }
 
 fn stopped(epoch: u8, begun: u64, is_missing: bool) -> Stopped {
-    let missing = is_missing.then(|| (Key::Int(1), "push".to_owned()));
+    let missing = is_missing.then(|| (Key::Int(1), Operation::Push));
     Stopped { epoch: u32::from(epoch), begun, missing }
 }

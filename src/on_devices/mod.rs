@@ -35,7 +35,7 @@ use push::Push;
 use slot::Slot;
 use step::{Init, OverRanks, Step};
 
-use ringpull_allreduce::progress::{Engine, Terms, Topic};
+use ringpull_allreduce::progress::{Engine, Operation, Terms, Topic};
 use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, Waiter};
 use ringpull_device::{Devices, array_of};
 use ringpull_kernels::compress::Compression;
@@ -99,7 +99,7 @@ impl OnDevices {
     }
 
     /// Takes a step: by way of the ranks' agreement, or here and now.
-    fn run(&self, slot: &Slot, operation: &str, terms: Terms, step: impl Step + 'static) -> Result<()> {
+    fn run(&self, slot: &Slot, operation: Operation, terms: Terms, step: impl Step + 'static) -> Result<()> {
         slot.call();
         if let Some(ranks) = &self.ranks {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
@@ -166,7 +166,7 @@ impl Anywhere for OnDevices {
         let coding = self.compressor.coding(entry, self.rank())?;
         let terms = terms(entry, &update, coding.as_ref().map(|coding| coding.compression));
         let job = Push::new(self, &slot, gradient, outs, (update, coding))?;
-        self.run(&slot, "push", terms, job)
+        self.run(&slot, Operation::Push, terms, job)
     }
 
     fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
@@ -213,11 +213,11 @@ impl Backend for OnDevices {
         let value = host.read()?.snapshot();
         let slot = Arc::new(Slot::new(entry, &self.devices)?);
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
-        let how =
-            self.ranks.as_ref().map_or_else(String::new, |ranks| format!("{} on devices", ranks.engine.settings()));
-        let terms = Terms { how, ..terms(entry, &Update::Overwrite, None) };
+        let mut sums = self.ranks.as_ref().map(|ranks| ranks.engine.sums().clone());
+        sums.iter_mut().for_each(|sums| sums.on_devices = true);
+        let terms = Terms { sums, ..terms(entry, &Update::Overwrite, None) };
         let job = Init { slot: Arc::clone(&slot), devices: Arc::clone(&self.devices), value, limit: self.limit };
-        self.run(&slot, "init", terms, job)
+        self.run(&slot, Operation::Init, terms, job)
     }
 
     fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
@@ -229,7 +229,7 @@ impl Backend for OnDevices {
         let update = self.present(entry)?;
         let terms = terms(entry, &update, None);
         let job = detour::PushRows::new(self, &slot, gradient, update);
-        self.run(&slot, "push_rows", terms, job)
+        self.run(&slot, Operation::PushRows, terms, job)
     }
 
     fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {

@@ -27,7 +27,7 @@ use ringpull_base::{Error, Key};
 
 use crate::progress::agreement::disagreement::disagreement;
 use crate::progress::freezing::{Freezing, Logs};
-use crate::progress::messages::{Call, Freeze, Launch, Order, Overdue, RunTo, Stopped, Stuck, Topic};
+use crate::progress::messages::{Call, Freeze, Launch, Operation, Order, Overdue, RunTo, Stopped, Stuck, Topic};
 
 pub use late::{Late, STILL_S};
 
@@ -42,7 +42,7 @@ struct Pending {
 #[cfg_attr(test, derive(serde::Serialize))]
 struct Owed {
     key: Key,
-    operation: String,
+    operation: Operation,
     by: usize,
     since_s: f64,
 }
@@ -242,7 +242,10 @@ impl Agreement {
         let (cycles, overdue) = (end.until / *units, overdue.take());
         let since_s = now_s - overdue.as_ref().map_or(0.0, |overdue| overdue.waited_s);
         for (rank, answer) in answers.iter().enumerate().filter(|(_, answer)| answer.begun < end.until) {
-            let (key, operation) = answer.missing.clone().unwrap_or((Topic::Direct.key(), "collective".to_owned()));
+            let (key, operation) = answer.missing.clone().unwrap_or_else(|| {
+                let operation = Operation::Collective("collective".to_owned());
+                (Topic::Direct.key(), operation)
+            });
             if self.left[rank] {
                 return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
             }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use ringpull_base::Error;
 
 use crate::progress::frozen::{Frozen, Unit};
-use crate::progress::messages::{Call, Freeze, Launch, RunTo, Step, Stopped, Terms, Topic, Wire};
+use crate::progress::messages::{Call, Freeze, Launch, Operation, RunTo, Step, Stopped, Terms, Topic, Wire};
 use crate::progress::rest::{Due, Rest};
 
 /// What has to be done about a call or a message.
@@ -115,12 +115,12 @@ impl Calls {
     }
 
     /// A call is made; returns what has to be done.
-    pub fn call(&mut self, topic: Topic, operation: &str, terms: Terms, wire: Wire) -> Vec<Act> {
+    pub fn call(&mut self, topic: Topic, operation: Operation, terms: Terms, wire: Wire) -> Vec<Act> {
         let next = self.ordinals.entry(topic.clone()).or_default();
         let ordinal = *next;
         *next += 1;
         let waited = std::mem::take(&mut self.waited);
-        let index = self.open(Call { topic, ordinal, operation: operation.to_owned(), terms, wire, waited });
+        let index = self.open(Call { topic, ordinal, operation, terms, wire, waited });
         self.place(index)
     }
 
@@ -326,7 +326,7 @@ impl Calls {
                 let ours = format!("{} of {}", call.operation, call.terms);
                 vec![Act::Fault(Error::Disagreement {
                     key: call.topic.key(),
-                    operation: step.map_or(&call.operation, |step| &step.operation).clone(),
+                    operation: step.map_or(&call.operation, |step| &step.operation).to_string(),
                     views: vec![(self.rank, ours), (by, theirs)],
                     remedy:
                         "every rank must use the same operations, shapes, dtypes and optimizer for a key in every step"

@@ -25,7 +25,7 @@ use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::handover::Handover;
 use crate::progress::job::{Barrier, Direct, Job, StandIn};
-use crate::progress::messages::{Note, Terms, Topic};
+use crate::progress::messages::{Note, Operation, Sums, Terms, Topic};
 use crate::progress::shared::{Command, Shared};
 use crate::progress::watcher::Watcher;
 use crate::transport::control::Control;
@@ -41,8 +41,7 @@ pub struct Engine {
     threads: Mutex<Vec<JoinHandle<()>>>,
     limit: Duration,
     library: String,
-    settings: String,
-    check_replicas: u64,
+    sums: Sums,
     stores: AtomicU64,
     process: Process,
 }
@@ -136,10 +135,10 @@ impl Engine {
         // Ends by itself when the last owner of `shared` is gone; it is not joined.
         spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
         let limit = config.silence();
-        let (settings, check_replicas) = (settings_of(config), config.check_replicas);
+        let sums = Sums::from(config);
         let stores = AtomicU64::new(0);
         let (threads, process) = (Mutex::new(threads), Process::this());
-        Ok(Arc::new(Engine { shared, threads, limit, library, settings, check_replicas, stores, process }))
+        Ok(Arc::new(Engine { shared, threads, limit, library, sums, stores, process }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -169,15 +168,9 @@ impl Engine {
         self.shared.size
     }
 
-    /// What every rank must have set alike, in words: plans of one kind and segments of one size fit
-    /// together.
-    pub fn settings(&self) -> &str {
-        &self.settings
-    }
-
-    /// How many updates of a key lie between two comparisons of its replicas; 0: they are not compared.
-    pub fn check_replicas(&self) -> u64 {
-        self.check_replicas
+    /// What every rank must have set alike: plans of one kind and segments of one size fit together.
+    pub fn sums(&self) -> &Sums {
+        &self.sums
     }
 
     /// The library under the transport, for people.
@@ -229,7 +222,7 @@ impl Engine {
 
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and
     /// `terms`. Returns at once. An error while this rank has joined.
-    pub fn submit(&self, topic: Topic, operation: &str, terms: Terms, job: Box<dyn Job>) -> Result<()> {
+    pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         let shared = &self.shared;
         let wire = job.wire();
         {
@@ -278,7 +271,7 @@ impl Engine {
     ) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
         let job = Box::new(Direct::new(Box::new(work), memory, result));
-        self.submit(Topic::Direct, name, Terms::default(), job)?;
+        self.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
         self.wait();
         self.answered(&answer)
     }
@@ -311,7 +304,7 @@ impl Engine {
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        self.submit(Topic::Barrier, "barrier", Terms::default(), Box::new(Barrier::new(result)))?;
+        self.submit(Topic::Barrier, Operation::Barrier, Terms::default(), Box::new(Barrier::new(result)))?;
         self.wait();
         self.answered(&answer)
     }
@@ -419,16 +412,6 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.leave();
     }
-}
-
-/// How an engine with these settings sums, in words.
-pub(super) fn settings_of(config: &Config) -> String {
-    let most = if config.segment_is_fixed { "" } else { "up to " };
-    let checks = match config.check_replicas {
-        0 => String::new(),
-        every => format!(", replicas compared every {every} updates"),
-    };
-    format!("by {} in segments of {most}{} bytes{checks}", config.algorithm, config.segment_bytes)
 }
 
 /// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is

@@ -84,12 +84,12 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::messages::Terms;
+    use crate::progress::messages::{Operation, Terms};
     use proptest::prelude::*;
 
     fn step(key: i64, wire: Wire) -> Step {
         let topic = Topic::Key { store: 0, key: key.into() };
-        Step { topic, ordinal: 0, operation: "push".to_owned(), terms: Terms::default(), wire }
+        Step { topic, ordinal: 0, operation: Operation::Push, terms: Terms::default(), wire }
     }
 
     fn sums(lens: &[usize]) -> Vec<Step> {

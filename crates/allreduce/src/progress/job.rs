@@ -5,13 +5,13 @@ use crossbeam_channel::Sender;
 use ringpull_base::{DType, Error, Key, Result, Tensor};
 
 use crate::communicator::Communicator;
-use crate::progress::messages::{Launch, Terms, Wire};
+use crate::progress::messages::{Launch, Operation, Terms, Wire};
 
 /// Makes the jobs of a store on a rank that has joined.
 pub trait StandIn: Send + Sync {
     /// The job of a call that others have made and this rank has not: it adds zeros. An error if nothing can
     /// stand in for it.
-    fn stand_in(&self, key: &Key, operation: &str, terms: &Terms) -> Result<Box<dyn Job>>;
+    fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Box<dyn Job>>;
 }
 
 /// An operation between its call and its end.

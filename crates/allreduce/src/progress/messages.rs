@@ -2,9 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use ringpull_base::config::Config;
 use ringpull_base::timeline::Name;
 use ringpull_base::topology::Peer;
 use ringpull_base::{DType, Error, Key};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::Optimizer;
 
 /// What an operation is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -57,39 +60,97 @@ pub enum Wire {
     },
 }
 
-/// What has to be the same on every rank for an operation.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Terms {
-    /// In words: dtype, shape, optimizer.
-    pub words: String,
-    /// How the ranks sum, in words, where that is to be compared; said only if it differs and nothing else
-    /// does.
-    pub how: String,
-    /// As data, for a rank that stands in for a call that it has not made.
-    pub settings: Vec<u8>,
+/// What is called.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// A key gets its first value.
+    Init,
+    /// Gradients are summed.
+    Push,
+    /// Row-sparse gradients are summed.
+    PushRows,
+    /// The ranks wait for each other.
+    Barrier,
+    /// A collective that is called directly, by its name.
+    Collective(String),
 }
 
-impl<T: Into<String>> From<T> for Terms {
-    fn from(words: T) -> Self {
-        Terms { words: words.into(), ..Terms::default() }
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Operation::Init => "init",
+            Operation::Push => "push",
+            Operation::PushRows => "push_rows",
+            Operation::Barrier => "barrier",
+            Operation::Collective(name) => name,
+        })
     }
+}
+
+/// How the ranks sum: what all of them must have set alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sums {
+    algorithm: String,
+    segment_bytes: usize,
+    segment_is_fixed: bool,
+    /// After how many updates of a key its replicas are compared; 0: never.
+    pub check_replicas: u64,
+    /// Whether values are in the memory of devices.
+    pub on_devices: bool,
+}
+
+impl From<&Config> for Sums {
+    fn from(config: &Config) -> Self {
+        let Config { segment_bytes, segment_is_fixed, check_replicas, .. } = *config;
+        let algorithm = config.algorithm.clone();
+        Sums { algorithm, segment_bytes, segment_is_fixed, check_replicas, on_devices: false }
+    }
+}
+
+impl std::fmt::Display for Sums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let most = if self.segment_is_fixed { "" } else { "up to " };
+        write!(f, "by {} in segments of {most}{} bytes", self.algorithm, self.segment_bytes)?;
+        if self.check_replicas > 0 {
+            write!(f, ", replicas compared every {} updates", self.check_replicas)?;
+        }
+        f.write_str(if self.on_devices { " on devices" } else { "" })
+    }
+}
+
+/// What has to be the same on every rank for an operation. All of it is empty where it is about no key.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Terms {
+    /// The key's element type and shape.
+    pub value: Option<(DType, Vec<usize>)>,
+    /// What applies the sum to the value.
+    pub optimizer: Option<Optimizer>,
+    /// Whether an updater does so, which cannot be compared.
+    pub has_updater: bool,
+    /// How gradients are compressed.
+    pub compression: Option<Compression>,
+    /// How the ranks sum, where that is to be compared: in an init.
+    pub sums: Option<Sums>,
 }
 
 impl std::fmt::Display for Terms {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.words)
+        self.value.iter().try_for_each(|(dtype, shape)| f.write_str(&dtype.of_shape(shape)))?;
+        self.optimizer.iter().try_for_each(|optimizer| write!(f, " with {optimizer}"))?;
+        f.write_str(if self.has_updater { " with an updater" } else { "" })?;
+        self.compression.iter().try_for_each(|compression| write!(f, " compressed by {compression}"))
     }
 }
 
 /// One rank's call of an operation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Call {
     /// What it is about.
     pub topic: Topic,
     /// How many calls on this topic the rank has made before.
     pub ordinal: u64,
-    /// `init`, `push`, ...
-    pub operation: String,
+    /// What is called.
+    pub operation: Operation,
     /// What has to be the same on every rank.
     pub terms: Terms,
     /// What it asks of the wire.
@@ -106,7 +167,7 @@ impl Call {
 }
 
 /// An operation that every rank has called.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Launch {
     /// What it is about.
     pub topic: Topic,
@@ -119,14 +180,14 @@ pub struct Launch {
 }
 
 /// One operation of a frozen cycle.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// What it is about.
     pub topic: Topic,
     /// Which operation of the topic it is in the first cycle.
     pub ordinal: u64,
-    /// `push`, `barrier`, ...
-    pub operation: String,
+    /// What is called.
+    pub operation: Operation,
     /// What has to be the same on every rank.
     pub terms: Terms,
     /// What it asks of the wire.
@@ -134,7 +195,7 @@ pub struct Step {
 }
 
 /// What rank 0 tells every rank when it freezes the sequence of calls.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Freeze {
     /// Counts the freezes.
     pub epoch: u32,
@@ -156,7 +217,7 @@ pub struct Stopped {
     /// Units begun.
     pub begun: u64,
     /// What this rank has not called of the next unit: the key and the operation.
-    pub missing: Option<(Key, String)>,
+    pub missing: Option<(Key, Operation)>,
 }
 
 /// How far every rank has to go in a frozen cycle that was stopped.
@@ -171,7 +232,7 @@ pub struct RunTo {
 }
 
 /// What rank 0 tells every rank, itself among them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Order {
     /// An operation may begin.
     Launch(Launch),

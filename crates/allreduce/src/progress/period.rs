@@ -2,19 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::progress::messages::{Call, Terms, Topic};
+use crate::progress::messages::{Call, Operation, Topic};
 
 /// The most calls that are remembered; a cycle of more than a fraction of it is never found.
 const MEMORY: usize = 1 << 16;
-
-/// What a call has in common with the same call in the next step.
-type Identity = (Topic, String, Terms);
 
 /// One rank's calls, as numbers that stand for their identities.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Sequence {
-    known: BTreeMap<Identity, u32>,
+    /// By what a call has in common with the same call in the next step, encoded.
+    known: BTreeMap<Vec<u8>, u32>,
     /// Those that are barriers.
     barriers: BTreeSet<u32>,
     calls: Vec<u32>,
@@ -23,14 +21,14 @@ pub(super) struct Sequence {
 impl Sequence {
     /// Takes note of a call, unless it is one that never repeats; whether it did.
     pub(super) fn push(&mut self, call: &Call) -> bool {
-        if call.operation == "init" {
+        if call.operation == Operation::Init {
             return false;
         }
         if self.calls.len() >= MEMORY {
             self.calls.drain(..MEMORY / 2);
         }
         let next = self.known.len() as u32;
-        let identity = (call.topic.clone(), call.operation.clone(), call.terms.clone());
+        let identity = postcard::to_stdvec(&(&call.topic, &call.operation, &call.terms)).expect("calls are plain data");
         let number = *self.known.entry(identity).or_insert(next);
         if call.topic == Topic::Barrier {
             self.barriers.insert(number);
@@ -65,6 +63,7 @@ impl Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::messages::Terms;
     use crate::progress::messages::Wire;
 
     /// A key of 0 is a barrier.
@@ -72,7 +71,7 @@ mod tests {
         let mut sequence = Sequence::default();
         let found = keys.iter().map(|key| {
             let topic = if *key == 0 { Topic::Barrier } else { Topic::Key { store: 0, key: (*key).into() } };
-            let (operation, terms) = ("push".to_owned(), Terms::default());
+            let (operation, terms) = (Operation::Push, Terms::default());
             sequence.push(&Call { topic, ordinal: 0, operation, terms, wire: Wire::Alone, waited: false });
             sequence.period(times)
         });

@@ -12,7 +12,8 @@ use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::forked::Process;
 use ringpull_base::{DType, Error, Result, timeline};
 
-use crate::progress::engine::{Connect, Connected, Engine, settings_of};
+use crate::progress::engine::{Connect, Connected, Engine};
+use crate::progress::messages::Sums;
 use crate::progress::termination;
 use crate::transport::Transport;
 use crate::transport::mpi::Mpi;
@@ -30,10 +31,10 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
     OWNER.get_or_init(Process::this).check("MPI")?;
     let _one_at_a_time = STARTING.lock();
     if let Some(engine) = ENGINE.get() {
-        let wanted = settings_of(config);
-        if engine.settings() != wanted {
+        let wanted = Sums::from(config);
+        if *engine.sums() != wanted {
             return Err(Error::argument(
-                format!("this process sums {} and a store is to sum {wanted}", engine.settings()),
+                format!("this process sums {} and a store is to sum {wanted}", engine.sums()),
                 "stores of one process share the way they sum: create all with the same settings",
             ));
         }

@@ -3,31 +3,32 @@
 use ringpull_base::{Error, INIT_ALIKE};
 
 use crate::progress::agreement::Pending;
-use crate::progress::messages::Call;
+use crate::progress::messages::{Call, Operation, Sums, Terms};
 
 /// The error for an operation that two ranks have called differently.
 pub(super) fn disagreement(pending: &Pending) -> Error {
-    let (made, (_, first)) = (|| pending.made(), pending.first());
-    let alike = |of: fn(&Call) -> &String| made().all(|(_, call)| of(call) == of(first));
-    let (view, remedy): (fn(&Call) -> String, _) = if !alike(|call| &call.operation) {
+    let (_, first) = pending.first();
+    let alike = |are: fn(&Call, &Call) -> bool| pending.made().all(|(_, call)| are(call, first));
+    let is_same_sum = alike(|one, other| Terms { sums: other.terms.sums.clone(), ..one.terms.clone() } == other.terms);
+    let (view, remedy): (fn(&Call) -> String, _) = if !alike(|one, other| one.operation == other.operation) {
         (|call| format!("{} of {}", call.operation, call.terms), "every rank must call the same operations on a key")
-    } else if !alike(|call| &call.terms.words) && first.operation == "init" {
+    } else if !is_same_sum && first.operation == Operation::Init {
         (|call| call.terms.to_string(), INIT_ALIKE)
-    } else if !alike(|call| &call.terms.words) || alike(|call| &call.terms.how) {
+    } else if !is_same_sum {
         (
             |call| format!("{} of {}", call.operation, call.terms),
             "every rank must use the same shapes, dtypes, optimizer and gradient compression for a key",
         )
     } else {
         (
-            |call| format!("sums {}", call.terms.how),
+            |call| format!("sums {}", call.terms.sums.iter().map(Sums::to_string).collect::<String>()),
             "give every rank the same RINGPULL_ALGORITHM and RINGPULL_SEGMENT, or the same Config, and RINGPULL_DEVICES to all or to none",
         )
     };
     Error::Disagreement {
         key: first.topic.key(),
-        operation: first.operation.clone(),
-        views: made().map(|(rank, call)| (rank, view(call))).collect(),
+        operation: first.operation.to_string(),
+        views: pending.made().map(|(rank, call)| (rank, view(call))).collect(),
         remedy: remedy.to_owned(),
     }
 }

@@ -27,32 +27,30 @@ pub struct Late {
     pub since_s: f64,
 }
 
+impl Late {
+    fn error(self, now_s: f64, why: String) -> Error {
+        let Late { operation, key, rank, missing, since_s } = self;
+        Error::Stalled { operation, key, rank, missing, waited_s: (now_s - since_s) as u64, why }
+    }
+}
+
 impl Agreement {
     /// An error if some call has stayed alone for longer than the limit.
     pub fn check_time(&self, now_s: f64) -> Result<(), Error> {
         // What is owed comes first: others may not have called something else because they wait for that.
-        let overdue = self.owed.iter().enumerate().find_map(|(rank, owed)| {
-            owed.as_ref().filter(|owed| now_s - owed.since_s > self.limit_s).map(|owed| (rank, owed.clone()))
-        });
-        if let Some((missing, Owed { key, operation, by, since_s })) = overdue {
-            let (missing, waited_s, why) = (vec![missing], (now_s - since_s) as u64, String::new());
-            return Err(Error::Stalled { operation, key, rank: by, missing, waited_s, why });
+        if let Some(late) = self.late_in_cycle().find(|late| now_s - late.since_s > self.limit_s) {
+            return Err(late.error(now_s, String::new()));
         }
         if let Some((topic, overdue)) = self.pending.iter().find(|(_, pending)| self.is_overdue(pending, now_s)) {
-            let stalled = if topic.0 == Topic::Barrier { self.behind_barrier(overdue) } else { overdue };
-            let ((rank, call), missing) = (stalled.first(), self.lacking(stalled));
-            let waited_s = (now_s - stalled.since_s) as u64;
-            let (operation, key) = (call.operation.clone(), call.topic.key());
-            let why = self.wait_of(&missing).unwrap_or_default();
-            return Err(Error::Stalled { operation, key, rank, missing, waited_s, why });
+            let late = self.late_for(if topic.0 == Topic::Barrier { self.behind_barrier(overdue) } else { overdue });
+            let why = self.wait_of(&late.missing).unwrap_or_default();
+            return Err(late.error(now_s, why));
         }
-        let waited_s = now_s - self.heard_s;
         match self.joined.iter().position(|joined| *joined) {
-            Some(rank) if waited_s > self.limit_s => {
+            Some(rank) if now_s - self.heard_s > self.limit_s => {
                 let missing = (0..self.size).filter(|rank| !self.joined[*rank]).collect();
-                let (operation, key) = ("join".to_owned(), Key::from("join"));
-                let (waited_s, why) = (waited_s as u64, String::new());
-                Err(Error::Stalled { operation, key, rank, missing, waited_s, why })
+                let (operation, key, since_s) = ("join".to_owned(), Key::from("join"), self.heard_s);
+                Err(Late { operation, key, rank, missing, since_s }.error(now_s, String::new()))
             }
             _ => Ok(()),
         }
@@ -60,16 +58,22 @@ impl Agreement {
 
     /// What has been waited for longest.
     pub fn late(&self) -> Option<Late> {
-        let pending = self.pending.values().filter_map(|pending| {
-            let ((rank, call), missing) = (pending.first(), self.lacking(pending));
-            let (operation, key, since_s) = (call.operation.clone(), call.topic.key(), pending.since_s);
-            (!missing.is_empty()).then_some(Late { operation, key, rank, missing, since_s })
-        });
-        let owed = self.owed.iter().enumerate().filter_map(|(rank, owed)| {
+        let pending = self.pending.values().map(|pending| self.late_for(pending));
+        let pending = pending.filter(|late| !late.missing.is_empty());
+        self.late_in_cycle().chain(pending).min_by(|a, b| a.since_s.total_cmp(&b.since_s))
+    }
+
+    fn late_for(&self, pending: &Pending) -> Late {
+        let ((rank, call), missing, since_s) = (pending.first(), self.lacking(pending), pending.since_s);
+        Late { operation: call.operation.to_string(), key: call.topic.key(), rank, missing, since_s }
+    }
+
+    /// What ranks have begun of the last frozen cycle and others have not called.
+    fn late_in_cycle(&self) -> impl Iterator<Item = Late> {
+        self.owed.iter().enumerate().filter_map(|(rank, owed)| {
             let Owed { key, operation, by, since_s } = owed.clone()?;
-            Some(Late { operation, key, rank: by, missing: vec![rank], since_s })
-        });
-        owed.chain(pending).min_by(|a, b| a.since_s.total_cmp(&b.since_s))
+            Some(Late { operation: operation.to_string(), key, rank: by, missing: vec![rank], since_s })
+        })
     }
 
     /// A rank waits in a call for what cannot begin, or does so no more.

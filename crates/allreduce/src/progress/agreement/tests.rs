@@ -1,12 +1,19 @@
 //! The table of calls, one by one. What is frozen is tested where ranks call together, in `tests::schedule`.
 
 use super::*;
-use crate::progress::messages::{Terms, Wire};
+use ringpull_base::DType;
+use ringpull_base::config::Config;
 
-fn call(key: i64, ordinal: u64, terms: &str) -> Call {
+use crate::progress::messages::{Sums, Terms, Wire};
+
+fn of(dtype: DType) -> Terms {
+    Terms { value: Some((dtype, Vec::new())), ..Terms::default() }
+}
+
+fn call(key: i64, ordinal: u64, dtype: DType) -> Call {
     let topic = Topic::Key { store: 0, key: key.into() };
-    let wire = Wire::Sum { dtype: ringpull_base::DType::F32, len_bytes: 100, priority: 0 };
-    Call { topic, ordinal, operation: "push".to_owned(), terms: terms.into(), wire, waited: false }
+    let wire = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
+    Call { topic, ordinal, operation: Operation::Push, terms: of(dtype), wire, waited: false }
 }
 
 fn launched(orders: Result<Vec<Order>, Error>) -> Launch {
@@ -19,10 +26,10 @@ fn launched(orders: Result<Vec<Order>, Error>) -> Launch {
 #[test]
 fn an_operation_launches_when_every_rank_has_called_it_whatever_the_order() {
     let mut table = Agreement::new(2, 10.0, 1000);
-    assert_eq!(table.call(0, call(1, 0, "f32"), 0.0), Ok(vec![]));
-    assert_eq!(table.call(0, call(2, 0, "f32"), 0.0), Ok(vec![]));
-    let second = launched(table.call(1, call(2, 0, "f32"), 0.0));
-    let first = launched(table.call(1, call(1, 0, "f32"), 0.0));
+    assert_eq!(table.call(0, call(1, 0, DType::F32), 0.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(2, 0, DType::F32), 0.0), Ok(vec![]));
+    let second = launched(table.call(1, call(2, 0, DType::F32), 0.0));
+    let first = launched(table.call(1, call(1, 0, DType::F32), 0.0));
     assert_eq!((second.number, first.number), (1, 2));
     assert_eq!(table.check_time(1e9), Ok(()));
 }
@@ -30,8 +37,8 @@ fn an_operation_launches_when_every_rank_has_called_it_whatever_the_order() {
 #[test]
 fn pushing_twice_is_not_two_ranks_pushing_once() {
     let mut table = Agreement::new(2, 10.0, 1000);
-    assert_eq!(table.call(0, call(1, 0, "f32"), 0.0), Ok(vec![]));
-    assert_eq!(table.call(0, call(1, 1, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(1, 0, DType::F32), 0.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(1, 1, DType::F32), 0.0), Ok(vec![]));
     assert_eq!(table.check_time(9.0), Ok(()));
     let error = table.check_time(11.0).unwrap_err();
     assert!(matches!(error, Error::Stalled { ref missing, .. } if missing == &[1]), "{error}");
@@ -40,13 +47,13 @@ fn pushing_twice_is_not_two_ranks_pushing_once() {
 #[test]
 fn a_key_that_a_rank_waits_for_is_named_before_the_barrier_in_which_it_is_awaited() {
     let mut table = Agreement::new(3, 10.0, 1000);
-    let barrier = || Call { topic: Topic::Barrier, operation: "barrier".to_owned(), ..call(0, 0, "") };
+    let barrier = || Call { topic: Topic::Barrier, operation: Operation::Barrier, ..call(0, 0, DType::F32) };
     assert_eq!(table.call(1, barrier(), 0.0), Ok(vec![]));
     assert_eq!(table.call(2, barrier(), 0.0), Ok(vec![]));
-    assert_eq!(table.call(1, call(3, 0, "f32"), 1.0), Ok(vec![]));
+    assert_eq!(table.call(1, call(3, 0, DType::F32), 1.0), Ok(vec![]));
     let text = table.check_time(11.0).unwrap_err().to_string();
     assert!(text.contains("barrier") && text.contains("rank(s) [0]"), "rank 0 waits for nothing: {text}");
-    assert_eq!(table.call(0, call(7, 0, "f32"), 5.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(7, 0, DType::F32), 5.0), Ok(vec![]));
     let text = table.check_time(11.0).unwrap_err().to_string();
     assert!(text.contains("push of key 7 on rank 0 waited 6 s: rank(s) [1, 2]"), "{text}");
 }
@@ -54,35 +61,38 @@ fn a_key_that_a_rank_waits_for_is_named_before_the_barrier_in_which_it_is_awaite
 #[test]
 fn terms_that_differ_are_an_error_that_names_each_ranks_view() {
     let mut table = Agreement::new(2, 10.0, 1000);
-    assert_eq!(table.call(1, call(7, 0, "f32 [3]"), 0.0), Ok(vec![]));
-    let text = table.call(0, call(7, 0, "f16 [3]"), 0.0).unwrap_err().to_string();
-    assert!(
-        text.contains("key 7") && text.contains("rank 0 has push of f16 [3], rank 1 has push of f32 [3]"),
-        "{text}"
-    );
+    assert_eq!(table.call(1, call(7, 0, DType::F32), 0.0), Ok(vec![]));
+    let text = table.call(0, call(7, 0, DType::F16), 0.0).unwrap_err().to_string();
+    let views = "rank 0 has push of f16 of shape [], rank 1 has push of f32 of shape []";
+    assert!(text.contains("key 7") && text.contains(views), "{text}");
 }
 
 #[test]
 fn two_ranks_that_differ_are_an_error_before_the_third_has_called() {
-    let init = |words: &str, how: &str| {
-        let terms = Terms { how: how.to_owned(), ..words.into() };
-        Call { operation: "init".to_owned(), terms, ..call(7, 0, "") }
+    let init = |len: usize, algorithm: &str, on_devices: bool| {
+        let config = Config { algorithm: algorithm.to_owned(), ..Config::default() };
+        let mut sums = Sums::from(&config);
+        sums.on_devices = on_devices;
+        let terms = Terms { value: Some((DType::F32, vec![len])), sums: Some(sums), ..Terms::default() };
+        Call { operation: Operation::Init, terms, ..call(7, 0, DType::F32) }
     };
     let differing = |first: Call, second: Call| {
         let mut table = Agreement::new(3, 10.0, 1000);
         assert_eq!(table.call(2, first, 0.0), Ok(vec![]));
         table.call(1, second, 0.0).unwrap_err().to_string()
     };
-    let text = differing(init("f32 of shape [3]", "by ring"), init("f32 of shape [4]", "by star"));
+    let text = differing(init(3, "ring", false), init(4, "star", false));
     let views =
         "in init: rank 1 has f32 of shape [4], rank 2 has f32 of shape [3]\n  hint: init the key with one shape";
     assert!(text.contains("key 7") && text.contains(views), "nothing but the shapes: {text}");
-    let text = differing(init("f32", "by ring"), init("f32", "by star"));
-    assert!(text.contains("rank 1 has sums by star, rank 2 has sums by ring"), "{text}");
+    let text = differing(init(3, "ring", false), init(3, "star", false));
+    assert!(text.contains("rank 1 has sums by star in segments of"), "{text}");
     assert!(text.contains("RINGPULL_ALGORITHM"), "{text}");
-    let text = differing(init("f32", "by ring on devices"), init("f32", "by ring"));
-    assert!(text.contains("rank 2 has sums by ring on devices") && text.contains("RINGPULL_DEVICES"), "{text}");
-    let text = differing(call(7, 0, "f32"), call(7, 0, "f32 compressed by 2bit"));
+    let text = differing(init(3, "ring", true), init(3, "ring", false));
+    assert!(text.contains("bytes on devices\n") && text.contains("RINGPULL_DEVICES"), "{text}");
+    let compression = Some("2bit".parse().unwrap());
+    let compressed = Call { terms: Terms { compression, ..of(DType::F32) }, ..call(7, 0, DType::F32) };
+    let text = differing(call(7, 0, DType::F32), compressed);
     assert!(text.contains("hint: every rank must use") && text.contains("gradient compression"), "{text}");
 }
 
@@ -90,7 +100,7 @@ fn two_ranks_that_differ_are_an_error_before_the_third_has_called() {
 fn a_rank_that_left_fails_those_who_wait_for_it_at_once() {
     let mut table = Agreement::new(2, 10.0, 1000);
     assert_eq!(table.leave(1, None, 0.0), Ok(vec![]));
-    let text = table.call(0, call(7, 0, "f32"), 0.0).unwrap_err().to_string();
+    let text = table.call(0, call(7, 0, DType::F32), 0.0).unwrap_err().to_string();
     assert!(text.contains("rank 1 ended its run") && text.contains("push of key 7"), "{text}");
     assert!(text.contains("same number of steps"), "{text}");
 }
@@ -101,12 +111,12 @@ fn a_rank_that_leaves_without_what_others_began_of_a_stopped_cycle_is_an_error_a
     let mut table = Agreement::new(2, 1800.0, 1000);
     for step in 0..2 {
         for (rank, key) in [(0, 1), (1, 1)] {
-            table.call(rank, call(key, step, "f32"), 0.0).unwrap();
+            table.call(rank, call(key, step, DType::F32), 0.0).unwrap();
         }
     }
     assert_eq!(table.thaw(1, None), [Order::Stop(1)]);
     for (rank, begun) in [(0, 0), (1, 3)] {
-        let missing = Some((Key::from(1), "push".to_owned()));
+        let missing = Some((Key::from(1), Operation::Push));
         table.stopped(rank, Stopped { epoch: 1, begun, missing }, 1.0).unwrap();
     }
     assert_eq!(table.leave(1, None, 2.0), Ok(vec![]), "rank 1 has called more");
@@ -127,8 +137,8 @@ fn a_rank_that_has_joined_waits_longer_while_a_sum_is_under_way() {
 #[test]
 fn two_ranks_that_wait_for_each_others_keys_are_both_named() {
     let mut table = Agreement::new(2, 10.0, 1000);
-    assert_eq!(table.call(0, call(3, 0, "f32"), 0.0), Ok(vec![]));
-    assert_eq!(table.call(1, call(7, 0, "f32"), 1.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(3, 0, DType::F32), 0.0), Ok(vec![]));
+    assert_eq!(table.call(1, call(7, 0, DType::F32), 1.0), Ok(vec![]));
     let text = table.check_time(10.5).unwrap_err().to_string();
     assert!(
         text.contains("key 3 on rank 0 waited 10 s: rank(s) [1] have not called it; rank 1 has called push of key 7"),
@@ -143,8 +153,9 @@ fn a_cycle_that_stood_still_twice_is_the_last() {
     for waited_s in [None, Some(10.0)] {
         let mut table = Agreement::new(2, 10.0, 1000);
         let freezes = |table: &mut Agreement, steps: std::ops::Range<u64>| {
-            let calls = steps
-                .flat_map(|step| [(0, 1), (1, 1), (0, 2), (1, 2)].map(|(rank, key)| (rank, call(key, step, "f32"))));
+            let calls = steps.flat_map(|step| {
+                [(0, 1), (1, 1), (0, 2), (1, 2)].map(|(rank, key)| (rank, call(key, step, DType::F32)))
+            });
             let orders: Vec<Order> = calls.flat_map(|(rank, call)| table.call(rank, call, 0.0).unwrap()).collect();
             orders.iter().filter(|order| matches!(order, Order::Freeze(_))).count()
         };
@@ -167,8 +178,8 @@ fn a_cycle_that_stood_still_twice_is_the_last() {
 #[test]
 fn every_rank_that_waits_for_another_is_named_with_what_it_waits_for() {
     let mut table = Agreement::new(2, 1800.0, 1000);
-    assert_eq!(table.call(0, call(3, 0, "f32"), 0.0), Ok(vec![]));
-    assert_eq!(table.call(1, call(7, 0, "f32"), 0.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(3, 0, DType::F32), 0.0), Ok(vec![]));
+    assert_eq!(table.call(1, call(7, 0, DType::F32), 0.0), Ok(vec![]));
     let stuck = |orders, site: &str| Some(Stuck { orders, site: Some(site.to_owned()) });
     table.stuck(0, stuck(5, "train.py:3"), 10.0);
     assert_eq!(table.check_deadlock(5, 100.0), Ok(()), "rank 1 computes");
@@ -193,8 +204,8 @@ fn every_rank_that_waits_for_another_is_named_with_what_it_waits_for() {
 fn what_has_been_waited_for_longest_is_told_first() {
     let mut table = Agreement::new(3, 1800.0, 1000);
     assert_eq!(table.late(), None);
-    assert_eq!(table.call(2, call(7, 0, "f32"), 4.0), Ok(vec![]));
-    assert_eq!(table.call(0, call(3, 0, "f32"), 1.0), Ok(vec![]));
+    assert_eq!(table.call(2, call(7, 0, DType::F32), 4.0), Ok(vec![]));
+    assert_eq!(table.call(0, call(3, 0, DType::F32), 1.0), Ok(vec![]));
     let late = table.late().unwrap();
     assert_eq!((late.key, late.rank, late.missing, late.since_s), (3.into(), 0, vec![1, 2], 1.0));
 }
@@ -210,12 +221,12 @@ fn ranks_that_wait_for_data_are_no_deadlock() {
     let mut table = Agreement::new(3, 1800.0, 1000);
     for step in 0..2 {
         for (rank, key) in [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)] {
-            table.call(rank, call(key, step, "f32"), 0.0).unwrap();
+            table.call(rank, call(key, step, DType::F32), 0.0).unwrap();
         }
     }
     assert_eq!(table.thaw(1, Some(Overdue { has_begun: true, waited_s: 3.0 })), [Order::Stop(1)]);
     for (rank, begun) in [(0, 1), (1, 0), (2, 0)] {
-        let missing = Some((Key::from(1), "push".to_owned()));
+        let missing = Some((Key::from(1), Operation::Push));
         table.stopped(rank, Stopped { epoch: 1, begun, missing }, 4.0).unwrap();
     }
     assert_eq!(table.late().map(|late| late.missing), Some(vec![1]));
@@ -237,8 +248,8 @@ fn ranks_that_wait_for_data_are_no_deadlock() {
 #[test]
 fn data_of_sums_that_all_have_called_is_lost_also_while_they_compute() {
     let mut table = Agreement::new(2, 1800.0, 1000);
-    assert_eq!(table.call(0, call(3, 0, "f32"), 0.0), Ok(vec![]));
-    assert!(matches!(table.call(1, call(3, 0, "f32"), 0.0).unwrap()[..], [Order::Launch(_)]));
+    assert_eq!(table.call(0, call(3, 0, DType::F32), 0.0), Ok(vec![]));
+    assert!(matches!(table.call(1, call(3, 0, DType::F32), 0.0).unwrap()[..], [Order::Launch(_)]));
     table.data_still(0, true, 2.0);
     assert_eq!(table.lost_data(1, 100.0, 30.0, 0.0), None, "rank 1 has nothing under way");
     table.data_still(1, true, 2.0);

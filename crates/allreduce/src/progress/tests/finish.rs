@@ -10,7 +10,7 @@ use ringpull_base::{Error, Key, Result};
 use crate::communicator::Communicator;
 use crate::progress::engine::Engine;
 use crate::progress::job::Job;
-use crate::progress::messages::{Launch, Terms, Topic};
+use crate::progress::messages::{Launch, Operation, Terms, Topic};
 
 /// Says that it runs, and, when it is allowed to, who finished it.
 struct Told {
@@ -48,7 +48,7 @@ fn what_is_soon_finished_needs_no_other_thread_but_overtakes_nothing() {
     let submit = |name: i64, is_short, may: &Receiver<()>| {
         let job = Told { name, is_short, may: may.clone(), runs: runs.clone(), by: told.clone() };
         let topic = Topic::Key { store: 0, key: Key::from(name) };
-        engine.submit(topic, "test", Terms::default(), Box::new(job)).unwrap();
+        engine.submit(topic, Operation::Push, Terms::default(), Box::new(job)).unwrap();
     };
     let free = bounded(0).1;
     submit(1, true, &free);

@@ -4,6 +4,8 @@ pub(super) mod world;
 
 use std::collections::BTreeSet;
 
+use ringpull_base::DType;
+
 use world::{Do, World, composition, fused, push, steps};
 
 #[test]
@@ -60,7 +62,7 @@ fn nothing_is_fused_across_a_wait_of_any_rank() {
 
 #[test]
 fn two_stores_share_a_cycle() {
-    let step = [Do::Push(0, 1, "f32"), Do::Push(1, 1, "f32"), Do::Push(0, 2, "f32"), Do::Wait];
+    let step = [Do::Push(0, 1, DType::F32), Do::Push(1, 1, DType::F32), Do::Push(0, 2, DType::F32), Do::Wait];
     assert_eq!(fused(&composition(&[step.repeat(10), step.repeat(10)])), 8);
 }
 
@@ -115,7 +117,7 @@ fn a_key_that_one_rank_adds_stays_alone() {
 #[test]
 fn terms_that_differ_in_step_100_are_an_error_that_names_both() {
     let mut odd = steps(99, &[1, 2, 3]);
-    odd.extend([push(1), Do::Push(0, 2, "f16"), push(3), Do::Wait]);
+    odd.extend([push(1), Do::Push(0, 2, DType::F16), push(3), Do::Wait]);
     for seed in 0..60 {
         let mut world = World::new(vec![steps(100, &[1, 2, 3]), odd.clone(), steps(100, &[1, 2, 3])], seed);
         world.run();

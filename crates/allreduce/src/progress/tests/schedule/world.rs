@@ -7,13 +7,13 @@ use ringpull_base::{DType, Error, Key};
 
 use crate::progress::agreement::Agreement;
 use crate::progress::calls::{Act, Calls};
-use crate::progress::messages::{Call, Order, Overdue, Stopped, Topic, Wire};
+use crate::progress::messages::{Call, Operation, Order, Overdue, Stopped, Terms, Topic, Wire};
 
 /// What a rank's program does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::progress::tests) enum Do {
-    /// Push this key of this store, with these terms.
-    Push(u32, i64, &'static str),
+    /// Push this key of this store, of this element type.
+    Push(u32, i64, DType),
     /// Wait for everything called so far.
     Wait,
     /// Go on when everything called so far is done, as one who is told of each end, and does not say that it
@@ -26,12 +26,12 @@ pub(in crate::progress::tests) enum Do {
 }
 
 pub(in crate::progress::tests) fn push(key: i64) -> Do {
-    Do::Push(0, key, "f32")
+    Do::Push(0, key, DType::F32)
 }
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(in crate::progress::tests) enum Note {
-    Called(Call),
+    Called(Box<Call>),
     Joined,
     Even,
     Thaw(u32, Option<Overdue>),
@@ -175,7 +175,7 @@ impl World {
 
     fn step(&mut self, rank: usize) {
         let acts = match self.programs[rank].front().copied() {
-            Some(Do::Push(store, key, terms)) => {
+            Some(Do::Push(store, key, dtype)) => {
                 self.programs[rank].pop_front();
                 let topic = Topic::Key { store, key: key.into() };
                 if self.watches && self.open[rank].is_empty() {
@@ -184,7 +184,8 @@ impl World {
                 self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
                 let sum = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
                 let wire = if is_alone(&topic) { Wire::Alone } else { sum };
-                self.ranks[rank].call(topic, "push", terms.into(), wire)
+                let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
+                self.ranks[rank].call(topic, Operation::Push, terms, wire)
             }
             Some(Do::Wait) if self.waits[rank] => {
                 self.programs[rank].pop_front();
@@ -217,7 +218,7 @@ impl World {
     fn act(&mut self, rank: usize, acts: Vec<Act>) {
         for act in acts {
             match act {
-                Act::Announce(call) => self.up[rank].push_back(Note::Called(call)),
+                Act::Announce(call) => self.up[rank].push_back(Note::Called(Box::new(call))),
                 Act::Thaw(epoch) => self.up[rank].push_back(Note::Thaw(epoch, None)),
                 Act::Begin(unit) => self.begin(rank, unit.number, unit.members),
                 Act::Run(launch) => self.begin(rank, launch.number, vec![(launch.topic, launch.ordinal)]),
@@ -267,7 +268,7 @@ impl World {
         let Some(note) = self.up[rank].pop_front() else { return };
         self.notes.push(self.begun[0].len());
         let orders = match note {
-            Note::Called(call) => self.agreement.call(rank, call, 0.0),
+            Note::Called(call) => self.agreement.call(rank, *call, 0.0),
             Note::Joined => self.agreement.join(rank, 0.0),
             Note::Thaw(epoch, overdue) => Ok(self.agreement.thaw(epoch, overdue)),
             Note::Stopped(stopped) => self.agreement.stopped(rank, stopped, 0.0),
