@@ -65,7 +65,12 @@ impl Store {
 
 /// Runs `work` without holding the interpreter; what a handler of signals raises ends its waits.
 fn detached<T: Send>(py: Python<'_>, store: &KvStore, work: impl FnOnce(&KvStore) -> Result<T> + Send) -> PyResult<T> {
-    let outcome = py.detach(|| waits::interruptible(is_interrupted, || work(store)));
+    interruptible(py, || work(store))
+}
+
+/// The same without a store.
+fn interruptible<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+    let outcome = py.detach(|| waits::interruptible(is_interrupted, work));
     outcome.map_err(|error| RAISED.take().unwrap_or_else(|| raise(py, &error)))
 }
 
@@ -142,7 +147,7 @@ impl Store {
         if let Some(status) = py.detach(|| serve(kind)).map_err(|error| raise(py, &error))? {
             std::process::exit(status);
         }
-        let created = py.detach(|| ringpull::create(kind)).map_err(|error| raise(py, &error))?;
+        let created = interruptible(py, || ringpull::create(kind))?;
         let (kind, rank, num_workers) = (created.kind().name(), created.rank(), created.num_workers());
         Ok(Store { kind, rank, num_workers, process: Process::this(), inner: RwLock::new(Some(Arc::new(created))) })
     }

@@ -1,9 +1,11 @@
 """A rank that is late costs time and a few warnings; ranks that all wait for each other are told so soon."""
 
 import re
+import sys
 
 import pytest
 from ranks import HAS_IMAGES, HERE, ROOT, launch, mpi
+from ranks import run as run_alone
 
 KINDS = ["dist_sync_mpi", "dist_sync"]
 FRONTS = [(kind, front) for kind in KINDS for front in ("ringpull", "mxnet")]
@@ -87,6 +89,33 @@ def test_a_rank_0_that_stands_still_is_missed_in_time_however_much_there_is_to_a
     done = mpi(2, HERE / "jobs/stopped.py", RINGPULL_TIMEOUT="", RINGPULL_SILENCE="4")
     found = re.search(r"^called after ([\d.]+) s, PeerLostError after ([\d.]+) s: rank 0 ", done.ranks[1].out, re.MULTILINE)
     assert found and float(found[1]) < 4 and float(found[2]) < 6.5, f"{done}"
+
+
+#: Creates a store of the kind that follows, which waits for ever, and is told to end after two seconds.
+CREATES = """
+import signal, sys, time, ringpull
+begun = time.monotonic()
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 2)
+try:
+    ringpull.create(sys.argv[1])
+except KeyboardInterrupt:
+    print(f"interrupted after {time.monotonic() - begun:.1f} s", flush=True)
+"""
+
+
+def test_a_worker_whose_scheduler_never_comes_says_so_and_ends_with_ctrl_c():
+    job = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": 1, "DMLC_NUM_SERVER": 1}
+    job |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": 9, "RINGPULL_WARN": 1, "RINGPULL_TIMEOUT": ""}
+    status, said = run_alone([sys.executable, "-c", CREATES, "dist_sync"], deadline=20, **job)
+    assert status == 0 and re.search(r"^interrupted after [23]\.\d s$", said, re.MULTILINE), said
+    assert said.count("warning: a worker has waited 1 s for the scheduler at 127.0.0.1:9, which does not answer") == 1, said
+
+
+def test_a_rank_whose_peer_does_not_create_its_store_ends_with_ctrl_c():
+    code = f"import os, time\nif os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')) == '1': time.sleep(30)\n{CREATES}"
+    done = mpi(2, "-c", code, "dist_sync_mpi", deadline=25)
+    assert re.search(r"^interrupted after [23]\.\d s$", done.ranks[0].out, re.MULTILINE), f"{done}"
 
 
 @pytest.mark.parametrize("call", ["push", "pull", "barrier"])

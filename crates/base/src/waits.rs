@@ -136,6 +136,12 @@ pub fn in_pieces<T>(
     }
 }
 
+/// [`Error::Interrupted`] if this thread may be interrupted and has been: for a loop that waits by itself.
+pub fn check() -> Result<()> {
+    let check = CHECK.try_with(Cell::get).ok().flatten();
+    if check.is_some_and(|is_interrupted| is_interrupted()) { Err(Error::Interrupted {}) } else { Ok(()) }
+}
+
 /// As [`in_pieces`], without a limit.
 pub fn until<T>(mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>) -> Result<T> {
     loop {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::secret::random;
 use ringpull_base::topology::host_name;
-use ringpull_base::{Error, Kind, Result};
+use ringpull_base::{Error, Kind, Result, notice, waits};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
 use crate::scheduler::{lost_node, startup_limit};
@@ -65,8 +65,9 @@ impl Link {
         link.send(&ToScheduler::Register { info, preferred, kind, num_workers, num_servers })?;
         // The scheduler says after the limit who is missing; it is given the time to.
         let limit = startup_limit(config.timeout) + FAREWELL;
-        let mut answered = false;
+        let (mut answered, mut warning) = (false, config.warn);
         loop {
+            waits::check()?;
             link.bell.wait(link.interval.min(Duration::from_millis(100)));
             while let Some(message) = link.receive() {
                 answered = true;
@@ -87,6 +88,15 @@ impl Link {
                 return Err(link.lost(&cause));
             }
             link.refusal()?;
+            // Of nodes that it misses the scheduler says so itself.
+            if !answered && now.elapsed() >= warning {
+                warning *= 2;
+                notice(&format!(
+                    "warning: a {role} has waited {} s for the scheduler at {}, which does not answer",
+                    now.elapsed().as_secs(),
+                    link.root
+                ));
+            }
             if now.elapsed() > limit {
                 return Err(Error::Io {
                     action: format!("join the job as a {role} of the scheduler at"),

@@ -440,10 +440,14 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
     const LEAST: Duration = Duration::from_secs(60);
     let (begun, mut warning, limit) = (Instant::now(), config.warn, config.timeout.max(LEAST));
     loop {
-        match started.recv_timeout(warning.min(limit).saturating_sub(begun.elapsed())) {
-            Ok(outcome) => return outcome,
-            Err(RecvTimeoutError::Disconnected) => return Err(lost_thread(None)),
-            Err(RecvTimeoutError::Timeout) => {}
+        let left = warning.min(limit).saturating_sub(begun.elapsed());
+        let outcome = waits::in_pieces(Some(left), |left| match started.recv_timeout(left.unwrap_or(limit)) {
+            Ok(outcome) => outcome.map(Some),
+            Err(RecvTimeoutError::Disconnected) => Err(lost_thread(None)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+        })?;
+        if let Some(started) = outcome {
+            return Ok(started);
         }
         let waited_s = begun.elapsed().as_secs();
         let missing = format!("a process of this job has waited {waited_s} s for others to create their store");

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::forked::Process;
-use ringpull_base::{DType, Error, Result, timeline};
+use ringpull_base::{DType, Error, Kind, Result, timeline};
 
 use crate::progress::engine::{Connect, Connected, Engine};
 use crate::progress::messages::Sums;
@@ -25,11 +25,12 @@ static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 /// another way than by the engine there is. The MPI library is to send up to `eager_bytes` without asking, the same on every rank: into
 /// what is prepared for less it writes past the end. `None` leaves it its own limit.
 pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
-    static STARTING: Mutex<()> = Mutex::new(());
+    /// Whether a call was interrupted while MPI started, which goes on by itself and cannot begin again.
+    static STARTING: Mutex<bool> = Mutex::new(false);
     static OWNER: OnceLock<Process> = OnceLock::new();
     // MPI is initialised once, and a child of the process that has it cannot have another.
     OWNER.get_or_init(Process::this).check("MPI")?;
-    let _one_at_a_time = STARTING.lock();
+    let mut was_interrupted = STARTING.lock();
     if let Some(engine) = ENGINE.get() {
         let wanted = Sums::from(config);
         if *engine.sums() != wanted {
@@ -46,8 +47,16 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
             "start no servers: `ringpull launch -s 0`, or plain `mpirun`",
         ));
     }
+    if *was_interrupted {
+        return Err(Error::KindUnavailable {
+            kind: Kind::DistSyncMpi.to_string(),
+            reason: "a signal interrupted the call that started MPI, which starts once".to_owned(),
+            remedy: "start the program again".to_owned(),
+        });
+    }
     timeline::start(config::timeline_file());
-    let engine = Engine::start(config, connect(config, eager_bytes))?;
+    let engine = Engine::start(config, connect(config, eager_bytes))
+        .inspect_err(|error| *was_interrupted = matches!(error, Error::Interrupted {}))?;
     // SAFETY: `end_engine` is a plain function, and may run on the thread that exits.
     if unsafe { libc::atexit(end_engine) } != 0 {
         return Err(Error::argument(
