@@ -1,8 +1,9 @@
 //! The end that accepts: it finds out who connects, and gives each node of the job its session.
 //!
 //! Whoever connects has a thread of his own for a handshake of at most a few seconds, and there are few of
-//! these: when they are all busy, the oldest makes room. So silent or slow strangers delay nobody, and what
-//! they cost is bounded.
+//! these: when they are all busy, the oldest makes room if it has had its time, or else who comes is turned
+//! away and may try again. So silent or slow strangers delay nobody, a crowd does not keep a node out, and
+//! what they cost is bounded.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -25,6 +26,13 @@ use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, cannot_listen};
 
 /// Connections whose handshakes are under way.
 const HANDSHAKES: usize = 64;
+
+/// The time that no handshake is cut short of, however many connect: a node needs less, on a busy host too.
+const SPARED: Duration = Duration::from_millis(100);
+
+/// How many connections the system keeps until they are accepted. Whom it has no room for it lets wait for a
+/// second.
+const QUEUE: i32 = 1024;
 
 /// Strangers are logged at most so often.
 const LOG_EVERY: Duration = Duration::from_secs(60);
@@ -69,9 +77,16 @@ struct Shared {
     door: Door,
     mail: Arc<Mail>,
     sessions: Mutex<BTreeMap<Vec<u8>, Arc<Session>>>,
-    handshakes: Mutex<VecDeque<(u64, Arc<TcpStream>)>>,
+    handshakes: Mutex<VecDeque<Handshake>>,
     is_closed: AtomicBool,
     refusals: Mutex<Refusals>,
+}
+
+/// A connection that has not proved that it is of the job.
+struct Handshake {
+    number: u64,
+    since: Instant,
+    stream: Arc<TcpStream>,
 }
 
 /// Connections that were refused since the last line about them.
@@ -93,6 +108,7 @@ impl Bound {
             (bound, _) => bound,
         };
         let socket = socket.map_err(|cause| cannot_listen(address, &cause))?;
+        rustix::net::listen(&socket, QUEUE).map_err(|cause| cannot_listen(address, &cause.into()))?;
         forked::close_in_child(socket.as_raw_fd());
         let address = socket.local_addr().map_err(|cause| cannot_listen(address, &cause))?;
         Ok(Bound { socket, address })
@@ -170,9 +186,7 @@ impl Listener {
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         sessions.iter().for_each(|session| session.begin_close());
         sessions.iter().for_each(|session| session.finish_close(deadline));
-        for (_, stream) in self.shared.handshakes.lock().drain(..) {
-            shut(&stream);
-        }
+        self.shared.handshakes.lock().drain(..).for_each(|handshake| shut(&handshake.stream));
         if acceptor.join().is_err() {
             tracing::error!("a thread that accepts connections panicked");
         }
@@ -209,40 +223,51 @@ impl Shared {
         }
     }
 
-    /// Starts a thread for a connection, and ends the oldest handshake if there are too many.
+    /// Starts a thread for a connection. If there are too many handshakes, ends the oldest, or else this one.
     fn welcome(self: &Arc<Self>, number: u64, stream: TcpStream, from: SocketAddr) -> io::Result<()> {
         stream.set_nodelay(true)?;
         forked::close_in_child(stream.as_raw_fd());
         set_tcp_user_timeout(&stream, UNCONFIRMED_MS)?;
         let mut handshakes = self.handshakes.lock();
-        if handshakes.len() >= HANDSHAKES
-            && let Some((_, oldest)) = handshakes.pop_front()
-        {
-            shut(&oldest);
+        if handshakes.len() >= HANDSHAKES {
+            let is_spared = |oldest: &Handshake| oldest.since.elapsed() < SPARED;
+            if handshakes.front().is_some_and(is_spared) {
+                drop(handshakes);
+                reset(&stream);
+                self.refuse(from.ip(), "too many connect at once");
+                return Ok(());
+            }
+            handshakes.pop_front().into_iter().for_each(|oldest| reset(&oldest.stream));
         }
         let stream = Arc::new(stream);
-        handshakes.push_back((number, Arc::clone(&stream)));
+        handshakes.push_back(Handshake { number, since: Instant::now(), stream: Arc::clone(&stream) });
         drop(handshakes);
         let shared = Arc::clone(self);
         let spawned = std::thread::Builder::new()
             .name("ringpull-ps-in".to_owned())
             .stack_size(STACK)
             .spawn(move || shared.serve(number, &stream, from));
-        spawned.map(drop).inspect_err(|_| self.handshakes.lock().retain(|(other, _)| *other != number))
+        spawned.map(drop).inspect_err(|_| self.ends_handshake(number))
+    }
+
+    fn ends_handshake(&self, number: u64) {
+        self.handshakes.lock().retain(|handshake| handshake.number != number);
     }
 
     /// The life of one connection.
     fn serve(self: &Arc<Self>, number: u64, stream: &Arc<TcpStream>, from: SocketAddr) {
         let random = random().map_err(|cause| Failure::Io(io::Error::other(cause)));
         let client = random.and_then(|random| handshake::examine(stream, self.door.secret.as_ref(), random));
-        self.handshakes.lock().retain(|(other, _)| *other != number);
         let client = match client {
             Ok(client) => client,
             Err(failure) => {
                 shut(stream);
-                return self.refuse(from.ip(), &reason(&failure));
+                self.refuse(from.ip(), &reason(&failure));
+                // At last, so that threads are as few as handshakes.
+                return self.ends_handshake(number);
             }
         };
+        self.ends_handshake(number);
         let (verdict, session) = self.judge(&client, from);
         let Some(session) = session else {
             self.refuse(from.ip(), refused(verdict));
@@ -352,6 +377,14 @@ fn refused(verdict: Verdict) -> &'static str {
         Verdict::Unknown => "it calls itself what no node of the job does, or what another does",
         Verdict::Forgotten => "it goes on with a session that has ended",
         Verdict::Full => "every node of the job is there, and some more",
+    }
+}
+
+/// Ends a connection for want of room. A node takes that for a connection that broke, and not for the end of
+/// this process: it tries again for as long as heartbeats may be missing.
+fn reset(stream: &TcpStream) {
+    if let Err(cause) = rustix::net::connect_unspec(stream) {
+        tracing::debug!(%cause, "a connection had ended before it was reset");
     }
 }
 

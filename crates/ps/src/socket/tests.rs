@@ -200,6 +200,26 @@ fn strangers_of_every_kind_delay_nobody_and_leave_nothing() {
     assert!(start.elapsed() < handshake::DEADLINE / 2, "{:?}", start.elapsed());
 }
 
+/// Not an end, which would say that the listener's process is gone: a node gives up after less than two
+/// seconds of these.
+#[test]
+fn who_is_crowded_out_by_strangers_has_some_time_and_meets_a_broken_connection() {
+    let (_listener, address) = listener(Some(secret("a")), &Bell::default());
+    let said = |kind: io::ErrorKind, stream: &TcpStream| {
+        stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        (&mut { stream }).read(&mut [0; 1]).is_err_and(|cause| cause.kind() == kind)
+    };
+    let first = TcpStream::connect(address).unwrap();
+    let begun = Instant::now();
+    let mut crowd = Vec::new();
+    while !said(io::ErrorKind::ConnectionReset, &first) {
+        assert!(said(io::ErrorKind::WouldBlock, &first) && begun.elapsed() < handshake::DEADLINE / 2);
+        // Those that come too soon are turned away, in the same way.
+        crowd.extend((0..100).filter_map(|_| TcpStream::connect(address).ok()));
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(100), "{:?}", begun.elapsed());
+}
+
 #[test]
 fn a_node_that_sends_more_than_was_agreed_is_cut_off() {
     let (bell, server_bell) = (Bell::default(), Bell::default());

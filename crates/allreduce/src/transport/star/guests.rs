@@ -1,7 +1,7 @@
 //! Connections to rank 0 that have not proved the job's secret yet.
 //!
-//! Rank 0 listens on every interface at first, since it cannot know which of them the other ranks reach. When all of
-//! them have come, it listens only where they came.
+//! Rank 0 listens on every interface at first, since it cannot know which of them the other ranks reach. When
+//! all of them have come, it listens only where they came.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -17,9 +17,16 @@ use crate::transport::greeting::{HELLO_BYTES, Hello, Nonce};
 
 /// How long a greeting may take.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
-/// How many connections that have not greeted yet are kept beside those of the ranks that are missing; the oldest of
-/// more is closed.
+/// How many connections that have not greeted yet are kept beside those of the ranks that are missing. When
+/// there are as many, the oldest makes room if it has had its time; or else who comes is turned away, and may
+/// try again.
 const MOST_GUESTS: usize = 64;
+/// The time that no greeting is cut short of, however many connect: a rank needs less, on a busy host too.
+const SPARED: Duration = Duration::from_millis(100);
+/// How many connections are taken before those that are there have their turn.
+const TURN: usize = 256;
+/// How many the system keeps until they are taken. Whom it has no room for it lets wait for a second.
+const QUEUE: i32 = 1024;
 /// A refused stranger is told of once in this time.
 const REFUSALS: Duration = Duration::from_secs(60);
 
@@ -54,6 +61,7 @@ impl Guests {
     pub(super) fn listen(is_local: bool) -> Result<Self> {
         let listen = |ip: &IpAddr| {
             let listener = TcpListener::bind((*ip, 0))?;
+            rustix::net::listen(&listener, QUEUE)?;
             forked::close_in_child(listener.as_raw_fd());
             listener.set_nonblocking(true)?;
             Ok(listener)
@@ -94,18 +102,14 @@ impl Guests {
         listening.chain(self.waiting.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)))
     }
 
-    /// Takes the connections that came, and gives those that have proved the secret. `size` is that of the job.
+    /// Takes the connections that came, and gives those that have proved the secret. `size` is that of the
+    /// job.
     pub(super) fn welcome(&mut self, secret: &Secret, size: usize) -> Vec<Arrival> {
-        for listener in &self.listeners {
-            accept(listener, &mut self.waiting);
-        }
         let most = MOST_GUESTS + size;
         let mut strangers: Vec<(SocketAddr, &str)> = Vec::new();
-        if self.waiting.len() > most {
-            // Those of several interfaces came one interface after another.
-            self.waiting.sort_by_key(|guest| guest.since);
-            let more = self.waiting.len() - most;
-            strangers.extend(self.waiting.drain(..more).map(|guest| (guest.from, "too many were there at once")));
+        for listener in &self.listeners {
+            let crowded_out = accept(listener, &mut self.waiting, most);
+            strangers.extend(crowded_out.into_iter().map(|from| (from, "too many were there at once")));
         }
         let mut come = Vec::new();
         for mut guest in std::mem::take(&mut self.waiting) {
@@ -146,19 +150,31 @@ fn interfaces() -> Result<Vec<IpAddr>> {
     Ok(found)
 }
 
-/// Takes the connections that came, and sends each its challenge.
-fn accept(listener: &TcpListener, guests: &mut Vec<Guest>) {
-    loop {
+/// Takes connections that came, and sends each its challenge. Whom there was no room for among the `most`
+/// that are kept.
+fn accept(listener: &TcpListener, guests: &mut Vec<Guest>, most: usize) -> Vec<SocketAddr> {
+    let mut crowded_out = Vec::new();
+    for _ in 0..TURN {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
-            Err(cause) if cause.kind() == ErrorKind::WouldBlock => return,
+            Err(cause) if cause.kind() == ErrorKind::WouldBlock => break,
             Err(cause) => {
-                // There may be no descriptor left; the connection stays in the queue, and is not asked for all the time.
+                // There may be no descriptor left; the connection stays in the queue, and is not asked for
+                // all the time.
                 tracing::debug!(%cause, "a control connection could not be accepted");
                 std::thread::sleep(Duration::from_millis(20));
-                return;
+                break;
             }
         };
+        if guests.len() >= most {
+            // Those of several interfaces came one interface after another.
+            let oldest = (0..guests.len()).min_by_key(|at| guests[*at].since);
+            let oldest = oldest.filter(|at| guests[*at].since.elapsed() >= SPARED);
+            crowded_out.push(oldest.map_or(from, |at| guests.remove(at).from));
+            if oldest.is_none() {
+                continue;
+            }
+        }
         let challenged = random().map_err(std::io::Error::other).and_then(|challenge: Nonce| {
             stream.set_nonblocking(true)?;
             // An empty connection takes so little at once.
@@ -168,6 +184,7 @@ fn accept(listener: &TcpListener, guests: &mut Vec<Guest>) {
             guests.push(Guest { stream, from, since: Instant::now(), challenge, said: Vec::new() });
         }
     }
+    crowded_out
 }
 
 impl Guest {

@@ -1,5 +1,6 @@
 //! Ranks as threads, over real sockets.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 
 use crate::transport::control::Event;
@@ -49,19 +50,30 @@ fn frames_arrive_in_order_and_an_end_is_noticed() {
     assert!(matches!(next(&leaves[0]), Event::Gone { rank: 0, .. }));
 }
 
+/// A stranger for whom there is room.
+fn challenged(address: SocketAddr) -> TcpStream {
+    let begun = Instant::now();
+    loop {
+        let mut stream = TcpStream::connect(address).unwrap();
+        if stream.read_exact(&mut [0; CHALLENGE_BYTES]).is_ok() {
+            return stream;
+        }
+        assert!(begun.elapsed() < PATIENCE.silence, "there is no room for any more");
+    }
+}
+
 #[test]
 fn strangers_keep_nobody_waiting_and_are_turned_away() {
     let hub = Hub::listen(true).unwrap();
     let (invitation, address) = (hub.invitation().unwrap(), hub.guests.addresses().unwrap()[0]);
     let mut silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
-    let mut loud = TcpStream::connect(address).unwrap();
     let peer = std::thread::spawn(move || join(1, 2, &invitation, PATIENCE).unwrap());
     let begun = Instant::now();
     let middle = hub.gather(2, PATIENCE).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     let leaf = peer.join().unwrap();
     // Garbage of the right length, to a challenge that was read.
-    loud.read_exact(&mut [0; CHALLENGE_BYTES]).unwrap();
+    let mut loud = challenged(address);
     loud.write_all(&[7; HELLO_BYTES]).unwrap();
     loud.set_read_timeout(Some(PATIENCE.silence)).unwrap();
     assert!(matches!(loud.read(&mut [0; 1]), Ok(0) | Err(_)), "it was closed");
@@ -82,6 +94,22 @@ fn a_rank_0_that_accepts_late_is_waited_for() {
     let leaf = peer.join().unwrap();
     leaf.send(0, b"of the job").unwrap();
     assert_eq!(next(&middle), Event::Frame { from: 1, bytes: b"of the job".to_vec() });
+}
+
+#[test]
+fn a_crowd_of_strangers_cuts_no_greeting_short() {
+    let hub = Hub::listen(true).unwrap();
+    let address = hub.guests.addresses().unwrap()[0];
+    let _ranks = gathered(hub, 2);
+    let mut first = challenged(address);
+    first.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    let begun = Instant::now();
+    let mut crowd = Vec::new();
+    while first.read(&mut [0; 1]).is_err_and(|cause| cause.kind() == ErrorKind::WouldBlock) {
+        assert!(begun.elapsed() < GREETING / 2, "it makes no room for those that come later");
+        crowd.extend((0..100).filter_map(|_| TcpStream::connect(address).ok()));
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(100), "{:?}", begun.elapsed());
 }
 
 #[test]
