@@ -15,8 +15,10 @@ pub use files::Written;
 use std::ffi::OsString;
 use std::fmt::{Display, Formatter};
 use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -217,6 +219,14 @@ pub fn has_mpi() -> bool {
         .arg("--version")
         .output()
         .is_ok_and(|output| output.status.success())
+}
+
+/// A port that nobody listens on, below those that Linux gives to outgoing connections.
+pub fn free_port() -> u16 {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let next = || std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed));
+    let mut ports = std::iter::repeat_with(|| 10_000 + (next() % 22_000) as u16);
+    ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("there is always another")
 }
 
 /// This test's own binary.

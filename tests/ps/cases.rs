@@ -35,7 +35,6 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "ints" => ints(&store),
         "barrier" => barrier(&store),
         "local_errors" => local_errors(&store),
-        "gradual" => gradual(&store),
         "speed" => speed(&store),
         other => panic!("no case is called {other}"),
     }
@@ -299,25 +298,6 @@ fn local_errors(store: &KvStore) -> Result<()> {
     let out = Tensor::zeros(DType::F32, &[4]);
     store.push_pull("k", &[ones], std::slice::from_ref(&out), 0)?;
     assert_all(&out, store.num_workers());
-    Ok(())
-}
-
-/// Waits for a file between its rounds, so that a test can do something meanwhile.
-fn gradual(store: &KvStore) -> Result<()> {
-    store.init(0, &full(DType::F32, 2000, 0))?;
-    let out = Tensor::zeros(DType::F32, &[2000]);
-    let path = std::env::var("RINGPULL_TEST_FILE").unwrap();
-    println!("ready");
-    // Rank 0 looks for the file and tells the other by its gradient.
-    let mut going_on = true;
-    while going_on {
-        let ends = store.rank() == 0 && std::fs::exists(&path).unwrap();
-        let value = full(DType::F32, 2000, if ends { 5 } else { 1 });
-        store.push_pull(0, &[value], std::slice::from_ref(&out), 0)?;
-        going_on = out.to_vec::<f32>()?.iter().all(|sum| *sum == 2.0);
-    }
-    assert_all(&out, 6);
-    println!("went on");
     Ok(())
 }
 

@@ -1,10 +1,9 @@
 //! Jobs of real processes on loopback: this test binary again, once for each node.
 
-use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+pub(crate) use ringpull_processes::free_port;
 use ringpull_processes::{Processes, Written, own_path};
 
 /// Runs of a job's nodes. Dropping it kills what is left.
@@ -23,23 +22,10 @@ pub(crate) struct End {
     pub(crate) written: Written,
 }
 
-/// A port that nobody listens on, below those that Linux gives to outgoing connections.
-pub(crate) fn free_port() -> u16 {
-    static ASKED: AtomicU32 = AtomicU32::new(0);
-    let next = || std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed));
-    let mut ports = std::iter::repeat_with(|| 10_000 + (next() % 22_000) as u16);
-    ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("there is always another")
-}
-
 impl Job {
     /// Starts a scheduler, servers and workers; workers run `case`.
     pub(crate) fn start(case: &str, workers: usize, servers: usize) -> Self {
-        Job::start_with(None, case, workers, servers)
-    }
-
-    /// The same with a secret.
-    pub(crate) fn start_with(secret: Option<&'static str>, case: &str, workers: usize, servers: usize) -> Self {
-        let mut job = Job { secret, ..Job::empty(free_port()) };
+        let mut job = Job::empty(free_port());
         job.add(case, "scheduler", None, workers, servers);
         for server in 0..servers {
             job.add(case, "server", Some(server), workers, servers);
@@ -60,7 +46,6 @@ impl Job {
         command
             .args(["--exact", "one_node_of_a_job", "--nocapture", "--test-threads=1"])
             .env("RINGPULL_TEST_CASE", case)
-            .env("RINGPULL_TEST_FILE", std::env::temp_dir().join(format!("ringpull-ps-test-{}", self.port)))
             .env("DMLC_ROLE", role)
             .env("DMLC_PS_ROOT_URI", "127.0.0.1")
             .env("DMLC_PS_ROOT_PORT", self.port.to_string())
@@ -92,18 +77,6 @@ impl Job {
     /// Waits until the node has written `text`.
     pub(crate) fn wait_for(&self, name: &str, text: &str) {
         self.processes.wait_for(name, text, 1, Duration::from_secs(30));
-    }
-
-    /// The memory that the node has in use, in bytes.
-    pub(crate) fn memory(&mut self, name: &str) -> usize {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.processes.child(name).id())).unwrap();
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")).unwrap();
-        resident.parse::<usize>().unwrap() << 10
-    }
-
-    /// How many lines of the node hold `text`.
-    pub(crate) fn count(&self, name: &str, text: &str) -> usize {
-        self.processes.written(name).lines().filter(|line| line.contains(text)).count()
     }
 
     /// Kills a node as the system would.
@@ -145,38 +118,6 @@ impl Job {
             assert!(end.code.is_some_and(|code| code != 0), "{} ended with {:?}:\n{}", end.name, end.code, end.written);
             assert!(words.iter().all(|word| end.written.contains(word)), "{}:\n{}", end.name, end.written);
         }
-    }
-
-    /// The descriptors of the node that are sockets.
-    pub(crate) fn sockets(&mut self, name: &str) -> usize {
-        let folder = format!("/proc/{}/fd", self.processes.child(name).id());
-        let links = std::fs::read_dir(folder).unwrap().filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
-    }
-
-    /// The TCP ports of 127.0.0.1 that the node listens on.
-    pub(crate) fn listening_ports(&mut self, name: &str) -> Vec<u16> {
-        let pid = self.processes.child(name).id();
-        let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
-            .unwrap()
-            .filter_map(|entry| Some(std::fs::read_link(entry.ok()?.path()).ok()?.to_string_lossy().into_owned()))
-            .collect();
-        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-        let ports = table.lines().skip(1).filter_map(|line| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let listens = fields[3] == "0A" && sockets.contains(&format!("socket:[{}]", fields[9]));
-            listens.then(|| u16::from_str_radix(fields[1].rsplit(':').next().unwrap(), 16).unwrap())
-        });
-        ports.collect()
-    }
-
-    /// Lets workers that wait for the file end, and the job with them.
-    pub(crate) fn finish(self) {
-        let path = std::env::temp_dir().join(format!("ringpull-ps-test-{}", self.port));
-        std::fs::write(&path, b"").unwrap();
-        let ends = self.succeeds();
-        std::fs::remove_file(path).unwrap();
-        assert!(ends.iter().filter(|end| end.written.contains("went on")).count() == 2);
     }
 
     /// Every node but those named ends with an error in time; every worker's names each of `words`.

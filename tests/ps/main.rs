@@ -4,7 +4,7 @@
 mod cases;
 mod job;
 mod odd_one;
-mod strangers;
+mod secrets;
 
 use std::net::TcpListener;
 

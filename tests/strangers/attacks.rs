@@ -1,0 +1,392 @@
+//! What strangers do at a port: a function each, and the table of all of them.
+//!
+//! An attack says what went wrong at the port itself: a connection that was not closed, or bytes that no
+//! stranger should get. What it did to the job is looked at after each (`siege`).
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use ringpull_ps::message::{Place, Request, ToScheduler, Want, encode};
+
+use crate::greetings::{CHALLENGE, CLIENT_MAGIC, Name, PROOF, SERVER_CHALLENGE, Speaks, control_frame, frame, proof};
+use crate::overheard::reset_connections;
+use crate::port::{Outcome, Port, finish, reset};
+
+/// What is done at every port at once.
+pub(crate) type Attack = fn(&Port) -> Outcome;
+
+/// A step takes a few milliseconds. It may take this long while strangers keep every processor: less than the
+/// time that a stranger's greeting is waited for.
+const STEP: Duration = Duration::from_secs(2);
+/// A connection that breaks among strangers who connect without a pause finds room only now and then.
+const WHILE_CROWDED: Duration = Duration::from_secs(4);
+
+/// All of them, in this order, and how long a step may take meanwhile. What fills the queue of a port at
+/// which nothing is accepted comes last.
+pub(crate) const ATTACKS: &[(&str, Attack, Duration)] = &[
+    ("garbage of each message's length", garbage, STEP),
+    ("the right first bytes, and garbage", opening_and_garbage, STEP),
+    ("a greeting with another secret", another_secret, STEP),
+    ("a node's own name without its secret", impostor, STEP),
+    ("a node's own greeting once more", replay, STEP),
+    ("what was heard, said back", mirror, STEP),
+    ("a push by raw sockets, without a greeting that was accepted", raw_push, STEP),
+    ("a valid beginning, and a length of 4 GiB", long_frame, STEP),
+    ("MiBs without an end", endless, STEP),
+    ("a greeting cut anywhere by a reset", cut_by_reset, STEP),
+    ("a greeting cut anywhere by an end", cut_by_end, STEP),
+    ("one byte every 100 ms", drip, STEP),
+    ("2000 connections that are reset at once", flood, STEP),
+    ("200 silent connections", silent, STEP),
+    ("a crowd while real connections break", crowd, WHILE_CROWDED),
+];
+
+/// Those that take all that a port has for those who have proved nothing.
+pub(crate) const CROWDED: &[Attack] = &[silent, drip, endless, flood];
+
+/// How often what is done once is done.
+const TIMES: usize = 16;
+/// How many silent connections there are, of which a port keeps fewer.
+pub(crate) const SILENT: usize = 200;
+const FLOOD: usize = 2000;
+/// How long those go on who write without an end, and those who crowd.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The same bytes in every run, and no others alike.
+fn noise(seed: usize, len: usize) -> Vec<u8> {
+    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+/// A node that the job could have, with a secret that it has not.
+fn false_name(speaks: Speaks) -> Name {
+    let identity = if speaks == Speaks::Servers { b"worker 1".to_vec() } else { Vec::new() };
+    Name { rank: 1, identity, session: [7; 16], goes_on: false, secret: Some(b"the secret of another job".to_vec()) }
+}
+
+/// So many connections, if the port takes as many.
+fn connections(port: &Port, count: usize) -> Outcome<Vec<TcpStream>> {
+    let mut all = Vec::new();
+    for _ in 0..count {
+        let Some(stream) = port.connect()? else { break };
+        all.push(stream);
+    }
+    Ok(all)
+}
+
+/// A connection that was not turned away because others of these strangers were there, and what it was
+/// challenged with.
+fn challenged(port: &Port) -> Outcome<(TcpStream, Vec<u8>)> {
+    let opening = port.speaks.opening(&false_name(port.speaks));
+    let (mut challenge, opening) = match port.speaks {
+        Speaks::Servers => (vec![0; SERVER_CHALLENGE], &opening[..]),
+        _ => (vec![0; CHALLENGE], &[][..]),
+    };
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let Some(mut stranger) = port.connect()? else { break };
+        if say(&stranger, opening) && stranger.read_exact(&mut challenge).is_ok() {
+            return Ok((stranger, challenge));
+        }
+    }
+    Err(format!("a stranger is not challenged within {PATIENCE:?}"))
+}
+
+/// Writes, whether the other end still listens or not.
+fn say(mut stream: &TcpStream, bytes: &[u8]) -> bool {
+    stream.write_all(bytes).is_ok()
+}
+
+fn silent(port: &Port) -> Outcome {
+    let strangers = connections(port, SILENT)?;
+    port.sees_off(strangers)
+}
+
+fn drip(port: &Port) -> Outcome {
+    let mut name = false_name(port.speaks);
+    name.secret = Some(Vec::new());
+    let opening = port.speaks.opening(&name);
+    // All but the last byte, which takes longer than a greeting may: each byte comes soon, and there is no
+    // end.
+    let count = if port.speaks == Speaks::Nothing { 8 } else { opening.len() - 1 };
+    let strangers = connections(port, 8)?;
+    for byte in opening[..count].chunks(1) {
+        if strangers.iter().filter(|stranger| say(stranger, byte)).count() == 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    port.sees_off_at_once(strangers)
+}
+
+fn garbage(port: &Port) -> Outcome {
+    for (seed, len) in port.speaks.lengths().iter().enumerate() {
+        let strangers = connections(port, TIMES / 2)?;
+        for (index, stranger) in strangers.iter().enumerate() {
+            say(stranger, &noise(seed * TIMES + index, *len));
+            if *len < port.speaks.enough() {
+                finish(stranger);
+            }
+        }
+        port.sees_off_at_once(strangers)?;
+    }
+    Ok(())
+}
+
+fn opening_and_garbage(port: &Port) -> Outcome {
+    let strangers = connections(port, TIMES)?;
+    for (seed, stranger) in strangers.iter().enumerate() {
+        let opening = match port.speaks {
+            Speaks::Servers => [&CLIENT_MAGIC[..], &[1], &noise(seed, 4096)].concat(),
+            // A rank that there is, its second attempt, no frames, and noise for all else.
+            _ => [&1u32.to_le_bytes()[..], &2u32.to_le_bytes(), &[0; 8], &noise(seed, 4096)].concat(),
+        };
+        say(stranger, &opening);
+    }
+    port.sees_off_at_once(strangers)
+}
+
+fn another_secret(port: &Port) -> Outcome {
+    let strangers = connections(port, TIMES)?;
+    for stranger in &strangers {
+        let answer = port.speaks.greet(stranger, &false_name(port.speaks)).unwrap_or_default();
+        // A server says that the secret is wrong; rank 0 says nothing.
+        let is_refused = answer.first().is_none_or(|verdict| port.speaks == Speaks::Servers && *verdict == 1);
+        if !is_refused {
+            return Err(format!("a stranger with another secret was answered {answer:?}"));
+        }
+    }
+    port.sees_off_at_once(strangers)
+}
+
+/// Everything is right but the proof: the node's name, its session, and that it goes on.
+fn impostor(port: &Port) -> Outcome {
+    let known = port.overheard.as_ref().map_or_else(|| false_name(port.speaks), |known| known.name(port.speaks));
+    for secret in [None, Some(Vec::new()), Some(b"the secret of another job".to_vec())] {
+        let strangers = connections(port, TIMES)?;
+        let name = Name { secret, ..known.clone() };
+        for stranger in &strangers {
+            let answer = port.speaks.greet(stranger, &name).unwrap_or_default();
+            if answer.first().is_some_and(|verdict| *verdict != 1) {
+                return Err(format!("who only knew a node's name was answered {answer:?}"));
+            }
+            // Frames all the same.
+            say(stranger, &messages(port.speaks).concat());
+        }
+        port.sees_off_at_once(strangers)?;
+    }
+    Ok(())
+}
+
+fn replay(port: &Port) -> Outcome {
+    let Some(overheard) = &port.overheard else { return Ok(()) };
+    let strangers = connections(port, 2 * TIMES)?;
+    for (index, stranger) in strangers.iter().enumerate() {
+        if index % 2 == 0 {
+            // That it is cut off in between is as good.
+            overheard.say_again(port.speaks, stranger).ok();
+        } else {
+            say(stranger, overheard.said());
+        }
+        say(stranger, &messages(port.speaks).concat());
+    }
+    port.sees_off_at_once(strangers)
+}
+
+fn mirror(port: &Port) -> Outcome {
+    if port.speaks == Speaks::Nothing {
+        return Ok(());
+    }
+    let mut strangers = Vec::new();
+    for _ in 0..TIMES {
+        let (stranger, challenge) = challenged(port)?;
+        say(&stranger, &challenge.repeat(5));
+        strangers.push(stranger);
+    }
+    port.sees_off_at_once(strangers)
+}
+
+/// What a node says that has been admitted, and that would change values or end the job.
+fn messages(speaks: Speaks) -> Vec<Vec<u8>> {
+    match speaks {
+        // The first byte says which message it is.
+        Speaks::ControlStar | Speaks::Nothing => (0..32u8).map(|kind| control_frame(4, &[kind, 0, 0, 0])).collect(),
+        Speaks::Servers => {
+            let place = Place { key: "key 1".into(), segment: 0 };
+            let poison: Vec<u8> = [1e30f32; 7].into_iter().flat_map(f32::to_le_bytes).collect();
+            let push =
+                Request::Push { place: place.clone(), round: 1, optimizer: 0, compression: None, reply: Some(1) };
+            let pull = Request::Pull { place, rounds: 0, want: Want::Value, reply: 2 };
+            let said = [
+                (encode(&ToScheduler::Heartbeat { moved: 1 }), Vec::new()),
+                (encode(&push), poison),
+                (encode(&pull), Vec::new()),
+                (encode(&ToScheduler::Failing(Some("a stranger says so".to_owned()))), Vec::new()),
+                (encode(&ToScheduler::Goodbye), Vec::new()),
+            ];
+            let numbered = said.into_iter().enumerate();
+            numbered
+                .map(|(index, (header, payload))| {
+                    frame(index as u64 + 1, [header.len() as u32, payload.len() as u32], &header, &payload)
+                })
+                .collect()
+        }
+    }
+}
+
+/// Registers, pulls the weights and pushes 1e30, as if there were no greeting, or as if it had been accepted.
+fn raw_push(port: &Port) -> Outcome {
+    let name = port.overheard.as_ref().map_or_else(|| false_name(port.speaks), |known| known.name(port.speaks));
+    for secret in [None, Some(b"the secret of another job".to_vec())] {
+        let name = Name { secret, ..name.clone() };
+        let strangers = connections(port, TIMES)?;
+        for (index, stranger) in strangers.iter().enumerate() {
+            if index % 2 == 0 {
+                port.speaks.greet(stranger, &name).ok();
+            }
+            for message in messages(port.speaks) {
+                say(stranger, &message);
+            }
+            // Less than a greeting may have been said.
+            finish(stranger);
+        }
+        port.sees_off_at_once(strangers)?;
+    }
+    Ok(())
+}
+
+fn long_frame(port: &Port) -> Outcome {
+    let strangers = connections(port, TIMES)?;
+    for (index, stranger) in strangers.iter().enumerate() {
+        let mut name = false_name(port.speaks);
+        if index % 4 == 3 {
+            // The length of a name, and a number of a rank.
+            let mut opening = port.speaks.opening(&Name { rank: u32::MAX, ..name.clone() });
+            if port.speaks == Speaks::Servers {
+                opening[56] = u8::MAX;
+            }
+            say(stranger, &opening);
+            continue;
+        }
+        if index % 4 == 2 {
+            name.secret = None;
+        }
+        port.speaks.greet(stranger, &name).ok();
+        let prefix = match port.speaks {
+            Speaks::Servers => frame(1, [u32::MAX, u32::MAX], &[], &[]),
+            _ => control_frame(u32::MAX, &[]),
+        };
+        say(stranger, &prefix);
+        say(stranger, &vec![0x55; 1 << 20]);
+    }
+    port.sees_off_at_once(strangers)
+}
+
+/// A greeting of ZMTP, which earlier versions spoke, as if a message of endless parts followed.
+fn old_greeting() -> Vec<u8> {
+    let mut greeting = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0];
+    greeting.extend(b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+    greeting.resize(64, 0);
+    greeting
+}
+
+fn endless(port: &Port) -> Outcome {
+    let piece = {
+        let mut part = vec![3];
+        part.extend(60_000u64.to_be_bytes());
+        part.resize(60_009, 0x55);
+        part
+    };
+    let opening = port.speaks.opening(&false_name(port.speaks));
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        for first in [&[][..], &old_greeting(), &opening] {
+            let Some(stranger) = port.connect()? else { return Ok(()) };
+            say(&stranger, first);
+            // Once at least: who has only begun is waited for.
+            while say(&stranger, &piece) && begun.elapsed() < PATIENCE {}
+            port.sees_off_at_once(vec![stranger])?;
+        }
+    }
+    Ok(())
+}
+
+/// Greetings of which each has one byte more than the one before, and how they end then.
+fn cut(port: &Port, mut end: impl FnMut(TcpStream)) -> Outcome {
+    let name = false_name(port.speaks);
+    let opening = port.speaks.opening(&name);
+    for len in 0..opening.len() {
+        let Some(stranger) = port.connect()? else { return Ok(()) };
+        say(&stranger, &opening[..len]);
+        end(stranger);
+    }
+    let proofs = if port.speaks == Speaks::Servers { PROOF } else { 0 };
+    for len in 0..proofs {
+        let (stranger, challenge) = challenged(port)?;
+        say(&stranger, &proof(&name, &opening, &challenge)[..len]);
+        end(stranger);
+    }
+    Ok(())
+}
+
+fn cut_by_reset(port: &Port) -> Outcome {
+    cut(port, reset)
+}
+
+fn cut_by_end(port: &Port) -> Outcome {
+    let mut strangers = Vec::new();
+    cut(port, |stranger| {
+        finish(&stranger);
+        strangers.push(stranger);
+    })?;
+    port.sees_off_at_once(strangers)
+}
+
+fn flood(port: &Port) -> Outcome {
+    for _ in 0..FLOOD {
+        let Some(stranger) = port.connect()? else { return Ok(()) };
+        reset(stranger);
+    }
+    Ok(())
+}
+
+/// Connections of the job are reset, and made again among strangers who come and go, and strangers who stay.
+fn crowd(port: &Port) -> Outcome {
+    if port.clients.is_empty() || port.overheard.is_none() {
+        return Ok(());
+    }
+    let opening = port.speaks.opening(&false_name(port.speaks));
+    let end = Instant::now() + 2 * PATIENCE;
+    let comes_and_goes = || -> Outcome {
+        let mut stay = VecDeque::new();
+        while Instant::now() < end {
+            let Some(stranger) = port.connect()? else { break };
+            say(&stranger, &opening[..opening.len() / 2]);
+            stay.push_back(stranger);
+            if stay.len() > SILENT {
+                stay.pop_front().into_iter().for_each(reset);
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let crowd = [scope.spawn(comes_and_goes), scope.spawn(comes_and_goes)];
+        let mut count = 0;
+        while Instant::now() < end {
+            for client in &port.clients {
+                count += reset_connections(*client, port.at).map_err(|cause| format!("no reset: {cause}"))?;
+            }
+            std::thread::sleep(PATIENCE / 4);
+        }
+        crowd.into_iter().try_for_each(|one| one.join().expect("a stranger says what he meets"))?;
+        if count > 0 { Ok(()) } else { Err("no connection of the job was reset".to_owned()) }
+    })
+}

@@ -1,0 +1,296 @@
+//! Jobs of real processes, which make one step after another until they are told to end, and check every sum.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use ringpull::{KvStore, create, run_node};
+use ringpull_base::{DType, Error, Result, Tensor, config};
+use ringpull_processes::{Processes, Written, free_port, own_path};
+
+use crate::greetings::Speaks;
+use crate::port::Port;
+use crate::vitals::{CLOSED, ESTABLISHED, LISTENS, tcp, udp};
+
+/// What a process of a job is, and the file whose presence ends the job.
+const CASE: &str = "RINGPULL_TEST_CASE";
+const FILE: &str = "RINGPULL_TEST_FILE";
+/// What the nodes of a job with servers know.
+const SECRET: &str = "what only the nodes of this job know";
+/// A rank is lost after so many seconds of silence: a control thread that a stranger keeps is found soon.
+const SILENCE_S: &str = "10";
+/// How long a job may take to start, and to end.
+const START: Duration = Duration::from_secs(30);
+const END: Duration = Duration::from_secs(20);
+
+/// The lengths of the keys.
+const LENS: [usize; 4] = [1, 7, 1000, 5000];
+/// What rank 0 adds to its gradient to say that this step is the last.
+const LAST: usize = 1 << 20;
+/// How often a worker says how it goes on.
+const WINDOW: Duration = Duration::from_millis(50);
+
+/// A process of a job.
+#[derive(Debug, Clone)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    pub(crate) pid: u32,
+    /// What is said at the one port on which it listens, if it does.
+    speaks: Option<Speaks>,
+    /// Whether it makes steps.
+    pub(crate) steps: bool,
+}
+
+/// A job. Dropping it kills what is left.
+pub(crate) struct Job {
+    processes: Processes,
+    members: Vec<Member>,
+    folder: tempfile::TempDir,
+    /// The scheduler's port, and the secret of its nodes.
+    port: u16,
+    secret: Option<&'static str>,
+}
+
+/// How a worker went on for a while.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    pub(crate) longest: Duration,
+    pub(crate) control_messages: u64,
+}
+
+impl Job {
+    fn empty() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Job { processes: Processes::new(), members: Vec::new(), folder, port: free_port(), secret: Some(SECRET) }
+    }
+
+    /// Ranks under `mpirun`, on this host.
+    ///
+    /// MPI has ports of its own, at which no secret is proved: Open MPI's launcher listens on three, and each
+    /// rank for ranks on other hosts, by IPv4 and by IPv6, on all interfaces. Nothing of ours can guard them.
+    /// The launcher's are told apart by their process. The ranks run here without the component that opens
+    /// theirs, which they need only for other hosts, so all that a rank listens on is ours.
+    pub(crate) fn of_ranks(ranks: usize) -> Self {
+        let mut job = Job::empty();
+        let mut command = job.processes.mpirun(ranks, own_path());
+        job.dress(&mut command, "dist_sync_mpi").envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader")]);
+        job.processes.start("mpirun", &mut command);
+        for rank in 0..ranks {
+            let name = format!("rank {rank}");
+            job.processes.wait_for(&name, "of the job\n", 1, START);
+            let pid = job.processes.rank(rank).after("process ").and_then(|text| text.split(' ').next()?.parse().ok());
+            let speaks = Some(if rank == 0 { Speaks::ControlStar } else { Speaks::Nothing });
+            job.members.push(Member { name, pid: pid.unwrap(), speaks, steps: true });
+        }
+        job
+    }
+
+    /// A scheduler, servers and workers.
+    pub(crate) fn with_servers(workers: usize, servers: usize) -> Self {
+        let mut job = Job::scheduler(workers, servers);
+        job.add_nodes(workers, servers);
+        job
+    }
+
+    /// The same, which anybody may join.
+    pub(crate) fn without_a_secret(workers: usize, servers: usize) -> Self {
+        let mut job = Job { secret: None, ..Job::empty() };
+        job.add("scheduler", None, workers, servers);
+        job.add_nodes(workers, servers);
+        job
+    }
+
+    /// A scheduler, which waits for the others.
+    pub(crate) fn scheduler(workers: usize, servers: usize) -> Self {
+        let mut job = Job::empty();
+        job.add("scheduler", None, workers, servers);
+        job
+    }
+
+    /// The others.
+    pub(crate) fn add_nodes(&mut self, workers: usize, servers: usize) {
+        (0..servers).for_each(|server| self.add("server", Some(server), workers, servers));
+        (0..workers).for_each(|worker| self.add("worker", Some(worker), workers, servers));
+    }
+
+    fn add(&mut self, role: &str, rank: Option<usize>, workers: usize, servers: usize) {
+        let mut command = Command::new(own_path());
+        self.dress(&mut command, "dist_sync")
+            .env("DMLC_ROLE", role)
+            .env("DMLC_PS_ROOT_URI", "127.0.0.1")
+            .env("DMLC_PS_ROOT_PORT", self.port.to_string())
+            .env("DMLC_NUM_WORKER", workers.to_string())
+            .env("DMLC_NUM_SERVER", servers.to_string())
+            .env("MXNET_KVSTORE_BIGARRAY_BOUND", "1000")
+            .envs(self.secret.map(|secret| ("RINGPULL_SECRET", secret)));
+        if let Some(rank) = rank {
+            command.env("DMLC_RANK", rank.to_string());
+        }
+        let name = rank.map_or(role.to_owned(), |rank| format!("{role} {rank}"));
+        self.processes.start(&name, &mut command);
+        let (pid, steps) = (self.processes.child(&name).id(), role == "worker");
+        self.members.push(Member { name, pid, speaks: (!steps).then_some(Speaks::Servers), steps });
+    }
+
+    fn dress<'a>(&self, command: &'a mut Command, kind: &str) -> &'a mut Command {
+        const UNSET: [&str; 5] =
+            ["RINGPULL_SECRET", "RINGPULL_SECRET_FILE", "RINGPULL_TIMEOUT", "RINGPULL_WARN", "PS_HEARTBEAT_TIMEOUT"];
+        for name in UNSET {
+            command.env_remove(name);
+        }
+        command
+            .args(["--exact", "one_process_of_a_job", "--ignored", "--nocapture", "--test-threads=1"])
+            .envs([(CASE, kind), ("RINGPULL_SILENCE", SILENCE_S), ("RUST_BACKTRACE", "0")])
+            .env(FILE, self.end_file())
+    }
+
+    fn end_file(&self) -> PathBuf {
+        self.folder.path().join("end")
+    }
+
+    /// For people.
+    pub(crate) fn name(&self) -> &'static str {
+        let has_scheduler = self.members.iter().any(|member| member.name == "scheduler");
+        if has_scheduler { "servers" } else { "ranks" }
+    }
+
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    pub(crate) fn written(&self, name: &str) -> Written {
+        self.processes.written(name)
+    }
+
+    /// Waits until every worker makes steps.
+    pub(crate) fn wait_until_ready(&self, limit: Duration) {
+        let stepping = self.members.iter().filter(|member| member.steps);
+        stepping.for_each(|member| self.processes.wait_for(&member.name, "window: ", 1, limit));
+    }
+
+    /// How every worker has gone on since it began, in order.
+    pub(crate) fn windows(&self, name: &str) -> Vec<Window> {
+        let written = self.processes.written(name);
+        // The last line may be unfinished.
+        let whole = written.out.rsplit_once('\n').map_or("", |(lines, _)| lines);
+        let windows = whole.lines().filter_map(|line| line.strip_prefix("window: "));
+        let numbers = windows.map(|line| line.split(' ').map(|word| word.parse::<u64>().unwrap()).collect::<Vec<_>>());
+        numbers
+            .map(|numbers| Window { longest: Duration::from_micros(numbers[0]), control_messages: numbers[1] })
+            .collect()
+    }
+
+    /// Every port on which a process of the job listens.
+    pub(crate) fn ports(&self) -> Vec<Port> {
+        self.members.iter().filter_map(|member| self.port_of(member)).collect()
+    }
+
+    /// The port on which a process listens, if it is one that does, as soon as it does. A process that
+    /// listens on another number of ports than it is known to, or that takes datagrams, fails the test: a new
+    /// port is given its row.
+    pub(crate) fn port_of(&self, member: &Member) -> Option<Port> {
+        let Member { name, pid, speaks, .. } = member;
+        let open = || -> Vec<SocketAddr> {
+            let listening = tcp(*pid).into_iter().filter(|socket| socket.state == LISTENS);
+            listening.map(|socket| socket.local).collect()
+        };
+        let wanted = usize::from(speaks.is_some());
+        self.processes.wait_until(START, &format!("{name} has not {wanted} port(s)"), |_| open().len() >= wanted);
+        let open = open();
+        assert_eq!(open.len(), wanted, "{name} listens on {open:?}: which attacks does each port withstand?");
+        let datagrams: Vec<_> = udp(*pid).into_iter().filter(|socket| socket.state == CLOSED).collect();
+        assert!(datagrams.is_empty(), "{name} takes datagrams: {datagrams:?}");
+        let (owner, at) = (name.clone(), *open.first()?);
+        Some(Port { owner, pid: *pid, at, speaks: (*speaks)?, clients: self.clients_of(at), overheard: None })
+    }
+
+    /// The processes of the job that are connected to `at`.
+    pub(crate) fn clients_of(&self, at: SocketAddr) -> Vec<u32> {
+        let is_connected = |pid: u32| tcp(pid).iter().any(|socket| socket.state == ESTABLISHED && socket.remote == at);
+        self.members.iter().map(|member| member.pid).filter(|pid| is_connected(*pid)).collect()
+    }
+
+    /// Lets the job end, which it has to do well.
+    pub(crate) fn ends_well(mut self) {
+        fs::write(self.end_file(), b"").unwrap();
+        assert!(self.processes.ends_by(Instant::now() + END), "the job does not end:\n{}", self.processes);
+        assert!(self.processes.succeeded(), "the job failed:\n{}", self.processes);
+        for member in self.members.iter().filter(|member| member.steps) {
+            assert!(self.processes.written(&member.name).contains("made its last step"), "{}", self.processes);
+        }
+    }
+}
+
+impl std::fmt::Display for Job {
+    /// Everything that was written, but for how the workers went on.
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all = self.processes.to_string();
+        all.lines().filter(|line| !line.contains(": window: ")).try_for_each(|line| writeln!(out, "{line}"))
+    }
+}
+
+/// What a process of a job does.
+pub(crate) fn be_one_process() {
+    let Some(kind) = config::text(CASE) else {
+        println!("skipped: the other tests start this one as a process of a job");
+        return;
+    };
+    println!("process {} of the job", std::process::id());
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    ringpull_base::notice::to_stderr();
+    let outcome = match run_node() {
+        Ok(true) => Ok(()),
+        Ok(false) => create(&kind).and_then(|store| make_steps(&store)),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = outcome {
+        eprintln!("error: {error}");
+        std::process::exit(3);
+    }
+}
+
+/// Steps in no order that repeats, so that the ranks agree on each anew and their control connections are in
+/// use all the time.
+fn make_steps(store: &KvStore) -> Result<()> {
+    let file = std::env::var_os(FILE).ok_or_else(|| Error::argument(format!("{FILE} is not set"), "set it"))?;
+    for (key, len) in LENS.iter().enumerate() {
+        store.init(format!("key {key}"), &Tensor::zeros(DType::F32, &[*len]))?;
+    }
+    let size = store.num_workers();
+    let (mut since, mut longest) = (Instant::now(), Duration::ZERO);
+    for step in 0..u64::MAX {
+        let key = (mix(step) % LENS.len() as u64) as usize;
+        let is_last = store.rank() == 0 && fs::exists(&file).unwrap_or(false);
+        let shift = (step % 100) as usize;
+        let own = store.rank() + shift + if is_last { LAST } else { 0 };
+        let (value, out) =
+            (Tensor::full(DType::F32, &[LENS[key]], own as f64), Tensor::zeros(DType::F32, &[LENS[key]]));
+        let begun = Instant::now();
+        store.push_pull(format!("key {key}"), &[value], std::slice::from_ref(&out), 0)?;
+        let sums = out.to_vec::<f32>()?;
+        longest = longest.max(begun.elapsed());
+        let wanted = (size * (size - 1) / 2 + size * shift) as f32;
+        if sums.iter().all(|sum| *sum == wanted + LAST as f32) {
+            println!("made its last step, number {step}");
+            return Ok(());
+        }
+        assert!(sums.iter().all(|sum| *sum == wanted), "step {step}: {sums:?} of {wanted}");
+        if since.elapsed() > WINDOW {
+            println!("window: {} {}", longest.as_micros(), store.stats().control_messages);
+            (since, longest) = (Instant::now(), Duration::ZERO);
+        }
+        // As if it computed. Rank 0 remembers the last 32768 calls of each rank that do not repeat, which are
+        // to be few here.
+        std::thread::sleep(Duration::from_millis(4));
+    }
+    Ok(())
+}
+
+/// Bits of `step` that look like chance.
+fn mix(step: u64) -> u64 {
+    let mixed = (step ^ (step >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}

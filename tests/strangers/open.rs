@@ -1,0 +1,74 @@
+//! A job with servers that has no secret. Anybody may speak there, which its scheduler says; what he says is
+//! bounded, and what makes no sense is dropped.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use ringpull_ps::message::MAGIC;
+
+use crate::greetings::{Name, Speaks, frame};
+use crate::job::Job;
+use crate::port::{Port, is_closed};
+use crate::vitals::Vitals;
+
+/// What a node may keep of all of it: as many bytes wait for a scheduler from each who is admitted as it says
+/// at once.
+const GROWTH: usize = 8 << 20;
+/// How long one goes on who sends frames without an end.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Says at `port` that he is a node of this name: the connection, and the verdict.
+fn stranger(port: &Port, name: &[u8]) -> (TcpStream, u8) {
+    let stream = port.connect().unwrap().expect("it is accepted");
+    let name = Name { identity: name.to_vec(), ..Name::default() };
+    let verdict = port.speaks.greet(&stream, &name).unwrap_or_else(|cause| panic!("{}: {cause}", port.owner));
+    (stream, verdict[0])
+}
+
+#[test]
+fn without_a_secret_hostile_frames_are_dropped_and_the_job_goes_on() {
+    let job = Job::without_a_secret(2, 1);
+    job.wait_until_ready(Duration::from_secs(30));
+    assert!(job.written("scheduler").contains("anybody who reaches port"), "{job}");
+    let ports = job.ports();
+    let nodes = ["scheduler", "server 0"];
+    let pid = |node: &str| job.members().iter().find(|member| member.name == node).unwrap().pid;
+    let before = nodes.map(|node| Vitals::of(pid(node)).unwrap());
+    let [scheduler, server] = nodes.map(|node| ports.iter().find(|port| port.owner == node).unwrap());
+    assert_eq!((scheduler.speaks, server.speaks), (Speaks::Servers, Speaks::Servers));
+
+    let (unknown, verdict) = stranger(server, b"stranger");
+    assert_eq!(verdict, 2, "no worker calls itself so");
+    is_closed(&unknown).unwrap();
+
+    // Longer than any frame, without a number, with that of another, and no message.
+    let headers =
+        [b"garbage".to_vec(), [&MAGIC[..], &[7; 100]].concat(), b"RPPS\x09\x00\x00".to_vec(), vec![0xff; 1000]];
+    let frames =
+        [frame(1, [10, u32::MAX], &[0; 10], &[]), frame(1, [u32::MAX, 0], &[], &[]), frame(7, [0, 0], &[], &[])];
+    let odd = headers.iter().map(|header| frame(1, [header.len() as u32, 0], header, &[]));
+    for said in frames.into_iter().chain(odd) {
+        let (admitted, verdict) = stranger(scheduler, b"stranger");
+        assert_eq!(verdict, 0, "{job}");
+        (&admitted).write_all(&said).unwrap();
+        is_closed(&admitted).unwrap_or_else(|what| panic!("{said:?}: {what}\n{job}"));
+    }
+
+    // Long frames without an end.
+    let (admitted, _) = stranger(scheduler, b"endless");
+    let begun = Instant::now();
+    let header = vec![0x55; 200_000];
+    let mut numbers = 1..;
+    let mut say = || (&admitted).write_all(&frame(numbers.next().unwrap(), [200_000, 0], &header, &[]));
+    while say().is_ok() && begun.elapsed() < PATIENCE {}
+
+    for (node, before) in nodes.into_iter().zip(before) {
+        let now = Vitals::of(pid(node)).unwrap_or_else(|| panic!("{node} has ended:\n{job}"));
+        let (before, now) = (before.resident_bytes, now.resident_bytes);
+        assert!(now <= before + GROWTH, "{node} grew from {before} to {now} bytes");
+        let written = job.written(node);
+        assert_eq!(written.count("refused a connection"), 1, "one line a minute: {job}");
+    }
+    job.ends_well();
+}

@@ -1,0 +1,175 @@
+//! The greeting of a real node, recorded on its way, and resets of real connections.
+//!
+//! Addresses of control ports travel inside MPI, so nobody can put himself between two ranks by giving one
+//! another address. Whoever starts a process may share its sockets, though (`pidfd_getfd`): a node's
+//! connection is reset, as anything on the way could do; while the process that listens is stopped, what the
+//! node dials next is accepted here and passed on, both ways.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
+
+use crate::greetings::{CHALLENGE, CLIENT_HELLO, HELLO, Name, PROOF, SERVER_CHALLENGE, Speaks, VERDICT, WELCOME};
+use crate::port::{Port, reset};
+use crate::vitals::{ESTABLISHED, LISTENS, Socket, is_stopped, tcp};
+
+/// How long each step of it may take.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// What one node has said until it was admitted.
+#[derive(Debug, Clone)]
+pub(crate) struct Overheard {
+    said: Vec<u8>,
+}
+
+impl Overheard {
+    /// Gets a node that is connected to `port` to connect again, and records that. Its connection ends with
+    /// this.
+    pub(crate) fn at(port: &Port) -> io::Result<Self> {
+        let all = tcp(port.pid);
+        let listens = all.iter().find(|socket| socket.state == LISTENS && socket.local == port.at);
+        let listener = TcpListener::from(shared(port.pid, listens.ok_or(ErrorKind::NotFound)?)?);
+        let stopped = Stopped::now(port.pid)?;
+        reset_connections(port.clients[0], port.at)?;
+        // Not by an option of the listener, which its process shares.
+        let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
+        if poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&limit))? == 0 {
+            return Err(io::Error::other("the node does not connect again"));
+        }
+        let (node, _) = listener.accept()?;
+        let owner = TcpStream::connect(port.at)?;
+        drop(stopped);
+        let overheard = pass_on(port.speaks, &node, &owner);
+        // What was on its way is sent again over the node's next connection.
+        reset(node);
+        reset(owner);
+        overheard
+    }
+
+    /// Says all of it again on a connection of its own, waiting for the other end as the node did.
+    pub(crate) fn say_again(&self, speaks: Speaks, stream: &TcpStream) -> io::Result<()> {
+        let mut stream = stream;
+        match speaks {
+            Speaks::Servers => {
+                let (hello, proof) = self.said.split_at(CLIENT_HELLO);
+                stream.write_all(hello)?;
+                stream.read_exact(&mut [0; SERVER_CHALLENGE])?;
+                stream.write_all(proof)
+            }
+            Speaks::ControlStar => {
+                stream.read_exact(&mut [0; CHALLENGE])?;
+                stream.write_all(&self.said)
+            }
+            Speaks::Nothing => stream.write_all(&self.said),
+        }
+    }
+
+    /// All of it.
+    pub(crate) fn said(&self) -> &[u8] {
+        &self.said
+    }
+
+    /// Who said it, and nothing of his secret.
+    pub(crate) fn name(&self, speaks: Speaks) -> Name {
+        match speaks {
+            Speaks::Servers => Name {
+                session: self.said[40..56].try_into().expect("sixteen bytes"),
+                identity: self.said[57..57 + usize::from(self.said[56])].to_vec(),
+                goes_on: true,
+                ..Name::default()
+            },
+            _ => Name { rank: u32::from_le_bytes(self.said[..4].try_into().expect("four bytes")), ..Name::default() },
+        }
+    }
+}
+
+/// Resets every connection of process `pid` to `to`. How many there were.
+pub(crate) fn reset_connections(pid: u32, to: SocketAddr) -> io::Result<usize> {
+    let is_to = |socket: &Socket| socket.state == ESTABLISHED && socket.remote == to;
+    let connections: Vec<Socket> = tcp(pid).into_iter().filter(is_to).collect();
+    let mut count = 0;
+    for connection in &connections {
+        match shared(pid, connection) {
+            Ok(socket) => rustix::net::connect_unspec(socket)?,
+            // It has broken since it was listed.
+            Err(cause) if cause.raw_os_error() == Some(rustix::io::Errno::BADF.raw_os_error()) => continue,
+            Err(cause) => return Err(cause),
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Another process's socket, as one of this process too.
+fn shared(pid: u32, socket: &Socket) -> io::Result<OwnedFd> {
+    let process = pidfd_open(id_of(pid)?, PidfdFlags::empty())?;
+    Ok(pidfd_getfd(process, socket.fd, PidfdGetfdFlags::empty())?)
+}
+
+fn id_of(pid: u32) -> io::Result<Pid> {
+    Pid::from_raw(pid as i32).ok_or_else(|| ErrorKind::InvalidInput.into())
+}
+
+/// A process that is stopped; dropping it lets it go on.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn now(pid: u32) -> io::Result<Self> {
+        let process = id_of(pid)?;
+        kill_process(process, Signal::STOP)?;
+        let stopped = Stopped(process);
+        let end = Instant::now() + LIMIT;
+        while !is_stopped(pid) {
+            if Instant::now() > end {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            std::thread::yield_now();
+        }
+        Ok(stopped)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if let Err(cause) = kill_process(self.0, Signal::CONT) {
+            eprintln!("process {:?} cannot go on: {cause}", self.0);
+        }
+    }
+}
+
+/// Passes on what two ends say to each other, until the one that listens has admitted the other.
+fn pass_on(speaks: Speaks, node: &TcpStream, owner: &TcpStream) -> io::Result<Overheard> {
+    let (by_node, by_owner) = match speaks {
+        Speaks::Servers => (CLIENT_HELLO + PROOF, SERVER_CHALLENGE + VERDICT),
+        _ => (HELLO, CHALLENGE + WELCOME),
+    };
+    let (mut said, mut answered) = (Vec::new(), Vec::new());
+    let end = Instant::now() + LIMIT;
+    while said.len() < by_node || answered.len() < by_owner {
+        if Instant::now() > end {
+            let heard = format!("a node said {} bytes and heard {}", said.len(), answered.len());
+            return Err(io::Error::new(ErrorKind::TimedOut, heard));
+        }
+        for (from, to, heard) in [(node, owner, &mut said), (owner, node, &mut answered)] {
+            let mut piece = [0; 4096];
+            let mut from = from;
+            from.set_read_timeout(Some(Duration::from_millis(2)))?;
+            match from.read(&mut piece) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    heard.extend_from_slice(&piece[..count]);
+                    let mut to = to;
+                    to.write_all(&piece[..count])?;
+                }
+                Err(cause) if matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+    }
+    said.truncate(by_node);
+    Ok(Overheard { said })
+}
