@@ -108,6 +108,17 @@ fn launch_py_words_start_the_same_job() {
 }
 
 #[test]
+fn no_process_begins_with_a_signal_ignored() {
+    let (output, lines) = run(&["-n", "1", "-s", "1", "--no-tag", "--", "grep", "SigIgn:", "/proc/self/status"]);
+    assert!(output.status.success() && lines.len() == 3, "{output:?}");
+    for line in lines {
+        let ignored = u64::from_str_radix(line.trim_start_matches("SigIgn:").trim(), 16).unwrap();
+        let of = |signal: Signal| (ignored >> (signal.as_raw() - 1)) & 1;
+        assert_eq!((of(Signal::INT), of(Signal::QUIT), of(Signal::TERM)), (0, 0, 0), "{line}");
+    }
+}
+
+#[test]
 fn a_failing_worker_ends_everything_with_its_exit_code() {
     let mark = mark(1);
     let program =

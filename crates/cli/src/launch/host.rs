@@ -29,8 +29,12 @@ pub enum Host {
     Ssh(SshHost),
 }
 
+/// Runs a process in a session of its own, ends it when told to or when its input ends, and exits as it does.
+/// A shell lets what it runs in the background ignore SIGINT and SIGQUIT: `env` undoes that where it can.
 const SUPERVISOR: &str = r#"exec 3<&0
-setsid "$@" 3<&- </dev/null &
+own='env --default-signal=INT,QUIT'
+$own true 2>/dev/null || own=
+setsid $own "$@" 3<&- </dev/null &
 p=$!
 (
   while read -r order; do
