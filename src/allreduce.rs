@@ -14,7 +14,7 @@ use crate::jobs::{CompressedPush, Init, Push, PushRows};
 use crate::replica::{Replica, terms};
 use crate::slot::Slot;
 use crate::update::Update;
-use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, contribution};
 
 /// The backend of `dist_sync_mpi`, over the ranks of an [`Engine`].
 pub struct Allreduce {
@@ -35,11 +35,8 @@ impl Allreduce {
     }
 
     fn slot(&self, entry: &Entry) -> Result<Arc<Slot>> {
-        self.replica.slots.read().get(&entry.key).cloned().ok_or_else(|| Error::NotInitialized {
-            key: entry.key.clone(),
-            operation: "use".to_owned(),
-            rank: self.rank(),
-        })
+        let slot = self.replica.slots.read().get(&entry.key).cloned();
+        slot.ok_or_else(|| entry.not_initialized("use", self.rank()))
     }
 
     fn submit(&self, slot: &Arc<Slot>, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
@@ -70,14 +67,6 @@ impl Allreduce {
             slot.check_kept(operation, self.rank())?;
         }
         Ok(update)
-    }
-
-    /// The key's value, when everything called so far is done.
-    fn value(&self, entry: &Entry, operation: &str) -> Result<Arc<Buffer>> {
-        self.engine.wait();
-        let slot = self.slot(entry)?;
-        let value = slot.settled().map_err(|fault| self.blame(fault))?;
-        value.ok_or_else(|| slot.not_kept(operation, self.rank()))
     }
 
     /// What is wrong with the job, in preference to what was wrong with one key.
@@ -128,8 +117,8 @@ impl Backend for Allreduce {
         })
     }
 
-    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
-        let (slot, updates) = (self.slot(entry)?, &self.replica.updates);
+    fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        let (slot, updates, gradient) = (self.slot(entry)?, &self.replica.updates, contribution::only(gradient));
         let update = self.update(&slot, "push")?;
         if let Some(coding) = self.replica.compressor.coding(entry, self.rank())? {
             let terms = terms(entry, &update, Some(coding.compression));
@@ -150,17 +139,11 @@ impl Backend for Allreduce {
         self.submit(&slot, Operation::PushRows, terms, Box::new(job))
     }
 
-    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {
-        let value = self.value(entry, "pull")?;
-        outs.iter_mut().for_each(|out| out.copy_from(value.bytes()));
-        Ok(())
-    }
-
-    fn pull_rows(&self, entry: &Entry, ids: &[i64], _priority: i32) -> Result<Vec<u8>> {
-        let value = self.value(entry, "pull_rows")?;
-        let row_bytes = entry.row_bytes();
-        let row = |id: &i64| &value.bytes()[*id as usize * row_bytes..][..row_bytes];
-        Ok(ids.iter().flat_map(row).copied().collect())
+    fn value(&self, entry: &Entry, operation: &str, _priority: i32) -> Result<Arc<Buffer>> {
+        self.engine.wait();
+        let slot = self.slot(entry)?;
+        let value = slot.settled().map_err(|fault| self.blame(fault))?;
+        value.ok_or_else(|| slot.not_kept(operation, self.rank()))
     }
 
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
@@ -207,9 +190,8 @@ impl Backend for Allreduce {
         Some(self.engine.waiter())
     }
 
-    fn stats(&self) -> Stats {
-        let (sent_bytes, received_bytes, control_messages) = self.engine.traffic();
-        Stats { sent_bytes, received_bytes, control_messages, ..Stats::default() }
+    fn traffic(&self) -> (u64, u64, u64) {
+        self.engine.traffic()
     }
 }
 

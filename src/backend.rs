@@ -1,23 +1,33 @@
 //! What stands behind a store: one way for each way to reach the peers.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
-use ringpull_base::{Error, Result, Tensor, TensorMut, Waiter};
+use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-#[cfg(feature = "devices")]
-use crate::Anywhere;
-use crate::{Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
+use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
-/// What happens between processes. Arguments have been checked; keys are known and values fit them.
+/// What happens between processes. Arguments have been checked; keys are known and values fit them. The defaults
+/// are those of a store of one process, in host memory, whose pushes are done when they return.
 pub trait Backend: Send + Sync {
     /// This worker's rank.
-    fn rank(&self) -> usize;
+    fn rank(&self) -> usize {
+        0
+    }
     /// The number of workers.
-    fn num_workers(&self) -> usize;
+    fn num_workers(&self) -> usize {
+        1
+    }
     /// The first fatal fault, if there was one: every call raises it from then on.
-    fn fault(&self) -> Option<Error>;
+    fn fault(&self) -> Option<Error> {
+        None
+    }
+    /// The devices that it works on. Without any, all tensors that it is given are in host memory.
+    #[cfg(feature = "devices")]
+    fn devices(&self) -> Option<&Arc<ringpull_device::Devices>> {
+        None
+    }
     /// Why this worker would end, if it ended now: its last call failed so, or it says so itself. `None` after a call that succeeded.
     fn failing(&self, _why: Option<&str>) {}
     /// Gives the key its first value; rank 0's wins. Does not wait for the peers, so that ranks may init in different orders.
@@ -27,15 +37,26 @@ pub trait Backend: Send + Sync {
     fn make_room(&self, _entry: &Entry, _priority: i32) -> Result<()> {
         Ok(())
     }
-    /// Adds this worker's gradient. Returns before it has travelled. When the round of pushes is complete, writes the
+    /// Adds this worker's gradient: several values where there are devices to sum them, otherwise one. Returns
+    /// before it has travelled. When the round of pushes is complete, writes the
     /// key's value into each of `outs` and drops it; on failure calls [`TensorMut::fail`] on each.
-    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()>;
+    fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, priority: i32) -> Result<()>;
     /// As [`push`](Self::push) for a row-sparse gradient.
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()>;
-    /// Writes the key's value, with every push that this worker has made, into `outs`. Blocks.
-    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], priority: i32) -> Result<()>;
-    /// Rows `ids` (sorted, unique) of the key's value. Blocks.
-    fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>>;
+    /// The key's value in host memory, with every push that this worker has made. Blocks.
+    fn value(&self, entry: &Entry, operation: &str, priority: i32) -> Result<Arc<Buffer>>;
+    /// Writes that value into `outs`. Outputs on devices are ready on their streams.
+    fn pull(&self, entry: &Entry, mut outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        let value = self.value(entry, "pull", priority)?;
+        outs.iter_mut().for_each(|out| out.copy_from(value.bytes()));
+        Ok(())
+    }
+    /// Rows `ids` (sorted, unique) of that value.
+    fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>> {
+        let (value, row_bytes) = (self.value(entry, "pull_rows", priority)?, entry.row_bytes());
+        let row = |id: &i64| &value.bytes()[*id as usize * row_bytes..][..row_bytes];
+        Ok(ids.iter().flat_map(row).copied().collect())
+    }
     /// Pushes made from now on are applied by `optimizer`; state is kept where the rule stays the same.
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()>;
     /// Pushes made from now on are applied by `updater`.
@@ -47,17 +68,20 @@ pub trait Backend: Send + Sync {
     /// Replaces the optimizer's states.
     fn set_states(&self, states: SavedStates) -> Result<()>;
     /// Returns when every worker has called it.
-    fn barrier(&self) -> Result<()>;
+    fn barrier(&self) -> Result<()> {
+        Ok(())
+    }
     /// This worker has no data left: it adds zeros until every worker has joined. The last one to. Blocks.
-    fn join(&self) -> Result<usize>;
+    fn join(&self) -> Result<usize> {
+        Ok(0)
+    }
     /// Returns when everything this worker has called is done.
-    fn wait_all(&self) -> Result<()>;
-    /// Counters; `pushes` and `pulls` are counted by the caller.
-    fn stats(&self) -> Stats;
-    /// The backend as one that takes tensors on devices, if it does.
-    #[cfg(feature = "devices")]
-    fn anywhere(&self) -> Option<&dyn Anywhere> {
-        None
+    fn wait_all(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Payload bytes sent and received, and messages without payload.
+    fn traffic(&self) -> (u64, u64, u64) {
+        (0, 0, 0)
     }
     /// Who is to be told when the caller comes for a tensor that it has pushed, or that a push is going to write.
     fn waiter(&self) -> Option<Weak<dyn Waiter>> {

@@ -2,22 +2,45 @@
 
 use std::collections::BTreeMap;
 
+#[cfg(feature = "devices")]
+use ringpull_base::Remote;
 use ringpull_base::{Buffer, Error, Result, RowSparse, Tensor, TensorMut, TensorRef};
 use ringpull_kernels::reduce;
 
 use crate::Entry;
 
-/// A dense gradient of one process.
+/// One of the values of a push, or the sum of all.
 pub enum Contribution {
-    /// The only value pushed, locked against writers until this is dropped.
+    /// A value, locked against writers until this is dropped.
     Held(TensorRef),
     /// The sum of several values.
     Summed(Buffer),
-    /// The gradient stands in this output, which will hold the result.
+    /// The value stands in this output, which will hold the result.
     InPlace(usize),
 }
 
+/// The only one.
+pub(super) fn only(mut gradient: Vec<Contribution>) -> Contribution {
+    gradient.pop().expect("a store without devices is given the sum of the values, of which there is one at least")
+}
+
+/// Where those values are that are not in host memory; `outs` came with them.
+#[cfg(feature = "devices")]
+pub(super) fn remotes<'a>(values: &'a [Contribution], outs: &'a [TensorMut]) -> impl Iterator<Item = &'a Remote> {
+    values.iter().filter_map(|value| value.remote(outs))
+}
+
 impl Contribution {
+    /// Its memory, if it is not the host's; `outs` came with it.
+    #[cfg(feature = "devices")]
+    pub(super) fn remote<'a>(&'a self, outs: &'a [TensorMut]) -> Option<&'a Remote> {
+        match self {
+            Contribution::Held(held) => held.remote(),
+            Contribution::Summed(_) => None,
+            Contribution::InPlace(index) => outs[*index].remote(),
+        }
+    }
+
     /// The sum of `values`, of which there is at least one; a single value is not copied.
     pub(super) fn sum(entry: &Entry, values: &[Tensor]) -> Result<Self> {
         let [first, others @ ..] = values else {

@@ -11,9 +11,9 @@ use ringpull_device::{Devices, Layout, Memory, Scratch, Slice, Work};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::anywhere::{self, Anywhere, Gradient, Value};
+use crate::contribution::remotes;
 use crate::servers::Servers;
-use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// A worker of a job with servers, and its devices.
 ///
@@ -50,19 +50,17 @@ impl DeviceSums {
     }
 
     /// The sum in host memory. The values' streams wait for what reads them.
-    fn sum(&self, entry: &Entry, gradient: &Gradient, outs: &[TensorMut]) -> Result<Buffer> {
+    fn sum(&self, entry: &Entry, gradient: &[Contribution], outs: &[TensorMut]) -> Result<Buffer> {
         let (devices, slot) = (&self.devices, self.slot(entry)?);
         let mut slot = slot.lock();
         let Slot { layout, sum, scratch } = &mut *slot;
-        let arrays = gradient.remotes(outs).map(|remote| devices.array(Some(remote))).collect::<Result<Vec<_>>>()?;
+        let arrays = remotes(gradient, outs).map(|remote| devices.array(Some(remote))).collect::<Result<Vec<_>>>()?;
         arrays.iter().try_for_each(|array| devices.lane(array.device()).follow(array.stream()))?;
-        let input = |value: &Value| match (value, value.remote(outs)) {
-            (_, Some(remote)) => Ok(devices.array(Some(remote))?.slice().clone()),
-            (Value::Held(held), None) => self.pinned(held.bytes()),
-            (Value::Summed(sum), None) => self.pinned(sum.bytes()),
-            (Value::InPlace(index), None) => self.pinned(outs[*index].bytes()),
+        let input = |value: &Contribution| match value.remote(outs) {
+            Some(remote) => Ok(devices.array(Some(remote))?.slice().clone()),
+            None => self.pinned(value.bytes(outs)),
         };
-        let inputs = gradient.values.iter().map(input).collect::<Result<Vec<_>>>()?;
+        let inputs = gradient.iter().map(input).collect::<Result<Vec<_>>>()?;
         devices.join()?;
         devices.sum_parts(entry.dtype, layout, &inputs, sum, scratch)?;
         devices.join()?;
@@ -102,51 +100,9 @@ fn copy_up(devices: &Devices, out: &TensorMut, bytes: &[u8], limit: Duration) ->
     array.stream().record()?.synchronize(limit)
 }
 
-impl Anywhere for DeviceSums {
-    fn devices(&self) -> &Arc<Devices> {
-        &self.devices
-    }
-
-    fn push(&self, entry: &Entry, mut gradient: Gradient, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
-        let remotes = gradient.remotes(&outs).chain(outs.iter().filter_map(TensorMut::remote));
-        remotes.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
-        let alone = gradient.values.len() == 1 && gradient.remotes(&outs).next().is_none();
-        let contribution = match gradient.values.pop() {
-            Some(Value::Held(held)) if alone => Contribution::Held(held),
-            Some(Value::Summed(sum)) if alone => Contribution::Summed(sum),
-            Some(Value::InPlace(index)) if alone => Contribution::InPlace(index),
-            last => {
-                gradient.values.extend(last);
-                let sum = self.sum(entry, &gradient, &outs).map_err(|fault| fault.met_by(self.rank()))?;
-                Contribution::Summed(sum)
-            }
-        };
-        self.servers.push(entry, contribution, self.on_host(entry, outs), priority)
-    }
-
-    fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
-        let value = Tensor::zeros(entry.dtype, &entry.shape);
-        self.servers.pull(entry, &mut [value.write()], priority)?;
-        let value = value.read()?;
-        for mut out in outs {
-            if out.remote().is_none() {
-                out.copy_from(value.bytes());
-            } else {
-                copy_up(&self.devices, &out, value.bytes(), self.limit).map_err(|fault| fault.met_by(self.rank()))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn check_finite(&self, entry: &Entry, tensor: &Tensor) -> Result<()> {
-        let host = if tensor.remote().is_some() { self.devices.download(tensor)? } else { tensor.clone() };
-        anywhere::check_finite(entry, self.rank(), &host)
-    }
-}
-
 impl Backend for DeviceSums {
-    fn anywhere(&self) -> Option<&dyn Anywhere> {
-        Some(self)
+    fn devices(&self) -> Option<&Arc<Devices>> {
+        Some(&self.devices)
     }
 
     fn rank(&self) -> usize {
@@ -176,16 +132,34 @@ impl Backend for DeviceSums {
         self.servers.make_room(entry, priority)
     }
 
-    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
-        Anywhere::push(self, entry, Gradient::from(gradient), outs, priority)
+    fn push(&self, entry: &Entry, mut gradient: Vec<Contribution>, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        let arrays = remotes(&gradient, &outs).chain(outs.iter().filter_map(TensorMut::remote));
+        arrays.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
+        if gradient.len() > 1 || remotes(&gradient, &outs).next().is_some() {
+            let sum = self.sum(entry, &gradient, &outs).map_err(|fault| fault.met_by(self.rank()))?;
+            gradient = vec![Contribution::Summed(sum)];
+        }
+        self.servers.push(entry, gradient, self.on_host(entry, outs), priority)
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()> {
         self.servers.push_rows(entry, gradient, priority)
     }
 
-    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], priority: i32) -> Result<()> {
-        self.servers.pull(entry, outs, priority)
+    fn value(&self, entry: &Entry, operation: &str, priority: i32) -> Result<Arc<Buffer>> {
+        self.servers.value(entry, operation, priority)
+    }
+
+    fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        let value = self.servers.value(entry, "pull", priority)?;
+        for mut out in outs {
+            if out.remote().is_none() {
+                out.copy_from(value.bytes());
+            } else {
+                copy_up(&self.devices, &out, value.bytes(), self.limit).map_err(|fault| fault.met_by(self.rank()))?;
+            }
+        }
+        Ok(())
     }
 
     fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>> {
@@ -224,8 +198,8 @@ impl Backend for DeviceSums {
         self.servers.wait_all()
     }
 
-    fn stats(&self) -> Stats {
-        self.servers.stats()
+    fn traffic(&self) -> (u64, u64, u64) {
+        self.servers.traffic()
     }
 }
 

@@ -21,9 +21,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::table::Table;
-#[cfg(feature = "devices")]
-use crate::{Anywhere, Entry, Gradient, Value};
-use crate::{Backend, Contribution, MergedRows, SavedStates, contribution};
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, contribution};
 
 /// What a store can be asked for with [`KvStore::is_capable`].
 ///
@@ -189,15 +187,9 @@ impl KvStore {
             }
             self.take(&entry.key, "pull", &[], outs)?;
             let _span = timeline::span(Phase::Wait, || &entry.key);
-            #[cfg(feature = "devices")]
-            if let Some(backend) = self.backend.anywhere() {
-                let guards = self.lock_anywhere(&entry.key, outs)?;
-                self.table.count_pull();
-                return backend.pull(&entry, guards, priority);
-            }
-            let mut guards = self.lock_outputs(&entry.key, outs)?;
+            let guards = self.lock_outputs(&entry.key, outs)?;
             self.table.count_pull();
-            self.backend.pull(&entry, &mut guards, priority)
+            self.backend.pull(&entry, guards, priority)
         })
     }
 
@@ -347,14 +339,15 @@ impl KvStore {
             return Stats::default();
         }
         let (pushes, pulls) = self.table.counts();
-        Stats { pushes, pulls, ..self.backend.stats() }
+        let (sent_bytes, received_bytes, control_messages) = self.backend.traffic();
+        Stats { pushes, pulls, sent_bytes, received_bytes, control_messages }
     }
 
     /// The devices that the store works on, for making tensors on them; none for kinds that work in host
     /// memory.
     #[cfg(feature = "devices")]
     pub fn devices(&self) -> Option<&Arc<Devices>> {
-        self.backend.anywhere().map(Anywhere::devices)
+        self.backend.devices()
     }
 
     fn push_into(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor], priority: i32) -> Result<()> {
@@ -368,23 +361,7 @@ impl KvStore {
             // Before a tensor is locked or copied.
             self.backend.make_room(&entry, priority)?;
             let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
-            #[cfg(feature = "devices")]
-            if let Some(backend) = self.backend.anywhere() {
-                return self.push_anywhere(backend, &entry, values, outs, priority);
-            }
-            let in_place = match values {
-                [value] => outs.iter().position(|out| out.is_same(value)),
-                _ => None,
-            };
-            let (gradient, guards) = if let Some(index) = in_place {
-                (Contribution::InPlace(index), self.lock_outputs(key, outs)?)
-            } else {
-                // The values are read before the outputs are locked: the outputs may be these values.
-                (Contribution::sum(&entry, values)?, self.lock_outputs(key, outs)?)
-            };
-            if self.check_nan {
-                contribution::check_finite(&entry, self.rank(), gradient.bytes(&guards))?;
-            }
+            let (gradient, guards) = self.lock(&entry, values, outs)?;
             self.table.count_push();
             if !outs.is_empty() {
                 self.table.count_pull();
@@ -422,48 +399,42 @@ impl KvStore {
         }
     }
 
-    #[cfg(feature = "devices")]
-    fn push_anywhere(
-        &self,
-        to: &dyn Anywhere,
-        entry: &Entry,
-        values: &[Tensor],
-        outs: &[Tensor],
-        priority: i32,
-    ) -> Result<()> {
+    /// The values of a push and its outputs, locked. A store without devices is given the sum of the values.
+    fn lock(&self, entry: &Entry, values: &[Tensor], outs: &[Tensor]) -> Result<(Vec<Contribution>, Vec<TensorMut>)> {
+        let place = |value: &Tensor| outs.iter().position(|out| out.is_same(value));
+        #[cfg(feature = "devices")]
+        if let Some(devices) = self.backend.devices() {
+            for value in values.iter().filter(|_| self.check_nan) {
+                let host = if value.remote().is_some() { devices.download(value)? } else { value.clone() };
+                contribution::check_finite(entry, self.rank(), host.read()?.bytes())?;
+            }
+            // What kept an output from being written before is an error of the push that reads it.
+            let mut read = outs.iter().filter(|out| values.iter().any(|value| value.is_same(out)));
+            read.try_for_each(|out| out.read_anywhere().map(drop))?;
+            let held = |value: &Tensor| match place(value) {
+                Some(index) => Ok(Contribution::InPlace(index)),
+                None => value.read_anywhere().map(Contribution::Held),
+            };
+            let gradient = values.iter().map(held).collect::<Result<_>>()?;
+            return Ok((gradient, self.lock_outputs(&entry.key, outs)?));
+        }
+        let in_place = if let [value] = values { place(value) } else { None };
+        // The values are read before the outputs are locked: the outputs may be these values.
+        let gradient = in_place.map_or_else(|| Contribution::sum(entry, values), |at| Ok(Contribution::InPlace(at)))?;
+        let guards = self.lock_outputs(&entry.key, outs)?;
         if self.check_nan {
-            values.iter().try_for_each(|value| to.check_finite(entry, value))?;
+            contribution::check_finite(entry, self.rank(), gradient.bytes(&guards))?;
         }
-        let value = |value: &Tensor| match outs.iter().position(|out| out.is_same(value)) {
-            Some(index) => Ok(Value::InPlace(index)),
-            None => value.read_anywhere().map(Value::Held),
-        };
-        // What kept an output from being written before is an error of the push that reads it.
-        outs.iter()
-            .filter(|out| values.iter().any(|value| value.is_same(out)))
-            .try_for_each(|out| out.read_anywhere().map(drop))?;
-        let gradient = Gradient { values: values.iter().map(value).collect::<Result<_>>()? };
-        let guards = self.lock_anywhere(&entry.key, outs)?;
-        self.table.count_push();
-        if !outs.is_empty() {
-            self.table.count_pull();
-        }
-        self.lend(values, outs);
-        to.push(entry, gradient, guards, priority)
-    }
-
-    #[cfg(feature = "devices")]
-    fn lock_anywhere(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
-        let locked = outs.iter().map(|out| out.write_anywhere_within(self.output_limit));
-        let mut guards = locked.collect::<Result<Vec<_>>>()?;
-        if timeline::is_on() {
-            guards.iter_mut().for_each(|guard| guard.write_of(key));
-        }
-        Ok(guards)
+        Ok((vec![gradient], guards))
     }
 
     fn lock_outputs(&self, key: &Key, outs: &[Tensor]) -> Result<Vec<TensorMut>> {
-        let mut guards = outs.iter().map(|out| out.write_within(self.output_limit)).collect::<Result<Vec<_>>>()?;
+        #[cfg(feature = "devices")]
+        let on_host = self.backend.devices().is_none();
+        #[cfg(not(feature = "devices"))]
+        let on_host = true;
+        let lock = if on_host { Tensor::write_within } else { Tensor::write_anywhere_within };
+        let mut guards = outs.iter().map(|out| lock(out, self.output_limit)).collect::<Result<Vec<_>>>()?;
         if timeline::is_on() {
             guards.iter_mut().for_each(|guard| guard.write_of(key));
         }

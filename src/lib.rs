@@ -10,8 +10,6 @@ struct Readme;
 
 #[cfg(feature = "allreduce")]
 mod allreduce;
-#[cfg(feature = "devices")]
-mod anywhere;
 mod backend;
 #[cfg(any(feature = "allreduce", feature = "ps"))]
 mod backlog;
@@ -56,8 +54,6 @@ pub use ringpull_kernels::compress::{Codec, Compression, TopK};
 #[doc(inline)]
 pub use ringpull_kernels::optim::{Optimizer, Rule};
 
-#[cfg(feature = "devices")]
-pub(crate) use anywhere::{Anywhere, Gradient, Value};
 pub(crate) use backend::Backend;
 pub(crate) use contribution::{Contribution, MergedRows};
 pub(crate) use states::SavedStates;

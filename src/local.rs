@@ -9,7 +9,7 @@ use ringpull_base::{Buffer, Error, Key, Result, Tensor, TensorMut};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Update, Updater, Updates};
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Update, Updater, Updates, contribution};
 
 type Value = Arc<Mutex<Arc<Buffer>>>;
 
@@ -21,12 +21,8 @@ pub(super) struct Local {
 }
 
 impl Local {
-    fn value(&self, entry: &Entry, operation: &str) -> Result<Value> {
-        self.values.lock().get(&entry.key).cloned().ok_or_else(|| Error::NotInitialized {
-            key: entry.key.clone(),
-            operation: operation.to_owned(),
-            rank: 0,
-        })
+    fn slot(&self, entry: &Entry, operation: &str) -> Result<Value> {
+        self.values.lock().get(&entry.key).cloned().ok_or_else(|| entry.not_initialized(operation, 0))
     }
 
     fn present(&self, entry: &Entry) -> Result<Update> {
@@ -36,29 +32,19 @@ impl Local {
 }
 
 impl Backend for Local {
-    fn rank(&self) -> usize {
-        0
-    }
-
-    fn num_workers(&self) -> usize {
-        1
-    }
-
-    fn fault(&self) -> Option<Error> {
-        None
-    }
-
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let value = value.read()?.snapshot();
         self.values.lock().insert(entry.key.clone(), Arc::new(Mutex::new(value)));
         Ok(())
     }
 
-    fn push(&self, entry: &Entry, gradient: Contribution, mut outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
+    fn push(&self, entry: &Entry, gradient: Vec<Contribution>, mut outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
         let update = self.present(entry)?;
-        let value = self.value(entry, "push")?;
+        let value = self.slot(entry, "push")?;
         let mut value = value.lock();
-        if let Err(cause) = self.updates.apply_contribution(&update, entry, gradient, &outs, &mut value) {
+        if let Err(cause) =
+            self.updates.apply_contribution(&update, entry, contribution::only(gradient), &outs, &mut value)
+        {
             for out in outs {
                 out.fail(cause.clone());
             }
@@ -72,28 +58,12 @@ impl Backend for Local {
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
         let update = self.present(entry)?;
-        let value = self.value(entry, "push_rows")?;
+        let value = self.slot(entry, "push_rows")?;
         self.updates.apply_rows(&update, entry, &gradient, &mut value.lock())
     }
 
-    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {
-        let value = self.value(entry, "pull")?;
-        let value = Arc::clone(&value.lock());
-        for out in outs {
-            out.copy_from(value.bytes());
-        }
-        Ok(())
-    }
-
-    fn pull_rows(&self, entry: &Entry, ids: &[i64], _priority: i32) -> Result<Vec<u8>> {
-        let value = self.value(entry, "pull_rows")?;
-        let value = Arc::clone(&value.lock());
-        let row_bytes = entry.row_bytes();
-        let row = |id: &i64| {
-            let start = *id as usize * row_bytes;
-            &value.bytes()[start..start + row_bytes]
-        };
-        Ok(ids.iter().flat_map(row).copied().collect())
+    fn value(&self, entry: &Entry, operation: &str, _priority: i32) -> Result<Arc<Buffer>> {
+        Ok(Arc::clone(&self.slot(entry, operation)?.lock()))
     }
 
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
@@ -122,21 +92,5 @@ impl Backend for Local {
 
     fn set_states(&self, states: SavedStates) -> Result<()> {
         self.updates.set_states(states)
-    }
-
-    fn barrier(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn join(&self) -> Result<usize> {
-        Ok(0)
-    }
-
-    fn wait_all(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn stats(&self) -> Stats {
-        Stats::default()
     }
 }

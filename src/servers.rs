@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use ringpull_base::config::{Config, Dmlc};
-use ringpull_base::{Error, Key, Kind, Result, Tensor, TensorMut, waits};
+use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 use ringpull_ps::coded::Coded;
@@ -20,7 +20,7 @@ use ringpull_ps::worker::{Answer, Bytes, Command, Task, Worker};
 use crate::backlog::{self, Backlog, PUSHES};
 use crate::compressed::{Coding, Compressor};
 use crate::update::{Update, no_optimizer};
-use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Stats, Updater};
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, contribution};
 
 /// A worker's end of a job with parameter servers.
 ///
@@ -232,7 +232,8 @@ impl Backend for Servers {
         })
     }
 
-    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+    fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
+        let gradient = contribution::only(gradient);
         if let Some(Coding { compression, feedback }) = self.compressor.coding(entry, self.rank())? {
             // Encoded in the order in which rounds are counted.
             return self.push_task(entry, priority, |layout, round| {
@@ -256,7 +257,13 @@ impl Backend for Servers {
         })
     }
 
-    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], priority: i32) -> Result<()> {
+    fn value(&self, entry: &Entry, _operation: &str, priority: i32) -> Result<Arc<Buffer>> {
+        let value = Tensor::zeros(entry.dtype, &entry.shape);
+        self.pull(entry, vec![value.write()], priority)?;
+        Ok(value.read()?.snapshot())
+    }
+
+    fn pull(&self, entry: &Entry, mut outs: Vec<TensorMut>, priority: i32) -> Result<()> {
         let (layout, rounds) = self.layout(&entry.key)?;
         let task = |answers| Task::Pull { rounds, want: Want::Value, units: Vec::new(), answers };
         self.worker.ask(
@@ -266,7 +273,7 @@ impl Backend for Servers {
             layout.segments.len(),
             task,
             |Answer { segment, payload, .. }| {
-                for out in outs.iter_mut() {
+                for out in &mut outs {
                     out.bytes_mut()[layout.bytes_of(segment)].copy_from_slice(&payload);
                 }
                 Ok(())
@@ -383,14 +390,9 @@ impl Backend for Servers {
         self.fault().map_or(Ok(()), Err)
     }
 
-    fn stats(&self) -> Stats {
+    fn traffic(&self) -> (u64, u64, u64) {
         let shared = self.worker.shared();
-        Stats {
-            sent_bytes: shared.sent.load(Ordering::Relaxed),
-            received_bytes: shared.received.load(Ordering::Relaxed),
-            control_messages: shared.control.load(Ordering::Relaxed),
-            ..Stats::default()
-        }
+        [&shared.sent, &shared.received, &shared.control].map(|count| count.load(Ordering::Relaxed)).into()
     }
 }
 

@@ -42,6 +42,11 @@ impl Entry {
         })
     }
 
+    /// The error of an operation on the key where it has no value.
+    pub fn not_initialized(&self, operation: &str, rank: usize) -> Error {
+        Error::NotInitialized { key: self.key.clone(), operation: operation.to_owned(), rank }
+    }
+
     /// The size of one row in bytes.
     pub fn row_bytes(&self) -> usize {
         self.shape.iter().skip(1).product::<usize>() * self.dtype.size_bytes()

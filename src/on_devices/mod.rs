@@ -37,15 +37,16 @@ use step::{Init, OverRanks, Step};
 
 use ringpull_allreduce::progress::{Engine, Operation, Terms, Topic};
 use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, Waiter};
-use ringpull_device::{Devices, array_of};
+use ringpull_device::Devices;
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::compressed::Compressor;
+use crate::contribution::remotes;
 use crate::on_devices::routes::Route;
 use crate::replica::terms;
 use crate::update::{Update, Updates, no_optimizer};
-use crate::{Anywhere, Backend, Contribution, Entry, Gradient, MergedRows, SavedStates, Stats, Updater, anywhere};
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// The backend of stores on devices.
 pub struct OnDevices {
@@ -91,11 +92,8 @@ impl OnDevices {
     }
 
     fn slot(&self, entry: &Entry, operation: &str) -> Result<Arc<Slot>> {
-        self.slots.read().get(&entry.key).cloned().ok_or_else(|| Error::NotInitialized {
-            key: entry.key.clone(),
-            operation: operation.to_owned(),
-            rank: self.rank(),
-        })
+        let slot = self.slots.read().get(&entry.key).cloned();
+        slot.ok_or_else(|| entry.not_initialized(operation, self.rank()))
     }
 
     /// Takes a step: by way of the ranks' agreement, or here and now.
@@ -144,49 +142,11 @@ impl OnDevices {
     fn wait(&self) {
         self.ranks.iter().for_each(|ranks| ranks.engine.wait());
     }
-
-    /// The whole value in host memory, when everything called so far is done. Blocks.
-    fn fetch(&self, slot: &Slot) -> Result<Buffer> {
-        self.wait();
-        slot.settled().and_then(|()| slot.fetch(&self.devices, self.limit)).map_err(|fault| self.blame(fault))
-    }
-}
-
-impl Anywhere for OnDevices {
-    fn devices(&self) -> &Arc<Devices> {
-        &self.devices
-    }
-
-    fn push(&self, entry: &Entry, gradient: Gradient, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
-        let slot = self.slot(entry, "push")?;
-        let update = self.present(entry)?;
-        // All that can be wrong with an argument, before anything is queued.
-        let remotes = gradient.remotes(&outs).chain(outs.iter().filter_map(TensorMut::remote));
-        remotes.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
-        let coding = self.compressor.coding(entry, self.rank())?;
-        let terms = terms(entry, &update, coding.as_ref().map(|coding| coding.compression));
-        let job = Push::new(self, &slot, gradient, outs, (update, coding))?;
-        self.run(&slot, Operation::Push, terms, job)
-    }
-
-    fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
-        let slot = self.slot(entry, "pull")?;
-        outs.iter().filter_map(TensorMut::remote).try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
-        self.wait();
-        slot.settled().map_err(|fault| self.blame(fault))?;
-        let outcome = slot.give(&self.devices, outs, self.limit);
-        outcome.map_err(|fault| self.blame(fault))
-    }
-
-    fn check_finite(&self, entry: &Entry, tensor: &Tensor) -> Result<()> {
-        let host = if array_of(tensor.remote()).is_some() { self.devices.download(tensor)? } else { tensor.clone() };
-        anywhere::check_finite(entry, self.rank(), &host)
-    }
 }
 
 impl Backend for OnDevices {
-    fn anywhere(&self) -> Option<&dyn Anywhere> {
-        Some(self)
+    fn devices(&self) -> Option<&Arc<Devices>> {
+        Some(&self.devices)
     }
 
     fn rank(&self) -> usize {
@@ -220,8 +180,16 @@ impl Backend for OnDevices {
         self.run(&slot, Operation::Init, terms, job)
     }
 
-    fn push(&self, entry: &Entry, gradient: Contribution, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
-        Anywhere::push(self, entry, Gradient::from(gradient), outs, priority)
+    fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
+        let slot = self.slot(entry, "push")?;
+        let update = self.present(entry)?;
+        // All that can be wrong with an argument, before anything is queued.
+        let arrays = remotes(&gradient, &outs).chain(outs.iter().filter_map(TensorMut::remote));
+        arrays.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
+        let coding = self.compressor.coding(entry, self.rank())?;
+        let terms = terms(entry, &update, coding.as_ref().map(|coding| coding.compression));
+        let job = Push::new(self, &slot, gradient, outs, (update, coding))?;
+        self.run(&slot, Operation::Push, terms, job)
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
@@ -232,16 +200,20 @@ impl Backend for OnDevices {
         self.run(&slot, Operation::PushRows, terms, job)
     }
 
-    fn pull(&self, entry: &Entry, outs: &mut [TensorMut], _priority: i32) -> Result<()> {
-        let value = self.fetch(&*self.slot(entry, "pull")?)?;
-        outs.iter_mut().for_each(|out| out.copy_from(value.bytes()));
-        Ok(())
+    fn value(&self, entry: &Entry, operation: &str, _priority: i32) -> Result<Arc<Buffer>> {
+        let slot = self.slot(entry, operation)?;
+        self.wait();
+        let value = slot.settled().and_then(|()| slot.fetch(&self.devices, self.limit));
+        value.map(Arc::new).map_err(|fault| self.blame(fault))
     }
 
-    fn pull_rows(&self, entry: &Entry, ids: &[i64], _priority: i32) -> Result<Vec<u8>> {
-        let (value, row_bytes) = (self.fetch(&*self.slot(entry, "pull_rows")?)?, entry.row_bytes());
-        let row = |id: &i64| &value.bytes()[*id as usize * row_bytes..][..row_bytes];
-        Ok(ids.iter().flat_map(row).copied().collect())
+    fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
+        let slot = self.slot(entry, "pull")?;
+        outs.iter().filter_map(TensorMut::remote).try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
+        self.wait();
+        slot.settled().map_err(|fault| self.blame(fault))?;
+        let outcome = slot.give(&self.devices, outs, self.limit);
+        outcome.map_err(|fault| self.blame(fault))
     }
 
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
@@ -323,10 +295,8 @@ impl Backend for OnDevices {
         self.ranks.as_ref().map(|ranks| ranks.engine.waiter())
     }
 
-    fn stats(&self) -> Stats {
-        let Some(ranks) = &self.ranks else { return Stats::default() };
-        let (sent_bytes, received_bytes, control_messages) = ranks.engine.traffic();
-        Stats { sent_bytes, received_bytes, control_messages, ..Stats::default() }
+    fn traffic(&self) -> (u64, u64, u64) {
+        self.ranks.as_ref().map_or((0, 0, 0), |ranks| ranks.engine.traffic())
     }
 }
 

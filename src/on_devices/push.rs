@@ -14,11 +14,12 @@ use ringpull_device::{Devices, Event, Memory, Slice};
 use super::slot::{Content, Outputs, Slot};
 use super::{OnDevices, Step, detour, take_loaded};
 use crate::compressed::Coding;
+use crate::contribution::remotes;
 use crate::on_devices::coded;
 use crate::on_devices::routes::{self, Route};
 use crate::on_devices::sum::Sum;
 use crate::update::{Update, Updates};
-use crate::{Gradient, SavedStates, Value};
+use crate::{Contribution, SavedStates};
 
 /// The job of one push.
 pub(super) struct Push {
@@ -29,7 +30,7 @@ pub(super) struct Push {
     route: Arc<Route>,
     update: Update,
     coding: Option<Coding>,
-    values: Vec<Value>,
+    values: Vec<Contribution>,
     outs: Vec<TensorMut>,
     /// Where the streams of the values were when they were pushed.
     ready: Vec<Event>,
@@ -41,11 +42,11 @@ impl Push {
     pub(super) fn new(
         store: &OnDevices,
         slot: &Arc<Slot>,
-        gradient: Gradient,
+        values: Vec<Contribution>,
         outs: Vec<TensorMut>,
         (update, coding): (Update, Option<Coding>),
     ) -> Result<Self> {
-        let arrays = gradient.remotes(&outs).map(|remote| store.devices.array(Some(remote))?.stream().record());
+        let arrays = remotes(&values, &outs).map(|remote| store.devices.array(Some(remote))?.stream().record());
         let ready = arrays.collect::<Result<Vec<_>>>()?;
         Ok(Push {
             slot: Arc::clone(slot),
@@ -55,7 +56,7 @@ impl Push {
             route: Arc::clone(&store.route),
             update,
             coding,
-            values: gradient.values,
+            values,
             outs,
             ready,
             queued: None,
@@ -65,15 +66,11 @@ impl Push {
 
     /// The values as devices can read them: those in host memory are copied to pinned memory first.
     fn inputs(&self, outs: &[TensorMut]) -> Result<Vec<Slice>> {
-        let input = |value: &Value| {
-            let (remote, bytes) = match value {
-                Value::Held(held) => (held.remote(), held.bytes()),
-                Value::Summed(sum) => (None, sum.bytes()),
-                Value::InPlace(index) => (outs[*index].remote(), outs[*index].bytes()),
-            };
-            if remote.is_some() {
-                return Ok(self.devices.array(remote)?.slice().clone());
+        let input = |value: &Contribution| {
+            if let Some(remote) = value.remote(outs) {
+                return Ok(self.devices.array(Some(remote))?.slice().clone());
             }
+            let bytes = value.bytes(outs);
             let staging = Slice::all(&Memory::pinned(self.devices.platform(), bytes.len())?);
             staging.host_bytes_mut()?.copy_from_slice(bytes);
             Ok(staging)
@@ -179,8 +176,10 @@ impl Step for Push {
     fn fail(mut self, fault: &Error) {
         self.slot.fail(fault);
         // A device may still be reading the values.
-        let held =
-            self.values.iter().filter_map(|value| if let Value::Held(held) = value { held.remote() } else { None });
+        let held = self
+            .values
+            .iter()
+            .filter_map(|value| if let Contribution::Held(held) = value { held.remote() } else { None });
         held.cloned().for_each(std::mem::forget);
         self.queued.take().into_iter().for_each(|outputs| outputs.fail(fault));
         self.outs.drain(..).for_each(|out| out.abandon(fault.clone()));
