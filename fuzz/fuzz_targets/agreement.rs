@@ -28,6 +28,8 @@ mod progress {
         mod together {
             use std::collections::VecDeque;
 
+            use ringpull_base::DType;
+
             use super::super::super::{Ranks, What};
             use super::world::{Do, World};
 
@@ -87,10 +89,10 @@ mod progress {
 
             fn one(what: &What) -> Do {
                 match what {
-                    What::Push(key) => Do::Push(0, i64::from(key % 4), "f32"),
-                    What::Alone(key) => Do::Push(0, 100 + i64::from(key % 2), "f32"),
-                    What::Other(key) => Do::Push(1, i64::from(key % 2), "f32"),
-                    What::Half(key) => Do::Push(0, i64::from(key % 4), "f16"),
+                    What::Push(key) => Do::Push(0, i64::from(key % 4), DType::F32),
+                    What::Alone(key) => Do::Push(0, 100 + i64::from(key % 2), DType::F32),
+                    What::Other(key) => Do::Push(1, i64::from(key % 2), DType::F32),
+                    What::Half(key) => Do::Push(0, i64::from(key % 4), DType::F16),
                     What::Wait => Do::Wait,
                     What::Join => Do::Join,
                 }
