@@ -1,5 +1,5 @@
-//! `ringpull doctor`: what would keep a job from running here, on the hosts of a hostfile, or on the hosts of
-//! a job.
+//! `ringpull doctor`: what would keep a job from running on this host, on those of a hostfile, or on those of a
+//! job.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,17 +11,18 @@ use ringpull_base::{Result, config};
 use super::{Format, print, to_json_line};
 use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
 use crate::launch::hostfile;
+use crate::text::grid;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ringpull doctor                              this host
-  ringpull doctor -H hosts                     every host of the file over ssh, and the ways between them
+  ringpull doctor -H hosts                     every host of the file over ssh, and the connections between them
   mpirun -n 8 --map-by node ringpull doctor    the hosts of a job
   ringpull doctor --format json | jq '.[] | select(.verdict != \"good\")'
 
 The exit code is 1 if a job would fail.")]
 pub(crate) struct DoctorArgs {
-    /// A file with the hosts to look at, one host[:port] [slots=n] a line.
+    /// A file with the hosts to check, one host[:port] [slots=n] per line.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
     /// A table for people or JSON for programs.
@@ -30,16 +31,16 @@ pub(crate) struct DoctorArgs {
     /// Print this host's facts as one line of JSON.
     #[arg(long, hide = true)]
     facts: bool,
-    /// The name that this host was reached by.
+    /// This host's name in the hostfile.
     #[arg(long, hide = true)]
     called: Option<String>,
-    /// The ranks that this host is to take.
+    /// The ranks that this host is to run.
     #[arg(long, hide = true)]
     slots: Option<usize>,
-    /// A host to look at from here, as name:port.
+    /// A host to connect to, as name:port.
     #[arg(long, hide = true)]
     towards: Vec<String>,
-    /// Be one of the ranks that show what MPI gives them.
+    /// Be one of the ranks that report what MPI gives them.
     #[arg(long, hide = true)]
     probe: bool,
 }
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         }
         None if in_job => {
             let facts = hosts::of_ranks()?;
-            // Every rank knows all; one speaks.
+            // Every rank has all facts; one prints.
             if !config::is_first_rank() {
                 return Ok(ExitCode::SUCCESS);
             }
@@ -77,18 +78,17 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
 }
 
 fn table(findings: &[Finding]) -> String {
-    let mut lines = Vec::new();
-    for finding in findings {
-        let word = match finding.verdict {
+    let rows = findings.iter().map(|Finding { verdict, check, host, what, fix }| {
+        let verdict = match verdict {
             Verdict::Good => "ok",
             Verdict::Warning => "warning",
             Verdict::Failure => "FAILS",
         };
-        lines.push(format!("{word:<8} {:<14} {:<14} {}", finding.host, finding.check, finding.what));
-        lines.extend(finding.fix.as_ref().map(|fix| format!("{:<8} {:<14} {:<14} fix: {fix}", "", "", "")));
-    }
+        let fix = fix.as_ref().map_or(String::new(), |fix| format!("\nfix: {fix}"));
+        [verdict, host, check, &format!("{what}{fix}")].map(str::to_owned).to_vec()
+    });
+    let table = grid(["verdict", "host", "check", "finding"], rows.collect(), 4);
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
     let (warnings, failures) = (count(Verdict::Warning), count(Verdict::Failure));
-    lines.push(format!("{} checks, {warnings} warnings, {failures} failures\n", findings.len()));
-    lines.join("\n")
+    format!("{table}\n{} checks, {warnings} warnings, {failures} failures\n", findings.len())
 }

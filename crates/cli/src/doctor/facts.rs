@@ -1,40 +1,33 @@
-//! What the doctor knows of a host. Facts are gathered elsewhere, and judged without looking at the host
-//! again.
+//! What the doctor knows of a host. It judges these facts without access to the host.
 
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 
-/// A host as it is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Facts {
-    /// What the machine can do.
     pub machine: Machine,
-    /// The name or address by which the doctor was sent there; its own name where it was not sent.
+    /// The name or address in the hostfile, or else its own name.
     pub called: String,
-    /// This crate's version there.
-    /// Ranks it is to take.
+    /// The ranks that it is to run.
     pub slots: usize,
-    /// The user's number.
     pub uid: u32,
-    /// What two ranks of this host found; why there are none in `probe_failure`.
+    /// What two ranks of this host reported; empty with a `probe_failure`.
     pub probe: Vec<ProbedRank>,
     /// Why two ranks could not be started.
     pub probe_failure: Option<String>,
     /// Whether the environment lets Open MPI run as root.
     pub root_allowed: bool,
-    /// Whether it is a container.
     pub in_container: bool,
     /// The file system at /dev/shm: its size and what is free of it, in bytes.
     pub shared_memory: Option<(u64, u64)>,
     /// The kernel's `ptrace_scope`: above 0, ranks cannot read each other's memory.
     pub ptrace_scope: u32,
-    /// Whether this process may look into others all the same.
+    /// Whether this process may trace others despite that.
     pub may_trace: bool,
-    /// The limit of locked memory in bytes, none for no limit.
+    /// The limit of locked memory in bytes, `None` for no limit.
     pub locked_memory: Option<u64>,
     pub rdma: Vec<String>,
-    /// NVIDIA devices that are there.
     pub gpus: usize,
     /// NVIDIA's driver, by its number.
     pub driver: Option<String>,
@@ -42,42 +35,41 @@ pub(crate) struct Facts {
     pub own_address: Option<String>,
     /// Files and folders of ssh.
     pub ssh: Vec<SshFile>,
-    /// How its clock differs from the doctor's, in seconds, and how sure that is.
+    /// How much its clock differs from the doctor's, in seconds, and the uncertainty of that.
     pub clock: Option<(f64, f64)>,
     /// The time there, in seconds since 1970.
     pub now_s: f64,
-    /// The other hosts as they look from there.
-    pub peers: Vec<Seen>,
+    /// The other hosts, seen from this one.
+    pub peers: Vec<PeerHost>,
 }
 
 /// A rank that the doctor started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ProbedRank {
     pub size: usize,
-    /// The thread level that MPI gives: `single`, `funneled`, `serialized`, `multiple`.
+    /// MPI's thread level: `single`, `funneled`, `serialized`, `multiple`.
     pub level: String,
-    /// The library's first words.
+    /// The first line of the library's version.
     pub library: String,
 }
 
-/// A file of ssh and who may do what with it.
+/// A file of ssh with its permissions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SshFile {
     pub path: String,
     pub mode: u32,
     pub owner: u32,
-    /// Whether it is a private key.
     pub is_key: bool,
 }
 
-/// Another host from here.
+/// Another host, seen from this one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct PeerHost {
     pub host: String,
     /// Its address, if the name resolves.
     pub address: Option<String>,
     /// The interface on the way there.
     pub interface: Option<String>,
-    /// Why its port does not answer.
+    /// Why a connection to its port failed.
     pub failure: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The facts of this host, as far as they can be read without changing anything.
+//! Reads the facts of this host, without changing anything.
 
 use std::fs;
 use std::net::{IpAddr, TcpStream, ToSocketAddrs, UdpSocket};
@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ringpull_base::config;
 
-use super::facts::{Facts, Seen, SshFile};
+use super::facts::{Facts, PeerHost, SshFile};
 use super::probe;
 use crate::machine::{Machine, field, first_line};
 
@@ -17,8 +17,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// `CAP_SYS_PTRACE`'s bit in a set of capabilities.
 const SYS_PTRACE: u32 = 19;
 
-/// Reads the facts of this host, which the doctor was sent to as `called`, and how `peers` (`name:port`) look
-/// from here.
+/// The facts of this host, which the hostfile names `called`, and of connections to `peers` (`name:port`).
 pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], with_probe: bool) -> Facts {
     let machine = Machine::survey();
     let (probe, probe_failure) =
@@ -55,7 +54,7 @@ pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[Stri
         ssh: ssh_files(),
         clock: None,
         now_s: since_1970_s(SystemTime::now()),
-        peers: peers.iter().map(|peer| look_at(peer)).collect(),
+        peers: peers.iter().map(|peer| connect_to(peer)).collect(),
         machine,
     }
 }
@@ -98,9 +97,9 @@ fn address_of(name: &str) -> Option<IpAddr> {
     (name, 0).to_socket_addrs().ok()?.next().map(|address| address.ip())
 }
 
-fn look_at(peer: &str) -> Seen {
+fn connect_to(peer: &str) -> PeerHost {
     let (name, port) = peer.rsplit_once(':').unwrap_or((peer, "22"));
-    let mut seen = Seen { host: name.to_owned(), ..Seen::default() };
+    let mut seen = PeerHost { host: name.to_owned(), ..PeerHost::default() };
     let Some(address) = (name, port.parse().unwrap_or(22)).to_socket_addrs().ok().and_then(|mut found| found.next())
     else {
         seen.failure = Some("its name does not resolve".to_owned());

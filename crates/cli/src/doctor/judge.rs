@@ -1,187 +1,193 @@
 //! What the facts of one host mean for a job.
 
-use super::Finding;
 use super::facts::Facts;
+use super::{Finding, Verdict};
 
-/// What Docker and Kubernetes give a container.
+/// The size of /dev/shm that Docker and Kubernetes give a container by default.
 const SMALL_SHM: u64 = 64 << 20;
 /// Below this a rank's own segment does not fit.
 const NEEDED_SHM: u64 = 16 << 20;
 
-/// Everything that can be said of a host alone.
+/// What a check found, and the fix unless it is good.
+type Found = (Verdict, String, Option<String>);
+type Check = (&'static str, fn(&Facts) -> Vec<Found>);
+
+/// The findings of every check on a single host.
 pub(super) fn host(facts: &Facts) -> Vec<Finding> {
-    let checks = [mpi, threads, root, slots, shared_memory, memory_of_peers, locked_memory, gpu, keys, own_name, clock];
-    checks.iter().flat_map(|check| check(facts)).collect()
+    let checks: [Check; 11] = [
+        ("mpi", mpi),
+        ("threads", threads),
+        ("root", root),
+        ("slots", slots),
+        ("shared memory", shared_memory),
+        ("single copy", memory_of_peers),
+        ("locked memory", locked_memory),
+        ("gpu", gpu),
+        ("ssh", keys),
+        ("name", own_name),
+        ("clock", clock),
+    ];
+    let found = checks.iter().flat_map(|(check, run)| run(facts).into_iter().map(move |found| (*check, found)));
+    found.map(|(check, (verdict, what, fix))| Finding::new(verdict, check, &facts.called, what, fix)).collect()
 }
 
-fn mpi(facts: &Facts) -> Vec<Finding> {
-    let at = &facts.called;
+fn good(what: impl Into<String>) -> Vec<Found> {
+    vec![(Verdict::Good, what.into(), None)]
+}
+
+fn warning(what: impl Into<String>, fix: impl Into<String>) -> Vec<Found> {
+    vec![(Verdict::Warning, what.into(), Some(fix.into()))]
+}
+
+fn failure(what: impl Into<String>, fix: impl Into<String>) -> Vec<Found> {
+    vec![(Verdict::Failure, what.into(), Some(fix.into()))]
+}
+
+fn mpi(facts: &Facts) -> Vec<Found> {
     let Some(mpirun) = &facts.machine.mpirun else {
         let fix = "install Open MPI or MPICH (scripts/setup does), or name one with RINGPULL_MPIRUN";
-        return vec![Finding::failure("mpi", at, "there is no mpirun on the PATH", fix)];
+        return failure("there is no mpirun on the PATH", fix);
     };
     let Some(library) = &facts.machine.mpi_library else {
         let fix = "build with the mpi feature for dist_sync_mpi; local and the kinds with servers work";
-        return vec![Finding::warning("mpi", at, "this program was built without MPI", fix)];
+        return warning("this program was built without MPI", fix);
     };
     if let Some(cause) = &facts.probe_failure {
         let fix = if cause.contains("root") {
             "set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, or run as a user"
         } else {
-            "run `mpirun -n 2 hostname` and mend what it says"
+            "run `mpirun -n 2 hostname` and fix its error"
         };
-        return vec![Finding::failure("mpi", at, format!("mpirun cannot start two ranks: {cause}"), fix)];
+        return failure(format!("mpirun cannot start two ranks: {cause}"), fix);
     }
     if facts.probe.iter().any(|rank| rank.size != facts.probe.len()) {
         let what = format!("{mpirun} started ranks that do not see each other: this program has {library}");
-        let fix = "use the mpirun of the MPI that the program was built with (RINGPULL_MPIRUN), or build anew";
-        return vec![Finding::failure("mpi", at, what, fix)];
+        return failure(what, "use the mpirun of this program's MPI (RINGPULL_MPIRUN), or rebuild the program");
     }
-    vec![Finding::good("mpi", at, format!("{mpirun}, with {library}"))]
+    good(format!("{mpirun}, with {library}"))
 }
 
-fn threads(facts: &Facts) -> Vec<Finding> {
+fn threads(facts: &Facts) -> Vec<Found> {
     let Some(rank) = facts.probe.first() else { return Vec::new() };
-    let what = format!("MPI gives threads at level {}", rank.level);
+    let what = format!("MPI supports threads at level {}", rank.level);
     if rank.level == "single" {
-        let fix = "build MPI with threads; the store calls it from a thread of its own";
-        return vec![Finding::failure("threads", &facts.called, what, fix)];
+        return failure(what, "build MPI with threads: the store calls it from its own thread");
     }
-    vec![Finding::good("threads", &facts.called, what)]
+    good(what)
 }
 
-fn root(facts: &Facts) -> Vec<Finding> {
-    let open_mpi = facts.machine.mpirun.as_ref().is_some_and(|words| words.contains("Open MPI"));
+fn root(facts: &Facts) -> Vec<Found> {
+    let open_mpi = facts.machine.mpirun.as_ref().is_some_and(|version| version.contains("Open MPI"));
     if facts.uid == 0 && open_mpi && !facts.root_allowed {
         let fix = "set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; `ringpull launch` does";
-        return vec![Finding::warning("root", &facts.called, "a plain mpirun refuses to run as root", fix)];
+        return warning("a plain mpirun refuses to run as root", fix);
     }
-    vec![Finding::good("root", &facts.called, format!("uid {} may run mpirun", facts.uid))]
+    good(format!("uid {} may run mpirun", facts.uid))
 }
 
-fn slots(facts: &Facts) -> Vec<Finding> {
-    let what = format!("{} slots on {} cores", facts.slots, facts.machine.cores);
-    if facts.slots > facts.machine.cores {
-        let fix = format!("write slots={} in the hostfile, unless ranks are to share cores", facts.machine.cores);
-        return vec![Finding::warning("slots", &facts.called, what, fix)];
+fn slots(facts: &Facts) -> Vec<Found> {
+    let (slots, cores) = (facts.slots, facts.machine.cores);
+    let what = format!("{slots} slots on {cores} cores");
+    if slots > cores {
+        return warning(what, format!("write slots={cores} in the hostfile, unless ranks are to share cores"));
     }
-    vec![Finding::good("slots", &facts.called, what)]
+    good(what)
 }
 
-fn shared_memory(facts: &Facts) -> Vec<Finding> {
-    let at = &facts.called;
+fn shared_memory(facts: &Facts) -> Vec<Found> {
     let fix = "docker run --shm-size 8g; in Kubernetes an emptyDir {medium: Memory} at /dev/shm (ringpull manifest --shm 8Gi)";
-    let Some((size, free)) = facts.shared_memory else {
-        return vec![Finding::failure("shared memory", at, "there is no /dev/shm", fix)];
-    };
-    let mib = |bytes: u64| bytes >> 20;
-    let what = format!("/dev/shm has {} MiB, {} MiB free", mib(size), mib(free));
+    let Some((size, free)) = facts.shared_memory else { return failure("there is no /dev/shm", fix) };
+    let what = format!("/dev/shm has {} MiB, {} MiB free", size >> 20, free >> 20);
     if free < NEEDED_SHM {
-        return vec![Finding::failure("shared memory", at, what, fix)];
+        return failure(what, fix);
     }
     if size <= SMALL_SHM && (facts.gpus > 1 || facts.slots > 8) {
-        return vec![Finding::failure("shared memory", at, format!("{what}: NCCL and many ranks need more"), fix)];
+        return failure(format!("{what}: NCCL and many ranks need more"), fix);
     }
-    if size <= SMALL_SHM {
-        return vec![Finding::warning("shared memory", at, what, fix)];
-    }
-    vec![Finding::good("shared memory", at, what)]
+    if size <= SMALL_SHM { warning(what, fix) } else { good(what) }
 }
 
-fn memory_of_peers(facts: &Facts) -> Vec<Finding> {
-    let at = &facts.called;
-    if facts.ptrace_scope > 0 && !facts.may_trace {
-        let what = format!("ranks of this host cannot read each other's memory (ptrace_scope {})", facts.ptrace_scope);
-        let fix = if facts.in_container {
-            "add the capability SYS_PTRACE for large messages between ranks of a pod; without it they are copied twice"
-        } else {
-            "sysctl kernel.yama.ptrace_scope=0 for large messages between ranks of a host; without it they are copied twice"
-        };
-        return vec![Finding::warning("single copy", at, what, fix)];
+fn memory_of_peers(facts: &Facts) -> Vec<Found> {
+    if facts.ptrace_scope == 0 || facts.may_trace {
+        return good("ranks of this host may read each other's memory");
     }
-    vec![Finding::good("single copy", at, "ranks of this host may read each other's memory")]
+    let what = format!("ranks of this host cannot read each other's memory (ptrace_scope {})", facts.ptrace_scope);
+    let change =
+        if facts.in_container { "add the capability SYS_PTRACE" } else { "set sysctl kernel.yama.ptrace_scope=0" };
+    warning(what, format!("{change}; without it large messages between ranks of a host are copied twice"))
 }
 
-fn locked_memory(facts: &Facts) -> Vec<Finding> {
-    let at = &facts.called;
+fn locked_memory(facts: &Facts) -> Vec<Found> {
     let limit = facts.locked_memory.map_or("no limit".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
     if facts.rdma.is_empty() {
-        return vec![Finding::good("locked memory", at, format!("{limit}; there is no RDMA device"))];
+        return good(format!("{limit}; there is no RDMA device"));
     }
     let what = format!("{limit} of locked memory for {}", facts.rdma.join(", "));
     if facts.locked_memory.is_some_and(|bytes| bytes < 1 << 30) {
         let fix =
             "ulimit -l unlimited on the node (LimitMEMLOCK=infinity of its container runtime), and IPC_LOCK in the pod";
-        return vec![Finding::failure("locked memory", at, what, fix)];
+        return failure(what, fix);
     }
-    vec![Finding::good("locked memory", at, what)]
+    good(what)
 }
 
-fn gpu(facts: &Facts) -> Vec<Finding> {
-    let at = &facts.called;
-    if facts.gpus == 0 {
-        return vec![Finding::good("gpu", at, format!("there is none; CUDA driver: {}", facts.machine.devices.driver))];
+fn gpu(facts: &Facts) -> Vec<Found> {
+    let (gpus, devices) = (facts.gpus, &facts.machine.devices);
+    if gpus == 0 {
+        return good(format!("there is none; CUDA driver: {}", devices.driver));
     }
     let Some(driver) = &facts.driver else {
-        let fix = "install NVIDIA's driver; in a container ask for nvidia.com/gpu and use NVIDIA's runtime";
-        let what = format!("{} GPUs, but no driver answers; CUDA driver: {}", facts.gpus, facts.machine.devices.driver);
-        return vec![Finding::failure("gpu", at, what, fix)];
+        let fix = "install NVIDIA's driver; in a container request nvidia.com/gpu and use NVIDIA's runtime";
+        return failure(format!("{gpus} GPUs, but no driver answers; CUDA driver: {}", devices.driver), fix);
     };
     let what = format!(
-        "{} GPUs ({}), driver {driver}, CUDA driver: {}, peer access: {}",
-        facts.gpus,
-        facts.machine.devices.devices.join(", "),
-        facts.machine.devices.driver,
-        facts.machine.devices.peer_access()
+        "{gpus} GPUs ({}), driver {driver}, CUDA driver: {}, peer access: {}",
+        devices.devices.join(", "),
+        devices.driver,
+        devices.peer_access()
     );
-    if let Some(nccl) = facts.machine.devices.nccl.version() {
-        return vec![Finding::good("gpu", at, format!("{what}, NCCL {nccl}"))];
+    if let Some(nccl) = devices.nccl.version() {
+        return good(format!("{what}, NCCL {nccl}"));
     }
     let fix =
         "install libnccl2, or put the folder of Python's nvidia-nccl on LD_LIBRARY_PATH: without it GPUs sum by copies";
-    vec![Finding::warning("gpu", at, format!("{what}, NCCL: {}", facts.machine.devices.nccl), fix)]
+    warning(format!("{what}, NCCL: {}", devices.nccl), fix)
 }
 
-fn keys(facts: &Facts) -> Vec<Finding> {
-    let at = &facts.called;
+fn keys(facts: &Facts) -> Vec<Found> {
     let mut found = Vec::new();
     for file in &facts.ssh {
-        // OpenSSH looks at the modes of files that the user owns.
-        if file.is_key && file.owner == facts.uid && file.mode & 0o077 != 0 {
-            let what = format!("ssh refuses the key {}: mode {:04o} is too open", file.path, file.mode);
-            let fix = format!("chmod 600 {}; in a pod of root leave fsGroup out", file.path);
-            found.push(Finding::failure("ssh", at, what, fix));
+        let (path, mode) = (&file.path, file.mode);
+        // OpenSSH checks the modes of files that the user owns.
+        if file.is_key && file.owner == facts.uid && mode & 0o077 != 0 {
+            let fix = format!("chmod 600 {path}; in a pod of root omit fsGroup");
+            found.extend(failure(format!("ssh refuses the key {path}: mode {mode:04o} is too open"), fix));
         }
-        if !file.is_key && file.mode & 0o022 != 0 {
-            let what = format!("sshd with StrictModes refuses logins: {} has mode {:04o}", file.path, file.mode);
-            let fix = format!("chmod go-w {}, or StrictModes no in sshd_config, as for a mounted Secret", file.path);
-            found.push(Finding::warning("ssh", at, what, fix));
+        if !file.is_key && mode & 0o022 != 0 {
+            let what = format!("sshd with StrictModes refuses logins: {path} has mode {mode:04o}");
+            let fix = format!("chmod go-w {path}, or set StrictModes no in sshd_config, as for a mounted Secret");
+            found.extend(warning(what, fix));
         }
     }
-    if found.is_empty() {
-        found.push(Finding::good("ssh", at, format!("{} files with modes that ssh takes", facts.ssh.len())));
-    }
-    found
+    if found.is_empty() { good(format!("{} files with modes that ssh accepts", facts.ssh.len())) } else { found }
 }
 
-fn own_name(facts: &Facts) -> Vec<Finding> {
-    let at = &facts.called;
+fn own_name(facts: &Facts) -> Vec<Found> {
+    let name = &facts.machine.host;
     match &facts.own_address {
+        Some(address) => good(format!("{name} is {address}")),
         None => {
-            let what = format!("its own name {} does not resolve", facts.machine.host);
-            let fix = format!("add {} with its address to /etc/hosts or to DNS", facts.machine.host);
-            vec![Finding::warning("name", at, what, fix)]
+            let fix = format!("add {name} with its address to /etc/hosts or to DNS");
+            warning(format!("its own name {name} does not resolve"), fix)
         }
-        Some(address) => vec![Finding::good("name", at, format!("{} is {address}", facts.machine.host))],
     }
 }
 
-fn clock(facts: &Facts) -> Vec<Finding> {
+fn clock(facts: &Facts) -> Vec<Found> {
     let Some((offset, doubt)) = facts.clock else { return Vec::new() };
     let what = format!("its clock differs by {offset:+.2} s (+-{doubt:.2})");
     if offset.abs() - doubt > 1.0 {
-        let fix = "run chrony or ntpd: logs and checkpoints of different hosts cannot be put in order";
-        return vec![Finding::warning("clock", &facts.called, what, fix)];
+        return warning(what, "run chrony or ntpd: otherwise logs and checkpoints of several hosts cannot be ordered");
     }
-    vec![Finding::good("clock", &facts.called, what)]
+    good(what)
 }

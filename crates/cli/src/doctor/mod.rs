@@ -1,17 +1,16 @@
 //! What would keep a job from running on these hosts, and the fix.
 //!
-//! - [`facts`]: what is known of a host; `gather`: reads them here; [`hosts`]: brings them from other hosts,
-//!   by ssh or, under `mpirun`, from the ranks; `probe`: two ranks that say what MPI gives them;
-//! - `judge`: what the facts of one host mean; `together`: what those of several mean side by side. Both are
-//!   pure.
+//! - [`facts`]: what is known of a host; `gather`: reads the facts of this host; [`hosts`]: gets those of other
+//!   hosts, by ssh or, under `mpirun`, from the ranks; `probe`: two ranks that report what MPI gives them;
+//! - `judge`: what the facts of one host mean; `together`: what those of several hosts mean. Both are pure.
 
 pub(crate) mod facts;
 mod gather;
 pub(crate) mod hosts;
 mod judge;
-#[cfg(test)]
-mod planted;
 pub(crate) mod probe;
+#[cfg(test)]
+mod tests;
 mod together;
 
 use serde::Serialize;
@@ -19,26 +18,25 @@ use serde::Serialize;
 use self::facts::Facts;
 pub(crate) use self::gather::gather;
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
     /// A job would fail.
     Failure,
-    /// A job would run, but slower or not in every way of starting it.
+    /// A job would run, but more slowly, or only with some launchers.
     Warning,
-    /// As it should be.
     Good,
 }
 
-/// A check on a host.
+/// The result of a check on a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub verdict: Verdict,
     pub check: &'static str,
     pub host: String,
     pub what: String,
-    /// What to change; nothing where it is good.
+    /// What to change, unless it is good.
     pub fix: Option<String>,
 }
 
@@ -47,10 +45,10 @@ impl Finding {
         Finding { verdict, check, host: host.to_owned(), what: what.into(), fix }
     }
 
-    /// A host that did not tell its facts.
+    /// A host that did not send its facts.
     pub(crate) fn silent(host: &str, cause: &str) -> Self {
         let fix = format!("`ssh {host} ringpull info` must work without a password: the same program at the same path");
-        Finding::failure("ssh", host, format!("it cannot be asked: {cause}"), fix)
+        Finding::failure("ssh", host, format!("it did not send its facts: {cause}"), fix)
     }
 
     fn good(check: &'static str, host: &str, what: impl Into<String>) -> Self {
@@ -66,7 +64,7 @@ impl Finding {
     }
 }
 
-/// What the facts of these hosts mean: each host by itself, then all together.
+/// What the facts of these hosts mean: each host alone, then all together.
 pub(crate) fn judge(all: &[Facts]) -> Vec<Finding> {
     let alone = all.iter().flat_map(judge::host);
     alone.chain(together::hosts(all)).collect()

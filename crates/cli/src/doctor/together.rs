@@ -3,9 +3,9 @@
 use super::Finding;
 use super::facts::Facts;
 
-/// Everything that can be said of hosts side by side.
+/// The findings of every check that compares hosts.
 pub(super) fn hosts(all: &[Facts]) -> Vec<Finding> {
-    /// What must be the same everywhere, and what to do where it is not.
+    /// A value that must be the same on all hosts, and the fix if it is not.
     type Same = (&'static str, fn(&Facts) -> Option<String>, &'static str);
     const ONE_BUILD: &str = "copy one build of this program to every host";
     let alike: [Same; 5] = [
@@ -26,7 +26,7 @@ pub(super) fn hosts(all: &[Facts]) -> Vec<Finding> {
     found
 }
 
-/// One finding if a value that hosts have is not the same on all of them.
+/// A finding if two hosts have different values.
 fn same(all: &[Facts], check: &'static str, value: fn(&Facts) -> Option<String>, fix: &str) -> Option<Finding> {
     let known: Vec<(&str, String)> =
         all.iter().filter_map(|facts| Some((facts.called.as_str(), value(facts)?))).collect();
@@ -44,10 +44,10 @@ fn names(all: &[Facts]) -> Option<Finding> {
     });
     let (first, second) = twice?;
     let what = format!(
-        "{} and {} both call themselves {}: ranks take them for one host",
+        "{} and {} have the same name {}: ranks take them for one host",
         first.called, second.called, first.machine.host
     );
-    Some(Finding::failure("name", &second.called, what, "give each host a name of its own (hostnamectl set-hostname)"))
+    Some(Finding::failure("name", &second.called, what, "give each host its own name (hostnamectl set-hostname)"))
 }
 
 fn reach(all: &[Facts]) -> Vec<Finding> {
@@ -58,7 +58,7 @@ fn reach(all: &[Facts]) -> Vec<Finding> {
             let fix = match &peer.address {
                 None => format!("add {} to DNS or to /etc/hosts of {}", peer.host, facts.called),
                 Some(_) => format!(
-                    "open the way from {} to {} (firewall, security group, NetworkPolicy): MPI uses any port",
+                    "allow connections from {} to {} (firewall, security group, NetworkPolicy): MPI uses any port",
                     facts.called, peer.host
                 ),
             };
@@ -67,16 +67,16 @@ fn reach(all: &[Facts]) -> Vec<Finding> {
                 let back = all.iter().find(|other| other.called == peer.host).and_then(|other| {
                     other.peers.iter().find(|seen| seen.host == facts.called && seen.failure.is_none())
                 });
-                let half = if back.is_some() { "; the other way it works" } else { "" };
+                let half = if back.is_some() { "; the other direction works" } else { "" };
                 let what = format!("cannot reach {} {address}: {failure}{half}", peer.host);
                 found.push(Finding::failure("reach", &facts.called, what, fix));
             } else if address.starts_with("127.") || address == "::1" {
                 let what = format!(
-                    "{} is {address} from here: its ranks would offer an address that nobody else reaches",
+                    "{} resolves to {address} here: its ranks would announce an address that no other host reaches",
                     peer.host
                 );
                 let fix = format!(
-                    "take {} off the line of 127.0.0.1 or 127.0.1.1 in /etc/hosts of {}",
+                    "remove {} from the line of 127.0.0.1 or 127.0.1.1 in /etc/hosts of {}",
                     peer.host, facts.called
                 );
                 found.push(Finding::failure("reach", &facts.called, what, fix));

@@ -1,6 +1,6 @@
-//! Planted faults, each found by its check and by no other.
+//! Each fault is found by its check and by no other.
 
-use super::facts::{Facts, ProbedRank, Seen, SshFile};
+use super::facts::{Facts, PeerHost, ProbedRank, SshFile};
 use super::{Verdict, judge};
 use crate::machine::Machine;
 
@@ -23,7 +23,7 @@ fn healthy(name: &str, peer: &str) -> Facts {
         own_address: Some("10.0.0.1".to_owned()),
         ssh: vec![SshFile { path: "/home/u/.ssh/id_rsa".to_owned(), mode: 0o600, owner: 1000, is_key: true }],
         clock: Some((0.01, 0.02)),
-        peers: vec![Seen {
+        peers: vec![PeerHost {
             host: peer.to_owned(),
             address: Some("10.0.0.2".to_owned()),
             interface: Some("eth0".to_owned()),
@@ -44,7 +44,7 @@ fn healthy_hosts_have_no_finding() {
 }
 
 #[test]
-fn each_planted_fault_is_found_by_its_check_and_by_no_other() {
+fn each_fault_is_found_by_its_check_and_by_no_other() {
     type Plant = fn(&mut Facts);
     let failures: [(&str, Plant); 15] = [
         ("mpi", |f| f.machine.mpirun = None),
@@ -87,18 +87,18 @@ fn each_planted_fault_is_found_by_its_check_and_by_no_other() {
 }
 
 #[test]
-fn a_way_that_works_in_one_direction_only_is_said_so() {
+fn a_route_that_works_in_one_direction_is_reported() {
     let mut hosts = pair();
     hosts[1].peers[0].failure = Some("timed out".to_owned());
     let found = judge(&hosts);
     let way = found.iter().find(|finding| finding.verdict == Verdict::Failure).unwrap();
-    assert!(way.what.contains("the other way it works"), "{}", way.what);
+    assert!(way.what.contains("the other direction works"), "{}", way.what);
 }
 
 #[test]
-fn two_interfaces_on_the_way_to_the_others_are_a_warning() {
+fn two_interfaces_to_the_other_hosts_are_a_warning() {
     let mut hosts = pair();
-    let other = Seen { host: "c".to_owned(), interface: Some("docker0".to_owned()), ..hosts[0].peers[0].clone() };
+    let other = PeerHost { host: "c".to_owned(), interface: Some("docker0".to_owned()), ..hosts[0].peers[0].clone() };
     hosts[0].peers.push(other);
     assert!(judge(&hosts).iter().any(|finding| finding.what.contains("eth0 and docker0")));
 }
