@@ -1,4 +1,4 @@
-//! `ringpull manifest`: Kubernetes manifests of our jobs, and a check of other people's.
+//! `ringpull manifest`: writes Kubernetes manifests of our jobs, and checks other people's.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,10 @@ use ringpull_kube::{documents, specification, to_yaml};
 use super::{Format, to_json};
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Examples:
   ringpull manifest train --workers 4 --image reg/ringpull:1 --claim data -- train --kv-store dist_sync_mpi --data /train/data
+  ringpull manifest train --workers 4 --claim data -- train --kv-store dist_sync_mpi --checkpoint /train/run.safetensors --resume-if-any
   ringpull manifest train --workers 2 --gpus 8 --rdma rdma/ib --gang volcano -- python3 train.py
   ringpull manifest compare --workers 4 -- --modes dist_sync_mpi,dist_sync:4shared --bytes 100MB
   ringpull manifest specification '{\"distribution_type\": \"MPI\", \"number_of_workers\": 4}' -- train --kv-store dist_sync_mpi
@@ -24,32 +26,17 @@ use super::{Format, to_json};
   ringpull manifest lint job.yaml                  what will go wrong with an MPIJob; exit code 1 if it would fail, or there is none")]
 pub(crate) struct ManifestArgs {
     #[command(subcommand)]
-    what: What,
+    other: Option<ManifestCommand>,
+    /// The kind of job.
+    #[arg(value_enum, required = true)]
+    kind: Option<Kind>,
+    #[command(flatten)]
+    job: Request,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    /// An MPIJob that trains by allreduce (`dist_sync_mpi`).
-    #[command(after_help = "Examples:
-  ringpull manifest train --workers 4 --image reg/ringpull:1 -- train --kv-store dist_sync_mpi
-  ringpull manifest train --workers 4 --claim data -- train --kv-store dist_sync_mpi --checkpoint /train/run.safetensors --resume-if-any
-  ringpull manifest train --workers 2 --gpus 8 --rdma rdma/ib --gang volcano -- python3 train.py
-  ringpull manifest train -- train --kv-store dist_sync_mpi | kubectl apply -f -")]
-    Train(Request),
-    /// An MPIJob that compares allreduce and parameter servers on its pods; what follows -- goes to `ringpull
-    /// compare`.
-    Compare(Request),
-    /// An MPIJob of scheduler, servers and workers (`dist_sync`, `dist_async`).
-    Ps(Request),
-    /// A Job of one process.
-    Job(Request),
-    /// A ClusterTrainingRuntime and a TrainJob for Kubeflow Trainer 2.
-    Trainjob(Request),
-    /// An MXJob for training-operator 1.8 and earlier.
-    Mxjob(Request),
-    /// A TFJob.
-    Tfjob(Request),
-    /// The job that a `distribution_specification` of Kubeflow pipelines describes.
+enum ManifestCommand {
+    /// Write the job that a `distribution_specification` of Kubeflow pipelines describes.
     Specification(SpecificationArgs),
     /// Check MPIJobs: what will go wrong, and the fix.
     Lint(LintArgs),
@@ -78,20 +65,14 @@ struct LintArgs {
 
 /// Prints the manifest, or what lint found.
 pub(crate) fn run(args: ManifestArgs) -> Result<ExitCode> {
-    let request = match args.what {
-        What::Train(job) => Request { kind: Kind::Train, ..job },
-        What::Compare(job) => Request { kind: Kind::Compare, ..job },
-        What::Ps(job) => Request { kind: Kind::Ps, ..job },
-        What::Job(job) => Request { kind: Kind::Job, ..job },
-        What::Trainjob(job) => Request { kind: Kind::Trainjob, ..job },
-        What::Mxjob(job) => Request { kind: Kind::Mxjob, ..job },
-        What::Tfjob(job) => Request { kind: Kind::Tfjob, ..job },
-        What::Specification(args) => {
+    let request = match args.other {
+        None => Request { kind: args.kind.unwrap_or(args.job.kind), ..args.job },
+        Some(ManifestCommand::Specification(args)) => {
             let mut request = args.job;
             specification::apply(&dictionary(&args.specification)?, &mut request)?;
             request
         }
-        What::Lint(args) => return run_lint(&args),
+        Some(ManifestCommand::Lint(args)) => return run_lint(&args),
     };
     let text = to_yaml(&documents(&request)?)?;
     if let Some(doubt) = request.doubt() {
@@ -101,7 +82,7 @@ pub(crate) fn run(args: ManifestArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The text of a dictionary that was given itself, as a file, or on stdin.
+/// The text of a dictionary, given as such, as a file, or on stdin.
 fn dictionary(given: &str) -> Result<String> {
     let is_text = given.trim().is_empty() || given.trim() == "null" || given.contains(['{', ':']);
     if is_text { Ok(given.to_owned()) } else { read(Path::new(given)) }
@@ -149,7 +130,7 @@ fn run_lint(args: &LintArgs) -> Result<ExitCode> {
     let empty: Vec<&String> = empty.map(|(file, _)| file).collect();
     for file in &empty {
         eprintln!(
-            "error: {file} holds no MPIJob, and nothing was checked\n  hint: lint knows kind: MPIJob alone; give it that file"
+            "error: {file} holds no MPIJob, so nothing was checked\n  hint: lint checks only objects of kind: MPIJob"
         );
     }
     Ok(if errors > 0 || !empty.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
