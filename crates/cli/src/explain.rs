@@ -33,7 +33,6 @@ pub(crate) struct Explanation {
     /// How long ago it was measured, if it is from the cache, in seconds.
     pub age_seconds: Option<f64>,
     pub model: Model,
-    /// The algorithm that was asked for.
     pub asked: String,
     pub sizes: Vec<Explained>,
 }
@@ -44,7 +43,6 @@ pub(crate) struct Explained {
     pub bytes: usize,
     /// What `auto` takes, or the plan that was asked for.
     pub algorithm: Algorithm,
-    /// The size of its segments.
     pub segment_bytes: usize,
     /// Every algorithm's time, in the order of [`Algorithm::ALL`].
     pub predictions: Vec<Predicted>,
@@ -54,7 +52,6 @@ pub(crate) struct Explained {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Predicted {
     pub algorithm: Algorithm,
-    /// The size of segments that suits it.
     pub segment_bytes: usize,
     pub seconds: f64,
 }

@@ -1,6 +1,6 @@
-//! Ctrl-C, SIGTERM and SIGHUP, for code that has something to put in order first.
+//! Ctrl-C, SIGTERM and SIGHUP, for code that must clean up before it ends.
 //!
-//! While an [`Interrupt`] lives, these signals are only noted; while none does, they end the process as ever.
+//! While an [`Interrupt`] lives, these signals are only counted. Otherwise they end the process as usual.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -14,42 +14,32 @@ use ringpull_base::{Error, Result};
 static WATCHERS: AtomicUsize = AtomicUsize::new(0);
 static LAST: AtomicI32 = AtomicI32::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-static STARTED: OnceLock<Option<String>> = OnceLock::new();
+static STARTED: OnceLock<std::io::Result<()>> = OnceLock::new();
 
-/// Somebody who asks for interrupts instead of being ended by them.
+/// A watcher that polls for interrupts instead of being ended by them.
 #[derive(Debug)]
 pub(crate) struct Interrupt(());
 
-#[allow(clippy::unused_self, reason = "who does not watch is ended by an interrupt, and cannot ask for it")]
+#[allow(clippy::unused_self, reason = "without a watcher an interrupt ends the process")]
 impl Interrupt {
-    /// Begins to note interrupts.
+    /// Begins to count interrupts.
     pub(crate) fn watch() -> Result<Self> {
-        let failure = STARTED.get_or_init(|| start().err().map(|cause| cause.to_string()));
-        if let Some(text) = failure {
-            return Err(Error::Io {
-                action: "watch".to_owned(),
-                path: "signals".to_owned(),
-                text: text.clone(),
-                remedy: String::new(),
-            });
-        }
+        STARTED.get_or_init(start).as_ref().map_err(|cause| Error::io("watch", "signals", cause))?;
         WATCHERS.fetch_add(1, Ordering::SeqCst);
         Ok(Interrupt(()))
     }
 
-    /// The last signal that came, if any did.
+    /// The last signal, if any.
     pub(crate) fn signal(&self) -> Option<i32> {
         Some(LAST.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }
 
-    /// How many came.
+    /// How many signals arrived.
     pub(crate) fn count(&self) -> usize {
         COUNT.load(Ordering::SeqCst)
     }
-}
 
-impl Interrupt {
-    /// What passes on to the process, as SIGTERM, the interrupts that have come since it was called last.
+    /// A function that passes on to the process, as SIGTERM, the interrupts since its last call.
     pub(crate) fn forward_to(&self, pid: Pid) -> impl FnMut() {
         let mut passed_on = self.count();
         move || {

@@ -34,7 +34,6 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Looks at the machine.
     pub(crate) fn survey() -> Self {
         let uname = rustix::system::uname();
         Machine {

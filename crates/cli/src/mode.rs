@@ -15,7 +15,6 @@ pub(crate) enum Placement {
 }
 
 impl Placement {
-    /// In a word.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Placement::Dedicated => "dedicated",
@@ -30,13 +29,10 @@ impl Placement {
 pub(crate) enum Mode {
     /// Allreduce over the workers, no server.
     Allreduce,
-    /// Parameter servers.
     Servers {
         /// Whether a push waits for the other workers' pushes.
         sync: bool,
-        /// How many servers.
         servers: usize,
-        /// Where they run.
         placement: Placement,
     },
 }

@@ -1,25 +1,24 @@
-//! Waits between jobs until the machine's host leaves it alone.
+//! Waits between jobs until the hypervisor takes no more processor time from this virtual machine.
 //!
-//! A virtual machine with free page reporting gives memory that a job has freed back to its host, in passes
-//! that begin two seconds after the job has ended, and has its processors stopped for it. So a job that
-//! follows another at once pays for what that one has freed: most for one of many large processes. No wait
-//! avoids what the next job pays for memory that it gets back from the host, or what other guests take
-//! meanwhile.
+//! With free page reporting a virtual machine returns the memory that a job has freed to its hypervisor, from
+//! two seconds after the job's end, and its processors are stopped for that. So a job that follows at once
+//! pays for the memory that the last one has freed. The wait does not avoid what the next job pays to get
+//! memory back, nor what other guests take.
 
 use std::time::Duration;
 
 use crate::machine::ProcessorTime;
 
-/// For so long nothing may have been taken.
+/// How long nothing must have been taken.
 const QUIET: Duration = Duration::from_secs(3);
-/// A machine that is never left alone is measured as it is.
+/// After this the job is measured anyway.
 const LONGEST: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Returns once the host has taken no processor time for three seconds, after fifteen in any case, and in
-/// neither case later than as long as the last job took, `job`. At once after a job of less than three
-/// seconds, which frees little, and where the host has never taken any. `wait` waits for so long; its `false`
-/// ends the wait.
+/// Returns when the hypervisor has taken no processor time for three seconds, but after at most 15 s, and at
+/// most as long as the last job took, `job`. Returns immediately after a job of less than three seconds, which
+/// frees little, and if the hypervisor has never taken any. `wait` sleeps; if it returns `false`, the wait
+/// ends.
 pub(crate) fn wait_until_quiet(
     job: Duration,
     read: &mut dyn FnMut() -> Option<ProcessorTime>,
@@ -46,8 +45,8 @@ pub(crate) fn wait_until_quiet(
 mod tests {
     use super::*;
 
-    /// How long is waited after a job, in ms, if the host has taken so many ticks before, and then one before
-    /// each of these looks.
+    /// The wait after a job, in ms, if the hypervisor has taken so many ticks before, and one more before each
+    /// of these reads.
     fn waited_ms(job_ms: u64, before: u64, taken: &[u64]) -> u128 {
         let (mut looks, mut waited) = (0, Duration::ZERO);
         let mut read = || {
@@ -64,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_starts_once_the_host_has_taken_nothing_for_three_seconds() {
+    fn a_job_starts_when_nothing_was_taken_for_three_seconds() {
         assert_eq!(waited_ms(60_000, 7, &[]), 3000);
         assert_eq!(waited_ms(60_000, 7, &[1, 8]), 5000);
     }
@@ -75,11 +74,11 @@ mod tests {
         assert_eq!(waited_ms(60_000, 7, &always), 15_000);
         assert_eq!(waited_ms(5000, 7, &always), 5000);
         assert_eq!(waited_ms(3000, 7, &always), 3000);
-        assert_eq!(waited_ms(2900, 7, &always), 0, "in less the host cannot be found quiet");
+        assert_eq!(waited_ms(2900, 7, &always), 0, "three seconds of quiet would not fit");
     }
 
     #[test]
-    fn where_nothing_was_ever_taken_or_nobody_wants_to_wait_there_is_no_wait() {
+    fn there_is_no_wait_if_nothing_was_ever_taken_or_the_user_interrupts() {
         assert_eq!(waited_ms(60_000, 0, &[]), 0);
         let mut read = || ProcessorTime::parse("cpu  1 0 0 0 0 0 0 1 0 0\n");
         let mut asked = 0;

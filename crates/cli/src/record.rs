@@ -9,7 +9,7 @@ use crate::mode::Mode;
 use crate::statistics::Summary;
 use crate::usage::Usage;
 
-/// What the figures of a record mean; every record carries it.
+/// What the figures of a record mean; every record contains it.
 pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, and with two racks at least bytes / uplink; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory";
 
 /// What the figures of a record of training mean.
@@ -20,76 +20,58 @@ pub(crate) const TRAIN_NOTES: &str = "seconds: one sample for each step, from th
 pub(crate) struct Record {
     /// `pushpull`, `allreduce` or `train`.
     pub op: String,
-    /// The mode or peer, such as `dist_sync:8shared`; a bench knows only its kind of store.
+    /// The mode or peer, such as `dist_sync:8shared`; `bench` writes only the kind of store.
     pub mode: String,
     /// The allreduce plan, or `servers`.
     pub algorithm: String,
-    /// Workers.
     pub ranks: usize,
-    /// Hosts that the workers run on.
     pub hosts: usize,
-    /// Servers.
     pub servers: usize,
     /// Payload bytes of one rank in one iteration.
     pub bytes: u64,
-    /// Element type.
     pub dtype: DType,
     /// Every sample: the slowest rank's time from a barrier until it has read the result.
     pub seconds: Vec<f64>,
-    /// The median of `seconds`.
     pub median_s: f64,
-    /// The least time of an allreduce of this payload, for every mode alike. `None` where no link rate is
-    /// known.
+    /// The least time of an allreduce of this payload, the same for every mode. `None` if no link rate is known.
     pub bound_s: Option<f64>,
-    /// `median_s / bound_s`.
     pub ratio_to_bound: Option<f64>,
-    /// The least time of this mode itself, on links that carry their rate in both directions at once.
+    /// The least time of this mode, on links that carry their rate in both directions at the same time.
     #[serde(default)]
     pub mode_bound_s: Option<f64>,
-    /// `bytes / median_s`.
     #[serde(rename = "algbw_Bps")]
     pub algbw_bytes_per_s: f64,
-    /// `algbw_Bps` times 2(n-1)/n.
     #[serde(rename = "busbw_Bps")]
     pub busbw_bytes_per_s: f64,
-    /// Always true: a sample whose result was not checked is not recorded.
+    /// Always true: unverified samples are not recorded.
     pub verified: bool,
-    /// What one iteration sent or received, whichever is more, by the busiest worker's network interface.
     #[serde(default)]
     pub host_bytes: Option<u64>,
-    /// What a step of training consists of, if this is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<Train>,
-    /// What it cost beside time.
     #[serde(flatten)]
     pub usage: Usage,
-    /// What the figures mean.
     pub unit_notes: String,
 }
 
 /// A replayed step of training: `seconds` and `median_s` of its record are steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Train {
-    /// Computing in a step: as asked for by the clock, or measured on the processor with every rank at it and
-    /// no communication.
+    /// Computing in a step: as configured by the clock, or measured on the processor without communication.
     pub compute_s: f64,
     /// The part of it that is spent on the processor; `None` by the clock.
     pub burn: Option<f64>,
-    /// `median_s - compute_s`: communication that is not hidden.
     pub exposed_s: f64,
-    /// `compute_s / median_s`.
     pub efficiency: f64,
-    /// The longer of `compute_s` and the mode's own bound: no step is shorter. `None` where that bound is not
-    /// known.
+    /// The longer of `compute_s` and the mode's bound. `None` if that bound is not known.
     pub shortest_s: Option<f64>,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
-    /// `batch / median_s`: of one rank.
     pub images_per_s: Option<f64>,
 }
 
 impl Record {
-    /// A record of `op` that holds nothing yet.
+    /// An empty record of `op`.
     pub(crate) fn blank(op: &str, dtype: DType) -> Self {
         Record {
             op: op.to_owned(),
@@ -115,7 +97,7 @@ impl Record {
         }
     }
 
-    /// The record with the figures that follow from its seconds, all of whose results have been checked.
+    /// The record with the figures that follow from its seconds, which must all be verified.
     pub(crate) fn with_figures(mut self) -> Result<Self> {
         let summary = Summary::of(&self.seconds).filter(|summary| summary.min > 0.0).ok_or_else(|| {
             Error::argument(
@@ -146,8 +128,8 @@ impl Record {
         self
     }
 
-    /// Fills the bounds for links of `link_bytes_per_s`; `mode` gives the mode's own. A link between two
-    /// racks raises that of an allreduce to what it allows: each rack must hear the other's sum.
+    /// Fills the bounds for links of `link_bytes_per_s`, with that of `mode`. A link between two racks may raise
+    /// the bound of an allreduce, since each rack must receive the other's sum.
     #[must_use]
     pub(crate) fn with_link(
         mut self,
@@ -164,13 +146,13 @@ impl Record {
         self
     }
 
-    /// Reads the records that a job printed. A record whose samples were not verified is an error.
+    /// Reads the records that a job printed. A record with unverified samples is an error.
     pub(crate) fn parse_list(origin: &str, json: &str) -> Result<Vec<Record>> {
         let wrong = |what: String| Error::Protocol {
             rank: None,
             peer: origin.to_owned(),
             what,
-            remedy: "a job prints one JSON array of records on stdout and everything else on stderr".to_owned(),
+            remedy: "a job must print one JSON array of records to stdout and everything else to stderr".to_owned(),
         };
         let records: Vec<Record> =
             serde_json::from_str(json.trim()).map_err(|cause| wrong(format!("unreadable records ({cause})")))?;
@@ -178,7 +160,7 @@ impl Record {
             return Err(wrong("an empty list of records".to_owned()));
         }
         match records.iter().find(|record| !record.verified || Summary::of(&record.seconds).is_none()) {
-            Some(record) => Err(wrong(format!("samples of {} bytes that were not verified", record.bytes))),
+            Some(record) => Err(wrong(format!("unverified samples of {} bytes", record.bytes))),
             None => Ok(records),
         }
     }
@@ -238,11 +220,11 @@ mod tests {
     }
 
     #[test]
-    fn samples_that_were_not_verified_are_refused() {
+    fn unverified_samples_are_an_error() {
         let mut record = record();
         record.verified = false;
         let json = serde_json::to_string(&[record]).unwrap();
-        assert!(Record::parse_list("mxnet", &json).unwrap_err().to_string().contains("not verified"));
+        assert!(Record::parse_list("mxnet", &json).unwrap_err().to_string().contains("unverified"));
         assert!(Record::parse_list("mxnet", "[]").is_err() && Record::parse_list("mxnet", "hello").is_err());
     }
 }

@@ -1,6 +1,6 @@
-//! Sizes as people write them: `4`, `64KiB`, `25MB`. MB is 10^6 bytes, MiB is 2^20.
+//! Sizes such as `4`, `64KiB` and `25MB`. MB is 10^6 bytes, MiB is 2^20.
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{DType, Error, Result};
 
 const UNITS: [(&str, u64); 8] = [
     ("", 1),
@@ -12,7 +12,7 @@ const UNITS: [(&str, u64); 8] = [
     ("MiB", 1 << 20),
     ("GB", 1_000_000_000),
 ];
-/// A pebibyte: no buffer is larger, and everything counted of one fits every integer.
+/// A pebibyte: no buffer is larger.
 const LARGEST: usize = 1 << 50;
 const GIB: (&str, u64) = ("GiB", 1 << 30);
 
@@ -20,7 +20,7 @@ const GIB: (&str, u64) = ("GiB", 1 << 30);
 pub(crate) fn parse_size(text: &str) -> Result<usize> {
     let wrong = |why: &str| {
         Error::argument(
-            format!("size {text:?} {why}"),
+            format!("invalid size {text:?}: it {why}"),
             "write a number and a unit: 4, 64KiB, 25MB (MB is 10^6 bytes, MiB is 2^20; also B, KB, GB, GiB)",
         )
     };
@@ -42,7 +42,19 @@ pub(crate) fn parse_size(text: &str) -> Result<usize> {
     Ok(bytes as usize)
 }
 
-/// Sizes separated by commas, as `--sizes` takes them. At least one.
+/// The elements of a buffer of so many bytes.
+pub(crate) fn elements(bytes: usize, dtype: DType) -> Result<usize> {
+    let size = dtype.size_bytes();
+    if bytes > 0 && bytes.is_multiple_of(size) {
+        return Ok(bytes / size);
+    }
+    Err(Error::argument(
+        format!("invalid size of {bytes} bytes: expected whole {dtype} elements"),
+        format!("give a multiple of {size} bytes, at least {size}"),
+    ))
+}
+
+/// Sizes separated by commas, at least one.
 pub(crate) fn parse_sizes(text: &str) -> Result<Vec<usize>> {
     text.split(',').map(|part| parse_size(part.trim())).collect()
 }
@@ -58,8 +70,7 @@ pub(crate) fn format_size(bytes: f64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
-/// A payload as people ask for it: `64 KiB` and `1 MiB` where it is a whole number of those, else as
-/// [`format_size`].
+/// A payload in binary units if it is a whole number of them, such as `64 KiB`; else as [`format_size`].
 pub(crate) fn format_payload(bytes: u64) -> String {
     let binary = [GIB, ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match binary.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {
@@ -87,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_are_called_what_they_were_asked_for() {
+    fn payloads_are_printed_as_they_are_written() {
         for name in ["4 B", "1 KiB", "64 KiB", "1 MiB", "3 GiB", "25 MB", "100 MB", "1 GB"] {
             let bytes = parse_size(&name.replace(' ', "")).unwrap();
             assert_eq!(format_payload(bytes as u64), name);
@@ -95,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_size_is_an_error_that_lists_the_units() {
+    fn an_invalid_size_is_an_error_that_lists_the_units() {
         let wrong = ",MB,25mb,25 MB x,1.0000001KB,-4,25MBs,99999999999GB,9999999999GB,18446744073709551615";
         for wrong in wrong.split(',') {
             let error = parse_size(wrong).unwrap_err().to_string();

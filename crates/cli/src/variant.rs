@@ -83,7 +83,6 @@ pub(crate) struct Variant {
     pub peer: Option<Peer>,
     /// The mode of our store. It also places the servers of a peer that has some.
     pub mode: Mode,
-    /// The compression of our store's gradients.
     pub compression: Option<Compression>,
     /// Whether the ranks run a second build of this program, with MPICH.
     pub on_mpich: bool,
@@ -93,15 +92,10 @@ pub(crate) struct Variant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Family {
-    /// Our allreduce.
     Allreduce,
-    /// Our servers on the workers' hosts.
     Shared,
-    /// Our servers on hosts of their own.
     Dedicated,
-    /// Any mode of ours with compressed gradients.
     Compressed,
-    /// A peer.
     Peer,
 }
 
@@ -117,7 +111,6 @@ impl Family {
 }
 
 impl Variant {
-    /// Our own store by `mode`, uncompressed.
     pub(crate) fn ours(mode: Mode) -> Self {
         Variant { peer: None, mode, compression: None, on_mpich: false }
     }
@@ -127,7 +120,6 @@ impl Variant {
         Variant { peer: Some(peer), mode, compression: None, on_mpich: peer == Peer::Mpich }
     }
 
-    /// Our own allreduce over MPICH.
     pub(crate) fn ours_on_mpich() -> Self {
         Variant { on_mpich: true, ..Variant::ours(Mode::Allreduce) }
     }

@@ -1,4 +1,4 @@
-//! `ringpull bench`: the measuring ranks of one job, started by `mpirun` or `ringpull launch`.
+//! `ringpull bench`: the measuring ranks of one job, which `mpirun` or `ringpull launch` starts.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use ringpull_workload::models::{self, ModelKey};
 use super::measured::StoreArgs;
 use super::{Format, print, train};
 use crate::record::Record;
-use crate::size::{format_size, parse_sizes};
+use crate::size::{elements, format_size, parse_sizes};
 use crate::statistics::{self, Summary};
 use crate::text::grid;
 use crate::{allreduce, explain, pushpull};
@@ -49,30 +49,28 @@ pub(crate) struct AllreduceArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
     pub sizes: String,
-    /// How buffers are summed: auto by what suits the cluster, ordered with the same bits wherever the ranks
-    /// run, native by the MPI library's own `MPI_Allreduce`, else by this plan; halving is another name of
-    /// circulant, and nccl is for stores on GPUs alone [default: `RINGPULL_ALGORITHM`, or auto].
+    /// How buffers are summed: auto chooses by the cluster's model; ordered gives the same bits wherever the
+    /// ranks run; native is the MPI library's own `MPI_Allreduce`; the others are plans. halving is another name
+    /// of circulant; nccl works only for stores on GPUs [default: `RINGPULL_ALGORITHM`, or auto].
     #[arg(long, value_parser = algorithms())]
     pub algorithm: Option<String>,
     /// Measured iterations of each size.
     #[arg(long, default_value_t = 10)]
     pub iters: usize,
-    /// Iterations before them, not timed.
+    /// Iterations before the measured ones.
     #[arg(long, default_value_t = 2)]
     pub warmup: usize,
-    /// Milliseconds without traffic before each iteration, in which shapers save up what they let through at
-    /// once.
+    /// Milliseconds without traffic before each iteration, in which shapers save up a burst.
     #[arg(long, default_value_t = allreduce::REST_MS, allow_negative_numbers = true)]
     pub rest: f64,
     /// Element type.
     #[arg(long, default_value = "f32", value_parser = super::dtypes())]
     pub dtype: DType,
-    /// Seconds by which rank 0 is late in one more iteration, which shows what waiting costs the others; 0
-    /// leaves it out.
+    /// Seconds by which rank 0 is late in one more iteration, which measures the others' processor time while
+    /// they wait; 0 omits it.
     #[arg(long, default_value_t = 0.25, allow_negative_numbers = true)]
     pub late: f64,
-    /// Measure nothing: print what the algorithm does for each size by the model of this cluster, by which
-    /// auto chooses.
+    /// Do not measure, but print what the algorithm would do for each size, by the cluster's model.
     #[arg(long)]
     pub explain: bool,
     /// A table for people or JSON for programs.
@@ -120,7 +118,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
 }
 
 impl AllreduceArgs {
-    /// What was asked for, by the option or else by the environment.
+    /// The algorithm of the option, or else of the environment.
     fn algorithm(&self) -> Result<String> {
         self.algorithm.clone().map_or_else(|| Ok(Config::from_env()?.algorithm), Ok)
     }
@@ -166,20 +164,10 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
     pushpull::run(&super::store(args.store.kv_store)?, &payloads, &plan)
 }
 
-fn elements(bytes: usize, dtype: DType) -> Result<usize> {
-    if bytes == 0 || !bytes.is_multiple_of(dtype.size_bytes()) {
-        return Err(Error::argument(
-            format!("invalid size of {bytes} bytes: expected whole {dtype} elements"),
-            format!("give a multiple of {0} bytes, at least {0}", dtype.size_bytes()),
-        ));
-    }
-    Ok(bytes / dtype.size_bytes())
-}
-
 const HEAD: &str =
     "op,mode,algorithm,ranks,hosts,servers,payload,dtype,median,min,max,algbw,busbw,cpu s/GB,waiting,memory";
 
-/// One line for each record, then what is doubtful about its samples.
+/// One line for each record, then warnings about its samples.
 fn table(records: &[Record]) -> String {
     let mut rows = Vec::new();
     let mut doubts = Vec::new();
@@ -212,7 +200,7 @@ fn table(records: &[Record]) -> String {
         ]);
     }
     format!(
-        "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n; waiting: of a core, for a late rank; memory: beyond the payload\n{}",
+        "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n; waiting: part of a core, for a late rank; memory: beyond the payload\n{}",
         grid(HEAD.split(','), rows, 3),
         doubts.concat()
     )

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{DType, Error, Result};
 use ringpull_workload::models::{self, ModelKey};
 
 use super::lab::RackArgs;
@@ -16,11 +16,12 @@ use super::{Format, MpichArgs, print, to_json, write};
 use crate::compare::rows::rows;
 use crate::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
 use crate::lab::{Racks, Shape};
+use crate::launch::host::quote;
 use crate::layers;
 use crate::link::LinkRate;
 use crate::rounds::launched::{Launched, Testbed};
 use crate::rounds::{self, Job, TrainSetup, Work};
-use crate::size::{format_size, parse_size};
+use crate::size::{elements, format_size, parse_size};
 use crate::variant::{Peer, Variant};
 
 #[derive(Debug, Args)]
@@ -32,25 +33,25 @@ use crate::variant::{Peer, Variant};
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
     Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts), dist_async likewise;\n\
-    behind a + the gradients' compression: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
-    On a virtual machine a job starts once its host has taken no processor time for 3 s, but waits at most 15 s, no\n\
-    longer than the last job took, and not with a hostfile. While emulated hosts are up, Linux does not share processors\n\
-    out by session (kernel.sched_autogroup_enabled is 0, and set again afterwards).\n\
-    The exit code is 1 if a variant failed; an absent peer is named and is no failure.")]
+    after a + the gradients' compression: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
+    On a virtual machine a job starts when the hypervisor has taken no processor time for 3 s; it waits at most 15 s, at\n\
+    most as long as the last job took, and not with a hostfile. While emulated hosts are up, Linux does not divide\n\
+    processors by session (kernel.sched_autogroup_enabled is 0, and restored afterwards).\n\
+    The exit code is 1 if a variant failed. An absent peer is reported, but is not a failure.")]
 pub(crate) struct CompareArgs {
-    /// Emulate so many hosts on this machine, joined by links of --link (root, Linux).
+    /// Emulate this many hosts on this machine, joined by links of --link (root, Linux).
     #[arg(long, conflicts_with_all = ["hostfile", "local"])]
     hosts: Option<usize>,
-    /// The rate of a host's link, such as 200mbit or 10gbit: shaped with --hosts, taken for the bound with
-    /// -H.
+    /// The rate of each host's link, such as 200mbit or 10gbit. --hosts shapes links to it; -H uses it for the
+    /// bound.
     #[arg(long, default_value = "none")]
     link: LinkRate,
     #[command(flatten)]
     racks: RackArgs,
-    /// Run on the hosts of this file, one a line.
+    /// Run on the hosts of this file, one per line.
     #[arg(short = 'H', long, conflicts_with = "local")]
     hostfile: Option<PathBuf>,
-    /// Run so many workers as processes of this machine; 4 where neither hosts nor this are given.
+    /// Run this many workers as processes of this machine [default: 4, without --hosts and -H].
     #[arg(long)]
     local: Option<usize>,
     /// The payload as one key, such as 25MB.
@@ -65,17 +66,16 @@ pub(crate) struct CompareArgs {
     /// Compare training steps of the model: replayed computing, real communication.
     #[arg(long, requires = "model")]
     train: bool,
-    /// Seconds that a step computes for; where not given, as many as keep the published ratio of computing to
-    /// traffic.
+    /// Seconds that a step computes [default: the published ratio of computing to traffic].
     #[arg(long, value_name = "SECONDS", requires = "train")]
     compute: Option<f64>,
-    /// Compute on the processor instead of waiting by the clock; with =PART only for that part of the time.
+    /// Compute on the processor instead of by the clock; with =PART only for that part of the time.
     #[arg(long, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "1", requires = "train")]
     burn: Option<f64>,
-    /// Images of one host in a step; 64 for vgg16, as published.
+    /// Images of one host in a step [default: 64 for vgg16, as published].
     #[arg(long, requires = "train")]
     batch: Option<usize>,
-    /// Modes of our own store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
+    /// Modes of our store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
     /// `dist_sync_mpi+2bit:0.5`.
     #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
     modes: Vec<Variant>,
@@ -90,11 +90,10 @@ pub(crate) struct CompareArgs {
     /// Measured iterations of a job.
     #[arg(long, default_value_t = 3)]
     iters: usize,
-    /// Iterations before them. From the third on a job of ours needs no agreement on what comes next, as in
-    /// all later steps of training.
+    /// Iterations before the measured ones. After two, our jobs use their cached schedule, as in training.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
-    /// Where results.json and report.html go.
+    /// The folder for results.json and report.html.
     #[arg(long, default_value = "compare-out")]
     out: PathBuf,
     /// A table for people or JSON for programs.
@@ -105,12 +104,12 @@ pub(crate) struct CompareArgs {
 /// Runs the comparison, prints it and writes the report.
 pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode> {
     if args.rounds == 0 || args.iters == 0 {
-        return Err(Error::argument("no sample was asked for", "give --rounds and --iters of at least 1"));
+        return Err(Error::argument("invalid --rounds or --iters 0: expected at least 1", "give larger numbers"));
     }
     if args.hosts.is_none() && args.hostfile.is_none() && args.link.bytes_per_s().is_some() {
         return Err(Error::argument(
-            "--link without hosts: processes of one machine have no link between them",
-            "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or leave --link out",
+            "--link needs hosts: processes of one machine have no link between them",
+            "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or omit --link",
         ));
     }
     let variants = Variant::list(&args.modes, &args.peers);
@@ -167,20 +166,19 @@ fn finish(results: &Comparison, args: &CompareArgs) -> Result<ExitCode> {
     Ok(if results.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The racks asked for. Dedicated servers would stand beside the workers' racks, where no ratio means
-/// anything.
+/// The racks of the options. Dedicated servers would fill one of them, and no ratio would mean anything.
 fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
     let racks = args.racks.racks();
     if racks.is_some() && args.hosts.is_none() {
         return Err(Error::argument(
-            "--uplink without --hosts: only emulated hosts are put into racks",
-            "give --hosts N (root), or leave --uplink out",
+            "--uplink needs --hosts: only emulated hosts have racks",
+            "give --hosts N (root), or omit --uplink",
         ));
     }
     if racks.is_some() && extra > 0 {
         return Err(Error::argument(
-            "--uplink with dedicated servers: they would fill one of the racks",
-            "ask for modes with shared servers, such as dist_sync:2shared",
+            "--uplink excludes dedicated servers: they would fill one of the racks",
+            "choose modes with shared servers, such as dist_sync:2shared",
         ));
     }
     Ok(racks)
@@ -188,7 +186,7 @@ fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
 
 /// What every variant pushes and pulls.
 struct Payload {
-    /// In words, such as `25 MB` or `vgg16, 32 tensors, 553 MB`.
+    /// Such as `25 MB` or `vgg16, 32 tensors, 553 MB`.
     words: String,
     /// Bytes of one worker.
     bytes: u64,
@@ -207,13 +205,7 @@ impl Payload {
             (models::load(model, args.scale)?, named.to_vec())
         } else {
             let bytes = parse_size(&args.bytes)?;
-            if bytes == 0 || !bytes.is_multiple_of(4) {
-                return Err(Error::argument(
-                    format!("--bytes {} is no whole number of f32 elements", args.bytes),
-                    "give a multiple of 4 bytes, at least 4",
-                ));
-            }
-            let key = ModelKey { name: "payload".to_owned(), shape: vec![bytes / 4] };
+            let key = ModelKey { name: "payload".to_owned(), shape: vec![elements(bytes, DType::F32)?] };
             (vec![key], vec![format!("--sizes={bytes}")])
         };
         let bytes = 4 * keys.iter().map(ModelKey::len).sum::<usize>() as u64;
@@ -234,49 +226,49 @@ impl Payload {
     }
 }
 
-/// A variant that could not be run at all is an error, not a row that is missing.
+/// An error if a variant cannot be run at all: its row would be missing.
 fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
     let mut peers = variants.iter().filter_map(|variant| variant.peer);
     if args.train && peers.clone().any(Peer::is_mpi) {
         return Err(Error::argument(
-            "MPI_Allreduce with --train: it blocks, so that nothing is computed meanwhile",
+            "--train excludes MPI_Allreduce: it blocks, so nothing is computed meanwhile",
             "compare it without --train; the peers that replay training are mxnet, horovod and gloo",
         ));
     }
     if args.burn.is_some() && peers.next().is_some() {
         return Err(Error::argument(
-            "--burn with --peers: what computing takes on the processor is measured for our own modes only",
-            "leave out --burn: all compute by the clock",
+            "--burn excludes --peers: only our own modes compute on the processor",
+            "leave out --burn: then all compute by the clock",
         ));
     }
     if args.peers.contains(&Peer::Mxnet) && !variants.iter().any(|variant| variant.peer == Some(Peer::Mxnet)) {
         return Err(Error::argument(
-            "--peers mxnet without a mode of dist_sync: MXNet runs with the servers that such a mode has",
+            "--peers mxnet needs a dist_sync mode, whose servers MXNet uses",
             "add one to --modes, such as dist_sync:1shared or dist_sync:2",
         ));
     }
     Ok(())
 }
 
-/// How steps of training are replayed where each of so many workers has gradients of so many bytes.
+/// How steps of training are replayed by so many workers with gradients of so many bytes.
 fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> {
     let model = args.model.clone().unwrap_or_default();
     let scaled = args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, bytes as f64, rate));
     let compute_s = args.compute.or(scaled.filter(|seconds| *seconds > 0.0)).ok_or_else(|| {
         Error::argument(
-            "--train without --compute: there is no link whose traffic it could be in proportion to",
-            "give --compute SECONDS, what one host alone computes for in a step",
+            "--train without a link needs --compute",
+            "give --compute SECONDS, the time that one host alone computes in a step",
         )
     })?;
     let batch = args.batch.or_else(|| (model == "vgg16").then_some(published::BATCH));
     Ok(TrainSetup { model, compute_s, burn: args.burn, batch })
 }
 
-/// The command line as a shell would read it.
+/// This program's command line, quoted for a shell.
 pub(super) fn command() -> String {
     let quoted = |word: String| {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:,/=+".contains(c);
-        if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
+        if !word.is_empty() && word.chars().all(plain) { word } else { quote(word.as_ref()) }
     };
     let words: Vec<String> = std::env::args().skip(1).map(quoted).collect();
     format!("ringpull {}", words.join(" "))

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{DType, Error, Result};
 
 use super::{MpichArgs, to_json_line, write};
 use crate::allreduce::REST_MS;
@@ -13,7 +13,7 @@ use crate::compare::Environment;
 use crate::lab::Shape;
 use crate::link::LinkRate;
 use crate::rounds::launched::{Launched, Testbed};
-use crate::size::parse_sizes;
+use crate::size::{elements, parse_sizes};
 use crate::sweep::{self, Sweep, SweepPlan, page};
 use crate::variant::Variant;
 
@@ -22,14 +22,13 @@ use crate::variant::Variant;
     ringpull sweep --hosts 8 --link 1gbit --out benches/results\n  \
     ringpull sweep --local --ranks 2,4 --sizes 4,64KiB,1MiB --contenders ours,openmpi:default,openmpi:4\n  \
     ringpull sweep --report --out benches/results\n\n\
-    ours:mpich is the same over MPICH, mpi the MPI library's own choice, openmpi:1 to openmpi:6 Open MPI's algorithms by number.\n\
-    An absent contender is named on the page and is no failure.")]
+    An absent contender is reported on the page, but is not a failure.")]
 pub(crate) struct SweepArgs {
-    /// Emulate so many hosts on this machine, one rank on each (root, Linux); without it ranks are processes
-    /// of this machine.
+    /// Emulate this many hosts on this machine, one rank on each (root, Linux) [default: ranks are processes of
+    /// this machine].
     #[arg(long, conflicts_with = "local")]
     hosts: Option<usize>,
-    /// The rate of a host's link, such as 1gbit; none for no limit.
+    /// The rate of each host's link, such as 1gbit; none for no limit.
     #[arg(long, default_value = "none")]
     link: LinkRate,
     /// Run the ranks as processes of this machine.
@@ -41,7 +40,7 @@ pub(crate) struct SweepArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, default_value = "4,1KiB,16KiB,64KiB,256KiB,1MiB,10MB,100MB")]
     sizes: String,
-    /// Who is measured; everybody who is there unless given.
+    /// What is measured [default: everything that is installed].
     #[arg(long, value_delimiter = ',', value_parser = super::contenders())]
     contenders: Vec<Variant>,
     #[command(flatten)]
@@ -49,22 +48,22 @@ pub(crate) struct SweepArgs {
     /// Rounds: in each, every contender runs once for each number of ranks, in rotating order.
     #[arg(long, default_value_t = 2)]
     rounds: usize,
-    /// Rounds of payloads up to 1 MiB, where that is more than --rounds.
+    /// Rounds of payloads up to 1 MiB, if more than --rounds.
     #[arg(long, default_value_t = 4)]
     short_rounds: usize,
-    /// Measured iterations of payloads up to 1 MiB, in one job.
+    /// Measured iterations of payloads up to 1 MiB in one job.
     #[arg(long, default_value_t = 20)]
     short_iters: usize,
-    /// Measured iterations of longer payloads, in one job.
+    /// Measured iterations of longer payloads in one job.
     #[arg(long, default_value_t = 2)]
     long_iters: usize,
-    /// Measure nothing: write the page anew from the JSON files in --out.
+    /// Do not measure, but write the page again from the JSON files in --out.
     #[arg(long)]
     report: bool,
     /// The folder for the JSON file of this sweep and for README.md, the page of all sweeps in it.
     #[arg(long, default_value = "sweep-out")]
     out: PathBuf,
-    /// The name of the JSON file; the hosts and the link unless given.
+    /// The name of the JSON file [default: the hosts and the link].
     #[arg(long)]
     name: Option<String>,
 }
@@ -90,17 +89,18 @@ fn measure(args: &SweepArgs) -> Result<Sweep> {
     let most = args.ranks.iter().copied().max().unwrap_or(0);
     let least = args.ranks.iter().copied().min().unwrap_or(0);
     if least < 1 || args.rounds == 0 || args.short_iters == 0 || args.long_iters == 0 {
-        return Err(Error::argument("no sample was asked for", "give --ranks, --rounds and iterations of at least 1"));
+        return Err(Error::argument(
+            "invalid 0: expected --ranks, --rounds and iterations of at least 1",
+            "give larger numbers",
+        ));
     }
     let sizes = parse_sizes(&args.sizes)?;
-    if let Some(odd) = sizes.iter().find(|bytes| **bytes == 0 || !bytes.is_multiple_of(4)) {
-        return Err(Error::argument(format!("{odd} bytes are no whole number of f32 elements"), "give multiples of 4"));
-    }
+    sizes.iter().try_for_each(|bytes| elements(*bytes, DType::F32).map(drop))?;
     let testbed = match args.hosts {
         Some(hosts) if hosts < most => {
             return Err(Error::argument(
-                format!("{most} ranks on {hosts} hosts"),
-                "give --hosts at least the largest of --ranks: each rank has a host",
+                format!("--hosts {hosts} are too few for {most} ranks"),
+                "give --hosts at least the largest of --ranks: each rank has its own host",
             ));
         }
         Some(hosts) => Testbed::Lab(Shape { hosts, rate: args.link, racks: None }),

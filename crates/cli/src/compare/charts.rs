@@ -13,7 +13,6 @@ use crate::variant::Family;
 /// A chart: what it shows and one bar for each variant.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
-    /// The element's id.
     pub id: &'static str,
     /// What a screen reader says first.
     pub title: &'static str,
@@ -21,19 +20,16 @@ pub(crate) struct Chart {
     pub axis: &'static str,
     /// A line across all bars, such as a bound: where, and what it is.
     pub reference: Option<(f64, String)>,
-    /// The bars, from the top.
     pub bars: Vec<Bar>,
     /// How the axis writes its numbers.
     pub tick: fn(f64) -> String,
 }
 
-/// One bar.
 #[derive(Debug, Clone)]
 pub(crate) struct Bar {
     /// The name above the bar.
     pub name: String,
     pub family: Family,
-    /// How long.
     pub value: f64,
     /// The value in words, at the bar's end.
     pub label: String,

@@ -9,18 +9,14 @@ use crate::machine::{Machine, first_line};
 pub(crate) struct Environment {
     /// When it began, UTC, such as `2026-01-31 12:00 UTC`.
     pub date: String,
-    /// Cores of the machine that ran it.
     pub cores: usize,
-    /// Its kernel.
     pub kernel: String,
-    /// This crate's version.
     pub ringpull: String,
     /// The MPI that starts and joins the ranks, by `mpirun`'s own words.
     pub mpi: String,
 }
 
 impl Environment {
-    /// Asks the machine.
     pub(crate) fn survey() -> Self {
         let Machine { cores, kernel, version, mpirun, .. } = Machine::survey();
         Environment {

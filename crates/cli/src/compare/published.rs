@@ -6,18 +6,15 @@ use serde::Serialize;
 /// Push and pull of 400 MB by 8 workers.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct PushPull {
-    /// The method as it was published.
     pub method: &'static str,
     /// Servers, 0 for allreduce.
     pub servers: usize,
-    /// The published time.
     pub seconds: f64,
 }
 
 /// The least time of an allreduce there: 2 x 7/8 x 400 MB / 1.25 GB/s.
 pub(crate) const BOUND_S: f64 = 0.56;
 
-/// The published times of push and pull.
 pub(crate) const PUSH_PULL: [PushPull; 5] = [
     PushPull { method: "PS, 1 server", servers: 1, seconds: 6.5 },
     PushPull { method: "PS, 2 servers", servers: 2, seconds: 3.4 },
@@ -31,11 +28,8 @@ pub(crate) const PUSH_PULL: [PushPull; 5] = [
 pub(crate) struct Training {
     /// The variant of ours that is like it.
     pub variant: &'static str,
-    /// The method as it was published.
     pub method: &'static str,
-    /// Hosts in all.
     pub machines: usize,
-    /// Images a second on each worker's host.
     pub images_per_s: f64,
     /// Scaling efficiency in per cent.
     pub efficiency: f64,
@@ -50,7 +44,6 @@ pub(crate) const BATCH: usize = 64;
 /// The least time of an allreduce of the gradients there: 2 x 7/8 x 553.4 MB / 1.25 GB/s.
 pub(crate) const TRAINING_BOUND_S: f64 = 0.7748;
 
-/// The published rates of training.
 pub(crate) const TRAINING: [Training; 5] = [
     Training {
         variant: "dist_sync:8shared",

@@ -20,7 +20,6 @@ use crate::variant::Family;
 
 const TEMPLATE: &str = include_str!("report.html");
 
-/// The page.
 pub(crate) fn render(results: &Comparison) -> Result<String> {
     let mut templates = Templates::new();
     let failed = |cause: minijinja::Error| Error::io("render", "report.html", &std::io::Error::other(cause));

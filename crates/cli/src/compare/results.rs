@@ -1,5 +1,4 @@
-//! What a comparison found: one row for each variant, every sample kept with its round. This is
-//! `results.json`.
+//! The results of a comparison, which are `results.json`: one row for each variant, with every sample.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,34 +13,27 @@ use crate::statistics::Summary;
 use crate::usage::Usage;
 use crate::variant::Family;
 
-/// Everything: where, what, how, and one row for each variant.
+/// A whole comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Comparison {
-    /// The machine and the date.
     pub environment: Environment,
-    /// What was compared, and how.
     pub setup: Setup,
-    /// One row for each variant, in the order asked for.
+    /// One row for each variant, in the order of the command line.
     pub rows: Vec<Row>,
-    /// The part of this machine's processor time that its host took away while the measured rounds ran.
+    /// The part of this machine's processor time that its hypervisor took during the measured rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
-    /// The verdict in sentences.
     pub verdict: Vec<String>,
-    /// The command that does it again.
     pub command: String,
 }
 
-/// What was compared, and how.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
     /// Where the jobs ran, such as `8 emulated hosts`.
     pub place: String,
-    /// Whether every worker had a network interface of its own host, so that traffic could be read from it.
+    /// Whether every worker had its own host, whose network interface shows its traffic.
     pub own_hosts: bool,
-    /// Workers, one a host.
     pub workers: usize,
-    /// The links' rate.
     pub link: LinkRate,
     /// The racks that the hosts stand in, if there are two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -50,38 +42,29 @@ pub(crate) struct Setup {
     pub payload: String,
     /// Payload bytes of one worker.
     pub bytes: u64,
-    /// Rounds.
     pub rounds: usize,
-    /// Measured iterations of each job.
     pub iters: usize,
-    /// Iterations before them.
     pub warmup: usize,
-    /// What is replayed, if the iterations are steps of training.
+    /// The replayed training, if the iterations are steps of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<TrainSetup>,
 }
 
-/// One variant's row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// The variant as the command line names it.
     pub variant: String,
-    /// The variant in words.
     pub method: String,
-    /// Its colour.
     pub family: Family,
-    /// The number of servers, 0 for none.
     pub servers: usize,
-    /// Hosts used in all; 1 where every process is on this one.
+    /// All hosts that are used; 1 if every process is on this one.
     pub machines: usize,
-    /// Bytes through the busiest host in one push and pull, from the mode's closed form: the larger
-    /// direction. `None` for compressed gradients, whose bytes depend on the codec and its way.
+    /// Bytes through the busiest host in one push and pull, in the larger direction, computed. `None` for
+    /// compressed gradients, whose bytes depend on the codec.
     pub computed_host_bytes: Option<f64>,
-    /// What came of it.
     pub outcome: Outcome,
 }
 
-/// What came of a variant.
+/// The result of a variant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "status")]
 #[allow(clippy::large_enum_variant, reason = "nearly every row is a measured one")]
@@ -90,14 +73,10 @@ pub(crate) enum Outcome {
     Measured {
         /// All rounds' samples in one record.
         record: Record,
-        /// The samples round by round.
         rounds: Vec<JobSamples>,
     },
     /// A round failed; the variant was not run again.
-    Failed {
-        /// The error of that round.
-        error: String,
-    },
+    Failed { error: String },
     /// The peer is not installed.
     Absent {
         /// The command that installs it.
@@ -110,22 +89,20 @@ pub(crate) enum Outcome {
 pub(crate) struct JobSamples {
     /// Counted from 1.
     pub round: usize,
-    /// At which place in the round it ran, from 1.
+    /// Its position in the round, from 1.
     pub place: usize,
-    /// The samples.
     pub seconds: Vec<f64>,
-    /// What the job cost beside time. The row's are of all rounds: the median of the processor time, and the
-    /// most memory.
+    /// Of this job. The record has those of all rounds: the median processor time, and the most memory.
     #[serde(default)]
     pub usage: Usage,
-    /// The part of this machine's processor time that its host took away while the job ran; `None` where the
-    /// kernel does not say.
+    /// The part of this machine's processor time that its hypervisor took meanwhile; `None` if the kernel does
+    /// not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
 }
 
 impl Setup {
-    /// What the link between the racks carries; without racks there is none that limits anything.
+    /// The rate of the link between the racks; without racks it is unlimited.
     pub(crate) fn uplink(&self) -> LinkRate {
         self.racks.map(|racks| racks.uplink).unwrap_or_default()
     }
@@ -140,7 +117,6 @@ impl Row {
         }
     }
 
-    /// What came of it, in a word.
     pub(crate) fn status(&self) -> &'static str {
         match self.outcome {
             Outcome::Measured { .. } => "measured",
@@ -160,21 +136,20 @@ impl Row {
         Summary::of(&self.record()?.seconds)
     }
 
-    /// The median with every machine beyond the workers' charged: time x machines / workers. `None` where
-    /// workers share one machine.
+    /// The median charged for all machines: time x machines / workers. `None` if workers share one machine.
     pub(crate) fn per_machine_s(&self, workers: usize) -> Option<f64> {
         (self.machines >= workers).then_some(())?;
         Some(self.summary()?.median * self.machines as f64 / workers as f64)
     }
 
-    /// [`host_bytes`](Self::host_bytes) in words, a computed number marked with a star.
+    /// [`host_bytes`](Self::host_bytes) as text. A star marks a computed number.
     pub(crate) fn host_bytes_words(&self, own_hosts: bool) -> Option<String> {
         let (bytes, measured) = self.host_bytes(own_hosts)?;
         Some(format!("{}{}", format_size(bytes), if measured { "" } else { " *" }))
     }
 
-    /// Bytes through the busiest host, and whether they were measured. A dedicated server's host is not a
-    /// worker's, so what the workers' interfaces say does not cover it.
+    /// Bytes through the busiest host, and whether they were measured. Only workers' interfaces are measured, so
+    /// with dedicated servers the bytes are computed.
     pub(crate) fn host_bytes(&self, own_hosts: bool) -> Option<(f64, bool)> {
         match self.record().and_then(|record| record.host_bytes) {
             Some(measured) if own_hosts && self.machines == self.record().map_or(0, |record| record.ranks) => {
@@ -188,11 +163,8 @@ impl Row {
 /// A measured row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Measured<'a> {
-    /// The row.
     pub row: &'a Row,
-    /// All its samples.
     pub record: &'a Record,
-    /// What they say.
     pub summary: Summary,
 }
 
@@ -202,7 +174,7 @@ impl Measured<'_> {
         self.record.train
     }
 
-    /// What was published for such a row.
+    /// The published figures of the same variant.
     pub(super) fn published(&self, results: &Comparison) -> Option<Training> {
         let known = published::TRAINING.into_iter().find(|known| known.variant == self.row.variant);
         known.filter(|_| results.setup.workers == 8)
@@ -213,13 +185,13 @@ impl Measured<'_> {
         Some(self.train()?.images_per_s? * results.setup.workers as f64 / self.row.machines as f64)
     }
 
-    /// What rows are ranked by: the time, or with training that of a step over its computing.
+    /// What rows are ranked by: the time, or for training the time of a step over its computing.
     pub(super) fn rank(&self) -> f64 {
         self.train().map_or(self.summary.median, |train| 1.0 / train.efficiency)
     }
 }
 
-/// The part of processor time that was stolen over the rounds of `rows`, each round counting alike.
+/// The mean part of processor time that was stolen, over all rounds of `rows`.
 pub(crate) fn stolen(rows: &[Row]) -> Option<f64> {
     let rounds = rows.iter().filter_map(|row| match &row.outcome {
         Outcome::Measured { rounds, .. } => Some(rounds),
@@ -237,7 +209,7 @@ impl Comparison {
         ranking
     }
 
-    /// Whether a variant failed. An absent peer is no failure.
+    /// Whether a variant failed. An absent peer is not a failure.
     pub(crate) fn any_failed(&self) -> bool {
         self.rows.iter().any(|row| matches!(row.outcome, Outcome::Failed { .. }))
     }

@@ -25,7 +25,6 @@ pub(crate) struct Check {
     pub passed: Option<bool>,
 }
 
-/// How fast something is.
 #[derive(Debug, Serialize)]
 pub(crate) struct Speed {
     pub name: String,
@@ -38,7 +37,6 @@ pub(crate) struct Speed {
     pub share: f64,
 }
 
-/// Everything that was found out.
 #[derive(Debug, Serialize)]
 pub(crate) struct Findings {
     pub devices: Vec<String>,
@@ -67,7 +65,6 @@ impl Findings {
         })
     }
 
-    /// Whether nothing failed.
     pub(crate) fn passed(&self) -> bool {
         self.checks.iter().all(|check| check.passed != Some(false))
     }

@@ -24,16 +24,13 @@ use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
 /// Who places the processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Batch {
-    /// Slurm.
     Slurm,
     /// Grid Engine, with slots of this parallel environment.
     Sge {
-        /// Its name.
         environment: String,
     },
 }
 
-/// A job for a batch system.
 #[derive(Debug, Clone)]
 pub(crate) struct BatchJob {
     pub batch: Batch,

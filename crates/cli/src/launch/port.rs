@@ -25,7 +25,6 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Its number.
     pub(crate) fn number(&self) -> u16 {
         self.number
     }

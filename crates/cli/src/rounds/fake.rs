@@ -10,15 +10,15 @@ use crate::record::Record;
 use crate::usage::Usage;
 use crate::variant::{Peer, Variant};
 
-/// A byte takes us a nanosecond, on MPICH half of that, and others twice as long. There is no horovod;
+/// Ours takes a nanosecond per byte, on MPICH half of that; peers take twice as long. Horovod is missing,
 /// `openmpi:4` fails on 3 ranks, and `dist_sync:1shared` in its second job.
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
-    /// Who was started, with how many ranks.
+    /// The variants that were started, with the number of ranks.
     pub(crate) jobs: Vec<(String, usize)>,
     /// How many jobs had been started at each wait between them.
     pub(crate) settled: Vec<usize>,
-    /// How often the kernel was asked.
+    /// How often the processor time was read.
     asked: u64,
 }
 
@@ -31,7 +31,7 @@ impl Runner for Fake {
         (variant.peer == Some(Peer::Horovod)).then(|| "scripts/peers/setup --horovod".to_owned())
     }
 
-    /// Of 10000 ticks between two questions 625 are stolen, a sixteenth: exact as a float.
+    /// Of 10000 ticks between two reads 625 are stolen, a sixteenth: exact as a float.
     fn processor_time(&mut self) -> Option<ProcessorTime> {
         self.asked += 1;
         ProcessorTime::parse(&format!("cpu  {} 0 0 0 0 0 0 {} 0 0\n", 9375 * self.asked, 625 * self.asked))

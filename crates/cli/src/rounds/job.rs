@@ -9,22 +9,17 @@ use crate::size::format_payload;
 /// One job: some work, on some ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
-    /// Ranks.
     pub ranks: usize,
-    /// What they do.
     pub work: Work,
-    /// Measured iterations.
     pub iters: usize,
-    /// Iterations before them.
     pub warmup: usize,
 }
 
-/// What is measured.
 #[derive(Debug, Clone)]
 pub(crate) enum Work {
-    /// The allreduce of plain f32 buffers of so many bytes, one after the other, without the store.
+    /// The allreduce of plain f32 buffers of these sizes, one after the other, without the store.
     Buffers(Vec<usize>),
-    /// Push and pull of f32 keys, all of them together, through the store.
+    /// Push and pull of f32 keys together, through the store.
     Keys {
         /// The keys, in forward order.
         keys: Vec<ModelKey>,
@@ -32,14 +27,7 @@ pub(crate) enum Work {
         named: Vec<String>,
     },
     /// Steps of training, replayed.
-    Steps {
-        /// The keys and layers.
-        network: Network,
-        /// The arguments of `ringpull bench` that name them.
-        named: Vec<String>,
-        /// How a step computes.
-        train: TrainSetup,
-    },
+    Steps { network: Network, named: Vec<String>, train: TrainSetup },
 }
 
 /// How a step of training is replayed.
@@ -47,7 +35,6 @@ pub(crate) enum Work {
 pub(crate) struct TrainSetup {
     /// The model, by name or file.
     pub model: String,
-    /// Computing in a step.
     pub compute_s: f64,
     /// The part of it that is spent on the processor; `None` by the clock.
     pub burn: Option<f64>,
@@ -66,7 +53,7 @@ impl Job {
         }
     }
 
-    /// The payload bytes of each record that it gives.
+    /// The payload bytes of each of its records.
     pub(crate) fn payloads(&self) -> Vec<usize> {
         match &self.work {
             Work::Buffers(sizes) => sizes.clone(),

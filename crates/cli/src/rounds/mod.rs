@@ -1,11 +1,11 @@
-//! Jobs in rotating rounds: what `compare` and `sweep` have in common.
+//! Jobs in rotating rounds, for `compare` and `sweep`.
 //!
-//! Every variant is a job of its own, started again in every round. Round `r` begins with variant `r`, so
-//! that whatever drifts on the machine meets every variant alike. A variant still follows the same other one
-//! in nearly every round: what that one leaves behind is why there is a wait before each job.
+//! Every variant is a separate job, started again in every round. Round `r` begins with variant `r`, so that
+//! drift on the machine affects all variants equally. A variant still follows the same other one in nearly
+//! every round, so a wait before each job lets the effects of the last one end.
 //!
-//! [`job`] is what a job measures; a [`Runner`] starts it, in [`launched`] by real processes, for peers with
-//! the programs of [`peers`].
+//! [`job`] is what a job measures. A [`Runner`] starts it: [`launched`] as real processes, for peers with the
+//! programs of [`peers`].
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -26,54 +26,46 @@ use crate::variant::Variant;
 
 /// Starts jobs. One implementation starts processes; the tests have another.
 pub(crate) trait Runner {
-    /// How to install what the variant needs, if it is not there.
+    /// How to install what the variant needs, if it is missing.
     fn missing(&mut self, variant: Variant) -> Option<String>;
 
-    /// What this machine's processors have done so far, where it is known.
+    /// What this machine's processors have done so far, if it is known.
     fn processor_time(&mut self) -> Option<ProcessorTime>;
 
-    /// Waits until what the last job, which took so long, has left behind is no burden to the next, if that
-    /// is known.
+    /// Waits until the last job, which took so long, no longer slows down the machine.
     fn settle(&mut self, last_job: Duration);
 
     /// Runs one job to its end and gives the records that its rank 0 printed.
     fn run(&mut self, variant: Variant, job: &Job) -> Result<Vec<Record>>;
 }
 
-/// One record of a job that has ended well.
+/// One record of a job that succeeded.
 #[derive(Debug, Clone)]
 pub(crate) struct Measurement {
-    /// Whose.
     pub variant: Variant,
     /// The round, counted from 1.
     pub round: usize,
-    /// At which place in the round it ran, from 1.
+    /// Its position in the round, from 1.
     pub place: usize,
-    /// What it measured.
     pub record: Record,
-    /// The part of this machine's processor time that its host took meanwhile.
+    /// The part of this machine's processor time that its hypervisor took meanwhile.
     pub stolen: Option<f64>,
 }
 
-/// What came of all rounds.
+/// The results of all rounds.
 #[derive(Debug, Default)]
 pub(crate) struct RoundsOutcome {
-    /// What was measured.
     pub done: Vec<Measurement>,
-    /// Who is not there, with what installs it.
+    /// Variants that are not installed, with the command that installs them.
     pub absent: Vec<(Variant, String)>,
-    /// Who failed, with how many ranks, and why.
+    /// Variants that failed, with the number of ranks.
     pub failed: Vec<(Variant, usize, Error)>,
 }
 
-/// How far the rounds are.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// Jobs that have ended.
     pub done: usize,
-    /// Jobs in all.
     pub planned: usize,
-    /// The job that begins.
     pub words: String,
 }
 
@@ -82,8 +74,8 @@ pub(crate) fn order(count: usize, round: usize) -> Vec<usize> {
     (0..count).map(|place| (place + round) % count).collect()
 }
 
-/// Runs every variant with each of the jobs of every round. One that fails with a number of ranks does not
-/// get it again; the others go on.
+/// Runs every variant with each of the jobs of every round. A variant that fails is not run again with the same
+/// number of ranks; the others go on.
 pub(crate) fn run(
     runner: &mut dyn Runner,
     variants: &[Variant],
@@ -99,7 +91,7 @@ pub(crate) fn run(
         }
     }
     let (mut done, planned) = (0, present.len() * rounds.iter().map(Vec::len).sum::<usize>());
-    // What ran before the first is not known: a build, or another comparison.
+    // Anything may have run before the first job: a build, or another comparison.
     let mut last_job = Duration::MAX;
     for (round, jobs) in (1..).zip(rounds) {
         for job in jobs {
@@ -139,13 +131,13 @@ fn expected(variant: Variant, job: &Job, records: Vec<Record>) -> Result<Vec<Rec
     Err(Error::Protocol {
         rank: None,
         peer: format!("the job of {variant}"),
-        what: format!("records of {sizes:?} bytes where {payloads:?} on {} ranks were asked for", job.ranks),
+        what: format!("records of {sizes:?} bytes instead of {payloads:?} on {} ranks", job.ranks),
         remedy: "run the job by hand to see its output".to_owned(),
     })
 }
 
 impl RoundsOutcome {
-    /// What `variant` measured with so many ranks and a payload of so many bytes, round by round.
+    /// The measurements of `variant` with so many ranks and a payload of so many bytes, round by round.
     pub(crate) fn of(&self, variant: Variant, ranks: usize, bytes: u64) -> Vec<&Measurement> {
         let alike =
             |done: &&Measurement| done.variant == variant && (done.record.ranks, done.record.bytes) == (ranks, bytes);
@@ -153,8 +145,7 @@ impl RoundsOutcome {
     }
 }
 
-/// All samples of a variant with one payload in one record, on hosts joined by links of `link`, and racks by
-/// one of `uplink`.
+/// One record with all samples of a variant for one payload. `link` joins the hosts, `uplink` the racks.
 pub(crate) fn merged(
     variant: Variant,
     done: &[&Measurement],
@@ -163,8 +154,7 @@ pub(crate) fn merged(
     uplink: LinkRate,
 ) -> Result<Record> {
     let records = || done.iter().map(|done| &done.record);
-    let first =
-        records().next().ok_or_else(|| Error::argument("no round was run", "ask for at least one with --rounds"))?;
+    let first = records().next().ok_or_else(|| Error::argument("no round was run", "give --rounds of at least 1"))?;
     let traffic: Vec<u64> = records().filter_map(|record| record.host_bytes).collect();
     let record = Record {
         mode: variant.to_string(),
@@ -176,7 +166,7 @@ pub(crate) fn merged(
         ..first.clone()
     }
     .with_figures()?;
-    // What a mode must send is known of gradients as they are.
+    // The bytes that a mode must send are known only without compression.
     let own = variant.compression.is_none().then_some(variant.mode);
     Ok(match link.bytes_per_s() {
         Some(rate) => record.with_link(rate, uplink.bytes_per_s(), own),
@@ -190,7 +180,7 @@ mod tests {
     use crate::rounds::fake::Fake;
 
     #[test]
-    fn every_variant_has_every_place_once_in_as_many_rounds_as_there_are_variants() {
+    fn in_as_many_rounds_as_variants_every_variant_has_every_position_once() {
         for place in 0..5 {
             let seen: std::collections::BTreeSet<usize> = (0..5).map(|round| order(5, round)[place]).collect();
             assert_eq!(seen.len(), 5);
@@ -198,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_rotate_and_one_that_failed_is_not_run_again_with_as_many_ranks_while_the_others_go_on() {
+    fn jobs_rotate_and_a_variant_that_failed_is_not_run_again_with_as_many_ranks() {
         let variants = ["dist_sync_mpi", "openmpi:4", "horovod", "mpi"].map(|name| name.parse().unwrap());
         let job = |ranks| Job { ranks, work: Work::Buffers(vec![4, 8]), iters: 2, warmup: 1 };
         let (mut fake, mut heard) = (Fake::default(), Vec::new());
@@ -233,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_measured_something_else_is_a_failure() {
+    fn a_job_whose_records_have_other_sizes_is_a_failure() {
         let job = Job { ranks: 2, work: Work::Buffers(vec![4, 8]), iters: 1, warmup: 0 };
         let error = expected("mpi".parse().unwrap(), &job, Vec::new()).unwrap_err().to_string();
         assert!(error.contains("[4, 8] on 2 ranks"), "{error}");

@@ -21,7 +21,6 @@ use crate::variant::Variant;
 /// Payloads up to here are measured many times in a job, longer ones a few times.
 pub(crate) const SHORT_BYTES: usize = 1 << 20;
 
-/// What is swept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SweepPlan {
     /// Where the jobs run, in words.
@@ -71,7 +70,6 @@ impl SweepPlan {
     }
 }
 
-/// What was found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sweep {
     pub environment: Environment,
