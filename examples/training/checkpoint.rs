@@ -1,4 +1,5 @@
-//! Checkpoints of a training run: one safetensors file with the weights, the optimizer's states, the step and the seed.
+//! Checkpoints of a training run: one safetensors file with the weights, the optimizer's states, the step and
+//! the seed.
 //!
 //! The file is replaced atomically, so a run that dies while it saves leaves the earlier checkpoint whole.
 
@@ -12,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use ringpull::internal::{SavedStates, replace_file};
 use ringpull::{DType, Error, Key, KvStore, Result, Tensor};
 
-/// The tensor that holds the file of optimizer states; weights cannot be named so.
+/// The tensor with the file of optimizer states. No weight may have this name.
 const STATES: &str = "ringpull.optimizer_states";
 
 /// Where a run was.
@@ -22,13 +23,13 @@ pub struct Checkpoint {
     pub step: u64,
     /// The seed the run began with.
     pub seed: u64,
-    /// How many workers it had; what saved no number may be read too.
+    /// The number of workers; older files have none.
     pub workers: Option<usize>,
     /// The weights by name.
     pub weights: BTreeMap<String, Tensor>,
     /// What [`KvStore::save_optimizer_states`] wrote.
     pub states: Vec<u8>,
-    /// A hash of the file that it was read from, 0 if it was taken: equal files, equal hashes.
+    /// A hash of the file that it was read from, or 0.
     pub contents: u64,
 }
 
@@ -38,7 +39,7 @@ impl Checkpoint {
         let folder = states_folder()?;
         let path = folder.path().join("states");
         store.save_optimizer_states(&path, true)?;
-        // Other keys of the store need not exist when the run goes on.
+        // The store of a resumed run may lack its other keys.
         let mut saved = SavedStates::read(&path)?;
         saved.states.retain(|key, _| matches!(key, Key::Str(name) if weights.contains_key(&**name)));
         saved.write(&path)?;
@@ -75,7 +76,7 @@ impl Checkpoint {
         replace_file("write the checkpoint", path, &[&bytes])
     }
 
-    /// Whether a file could be written at `path`: what a run must know before it has trained for hours.
+    /// An error if no file can be written at `path`, before a run has trained for hours.
     pub fn check_place(path: &Path) -> Result<()> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let wrong = |what: String, remedy: String| Err(Error::argument(what, remedy));
@@ -84,7 +85,7 @@ impl Checkpoint {
             return wrong(what, format!("name a file in it, such as {}", path.join("run.safetensors").display()));
         }
         if !folder.is_dir() {
-            // Making it would hide a misspelt path, or a volume that is not mounted, until the checkpoint is missed.
+            // Creating it would hide a misspelt path or a volume that is not mounted.
             let what = format!("there is no folder {} for the checkpoint", folder.display());
             return wrong(what, format!("mkdir -p {}, or give another --checkpoint", folder.display()));
         }
@@ -104,7 +105,7 @@ impl Checkpoint {
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
                 return Err(Error::argument(
                     format!("there is no checkpoint {}", path.display()),
-                    "--resume-if-any begins where there is none; every worker reads it, so hosts must share its folder",
+                    "--resume-if-any starts without one; every worker reads it, so hosts must share its folder",
                 ));
             }
             Err(cause) => return Err(Error::io("read the checkpoint", path.display(), &cause)),

@@ -129,10 +129,4 @@ mod tests {
             assert!(error.contains("train-images-idx3-ubyte") && error.contains("hint:"), "{error}");
         }
     }
-
-    #[test]
-    fn an_absent_data_set_is_an_error_that_names_the_package() {
-        let error = Dataset::read(Path::new("/nowhere"), "train").unwrap_err().to_string();
-        assert!(error.contains("/nowhere") && error.contains("dataset-fashion-mnist"), "{error}");
-    }
 }

@@ -1,9 +1,8 @@
-//! What ranks go on from: one checkpoint, or none on any of them.
+//! The checkpoint that all ranks resume from, or none.
 //!
-//! Every worker reads the file on its own host. Where a folder is not shared some hosts have none, or an
-//! older one, or one of another run, and ranks that began from different ones would sum gradients of
-//! different batches, or update with different states of the optimizer. So each says what it has found before
-//! the first step.
+//! Every worker reads the file on its own host. If the folder is not shared, some hosts may have no file, an
+//! older one, or one of another run. Ranks that resumed from different ones would sum gradients of different
+//! batches, or update with different optimizer states. So they compare their files before the first step.
 
 use std::path::Path;
 
@@ -11,13 +10,13 @@ use ringpull::{DType, Error, Kind, KvStore, Optimizer, Result, Rule, Tensor};
 
 use crate::checkpoint::Checkpoint;
 
-/// The checkpoint at `path`, if every worker has the same one, and `None` if none has, which is an error
-/// where it is `required`. Collective; to be called before the store has its optimizer.
+/// The checkpoint at `path`, if every worker has the same one, and `None` if no worker has one, which is an
+/// error if it is `required`. Collective; to be called before the store has its optimizer.
 pub(super) fn agreed(store: &KvStore, path: &Path, required: bool) -> Result<Option<Checkpoint>> {
     let found = if path.exists() { Some(Checkpoint::read(path)?) } else { None };
     let (rank, workers) = (store.rank(), store.num_workers());
     if workers > 1 {
-        // Its step, where 0 says that there is none, and what is in it.
+        // Each rank's step plus 1, or 0 without a file, and the hash of its contents.
         let mut figures = vec![0.0; 2 * workers];
         if let Some(saved) = &found {
             figures[2 * rank] = saved.step as f64 + 1.0;
@@ -29,7 +28,7 @@ pub(super) fn agreed(store: &KvStore, path: &Path, required: bool) -> Result<Opt
         disagreement(path, &files).map_or(Ok(()), Err)?;
     }
     match found {
-        // Read for its error, which says what to do.
+        // Read for its error.
         None if required => Checkpoint::read(path).map(Some),
         found => Ok(found),
     }
@@ -42,7 +41,7 @@ fn allreduce(store: &KvStore, key: &str, figures: &[f64]) -> Result<Vec<f64>> {
     let sums = Tensor::zeros(DType::F64, &shape);
     store.init(key, &sums)?;
     if matches!(store.kind(), Kind::DistAsync | Kind::DistAsyncDevice) {
-        // An asynchronous server keeps the last push, unless it is told to add.
+        // Without this optimizer an asynchronous server keeps only the last push.
         store.set_optimizer(&Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) })?;
     }
     store.push(key, &[Tensor::from_slice(&shape, figures)], 0)?;
@@ -67,7 +66,7 @@ fn disagreement(path: &Path, files: &[Option<(u64, u64)>]) -> Option<Error> {
             None => found.push((file.map(|(step, _)| step), vec![rank])),
         }
     }
-    // None before any step; files of one step in the order of their ranks.
+    // Missing files come first, and files of one step in the order of their ranks.
     found.sort_by_key(|(step, _)| *step);
     let views = found.iter().enumerate().map(|(place, (step, ranks))| match step {
         None => format!("rank(s) {ranks:?} have no such file"),
@@ -88,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_that_found_different_checkpoints_are_named() {
+    fn the_error_names_the_ranks_with_different_checkpoints() {
         let of = |files: &[Option<(u64, u64)>]| {
             disagreement(Path::new("run.safetensors"), files).map(|error| error.to_string())
         };

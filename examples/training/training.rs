@@ -1,5 +1,4 @@
-//! What every training program asks for and does: its options, the first weights, and the hash that shows
-//! equal weights.
+//! What every training program needs: its options, the first weights, and a hash that shows equal weights.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -33,8 +32,7 @@ pub struct Options {
     /// Learning rate
     #[arg(long, default_value_t = 0.05)]
     pub lr: f64,
-    /// Let the learning rate fall in a straight line, to nothing at the run's end; a resumed run needs the
-    /// same last step
+    /// Lower the learning rate linearly, to zero at the run's end; a resumed run needs the same last step
     #[arg(long)]
     pub lr_decay: bool,
     /// Gradient compression: none, fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO
@@ -43,12 +41,12 @@ pub struct Options {
     /// Compress from this step on: the first gradients are the largest
     #[arg(long, value_name = "STEP", default_value_t = 0)]
     pub compress_from: u64,
-    /// Push gradients times this, which the optimizer divides by. In a step 2bit can say no more of an
-    /// element than its threshold, 1bit no more than 1: nearly all that is pushed must be less [default: 1;
-    /// for 2bit and 1bit what suits the networks of the examples]
+    /// Multiply gradients by this before they are pushed; the optimizer divides by it. Per step, 2bit can
+    /// transmit at most the threshold per element and 1bit at most 1, so most elements must be smaller
+    /// [default: 1; for 2bit and 1bit a value that suits the networks of the examples]
     #[arg(long, value_name = "FACTOR")]
     pub gradient_scale: Option<f64>,
-    /// What first weights and the order of images follow from [default: 1, or the checkpoint's]
+    /// Seed of the first weights and of the order of images [default: 1, or the checkpoint's]
     #[arg(long)]
     pub seed: Option<u64>,
     /// The folder of the IDX files
@@ -57,10 +55,10 @@ pub struct Options {
     /// Save to FILE at every epoch's end and at the last step
     #[arg(long, value_name = "FILE")]
     pub checkpoint: Option<PathBuf>,
-    /// Go on from the checkpoint
+    /// Resume from the checkpoint
     #[arg(long, requires = "checkpoint")]
     pub resume: bool,
-    /// Go on from the checkpoint if it is there, else begin
+    /// Resume from the checkpoint if it exists, otherwise start
     #[arg(long, requires = "checkpoint", conflicts_with = "resume")]
     pub resume_if_any: bool,
     /// Where the model is computed: cpu, or cuda if the program was built for it
@@ -69,7 +67,7 @@ pub struct Options {
     /// Train on the first N images only
     #[arg(long, value_name = "N")]
     pub limit_train: Option<usize>,
-    /// Let the last worker sleep in a step, counted from 1: what the others say and do then can be seen so
+    /// Let the last worker sleep in a step, counted from 1, to see what the others do
     #[arg(long, value_name = "STEP:SECONDS")]
     pub late: Option<Late>,
 }
@@ -95,8 +93,7 @@ impl FromStr for Late {
     }
 }
 
-/// In how many stairs a learning rate falls. Few, because sums that the store has learned to expect are
-/// announced anew after each.
+/// The number of steps in which a learning rate falls. Few, because each invalidates the cached schedule.
 const STAIRS: u64 = 32;
 
 /// Where a run begins.
@@ -109,12 +106,12 @@ pub struct Start {
 }
 
 impl Options {
-    /// What a run that begins follows from.
+    /// The seed of a new run.
     pub fn first_seed(&self) -> u64 {
         self.seed.unwrap_or(1)
     }
 
-    /// The batches of `samples` images, of which there must be one.
+    /// The batches of `samples` images, at least one.
     pub fn batches(&self, samples: usize) -> Result<Batches> {
         let samples = self.limit_train.map_or(samples, |limit| limit.min(samples));
         let batches = Batches { samples, batch: self.batch as usize, seed: self.first_seed() };
@@ -139,12 +136,11 @@ impl Options {
         self.lr * (STAIRS - stair.min(STAIRS - 1)) as f64 / STAIRS as f64
     }
 
-    /// What the gradients of each of so many `workers` are to be multiplied by before they are pushed.
+    /// The factor of the gradients of each of so many `workers` before they are pushed.
     ///
-    /// Each is a sum over a worker's images, of which it grows with about the square root. Where codes have a
-    /// size of their own it is made so small that few of its elements exceed what a code says: a residual
-    /// that cannot be sent as fast as it grows comes much too late. A power of two, so that nothing is
-    /// rounded.
+    /// Each is a sum over a worker's images and grows with about the square root of their number. For codes of
+    /// a fixed size it is made so small that few of its elements exceed a code: a residual that grows faster
+    /// than it is sent arrives much too late. The factor is a power of two, so that nothing is rounded.
     pub fn scale(&self, workers: usize) -> Result<f64> {
         let said = match Compression::choice(&self.compression)? {
             Some(Compression::Codec(Codec::TwoBit { threshold })) => f64::from(threshold),
@@ -155,8 +151,8 @@ impl Options {
         Ok(self.gradient_scale.unwrap_or_else(|| (2.0 * said / images.sqrt()).log2().floor().exp2()))
     }
 
-    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store
-    /// its optimizer. Rank 0 says on standard error what it goes on from.
+    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store its
+    /// optimizer. Rank 0 prints to stderr where it resumes.
     pub fn begin(
         &self,
         store: &KvStore,
@@ -189,8 +185,7 @@ impl Options {
         Ok(resumed.as_ref().map_or(Start { step: 0, batches }, begun))
     }
 
-    /// The order of images is the checkpoint's, and another one that was asked for would be passed over in
-    /// silence.
+    /// An error if `--seed` is not that of the checkpoint, which gives the order of images.
     fn check_seed(&self, saved: &Checkpoint) -> Result<()> {
         match self.seed {
             Some(seed) if seed != saved.seed => Err(Error::argument(
@@ -201,9 +196,8 @@ impl Options {
         }
     }
 
-    /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's
-    /// learning rate, and switches compression on at the step that was asked for. The last worker sleeps here
-    /// if it was asked to.
+    /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's learning
+    /// rate, switches compression on at its step, and lets a `--late` worker sleep.
     pub fn before(&self, store: &KvStore, optimizer: &mut Optimizer, step: u64, steps: &Range<u64>) -> Result<()> {
         match self.late {
             Some(late) if late.step == step + 1 && store.rank() + 1 == store.num_workers() => {
@@ -224,7 +218,7 @@ impl Options {
         }
     }
 
-    /// Rank 0 saves `weights` after `step` if a checkpoint was asked for.
+    /// Rank 0 saves `weights` after `step` with `--checkpoint`.
     pub fn save(&self, store: &KvStore, step: u64, seed: u64, weights: &[(&str, Tensor)]) -> Result<()> {
         let Some(path) = self.checkpoint.as_ref().filter(|_| store.rank() == 0) else { return Ok(()) };
         let on_host = |weight: &Tensor| match store.devices().filter(|_| weight.remote().is_some()) {
@@ -236,7 +230,7 @@ impl Options {
     }
 }
 
-/// What a run goes on from, in words.
+/// Where a run resumes, as text.
 fn goes_on_from(saved: &Checkpoint, per_epoch: u64, workers: usize) -> String {
     let (step, seed) = (saved.step, saved.seed);
     let count = |workers: usize| format!("{workers} worker{}", if workers == 1 { "" } else { "s" });
@@ -261,8 +255,8 @@ pub fn hash(store: &KvStore, weights: &[(&str, Tensor)]) -> Result<u64> {
     Ok(hash.digest())
 }
 
-/// Lets this process compute on its share of the cores: the workers of one host would otherwise each use all
-/// of them. `RAYON_NUM_THREADS` decides if it is set.
+/// Lets this process compute on its share of the cores; otherwise each worker of a host would use all of them.
+/// `RAYON_NUM_THREADS` overrides it.
 pub fn share_cores() -> Result<()> {
     let built = rayon::ThreadPoolBuilder::new().num_threads(config::threads()).build_global();
     built.map_err(|cause| {
@@ -281,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_says_what_it_goes_on_from() {
+    fn a_resumed_run_reports_where_it_resumes() {
         assert_eq!(goes_on_from(&saved(4, Some(1)), 6, 1), "step 4 (epoch 1), seed 7, 1 worker");
         assert_eq!(goes_on_from(&saved(6, Some(4)), 6, 2), "step 6 (epoch 2), seed 7, 2 workers, saved by 4");
         assert_eq!(goes_on_from(&saved(6, None), 6, 2), "step 6 (epoch 2), seed 7, 2 workers");
     }
 
     #[test]
-    fn a_learning_rate_falls_in_stairs_to_nearly_nothing_or_stays() {
+    fn a_learning_rate_falls_in_steps_to_nearly_zero_or_stays() {
         let of = |words: &[&str]| Options::parse_from([&["train", "--lr", "0.5"], words].concat());
         let (stays, falls) = (of(&[]), of(&["--lr-decay"]));
         let rates: Vec<f64> = (0..640).map(|step| falls.rate_at(step, 640)).collect();
@@ -300,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_scaled_where_codes_have_a_size_of_their_own() {
+    fn gradients_are_scaled_for_codes_of_a_fixed_size() {
         let scale = |words: &[&str], workers| Options::parse_from([&["train"], words].concat()).scale(workers).unwrap();
         assert_eq!(scale(&["--compression", "2bit:0.5"], 4), 0.25);
         assert_eq!(scale(&["--compression", "2bit:2"], 4), 1.0);
@@ -311,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_that_is_not_the_checkpoints_is_an_error() {
+    fn another_seed_than_the_checkpoints_is_an_error() {
         let check = |words: &[&str]| Options::parse_from([&["train"], words].concat()).check_seed(&saved(4, None));
         check(&[]).unwrap();
         check(&["--seed", "7"]).unwrap();

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use ringpull_kube::lint::{Report, lint};
-use ringpull_kube::request::{Kind, Request};
+use ringpull_kube::request::{JobKind, Request};
 use ringpull_kube::{documents, specification};
 
 fuzz_target!(|text: &str| {
@@ -31,7 +31,7 @@ fuzz_target!(|text: &str| {
 /// Its flags are parsed once only, which is slow.
 static TRAIN: LazyLock<Request> = LazyLock::new(|| {
     let command = vec!["python".to_owned(), "train.py".to_owned()];
-    Request { command, ..Request::new(Kind::Train) }
+    Request { command, ..Request::new(JobKind::Train) }
 });
 
 const JOB: &str = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: a}\nspec:\n";

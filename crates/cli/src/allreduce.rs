@@ -114,7 +114,7 @@ fn measure(
     let last = plan.warmup + plan.iters;
     for iteration in 0..last + usize::from(!plan.late.is_zero()) {
         if iteration == plan.warmup {
-            memory.look_away();
+            memory.stop();
         }
         rest(plan.rest);
         pattern.fill(tensor, comm.rank(), iteration);

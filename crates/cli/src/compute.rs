@@ -1,15 +1,15 @@
-//! Computing, replayed: by the clock, as a device beside the processor computes, or on the processor itself.
+//! Replayed computing: by the clock, like a device beside the processor, or on the processor itself.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A device that works for given times, one after the other.
+/// A simulated device that works for given times, one after the other.
 ///
-/// By the clock it is never late: what the caller does meanwhile (filling a gradient, checking a sum) is part
-/// of the device's time, and a late wake-up is made up for. On the processor it needs its share of processor
-/// time, however long that takes when others want the same cores.
+/// By the clock it is never late: what the caller does meanwhile (fill a gradient, check a sum) is part of the
+/// device's time, and the next work makes up for a late wake-up. On the processor it needs its share of
+/// processor time, however long that takes on busy cores.
 #[derive(Debug)]
 pub(crate) struct Compute {
     /// The part of its time that it spends on the processor; `None` by the clock.
@@ -24,7 +24,7 @@ impl Compute {
         Compute { burn, due: Instant::now(), due_cpu: thread_cpu() }
     }
 
-    /// Works for `seconds`, counted from when the work before was due.
+    /// Works for `seconds` from the end of its previous work.
     pub(crate) fn work(&mut self, seconds: f64) {
         match self.burn {
             None => {
@@ -41,8 +41,8 @@ impl Compute {
         }
     }
 
-    /// The device had nothing to do for `waited`: its input was not there.
-    pub(crate) fn stand_still(&mut self, waited: Duration) {
+    /// The device was idle for `waited`, since its input was missing.
+    pub(crate) fn idle(&mut self, waited: Duration) {
         self.due += waited;
     }
 }
@@ -67,11 +67,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_the_clock_work_takes_its_time_and_standing_still_is_added_to_it() {
+    fn by_the_clock_work_takes_its_time_and_idle_time_is_added() {
         let start = Instant::now();
         let mut device = Compute::start(None);
         device.work(0.01);
-        device.stand_still(Duration::from_millis(5));
+        device.idle(Duration::from_millis(5));
         device.work(0.01);
         assert!(start.elapsed() >= Duration::from_millis(25));
     }

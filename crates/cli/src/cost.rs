@@ -1,6 +1,6 @@
-//! What a mode must move, in closed form: bytes through the busiest host, and the least time that takes.
+//! The bytes that a mode must move through the busiest host, in closed form, and the least time for them.
 //!
-//! A link carries its rate in both directions at once, so what counts is the larger of the two directions.
+//! A link carries its rate in both directions at the same time, so the larger direction counts.
 //! `n` workers hold `bytes` each; a server holds 1/k of every key.
 
 use crate::mode::{Mode, Placement};

@@ -1,5 +1,4 @@
-//! What `auto` or a plan would do and why: for each size the time that the cluster's model predicts for each
-//! algorithm.
+//! What `auto` or a plan would do: for each size the time of each algorithm that the cluster's model predicts.
 
 use std::time::Duration;
 
@@ -19,18 +18,17 @@ use crate::text::{format_seconds, grid};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Explanation {
     pub ranks: usize,
-    /// The ranks that share memory, host by host. `auto` sums there among them; what is predicted is for the
-    /// messages of ranks that do not.
+    /// The ranks that share memory, host by host. `auto` sums among them there; the predictions are for messages
+    /// between the others.
     pub hosts: Vec<Vec<usize>>,
-    /// For how many ranks that exchange messages is predicted: all, or with `auto` on several hosts one of
-    /// each.
+    /// The number of ranks that exchange messages: all, or with `auto` on several hosts one of each.
     pub parties: usize,
-    /// The two racks that hosts stand in, named or found by timing, if there are: places in `hosts`. `auto`
-    /// sums long buffers across the link between them once, whatever is predicted.
+    /// The two racks of the hosts, if any, as indices of `hosts`. `auto` sends long buffers across the link between
+    /// them once, whatever is predicted.
     pub racks: Option<[Vec<usize>; 2]>,
-    /// Where the model is from.
+    /// The origin of the model.
     pub source: String,
-    /// How long ago it was measured, if it is from the cache, in seconds.
+    /// Its age in seconds, if it is from the cache.
     pub age_seconds: Option<f64>,
     pub model: Model,
     pub asked: String,
@@ -41,14 +39,14 @@ pub(crate) struct Explanation {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Explained {
     pub bytes: usize,
-    /// What `auto` takes, or the plan that was asked for.
+    /// The choice of `auto`, or the requested plan.
     pub algorithm: Algorithm,
     pub segment_bytes: usize,
     /// Every algorithm's time, in the order of [`Algorithm::ALL`].
     pub predictions: Vec<Predicted>,
 }
 
-/// One algorithm at its best.
+/// An algorithm with its best size of segments.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Predicted {
     pub algorithm: Algorithm,
@@ -68,7 +66,7 @@ pub(crate) fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>>
             ));
         }
     };
-    // The cluster is looked at for `auto` alone.
+    // Only `auto` measures the cluster.
     let config = Config { algorithm: Choice::Auto.to_string(), ..Config::from_env()? };
     let engine = connect(&config, Some(config.segment_bytes))?;
     let (learned, segments, hosts, racks) =
@@ -107,7 +105,7 @@ fn explained(model: &Model, plan: Option<Algorithm>, bytes: usize, ranks: usize,
 }
 
 impl Explanation {
-    /// Behind the words for the cache, how old what it holds is.
+    /// The age of a cached model, as text.
     fn age(&self) -> String {
         let words = |seconds| {
             let ago = HumanDuration(Duration::from_secs_f64(seconds));
@@ -116,10 +114,10 @@ impl Explanation {
         self.age_seconds.map(words).unwrap_or_default()
     }
 
-    /// The table for people, and the numbers under it.
+    /// The table, and the numbers of the model below it.
     pub(crate) fn table(&self) -> String {
         if self.ranks == 1 {
-            let told = "one rank has nothing to sum with others, and no network was measured";
+            let told = "a single rank has nothing to sum with, so no network was measured";
             return format!("{told}\n  hint: mpirun -n 4 ringpull bench allreduce --explain\n");
         }
         let shares = self.hosts.len() == 1 && self.asked == Choice::Auto.to_string();
@@ -166,7 +164,7 @@ impl Explanation {
         }
         if let Some([one, other]) = &self.racks {
             let crossing = "long buffers cross the link between them once in each direction, whatever is predicted";
-            text.extend([format!("hosts {one:?} and {other:?} stand in two racks: {crossing}\n")]);
+            text.extend([format!("hosts {one:?} and {other:?} are in two racks: {crossing}\n")]);
         }
         text
     }
@@ -177,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_prediction_is_the_one_that_is_taken_and_a_plan_that_was_asked_for_its_own() {
+    fn auto_takes_the_least_prediction_and_a_requested_plan_has_its_own() {
         let segments = Segments { most_bytes: 256 << 10, is_fixed: false };
         for bytes in [4, 64 << 10, 100_000_000] {
             let of = |plan| explained(&Model::default(), plan, bytes, 8, segments);
@@ -206,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_ranks_share_memory_the_table_says_that_auto_sums_there() {
+    fn if_all_ranks_share_memory_the_table_says_that_auto_sums_there() {
         let table = of_hosts(vec![(0..8).collect()], None).table();
         assert!(table.contains("shared memory") && table.contains("no network was measured"), "{table}");
         assert!(!of_hosts((0..8).map(|rank| vec![rank]).collect(), None).table().contains("shared memory"));
@@ -227,7 +225,7 @@ mod tests {
             "400 MB/s",
             "1.05x",
             "[[0, 2], [1]]",
-            "hosts [1] and [0] stand in two racks",
+            "hosts [1] and [0] are in two racks",
         ] {
             assert!(table.contains(part), "{part} in {table}");
         }

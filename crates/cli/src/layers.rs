@@ -1,24 +1,24 @@
-//! A model as layers: which keys a layer has, and which part of a step's computing it takes.
+//! A model as layers: the keys of each layer, and its part of a step's computing.
 //!
-//! The parts follow from the layers' multiplications: for the built-in models by their architectures, for a
-//! file by its third column, and where that is missing by the tensors' sizes.
+//! The parts follow from the layers' multiplications: for the built-in models from their architectures, for a
+//! file from its third column, or without one from the tensors' sizes.
 
 use std::ops::Range;
 
 use ringpull_base::Result;
 use ringpull_workload::models::{self, ModelKey};
 
-/// What the names of one layer's tensors end with.
+/// The endings of the names of a layer's tensors.
 const ENDINGS: [&str; 4] = ["weight", "bias", "gamma", "beta"];
 
-/// Keys that get their gradients together.
+/// Keys whose gradients are computed together.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Layer {
-    /// What its keys' names begin with.
+    /// The common beginning of its keys' names.
     pub name: String,
-    /// Its keys, as places in the model's list.
+    /// Its keys, as indices of the model's list.
     pub keys: Range<usize>,
-    /// Its part of the step's computing; all layers' parts add up to 1.
+    /// Its part of the step's computing. The parts of all layers add up to 1.
     pub part: f64,
 }
 
@@ -31,8 +31,8 @@ pub(crate) struct Network {
     pub layers: Vec<Layer>,
 }
 
-/// The model by name, or of a file, every tensor scaled to `scale` of its elements. The layers' parts do not
-/// change with it.
+/// The named model or that of a file, with every tensor scaled to `scale` of its elements, which does not change
+/// the layers' parts.
 pub(crate) fn load(model: &str, scale: f64) -> Result<Network> {
     let keys = models::load(model, scale)?;
     let whole = models::load_whole(model)?;
@@ -57,7 +57,7 @@ fn layers(keys: &[ModelKey], costs: &[f64]) -> Vec<Layer> {
     layers
 }
 
-/// `fc6` of `fc6_weight` and `fc6.bias`; a name without such an ending is a layer's own.
+/// `fc6` of `fc6_weight` and `fc6.bias`. A name without such an ending is a layer of its own.
 fn stem(name: &str) -> &str {
     match name.rsplit_once(['_', '.']) {
         Some((stem, ending)) if ENDINGS.contains(&ending) => stem,

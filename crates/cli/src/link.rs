@@ -1,5 +1,4 @@
-//! The rate of a link: `200mbit`, `1gbit`, `none`. From it follow the shaper's settings and the bound of an
-//! operation.
+//! The rate of a link, such as `200mbit`, `1gbit` or `none`, and the settings of a shaper for it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,8 +30,8 @@ impl LinkRate {
         self.bits_per_s.map(|bits| bits as f64 / 8.0)
     }
 
-    /// How much the shaper lets through at once: a millisecond's worth, and at least 128 KiB, below which the
-    /// kernel cuts every large packet into small ones and the link reaches a fraction of its rate.
+    /// The shaper's burst: a millisecond's worth, and at least 128 KiB. With less the kernel cuts every large
+    /// packet into small ones, and the link reaches a fraction of its rate.
     pub(crate) fn burst_bytes(self) -> Option<u64> {
         self.bits_per_s.map(|bits| (bits / 8 / 1000).max(128 << 10))
     }
@@ -54,7 +53,7 @@ impl FromStr for LinkRate {
         }
         let bad = || {
             Error::argument(
-                format!("{text:?} is not a link rate"),
+                format!("invalid link rate {text:?}"),
                 "give a number and kbit, mbit or gbit, such as 200mbit or 2.5gbit, or none for no limit",
             )
         };
@@ -97,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_read_and_written_in_the_same_words() {
+    fn a_rate_is_printed_as_it_is_read() {
         for text in ["200mbit", "1gbit", "2500mbit", "56kbit", "1001bit", "none"] {
             assert_eq!(text.parse::<LinkRate>().unwrap().to_string(), text);
         }
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rate_is_an_error_that_says_what_is() {
+    fn an_invalid_rate_is_an_error_that_shows_a_valid_one() {
         for text in ["", "200", "mbit", "-1mbit", "0gbit", "1e99gbit", "nanmbit", "fast", "200 MB"] {
             let error = text.parse::<LinkRate>().unwrap_err().to_string();
             assert!(error.contains("200mbit"), "{text}: {error}");

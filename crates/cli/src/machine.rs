@@ -9,7 +9,7 @@ use ringpull_base::Kind;
 use ringpull_base::config::fashion_mnist;
 use ringpull_base::topology::{host_name, memory_bytes};
 
-/// The survey. Reading it changes nothing on the machine.
+/// A survey of the machine, which changes nothing on it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub version: String,
@@ -17,7 +17,7 @@ pub(crate) struct Machine {
     pub kinds: String,
     /// The MPI library this program was built with, `None` for a build without MPI.
     pub mpi_library: Option<String>,
-    /// The `mpirun` that is found first, by its own words.
+    /// The first line of the version of the `mpirun` that is found first.
     pub mpirun: Option<String>,
     pub host: String,
     /// Cores this process may use.
@@ -25,11 +25,11 @@ pub(crate) struct Machine {
     pub processor: Option<String>,
     pub memory_bytes: Option<u64>,
     pub kernel: String,
-    /// Why emulated hosts cannot be had here, `None` if they can.
+    /// Why there can be no emulated hosts here; `None` if there can.
     pub lab_lacks: Option<String>,
     /// Where Fashion-MNIST is, `None` if it is not installed.
     pub dataset: Option<String>,
-    /// GPUs, and the libraries that they take.
+    /// GPUs, and the libraries that they need.
     pub devices: ringpull_device::Survey,
 }
 
@@ -52,7 +52,7 @@ impl Machine {
         }
     }
 
-    /// The survey as lines of a name and its value.
+    /// The survey as names and values.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
         let none = || "none".to_owned();
         let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30));
@@ -84,12 +84,12 @@ impl Machine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProcessorTime {
     all: u64,
-    /// Ticks in which the machine wanted to run and its host ran something else.
+    /// Ticks in which this machine was ready to run, but its hypervisor ran something else.
     stolen: u64,
 }
 
 impl ProcessorTime {
-    /// Asks the kernel; `None` where it does not say.
+    /// `None` if the kernel does not say.
     pub(crate) fn read() -> Option<Self> {
         Self::parse(&std::fs::read_to_string("/proc/stat").ok()?)
     }
@@ -103,12 +103,12 @@ impl ProcessorTime {
         Some(ProcessorTime { all: ticks.iter().sum(), stolen })
     }
 
-    /// Whether the host has ever taken any.
+    /// Whether any time was ever stolen.
     pub(crate) fn has_stolen(self) -> bool {
         self.stolen > 0
     }
 
-    /// Whether it has taken any since `before`.
+    /// Whether any was stolen since `before`.
     pub(crate) fn has_stolen_since(self, before: Self) -> bool {
         self.stolen > before.stolen
     }
@@ -130,14 +130,14 @@ fn lab_lacks() -> Option<String> {
         .map(|program| format!("{program} is not installed"))
 }
 
-/// The first line that a program which ends well prints.
+/// The first line that a program prints, if it succeeds.
 pub(crate) fn first_line(program: &str, words: &[&str]) -> Option<String> {
     let output =
         Command::new(program).args(words).stdin(Stdio::null()).output().ok().filter(|it| it.status.success())?;
     String::from_utf8_lossy(&output.stdout).lines().next().map(|line| line.trim().to_owned())
 }
 
-/// What a file of `name: value` lines says.
+/// The value of a name in a file of `name: value` lines.
 pub(crate) fn field(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stolen_time_is_read_from_the_kernels_own_words() {
+    fn stolen_time_is_read_from_proc_stat() {
         let of = |idle: u64, stolen: u64| {
             format!("cpu  100 0 50 {idle} 10 0 5 {stolen} 40 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 5\n")
         };

@@ -23,7 +23,7 @@ impl Placement {
     }
 }
 
-/// A way of our own store to sum: `dist_sync_mpi`, `dist_sync:K`, `dist_sync:Kshared`, `dist_async:K`,
+/// How our store sums: `dist_sync_mpi`, `dist_sync:K`, `dist_sync:Kshared`, `dist_async:K`,
 /// `dist_async:Kshared`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_mode_is_an_error_that_lists_what_exists() {
+    fn an_unknown_mode_is_an_error_that_lists_the_modes() {
         for wrong in ["", "dist_sync", "dist_sync:", "dist_sync:0", "dist_sync:+1", "dist_snyc:1", "dist_sync:2Shared"]
         {
             let error = wrong.parse::<Mode>().unwrap_err().to_string();

@@ -48,7 +48,7 @@ fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &StoreOptions
     let mut found = RankReport::default();
     for iteration in 0..plan.warmup + plan.iters {
         if iteration == plan.warmup {
-            memory.look_away();
+            memory.stop();
         }
         let (seconds, before, after) = iterations.take(store, iteration, Spent::now)?;
         if iteration >= plan.warmup {

@@ -148,11 +148,9 @@ impl Record {
 
     /// Reads the records that a job printed. A record with unverified samples is an error.
     pub(crate) fn parse_list(origin: &str, json: &str) -> Result<Vec<Record>> {
-        let wrong = |what: String| Error::Protocol {
-            rank: None,
-            peer: origin.to_owned(),
-            what,
-            remedy: "a job must print one JSON array of records to stdout and everything else to stderr".to_owned(),
+        let wrong = |what: String| {
+            let remedy = "a job must print one JSON array of records to stdout and everything else to stderr";
+            Error::argument(format!("{origin}: {what}"), remedy)
         };
         let records: Vec<Record> =
             serde_json::from_str(json.trim()).map_err(|cause| wrong(format!("unreadable records ({cause})")))?;

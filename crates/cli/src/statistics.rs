@@ -1,14 +1,16 @@
-//! What samples of a time say: median, spread, and doubts in words that say what to do.
+//! The median and spread of samples, and warnings about them that say what to do.
 
 use serde::{Deserialize, Serialize};
 
-/// Below this many samples a spread says little.
+use crate::text::several;
+
+/// With fewer samples a spread says little.
 const ENOUGH: usize = 5;
 /// Iglewicz and Hoaglin's limit for the modified z-score, 0.6745 (x - median) / MAD.
 const OUTLIER_SCORE: f64 = 3.5;
-/// Differences smaller than this part of the median are never called outliers or gains.
+/// A smaller part of the median is never called an outlier or a gain.
 pub(crate) const RESOLUTION: f64 = 0.02;
-/// More than this part of the processors' time taken by the machine's host is worth a doubt.
+/// A larger part of the processors' time taken by the hypervisor causes a warning.
 const STOLEN: f64 = 0.01;
 
 /// Median and spread of some samples, in the samples' unit.
@@ -19,7 +21,7 @@ pub(crate) struct Summary {
     pub median: f64,
     pub min: f64,
     pub max: f64,
-    /// The quarter point: a quarter of the samples lies at or below it.
+    /// The quarter point: a quarter of the samples is at or below it.
     pub q1: f64,
     /// The three-quarter point.
     pub q3: f64,
@@ -52,15 +54,15 @@ impl Summary {
         if self.median == 0.0 { 0.0 } else { (self.q3 - self.q1) / 2.0 / self.median }
     }
 
-    /// Whether this is smaller or larger than `other` beyond noise: the middle halves of the samples do not
-    /// touch, and the medians differ by more than 2 %.
+    /// Whether this differs from `other` beyond noise: the middle halves of the samples do not overlap, and the
+    /// medians differ by more than 2 %.
     pub(crate) fn differs_from(&self, other: &Summary) -> bool {
         let apart = self.q3 < other.q1 || other.q3 < self.q1;
         apart && (self.median - other.median).abs() > RESOLUTION * self.median.min(other.median)
     }
 }
 
-/// Doubts about `samples`, which stand in the order they were taken. Empty if there is none.
+/// Warnings about `samples`, which are in the order of their measurement.
 pub(crate) fn warnings(samples: &[f64]) -> Vec<String> {
     let Some(summary) = Summary::of(samples) else {
         return vec!["there are no samples".to_owned()];
@@ -68,9 +70,8 @@ pub(crate) fn warnings(samples: &[f64]) -> Vec<String> {
     let mut doubts = Vec::new();
     if summary.count < ENOUGH {
         doubts.push(format!(
-            "only {} sample{}: take at least {ENOUGH} for a spread that means something, by --iters or, in compare, --rounds",
-            summary.count,
-            if summary.count == 1 { "" } else { "s" },
+            "only {}: a spread needs at least {ENOUGH}; raise --iters or, in compare, --rounds",
+            several(summary.count, "sample"),
         ));
         if summary.count < 3 {
             return doubts;
@@ -87,7 +88,6 @@ pub(crate) fn warnings(samples: &[f64]) -> Vec<String> {
     let far: Vec<f64> =
         samples.iter().skip(usize::from(slow_start)).copied().filter(|sample| is_outlier(*sample, &summary)).collect();
     if let Some(worst) = far.iter().copied().max_by(|a, b| distance(*a, &summary).total_cmp(&distance(*b, &summary))) {
-        // `down to 0.87x` and `up to 2.00x`: a low outlier is as doubtful as a high one.
         let direction = if worst < summary.median { "down" } else { "up" };
         doubts.push(format!(
             "{} of {} samples lie{} far from the others ({direction} to {:.2}x of the median): something else used the machine or the link; run again when it is quiet",
@@ -100,7 +100,7 @@ pub(crate) fn warnings(samples: &[f64]) -> Vec<String> {
     doubts
 }
 
-/// The doubt that follows from the part of the processors' time that the machine's host took away.
+/// A warning if the hypervisor took a large part of the processors' time.
 pub(crate) fn doubt_of_stolen(part: f64) -> Option<String> {
     (part > STOLEN).then(|| {
         format!(
@@ -146,20 +146,20 @@ mod tests {
     }
 
     #[test]
-    fn steady_samples_raise_no_doubt() {
+    fn steady_samples_cause_no_warning() {
         assert!(warnings(&[1.00, 1.01, 0.99, 1.00, 1.02, 1.00]).is_empty());
         assert!(warnings(&[1.0; 9]).is_empty());
     }
 
     #[test]
-    fn a_slow_first_sample_asks_for_warm_up_and_is_not_called_an_outlier_again() {
+    fn a_slow_first_sample_suggests_a_warm_up_and_is_not_an_outlier_too() {
         let doubts = warnings(&[3.0, 1.0, 1.01, 0.99, 1.0, 1.0]);
         assert_eq!(doubts.len(), 1, "{doubts:?}");
         assert!(doubts[0].contains("3.00x") && doubts[0].contains("--warmup"));
     }
 
     #[test]
-    fn an_outlier_asks_for_a_quiet_machine_and_few_samples_for_more() {
+    fn an_outlier_suggests_a_quiet_machine_and_few_samples_more_of_them() {
         let doubts = warnings(&[1.0, 1.01, 0.99, 2.0, 1.0, 1.0]);
         assert!(doubts[0].starts_with("1 of 6 samples lies far"), "{doubts:?}");
         let doubts = warnings(&[1.0, 1.01, 0.99, 0.5, 1.0, 1.0]);
@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn time_that_the_host_took_is_a_doubt_from_one_per_cent_on() {
+    fn stolen_time_above_one_per_cent_causes_a_warning() {
         assert_eq!(doubt_of_stolen(0.01), None);
         let doubt = doubt_of_stolen(0.032).unwrap();
         assert!(doubt.starts_with("3.2 % of the processors' time was taken by the machine's host"), "{doubt}");
     }
 
     #[test]
-    fn times_whose_middle_halves_touch_do_not_differ() {
+    fn times_whose_middle_halves_overlap_do_not_differ() {
         let of = |samples: &[f64]| Summary::of(samples).unwrap();
         let (a, b, c) = (of(&[1.0, 1.1, 1.2, 1.3]), of(&[1.15, 1.2, 1.3, 1.4]), of(&[2.0, 2.1, 2.2]));
         assert!(!a.differs_from(&b));

@@ -146,7 +146,7 @@ impl<'a> Replay<'a> {
             for key in layer.keys.clone() {
                 drop(self.tensors[key].read()?);
             }
-            device.stand_still(asked.elapsed());
+            device.idle(asked.elapsed());
             self.compute(device, layer, 1.0 - BACKWARD, |tensor, key| {
                 if self.accumulates {
                     return Ok(());

@@ -1,4 +1,4 @@
-//! What a measurement costs beside time: processor seconds, memory, and what a rank uses that only waits.
+//! What a measurement costs besides time: processor seconds, memory, and the processor use of waiting ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use ringpull_base::buffer::region;
 use crate::machine::field;
 use crate::statistics::Summary;
 
-/// The costs of one operation, averages over the ranks but for memory.
+/// The costs of one operation: averages over the ranks, except for memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Usage {
@@ -21,13 +21,13 @@ pub(crate) struct Usage {
     pub cpu_s_per_gb: Option<f64>,
     /// The part of a core that a rank used while it waited for a late one.
     pub waiting_cpu: Option<f64>,
-    /// The most that any rank's memory, without what is its neighbours', grew beyond what it held, payload
-    /// included, before the first iteration: at any time of the iterations that warm up, or at the end.
+    /// The most that the memory of any rank, without its neighbours', grew since before the first iteration: at
+    /// any time of the warm-up, or at the end.
     pub extra_rss_bytes: Option<u64>,
 }
 
 impl Usage {
-    /// What several jobs of one kind cost: the median of their processor time, and the most memory of any.
+    /// The costs of several jobs: the median of their processor time, and the most memory.
     pub(crate) fn over_jobs(jobs: &[Usage]) -> Usage {
         let median = |of: fn(&Usage) -> Option<f64>| {
             let known: Vec<f64> = jobs.iter().filter_map(of).collect();
@@ -47,8 +47,7 @@ pub(crate) fn cpu_s() -> f64 {
     used.tv_sec as f64 + used.tv_nsec as f64 * 1e-9
 }
 
-/// Watches, from its making on, the memory that this process has for itself or has made for others: what it
-/// maps of its neighbours' is theirs.
+/// Watches the growth of this process's memory, without what it maps of its neighbours'.
 #[derive(Debug)]
 pub(crate) struct Memory {
     before: Option<u64>,
@@ -58,32 +57,32 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Takes what is held now as the beginning. A thread looks again every few milliseconds, which costs
-    /// several percent of a core: [`look_away`](Self::look_away) before anything is timed.
+    /// Begins to watch. A thread reads the memory every few milliseconds, which costs several percent of a core:
+    /// call [`stop`](Self::stop) before anything is timed.
     pub(crate) fn watch() -> Self {
-        /// What is held for a shorter time may be missed.
+        /// A shorter peak may be missed.
         const INTERVAL: Duration = Duration::from_millis(5);
         let (watched, end) = channel();
         let peak = Arc::new(AtomicU64::new(0));
         let highest = Arc::clone(&peak);
-        let look = move || {
+        let watch = move || {
             while end.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 highest.fetch_max(held_bytes().unwrap_or(0), Ordering::Relaxed);
             }
         };
-        let spawned = std::thread::Builder::new().name("ringpull-memory".to_owned()).spawn(look);
+        let spawned = std::thread::Builder::new().name("ringpull-memory".to_owned()).spawn(watch);
         if let Err(cause) = &spawned {
             tracing::debug!(%cause, "memory is not watched");
         }
         Memory { before: held_bytes().filter(|_| spawned.is_ok()), peak, watched: Some(watched) }
     }
 
-    /// Ends the thread. From here on only what is held at the end counts.
-    pub(crate) fn look_away(&mut self) {
+    /// Ends the thread. Afterwards only the memory at the end counts.
+    pub(crate) fn stop(&mut self) {
         self.watched = None;
     }
 
-    /// How far the peak went beyond the beginning.
+    /// The growth from the beginning to the peak.
     pub(crate) fn grown_bytes(&self) -> Option<u64> {
         Some(held_bytes()?.max(self.peak.load(Ordering::Relaxed)).saturating_sub(self.before?))
     }
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_touched_and_freed_is_remembered() {
+    fn memory_that_was_used_and_freed_counts() {
         // Other tests of this process free memory meanwhile: once is enough.
         let grown = (0..10).map(|_| {
             let memory = Memory::watch();

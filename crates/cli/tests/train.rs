@@ -1,4 +1,4 @@
-//! The training example on a few hundred images: exact resumption, and one clear error for what goes wrong.
+//! The training example on a few hundred images: exact resumption, and one clear error for each mistake.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -91,7 +91,7 @@ fn a_resumed_run_ends_with_the_weights_of_one_that_never_stopped() {
 }
 
 #[test]
-fn a_resumed_run_says_where_it_goes_on_and_takes_no_other_seed() {
+fn a_resumed_run_reports_where_it_resumes_and_accepts_no_other_seed() {
     if !has_data() {
         return;
     }
@@ -174,7 +174,7 @@ fn a_worker_that_sleeps_a_minute_costs_time_and_two_warnings_at_most() {
 }
 
 #[test]
-fn seconds_that_are_none_are_refused() {
+fn invalid_seconds_of_late_are_an_error() {
     let output = train(&["--late", "5:-1"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -238,7 +238,7 @@ fn said_alone(environment: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn the_first_process_of_several_that_asks_for_a_kind_of_one_is_warned_once() {
+fn the_first_of_several_processes_with_a_kind_for_one_is_warned_once() {
     let of_rank = |rank, size| said_alone(&[("OMPI_COMM_WORLD_SIZE", size), ("OMPI_COMM_WORLD_RANK", rank)]);
     assert!(!of_rank("1", "3").contains("warning: "), "the first rank says it");
     let text = of_rank("0", "3");
@@ -248,7 +248,7 @@ fn the_first_process_of_several_that_asks_for_a_kind_of_one_is_warned_once() {
 }
 
 #[test]
-fn the_first_worker_speaks_for_a_job_with_servers_whatever_rank_its_launcher_gives_it() {
+fn the_first_worker_prints_the_warnings_of_a_job_with_servers_whatever_its_rank() {
     let root = [("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_PS_ROOT_PORT", "9")];
     let job = [("DMLC_ROLE", "worker"), ("DMLC_NUM_WORKER", "3"), ("DMLC_NUM_SERVER", "1"), ("RINGPULL_TIMOUT", "9")];
     // The scheduler and the server are ranks of mpirun's too, and come first.
@@ -261,23 +261,6 @@ fn the_first_worker_speaks_for_a_job_with_servers_whatever_rank_its_launcher_giv
     assert_eq!(of("0", &[("DMLC_WORKER_ID", "1")]), (0, 0));
     assert_eq!(of("2", &[("DMLC_RANK", "0")]), (1, 1));
     assert_eq!(of("3", &[]), (1, 1), "where nobody numbers the workers each of them says it");
-}
-
-#[test]
-fn a_checkpoint_that_is_absent_or_damaged_is_one_error() {
-    if !has_data() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("run.safetensors");
-    let arguments = ["--checkpoint", file.to_str().unwrap(), "--resume"];
-    let text = error(&arguments);
-    assert!(text.contains("run.safetensors") && text.contains("hint: --resume-if-any"), "{text}");
-    std::fs::write(&file, "not a checkpoint").unwrap();
-    assert!(error(&arguments).contains("no whole checkpoint"));
-    let absent = folder.path().join("absent").join("run.safetensors");
-    let text = error(&["--checkpoint", absent.to_str().unwrap()]);
-    assert!(text.contains("there is no folder") && text.contains("mkdir -p"), "{text}");
 }
 
 #[test]

@@ -2,24 +2,24 @@
 
 use ringpull_base::Result;
 
-use super::request::{Kind, Request, wrong};
+use super::request::{JobKind, Request, wrong};
 
 impl Request {
     /// An error if the command asks for a store that cannot work in this kind of job.
     pub(super) fn check_command(&self) -> Result<()> {
         let Some(store) = store_of(&self.command) else { return Ok(()) };
         let fits = match self.kind {
-            Kind::Train | Kind::Trainjob => store == "dist_sync_mpi",
-            Kind::Ps | Kind::Mxjob => store.starts_with("dist_") && store != "dist_sync_mpi",
-            Kind::Job => !store.starts_with("dist_"),
-            Kind::Compare | Kind::Tfjob => true,
+            JobKind::Train | JobKind::Trainjob => store == "dist_sync_mpi",
+            JobKind::Ps | JobKind::Mxjob => store.starts_with("dist_") && store != "dist_sync_mpi",
+            JobKind::Job => !store.starts_with("dist_"),
+            JobKind::Compare | JobKind::Tfjob => true,
         };
         if fits {
             return Ok(());
         }
         let (what, should) = match self.kind {
-            Kind::Train | Kind::Trainjob => ("every rank would train a separate model", "dist_sync_mpi"),
-            Kind::Ps | Kind::Mxjob => ("its servers would have nothing to do", "dist_sync or dist_async"),
+            JobKind::Train | JobKind::Trainjob => ("every rank would train a separate model", "dist_sync_mpi"),
+            JobKind::Ps | JobKind::Mxjob => ("its servers would have nothing to do", "dist_sync or dist_async"),
             _ => ("the job is one process", "local or device"),
         };
         wrong(
@@ -31,9 +31,9 @@ impl Request {
     /// A warning about the command, with a hint. The job may still be what is wanted.
     pub fn doubt(&self) -> Option<String> {
         let wanted = match self.kind {
-            Kind::Train | Kind::Trainjob => "dist_sync_mpi",
-            Kind::Ps | Kind::Mxjob => "dist_sync",
-            Kind::Job | Kind::Compare | Kind::Tfjob => return None,
+            JobKind::Train | JobKind::Trainjob => "dist_sync_mpi",
+            JobKind::Ps | JobKind::Mxjob => "dist_sync",
+            JobKind::Job | JobKind::Compare | JobKind::Tfjob => return None,
         };
         let example = example(&self.command)?;
         store_of(&self.command).is_none().then(|| {
@@ -84,14 +84,14 @@ mod tests {
             Request { command, ..Request::new(kind) }.doubt()
         };
         for (kind, wanted) in
-            [(Kind::Train, "dist_sync_mpi"), (Kind::Trainjob, "dist_sync_mpi"), (Kind::Ps, "dist_sync")]
+            [(JobKind::Train, "dist_sync_mpi"), (JobKind::Trainjob, "dist_sync_mpi"), (JobKind::Ps, "dist_sync")]
         {
             for command in ["train --data /train", "/opt/bin/train", "python3 examples/mxnet/train.py"] {
                 let text = doubt(kind, command).unwrap();
                 assert!(text.ends_with(&format!("hint: add --kv-store {wanted} to the command")), "{text}");
             }
         }
-        assert_eq!(doubt(Kind::Job, "train"), None);
+        assert_eq!(doubt(JobKind::Job, "train"), None);
         for command in [
             "train --kv-store dist_sync_mpi",
             "train --kv-store=dist_sync_mpi",
@@ -100,7 +100,7 @@ mod tests {
             "python3 -m tool train",
             "python3 tool.py --data /train --val /data/train",
         ] {
-            assert_eq!(doubt(Kind::Train, command), None, "{command}");
+            assert_eq!(doubt(JobKind::Train, command), None, "{command}");
         }
     }
 }

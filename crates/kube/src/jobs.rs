@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::pod::{metadata, plain, ssh_folder, ssh_worker, variable, worker};
 use super::quantity::Quantity;
-use super::request::{Gang, Kind, Request};
+use super::request::{Gang, JobKind, Request};
 
 /// Where the operators put the list of hosts.
 const HOSTFILE: &str = "/etc/mpi/hostfile";
@@ -23,14 +23,14 @@ fn add_open_mpi_5(container: &mut Value) {
 fn launcher_args(request: &Request) -> Vec<String> {
     let (ranks, servers) = (u64::from(request.workers) * u64::from(request.slots()), request.servers());
     let words = match request.kind {
-        Kind::Compare => format!("ringpull compare -H {HOSTFILE}"),
-        Kind::Ps => format!("ringpull launch --launcher mpi -H {HOSTFILE} -n {ranks} -s {servers} --"),
+        JobKind::Compare => format!("ringpull compare -H {HOSTFILE}"),
+        JobKind::Ps => format!("ringpull launch --launcher mpi -H {HOSTFILE} -n {ranks} -s {servers} --"),
         // Without -np every slot of the hostfile gets its rank.
         _ => "mpirun --bind-to none --map-by slot".to_owned(),
     };
     let mut words: Vec<String> = words.split(' ').map(str::to_owned).chain(request.command.clone()).collect();
     let names_folder = request.command.iter().any(|word| word.starts_with("--out"));
-    if request.kind == Kind::Compare && request.claim.is_some() && !names_folder {
+    if request.kind == JobKind::Compare && request.claim.is_some() && !names_folder {
         words.extend(["--out".to_owned(), format!("{}/compare-out", request.mount)]);
     }
     words

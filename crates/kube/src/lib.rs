@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use ringpull_base::{Error, Result};
 
-use self::request::{Kind, Request};
+use self::request::{JobKind, Request};
 
 /// The objects that run what `request` asks for, in the order to apply them in.
 pub fn documents(request: &Request) -> Result<Vec<Value>> {
@@ -28,11 +28,11 @@ pub fn documents(request: &Request) -> Result<Vec<Value>> {
     let claim = request.claim.as_ref().zip(request.claim_size.as_ref());
     let claim = claim.map(|(name, size)| jobs::claim(request, name, size));
     let job = match request.kind {
-        Kind::Train | Kind::Compare | Kind::Ps => vec![jobs::mpijob(request)],
-        Kind::Job => vec![jobs::job(request)],
-        Kind::Trainjob => vec![jobs::runtime(request), jobs::trainjob(request)],
-        Kind::Mxjob => vec![jobs::mxjob(request)],
-        Kind::Tfjob => vec![jobs::tfjob(request)],
+        JobKind::Train | JobKind::Compare | JobKind::Ps => vec![jobs::mpijob(request)],
+        JobKind::Job => vec![jobs::job(request)],
+        JobKind::Trainjob => vec![jobs::runtime(request), jobs::trainjob(request)],
+        JobKind::Mxjob => vec![jobs::mxjob(request)],
+        JobKind::Tfjob => vec![jobs::tfjob(request)],
     };
     Ok(claim.into_iter().chain(job).collect())
 }

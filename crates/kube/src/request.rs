@@ -8,7 +8,7 @@ use super::quantity::Quantity;
 
 /// The kind of job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
+pub enum JobKind {
     /// An MPIJob that trains by allreduce.
     Train,
     /// An MPIJob that compares allreduce and parameter servers on its pods.
@@ -38,8 +38,8 @@ pub enum Gang {
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 pub struct Request {
     /// The kind of job.
-    #[arg(skip = Kind::Job)]
-    pub kind: Kind,
+    #[arg(skip = JobKind::Job)]
+    pub kind: JobKind,
     /// The name of the job; the names of its pods follow from it.
     #[arg(long, default_value = "ringpull")]
     pub name: String,
@@ -143,7 +143,7 @@ pub const SSH_PORT: u16 = 2222;
 impl Request {
     /// A job of this kind with the default of each flag.
     #[cfg(any(test, fuzzing))]
-    pub fn new(kind: Kind) -> Self {
+    pub fn new(kind: JobKind) -> Self {
         use clap::{Args as _, FromArgMatches as _};
         let defaults = Self::augment_args(clap::Command::new("job")).get_matches_from(["job"]);
         Request { kind, ..Self::from_arg_matches(&defaults).expect("every flag has a default") }
@@ -166,8 +166,8 @@ impl Request {
 
     /// An error unless the flags fit together.
     pub fn check(&self) -> Result<()> {
-        let by_mpi = matches!(self.kind, Kind::Train | Kind::Compare | Kind::Ps);
-        let has_servers = matches!(self.kind, Kind::Ps | Kind::Mxjob | Kind::Tfjob);
+        let by_mpi = matches!(self.kind, JobKind::Train | JobKind::Compare | JobKind::Ps);
+        let has_servers = matches!(self.kind, JobKind::Ps | JobKind::Mxjob | JobKind::Tfjob);
         let (kind, slots, gpus, workers) = (self.kind.name(), self.slots(), self.gpus, self.workers);
         let of_mpijobs = |flag: &str| format!("{flag} is of MPIJobs alone, and a {kind} is none");
         let not_of_mpijobs = "leave it out, or write a train, compare or ps";
@@ -214,12 +214,12 @@ impl Request {
                 "leave one of them out",
             ),
             (
-                self.kind == Kind::Trainjob && workers < 2,
+                self.kind == JobKind::Trainjob && workers < 2,
                 "a TrainJob needs two workers: its launcher is the first node".into(),
                 "give --workers of at least 2",
             ),
             (
-                self.command.is_empty() && self.kind != Kind::Compare,
+                self.command.is_empty() && self.kind != JobKind::Compare,
                 "the command is missing".into(),
                 "give it after --, such as -- train --kv-store dist_sync_mpi",
             ),
@@ -232,12 +232,12 @@ impl Request {
 
     fn check_names(&self) -> Result<()> {
         let longest = match self.kind {
-            Kind::Train | Kind::Compare | Kind::Ps | Kind::Tfjob => {
+            JobKind::Train | JobKind::Compare | JobKind::Ps | JobKind::Tfjob => {
                 format!("{}-worker-{}", self.name, self.workers.max(1) - 1)
             }
-            Kind::Mxjob => format!("{}-scheduler-0", self.name),
-            Kind::Trainjob => format!("{}-launcher-0-0", self.name),
-            Kind::Job => self.name.clone(),
+            JobKind::Mxjob => format!("{}-scheduler-0", self.name),
+            JobKind::Trainjob => format!("{}-launcher-0-0", self.name),
+            JobKind::Job => self.name.clone(),
         };
         check_label("--name", &self.name)?;
         if longest.len() > LONGEST_LABEL {
@@ -268,7 +268,7 @@ impl Request {
     }
 }
 
-impl Kind {
+impl JobKind {
     /// The name of the subcommand that writes it.
     pub(super) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     fn request(change: impl FnOnce(&mut Request)) -> String {
-        let mut request = Request::new(Kind::Train);
+        let mut request = Request::new(JobKind::Train);
         request.command = ["train", "--kv-store", "dist_sync_mpi"].map(str::to_owned).to_vec();
         change(&mut request);
         request.check().err().map_or(String::new(), |error| error.to_string())
@@ -329,7 +329,7 @@ mod tests {
             (|r| (r.launcher_works, r.host_network) = (true, true), "leave one of them out"),
             (|r| r.command.clear(), "give it after --"),
             (|r| r.command[2] = "local".to_owned(), "a separate model"),
-            (|r| (r.kind, r.gang) = (Kind::Mxjob, Some(Gang::Volcano)), "--gang is of MPIJobs alone"),
+            (|r| (r.kind, r.gang) = (JobKind::Mxjob, Some(Gang::Volcano)), "--gang is of MPIJobs alone"),
             (|r| r.env = [("1A".to_owned(), String::new())].into(), "NAME=VALUE"),
         ];
         for (change, expected) in cases {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use ringpull_base::{Error, Result};
 
 use super::quantity::Quantity;
-use super::request::{Kind, Request};
+use super::request::{JobKind, Request};
 
 const KEYS: &str = "distribution_type, number_of_workers, number_of_servers, worker_cpus, worker_memory, launcher_cpus, launcher_memory";
 
@@ -43,10 +43,10 @@ pub fn apply(text: &str, request: &mut Request) -> Result<()> {
         value => serde_json::from_value(value).map_err(|cause| bad(&cause))?,
     };
     request.kind = match dictionary.distribution_type.as_deref() {
-        None | Some("Job") => Kind::Job,
-        Some("MPI") => Kind::Train,
-        Some("TF") => Kind::Tfjob,
-        Some("PS") => Kind::Ps,
+        None | Some("Job") => JobKind::Job,
+        Some("MPI") => JobKind::Train,
+        Some("TF") => JobKind::Tfjob,
+        Some("PS") => JobKind::Ps,
         Some(other) => {
             return Err(Error::argument(
                 format!("unknown distribution_type {other:?}"),
@@ -68,11 +68,11 @@ pub fn apply(text: &str, request: &mut Request) -> Result<()> {
 }
 
 /// An error if the dictionary has a key that this kind of job does not use.
-fn refuse_unused_keys(dictionary: &Dictionary, kind: Kind) -> Result<()> {
-    let (is_job, has_launcher) = (kind == Kind::Job, matches!(kind, Kind::Train | Kind::Ps));
+fn refuse_unused_keys(dictionary: &Dictionary, kind: JobKind) -> Result<()> {
+    let (is_job, has_launcher) = (kind == JobKind::Job, matches!(kind, JobKind::Train | JobKind::Ps));
     for (key, given, used) in [
         ("number_of_workers", dictionary.number_of_workers.is_some(), !is_job),
-        ("number_of_servers", dictionary.number_of_servers.is_some(), kind == Kind::Ps),
+        ("number_of_servers", dictionary.number_of_servers.is_some(), kind == JobKind::Ps),
         ("worker_cpus", dictionary.worker_cpus.is_some(), !is_job),
         ("worker_memory", dictionary.worker_memory.is_some(), !is_job),
         ("launcher_cpus", dictionary.launcher_cpus.is_some(), has_launcher),
@@ -131,24 +131,24 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Request> {
-        let mut request = Request::new(Kind::Job);
+        let mut request = Request::new(JobKind::Job);
         apply(text, &mut request).map(|()| request)
     }
 
     #[test]
     fn an_empty_dictionary_is_a_job_and_two_workers_are_the_default() {
         for text in ["", "null", "{}", "{\"distribution_type\": \"Job\"}"] {
-            assert_eq!(read(text).unwrap().kind, Kind::Job, "{text}");
+            assert_eq!(read(text).unwrap().kind, JobKind::Job, "{text}");
         }
         let request = read("{\"distribution_type\": \"MPI\"}").unwrap();
-        assert_eq!((request.kind, request.workers), (Kind::Train, 2));
+        assert_eq!((request.kind, request.workers), (JobKind::Train, 2));
     }
 
     #[test]
     fn counts_may_be_digits_in_a_string() {
         let text = "{\"distribution_type\": \"PS\", \"number_of_workers\": \"8\", \"number_of_servers\": 2, \"worker_cpus\": 4, \"worker_memory\": \"8Gi\", \"launcher_memory\": \"512Mi\"}";
         let request = read(text).unwrap();
-        assert_eq!((request.kind, request.workers, request.servers), (Kind::Ps, 8, 2));
+        assert_eq!((request.kind, request.workers, request.servers), (JobKind::Ps, 8, 2));
         assert_eq!(request.memory.unwrap().to_string(), "8Gi");
         assert_eq!(request.cpus.unwrap().to_string(), "4");
         assert_eq!(request.launcher_memory.unwrap().to_string(), "512Mi");

@@ -28,10 +28,10 @@ pub(crate) struct LabArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Make the hosts; a lab of another shape is replaced.
+    /// Create the hosts; a lab of another shape is replaced.
     ///
-    /// They share this machine's processors rank by rank: `kernel.sched_autogroup_enabled` is off until they
-    /// are removed.
+    /// While they are up, `kernel.sched_autogroup_enabled` is off, so that ranks and not sessions share this
+    /// machine's processors.
     #[command(after_help = "Examples:
   ringpull lab up 8 200mbit                        eight hosts with links of 200 Mbit/s
   ringpull lab up 8 1gbit --uplink 250mbit         two racks of four
@@ -39,7 +39,7 @@ enum Action {
                                                    neighbours in different racks
   ringpull lab up 4 none                           links without a limit")]
     Up {
-        /// How many hosts, 1 to 100.
+        /// The number of hosts, 1 to 100.
         hosts: usize,
         /// The rate of every link, such as 200mbit or 1gbit; none for no limit.
         rate: LinkRate,
@@ -58,25 +58,25 @@ enum Action {
     },
 }
 
-/// How emulated hosts stand in racks.
+/// The racks of emulated hosts.
 #[derive(Debug, Args)]
 pub(crate) struct RackArgs {
-    /// Two racks: each half of the hosts on a bridge of its own, and one link of this rate between them.
+    /// Divide the hosts into two racks, each with its own bridge, and join them by one link of this rate.
     #[arg(long, value_name = "RATE")]
     uplink: Option<LinkRate>,
-    /// Hosts, and with them ranks, stand in the racks in turn instead of half and half.
+    /// Let hosts, and so ranks, alternate between the racks instead of half and half.
     #[arg(long, requires = "uplink")]
     alternate: bool,
 }
 
 impl RackArgs {
-    /// The racks asked for, if any.
+    /// The racks, if any.
     pub(crate) fn racks(&self) -> Option<Racks> {
         self.uplink.map(|uplink| Racks { uplink, alternate: self.alternate })
     }
 }
 
-/// Makes, removes or enters emulated hosts.
+/// Creates, removes or enters emulated hosts.
 pub(crate) fn run(args: LabArgs) -> Result<ExitCode> {
     match args.action {
         Action::Up { hosts, rate, racks } => {

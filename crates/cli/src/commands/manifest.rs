@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use ringpull_base::{Error, Result};
 use ringpull_kube::lint::{self, Finding, Severity};
-use ringpull_kube::request::{Kind, Request};
+use ringpull_kube::request::{JobKind, Request};
 use ringpull_kube::{documents, specification, to_yaml};
 
 use super::{Format, to_json};
@@ -29,7 +29,7 @@ pub(crate) struct ManifestArgs {
     other: Option<ManifestCommand>,
     /// The kind of job.
     #[arg(value_enum, required = true)]
-    kind: Option<Kind>,
+    kind: Option<JobKind>,
     #[command(flatten)]
     job: Request,
 }

@@ -1,4 +1,4 @@
-//! `ringpull timeline`: the ranks' timelines on one clock, and where a step's time went.
+//! `ringpull timeline`: merges the ranks' timelines, and shows where a step's time went.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,10 +23,10 @@ pub(crate) struct TimelineArgs {
     /// The files of all ranks of one run.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Write all ranks' events, on rank 0's clock, to this file.
+    /// Write the events of all ranks, on rank 0's clock, to this file.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// How many keys to list.
+    /// The number of keys to list.
     #[arg(long, default_value_t = 10)]
     keys: usize,
     /// A table for people or JSON for programs.
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &TimelineArgs) -> Result<ExitCode> {
     }
     let mut found = account(&merged);
     if found.ranks.iter().all(|rank| rank.steps == 0) {
-        return Err(Error::argument("no rank pushed anything, so there is no step", "name the files of the workers"));
+        return Err(Error::argument("no rank pushed anything, so there is no step", "give the files of the workers"));
     }
     found.keys.truncate(args.keys);
     print(args.format, &found, || words::render(&found))?;

@@ -8,7 +8,7 @@ use super::measured::StoreArgs;
 use crate::record::Record;
 use crate::size::format_size;
 use crate::statistics::{self, Summary};
-use crate::text::{format_seconds, format_signed_seconds};
+use crate::text::format_seconds;
 use crate::{layers, train};
 
 #[derive(Debug, Args)]
@@ -25,13 +25,13 @@ pub(crate) struct TrainArgs {
     /// Scale every tensor of the model to this part of its elements.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Seconds that one host alone computes for in a step.
+    /// Seconds that one host alone computes in a step.
     #[arg(long, value_name = "SECONDS")]
     compute: f64,
-    /// Compute on the processor instead of waiting by the clock; with =PART only for that part of the time.
+    /// Compute on the processor instead of by the clock; with =PART only for that part of the time.
     #[arg(long, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     burn: Option<f64>,
-    /// Images of one host in a step, for images/s.
+    /// Images of one host in a step, to print images/s.
     #[arg(long)]
     batch: Option<usize>,
     /// Measured steps.
@@ -70,7 +70,7 @@ pub(super) fn words(records: &[Record]) -> String {
             ),
             format!("step         {} +-{:.1} %", format_seconds(summary.median), 100.0 * summary.relative_spread()),
             format!("compute      {}, {how}", format_seconds(train.compute_s)),
-            format!("exposed      {}", format_signed_seconds(train.exposed_s)),
+            format!("exposed      {}", format_seconds(train.exposed_s)),
             format!("efficiency   {:.2} %", 100.0 * train.efficiency),
         ]);
         lines.extend(train.images_per_s.map(|rate| format!("images/s     {rate:.2} of each rank")));

@@ -1,27 +1,25 @@
-//! Horizontal bar charts: where their parts lie. The page's template draws them as SVG, without a script and
-//! at any width.
+//! The layout of horizontal bar charts, which the page's template draws as SVG without a script.
 //!
-//! Positions along the axis are per cent of the drawing's width and heights are pixels, so the browser fits a
-//! chart into a phone and a laptop alike while its text keeps its size. Each bar is labelled directly: its
-//! name above it, its value at its end.
+//! Positions along the axis are per cent of the drawing's width and heights are pixels, so a chart fits any
+//! width while its text keeps its size. Each bar has its name above it and its value at its end.
 
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 
 use crate::variant::Family;
 
-/// A chart: what it shows and one bar for each variant.
+/// A chart with one bar for each variant.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
     pub id: &'static str,
-    /// What a screen reader says first.
+    /// The heading, also for screen readers.
     pub title: &'static str,
-    /// The axis in words, with its unit.
+    /// The label of the axis, with its unit.
     pub axis: &'static str,
-    /// A line across all bars, such as a bound: where, and what it is.
+    /// A line across all bars, such as a bound: its value and its label.
     pub reference: Option<(f64, String)>,
     pub bars: Vec<Bar>,
-    /// How the axis writes its numbers.
+    /// The format of the axis's numbers.
     pub tick: fn(f64) -> String,
 }
 
@@ -31,7 +29,7 @@ pub(crate) struct Bar {
     pub name: String,
     pub family: Family,
     pub value: f64,
-    /// The value in words, at the bar's end.
+    /// The value as text, at the bar's end.
     pub label: String,
     /// Single samples, drawn as ticks.
     pub samples: Vec<f64>,
@@ -43,13 +41,13 @@ pub(super) fn plain(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The axis ends here, in per cent: what is left holds the values' labels.
+/// The end of the axis, in per cent; the rest is for the values' labels.
 const AXIS_PERCENT: f64 = 76.0;
 const TOP: usize = 26;
 const ROW: usize = 46;
 
 impl Chart {
-    /// Where its parts lie, for the template.
+    /// Its layout, for the template.
     pub(super) fn drawn(&self) -> Value {
         let samples = self.bars.iter().flat_map(|bar| bar.samples.iter().copied().chain([bar.value]));
         let largest = samples.chain(self.reference.iter().map(|(value, _)| *value)).fold(0.0, f64::max);
@@ -103,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_samples_and_the_reference_lie_along_an_axis_that_ends_at_a_round_number() {
+    fn the_axis_ends_at_a_round_number_and_scales_bars_samples_and_the_reference() {
         let bar = |value: f64| Bar {
             name: "a".to_owned(),
             family: Family::Allreduce,

@@ -1,7 +1,7 @@
 //! The columns of the comparison's table, in a terminal and on the page alike.
 
 use crate::compare::results::{Comparison, Measured};
-use crate::text::{format_seconds, format_signed_seconds};
+use crate::text::format_seconds;
 
 /// A column behind the method, its servers and its machines.
 pub(super) struct Column {
@@ -42,7 +42,7 @@ const TRAINING: [Column; 9] = [
     column("step", "step", |it, _| Some(format_seconds(it.summary.median))),
     SPREAD,
     // Noise may make it negative.
-    column("exposed", "exposed<br>communication", |it, _| Some(format_signed_seconds(it.train()?.exposed_s))),
+    column("exposed", "exposed<br>communication", |it, _| Some(format_seconds(it.train()?.exposed_s))),
     column("efficiency", "scaling<br>efficiency", |it, _| Some(format!("{:.2} %", 100.0 * it.train()?.efficiency))),
     column("of possible", "of what is<br>possible", |it, _| {
         let train = it.train()?;

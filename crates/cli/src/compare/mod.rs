@@ -1,9 +1,9 @@
 //! The comparison of modes and peers, which run as jobs in rotating [`rounds`](crate::rounds).
 //!
-//! [`rows`] makes [`Comparison`] of what the jobs measured. [`table`] puts them into words for a terminal and
-//! [`report`] into one HTML file; both have the same [`columns`]. [`verdict`] says in sentences what follows,
-//! [`training`] where steps of training are compared. `notes` is what stands under a table, and [`charts`]
-//! draws. All of it is pure.
+//! [`rows`] makes the rows of a [`Comparison`] from the jobs' measurements. [`table`] prints them in a terminal
+//! and [`report`] writes one HTML file; both have the same [`columns`]. [`verdict`] is the conclusion in
+//! sentences, [`training`] that for steps of training. `notes` are the warnings and errors under a table, and
+//! [`charts`] draws. All of it is pure.
 
 pub(crate) mod charts;
 pub(crate) mod columns;

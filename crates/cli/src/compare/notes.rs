@@ -1,9 +1,9 @@
-//! What stands below a table and on the page: the doubts about samples and the errors of what failed.
+//! The notes below a table and on the page: warnings about samples, and the errors of failed variants.
 
 use crate::compare::results::{Comparison, Outcome};
 use crate::statistics;
 
-/// Warnings and errors, each with the rows it is about.
+/// Warnings and errors, each with its rows.
 pub(super) fn notes(results: &Comparison) -> Vec<String> {
     let mut notes = Vec::new();
     let mut doubts: Vec<(String, Vec<String>)> = Vec::new();

@@ -1,7 +1,7 @@
-//! One self-contained HTML page: the verdict, the charts, every sample, how it was measured and how to do it
-//! again.
+//! One self-contained HTML page: the verdict, the charts, every sample, how it was measured and the command that
+//! repeats it.
 //!
-//! No script and nothing from outside; it prints, and reads in light and dark, on a phone and on a laptop.
+//! It has no script and loads nothing. It fits paper, light and dark screens, phones and laptops.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -51,7 +51,7 @@ pub(crate) fn render(results: &Comparison) -> Result<String> {
 /// Length, label and samples of a row's bar, if it has one.
 type BarOf<'a> = &'a dyn Fn(&Measured<'_>) -> Option<(f64, String, Vec<f64>)>;
 
-/// The charts in the order of the page. Bars stand in the order of the ranking in all of them.
+/// The charts in the order of the page. All have their bars in the order of the ranking.
 fn charts(results: &Comparison) -> Vec<Chart> {
     let ranking = results.ranking();
     let chart = |id, title, axis, reference: Option<(f64, String)>, tick, of: BarOf<'_>| {
@@ -117,7 +117,7 @@ fn charts(results: &Comparison) -> Vec<Chart> {
     charts.into_iter().filter(|chart| !chart.bars.is_empty()).collect()
 }
 
-/// The scaling efficiencies, each beside the published one.
+/// The scaling efficiencies, each next to the published one.
 fn efficiency(results: &Comparison, ranking: &[Measured<'_>]) -> Chart {
     let mut bars = Vec::new();
     for measured in ranking {
@@ -167,7 +167,7 @@ fn lines(results: &Comparison) -> Vec<Value> {
     results.rows.iter().map(line).collect()
 }
 
-/// The published rows, each beside ours with as many servers on the workers' hosts.
+/// The published rows, each with ours with as many servers on the workers' hosts.
 fn published_lines(results: &Comparison) -> Vec<Value> {
     let ratio = |variant: &str| {
         let ratio = results.row(variant).and_then(|row| row.record()?.ratio_to_bound);

@@ -40,7 +40,7 @@ fn measured(variant: Variant, done: &[&Measurement], job: &Job, setup: &Setup) -
     let record = merged(variant, done, setup.own_hosts, setup.link, setup.uplink())?;
     let record = match &job.work {
         Work::Steps { train, .. } => {
-            // With the median of the rounds' computing, which differs between them only on the processor.
+            // The median of the rounds' computing, which differs only on the processor.
             let computing: Vec<f64> = done.iter().filter_map(|done| Some(done.record.train?.compute_s)).collect();
             let compute_s = Summary::of(&computing).map_or(train.compute_s, |summary| summary.median);
             record.with_train(compute_s, train.burn, train.batch)
@@ -66,7 +66,7 @@ mod tests {
     use crate::variant::Peer;
 
     #[test]
-    fn a_row_says_what_came_of_its_variant_and_what_it_cost() {
+    fn a_row_has_the_result_and_the_costs_of_its_variant() {
         let link = "8kbit".parse().unwrap();
         let setup = Setup { own_hosts: true, workers: 4, link, bytes: 4000, ..Setup::default() };
         let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };

@@ -1,4 +1,4 @@
-//! The comparison as a table for a terminal, like the published one.
+//! The comparison as a table for a terminal.
 
 use crate::compare::columns::columns;
 use crate::compare::notes::notes;
@@ -6,7 +6,7 @@ use crate::compare::results::Comparison;
 use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
 
-/// The table, the doubts about its samples, the errors of what failed, and the verdict.
+/// The table, the notes and the verdict.
 pub(crate) fn render(results: &Comparison) -> String {
     let setup = &results.setup;
     let links = if setup.link.bytes_per_s().is_some() { format!(", links of {}", setup.link) } else { String::new() };
@@ -78,7 +78,7 @@ fn below_training(results: &Comparison) -> Vec<String> {
     ]
 }
 
-/// How a step computes, in words.
+/// How a step computes.
 pub(super) fn how(train: &TrainSetup) -> String {
     train.burn.map_or_else(
         || "replayed by the clock".to_owned(),

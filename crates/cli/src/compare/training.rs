@@ -1,27 +1,24 @@
-//! What the numbers of a comparison of training steps say, beside the published rates.
+//! The verdict on a comparison of training steps, next to the published rates.
 
 use crate::compare::published;
 use crate::compare::results::{Comparison, Measured};
 use crate::cost;
 use crate::text::format_seconds;
 
-/// The seconds that a step computes for where the ratio of computing to traffic is the published one.
+/// The seconds that a step computes at the published ratio of computing to traffic.
 pub(crate) fn published_compute_s(workers: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
     published::COMPUTE_S * cost::allreduce_bound_s(workers, bytes, link_bytes_per_s) / published::TRAINING_BOUND_S
 }
 
-/// How computing relates to traffic here and in the published run, if a link is known.
+/// The ratio of computing to traffic here and in the published run, if the link is known.
 fn ratio_words(results: &Comparison) -> Option<String> {
     let setup = &results.setup;
     let train = setup.train.as_ref()?;
     let bound = cost::allreduce_bound_s(setup.workers, setup.bytes as f64, setup.link.bytes_per_s()?);
     let (here, there) = (train.compute_s / bound, published::COMPUTE_S / published::TRAINING_BOUND_S);
     let same = (here / there - 1.0).abs() < 0.02;
-    let judged = if same {
-        "the published ratio"
-    } else {
-        "another ratio than the published one, so that efficiencies cannot be held against each other"
-    };
+    let judged =
+        if same { "the published ratio" } else { "not the published ratio, so efficiencies cannot be compared" };
     Some(format!(
         "Computing takes {here:.2}x of an allreduce's bound here and {there:.2}x there ({:.3} s over {:.3} s): {judged}.",
         published::COMPUTE_S,
@@ -54,7 +51,7 @@ pub(super) fn sentences(results: &Comparison, ranking: &[Measured<'_>]) -> Vec<S
     said
 }
 
-/// Whether the rows with servers stand in the order in which they were published.
+/// Whether the rows with servers have the published order.
 fn order_words(results: &Comparison, ranking: &[Measured<'_>]) -> Option<String> {
     let served = ranking.iter().filter(|measured| measured.row.servers > 0);
     let served: Vec<(&str, f64)> = served

@@ -1,4 +1,4 @@
-//! What the numbers say, in two to five sentences. Every word follows from the samples.
+//! The conclusion in two to five sentences, which follow from the samples alone.
 
 use crate::compare::results::{Comparison, Measured, Row, Setup};
 use crate::compare::training;
@@ -42,7 +42,7 @@ fn fastest(best: &Measured<'_>, next: Option<&Measured<'_>>) -> String {
     }
 }
 
-/// Allreduce against servers on the same hosts.
+/// Allreduce compared with servers on the same hosts.
 fn against_shared(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: &Setup) -> Option<String> {
     let shared = || ranking.iter().filter(|it| it.row.family == Family::Shared);
     shared().next()?;
@@ -77,7 +77,7 @@ fn against_shared(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: &Se
     Some(sentence)
 }
 
-/// What dedicated servers buy, and what they cost.
+/// The gain and the cost of dedicated servers.
 fn against_dedicated(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: &Setup) -> Option<String> {
     let Measured { row, summary, .. } = ranking.iter().find(|it| it.row.family == Family::Dedicated)?;
     let factor = summary.median / allreduce.summary.median;
@@ -111,7 +111,7 @@ fn against_dedicated(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: 
     })
 }
 
-/// What compression gains over the same mode without it.
+/// The gain of compression over the same mode without it.
 fn compressed(results: &Comparison) -> Option<String> {
     let pairs = pairs(results, |row| {
         let plain = results.row(row.variant.split_once('+')?.0)?.summary()?;
@@ -120,7 +120,7 @@ fn compressed(results: &Comparison) -> Option<String> {
     Some(format!("The same mode without compression takes {pairs}."))
 }
 
-/// Our servers against MXNet's, row by row.
+/// Our servers compared with MXNet's.
 fn against_mxnet(results: &Comparison) -> Option<String> {
     let pairs = pairs(results, |theirs| {
         let mode = theirs.variant.strip_prefix("mxnet:")?;
@@ -130,7 +130,7 @@ fn against_mxnet(results: &Comparison) -> Option<String> {
     Some(format!("Our servers take {pairs} of real MXNet's time in the same place."))
 }
 
-/// What `words` says of the rows, if it says anything.
+/// The texts of the rows that have one.
 fn pairs(results: &Comparison, words: impl Fn(&Row) -> Option<String>) -> Option<String> {
     let pairs: Vec<String> = results.rows.iter().filter_map(words).collect();
     (!pairs.is_empty()).then(|| pairs.join(", "))

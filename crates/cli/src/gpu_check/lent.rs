@@ -1,4 +1,4 @@
-//! Memory that is not ours: a tensor lent to a store, and the devices' memory given to a transport.
+//! Memory of other owners: a tensor lent to a store.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -43,7 +43,7 @@ fn lend(devices: &Arc<Devices>, is_named: bool) -> Result<String> {
     store.pull("w", from_ref(&tensor), 0)?;
     let copy = devices.copy_beside(&tensor)?;
     store.push_pull("w", &[tensor.clone(), copy.clone()], from_ref(&tensor), 0)?;
-    // What the owner queues next comes after the store's work.
+    // The owner's next work runs after the store's.
     let array = devices.array(tensor.remote())?;
     let seen = Slice::all(&Memory::pinned(platform, bytes)?);
     drop(tensor.read_anywhere()?);

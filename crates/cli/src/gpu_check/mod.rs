@@ -1,6 +1,5 @@
-//! What `scripts/gpu-check` runs on a machine with GPUs: every kernel against the reference, collectives,
-//! ranks that share a GPU, and how fast memory is used. Also over simulated devices, where everything but the
-//! speed means something.
+//! The checks of `scripts/gpu-check` on a machine with GPUs: every kernel compared with the reference,
+//! collectives, ranks that share a GPU, and the speed. On simulated devices it runs all but the speed.
 
 mod kernels;
 mod lent;
@@ -16,24 +15,24 @@ use serde::Serialize;
 use ringpull_base::Result;
 use ringpull_device::Survey;
 
-/// One check and how it ended.
+/// A check and its result.
 #[derive(Debug, Serialize)]
 pub(crate) struct Check {
     pub name: String,
     pub found: String,
-    /// Whether it is as it must be; `None` if it could not be checked here.
+    /// `None` if it could not be checked here.
     pub passed: Option<bool>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Speed {
     pub name: String,
-    /// Bytes that one run reads and writes.
+    /// The bytes that one run reads and writes.
     pub bytes: u64,
     pub seconds: Vec<f64>,
     /// The median, in bytes a second.
     pub bytes_per_s: f64,
-    /// Its share of what limits it: the measured copy on the device, or of staging its slower stage.
+    /// Its share of its limit: the measured copy on the device, or for staging its slower stage.
     pub share: f64,
 }
 
@@ -41,7 +40,7 @@ pub(crate) struct Speed {
 pub(crate) struct Findings {
     pub devices: Vec<String>,
     pub survey: Survey,
-    /// Whether an MPI library is here that takes device memory.
+    /// Whether an MPI library that accepts device memory is installed.
     pub cuda_aware_mpi: String,
     pub checks: Vec<Check>,
     /// The measurements; empty over simulated devices.
@@ -49,7 +48,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Checks the devices that `name` means.
+    /// Checks the devices of this name.
     pub(crate) fn gather(name: &str) -> Result<Self> {
         let devices = ringpull_device::open(name)?;
         let mut checks = kernels::checks(&devices);
@@ -69,7 +68,7 @@ impl Findings {
         self.checks.iter().all(|check| check.passed != Some(false))
     }
 
-    /// The findings for people.
+    /// The findings as text.
     pub(crate) fn table(&self) -> String {
         let mut lines: Vec<String> = self.devices.iter().map(|device| format!("device          {device}")).collect();
         lines.push(format!("driver          {}", self.survey.driver));

@@ -82,7 +82,7 @@ fn staging(name: &str, len_bytes: usize, link_bytes_per_s: f64) -> Result<Speed>
         thread::spawn(move || one_of_two(&name, &config, &engine, len_bytes))
     });
     let running: Vec<_> = running.collect();
-    let lost = || Err(Error::argument("a rank ended by a panic", "see its words above"));
+    let lost = || Err(Error::argument("a rank panicked", "see its message above"));
     let ends = running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost())).collect::<Result<Vec<_>>>()?;
     let slowest =
         |times: &dyn Fn(&Times) -> &Vec<f64>, run: usize| ends.iter().map(|end| times(end)[run]).fold(0.0, f64::max);

@@ -1,5 +1,5 @@
-//! Collectives, and ranks whose devices NCCL joins or that share them. A store on the devices of one process
-//! is for the contract suite, which `scripts/gpu-check` runs too.
+//! Collectives, and ranks whose devices NCCL joins or that share devices. The contract suite, which
+//! `scripts/gpu-check` runs too, tests a store on the devices of one process.
 
 use std::sync::Arc;
 use std::thread;
@@ -20,7 +20,7 @@ pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
     vec![collectives(devices), joined(name, devices.count())]
 }
 
-/// Two ranks with a GPU each, which NCCL joins; it does not join a GPU with itself.
+/// Two ranks with one GPU each, joined by NCCL, which cannot join a GPU with itself.
 fn joined(name: &str, count: usize) -> Check {
     let title = "dist_sync_mpi: 2 ranks whose devices sum by themselves (nccl)".to_owned();
     let config = Config { timeout: LIMIT, algorithm: "nccl".to_owned(), ..Config::default() };
@@ -90,17 +90,16 @@ fn share(names: &[&str], config: &Config) -> Result<String> {
             })
         })
         .collect();
-    let lost = || Err(Error::argument("a rank ended by a panic", "see its words above"));
+    let lost = || Err(Error::argument("a rank panicked", "see its message above"));
     let outcomes = running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost()));
     let (well, faults): (Vec<_>, Vec<_>) = outcomes.partition(Result::is_ok);
-    // That a peer is lost is what others say of the one that has something to tell.
+    // A lost peer is only the consequence of another rank's error.
     let cause = |outcome: &Result<String>| !matches!(outcome, Err(Error::PeerLost { .. } | Error::Stopped {}));
     let at = faults.iter().position(cause).unwrap_or(0);
     faults.into_iter().nth(at).or_else(|| well.into_iter().next()).unwrap_or_else(lost)
 }
 
-/// One rank's part of a job in which every rank has the devices of the same name: a process of its own, over
-/// MPI. Collective.
+/// One rank of an MPI job whose ranks all have the devices of this name. Collective.
 pub(crate) fn rank_of_a_job(name: &str) -> Result<String> {
     let devices = ringpull_device::open(name)?;
     let store = create_on(Kind::DistSyncMpi.name(), &devices)?;
@@ -135,7 +134,7 @@ pub(super) fn expect(what: &str, seen: &[f32], expected: f32) -> Result<()> {
         None => Ok(()),
         Some(index) => Err(Error::argument(
             format!("{what}: element {index} of {} is {} and must be {expected}", seen.len(), seen[index]),
-            "the devices computed something else than the host",
+            "the devices and the host must compute the same",
         )),
     }
 }

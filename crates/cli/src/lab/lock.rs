@@ -1,4 +1,5 @@
-//! The lock that lets one process at a time make, use or remove the lab. The kernel releases it when the holder ends.
+//! The lock that lets one process at a time create, use or remove the lab. The kernel releases it when its
+//! holder ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};

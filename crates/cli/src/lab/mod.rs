@@ -11,10 +11,10 @@
 //! A lab in two racks has a bridge for each half of the hosts, or for every other one, and one shaped link
 //! between the bridges.
 //!
-//! One process at a time may change the lab or measure on it: it holds a lock (`lock`) which the kernel takes
-//! back when that process ends, however it ends. What was made is marked under `/run/ringpull/lab` before it
-//! is made, so that [`Lab::remove`] finds all of it, also after a kill half way. `network` is the commands
-//! that make and remove one host, `sessions` what the processors are told.
+//! One process at a time may change the lab or measure on it. It holds a lock (`lock`), which the kernel
+//! releases when that process ends. Files in `/run/ringpull/lab` name each host before it is created, so that
+//! [`Lab::remove`] finds all hosts, also after a kill half way. `network` creates and removes one host;
+//! `sessions` sets how hosts share the processors.
 
 mod lock;
 mod network;
@@ -44,8 +44,8 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes the hosts. Those that are already so are taken as they are, and then left when the `Lab` is
-    /// dropped; anything else of an earlier lab is removed first. An error if another process uses the lab.
+    /// Creates the hosts. A lab of the same shape that is already up is used, and left up when the `Lab` is
+    /// dropped; any other lab is removed first. An error if another process uses the lab.
     pub fn up(shape: Shape) -> Result<Self> {
         shape.check()?;
         need_root()?;
@@ -72,12 +72,12 @@ impl Lab {
         self.shape.racks
     }
 
-    /// Lets the hosts stay when this process ends.
+    /// Leaves the hosts up when this process ends.
     pub fn leave_up(mut self) {
         self.made_here = false;
     }
 
-    /// Removes whatever there is of a lab, complete or not. An error if another process uses it.
+    /// Removes a lab, complete or not. An error if another process uses it.
     pub fn remove() -> Result<()> {
         need_root()?;
         let _lock = LabLock::take()?;

@@ -1,9 +1,9 @@
-//! Emulated hosts share processors rank by rank, not session by session.
+//! Makes emulated hosts share processors by rank instead of by session.
 //!
-//! Linux deals processors out to sessions first (autogroups), and MPI's daemon on each emulated host, or each
-//! of its ranks, begins one of its own. A yield acts within the session, so there it is one to nobody. Real
-//! hosts share no processors. So the kernel's switch is off while a lab is up, and what was set is written
-//! down before. The switch is the machine's: labs in two containers that both may set it are not kept apart.
+//! Linux divides processors among sessions first (autogroups), and MPI's daemon on each emulated host, or each
+//! of its ranks, starts a session. A rank can yield only within its session, so there it yields to nobody. Real
+//! hosts share no processors. So the kernel's switch is off while a lab is up, and a file keeps its previous
+//! value. The switch belongs to the machine: two containers that may both set it interfere.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -11,11 +11,11 @@ use std::path::Path;
 
 use ringpull_base::{Error, Result};
 
-/// The kernel's switch, where it has one. Processes that start later heed it.
+/// The kernel's switch, which affects processes that start later.
 pub(super) const SWITCH: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 
-/// Writes down in `note` what is set, and switches off. Nothing is changed where that is refused, as in most
-/// containers, whose processes have no autogroups anyway.
+/// Saves the switch's value in `note`, and switches it off. Changes nothing if that is refused, as in most
+/// containers, whose processes have no autogroups.
 pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     let Ok(set) = fs::read_to_string(switch) else { return Ok(()) };
     if set.trim() == "0" {
@@ -23,14 +23,13 @@ pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     }
     fs::write(note, &set).map_err(|cause| Error::io("write", note.display(), &cause))?;
     if let Err(cause) = fs::write(switch, "0\n") {
-        tracing::warn!(%cause, "sessions keep their shares of the processors: {}", switch.display());
+        tracing::warn!(%cause, "cannot switch off shares of the processors by session: {}", switch.display());
         return remove(note);
     }
     Ok(())
 }
 
-/// Sets again what `note` says, if there is one, and removes it. Where that is refused a warning says what
-/// was set.
+/// Restores the value in `note`, if it exists, and removes it. Warns if that is refused.
 pub(super) fn restore(switch: &Path, note: &Path) -> Result<()> {
     let set = match fs::read_to_string(note) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(()),
@@ -40,8 +39,8 @@ pub(super) fn restore(switch: &Path, note: &Path) -> Result<()> {
     if fs::read_to_string(switch).is_ok_and(|now| now != set)
         && let Err(cause) = fs::write(switch, &set)
     {
-        // Not an error: it would stand in the way of every later lab.
-        tracing::warn!(%cause, "{} was {} before there was a lab, and cannot be set again", switch.display(), set.trim());
+        // Not an error, which would prevent every later lab.
+        tracing::warn!(%cause, "cannot restore {} to {}", switch.display(), set.trim());
     }
     remove(note)
 }
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_is_set_again_and_what_was_off_stays_off() {
+    fn the_switch_is_restored() {
         let (_folder, switch, note) = paths();
         for set in ["1\n", "0\n"] {
             fs::write(&switch, set).unwrap();
@@ -78,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lab_that_was_not_taken_down_leaves_the_first_setting_to_the_next() {
+    fn the_value_before_a_lab_that_was_not_removed_is_restored_after_the_next() {
         let (_folder, switch, note) = paths();
         fs::write(&switch, "1\n").unwrap();
         level(&switch, &note).unwrap();
@@ -88,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_switch_or_it_is_refused_nothing_is_left() {
+    fn without_a_writable_switch_nothing_is_left() {
         let (folder, switch, note) = paths();
         level(&switch, &note).unwrap();
         restore(&switch, &note).unwrap();

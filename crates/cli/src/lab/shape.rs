@@ -1,4 +1,4 @@
-//! What a lab looks like: how many hosts, how fast their links are, and whether they stand in two racks.
+//! The shape of a lab: the number of hosts, the rate of their links, and their racks.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub struct Shape {
 pub struct Racks {
     /// The rate of the link between the racks.
     pub uplink: LinkRate,
-    /// Whether hosts stand in the racks in turn; else the first half of them stands in the first rack.
+    /// Whether hosts alternate between the racks; otherwise the first half of them is in the first rack.
     pub alternate: bool,
 }
 
@@ -36,12 +36,12 @@ impl Shape {
     pub fn check(&self) -> Result<()> {
         if !(1..=MAX_HOSTS).contains(&self.hosts) {
             return Err(Error::argument(
-                format!("a lab of {} hosts is not possible", self.hosts),
-                format!("choose between 1 and {MAX_HOSTS} hosts"),
+                format!("invalid number of hosts {}: expected 1 to {MAX_HOSTS}", self.hosts),
+                "give another number",
             ));
         }
         if self.racks.is_some() && self.hosts < 2 {
-            return Err(Error::argument("two racks need two hosts", "ask for more hosts, or for one rack"));
+            return Err(Error::argument("two racks need two hosts", "give more hosts, or omit --uplink"));
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_stand_in_two_halves_or_in_turn() {
+    fn hosts_are_in_two_halves_or_alternate() {
         let shape = |alternate| Shape {
             hosts: 5,
             rate: LinkRate::default(),

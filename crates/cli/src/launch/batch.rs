@@ -1,10 +1,10 @@
 //! The processes of a job as one step of Slurm (`srun`) or as one job of Grid Engine (`qsub`).
 //!
-//! MPI ranks are Slurm's own affair, or `mpirun`'s, which finds Grid Engine's hosts by itself. A job with
-//! servers starts a process of every role through the same few lines of shell: task 0 is the scheduler, then
-//! come the servers, then the workers. The scheduler's address is known only once task 0 runs: it writes it
-//! to a file that all hosts see. Beside it lies the job's secret, for this user alone: the words of a job,
-//! and with Grid Engine its variables too, are shown to everybody who asks the batch system.
+//! Slurm starts MPI ranks itself; for Grid Engine `mpirun` does, which finds the hosts by itself. In a job with
+//! servers every process runs the same shell script: task 0 is the scheduler, then come the servers, then the
+//! workers. Task 0 writes the scheduler's address to a file that all hosts see. Beside it is a file with the
+//! job's secret, which only this user can read: a batch system shows a job's command line, and Grid Engine its
+//! variables too, to all users.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -21,11 +21,11 @@ use crate::child::{self, code_of};
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
 
-/// Who places the processes.
+/// The batch system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Batch {
     Slurm,
-    /// Grid Engine, with slots of this parallel environment.
+    /// Grid Engine, with the name of the parallel environment for the job's slots.
     Sge {
         environment: String,
     },
@@ -34,11 +34,12 @@ pub(crate) enum Batch {
 #[derive(Debug, Clone)]
 pub(crate) struct BatchJob {
     pub batch: Batch,
-    /// What it runs; no servers starts MPI ranks.
+    /// Without servers it starts MPI ranks.
     pub spec: Spec,
 }
 
-/// Task `$1` of a job with servers; `$2` is the meeting file, `$3` and `$4` count servers and workers.
+/// Task `$1` of a job with servers. `$2` is the file with the address, `$3` and `$4` are the numbers of servers
+/// and workers.
 const ROLES: &str = r#"task=$1 meet=$2 servers=$3 workers=$4
 shift 4
 export DMLC_NUM_SERVER=$servers DMLC_NUM_WORKER=$workers
@@ -72,7 +73,7 @@ impl BatchJob {
         let folder = working_folder()?;
         let meet = folder.join(format!(".ringpull-meet-{}", std::process::id()));
         let secret = config::secret_or_new()?;
-        // It is removed when this is dropped.
+        // Dropping it removes the file.
         let file = if self.spec.servers == 0 { None } else { Some(put_secret(&secret, &folder)?) };
         let words = file.as_ref().map_or_else(|| self.clone(), |file| self.with_secret_in(file.path()));
         let words = words.words(&meet, process_manager());
@@ -101,7 +102,7 @@ impl BatchJob {
         Ok(code_of(status))
     }
 
-    /// This job, whose processes find their secret in a file.
+    /// This job, with its secret in a file.
     fn with_secret_in(&self, file: &Path) -> Self {
         let named = (config::SECRET_FILE.to_owned(), file.display().to_string());
         let mut job = self.clone();
@@ -139,13 +140,13 @@ impl BatchJob {
         }
     }
 
-    /// The variables that have their values from the environment here, which is passed on.
+    /// The names of the variables that have their values from this process's environment.
     fn by_name(&self) -> Vec<&str> {
         let Variables { env, env_server, env_worker } = &self.spec.variables;
         [env, env_server, env_worker].into_iter().flat_map(|env| by_name_and_value(env).0).collect()
     }
 
-    /// `env NAME=VALUE...` in front of a command for the other variables, nothing without any.
+    /// `env NAME=VALUE...` for the other variables, if there are any.
     fn variables(&self, role: Role) -> Vec<OsString> {
         let all = self.spec.variables.of(role);
         let (_, given) = by_name_and_value(&all);
@@ -153,7 +154,7 @@ impl BatchJob {
         if set.is_empty() { set } else { std::iter::once("env".into()).chain(set).collect() }
     }
 
-    /// One line of shell that runs the role of a task.
+    /// The shell script that runs the role of a task.
     fn script(&self, meet: &Path, task: &str) -> String {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         let (server, worker) = (self.variables(Role::Server), self.variables(Role::Worker));
@@ -167,12 +168,11 @@ impl BatchJob {
         format!("set -- {task} {meet} {} {}\n{ROLES}\n{run}", self.spec.servers, self.spec.workers)
     }
 
-    /// What Grid Engine runs on the first host: `mpirun`, which takes the hosts from it, or a `qrsh` for each
-    /// process.
+    /// The script that Grid Engine runs on the first host: `mpirun`, or a `qrsh` for each process.
     fn sge_script(&self, meet: &Path, tasks: usize) -> String {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         if self.spec.servers == 0 {
-            // Its ranks on other hosts are started with the variables that it is told of.
+            // It passes on only the variables that these options name.
             let names = Mpirun::find().map(|mpirun| mpirun.naming(&self.by_name())).unwrap_or_default();
             let mpirun = quote(OsStr::new(&config::mpirun_program()));
             let variables = self.variables(Role::Worker);
@@ -191,10 +191,10 @@ impl BatchJob {
     }
 }
 
-/// A file of this job alone, in a folder that all hosts see, with its secret.
+/// Writes the secret to a new file in a folder that all hosts see.
 fn put_secret(secret: &Secret, folder: &Path) -> Result<NamedTempFile> {
     use std::io::Write;
-    // It is made for nobody but this user.
+    // Only this user can read it.
     let written = tempfile::Builder::new().prefix(".ringpull-secret-").tempfile_in(folder).and_then(|mut file| {
         file.write_all(secret.reveal().as_bytes())?;
         Ok(file)
@@ -205,7 +205,7 @@ fn put_secret(secret: &Secret, folder: &Path) -> Result<NamedTempFile> {
 /// Slurm's variable for what `srun` passes on: `ALL`, which is the default, `NONE`, `NIL`, or names.
 const EXPORTED: &str = "SLURM_EXPORT_ENV";
 
-/// What `srun` is to pass on, so that `names` are among it; `None` if it passes on everything.
+/// The value that makes `srun` pass on `names` too; `None` if it passes on everything.
 fn exported(chosen: Option<String>, names: &[&str]) -> Option<String> {
     let names = names.join(",");
     match chosen?.as_str() {
@@ -215,8 +215,7 @@ fn exported(chosen: Option<String>, names: &[&str]) -> Option<String> {
     }
 }
 
-/// How Slurm tells ranks of each other, in the words of `srun --mpi`. With none every rank would be a world
-/// of its own.
+/// The value of `srun --mpi` by which ranks find each other. Without one every rank would be a separate world.
 fn process_manager() -> &'static str {
     match Mpirun::find().map(|mpirun| mpirun.flavour()) {
         Ok(Flavour::Mpich) => "pmi2",
@@ -243,14 +242,14 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_slurms_own_tasks() {
+    fn slurm_starts_ranks_as_its_tasks() {
         let expected = "srun --kill-on-bad-exit=1 --label --mpi=pmix -n 2 env A=1 2 B=3 echo it's $DMLC_ROLE";
         assert_eq!(words(&job(Batch::Slurm, 0), "/m").join(" "), expected);
         assert_eq!(words(&job(Batch::Slurm, 1), "/m")[3..7], ["--mpi=none", "-n", "4", "sh"]);
     }
 
     #[test]
-    fn ranks_of_grid_engine_are_mpiruns_in_its_slots() {
+    fn grid_engine_runs_mpirun_in_its_slots() {
         let sge = Batch::Sge { environment: "orte".to_owned() };
         let words = words(&job(sge, 0), "/m");
         let front = "qsub -sync y -cwd -V -j y -S /bin/sh -b y -shell n -pe orte 2 /bin/sh -c";
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_in_the_environment_are_not_shown_in_words() {
+    fn values_from_the_environment_are_not_in_command_lines() {
         let path = config::text("PATH").unwrap();
         let sge = Batch::Sge { environment: "orte".to_owned() };
         for (batch, servers) in [(Batch::Slurm, 0), (Batch::Slurm, 1), (sge.clone(), 0), (sge, 1)] {
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_with_servers_finds_its_secret_in_a_file_of_this_user() {
+    fn the_secret_of_a_job_with_servers_is_in_a_file_that_only_this_user_can_read() {
         use std::os::unix::fs::PermissionsExt;
 
         let folder = tempfile::tempdir().unwrap();
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_takes_its_role_from_its_number_and_meets_the_scheduler_by_a_file() {
+    fn a_tasks_number_gives_its_role_and_a_file_the_schedulers_address() {
         let folder = tempfile::tempdir().unwrap();
         let meet = folder.path().join("meet");
         let mut job = job(Batch::Slurm, 1);

@@ -1,4 +1,4 @@
-//! A port for the scheduler of a job, which no other job that starts at the same time is given.
+//! A port for the scheduler of a job, which no other job that starts at the same time gets.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -11,12 +11,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 use ringpull_base::{Error, Result};
 
-/// Below the ports that Linux by default gives to outgoing connections. One of those could be taken by a
-/// process that connects to it before anybody listens: TCP lets it connect to itself.
+/// Below Linux's default ports for outgoing connections. A process that connects to one of those before anybody
+/// listens could get it itself: TCP allows a connection to itself.
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// A port of this host that nobody else is given while this lives. A program that sets `SO_REUSEADDR`, as
-/// most servers do, can listen on it meanwhile.
+/// A port of this host that nobody else gets while this value lives. A program that sets `SO_REUSEADDR`, as most
+/// servers do, can listen on it.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
@@ -30,9 +30,8 @@ impl Port {
     }
 }
 
-/// Claims a port of `root`, which several programs may do at once. On an emulated host, or another one, which
-/// has its own ports, it is as good as any; what is claimed is the number on this host, so that jobs that
-/// start here differ.
+/// Claims a port of `root`. Several programs may do so at the same time. Another host, or an emulated one, has its
+/// own ports: the claim of the number on this host keeps jobs that start here apart.
 pub(crate) fn claim_port(root: IpAddr) -> Result<Port> {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     claim_port_from(root, std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)))
@@ -63,8 +62,8 @@ fn claim(root: IpAddr, number: u16) -> rustix::io::Result<OwnedFd> {
         // No address of this host.
         Err(_) => bound_to(Ipv4Addr::UNSPECIFIED.into()),
     }?;
-    // Two sockets have an address only if both say that they may. This one does so when it has it: who claims
-    // the port as it did is refused, who is to listen there is not.
+    // Two sockets share an address only if both allow it. This one allows it only after its bind: another claim
+    // is refused, but a server can listen.
     set_socket_reuseaddr(&socket, true)?;
     Ok(socket)
 }
@@ -76,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_given_to_one_only_who_can_listen_there() {
+    fn a_port_is_claimed_once_and_its_owner_can_listen_there() {
         for root in [IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv4Addr::UNSPECIFIED.into(), "10.255.255.1".parse().unwrap()] {
             let first = std::process::id();
             let one = claim_port_from(root, first).unwrap();

@@ -1,9 +1,9 @@
-//! The sweep: our allreduce against others' for every number of ranks and every size, in rotating rounds.
+//! The sweep: our allreduce compared with others for every number of ranks and size, in rotating rounds.
 //!
-//! A job measures many sizes at once, since starting one takes longer than most of them. Short payloads have
-//! more rounds: what they take hangs on where the scheduler has put a job's ranks more than on anything
-//! within the job. For the same reason a time is the median of the jobs' medians, and noise is what lies
-//! between jobs. [`page`] puts the results of one or more sweeps into one Markdown page.
+//! A job measures many sizes, since its start takes longer than most of them. Short payloads have more rounds:
+//! their times depend mostly on where the operating system places a job's ranks. For the same reason a time is
+//! the median of the jobs' medians, and the noise is the difference between jobs. [`page`] writes the results
+//! of sweeps as one Markdown page.
 
 pub(crate) mod page;
 
@@ -23,13 +23,13 @@ pub(crate) const SHORT_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SweepPlan {
-    /// Where the jobs run, in words.
+    /// Where the jobs run.
     pub place: String,
     pub link: LinkRate,
     pub ranks: Vec<usize>,
     pub sizes: Vec<usize>,
     pub rounds: usize,
-    /// Rounds of payloads of up to [`SHORT_BYTES`], if those are more.
+    /// Rounds of payloads of up to [`SHORT_BYTES`], if more than `rounds`.
     pub short_rounds: usize,
     /// Measured iterations of a payload of up to [`SHORT_BYTES`], in one job.
     pub short_iters: usize,
@@ -50,14 +50,13 @@ impl SweepPlan {
         if bytes <= SHORT_BYTES { self.short_iters } else { self.long_iters }
     }
 
-    /// What the jobs of a contender took in the median: one figure for each job of the record.
+    /// The medians of the jobs of a record.
     pub(crate) fn of_jobs(&self, record: &Record) -> Option<Summary> {
         let jobs = record.seconds.chunks(self.iters_of(record.bytes as usize).max(1));
         Summary::of(&jobs.filter_map(|seconds| Some(Summary::of(seconds)?.median)).collect::<Vec<_>>())
     }
 
-    /// The jobs of round `round`, from 0: the short payloads in one, the long ones in another, as far as it
-    /// has them.
+    /// The jobs of round `round`, from 0: one of the short payloads and one of the long ones, if it has any.
     fn jobs(&self, round: usize) -> Vec<Job> {
         let sizes = self.sizes.iter().copied().filter(|bytes| round < self.rounds_of(*bytes));
         let (short, long): (Vec<usize>, Vec<usize>) = sizes.partition(|bytes| *bytes <= SHORT_BYTES);
@@ -78,7 +77,7 @@ pub(crate) struct Sweep {
     pub took_s: f64,
     /// One record for each contender, number of ranks and size; its `mode` is the contender.
     pub records: Vec<Record>,
-    /// Who is missing and why.
+    /// Contenders that are not installed or failed, with the reason.
     pub missing: Vec<String>,
 }
 
@@ -99,7 +98,7 @@ pub(crate) fn run(
     for variant in contenders {
         for ranks in &plan.ranks {
             let of = |bytes: &usize| found.of(*variant, *ranks, *bytes as u64);
-            // Of a contender that failed at once there is nothing.
+            // A contender that failed at once has no record.
             let merged = |bytes| rounds::merged(*variant, &of(bytes), own_hosts, plan.link, LinkRate::default()).ok();
             records.extend(plan.sizes.iter().filter_map(merged));
         }

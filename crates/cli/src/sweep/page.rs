@@ -1,4 +1,4 @@
-//! The results of sweeps as one Markdown page. Every word follows from the samples.
+//! The results of sweeps as one Markdown page, which follows from the samples alone.
 
 use super::{SHORT_BYTES, Sweep, SweepPlan};
 use crate::mode::Mode;
@@ -8,19 +8,19 @@ use crate::statistics::{RESOLUTION, Summary};
 use crate::text::{format_seconds, several};
 use crate::variant::{Peer, Variant};
 
-/// Payloads up to here are decided by messages and turns on the processors more than by the link.
+/// Up to this size messages and processors limit the time more than the link.
 const LATENCY_BYTES: u64 = 1 << 16;
 
-/// Ours, and who has a column besides ours and the best of the others.
 fn ours() -> Variant {
     Variant::ours(Mode::Allreduce)
 }
 
+/// The variants with their own columns, besides ours and the best of the others.
 fn beside() -> [Variant; 2] {
     [Variant::ours_on_mpich(), Variant::theirs(Peer::Mpi, Mode::Allreduce)]
 }
 
-/// Ours beside the best of the others, for one number of ranks and one size.
+/// Ours and the best of the others, for one number of ranks and one size.
 struct Match<'a> {
     ours: &'a Record,
     summary: Summary,
@@ -36,8 +36,7 @@ impl Match<'_> {
         self.best_summary.median / self.summary.median
     }
 
-    /// Our time over the bound, but for short payloads, of which the burst that a link at rest lets through
-    /// is much.
+    /// Our time over the bound, except for short payloads, since the burst of an idle link carries much of them.
     fn of_bound(&self) -> Option<f64> {
         Some(self.summary.median / self.ours.bound_s.filter(|_| self.ours.bytes > SHORT_BYTES as u64)?)
     }
@@ -47,7 +46,7 @@ impl Match<'_> {
         self.gain() < 1.0 - RESOLUTION
     }
 
-    /// Whether it does beyond noise, which is what lies between jobs.
+    /// Whether it does so beyond noise: in each of its jobs.
     fn is_lost(&self) -> bool {
         self.is_behind() && self.best_summary.max < self.summary.min
     }
@@ -92,7 +91,7 @@ fn section(page: &mut String, sweep: &Sweep) {
     page.push_str(&verdict(&matches));
     page.push_str(&against_each(sweep));
     for missing in &sweep.missing {
-        // Only the first line: the rest is what a failed job wrote.
+        // The rest is the output of a failed job.
         let what = missing.lines().next().unwrap_or_default();
         page.extend(["\nMissing: ", what.split_once("; its last ").map_or(what, |(what, _)| what), "\n"]);
     }
@@ -139,7 +138,7 @@ fn samples(plan: &SweepPlan) -> String {
 }
 
 fn time(summary: &Summary) -> String {
-    /// A spread beyond this says too little of where the samples lie.
+    /// With a larger spread the quarter points are printed instead.
     const WIDE: f64 = 0.2;
     let (median, spread) = (format_seconds(summary.median), summary.relative_spread());
     if spread < WIDE {
@@ -148,7 +147,7 @@ fn time(summary: &Summary) -> String {
     format!("{median} ({} to {})", format_seconds(summary.q1), format_seconds(summary.q3))
 }
 
-/// Who the record is of: by the name on the command line, or an earlier one.
+/// The variant of a record, by its present or an earlier name.
 fn who(record: &Record) -> Option<Variant> {
     record.mode.parse().ok()
 }
@@ -204,8 +203,8 @@ fn verdict(matches: &[Match]) -> String {
     text
 }
 
-/// The geometric mean of each other's time over ours: what a program gains that has chosen one of them for
-/// everything.
+/// The geometric mean of each other's time over ours: the gain over a program that uses one of them for all
+/// sizes.
 fn against_each(sweep: &Sweep) -> String {
     let own = |of: &Record| {
         let alike = |it: &&Record| (it.ranks, it.bytes) == (of.ranks, of.bytes) && who(it) == Some(ours());
@@ -240,7 +239,7 @@ mod tests {
     use crate::sweep::tests::swept;
 
     #[test]
-    fn the_page_has_a_row_for_each_size_and_says_what_was_missing() {
+    fn the_page_has_a_row_for_each_size_and_names_missing_contenders() {
         let (results, _) = swept();
         let page = render(&[results]);
         for part in [
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_does_faster_is_called_lost() {
+    fn a_row_where_another_is_faster_is_lost() {
         let (mut results, _) = swept();
         for record in &mut results.records {
             if record.mode == "mpi" && record.bytes == 4 && record.ranks == 2 {
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_job_of_ours_did_as_quickly_is_not_lost() {
+    fn a_row_where_one_of_our_jobs_is_as_fast_is_not_lost() {
         let (mut results, _) = swept();
         for record in results.records.iter_mut().filter(|record| record.bytes == 4 && record.ranks == 2) {
             match record.mode.as_str() {
@@ -286,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_committed_page_is_what_the_files_beside_it_say() {
+    fn the_committed_page_follows_from_the_committed_files() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/results");
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
         let stored = ["hosts8-1gbit.json", "local.json"].map(|name| serde_json::from_str(&read(name)).unwrap());

@@ -1,10 +1,9 @@
 //! Where a step's time went, on the thread of each rank that calls the store.
 //!
-//! A step is what the program marked as one, or else the time from one push of the key that is pushed first
-//! to its next push. Within it, what the caller was not blocked in is its own: computing, and the calls of
-//! push themselves. What it was blocked in is, in this order of claims: waiting for the straggler, the rank
-//! that called the awaited operation last, until it did; the update; packing and unpacking; and what remains
-//! is exposed communication.
+//! A step is what the program marked as one, or else the time from one push of the first key to its next push.
+//! The time in which the caller was not blocked is computing and the calls of push. Blocked time is divided in
+//! this order: waiting for the straggler, the rank that called the awaited operation last, until it did; the
+//! update; packing and unpacking; the rest is exposed communication.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +19,7 @@ use super::merge::Merged;
 /// The name of a step that does not count.
 pub(crate) const WARMUP: &str = "warm-up";
 
-/// Seconds of one step, by what they went to. They add up to the step.
+/// The parts of one step in seconds, which add up to the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[allow(clippy::struct_field_names, reason = "all are seconds")]
 pub(crate) struct Share {
@@ -29,9 +28,9 @@ pub(crate) struct Share {
     pub compute_s: f64,
     /// In calls of push.
     pub push_s: f64,
-    /// Blocked, while the last rank had not called yet.
+    /// Blocked until the last rank had called.
     pub straggler_s: f64,
-    /// Blocked, while bytes travelled or waited for others to travel.
+    /// Blocked while bytes were sent or queued.
     pub communication_s: f64,
     /// Blocked, while gradients and sums were copied.
     pub packing_s: f64,
@@ -46,7 +45,7 @@ pub(crate) struct RankAccount {
     pub host: String,
     pub steps: usize,
     pub share: Share,
-    /// Seconds a step that the other ranks waited for this one, all of them together.
+    /// Seconds per step that the other ranks together waited for this one.
     pub awaited_s: f64,
 }
 
@@ -54,9 +53,9 @@ pub(crate) struct RankAccount {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct KeyAccount {
     pub key: String,
-    /// Callers were blocked for it so long.
+    /// How long callers were blocked for it.
     pub blocked_s: f64,
-    /// Its collectives or requests took so long.
+    /// How long its collectives or requests took.
     pub communication_s: f64,
     /// Payload bytes of one push.
     pub bytes: u64,
@@ -67,10 +66,10 @@ pub(crate) struct KeyAccount {
 pub(crate) struct Account {
     /// How steps were found.
     pub steps_by: String,
-    /// One line for each worker that is there.
+    /// One for each worker whose timeline was given.
     pub ranks: Vec<RankAccount>,
     pub mean: Share,
-    /// The keys that cost most, first those that callers were blocked for.
+    /// The keys, first those for which callers were blocked longest.
     pub keys: Vec<KeyAccount>,
 }
 

@@ -14,8 +14,8 @@ pub(crate) struct Merged {
     pub processes: Vec<About>,
 }
 
-/// Puts the files of one job together: every event moves by how far its process's zero lies after the
-/// others', and by how far its clock is ahead of rank 0's.
+/// Merges the files of one job: shifts every event by its process's start time and by the offset of its clock
+/// from rank 0's.
 pub(crate) fn merge(traces: Vec<Trace>) -> Result<Merged> {
     if traces.is_empty() {
         return Err(Error::argument("no timeline was named", "name the files of all ranks"));
@@ -68,7 +68,7 @@ impl Merged {
         })
     }
 
-    /// What is doubtful about the merged times.
+    /// Warnings about the merged times.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         let others = |about: &&About| about.number() != 0;
@@ -94,7 +94,9 @@ impl Merged {
         let workers = self.processes.iter().filter(|about| about.role == ringpull_base::config::Role::Worker);
         let (count, size) = workers.fold((0, 0), |(count, size), about| (count + 1, size.max(about.size)));
         if count < size {
-            doubts.push(format!("{count} of {size} ranks are here: waiting for the others cannot be told apart"));
+            doubts.push(format!(
+                "{count} of {size} ranks are here: waiting for the missing ones counts as communication"
+            ));
         }
         doubts
     }
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planted_offset_is_taken_out_again() {
+    fn an_offset_of_clocks_is_removed() {
         const EPOCH: u64 = 1_700_000_000_000_000_000;
         // Rank 1's clock is 7 ms ahead, and its recorder began 3 ms later; both pushed at the same moment, 10
         // ms in.

@@ -17,7 +17,7 @@ pub(crate) fn render(account: &Account) -> String {
     let front = ["mean", "", ""].map(str::to_owned);
     rows.push([&front[..], &cells(&account.mean)].concat());
     let mut lines = vec![
-        format!("Mean seconds of a step, and parts of it. Steps are told by {}.", account.steps_by),
+        format!("Mean seconds of a step, and parts of it. Steps are found by {}.", account.steps_by),
         grid(HEADER, rows, 2),
         String::new(),
         "compute: the caller was not blocked; straggler: blocked until the last rank had called; communication: blocked for the wire."
@@ -63,7 +63,7 @@ mod tests {
     use crate::timeline::account::RankAccount;
 
     #[test]
-    fn the_table_names_the_rank_that_is_waited_for_and_the_costliest_keys() {
+    fn the_table_names_the_straggler_and_the_costliest_keys() {
         let share = Share { step_s: 0.1, compute_s: 0.075, communication_s: 0.025, ..Share::default() };
         let rank = |rank: usize, awaited_s| RankAccount { rank, host: format!("h{rank}"), steps: 3, share, awaited_s };
         let key = |key: &str| KeyAccount { key: key.to_owned(), blocked_s: 0.02, communication_s: 0.04, bytes: 4000 };
