@@ -37,7 +37,7 @@ pub(crate) struct ManifestArgs {
 #[derive(Debug, Subcommand)]
 enum ManifestCommand {
     /// Write the job that a `distribution_specification` of Kubeflow pipelines describes.
-    Specification(SpecificationArgs),
+    Specification(Box<SpecificationArgs>),
     /// Check MPIJobs: what will go wrong, and the fix.
     Lint(LintArgs),
 }

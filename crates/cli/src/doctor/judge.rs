@@ -174,13 +174,11 @@ fn keys(facts: &Facts) -> Vec<Found> {
 
 fn own_name(facts: &Facts) -> Vec<Found> {
     let name = &facts.machine.host;
-    match &facts.own_address {
-        Some(address) => good(format!("{name} is {address}")),
-        None => {
-            let fix = format!("add {name} with its address to /etc/hosts or to DNS");
-            warning(format!("its own name {name} does not resolve"), fix)
-        }
+    if let Some(address) = &facts.own_address {
+        return good(format!("{name} is {address}"));
     }
+    let fix = format!("add {name} with its address to /etc/hosts or to DNS");
+    warning(format!("its own name {name} does not resolve"), fix)
 }
 
 fn clock(facts: &Facts) -> Vec<Found> {
