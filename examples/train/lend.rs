@@ -1,4 +1,5 @@
-//! candle's CUDA tensors as the store's, without a copy. Built where the CUDA toolkit is, as `net::device` says; elsewhere only the words remain.
+//! candle's CUDA tensors as the store's, without a copy. Built where the CUDA toolkit is, as `net::device`
+//! says; elsewhere only the words remain.
 
 use std::sync::Arc;
 
@@ -6,7 +7,8 @@ use candle_core::{Result, Tensor};
 
 use ringpull::Devices;
 
-/// `tensor`, of f32 on a GPU and contiguous, as the store's: reading and writing it follows the order of candle's stream.
+/// `tensor`, of f32 on a GPU and contiguous, as the store's: reading and writing it follows the order of
+/// candle's stream.
 #[cfg(candle_cuda)]
 #[allow(unsafe_code)]
 pub(crate) fn lend(devices: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {

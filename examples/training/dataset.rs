@@ -1,7 +1,7 @@
 //! Labelled images in IDX files, such as those of Debian's package `dataset-fashion-mnist`.
 //!
-//! An IDX file is a magic number (two zero bytes, the element type, the number of dimensions), the length of each
-//! dimension as big-endian u32, then the elements. <http://yann.lecun.com/exdb/mnist/>
+//! An IDX file is a magic number (two zero bytes, the element type, the number of dimensions), the length of
+//! each dimension as big-endian u32, then the elements. <http://yann.lecun.com/exdb/mnist/>
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -23,8 +23,8 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Reads `<prefix>-images-idx3-ubyte` and `<prefix>-labels-idx1-ubyte` from `folder`, each with or without `.gz`.
-    /// The prefixes of MNIST and Fashion-MNIST are `train` and `t10k`.
+    /// Reads `<prefix>-images-idx3-ubyte` and `<prefix>-labels-idx1-ubyte` from `folder`, each with or
+    /// without `.gz`. The prefixes of MNIST and Fashion-MNIST are `train` and `t10k`.
     pub fn read(folder: &Path, prefix: &str) -> Result<Self> {
         let (images_path, image_shape, images) = read_idx(folder, &format!("{prefix}-images-idx3-ubyte"))?;
         let (labels_path, label_shape, labels) = read_idx(folder, &format!("{prefix}-labels-idx1-ubyte"))?;

@@ -1,4 +1,5 @@
-//! Which samples each worker trains on: N workers together see the same batches, in the same order, as one worker alone.
+//! Which samples each worker trains on: N workers together see the same batches, in the same order, as one
+//! worker alone.
 
 use std::ops::Range;
 

@@ -138,9 +138,10 @@ impl Options {
 
     /// The factor of the gradients of each of so many `workers` before they are pushed.
     ///
-    /// Each is a sum over a worker's images and grows with about the square root of their number. For codes of
-    /// a fixed size it is made so small that few of its elements exceed a code: a residual that grows faster
-    /// than it is sent arrives much too late. The factor is a power of two, so that nothing is rounded.
+    /// Each is a sum over a worker's images and grows with about the square root of their number. For codes
+    /// of a fixed size it is made so small that few of its elements exceed a code: a residual that grows
+    /// faster than it is sent arrives much too late. The factor is a power of two, so that nothing is
+    /// rounded.
     pub fn scale(&self, workers: usize) -> Result<f64> {
         let said = match Compression::choice(&self.compression)? {
             Some(Compression::Codec(Codec::TwoBit { threshold })) => f64::from(threshold),
@@ -151,8 +152,8 @@ impl Options {
         Ok(self.gradient_scale.unwrap_or_else(|| (2.0 * said / images.sqrt()).log2().floor().exp2()))
     }
 
-    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store its
-    /// optimizer. Rank 0 prints to stderr where it resumes.
+    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store
+    /// its optimizer. Rank 0 prints to stderr where it resumes.
     pub fn begin(
         &self,
         store: &KvStore,
@@ -196,8 +197,8 @@ impl Options {
         }
     }
 
-    /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's learning
-    /// rate, switches compression on at its step, and lets a `--late` worker sleep.
+    /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's
+    /// learning rate, switches compression on at its step, and lets a `--late` worker sleep.
     pub fn before(&self, store: &KvStore, optimizer: &mut Optimizer, step: u64, steps: &Range<u64>) -> Result<()> {
         match self.late {
             Some(late) if late.step == step + 1 && store.rank() + 1 == store.num_workers() => {
@@ -255,8 +256,8 @@ pub fn hash(store: &KvStore, weights: &[(&str, Tensor)]) -> Result<u64> {
     Ok(hash.digest())
 }
 
-/// Lets this process compute on its share of the cores; otherwise each worker of a host would use all of them.
-/// `RAYON_NUM_THREADS` overrides it.
+/// Lets this process compute on its share of the cores; otherwise each worker of a host would use all of
+/// them. `RAYON_NUM_THREADS` overrides it.
 pub fn share_cores() -> Result<()> {
     let built = rayon::ThreadPoolBuilder::new().num_threads(config::threads()).build_global();
     built.map_err(|cause| {

@@ -25,8 +25,8 @@ pub(crate) struct AllreduceOptions {
     pub iters: usize,
     /// Iterations before them, verified but not timed.
     pub warmup: usize,
-    /// How long the ranks are idle before each iteration, so that every sample finds the same burst saved up by
-    /// the links' shapers.
+    /// How long the ranks are idle before each iteration, so that every sample finds the same burst saved up
+    /// by the links' shapers.
     pub rest: Duration,
     /// How late rank 0 comes to one more iteration, in which the others' processor time is measured. Zero
     /// omits it.
@@ -140,8 +140,8 @@ fn measure(
     Ok(RankReport { extra_rss_bytes: memory.grown_bytes(), ..found })
 }
 
-/// Waits without sleeping: ranks that share cores wake up one after the other, and the next sum would wait for
-/// the last.
+/// Waits without sleeping: ranks that share cores wake up one after the other, and the next sum would wait
+/// for the last.
 fn rest(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {

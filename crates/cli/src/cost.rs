@@ -5,7 +5,8 @@
 
 use crate::mode::{Mode, Placement};
 
-/// The least time of an allreduce: every rank sends and receives 2(n-1)/n of the payload (Patarasuk and Yuan 2009).
+/// The least time of an allreduce: every rank sends and receives 2(n-1)/n of the payload (Patarasuk and Yuan
+/// 2009).
 pub(crate) fn allreduce_bound_s(ranks: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
     bus_factor(ranks) * bytes / link_bytes_per_s
 }
@@ -15,14 +16,16 @@ pub(crate) fn bus_factor(ranks: usize) -> f64 {
     if ranks == 0 { 0.0 } else { 2.0 * (ranks as f64 - 1.0) / ranks as f64 }
 }
 
-/// Bytes that the busiest host sends or receives, whichever is more, in one push and pull of `bytes` per worker.
+/// Bytes that the busiest host sends or receives, whichever is more, in one push and pull of `bytes` per
+/// worker.
 pub(crate) fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 {
     let n = workers as f64;
     match mode {
         Mode::Allreduce => bus_factor(workers) * bytes,
         Mode::Servers { servers, placement: Placement::Dedicated, .. } => bytes * (n / servers as f64).max(1.0),
         Mode::Servers { servers, placement: Placement::Shared, .. } => {
-            // The busiest host has `here` servers beside its worker. The worker's own share does not touch the network.
+            // The busiest host has `here` servers beside its worker. The worker's own share does not touch
+            // the network.
             let (k, here) = (servers as f64, servers.div_ceil(workers.max(1)) as f64);
             bytes * ((k - here) + here * (n - 1.0)) / k
         }

@@ -1,4 +1,5 @@
-//! What `auto` or a plan would do: for each size the time of each algorithm that the cluster's model predicts.
+//! What `auto` or a plan would do: for each size the time of each algorithm that the cluster's model
+//! predicts.
 
 use std::time::Duration;
 
@@ -18,13 +19,13 @@ use crate::text::{format_seconds, grid};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Explanation {
     pub ranks: usize,
-    /// The ranks that share memory, host by host. `auto` sums among them there; the predictions are for messages
-    /// between the others.
+    /// The ranks that share memory, host by host. `auto` sums among them there; the predictions are for
+    /// messages between the others.
     pub hosts: Vec<Vec<usize>>,
     /// The number of ranks that exchange messages: all, or with `auto` on several hosts one of each.
     pub parties: usize,
-    /// The two racks of the hosts, if any, as indices of `hosts`. `auto` sends long buffers across the link between
-    /// them once, whatever is predicted.
+    /// The two racks of the hosts, if any, as indices of `hosts`. `auto` sends long buffers across the link
+    /// between them once, whatever is predicted.
     pub racks: Option<[Vec<usize>; 2]>,
     /// The origin of the model.
     pub source: String,

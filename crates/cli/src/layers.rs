@@ -31,8 +31,8 @@ pub(crate) struct Network {
     pub layers: Vec<Layer>,
 }
 
-/// The named model or that of a file, with every tensor scaled to `scale` of its elements, which does not change
-/// the layers' parts.
+/// The named model or that of a file, with every tensor scaled to `scale` of its elements, which does not
+/// change the layers' parts.
 pub(crate) fn load(model: &str, scale: f64) -> Result<Network> {
     let keys = models::load(model, scale)?;
     let whole = models::load_whole(model)?;

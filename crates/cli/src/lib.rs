@@ -2,8 +2,8 @@
 //!
 //! - [`commands`]: the command line, a file for each subcommand;
 //! - `link`: the rate of a link; [`lab`]: emulated hosts joined by links of that rate;
-//! - [`mpirun`]: the command that starts MPI ranks; `child`: runs it to its end; `launch`: jobs of a scheduler,
-//!   servers and workers; `interrupt`: Ctrl-C, SIGTERM and SIGHUP;
+//! - [`mpirun`]: the command that starts MPI ranks; `child`: runs it to its end; `launch`: jobs of a
+//!   scheduler, servers and workers; `interrupt`: Ctrl-C, SIGTERM and SIGHUP;
 //! - `machine`: what this machine can do; `doctor`, `gpu_check`: what would keep a job from running on it;
 //! - `mode`: how our store sums; `variant`: what can be measured, ours and peers; `cost`: the bytes that each
 //!   must move;

@@ -161,7 +161,8 @@ impl Mpirun {
     fn add_options(&self, command: &mut Command, is_lab: bool, agent: Option<&Path>) {
         let network = is_lab.then_some(lab::NETWORK);
         let agent = agent.map(|agent| agent.display().to_string());
-        // Open MPI's daemons on other hosts look for the agent too, and crash without one: they use the second.
+        // Open MPI's daemons on other hosts look for the agent too, and crash without one: they use the
+        // second.
         let agents = agent.as_ref().map(|agent| format!("{agent} : ssh"));
         match self.flavour {
             Flavour::OpenMpi => {

@@ -16,9 +16,9 @@ const LONGEST: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Returns when the hypervisor has taken no processor time for three seconds, but after at most 15 s, and at
-/// most as long as the last job took, `job`. Returns immediately after a job of less than three seconds, which
-/// frees little, and if the hypervisor has never taken any. `wait` sleeps; if it returns `false`, the wait
-/// ends.
+/// most as long as the last job took, `job`. Returns immediately after a job of less than three seconds,
+/// which frees little, and if the hypervisor has never taken any. `wait` sleeps; if it returns `false`, the
+/// wait ends.
 pub(crate) fn wait_until_quiet(
     job: Duration,
     read: &mut dyn FnMut() -> Option<ProcessorTime>,
@@ -45,8 +45,8 @@ pub(crate) fn wait_until_quiet(
 mod tests {
     use super::*;
 
-    /// The wait after a job, in ms, if the hypervisor has taken so many ticks before, and one more before each
-    /// of these reads.
+    /// The wait after a job, in ms, if the hypervisor has taken so many ticks before, and one more before
+    /// each of these reads.
     fn waited_ms(job_ms: u64, before: u64, taken: &[u64]) -> u128 {
         let (mut looks, mut waited) = (0, Duration::ZERO);
         let mut read = || {

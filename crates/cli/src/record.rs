@@ -33,7 +33,8 @@ pub(crate) struct Record {
     /// Every sample: the slowest rank's time from a barrier until it has read the result.
     pub seconds: Vec<f64>,
     pub median_s: f64,
-    /// The least time of an allreduce of this payload, the same for every mode. `None` if no link rate is known.
+    /// The least time of an allreduce of this payload, the same for every mode. `None` if no link rate is
+    /// known.
     pub bound_s: Option<f64>,
     pub ratio_to_bound: Option<f64>,
     /// The least time of this mode, on links that carry their rate in both directions at the same time.
@@ -128,8 +129,8 @@ impl Record {
         self
     }
 
-    /// Fills the bounds for links of `link_bytes_per_s`, with that of `mode`. A link between two racks may raise
-    /// the bound of an allreduce, since each rack must receive the other's sum.
+    /// Fills the bounds for links of `link_bytes_per_s`, with that of `mode`. A link between two racks may
+    /// raise the bound of an allreduce, since each rack must receive the other's sum.
     #[must_use]
     pub(crate) fn with_link(
         mut self,

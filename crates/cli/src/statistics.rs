@@ -54,8 +54,8 @@ impl Summary {
         if self.median == 0.0 { 0.0 } else { (self.q3 - self.q1) / 2.0 / self.median }
     }
 
-    /// Whether this differs from `other` beyond noise: the middle halves of the samples do not overlap, and the
-    /// medians differ by more than 2 %.
+    /// Whether this differs from `other` beyond noise: the middle halves of the samples do not overlap, and
+    /// the medians differ by more than 2 %.
     pub(crate) fn differs_from(&self, other: &Summary) -> bool {
         let apart = self.q3 < other.q1 || other.q3 < self.q1;
         apart && (self.median - other.median).abs() > RESOLUTION * self.median.min(other.median)

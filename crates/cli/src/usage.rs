@@ -21,8 +21,8 @@ pub(crate) struct Usage {
     pub cpu_s_per_gb: Option<f64>,
     /// The part of a core that a rank used while it waited for a late one.
     pub waiting_cpu: Option<f64>,
-    /// The most that the memory of any rank, without its neighbours', grew since before the first iteration: at
-    /// any time of the warm-up, or at the end.
+    /// The most that the memory of any rank, without its neighbours', grew since before the first iteration:
+    /// at any time of the warm-up, or at the end.
     pub extra_rss_bytes: Option<u64>,
 }
 
@@ -57,8 +57,8 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Begins to watch. A thread reads the memory every few milliseconds, which costs several percent of a core:
-    /// call [`stop`](Self::stop) before anything is timed.
+    /// Begins to watch. A thread reads the memory every few milliseconds, which costs several percent of a
+    /// core: call [`stop`](Self::stop) before anything is timed.
     pub(crate) fn watch() -> Self {
         /// A shorter peak may be missed.
         const INTERVAL: Duration = Duration::from_millis(5);

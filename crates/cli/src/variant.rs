@@ -1,5 +1,5 @@
-//! What is measured: our own store in one of its modes, or a peer, which is somebody else's program on the same
-//! hosts. `compare` and `sweep` share this list of peers.
+//! What is measured: our own store in one of its modes, or a peer, which is somebody else's program on the
+//! same hosts. `compare` and `sweep` share this list of peers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -195,9 +195,9 @@ impl fmt::Display for Variant {
 impl FromStr for Variant {
     type Err = Error;
 
-    /// A mode of ours, with its compression after a `+`, as in `dist_sync_mpi+2bit:0.5`; a peer; or MXNet with
-    /// the mode that places its servers, as in `mxnet:dist_sync:2`. The sweep calls our allreduce `ours` and
-    /// `ours:mpich`.
+    /// A mode of ours, with its compression after a `+`, as in `dist_sync_mpi+2bit:0.5`; a peer; or MXNet
+    /// with the mode that places its servers, as in `mxnet:dist_sync:2`. The sweep calls our allreduce `ours`
+    /// and `ours:mpich`.
     fn from_str(text: &str) -> Result<Self, Error> {
         if let Some(peer) = <Peer as ValueEnum>::from_str(text, false).ok().filter(|peer| *peer != Peer::Mxnet) {
             return Ok(Variant::theirs(peer, Mode::Allreduce));

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ringpull_cli::lab::{self, Lab, Racks, Shape};
-use ringpull_cli::mpirun::{Flavour, Host, Mpirun, Ranks};
+use ringpull_cli::mpirun::{Host, Mpirun, Ranks};
 use ringpull_processes::Processes;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -225,7 +225,7 @@ fn can_run_ranks() -> bool {
         Err(_) => eprintln!("skipped: mpirun is not installed"),
         // Debian 12's MPICH 4.0.2 over UCX: a plain program of MPI_Init, MPI_Barrier and MPI_Finalize hangs
         // every second time on links of TCP.
-        Ok(mpirun) if mpirun.flavour() == Flavour::Mpich => {
+        Ok(mpirun) if mpirun.flavour() == ringpull_cli::mpirun::Flavour::Mpich => {
             eprintln!("skipped: MPI_Finalize of this MPICH hangs over TCP");
         }
         Ok(_) => return true,

@@ -33,7 +33,8 @@ fn a_cluster_is_probed_once_and_a_file_is_taken_at_its_word() {
         std::fs::read_dir(cache.path().join("ringpull")).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(stored.len(), 1, "{stored:?}");
     let mut before = first;
-    // On a machine that was busy or idle meanwhile the cached model may not be believed, and is then replaced.
+    // On a machine that was busy or idle meanwhile the cached model may not be believed, and is then
+    // replaced.
     let was_used = (0..5).any(|_| {
         let again = explained(2, cache.path(), "cached");
         let is_used = again["source"] == "the cache";

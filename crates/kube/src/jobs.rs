@@ -61,7 +61,8 @@ pub(super) fn mpijob(request: &Request) -> Value {
     let mut policy = run_policy(request);
     if let Some(gang) = request.gang {
         policy["schedulingPolicy"] = json!({
-            // The launcher is not counted: a gang of all pods never starts while the launcher waits for workers.
+            // The launcher is not counted: a gang of all pods never starts while the launcher waits for
+            // workers.
             "minAvailable": pods.max(1),
             "queue": request.queue,
             "scheduleTimeoutSeconds": (gang == Gang::SchedulerPlugins).then_some(300),

@@ -89,7 +89,8 @@ pub struct Request {
     /// after each loss.
     #[arg(long, value_name = "N")]
     pub min_workers: Option<u32>,
-    /// The RDMA resource of each worker, such as rdma/ib, `rdma/hca_shared_devices_a` or vpc.amazonaws.com/efa.
+    /// The RDMA resource of each worker, such as rdma/ib, `rdma/hca_shared_devices_a` or
+    /// vpc.amazonaws.com/efa.
     #[arg(long, value_name = "RESOURCE")]
     pub rdma: Option<String>,
     /// The Multus network of the RDMA device.

@@ -42,8 +42,8 @@ pub(crate) struct CompareArgs {
     /// Emulate this many hosts on this machine, joined by links of --link (root, Linux).
     #[arg(long, conflicts_with_all = ["hostfile", "local"])]
     hosts: Option<usize>,
-    /// The rate of each host's link, such as 200mbit or 10gbit. --hosts shapes links to it; -H uses it for the
-    /// bound.
+    /// The rate of each host's link, such as 200mbit or 10gbit. --hosts shapes links to it; -H uses it for
+    /// the bound.
     #[arg(long, default_value = "none")]
     link: LinkRate,
     #[command(flatten)]

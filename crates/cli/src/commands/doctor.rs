@@ -1,5 +1,5 @@
-//! `ringpull doctor`: what would keep a job from running on this host, on those of a hostfile, or on those of a
-//! job.
+//! `ringpull doctor`: what would keep a job from running on this host, on those of a hostfile, or on those of
+//! a job.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

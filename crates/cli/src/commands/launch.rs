@@ -28,9 +28,9 @@ pub(crate) struct LaunchArgs {
     /// The number of workers.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
     num_workers: u32,
-    /// The number of servers [default: as many as workers, as with MXNet's launch.py]. 0 starts MPI ranks, with
-    /// --launcher mpi, slurm or sge; it is their default if the command has `--kv-store dist_sync_mpi`. The
-    /// other launchers refuse such a command.
+    /// The number of servers [default: as many as workers, as with MXNet's launch.py]. 0 starts MPI ranks,
+    /// with --launcher mpi, slurm or sge; it is their default if the command has `--kv-store dist_sync_mpi`.
+    /// The other launchers refuse such a command.
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
     /// A file with the hosts to run on.

@@ -1,7 +1,7 @@
 //! The command line of `ringpull`: one file for each subcommand, and what they share.
 //!
-//! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for an
-//! invalid command line. `launch` and `lab exec` exit with the code of the command that they ran.
+//! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for
+//! an invalid command line. `launch` and `lab exec` exit with the code of the command that they ran.
 
 mod bench;
 mod compare;

@@ -24,8 +24,8 @@ use crate::variant::Variant;
     ringpull sweep --report --out benches/results\n\n\
     An absent contender is reported on the page, but is not a failure.")]
 pub(crate) struct SweepArgs {
-    /// Emulate this many hosts on this machine, one rank on each (root, Linux) [default: ranks are processes of
-    /// this machine].
+    /// Emulate this many hosts on this machine, one rank on each (root, Linux) [default: ranks are processes
+    /// of this machine].
     #[arg(long, conflicts_with = "local")]
     hosts: Option<usize>,
     /// The rate of each host's link, such as 1gbit; none for no limit.

@@ -1,5 +1,5 @@
-//! The published figures that the comparison answers: the proposal "Extend MXNet Distributed Training by MPI `AllReduce`"
-//! (apache/mxnet #10696), 8 hosts joined by 10 Gbit/s Ethernet.
+//! The published figures that the comparison answers: the proposal "Extend MXNet Distributed Training by MPI
+//! `AllReduce`" (apache/mxnet #10696), 8 hosts joined by 10 Gbit/s Ethernet.
 
 use serde::Serialize;
 
@@ -35,7 +35,8 @@ pub(crate) struct Training {
     pub efficiency: f64,
 }
 
-/// What one host computes for in a step: 64 images at 29.30 a second, the rate that every published row gives for one host.
+/// What one host computes for in a step: 64 images at 29.30 a second, the rate that every published row gives
+/// for one host.
 pub(crate) const COMPUTE_S: f64 = 2.184;
 
 /// The images of one host in a step.

@@ -1,5 +1,5 @@
-//! One self-contained HTML page: the verdict, the charts, every sample, how it was measured and the command that
-//! repeats it.
+//! One self-contained HTML page: the verdict, the charts, every sample, how it was measured and the command
+//! that repeats it.
 //!
 //! It has no script and loads nothing. It fits paper, light and dark screens, phones and laptops.
 

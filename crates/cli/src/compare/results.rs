@@ -95,8 +95,8 @@ pub(crate) struct JobSamples {
     /// Of this job. The record has those of all rounds: the median processor time, and the most memory.
     #[serde(default)]
     pub usage: Usage,
-    /// The part of this machine's processor time that its hypervisor took meanwhile; `None` if the kernel does
-    /// not say.
+    /// The part of this machine's processor time that its hypervisor took meanwhile; `None` if the kernel
+    /// does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
 }
@@ -148,8 +148,8 @@ impl Row {
         Some(format!("{}{}", format_size(bytes), if measured { "" } else { " *" }))
     }
 
-    /// Bytes through the busiest host, and whether they were measured. Only workers' interfaces are measured, so
-    /// with dedicated servers the bytes are computed.
+    /// Bytes through the busiest host, and whether they were measured. Only workers' interfaces are measured,
+    /// so with dedicated servers the bytes are computed.
     pub(crate) fn host_bytes(&self, own_hosts: bool) -> Option<(f64, bool)> {
         match self.record().and_then(|record| record.host_bytes) {
             Some(measured) if own_hosts && self.machines == self.record().map_or(0, |record| record.ranks) => {

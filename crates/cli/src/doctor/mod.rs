@@ -1,7 +1,8 @@
 //! What would keep a job from running on these hosts, and the fix.
 //!
-//! - [`facts`]: what is known of a host; `gather`: reads the facts of this host; [`hosts`]: gets those of other
-//!   hosts, by ssh or, under `mpirun`, from the ranks; `probe`: two ranks that report what MPI gives them;
+//! - [`facts`]: what is known of a host; `gather`: reads the facts of this host; [`hosts`]: gets those of
+//!   other hosts, by ssh or, under `mpirun`, from the ranks; `probe`: two ranks that report what MPI gives
+//!   them;
 //! - `judge`: what the facts of one host mean; `together`: what those of several hosts mean. Both are pure.
 
 pub(crate) mod facts;

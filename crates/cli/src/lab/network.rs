@@ -48,7 +48,8 @@ fn words(text: &str) -> Vec<&str> {
     text.split(' ').collect()
 }
 
-/// Makes host `host` of `hosts`: its name, its network, its link to its rack's bridge, and the files that name its peers.
+/// Makes host `host` of `hosts`: its name, its network, its link to its rack's bridge, and the files that
+/// name its peers.
 pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate, rack: usize) -> Result<()> {
     let name = host_name(host);
     let name = name.as_str();
@@ -77,8 +78,9 @@ pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate, rack: usize) -
     Ok(())
 }
 
-/// Linux's default for TCP, whatever this machine uses: BBR, for one, paces by a timer for every few packets, which costs the cores of one machine
-/// more than what is measured on them. Reno, which no machine refuses, where namespaces may not have the default.
+/// Linux's default for TCP, whatever this machine uses: BBR, for one, paces by a timer for every few packets,
+/// which costs the cores of one machine more than what is measured on them. Reno, which no machine refuses,
+/// where namespaces may not have the default.
 fn use_usual_congestion_control(name: &str) {
     let path = "/proc/sys/net/ipv4/tcp_congestion_control";
     let write = |control| call("ip", &["netns", "exec", name, "sh", "-c", &format!("echo {control} > {path}")]);
@@ -91,7 +93,8 @@ fn use_usual_congestion_control(name: &str) {
 /// Ends everything that runs on host `host` and removes what there is of it.
 pub(super) fn remove_host(host: usize) -> Result<()> {
     let name = host_name(host);
-    // The link goes before its namespace, whose removal would take the link away at a time of the kernel's choosing.
+    // The link goes before its namespace, whose removal would take the link away at a time of the kernel's
+    // choosing.
     let outer = bridge_end(host);
     if interface_exists(&outer) {
         call("ip", &["link", "del", &outer])?;

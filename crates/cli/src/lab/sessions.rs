@@ -1,9 +1,9 @@
 //! Makes emulated hosts share processors by rank instead of by session.
 //!
-//! Linux divides processors among sessions first (autogroups), and MPI's daemon on each emulated host, or each
-//! of its ranks, starts a session. A rank can yield only within its session, so there it yields to nobody. Real
-//! hosts share no processors. So the kernel's switch is off while a lab is up, and a file keeps its previous
-//! value. The switch belongs to the machine: two containers that may both set it interfere.
+//! Linux divides processors among sessions first (autogroups), and MPI's daemon on each emulated host, or
+//! each of its ranks, starts a session. A rank can yield only within its session, so there it yields to
+//! nobody. Real hosts share no processors. So the kernel's switch is off while a lab is up, and a file keeps
+//! its previous value. The switch belongs to the machine: two containers that may both set it interfere.
 
 use std::fs;
 use std::io::ErrorKind;

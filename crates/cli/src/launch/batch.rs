@@ -1,10 +1,10 @@
 //! The processes of a job as one step of Slurm (`srun`) or as one job of Grid Engine (`qsub`).
 //!
-//! Slurm starts MPI ranks itself; for Grid Engine `mpirun` does, which finds the hosts by itself. In a job with
-//! servers every process runs the same shell script: task 0 is the scheduler, then come the servers, then the
-//! workers. Task 0 writes the scheduler's address to a file that all hosts see. Beside it is a file with the
-//! job's secret, which only this user can read: a batch system shows a job's command line, and Grid Engine its
-//! variables too, to all users.
+//! Slurm starts MPI ranks itself; for Grid Engine `mpirun` does, which finds the hosts by itself. In a job
+//! with servers every process runs the same shell script: task 0 is the scheduler, then come the servers,
+//! then the workers. Task 0 writes the scheduler's address to a file that all hosts see. Beside it is a file
+//! with the job's secret, which only this user can read: a batch system shows a job's command line, and Grid
+//! Engine its variables too, to all users.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -38,8 +38,8 @@ pub(crate) struct BatchJob {
     pub spec: Spec,
 }
 
-/// Task `$1` of a job with servers. `$2` is the file with the address, `$3` and `$4` are the numbers of servers
-/// and workers.
+/// Task `$1` of a job with servers. `$2` is the file with the address, `$3` and `$4` are the numbers of
+/// servers and workers.
 const ROLES: &str = r#"task=$1 meet=$2 servers=$3 workers=$4
 shift 4
 export DMLC_NUM_SERVER=$servers DMLC_NUM_WORKER=$workers
@@ -215,7 +215,8 @@ fn exported(chosen: Option<String>, names: &[&str]) -> Option<String> {
     }
 }
 
-/// The value of `srun --mpi` by which ranks find each other. Without one every rank would be a separate world.
+/// The value of `srun --mpi` by which ranks find each other. Without one every rank would be a separate
+/// world.
 fn process_manager() -> &'static str {
     match Mpirun::find().map(|mpirun| mpirun.flavour()) {
         Ok(Flavour::Mpich) => "pmi2",

@@ -72,8 +72,8 @@ const FORWARDED: [&str; 4] = ["OMP_NUM_THREADS", "KMP_AFFINITY", "LD_LIBRARY_PAT
 const FORWARDED_PREFIXES: [&str; 4] = ["RINGPULL_", "MXNET_", "PS_", "AWS_"];
 
 impl Host {
-    /// The command that runs a program with these variables below its supervisor, and the bytes that its input
-    /// must begin with. Orders are lines on its input after that.
+    /// The command that runs a program with these variables below its supervisor, and the bytes that its
+    /// input must begin with. Orders are lines on its input after that.
     pub(crate) fn command(&self, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
         let mut command = match self {
             Host::Ssh(host) => return remote_command(host, words, env),

@@ -1,7 +1,7 @@
 //! Starts the processes of a parameter-server job and ends them together: one scheduler, servers, workers.
 //!
-//! - [`host`]: where a process runs and the command that runs it there, below a supervisor that ends its whole
-//!   session when the launcher orders it or dies;
+//! - [`host`]: where a process runs and the command that runs it there, below a supervisor that ends its
+//!   whole session when the launcher orders it or dies;
 //! - `supervise`: waits for all processes and decides when the rest must end; `output`: where their output
 //!   goes;
 //! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over

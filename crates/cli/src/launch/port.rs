@@ -11,12 +11,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 use ringpull_base::{Error, Result};
 
-/// Below Linux's default ports for outgoing connections. A process that connects to one of those before anybody
-/// listens could get it itself: TCP allows a connection to itself.
+/// Below Linux's default ports for outgoing connections. A process that connects to one of those before
+/// anybody listens could get it itself: TCP allows a connection to itself.
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// A port of this host that nobody else gets while this value lives. A program that sets `SO_REUSEADDR`, as most
-/// servers do, can listen on it.
+/// A port of this host that nobody else gets while this value lives. A program that sets `SO_REUSEADDR`, as
+/// most servers do, can listen on it.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
@@ -30,8 +30,8 @@ impl Port {
     }
 }
 
-/// Claims a port of `root`. Several programs may do so at the same time. Another host, or an emulated one, has its
-/// own ports: the claim of the number on this host keeps jobs that start here apart.
+/// Claims a port of `root`. Several programs may do so at the same time. Another host, or an emulated one,
+/// has its own ports: the claim of the number on this host keeps jobs that start here apart.
 pub(crate) fn claim_port(root: IpAddr) -> Result<Port> {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     claim_port_from(root, std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)))
@@ -62,8 +62,8 @@ fn claim(root: IpAddr, number: u16) -> rustix::io::Result<OwnedFd> {
         // No address of this host.
         Err(_) => bound_to(Ipv4Addr::UNSPECIFIED.into()),
     }?;
-    // Two sockets share an address only if both allow it. This one allows it only after its bind: another claim
-    // is refused, but a server can listen.
+    // Two sockets share an address only if both allow it. This one allows it only after its bind: another
+    // claim is refused, but a server can listen.
     set_socket_reuseaddr(&socket, true)?;
     Ok(socket)
 }

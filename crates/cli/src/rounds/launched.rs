@@ -152,8 +152,8 @@ impl Launched {
             .ok_or_else(|| failed("every process succeeded, but no worker printed a record", ""))
     }
 
-    /// The variables by which ranks that do not use MPI find each other, as PyTorch names them, and the port on
-    /// the first worker's host, which is claimed while this value lives.
+    /// The variables by which ranks that do not use MPI find each other, as PyTorch names them, and the port
+    /// on the first worker's host, which is claimed while this value lives.
     fn meeting_point(&self) -> Result<(Vec<(String, String)>, Port)> {
         let root = self.hosts[0].address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let name = match &self.hosts[0] {
@@ -235,7 +235,8 @@ impl Runner for Launched {
         if variant.on_mpich
             && let Ok(records) = Record::parse_list(&name, &printed)
         {
-            // All samples were verified before MPI_Finalize, which hangs now and then with Debian's MPICH 4.0.
+            // All samples were verified before MPI_Finalize, which hangs now and then with Debian's MPICH
+            // 4.0.
             tracing::debug!(?fault, "the job of MPICH ended after its records");
             return Ok(records);
         }

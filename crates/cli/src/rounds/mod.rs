@@ -74,8 +74,8 @@ pub(crate) fn order(count: usize, round: usize) -> Vec<usize> {
     (0..count).map(|place| (place + round) % count).collect()
 }
 
-/// Runs every variant with each of the jobs of every round. A variant that fails is not run again with the same
-/// number of ranks; the others go on.
+/// Runs every variant with each of the jobs of every round. A variant that fails is not run again with the
+/// same number of ranks; the others go on.
 pub(crate) fn run(
     runner: &mut dyn Runner,
     variants: &[Variant],

@@ -1,9 +1,9 @@
 //! The sweep: our allreduce compared with others for every number of ranks and size, in rotating rounds.
 //!
-//! A job measures many sizes, since its start takes longer than most of them. Short payloads have more rounds:
-//! their times depend mostly on where the operating system places a job's ranks. For the same reason a time is
-//! the median of the jobs' medians, and the noise is the difference between jobs. [`page`] writes the results
-//! of sweeps as one Markdown page.
+//! A job measures many sizes, since its start takes longer than most of them. Short payloads have more
+//! rounds: their times depend mostly on where the operating system places a job's ranks. For the same reason
+//! a time is the median of the jobs' medians, and the noise is the difference between jobs. [`page`] writes
+//! the results of sweeps as one Markdown page.
 
 pub(crate) mod page;
 

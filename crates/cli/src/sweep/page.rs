@@ -36,7 +36,8 @@ impl Match<'_> {
         self.best_summary.median / self.summary.median
     }
 
-    /// Our time over the bound, except for short payloads, since the burst of an idle link carries much of them.
+    /// Our time over the bound, except for short payloads, since the burst of an idle link carries much of
+    /// them.
     fn of_bound(&self) -> Option<f64> {
         Some(self.summary.median / self.ours.bound_s.filter(|_| self.ours.bytes > SHORT_BYTES as u64)?)
     }

@@ -1,9 +1,9 @@
 //! Where a step's time went, on the thread of each rank that calls the store.
 //!
-//! A step is what the program marked as one, or else the time from one push of the first key to its next push.
-//! The time in which the caller was not blocked is computing and the calls of push. Blocked time is divided in
-//! this order: waiting for the straggler, the rank that called the awaited operation last, until it did; the
-//! update; packing and unpacking; the rest is exposed communication.
+//! A step is what the program marked as one, or else the time from one push of the first key to its next
+//! push. The time in which the caller was not blocked is computing and the calls of push. Blocked time is
+//! divided in this order: waiting for the straggler, the rank that called the awaited operation last, until
+//! it did; the update; packing and unpacking; the rest is exposed communication.
 
 use std::collections::BTreeMap;
 

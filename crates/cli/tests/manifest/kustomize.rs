@@ -1,5 +1,5 @@
-//! The part of kustomize that `mpijob/` uses: resources, components and JSON patches. Where kustomize itself is
-//! installed its rendering is compared with this one.
+//! The part of kustomize that `mpijob/` uses: resources, components and JSON patches. Where kustomize itself
+//! is installed its rendering is compared with this one.
 
 use std::path::Path;
 use std::process::Command;

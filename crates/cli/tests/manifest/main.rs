@@ -1,7 +1,7 @@
 //! `ringpull manifest`: what it writes is valid and says what was asked for; what `lint` finds.
 //!
-//! The schemas of Kubeflow's objects are not part of this repository: they are read from `RINGPULL_CRDS` or from
-//! `../shared/crds`, and the tests that need them say so where they are absent.
+//! The schemas of Kubeflow's objects are not part of this repository: they are read from `RINGPULL_CRDS` or
+//! from `../shared/crds`, and the tests that need them say so where they are absent.
 
 mod args;
 mod kustomize;

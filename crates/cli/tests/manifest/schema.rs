@@ -1,4 +1,5 @@
-//! A strict reading of the structural schemas that CustomResourceDefinitions carry: an unknown field is an error.
+//! A strict reading of the structural schemas that CustomResourceDefinitions carry: an unknown field is an
+//! error.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

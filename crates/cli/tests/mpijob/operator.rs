@@ -1,4 +1,5 @@
-//! The part of mpi-operator's contract that a job sees: names, hostfile, key, variables, order of starting, retries.
+//! The part of mpi-operator's contract that a job sees: names, hostfile, key, variables, order of starting,
+//! retries.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

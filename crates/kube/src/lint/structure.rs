@@ -1,5 +1,5 @@
-//! What the operator refuses, and what it accepts but ignores. After a refusal the object stays, with an event,
-//! and nothing runs.
+//! What the operator refuses, and what it accepts but ignores. After a refusal the object stays, with an
+//! event, and nothing runs.
 
 use super::Findings;
 use super::job::Job;
