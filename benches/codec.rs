@@ -1,5 +1,6 @@
-//! The codecs' rates on one core, by level of instructions: first a table in GB/s of floats, then criterion's own report. The table
-//! begins with what plain loops reach on the same memory: an encoder reads two arrays and writes one of them, `decode-add` reads and writes one.
+//! The codecs' rates on one core, by level of instructions: first a table in GB/s of floats, then criterion's
+//! own report. The table begins with what plain loops reach on the same memory: an encoder reads two arrays
+//! and writes one of them, `decode-add` reads and writes one.
 //!
 //!     cargo bench --bench codec               from memory: 128 MB of floats, more than the caches hold
 //!     cargo bench --bench codec -- --test     each once, to see that they run

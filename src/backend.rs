@@ -8,8 +8,8 @@ use ringpull_kernels::optim::Optimizer;
 
 use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
-/// What happens between processes. Arguments have been checked; keys are known and values fit them. The defaults
-/// are those of a store of one process, in host memory, whose pushes are done when they return.
+/// What happens between processes. Arguments have been checked; keys are known and values fit them. The
+/// defaults are those of a store of one process, in host memory, whose pushes are done when they return.
 pub trait Backend: Send + Sync {
     /// This worker's rank.
     fn rank(&self) -> usize {
@@ -28,18 +28,20 @@ pub trait Backend: Send + Sync {
     fn devices(&self) -> Option<&Arc<ringpull_device::Devices>> {
         None
     }
-    /// Why this worker would end, if it ended now: its last call failed so, or it says so itself. `None` after a call that succeeded.
+    /// Why this worker would end, if it ended now: its last call failed so, or it says so itself. `None`
+    /// after a call that succeeded.
     fn failing(&self, _why: Option<&str>) {}
-    /// Gives the key its first value; rank 0's wins. Does not wait for the peers, so that ranks may init in different orders.
+    /// Gives the key its first value; rank 0's wins. Does not wait for the peers, so that ranks may init in
+    /// different orders.
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()>;
     /// Returns when a push of the key may be made: earlier ones that are not done would otherwise fill the
     /// memory. Blocks, for some time at most.
     fn make_room(&self, _entry: &Entry, _priority: i32) -> Result<()> {
         Ok(())
     }
-    /// Adds this worker's gradient: several values where there are devices to sum them, otherwise one. Returns
-    /// before it has travelled. When the round of pushes is complete, writes the
-    /// key's value into each of `outs` and drops it; on failure calls [`TensorMut::fail`] on each.
+    /// Adds this worker's gradient: several values where there are devices to sum them, otherwise one.
+    /// Returns before it has travelled. When the round of pushes is complete, writes the key's value into
+    /// each of `outs` and drops it; on failure calls [`TensorMut::fail`] on each.
     fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, priority: i32) -> Result<()>;
     /// As [`push`](Self::push) for a row-sparse gradient.
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()>;
@@ -61,7 +63,8 @@ pub trait Backend: Send + Sync {
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()>;
     /// Pushes made from now on are applied by `updater`.
     fn set_updater(&self, updater: Updater) -> Result<()>;
-    /// Dense `f32` gradients pushed from now on are compressed so, or not at all. `compression` has been checked.
+    /// Dense `f32` gradients pushed from now on are compressed so, or not at all. `compression` has been
+    /// checked.
     fn set_compression(&self, compression: Option<&Compression>) -> Result<()>;
     /// The optimizer's states, after every push that this worker has made. Blocks.
     fn states(&self) -> Result<SavedStates>;
@@ -83,7 +86,8 @@ pub trait Backend: Send + Sync {
     fn traffic(&self) -> (u64, u64, u64) {
         (0, 0, 0)
     }
-    /// Who is to be told when the caller comes for a tensor that it has pushed, or that a push is going to write.
+    /// Who is to be told when the caller comes for a tensor that it has pushed, or that a push is going to
+    /// write.
     fn waiter(&self) -> Option<Weak<dyn Waiter>> {
         None
     }

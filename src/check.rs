@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ringpull_allreduce::communicator::{Communicator, Parts};
-use ringpull_allreduce::progress::{Job, Launch, Wire};
+use ringpull_allreduce::progress::{Job, Launch, Transfer};
 use ringpull_base::{Error, Result};
 
 use crate::slot::Slot;
@@ -31,8 +31,8 @@ pub(super) fn before(slot: &Arc<Slot>, job: Box<dyn Job>) -> Box<dyn Job> {
 }
 
 impl Job for Checked {
-    fn wire(&self) -> Wire {
-        self.job.wire()
+    fn transfer(&self) -> Transfer {
+        self.job.transfer()
     }
 
     fn checks(&self) -> bool {

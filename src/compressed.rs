@@ -1,7 +1,8 @@
 //! Gradient compression in a store: the setting, and what is kept of each key.
 //!
-//! Dense `f32` gradients are compressed, after the values of one process have been summed; the first value of a key, row-sparse
-//! gradients and, with servers, pulled values travel as they are, as in MXNet. A dense push of another dtype is an error, as there.
+//! Dense `f32` gradients are compressed, after the values of one process have been summed; the first value of
+//! a key, row-sparse gradients and, with servers, pulled values travel as they are, as in MXNet. A dense push
+//! of another dtype is an error, as there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,14 +21,16 @@ pub(super) struct Compressor {
     kept: Mutex<BTreeMap<Key, Arc<Mutex<Feedback>>>>,
 }
 
-/// How one push is compressed; fixed when it is made. Pushes of one key use its feedback in the order in which they were made.
+/// How one push is compressed; fixed when it is made. Pushes of one key use its feedback in the order in
+/// which they were made.
 pub(super) struct Coding {
     pub(super) compression: Compression,
     pub(super) feedback: Arc<Mutex<Feedback>>,
 }
 
 impl Compressor {
-    /// Gradients pushed from now on are compressed so. What earlier codecs kept is sent by this one, and dropped if there is none.
+    /// Gradients pushed from now on are compressed so. What earlier codecs kept is sent by this one, and
+    /// dropped if there is none.
     pub(super) fn set(&self, compression: Option<&Compression>) {
         *self.present.lock() = compression.copied();
         if compression.is_none() {

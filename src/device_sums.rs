@@ -1,4 +1,5 @@
-//! `dist_sync_device` and `dist_async_device`: a process's own values are summed on its devices, then go to the servers.
+//! `dist_sync_device` and `dist_async_device`: a process's own values are summed on its devices, then go to
+//! the servers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// A worker of a job with servers, and its devices.
 ///
-/// A push of several values, or of one on a device, waits until the sum is in host memory, and returns before it has travelled.
-/// Outputs on devices are copied up when the servers' value is there.
+/// A push of several values, or of one on a device, waits until the sum is in host memory, and returns before
+/// it has travelled. Outputs on devices are copied up when the servers' value is there.
 pub struct DeviceSums {
     servers: Servers,
     devices: Arc<Devices>,
@@ -74,7 +75,8 @@ impl DeviceSums {
         Ok(staging)
     }
 
-    /// Outputs that the servers' value can be written into: those on devices are copied up as soon as that has happened.
+    /// Outputs that the servers' value can be written into: those on devices are copied up as soon as that
+    /// has happened.
     fn on_host(&self, entry: &Entry, outs: Vec<TensorMut>) -> Vec<TensorMut> {
         let staged = |out: TensorMut| {
             if out.remote().is_none() {
@@ -205,7 +207,8 @@ impl Backend for DeviceSums {
 
 impl Drop for DeviceSums {
     fn drop(&mut self) {
-        // Memory must not be given back while work on it is queued. After a fault there is nothing to wait for.
+        // Memory must not be given back while work on it is queued. After a fault there is nothing to wait
+        // for.
         drop(self.devices.drain(self.limit));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::communicator::Parts;
-use ringpull_allreduce::progress::{Job, Launch, Wire};
+use ringpull_allreduce::progress::{Job, Launch, Transfer};
 use ringpull_base::{Buffer, Error, Result, TensorMut, unshare};
 
 use crate::compressed::Coding;
@@ -153,9 +153,9 @@ impl Push {
 }
 
 impl Job for Push {
-    fn wire(&self) -> Wire {
+    fn transfer(&self) -> Transfer {
         let entry = &self.slot.entry;
-        Wire::Sum { dtype: entry.dtype, len_bytes: entry.len_bytes(), priority: self.priority }
+        Transfer::Sum { dtype: entry.dtype, len_bytes: entry.len_bytes(), priority: self.priority }
     }
 
     fn addend(&mut self) -> &mut [u8] {

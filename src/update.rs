@@ -1,6 +1,7 @@
 //! How a merged gradient changes a key's value: overwrite, optimizer or updater.
 //!
-//! Every rank of `dist_sync_mpi`, and the one process of `local`, keeps the values and applies updates itself, through here.
+//! Every rank of `dist_sync_mpi`, and the one process of `local`, keeps the values and applies updates
+//! itself, through here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
-/// What is to happen to a gradient; fixed when it is pushed, so that a change applies to the pushes after it and to no other.
+/// What is to happen to a gradient; fixed when it is pushed, so that a change applies to the pushes after it
+/// and to no other.
 #[derive(Clone)]
 pub(crate) enum Update {
     /// The value becomes the gradient.
@@ -24,7 +26,8 @@ pub(crate) enum Update {
 }
 
 impl Update {
-    /// An error if the update cannot change this key's value at all. To be asked before a push has changed anything.
+    /// An error if the update cannot change this key's value at all. To be asked before a push has changed
+    /// anything.
     pub(crate) fn check(&self, entry: &Entry) -> Result<()> {
         match self {
             Update::Optimize(optimizer) => optimizer.check_dtype(entry.dtype).map_err(|cause| of_key(entry, cause)),
@@ -57,8 +60,8 @@ impl Updates {
         self.present.lock().clone()
     }
 
-    /// Gradients pushed from now on are applied by `optimizer`. A key's state is carried on where the rule stays the same, and
-    /// begins anew at the first update where it does not.
+    /// Gradients pushed from now on are applied by `optimizer`. A key's state is carried on where the rule
+    /// stays the same, and begins anew at the first update where it does not.
     pub(crate) fn set_optimizer(&self, optimizer: &Optimizer) {
         *self.present.lock() = Update::Optimize(Arc::new(optimizer.clone()));
     }
@@ -85,7 +88,8 @@ impl Updates {
         Ok(())
     }
 
-    /// As [`apply`](Self::apply) for what one process pushed, copying nothing that can be handed on; `outs` came with it.
+    /// As [`apply`](Self::apply) for what one process pushed, copying nothing that can be handed on; `outs`
+    /// came with it.
     pub(crate) fn apply_contribution(
         &self,
         update: &Update,
@@ -111,8 +115,8 @@ impl Updates {
         }
     }
 
-    /// As [`apply`](Self::apply) for row-sparse gradients. Overwriting makes absent rows zero, optimizers leave them as they
-    /// are, and an updater is given the gradient with absent rows zero.
+    /// As [`apply`](Self::apply) for row-sparse gradients. Overwriting makes absent rows zero, optimizers
+    /// leave them as they are, and an updater is given the gradient with absent rows zero.
     pub(crate) fn apply_rows(
         &self,
         update: &Update,

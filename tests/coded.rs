@@ -23,7 +23,8 @@ fn config() -> Config {
 const CODECS: [&str; 9] =
     ["2bit:0.5", "2bit:0.3", "1bit:0.5", "fp16", "2bit:0.3", "topk:0.1", "topk:0.1", "1bit:0.2", "1bit:0.2"];
 
-/// The bits that every step of compressed pushes of `count` values gives; `place` puts a value where the store wants it.
+/// The bits that every step of compressed pushes of `count` values gives; `place` puts a value where the
+/// store wants it.
 fn compressed(store: &KvStore, count: usize, len: usize, place: impl Fn(usize, Tensor) -> Tensor) -> Vec<Vec<u32>> {
     let push = |step: usize| {
         let value = |value: usize| {
@@ -114,7 +115,8 @@ struct Outcome {
     took: Duration,
 }
 
-/// Three compressed pushes on two ranks of two devices, of which `who` has a fault; what every rank met, and the steps of `who`.
+/// Three compressed pushes on two ranks of two devices, of which `who` has a fault; what every rank met, and
+/// the steps of `who`.
 fn faulty(codec: Codec, (who, fault): (usize, Fault), timeout: Duration) -> (Vec<Outcome>, u64) {
     let config = Config { timeout, ..Config::default() };
     let platforms = [0, 1].map(|rank| Simulated::faulty(2, Some(fault).filter(|_| rank == who)));
@@ -152,7 +154,8 @@ fn one_of_two(engine: &Arc<Engine>, platform: &Arc<Simulated>, codec: Codec, con
         (0..3).try_for_each(|_| store.push("w", from_ref(&tensor), 0))?;
         let out = Tensor::zeros(DType::F32, &[100]);
         store.pull("w", from_ref(&out), 0)?;
-        // What was queued on the tensor's own stream is waited for here, and the other rank hears of what comes before the barrier.
+        // What was queued on the tensor's own stream is waited for here, and the other rank hears of what
+        // comes before the barrier.
         devices.download(&tensor)?;
         store.barrier()?;
         out.to_vec::<f32>()
@@ -175,7 +178,8 @@ fn one_of_two(engine: &Arc<Engine>, platform: &Arc<Simulated>, codec: Codec, con
     Outcome { met, after, took }
 }
 
-/// Where the gradient is encoded on the devices (`2bit`, `1bit`), and where it passes through the host (`fp16`).
+/// Where the gradient is encoded on the devices (`2bit`, `1bit`), and where it passes through the host
+/// (`fp16`).
 const ENCODED: [Codec; 3] = [Codec::TwoBit { threshold: 0.5 }, Codec::OneBit { threshold: 0.5 }, Codec::Fp16];
 
 #[test]

@@ -1,4 +1,5 @@
-//! Stores over simulated devices, in one process: any number of ranks and devices, repeated steps, and a fault at every step.
+//! Stores over simulated devices, in one process: any number of ranks and devices, repeated steps, and a
+//! fault at every step.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::slice::from_ref;
@@ -291,7 +292,8 @@ fn work_that_never_ends_where_devices_sum_over_ranks_is_an_error_on_every_rank_i
     assert!(start.elapsed() < Duration::from_secs(60), "{:?} for {steps} jobs", start.elapsed());
 }
 
-/// By `auto` devices that cannot meet are no error: the ranks sum another way. All other faults reach every rank.
+/// By `auto` devices that cannot meet are no error: the ranks sum another way. All other faults reach every
+/// rank.
 #[test]
 fn devices_that_cannot_join_leave_auto_the_other_routes() {
     let counts = [1, 1];
@@ -316,13 +318,15 @@ fn devices_that_cannot_join_leave_auto_the_other_routes() {
     }
 }
 
-/// Where the `number`-th job's scheduler listens: on an address of this process, and on a port that the system gives to nobody by itself.
+/// Where the `number`-th job's scheduler listens: on an address of this process, and on a port that the
+/// system gives to nobody by itself.
 fn address(number: usize) -> SocketAddr {
     let [.., upper, lower] = std::process::id().to_be_bytes();
     (Ipv4Addr::new(127, upper, lower, 7), 20_000 + number as u16).into()
 }
 
-/// A job of one worker whose platform may have a fault, a server and a scheduler, all threads of this process.
+/// A job of one worker whose platform may have a fault, a server and a scheduler, all threads of this
+/// process.
 fn with_servers(kind: Kind, root: SocketAddr, fault: Option<Fault>) -> (Result<Vec<f32>>, u64) {
     let (count, limit) = (2, Duration::from_secs(20));
     let node_host = Some(root.ip());

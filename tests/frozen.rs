@@ -1,5 +1,5 @@
-//! What a loop of steps costs once its calls have repeated themselves, and what becomes of it when they do not: over ranks that are
-//! threads, without MPI.
+//! What a loop of steps costs once its calls have repeated themselves, and what becomes of it when they do
+//! not: over ranks that are threads, without MPI.
 
 mod ranks;
 
@@ -241,10 +241,12 @@ fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
     }
 }
 
-/// How long a call may stay alone where that is what a test is about. Longer than a crowded machine keeps a rank from running.
+/// How long a call may stay alone where that is what a test is about. Longer than a crowded machine keeps a
+/// rank from running.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// What each of 3 ranks is told when rank 1 goes its own way in step 100. The others may be told while they still read what step 99 gave.
+/// What each of 3 ranks is told when rank 1 goes its own way in step 100. The others may be told while they
+/// still read what step 99 gave.
 fn odd_step(patience: Duration, odd: impl Fn(&KvStore) -> Result<()> + Sync) -> Vec<Error> {
     workers(3, &patient(patience), |store| {
         init(store);

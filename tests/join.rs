@@ -1,4 +1,5 @@
-//! Ranks with different amounts of data: a rank that has joined is as good as one that pushes zeros. Over ranks that are threads.
+//! Ranks with different amounts of data: a rank that has joined is as good as one that pushes zeros. Over
+//! ranks that are threads.
 
 mod ranks;
 
@@ -48,8 +49,8 @@ fn values(store: &KvStore) -> Vec<u32> {
 
 type Step<'a> = dyn Fn(&KvStore, i64, Tensor) + Sync + 'a;
 
-/// The values on each of 3 ranks after each has had its `batches`, and after some that all have, where those that have no more either
-/// join or push zeros. `before` is called before each batch.
+/// The values on each of 3 ranks after each has had its `batches`, and after some that all have, where those
+/// that have no more either join or push zeros. `before` is called before each batch.
 fn trained(
     batches: [usize; 3],
     joins: bool,

@@ -10,7 +10,7 @@
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ringpull_allreduce::progress::agreement::Agreement;
-use ringpull_allreduce::progress::messages::{Call, Operation, Order, Overdue, Stopped, Stuck, Terms, Topic, Wire};
+use ringpull_allreduce::progress::messages::{Call, Operation, Order, Overdue, Stopped, Stuck, Terms, Topic, Transfer};
 use ringpull_base::{DType, Key};
 
 #[allow(dead_code)]
@@ -135,11 +135,11 @@ enum Message {
     /// The next call of a rank on a key, or whatever ordinal.
     Call { key: u8, ordinal: Option<u32>, terms: bool, alone: bool, waited: bool },
     Barrier,
-    Thaw { epoch: u8, has_begun: Option<bool> },
+    Invalidate { epoch: u8, has_begun: Option<bool> },
     Stopped { epoch: u8, begun: u64, is_missing: bool },
     Leave { epoch: Option<u8>, begun: u64 },
     Join,
-    Even,
+    CaughtUp,
     Stuck(bool),
     Tick,
 }
@@ -166,21 +166,21 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
                 let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)) };
                 let dtype = if terms { DType::F32 } else { DType::F16 };
                 let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
-                let sum = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
-                let wire = if alone { Wire::Alone } else { sum };
+                let sum = Transfer::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
+                let transfer = if alone { Transfer::Alone } else { sum };
                 let ordinal = ordinal.map_or_else(|| next(usize::from(key)), u64::from);
                 let operation = Operation::Push;
-                agreement.call(rank, Call { topic, ordinal, operation, terms, wire, waited }, now_s)
+                agreement.call(rank, Call { topic, ordinal, operation, terms, transfer, waited }, now_s)
             }
             Message::Barrier => {
-                let wire = Wire::Sum { dtype: DType::U8, len_bytes: 1, priority: 0 };
+                let transfer = Transfer::Sum { dtype: DType::U8, len_bytes: 1, priority: 0 };
                 let (topic, ordinal, operation) = (Topic::Barrier, next(4), Operation::Barrier);
-                let call = Call { topic, ordinal, operation, terms: Terms::default(), wire, waited: true };
+                let call = Call { topic, ordinal, operation, terms: Terms::default(), transfer, waited: true };
                 agreement.call(rank, call, now_s)
             }
-            Message::Thaw { epoch, has_begun } => {
+            Message::Invalidate { epoch, has_begun } => {
                 let overdue = has_begun.map(|has_begun| Overdue { has_begun, waited_s: 5.0 });
-                Ok(agreement.thaw(u32::from(epoch), overdue))
+                Ok(agreement.invalidate(u32::from(epoch), overdue))
             }
             Message::Stopped { epoch, begun, is_missing } => {
                 agreement.stopped(rank, stopped(epoch, begun, is_missing), now_s)
@@ -189,7 +189,7 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
                 agreement.leave(rank, epoch.map(|epoch| stopped(epoch, begun, false)), now_s)
             }
             Message::Join => agreement.join(rank, now_s),
-            Message::Even => {
+            Message::CaughtUp => {
                 agreement.even(rank);
                 Ok(Vec::new())
             }

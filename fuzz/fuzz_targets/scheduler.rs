@@ -1,6 +1,6 @@
-//! The scheduler's state under any sequence of messages of nodes and strangers, and of ticks of its clock: nothing
-//! panics, every node is welcomed at most once, and no two of a role have one rank. Messages go through the wire's
-//! encoding, as the scheduler gets them.
+//! The scheduler's state under any sequence of messages of nodes and strangers, and of ticks of its clock:
+//! nothing panics, every node is welcomed at most once, and no two of a role have one rank. Messages go
+//! through the wire's encoding, as the scheduler gets them.
 #![no_main]
 
 use std::collections::BTreeSet;

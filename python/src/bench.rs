@@ -1,4 +1,5 @@
-//! What `ringpull bench pushpull` measures, in the process and on the store that Python's calls are measured in.
+//! What `ringpull bench pushpull` measures, in the process and on the store that Python's calls are measured
+//! in.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

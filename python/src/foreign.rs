@@ -1,7 +1,8 @@
-//! Python objects as tensors, without a copy: by the buffer protocol, by DLPack, or by MXNet's own DLPack methods.
+//! Python objects as tensors, without a copy: by the buffer protocol, by DLPack, or by MXNet's own DLPack
+//! methods.
 //!
-//! The object is kept alive until the last tensor over its memory is gone, which may be on a store's thread. Where it is, and on which stream
-//! it is ready, is found out in `ready`.
+//! The object is kept alive until the last tensor over its memory is gone, which may be on a store's thread.
+//! Where it is, and on which stream it is ready, is found out in `ready`.
 #![allow(unsafe_code)]
 
 mod ready;
@@ -38,7 +39,8 @@ enum Owner {
     Versioned(NonNull<Versioned>),
 }
 
-// SAFETY: the owner is only ever dropped, and what that does is done attached to the interpreter, or not at all.
+// SAFETY: the owner is only ever dropped, and what that does is done attached to the interpreter, or not at
+// all.
 unsafe impl Send for Owner {}
 // SAFETY: nothing can be done with a shared reference to it.
 unsafe impl Sync for Owner {}
@@ -148,7 +150,8 @@ impl Foreign {
         }
     }
 
-    /// A tensor over a copy of the memory, which may be changed as soon as this returns, on a device in the order of its owner's stream.
+    /// A tensor over a copy of the memory, which may be changed as soon as this returns, on a device in the
+    /// order of its owner's stream.
     pub(crate) fn copied(self, py: Python<'_>) -> PyResult<Tensor> {
         if let Place::Device { devices, .. } = &self.place {
             let devices = Arc::clone(devices);
@@ -225,7 +228,8 @@ impl Foreign {
         Self::checked(py, Foreign { dtype, shape, start, owner, place: Place::Host, access }, Some(&strides))
     }
 
-    /// `place` is where the object says that its memory is; `None` if it leaves that to the capsule, as MXNet's arrays do.
+    /// `place` is where the object says that its memory is; `None` if it leaves that to the capsule, as
+    /// MXNet's arrays do.
     fn by_dlpack(
         capsule: &Bound<'_, PyCapsule>,
         access: Access,

@@ -17,8 +17,9 @@ pub(crate) const SIGNALS: Duration = Duration::from_millis(100);
 /// Pushpulls that have been called: `wait` returns when their outputs hold the results.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Handle {
-    /// Every tensor of the operations, the outputs first. Kept until the end, so that memory is given back on the caller's thread.
-    /// In a forked child nobody ends the operations, and their memory may be on a device that it cannot use.
+    /// Every tensor of the operations, the outputs first. Kept until the end, so that memory is given back on
+    /// the caller's thread. In a forked child nobody ends the operations, and their memory may be on a device
+    /// that it cannot use.
     tensors: OfProcess<Mutex<Vec<Tensor>>>,
     outs: usize,
     /// What the tensors may be on.
@@ -46,7 +47,8 @@ impl Handle {
     }
 }
 
-/// Takes outputs from the end, each once it holds its result, until there is none or one does not within `limit`.
+/// Takes outputs from the end, each once it holds its result, until there is none or one does not within
+/// `limit`.
 fn drop_done(outs: &mut Vec<Tensor>, limit: Duration) -> ringpull_base::Result<()> {
     let end = Instant::now() + limit;
     while let Some(last) = outs.last() {
@@ -60,8 +62,9 @@ fn drop_done(outs: &mut Vec<Tensor>, limit: Duration) -> ringpull_base::Result<(
 
 #[pymethods]
 impl Handle {
-    /// Returns True when every operation is done, False if one is not within `timeout` seconds; raises what kept one from being done. On a
-    /// device whose library's stream is known they are done in the order of that stream.
+    /// Returns True when every operation is done, False if one is not within `timeout` seconds; raises what
+    /// kept one from being done. On a device whose library's stream is known they are done in the order of
+    /// that stream.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         self.check(py)?;

@@ -1,8 +1,9 @@
 //! The interpreter, as threads of a store's may use it: until the program ends.
 //!
-//! A thread that waits for the interpreter while it ends never returns: before Python 3.14 `PyGILState_Ensure` would end the thread, and `PyO3` stops
-//! it for good. With a store's thread its whole job would stand still. So the end of the program waits for those who are inside, and lets
-//! nobody in after. Python's own threads are no concern of the door: Python ends or waits for them.
+//! A thread that waits for the interpreter while it ends never returns: before Python 3.14
+//! `PyGILState_Ensure` would end the thread, and `PyO3` stops it for good. With a store's thread its whole
+//! job would stand still. So the end of the program waits for those who are inside, and lets nobody in after.
+//! Python's own threads are no concern of the door: Python ends or waits for them.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,8 @@ impl Drop for Visit {
     }
 }
 
-/// Does `work` with the interpreter, from any thread. Blocks until other threads let go of it. `None` if the thread is a store's and the program ends.
+/// Does `work` with the interpreter, from any thread. Blocks until other threads let go of it. `None` if the
+/// thread is a store's and the program ends.
 pub(crate) fn attached<T>(work: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     if is_known() {
         return Python::try_attach(work);
@@ -57,8 +59,8 @@ fn is_known() -> bool {
     !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null()
 }
 
-/// Lets nobody in any more and waits for those inside, at most for `RINGPULL_SILENCE` or until a signal's handler raises. A child that the
-/// `importer` forked has none of its threads.
+/// Lets nobody in any more and waits for those inside, at most for `RINGPULL_SILENCE` or until a signal's
+/// handler raises. A child that the `importer` forked has none of its threads.
 #[pyfunction]
 fn close_interpreter(py: Python<'_>, importer: u32) -> PyResult<()> {
     const LOOK: Duration = Duration::from_millis(50);
@@ -87,7 +89,8 @@ fn close_interpreter(py: Python<'_>, importer: u32) -> PyResult<()> {
     }
 }
 
-/// Ends the process with what it has printed: Python would stop the thread that is inside for good, and a store would wait for that thread.
+/// Ends the process with what it has printed: Python would stop the thread that is inside for good, and a
+/// store would wait for that thread.
 #[allow(unsafe_code)]
 fn leave_at_once(py: Python<'_>) -> ! {
     let flushed = py.import("sys").and_then(|sys| {

@@ -1,17 +1,17 @@
 //! The store whose values live on devices: kind `device`, and `dist_sync_mpi` over the devices of every rank.
 //!
-//! A key's value is spread over the devices of the process, a part on each (`device::Layout`), and so are the gradient's sum
-//! and the optimizer's slots: each device updates its part, and outputs are gathered from all. Between ranks the parts
-//! pass through pinned memory of the host and an allreduce over MPI, straight through MPI where it takes memory of devices, or by NCCL
-//! (`routes`).
+//! A key's value is spread over the devices of the process, a part on each (`device::Layout`), and so are the
+//! gradient's sum and the optimizer's slots: each device updates its part, and outputs are gathered from all.
+//! Between ranks the parts pass through pinned memory of the host and an allreduce over MPI, straight through
+//! MPI where it takes memory of devices, or by NCCL (`routes`).
 //!
-//! Compressed gradients are encoded on the devices where those know the codec, and otherwise pass through host memory whole
-//! (`coded`); either way the bits are those of `dist_sync_mpi` without devices.
+//! Compressed gradients are encoded on the devices where those know the codec, and otherwise pass through
+//! host memory whole (`coded`); either way the bits are those of `dist_sync_mpi` without devices.
 //!
-//! What waits for what: a push queues its work and returns. Outputs on devices are ready in the order of their streams,
-//! after their guards are free; outputs in host memory are copied before the guard is free, and so before a push of kind
-//! `device` returns. Updaters and row-sparse gradients are for the host: the value is brought there and back, and whoever
-//! applies them waits for that.
+//! What waits for what: a push queues its work and returns. Outputs on devices are ready in the order of
+//! their streams, after their guards are free; outputs in host memory are copied before the guard is free,
+//! and so before a push of kind `device` returns. Updaters and row-sparse gradients are for the host: the
+//! value is brought there and back, and whoever applies them waits for that.
 
 mod coded;
 mod detour;
@@ -307,7 +307,8 @@ impl Drop for OnDevices {
         {
             ranks.engine.give_up();
         }
-        // Memory must not be given back while work on it is queued. After a fault there is nothing to wait for.
+        // Memory must not be given back while work on it is queued. After a fault there is nothing to wait
+        // for.
         drop(self.devices.drain(self.limit));
     }
 }

@@ -1,4 +1,5 @@
-//! One key on the devices of this process: the parts of its value, of a sum on its way, and of the optimizer's state.
+//! One key on the devices of this process: the parts of its value, of a sum on its way, and of the
+//! optimizer's state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -146,7 +147,8 @@ impl Slot {
         }
     }
 
-    /// The optimizer's state begins anew, or with what was loaded; what is kept of compressed gradients is gone. The devices are idle.
+    /// The optimizer's state begins anew, or with what was loaded; what is kept of compressed gradients is
+    /// gone. The devices are idle.
     pub(super) fn forget_state(&self) {
         self.forget_residual();
         self.content().kept = None;
@@ -233,7 +235,8 @@ impl Slot {
     }
 }
 
-/// Outputs with the memory that devices write them into: their own, or pinned memory that the host copies from.
+/// Outputs with the memory that devices write them into: their own, or pinned memory that the host copies
+/// from.
 pub(super) struct Outputs {
     guards: Vec<TensorMut>,
     targets: Vec<Slice>,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::transport::inproc::{Inproc, world};
-use ringpull_allreduce::transport::{Mode, Stamp, Transport};
+use ringpull_allreduce::transport::{SendMode, Stamp, Transport};
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Result, Tensor};
 use ringpull_device::{Devices, Joined, Layout, Meeting, Scratch, Simulated, Slice};
@@ -169,7 +169,7 @@ impl Transport for Slow {
         self.0.size()
     }
 
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
         thread::sleep(Duration::from_millis(30));
         // SAFETY: the caller's.
         unsafe { self.0.send(to, stamp, data, mode, token) }

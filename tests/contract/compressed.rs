@@ -1,4 +1,5 @@
-//! Compressed gradients, against a model of MXNet's arithmetic that is written here once more, element by element.
+//! Compressed gradients, against a model of MXNet's arithmetic that is written here once more, element by
+//! element.
 
 use std::slice::from_ref;
 
@@ -11,7 +12,8 @@ use ringpull_kernels::optim::Optimizer;
 use crate::rows::sparse;
 use crate::world::{Promise, World, promises};
 
-/// For kinds whose workers push in rounds. What workers of allreduce and of servers see in these is the same to the bit.
+/// For kinds whose workers push in rounds. What workers of allreduce and of servers see in these is the same
+/// to the bit.
 pub(crate) const SYNC: &[Promise] = promises![
     two_bits_give_mxnets_own_numbers,
     integer_codecs_give_the_models_bits_over_several_pushes,

@@ -24,8 +24,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Runs the job and gives the hash of what its workers saw, unless it cannot run here; panics with every process's own output if a promise
-    /// was broken on any of them.
+    /// Runs the job and gives the hash of what its workers saw, unless it cannot run here; panics with every
+    /// process's own output if a promise was broken on any of them.
     pub(crate) fn run(&self) -> Option<String> {
         self.run_with(&[])
     }
@@ -121,7 +121,8 @@ impl Job {
     }
 }
 
-/// `count` devices for a worker: simulated ones, or, with `RINGPULL_CONTRACT_DEVICES=cuda`, the first GPU under `count` numbers.
+/// `count` devices for a worker: simulated ones, or, with `RINGPULL_CONTRACT_DEVICES=cuda`, the first GPU
+/// under `count` numbers.
 fn named(count: usize) -> String {
     match config::text("RINGPULL_CONTRACT_DEVICES").as_deref() {
         Some(real) if real.starts_with("cuda") => format!("cuda:{}", vec!["0"; count].join(",")),

@@ -38,7 +38,8 @@ impl Job {
         Self::start_with(case, ranks, None, &[("RINGPULL_WARN", "1")])
     }
 
-    /// As [`start`](Self::start), on two simulated devices each, that sum with those of the other ranks by themselves.
+    /// As [`start`](Self::start), on two simulated devices each, that sum with those of the other ranks by
+    /// themselves.
     pub(crate) fn start_on_devices(case: &str, ranks: usize) -> Self {
         Self::start_with(case, ranks, None, &[("RINGPULL_DEVICES", "sim:2"), ("RINGPULL_ALGORITHM", "nccl")])
     }
@@ -101,8 +102,9 @@ impl Job {
         while !processes.running().is_empty() && Instant::now() < deadline {
             std::thread::park_timeout(Duration::from_millis(5));
         }
-        // When ranks end while it ends the job, Open MPI 4.1.4 sometimes waits for itself for ever, in PMIx_server_finalize for a
-        // thread that waits for a lock. What is asked here is that no rank is left.
+        // When ranks end while it ends the job, Open MPI 4.1.4 sometimes waits for itself for ever, in
+        // PMIx_server_finalize for a thread that waits for a lock. What is asked here is that no rank is
+        // left.
         let is_alone = !processes.running().is_empty() && processes.living().len() == 1;
         if is_alone {
             println!("mpirun hangs although every rank has ended");

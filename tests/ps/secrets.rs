@@ -1,4 +1,5 @@
-//! Nodes that do not have the secret that the other nodes of their job have. Strangers are in `tests/strangers`.
+//! Nodes that do not have the secret that the other nodes of their job have. Strangers are in
+//! `tests/strangers`.
 
 use crate::job::{self, Job};
 

@@ -22,7 +22,8 @@ pub struct RowSparse {
 }
 
 impl RowSparse {
-    /// Rows `row_ids` of a tensor of `shape`. The ids need be neither sorted nor unique; rows named twice add up when pushed.
+    /// Rows `row_ids` of a tensor of `shape`. The ids need be neither sorted nor unique; rows named twice add
+    /// up when pushed.
     ///
     /// Errors if an id is outside `0..shape[0]` or if `rows` does not hold one row for each id.
     pub fn new(shape: &[usize], row_ids: &[i64], rows: Tensor) -> Result<Self> {

@@ -12,7 +12,8 @@ pub fn did_you_mean<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -
     closest(given, names).map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
-/// How many letters have to be inserted, removed, replaced or swapped with the next one to make `to` of `from`.
+/// How many letters have to be inserted, removed, replaced or swapped with the next one to make `to` of
+/// `from`.
 fn edits(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
     // table[i][j]: from the first i letters to the first j.

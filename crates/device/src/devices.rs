@@ -1,9 +1,10 @@
 //! The devices that a store works on, their streams, and tensors in their memory.
 //!
-//! A store's own work runs on one lane, a stream, of each device; copies to and from the host that are to overlap with it have
-//! streams of their own. A tensor has a stream too: the one its content is ready on. A store makes its lane wait for that
-//! stream before it uses the tensor, and the stream wait for the lane afterwards. So whoever queues work on a tensor's stream
-//! while holding the tensor's guard needs no other order, and neither waits for the device.
+//! A store's own work runs on one lane, a stream, of each device; copies to and from the host that are to
+//! overlap with it have streams of their own. A tensor has a stream too: the one its content is ready on. A
+//! store makes its lane wait for that stream before it uses the tensor, and the stream wait for the lane
+//! afterwards. So whoever queues work on a tensor's stream while holding the tensor's guard needs no other
+//! order, and neither waits for the device.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +62,8 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// The devices of `platform`; whoever waits for a copy that [`upload`](Self::upload) and its like make waits for `limit`.
+    /// The devices of `platform`; whoever waits for a copy that [`upload`](Self::upload) and its like make
+    /// waits for `limit`.
     pub fn over(platform: Arc<dyn Platform>, limit: Duration) -> Result<Arc<Self>> {
         let streams = || (0..platform.count()).map(|device| Stream::on(&platform, device)).collect::<Result<Vec<_>>>();
         let (lanes, users, down, up) = (streams()?, streams()?, streams()?, streams()?);
@@ -129,7 +131,8 @@ impl Devices {
         Ok(copy)
     }
 
-    /// `to`, on a device, becomes `from`, in host memory. Blocks until it has; an error too if a store keeps `to` for too long.
+    /// `to`, on a device, becomes `from`, in host memory. Blocks until it has; an error too if a store keeps
+    /// `to` for too long.
     pub fn overwrite(&self, to: &Tensor, from: &Tensor) -> Result<()> {
         let guard = to.write_anywhere_within(self.limit)?;
         let (array, from) = (self.array(guard.remote())?, from.read()?);
@@ -188,17 +191,19 @@ impl Devices {
         self.platform.collective(&self.lanes, calls)
     }
 
-    /// Lets `work` give these devices' memory to a library that no stream orders, such as MPI, or to collectives with other processes. It begins
-    /// when the lanes are idle, and until it has ended no other collective begins on these devices.
+    /// Lets `work` give these devices' memory to a library that no stream orders, such as MPI, or to
+    /// collectives with other processes. It begins when the lanes are idle, and until it has ended no other
+    /// collective begins on these devices.
     pub fn without_collectives<T>(&self, limit: Duration, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let _turn = self.platform.turn();
         self.drain(limit)?;
         work()
     }
 
-    /// `parts`, one on each device and written on the lanes, become the sums over the ranks that `joined` is of, the same bits on each. Nothing
-    /// else that waits for a peer is on these devices meanwhile: it begins when the lanes are idle, within `limit`, and blocks for the ranks
-    /// while `go_on` allows it, for `patience` at most. Collective.
+    /// `parts`, one on each device and written on the lanes, become the sums over the ranks that `joined` is
+    /// of, the same bits on each. Nothing else that waits for a peer is on these devices meanwhile: it begins
+    /// when the lanes are idle, within `limit`, and blocks for the ranks while `go_on` allows it, for
+    /// `patience` at most. Collective.
     pub fn sum_over_ranks(
         &self,
         joined: &Joined,

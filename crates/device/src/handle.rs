@@ -1,4 +1,5 @@
-//! Memory, streams, events and meetings with other ranks, with one owner each, who gives them back when dropped.
+//! Memory, streams, events and meetings with other ranks, with one owner each, who gives them back when
+//! dropped.
 
 use std::any::Any;
 use std::ops::Range;
@@ -156,14 +157,16 @@ impl Slice {
         self.range.len()
     }
 
-    /// Its bytes, for the host to read. An error if it is not pinned memory, or if a device may still write it.
+    /// Its bytes, for the host to read. An error if it is not pinned memory, or if a device may still write
+    /// it.
     pub fn host_bytes(&self) -> Result<MappedRwLockReadGuard<'_, [u8]>> {
         let pinned = self.pinned()?;
         self.memory.platform.host_access(self, false)?;
         Ok(RwLockReadGuard::map(pinned.read(), |buffer| &buffer.bytes()[self.range.clone()]))
     }
 
-    /// Its bytes, for the host to write. An error if it is not pinned memory, or if a device may still use it.
+    /// Its bytes, for the host to write. An error if it is not pinned memory, or if a device may still use
+    /// it.
     pub fn host_bytes_mut(&self) -> Result<MappedRwLockWriteGuard<'_, [u8]>> {
         let pinned = self.pinned()?;
         self.memory.platform.host_access(self, true)?;
@@ -259,8 +262,9 @@ impl Event {
         self.id
     }
 
-    /// Waits until the work before it is done; blocks the calling thread. An error of the device, or of a collective that
-    /// is under way, or `limit`, ends the wait; collectives are then aborted, so that no stream waits for ever.
+    /// Waits until the work before it is done; blocks the calling thread. An error of the device, or of a
+    /// collective that is under way, or `limit`, ends the wait; collectives are then aborted, so that no
+    /// stream waits for ever.
     pub fn synchronize(&self, limit: Duration) -> Result<()> {
         self.synchronize_while(limit, &|| Ok(()))
     }
@@ -312,7 +316,8 @@ impl Drop for Joined {
     }
 }
 
-/// Waits are short while data moves and long while peers compute: first look again at once, then leave the processor to others.
+/// Waits are short while data moves and long while peers compute: first look again at once, then leave the
+/// processor to others.
 fn pause(spins: &AtomicU32) {
     if spins.fetch_add(1, Ordering::Relaxed) < 200 {
         std::thread::yield_now();

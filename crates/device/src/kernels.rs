@@ -1,8 +1,10 @@
-//! The kernels in CUDA C, their names, and how they are compiled. What each computes is `reference`'s meaning of its operation.
+//! The kernels in CUDA C, their names, and how they are compiled. What each computes is `reference`'s meaning
+//! of its operation.
 
 use ringpull_base::DType;
 
-/// How every kernel is compiled, beside the architecture: no fused multiply-add, so that updates give the host's bits.
+/// How every kernel is compiled, beside the architecture: no fused multiply-add, so that updates give the
+/// host's bits.
 pub const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
 
 /// The architectures that the tests compile for.

@@ -1,8 +1,10 @@
-//! Memory of devices that another library has, as tensors without a copy: torch's, `CuPy`'s and JAX's by DLPack, candle's.
+//! Memory of devices that another library has, as tensors without a copy: torch's, `CuPy`'s and JAX's by
+//! DLPack, candle's.
 //!
-//! Such a tensor is ready on the stream that its owner works on, if that is known: whoever queues there after the store has taken
-//! or written the tensor comes after it, as with a tensor of our own. Otherwise it is ready on a stream of ours, for which the owner's
-//! work has to be ordered before, and the host must wait for it before the owner goes on.
+//! Such a tensor is ready on the stream that its owner works on, if that is known: whoever queues there after
+//! the store has taken or written the tensor comes after it, as with a tensor of our own. Otherwise it is
+//! ready on a stream of ours, for which the owner's work has to be ordered before, and the host must wait for
+//! it before the owner goes on.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -17,7 +19,8 @@ use super::handle::{Memory, Slice, Stream};
 use super::loan::{CUDA, CUDA_MANAGED, Loan};
 use super::work::Work;
 
-/// A lender who does not know our streams: kept until what is queued on the tensor's is done, for ever if that is not to be had.
+/// A lender who does not know our streams: kept until what is queued on the tensor's is done, for ever if
+/// that is not to be had.
 struct Kept {
     stream: Arc<Stream>,
     limit: Duration,
@@ -41,8 +44,9 @@ impl Devices {
         (0..self.count()).find(|device| self.platform().dlpack_name(*device) == (code, number))
     }
 
-    /// A tensor over a `loan` of `device`'s memory, which `lender` keeps. It is ready on `stream`, its owner's, which outlives it; on a
-    /// stream of ours if none is given, behind which the owner has put its work: [`own_stream`](Self::own_stream).
+    /// A tensor over a `loan` of `device`'s memory, which `lender` keeps. It is ready on `stream`, its
+    /// owner's, which outlives it; on a stream of ours if none is given, behind which the owner has put its
+    /// work: [`own_stream`](Self::own_stream).
     pub fn lent(
         &self,
         device: usize,
@@ -84,7 +88,8 @@ impl Devices {
         Ok(self.tensor(tensor.dtype(), tensor.shape(), copy, Arc::clone(array.shared_stream())))
     }
 
-    /// Returns when what is queued on the tensor's stream is done, unless its owner queues there too and need not wait. Blocks.
+    /// Returns when what is queued on the tensor's stream is done, unless its owner queues there too and need
+    /// not wait. Blocks.
     pub fn settle(&self, tensor: &Tensor) -> Result<()> {
         match array_of(tensor.remote()) {
             Some(array) if !array.stream().is_foreign() => array.stream().record()?.synchronize(self.limit()),

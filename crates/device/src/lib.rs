@@ -1,13 +1,13 @@
 //! The devices of this process, behind one small seam: [`Platform`].
 //!
-//! What happens on which stream and in which order is written once, over this trait, by [`Devices`] and by the stores that
-//! work on devices. Two platforms stand behind it: [`Simulated`], whose streams are threads and which runs everywhere, and
-//! `cuda`, which loads the CUDA driver, NVRTC and NCCL at run time.
+//! What happens on which stream and in which order is written once, over this trait, by [`Devices`] and by
+//! the stores that work on devices. Two platforms stand behind it: [`Simulated`], whose streams are threads
+//! and which runs everywhere, and `cuda`, which loads the CUDA driver, NVRTC and NCCL at run time.
 //!
-//! The words are CUDA's. A [`Stream`] is a queue of one device; what is put on it runs later, in order. An [`Event`] marks
-//! a place in a stream, and another stream or the host can wait for it. Nothing else orders two streams: work that reads what
-//! another stream writes must wait for that stream's event. The simulated platform proves of every piece of work that it
-//! does (`races`), and fails the work that does not.
+//! The words are CUDA's. A [`Stream`] is a queue of one device; what is put on it runs later, in order. An
+//! [`Event`] marks a place in a stream, and another stream or the host can wait for it. Nothing else orders
+//! two streams: work that reads what another stream writes must wait for that stream's event. The simulated
+//! platform proves of every piece of work that it does (`races`), and fails the work that does not.
 //!
 //! Where things stand, each file after those that it imports: `loan` says where memory of another library is;
 //! `handle` owns memory, streams and events; `pool` keeps memory from use to use; `work` says what can be put
@@ -57,7 +57,8 @@ pub type Pinned = Arc<RwLock<Buffer>>;
 /// A name that devices of several processes meet under, as long as NCCL's.
 pub type UniqueId = [u8; 128];
 
-/// Asked again and again by whoever waits for other processes: an error ends the wait, and is what the wait ends in.
+/// Asked again and again by whoever waits for other processes: an error ends the wait, and is what the wait
+/// ends in.
 pub type GoOn<'a> = &'a dyn Fn() -> Result<()>;
 
 /// Where the devices of several ranks meet, those of one number in each.
@@ -72,7 +73,8 @@ pub struct Meeting {
 
 /// A set of devices of one make. Ids and addresses are given out by it and mean nothing elsewhere.
 ///
-/// Calls queue and return, unless they say that they wait. A device that failed stays failed: every later call says so.
+/// Calls queue and return, unless they say that they wait. A device that failed stays failed: every later
+/// call says so.
 pub trait Platform: Send + Sync {
     /// What the devices are called, before a colon and their number: `cuda`, `sim`.
     fn name(&self) -> &'static str;
@@ -110,27 +112,29 @@ pub trait Platform: Send + Sync {
     fn is_done(&self, event: &Event) -> Result<bool>;
     /// Puts work on a stream.
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
-    /// Who holds it alone may put collectives on the streams of these devices, or give their memory to MPI: the two libraries wait for
-    /// each other for ever if a device runs both at once.
-    /// Waits for whoever has it, who has a deadline for what it waits for itself.
+    /// Who holds it alone may put collectives on the streams of these devices, or give their memory to MPI:
+    /// the two libraries wait for each other for ever if a device runs both at once. Waits for whoever has
+    /// it, who has a deadline for what it waits for itself.
     fn turn(&self) -> Turn<'_>;
-    /// The address of a device's memory for a library that no stream orders, which is about to read or write it; an error if a device may still
-    /// use it. By whose [`turn`](Self::turn) it is.
+    /// The address of a device's memory for a library that no stream orders, which is about to read or write
+    /// it; an error if a device may still use it. By whose [`turn`](Self::turn) it is.
     fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8>;
-    /// Puts collectives on one stream of every device, in the order of the devices, all or none of them; by whose turn it is.
+    /// Puts collectives on one stream of every device, in the order of the devices, all or none of them; by
+    /// whose turn it is.
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()>;
     /// Whether [`join`](Self::join) can be called.
     fn can_join(&self) -> bool;
     /// A name that devices meet under once. Who makes it must be one of the ranks that meet.
     fn unique_id(&self) -> Result<UniqueId>;
-    /// Joins each device with those of its number in other processes. Waits for all of them while `go_on` allows it; after an error nothing
-    /// is joined. What it is called from then on.
+    /// Joins each device with those of its number in other processes. Waits for all of them while `go_on`
+    /// allows it; after an error nothing is joined. What it is called from then on.
     fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64>;
     /// Ends what was joined, when nothing of it is under way.
     /// May wait some seconds for ranks that still take what these devices send, and aborts then.
     fn leave(&self, joined: u64);
-    /// Puts on one stream of every device, in their order, the sum of its part over the devices that it has joined, in place; by whose turn
-    /// it is. The same bits on every rank. May wait for the other ranks while `go_on` allows it; after an error some of it may be under way.
+    /// Puts on one stream of every device, in their order, the sum of its part over the devices that it has
+    /// joined, in place; by whose turn it is. The same bits on every rank. May wait for the other ranks while
+    /// `go_on` allows it; after an error some of it may be under way.
     fn sum_joined(
         &self,
         joined: u64,
@@ -141,14 +145,15 @@ pub trait Platform: Send + Sync {
     ) -> Result<()>;
     /// What collectives that are under way have met, as far as is known. Never waits.
     fn check(&self) -> Result<()>;
-    /// Ends collectives that will never be complete, those with other processes too, so that their streams go on; the platform is failed
-    /// from then on.
+    /// Ends collectives that will never be complete, those with other processes too, so that their streams go
+    /// on; the platform is failed from then on.
     fn abort(&self);
     /// The host is about to read or write pinned memory: an error if a device may still use it.
     fn host_access(&self, slice: &Slice, writes: bool) -> Result<()>;
 }
 
-/// What is known of a meeting that another rank has left, or that does not reach it: why it has is for that rank to say.
+/// What is known of a meeting that another rank has left, or that does not reach it: why it has is for that
+/// rank to say.
 pub(crate) fn parted(call: &str, text: impl Into<String>) -> Error {
     let (peer, operation) = ("another rank".to_owned(), call.to_owned());
     Error::PeerLost { peer, ranks: Vec::new(), cause: text.into(), operation, rank: None }
@@ -157,8 +162,8 @@ pub(crate) fn parted(call: &str, text: impl Into<String>) -> Error {
 /// The right to run collectives on some devices, until it is dropped.
 pub type Turn<'a> = Vec<MutexGuard<'a, ()>>;
 
-/// Whether a library's error may come of another process's end: to NCCL a connection that broke is an error of the system or of itself
-/// (`ncclSystemError` 2, `ncclInternalError` 3).
+/// Whether a library's error may come of another process's end: to NCCL a connection that broke is an error
+/// of the system or of itself (`ncclSystemError` 2, `ncclInternalError` 3).
 pub fn may_be_of_a_peer(error: &Error) -> bool {
     matches!(error, Error::Library { library, code: 2 | 3, .. } if library == "NCCL")
 }

@@ -9,7 +9,8 @@ use super::devices::Devices;
 use super::survey::Library;
 use super::survey::Survey;
 
-/// Opens the devices that `name` means: `cuda` is all GPUs of this machine, `cuda:0,2` those two, `sim:4` four simulated devices.
+/// Opens the devices that `name` means: `cuda` is all GPUs of this machine, `cuda:0,2` those two, `sim:4`
+/// four simulated devices.
 pub fn open(name: &str) -> Result<Arc<Devices>> {
     let (platform, which) = name.split_once(':').unwrap_or((name, ""));
     match (platform, which) {
@@ -46,7 +47,8 @@ fn open_cuda(_which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
     ))
 }
 
-/// Whether an MPI library can be loaded that says it takes device memory, in words. The library is asked, not initialised.
+/// Whether an MPI library can be loaded that says it takes device memory, in words. The library is asked, not
+/// initialised.
 pub fn cuda_aware_mpi() -> String {
     #[cfg(feature = "cuda")]
     return super::cuda::cuda_aware_mpi();

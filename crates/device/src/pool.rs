@@ -1,7 +1,8 @@
-//! Memory that is used again and again: allocating may wait for a whole device, or for the system to pin pages.
+//! Memory that is used again and again: allocating may wait for a whole device, or for the system to pin
+//! pages.
 //!
-//! Lengths are rounded up, and each such length is a class of its own. What is given back is what nothing uses any more;
-//! what a library may still write after an error is kept from here for ever by whoever has it.
+//! Lengths are rounded up, and each such length is a class of its own. What is given back is what nothing
+//! uses any more; what a library may still write after an error is kept from here for ever by whoever has it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,8 +22,9 @@ type Class = (Option<usize>, usize);
 pub struct Pool(Mutex<BTreeMap<Class, Vec<Arc<Memory>>>>);
 
 impl Pool {
-    /// Memory of at least `len_bytes` on `device`, or pinned on the host. Its content is not defined. May wait for the device, and is an error
-    /// where there is not as much, only if more of its class is in use than ever before.
+    /// Memory of at least `len_bytes` on `device`, or pinned on the host. Its content is not defined. May
+    /// wait for the device, and is an error where there is not as much, only if more of its class is in use
+    /// than ever before.
     pub fn take(&self, platform: &Arc<dyn Platform>, device: Option<usize>, len_bytes: usize) -> Result<Arc<Memory>> {
         let len_bytes = rounded(len_bytes);
         if let Some(kept) = self.0.lock().get_mut(&(device, len_bytes)).and_then(Vec::pop) {
@@ -34,13 +36,15 @@ impl Pool {
         }
     }
 
-    /// Takes back what [`take`](Self::take) has given, when everything that uses it is done and the host knows it.
+    /// Takes back what [`take`](Self::take) has given, when everything that uses it is done and the host
+    /// knows it.
     pub fn give(&self, memory: Arc<Memory>) {
         self.0.lock().entry((memory.device(), memory.len_bytes())).or_default().push(memory);
     }
 }
 
-/// To a power of two; beyond a mebibyte to the next eighth of one, so that whole gradients waste less than a quarter of their length.
+/// To a power of two; beyond a mebibyte to the next eighth of one, so that whole gradients waste less than a
+/// quarter of their length.
 fn rounded(len_bytes: usize) -> usize {
     const FINE_FROM: usize = 1 << 20;
     let power = len_bytes.next_power_of_two();

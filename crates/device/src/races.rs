@@ -1,9 +1,11 @@
-//! Whether every piece of work is ordered behind what it depends on. Pure; it is told what is queued, not when it runs.
+//! Whether every piece of work is ordered behind what it depends on. Pure; it is told what is queued, not
+//! when it runs.
 //!
-//! Streams and the host are agents. Each agent's work is numbered, and each agent has a clock: for every agent the number
-//! up to which its work is known to come first. An event is a copy of its stream's clock; whoever waits for it takes over the
-//! greater numbers. Two pieces of work that touch the same bytes, one of them writing, must be ordered: the later one's clock
-//! must hold the earlier one's number. So a missing wait is found in every run, not only when the threads happen to collide.
+//! Streams and the host are agents. Each agent's work is numbered, and each agent has a clock: for every
+//! agent the number up to which its work is known to come first. An event is a copy of its stream's clock;
+//! whoever waits for it takes over the greater numbers. Two pieces of work that touch the same bytes, one of
+//! them writing, must be ordered: the later one's clock must hold the earlier one's number. So a missing wait
+//! is found in every run, not only when the threads happen to collide.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -124,7 +126,8 @@ impl Races {
         Ok(())
     }
 
-    /// A write stands for everything before it on the same bytes: whoever comes after the write comes after that too.
+    /// A write stands for everything before it on the same bytes: whoever comes after the write comes after
+    /// that too.
     fn note(&mut self, clock: &Clock, address: u64, access: Access) {
         let history = self.memory.entry(address).or_default();
         history.retain(|earlier| {

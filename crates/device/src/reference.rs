@@ -1,4 +1,5 @@
-//! The meaning of every operation, on bytes: what the simulated platform runs, and what kernels are compared with.
+//! The meaning of every operation, on bytes: what the simulated platform runs, and what kernels are compared
+//! with.
 
 use ringpull_base::half::{bf16, f16};
 use ringpull_base::{Buffer, DType, Element, Error, Result};

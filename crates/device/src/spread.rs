@@ -1,4 +1,5 @@
-//! A tensor spread over the devices of a process: the sum of several into one part on each device, and the parts back into whole tensors.
+//! A tensor spread over the devices of a process: the sum of several into one part on each device, and the
+//! parts back into whole tensors.
 //!
 //! Device `d` owns part `d`. With four devices and tensors a, b, c, d, one on each:
 //!
@@ -8,9 +9,9 @@
 //! | `sum_parts` | sum 0 | sum 1 | sum 2 | sum 3 |
 //! | `gather_parts` | sum 0 1 2 3 | sum 0 1 2 3 | sum 0 1 2 3 | sum 0 1 2 3 |
 //!
-//! One tensor on each device is what the collectives of the platform do. Any other number is summed by copies and kernels: each
-//! device fetches its part of every tensor and adds them in the order of the list. Collectives take equal parts, so the
-//! last device's part has the remainder too, which travels beside them.
+//! One tensor on each device is what the collectives of the platform do. Any other number is summed by copies
+//! and kernels: each device fetches its part of every tensor and adds them in the order of the list.
+//! Collectives take equal parts, so the last device's part has the remainder too, which travels beside them.
 
 use std::sync::Arc;
 
@@ -46,7 +47,8 @@ impl Devices {
         others.iter().try_for_each(|lane| lane.wait(&all))
     }
 
-    /// Part `d` of the sum of `inputs`, whole tensors on devices or in pinned memory, into `into[d]`. The lanes have joined.
+    /// Part `d` of the sum of `inputs`, whole tensors on devices or in pinned memory, into `into[d]`. The
+    /// lanes have joined.
     pub fn sum_parts(
         &self,
         dtype: DType,

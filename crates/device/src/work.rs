@@ -1,4 +1,5 @@
-//! What can be put on a stream: an operation with the memory it reads and writes, and the collectives of a process's devices.
+//! What can be put on a stream: an operation with the memory it reads and writes, and the collectives of a
+//! process's devices.
 
 use std::sync::Arc;
 
@@ -11,14 +12,15 @@ use super::handle::Slice;
 /// An operation, without its memory. `reference` is its meaning.
 #[derive(Debug, Clone)]
 pub enum Operation {
-    /// Each write becomes the read at its place: one copy, or the packing or unpacking of a bucket in one launch. Between
-    /// host and device, or two devices, there is one pair.
+    /// Each write becomes the read at its place: one copy, or the packing or unpacking of a bucket in one
+    /// launch. Between host and device, or two devices, there is one pair.
     Copy,
     /// The one write becomes zeros.
     Zero,
     /// The one write becomes the sum of the reads, in their order. Halves are added in f32 and rounded once.
     Sum(DType),
-    /// Reads a gradient and a residual, both f32; writes the codes of MXNet's 2-bit compression and the residual.
+    /// Reads a gradient and a residual, both f32; writes the codes of MXNet's 2-bit compression and the
+    /// residual.
     Quantise2 {
         /// What is sent at once, more than 0.
         threshold: f32,
@@ -42,7 +44,8 @@ pub enum Operation {
         /// The workers.
         count: usize,
     },
-    /// One step of an optimizer. Reads the gradient, the weight and the slots; writes the weight and the slots.
+    /// One step of an optimizer. Reads the gradient, the weight and the slots; writes the weight and the
+    /// slots.
     Update {
         /// The optimizer.
         optimizer: Arc<Optimizer>,

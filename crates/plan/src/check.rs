@@ -1,20 +1,21 @@
 //! The proof that the plans of all ranks fit together and do what they promise.
 //!
-//! [`check`] takes the plans of all ranks and a [`Goal`] and shows three things, or says which one fails and where.
+//! [`check`] takes the plans of all ranks and a [`Goal`] and shows three things, or says which one fails and
+//! where.
 //!
-//! 1. *Form.* All ranks divide the buffer alike; no move is empty, to its own rank or out of bounds; and the sends of
-//!    each rank to each other are, in order, the receives over there, with the same parts.
-//! 2. *Progress.* Nothing waits for itself, even if no message is buffered anywhere. The events of all ranks, posting a
-//!    move and its being done, form a graph of what waits for what, by the rules that [`Plan`] states; a plan can stop
-//!    only if that graph has a cycle. The graph's longest path is the number of messages that follow one another, the
-//!    [`Traffic::rounds`].
-//! 3. *Value.* The plans are executed with symbols in place of numbers: a symbol is a rank's contribution or the sum of
-//!    two symbols, and `x + y` is `y + x`, but `(x + y) + z` is not `x + (y + z)`, as with floats. At the end each part
-//!    must have each contribution that the goal names exactly once, and be the same symbol on every rank: the same
-//!    bits.
+//! 1. *Form.* All ranks divide the buffer alike; no move is empty, to its own rank or out of bounds; and the
+//!    sends of each rank to each other are, in order, the receives over there, with the same parts.
+//! 2. *Progress.* Nothing waits for itself, even if no message is buffered anywhere. The events of all ranks,
+//!    posting a move and its being done, form a graph of what waits for what, by the rules that [`Plan`]
+//!    states; a plan can stop only if that graph has a cycle. The graph's longest path is the number of
+//!    messages that follow one another, the [`Traffic::rounds`].
+//! 3. *Value.* The plans are executed with symbols in place of numbers: a symbol is a rank's contribution or
+//!    the sum of two symbols, and `x + y` is `y + x`, but `(x + y) + z` is not `x + (y + z)`, as with floats.
+//!    At the end each part must have each contribution that the goal names exactly once, and be the same
+//!    symbol on every rank: the same bits.
 //!
-//! Elements of a part go the same way, so a symbol per part stands for all of them. Time and space grow with the square
-//! of the number of ranks: it is for tests and debug assertions.
+//! Elements of a part go the same way, so a symbol per part stands for all of them. Time and space grow with
+//! the square of the number of ranks: it is for tests and debug assertions.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -189,7 +190,8 @@ fn match_messages(plans: &[Plan]) -> Result<Vec<Message>, Fault> {
     Ok(messages)
 }
 
-/// What waits for what, over all ranks. An event has a number; its round is that of the last message it waits for.
+/// What waits for what, over all ranks. An event has a number; its round is that of the last message it waits
+/// for.
 struct Waits {
     /// Per event, the events that wait for it, and whether they are a round later.
     then: Vec<Vec<(usize, bool)>>,
@@ -206,8 +208,9 @@ impl Waits {
 
 /// The length of the longest chain of messages, or the deadlock, when no message is buffered anywhere.
 ///
-/// Each move has two events, posted and done. A message is done for its sender when both ends are posted. A reduce is
-/// posted before the earlier moves on its parts are done, as it arrives beside them, but it is done after them.
+/// Each move has two events, posted and done. A message is done for its sender when both ends are posted. A
+/// reduce is posted before the earlier moves on its parts are done, as it arrives beside them, but it is done
+/// after them.
 fn longest_chain(plans: &[Plan], messages: &[Message]) -> Result<usize, Fault> {
     let mut offsets = vec![0];
     for plan in plans {
@@ -327,7 +330,8 @@ fn check_values(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Executes the plans by their meaning: moves in order, sends that never wait. Returns each rank's symbol per part.
+/// Executes the plans by their meaning: moves in order, sends that never wait. Returns each rank's symbol per
+/// part.
 fn execute(plans: &[Plan], symbols: &mut Symbols) -> Result<Vec<Vec<usize>>, Fault> {
     let size = plans.len();
     let mut values: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank; plans[rank].parts.count()]).collect();

@@ -1,8 +1,8 @@
 //! `auto`: which algorithm, in segments of which size, for which length and number of ranks.
 //!
-//! A pure function of the cluster's [`Model`], the bytes and the number of ranks: each algorithm's time is predicted
-//! with each size of segment, and the least wins; of equal times the one named first. Ranks that hold the same model
-//! choose alike without a message.
+//! A pure function of the cluster's [`Model`], the bytes and the number of ranks: each algorithm's time is
+//! predicted with each size of segment, and the least wins; of equal times the one named first. Ranks that
+//! hold the same model choose alike without a message.
 //!
 //! With the default model, for instance:
 //!
@@ -60,8 +60,9 @@ pub fn predict(model: &Model, algorithm: Algorithm, len_bytes: usize, size: usiz
         .fold(with(segments.most_bytes), |best, other| if other.time_us < best.time_us { other } else { best })
 }
 
-/// How many times the shortest sum's time a bucket's bytes may take. A bucket saves about as much for each sum in it but one; its
-/// last sum waits for all of its bytes, and the step for that sum if it is the last one.
+/// How many times the shortest sum's time a bucket's bytes may take. A bucket saves about as much for each
+/// sum in it but one; its last sum waits for all of its bytes, and the step for that sum if it is the last
+/// one.
 const WORTH: f64 = 8.0;
 
 impl Model {

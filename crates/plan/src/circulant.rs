@@ -1,23 +1,25 @@
 //! Circulant: halving and doubling for any number of ranks.
 //!
-//! The buffer has `n` parts, one per rank; all numbers of ranks and parts are modulo `n`. Each rank counts the parts
-//! from its own: *place* `i` of rank `r` is part `r + i`, so that place 0 is the part it owns. The *skips* are `n`
-//! halved and rounded up until 1 is reached: for 5 ranks 5, 3, 2, 1; for 8 ranks 8, 4, 2, 1. There is a round for each
-//! skip `s` after the first, `ceil(log2 n)` rounds; `a` is the skip above it, and `a - s` is at most `s`.
+//! The buffer has `n` parts, one per rank; all numbers of ranks and parts are modulo `n`. Each rank counts
+//! the parts from its own: *place* `i` of rank `r` is part `r + i`, so that place 0 is the part it owns. The
+//! *skips* are `n` halved and rounded up until 1 is reached: for 5 ranks 5, 3, 2, 1; for 8 ranks 8, 4, 2, 1.
+//! There is a round for each skip `s` after the first, `ceil(log2 n)` rounds; `a` is the skip above it, and
+//! `a - s` is at most `s`.
 //!
-//! *Reduce-scatter*, skips downwards. Before the round with skip `s`, the places `0..a` of rank `r` hold sums that
-//! nobody else holds: all contributions to part `r + i` lie in place `i` of `r` and in the places of other ranks that
-//! still count. Rank `r` sends its places `s..a` to rank `r + s`, for which they are the places `0..a - s`, and adds
-//! the like from rank `r - s` to its own places `0..a - s`. Now only the places `0..s` count. After the round with skip
-//! 1 that is place 0: rank `r` holds the sum of part `r`. In total a rank sends `a - s` parts in each round, `n - 1`
-//! parts.
+//! *Reduce-scatter*, skips downwards. Before the round with skip `s`, the places `0..a` of rank `r` hold sums
+//! that nobody else holds: all contributions to part `r + i` lie in place `i` of `r` and in the places of
+//! other ranks that still count. Rank `r` sends its places `s..a` to rank `r + s`, for which they are the
+//! places `0..a - s`, and adds the like from rank `r - s` to its own places `0..a - s`. Now only the places
+//! `0..s` count. After the round with skip 1 that is place 0: rank `r` holds the sum of part `r`. In total a
+//! rank sends `a - s` parts in each round, `n - 1` parts.
 //!
-//! *Allgather*, skips upwards. Before the round with skip `s`, rank `r` holds the places `0..s`. It sends the places
-//! `0..a - s` to rank `r - s`, for which they are the places `s..a`, and takes the like from rank `r + s`. After the
-//! last round it holds all places: every part as its owner summed it, the same bits everywhere.
+//! *Allgather*, skips upwards. Before the round with skip `s`, rank `r` holds the places `0..s`. It sends the
+//! places `0..a - s` to rank `r - s`, for which they are the places `s..a`, and takes the like from rank
+//! `r + s`. After the last round it holds all places: every part as its owner summed it, the same bits
+//! everywhere.
 //!
-//! Three ranks, skips 3, 2, 1; a column is a place (not a part), `abc` names whose contributions are summed, `*` marks
-//! what is sent next, `.` what no longer counts:
+//! Three ranks, skips 3, 2, 1; a column is a place (not a part), `abc` names whose contributions are summed,
+//! `*` marks what is sent next, `.` what no longer counts:
 //!
 //! ```text
 //!           reduce-scatter: s = 2        s = 1               done            allgather: s = 1     s = 2
@@ -27,24 +29,27 @@
 //! rank 2    c   c   c*         ca   c*   .         abc  .    .          abc* .    .         abc* abc  .
 //! ```
 //!
-//! *A power of two.* There `+` and `-` are both the exclusive or: place `i` of rank `r` is part `r xor i`. Then a rank
-//! sends to the rank that it receives from, the places of a round are always one range of parts, and this is recursive
-//! halving and doubling. Two ranks that exchange wait for nobody else, which pays where ranks share cores (8 emulated
-//! hosts on two, `ringpull bench allreduce --algorithm circulant --sizes 64KiB,1MiB`: medians of 491 us in pairs, 537 in a
-//! circle, and of 16.4 and 18.9 ms). Any other number needs no folding, in which two ranks would carry twice the bytes.
+//! *A power of two.* There `+` and `-` are both the exclusive or: place `i` of rank `r` is part `r xor i`.
+//! Then a rank sends to the rank that it receives from, the places of a round are always one range of parts,
+//! and this is recursive halving and doubling. Two ranks that exchange wait for nobody else, which pays where
+//! ranks share cores (8 emulated hosts on two,
+//! `ringpull bench allreduce --algorithm circulant --sizes 64KiB,1MiB`: medians of 491 us in pairs, 537 in a
+//! circle, and of 16.4 and 18.9 ms). Any other number needs no folding, in which two ranks would carry twice
+//! the bytes.
 //!
 //! A sum is added up in the order the rounds fix, different
 //! from part to part but the same in every run; as the order is not that of the ranks, the addition must be
 //! commutative, and it is.
 //!
-//! Cost, for `S` bytes: at most `2 ceil(log2 n)` messages one after the other and `2(n-1)/n S` bytes sent and received
-//! per rank; no reduce-scatter and no allgather has fewer rounds or fewer bytes. J. L. Traeff, "Optimal, Non-pipelined
-//! Reduce-scatter and Allreduce Algorithms", TU Wien, hdl.handle.net/20.500.12708/219280.
+//! Cost, for `S` bytes: at most `2 ceil(log2 n)` messages one after the other and `2(n-1)/n S` bytes sent and
+//! received per rank; no reduce-scatter and no allgather has fewer rounds or fewer bytes. J. L. Traeff,
+//! "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", TU Wien,
+//! hdl.handle.net/20.500.12708/219280.
 //!
-//! *Order within a round.* What a rank sends in the reduce-scatter's next round is the upper end of what it receives in
-//! this one. A long round is therefore two messages, upper places first: while the lower half is under way the upper is
-//! summed, and the next round starts without a pause. The allgather needs no such care: what arrived last is what
-//! leaves last.
+//! *Order within a round.* What a rank sends in the reduce-scatter's next round is the upper end of what it
+//! receives in this one. A long round is therefore two messages, upper places first: while the lower half is
+//! under way the upper is summed, and the next round starts without a pause. The allgather needs no such
+//! care: what arrived last is what leaves last.
 
 use std::ops::Range;
 
@@ -71,7 +76,8 @@ pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
     }
 }
 
-/// Appends the second half: before it rank `r` holds part `r`, afterwards all parts. Parts may differ in length.
+/// Appends the second half: before it rank `r` holds part `r`, afterwards all parts. Parts may differ in
+/// length.
 pub(super) fn allgather(plan: &mut Plan, rank: usize, size: usize) {
     for pair in skips(size).windows(2).rev() {
         let (above, skip) = (pair[0], pair[1]);

@@ -2,15 +2,17 @@
 //!
 //! The buffer has `n` parts, one per rank; all numbers are modulo `n`.
 //!
-//! *Reduce-scatter.* For `d` from 1 to `n - 1`, rank `r` sends part `r + d`, its own contribution, to its owner `r +
-//! d`, and adds what arrives from `r - d` to its part `r`. Afterwards rank `r` holds the sum of part `r`, added up in
-//! the order `r, r - 1, r - 2, ...` in every run, however the messages arrive.
+//! *Reduce-scatter.* For `d` from 1 to `n - 1`, rank `r` sends part `r + d`, its own contribution, to its
+//! owner `r + d`, and adds what arrives from `r - d` to its part `r`. Afterwards rank `r` holds the sum of
+//! part `r`, added up in the order `r, r - 1, r - 2, ...` in every run, however the messages arrive.
 //!
-//! *Allgather.* For `d` from 1 to `n - 1`, rank `r` sends part `r`, the sum, to `r + d`, and takes part `r - d` from
-//! its owner `r - d`. One rank has added up each part and the others copy it: the same bits everywhere.
+//! *Allgather.* For `d` from 1 to `n - 1`, rank `r` sends part `r`, the sum, to `r + d`, and takes part
+//! `r - d` from its owner `r - d`. One rank has added up each part and the others copy it: the same bits
+//! everywhere.
 //!
-//! Rank `r` begins with `r + 1`, so that at any moment the senders aim at different receivers: for each `d` the
-//! messages are a permutation of the ranks, and nobody receives from two unless somebody is late. Four ranks:
+//! Rank `r` begins with `r + 1`, so that at any moment the senders aim at different receivers: for each `d`
+//! the messages are a permutation of the ranks, and nobody receives from two unless somebody is late. Four
+//! ranks:
 //!
 //! ```text
 //!            d = 1                d = 2                d = 3
@@ -20,9 +22,9 @@
 //! rank 3     part 0 to rank 0     part 1 to rank 1     part 2 to rank 2
 //! ```
 //!
-//! Cost, for `S` bytes: two messages one after the other, the fewest that move as little as `2(n-1)/n S` bytes per
-//! rank; but `2(n-1)` messages per rank to issue, and as many flows that meet in the switch. It is the traffic of
-//! parameter servers with one server on every worker's host.
+//! Cost, for `S` bytes: two messages one after the other, the fewest that move as little as `2(n-1)/n S`
+//! bytes per rank; but `2(n-1)` messages per rank to issue, and as many flows that meet in the switch. It is
+//! the traffic of parameter servers with one server on every worker's host.
 
 use super::plan::{Plan, Then};
 

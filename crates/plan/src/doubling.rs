@@ -1,12 +1,14 @@
 //! Recursive doubling: the whole buffer to a partner, in every round.
 //!
-//! The ranks that take part are the greatest power of two not above `n`; the *core*. For any other `n` the `n - core`
-//! ranks in excess are folded in first: of the first `2(n - core)` ranks every even one sends its buffer to the odd one
-//! after it, which adds it and takes part for both, and gets the result back at the end.
+//! The ranks that take part are the greatest power of two not above `n`; the *core*. For any other `n` the
+//! `n - core` ranks in excess are folded in first: of the first `2(n - core)` ranks every even one sends its
+//! buffer to the odd one after it, which adds it and takes part for both, and gets the result back at the
+//! end.
 //!
-//! The ranks of the core are numbered anew from 0, in order. In the round with distance 1, 2, 4, ..., core rank `c`
-//! exchanges its sum with core rank `c xor distance`, and each adds what it got. Before the round with distance `d`
-//! every block of `d` core ranks holds the block's sum; after the last round every rank holds the sum of all.
+//! The ranks of the core are numbered anew from 0, in order. In the round with distance 1, 2, 4, ..., core
+//! rank `c` exchanges its sum with core rank `c xor distance`, and each adds what it got. Before the round
+//! with distance `d` every block of `d` core ranks holds the block's sum; after the last round every rank
+//! holds the sum of all.
 //!
 //! Three ranks; `a`, `b`, `c` are contributions, the core is ranks 1 and 2:
 //!
@@ -17,11 +19,12 @@
 //! rank 2    c               c(ba)                   c(ba)
 //! ```
 //!
-//! Two partners add the same two values in opposite order, so they hold the same bits because `x + y` and `y + x` are
-//! the same number; by induction so does every rank. (The payload bits of a NaN may follow the operands' order.)
+//! Two partners add the same two values in opposite order, so they hold the same bits because `x + y` and
+//! `y + x` are the same number; by induction so does every rank. (The payload bits of a NaN may follow the
+//! operands' order.)
 //!
-//! Cost, for `S` bytes: `log2 n` messages one after the other, two more if `n` is not a power of two, and `S` bytes in
-//! each of them. It is for buffers so small that only the number of messages counts.
+//! Cost, for `S` bytes: `log2 n` messages one after the other, two more if `n` is not a power of two, and `S`
+//! bytes in each of them. It is for buffers so small that only the number of messages counts.
 
 use super::plan::{Plan, Then};
 

@@ -2,17 +2,18 @@
 //!
 //! - `A` is the time from a message's leaving to its arriving, `latency_us`;
 //! - `O` is what it costs a rank to issue and take a message, `message_us`;
-//! - `W` is what a message anywhere in the job costs every rank, `shared_message_us`: ranks that share cores wait for
-//!   one another's work. It is 0 where each rank has a core of its own;
+//! - `W` is what a message anywhere in the job costs every rank, `shared_message_us`: ranks that share cores
+//!   wait for one another's work. It is 0 where each rank has a core of its own;
 //! - `w` is the like for a byte, `shared_us_per_byte`;
-//! - `b` is the rate of a link in each direction, `short_bytes_per_us`, for the first `P` bytes, `short_bytes`; `B` is
-//!   its rate in the long run, `long_bytes_per_us`. Caches, and shapers that let a burst through, make the difference;
-//! - `F` is the factor on the wire's time where flows meet, `fan_factor`: where a rank's partners change or are many,
-//!   flows meet in the switch and wait for one another, which the ring's fixed pairs do not;
+//! - `b` is the rate of a link in each direction, `short_bytes_per_us`, for the first `P` bytes,
+//!   `short_bytes`; `B` is its rate in the long run, `long_bytes_per_us`. Caches, and shapers that let a
+//!   burst through, make the difference;
+//! - `F` is the factor on the wire's time where flows meet, `fan_factor`: where a rank's partners change or
+//!   are many, flows meet in the switch and wait for one another, which the ring's fixed pairs do not;
 //! - `C` is the rate at which a rank adds while its neighbours do the same, `sum_bytes_per_us`.
 //!
-//! For `S` bytes on `n` ranks, `q = ceil(log2 n)` and `l = floor(log2 n)`, with `wire(x) = x/b` up to `P` and `P/b +
-//! (x-P)/B` beyond:
+//! For `S` bytes on `n` ranks, `q = ceil(log2 n)` and `l = floor(log2 n)`, with `wire(x) = x/b` up to `P` and
+//! `P/b + (x-P)/B` beyond:
 //!
 //! | algorithm | rounds | messages of one rank | of all | bytes on one link `x` | one way `y` | on all `X` | added |
 //! | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -23,17 +24,19 @@
 //! | star | 2 | `2 (n-1)` | `2 (n-1)` | `2 (n-1) S` | `(n-1) S` | `2 (n-1) S` | `(n-1) S` |
 //! | tree | `2 l` | `2 q` | `2 (n-1)` | `2 q S` | `q S` | `2 (n-1) S` | `q S` |
 //!
-//! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for direct and
-//! circulant. A message longer than a segment counts once for each segment. The ring's latency hides behind the other
-//! segments of a part: with `j` of them a step waits for `A` less the time that `j - 1` segments take.
+//! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for
+//! direct and circulant. A message longer than a segment counts once for each segment. The ring's latency
+//! hides behind the other segments of a part: with `j` of them a step waits for `A` less the time that
+//! `j - 1` segments take.
 //!
-//! A link is shaped if `B` is less than half of `b`; then `P` is what its shaper lets through at once after a rest, of each
-//! direction. A shaper saves up while nobody sends that way, between two rounds too, so latency and work cost nothing while bytes wait for it:
-//! the time is the longer of the above with `x/b` for `wire(x)`, and `x/y wire(y)`: each direction lets its `P` through, and what goes
-//! one way waits for what goes the other unless both go at once.
+//! A link is shaped if `B` is less than half of `b`; then `P` is what its shaper lets through at once after a
+//! rest, of each direction. A shaper saves up while nobody sends that way, between two rounds too, so latency
+//! and work cost nothing while bytes wait for it: the time is the longer of the above with `x/b` for
+//! `wire(x)`, and `x/y wire(y)`: each direction lets its `P` through, and what goes one way waits for what
+//! goes the other unless both go at once.
 //!
-//! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers predict
-//! the same.
+//! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers
+//! predict the same.
 
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
@@ -73,7 +76,8 @@ impl Default for Model {
     }
 }
 
-/// A link is shaped whose rate in the long run is less than this part of the first one. What caches and noise cost is to be less than that.
+/// A link is shaped whose rate in the long run is less than this part of the first one. What caches and noise
+/// cost is to be less than that.
 const SHAPED: f64 = 0.5;
 
 /// What an algorithm does, in the units of the table above.
@@ -99,8 +103,8 @@ impl Model {
             && costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0)
     }
 
-    /// The cluster as a sum meets it that is one of many, of `step_bytes` together: what shapers let through at first has been used up by
-    /// the others, if they are many times that.
+    /// The cluster as a sum meets it that is one of many, of `step_bytes` together: what shapers let through
+    /// at first has been used up by the others, if they are many times that.
     #[must_use]
     pub fn within(&self, step_bytes: usize) -> Self {
         const MANY: f64 = 16.0;
@@ -108,7 +112,8 @@ impl Model {
         Model { short_bytes, ..*self }
     }
 
-    /// The time of an allreduce of `len_bytes` over `size` ranks in messages of at most `segment_bytes`, in microseconds.
+    /// The time of an allreduce of `len_bytes` over `size` ranks in messages of at most `segment_bytes`, in
+    /// microseconds.
     pub fn predicted_us(&self, algorithm: Algorithm, len_bytes: usize, size: usize, segment_bytes: usize) -> f64 {
         if size < 2 {
             return 0.0;
@@ -169,7 +174,8 @@ impl Model {
                 }
             }
         };
-        // Behind a shaper the two directions of a tree wait for one another; what an open link needs is in the busy time.
+        // Behind a shaper the two directions of a tree wait for one another; what an open link needs is in
+        // the busy time.
         let turns = if self.is_shaped() { work.link_bytes / work.way_bytes.max(1.0) } else { 1.0 };
         (work.rounds * self.latency_us + self.busy_us(&work)).max(work.fan * turns * self.wire_us(work.way_bytes))
     }
@@ -258,7 +264,8 @@ mod tests {
         let far = Model { latency_us: 2.0 * cached.latency_us, ..cached };
         let time = |model: &Model| model.predicted_us(Algorithm::Direct, 1 << 20, 8, 256 << 10);
         assert!((time(&far) - time(&cached) - 2.0 * cached.latency_us).abs() < 1e-9);
-        // Nor does that of a tree, whose directions wait for one another at a shaper only, where the first bytes are the slow ones.
+        // Nor does that of a tree, whose directions wait for one another at a shaper only, where the first
+        // bytes are the slow ones.
         let warming = Model { short_bytes_per_us: 400.0, short_bytes: 1_000_000.0, ..cached };
         let far = Model { latency_us: 2.0 * warming.latency_us, ..warming };
         let tree = |model: &Model| model.predicted_us(Algorithm::Tree, 1 << 20, 8, 256 << 10);

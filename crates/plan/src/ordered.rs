@@ -1,12 +1,13 @@
-//! Ordered: every element is added up in the order of the ranks, `((x0 + x1) + x2) + ...`, as shared memory and parameter
-//! servers add. The bits of a sum then depend on the contributions alone: not on where the ranks run, nor on the length
-//! of the buffer, nor on what else was summed with it.
-//! A plan adds what arrives to what is there, so no rank may begin with a part of its own, as in a ring.
+//! Ordered: every element is added up in the order of the ranks, `((x0 + x1) + x2) + ...`, as shared memory
+//! and parameter servers add. The bits of a sum then depend on the contributions alone: not on where the
+//! ranks run, nor on the length of the buffer, nor on what else was summed with it. A plan adds what arrives
+//! to what is there, so no rank may begin with a part of its own, as in a ring.
 //!
 //! *Short buffers* take the star (`star`), whose rank 0 adds what arrives in that order.
 //!
-//! *Long buffers* run up the line of the ranks and down again, in pieces: rank `r` adds what comes from `r - 1` to its own
-//! and passes the sum to `r + 1`; from the last rank the sums come back. Four ranks, `a`, `b`, `c`, `d` contribute:
+//! *Long buffers* run up the line of the ranks and down again, in pieces: rank `r` adds what comes from
+//! `r - 1` to its own and passes the sum to `r + 1`; from the last rank the sums come back. Four ranks, `a`,
+//! `b`, `c`, `d` contribute:
 //!
 //! ```text
 //!           up                      down
@@ -16,9 +17,10 @@
 //! rank 3    abcd                    abcd to 2
 //! ```
 //!
-//! Cost, for `S` bytes: `2 (n-1)` messages lie in a row, the pieces behind one another, and the ranks within the line move `2 S`
-//! bytes in each direction, where the ring moves `2(n-1)/n S`: 1.14 times as much on 8 ranks, 1.33 on 4. Two ranks move `S`, as in a
-//! ring. A host's link carries what its ranks do, less what goes between ranks on it that follow each other.
+//! Cost, for `S` bytes: `2 (n-1)` messages lie in a row, the pieces behind one another, and the ranks within
+//! the line move `2 S` bytes in each direction, where the ring moves `2(n-1)/n S`: 1.14 times as much on 8
+//! ranks, 1.33 on 4. Two ranks move `S`, as in a ring. A host's link carries what its ranks do, less what
+//! goes between ranks on it that follow each other.
 
 use super::plan::{Parts, Plan, Then};
 use super::{star, tree};
@@ -26,7 +28,8 @@ use super::{star, tree};
 /// Buffers of at most this many elements (16 KiB of f32) take the star: fewer messages in a row.
 const STAR_LEN: usize = 4 << 10;
 
-/// How many pieces there should be for each message that lies in a row, so that the line is full most of the time.
+/// How many pieces there should be for each message that lies in a row, so that the line is full most of the
+/// time.
 const PIECES_PER_HOP: usize = 4;
 
 /// The plan of `rank` for the sum of `len` elements.

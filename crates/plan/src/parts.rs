@@ -1,21 +1,24 @@
 //! How a buffer is divided among ranks.
 //!
-//! A buffer of `len` elements is cut into consecutive *parts*. Plans speak of parts by number only, so that one plan
-//! serves every length, and the interpreter asks [`Parts`] which elements a range of parts holds. Parts may be empty:
-//! with fewer elements than ranks some ranks have nothing to sum, and no message is sent for them.
+//! A buffer of `len` elements is cut into consecutive *parts*. Plans speak of parts by number only, so that
+//! one plan serves every length, and the interpreter asks [`Parts`] which elements a range of parts holds.
+//! Parts may be empty: with fewer elements than ranks some ranks have nothing to sum, and no message is sent
+//! for them.
 
 use std::ops::Range;
 
 /// Boundaries, in elements, of the parts of a buffer: part `p` is `bounds[p]..bounds[p + 1]`.
 ///
-/// The parts tile the buffer: they are consecutive, they do not overlap, and together they hold every element.
+/// The parts tile the buffer: they are consecutive, they do not overlap, and together they hold every
+/// element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parts {
     bounds: Vec<usize>,
 }
 
 impl Parts {
-    /// `count` parts of nearly one length: the first `len % count` parts hold one element more than the others.
+    /// `count` parts of nearly one length: the first `len % count` parts hold one element more than the
+    /// others.
     ///
     /// # Panics
     /// If `count` is 0.
@@ -25,7 +28,8 @@ impl Parts {
         Parts { bounds: (0..=count).map(|part| part * shortest + part.min(longer)).collect() }
     }
 
-    /// Parts with the given boundaries, for instance of an allgather in which every rank brings its own length.
+    /// Parts with the given boundaries, for instance of an allgather in which every rank brings its own
+    /// length.
     ///
     /// # Panics
     /// If there are fewer than two boundaries, the first is not 0, or one is below the one before it.

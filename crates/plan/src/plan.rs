@@ -1,9 +1,9 @@
 //! What a plan is: the moves of one rank, as data.
 //!
-//! A plan says who sends which parts to whom and what the receiver does with them. It holds no buffer and touches no
-//! wire, so that the same plan can be checked with symbols (`check`), executed on a transport (`run`) and counted (the
-//! tests' bounds on traffic). Every rank computes its own plan from `(rank, size, len)` alone; that the plans of all
-//! ranks fit together is what the checker proves.
+//! A plan says who sends which parts to whom and what the receiver does with them. It holds no buffer and
+//! touches no wire, so that the same plan can be checked with symbols (`check`), executed on a transport
+//! (`run`) and counted (the tests' bounds on traffic). Every rank computes its own plan from
+//! `(rank, size, len)` alone; that the plans of all ranks fit together is what the checker proves.
 
 use std::fmt;
 use std::ops::Range;
@@ -62,17 +62,17 @@ impl Move {
 
 /// What one rank does, in program order.
 ///
-/// The meaning of a plan is its moves executed one after the other, with sends that copy their elements out at once and
-/// never wait. An interpreter may do better, as long as nobody can tell the difference: moves that touch different
-/// parts run concurrently, and messages are cut into segments. Between two ranks, in each direction, messages arrive in
-/// the order in which they were sent: the k-th send of `a` to `b` is the k-th receive of `b` from `a`, and both name
-/// the same parts.
+/// The meaning of a plan is its moves executed one after the other, with sends that copy their elements out
+/// at once and never wait. An interpreter may do better, as long as nobody can tell the difference: moves
+/// that touch different parts run concurrently, and messages are cut into segments. Between two ranks, in
+/// each direction, messages arrive in the order in which they were sent: the k-th send of `a` to `b` is the
+/// k-th receive of `b` from `a`, and both name the same parts.
 ///
-/// Every plan of this module also makes progress when nothing is buffered, by these rules: a send is issued once the
-/// earlier receives into its parts and the earlier sends to the same rank are done; a receive is posted once the
-/// earlier receives from the same rank are done and, if it copies, the earlier moves on its parts; what a reduce
-/// receives is added once the earlier moves on its parts are done. So an interpreter that follows these rules may bound
-/// what is in flight per peer as tightly as it likes.
+/// Every plan of this module also makes progress when nothing is buffered, by these rules: a send is issued
+/// once the earlier receives into its parts and the earlier sends to the same rank are done; a receive is
+/// posted once the earlier receives from the same rank are done and, if it copies, the earlier moves on its
+/// parts; what a reduce receives is added once the earlier moves on its parts are done. So an interpreter
+/// that follows these rules may bound what is in flight per peer as tightly as it likes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// How the buffer is divided; the same on every rank.
@@ -108,8 +108,8 @@ impl Plan {
     }
 }
 
-/// The ways to allreduce that are plans of our own. `auto` (see [`choose`](super::choose())) and the MPI library's own
-/// are not among them: who accepts those names handles them before.
+/// The ways to allreduce that are plans of our own. `auto` (see [`choose`](super::choose())) and the MPI
+/// library's own are not among them: who accepts those names handles them before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
@@ -165,8 +165,8 @@ impl fmt::Display for Algorithm {
 impl FromStr for Algorithm {
     type Err = Error;
 
-    /// Names are strict, with one alias: `halving` is `circulant`, the form of halving and doubling that takes any
-    /// number of ranks.
+    /// Names are strict, with one alias: `halving` is `circulant`, the form of halving and doubling that
+    /// takes any number of ranks.
     fn from_str(given: &str) -> Result<Self, Error> {
         let name = if given == "halving" { "circulant" } else { given };
         Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| {

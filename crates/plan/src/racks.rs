@@ -1,11 +1,11 @@
 //! Two racks with a narrow link between them: each byte of the sum crosses it once in each direction.
 //!
-//! A ring over all ranks, however well ordered, carries `2 (n-1)/n S` over the link between the racks, nearly twice what is
-//! needed. Here the buffer is cut into *pieces*, and each piece takes three stages:
+//! A ring over all ranks, however well ordered, carries `2 (n-1)/n S` over the link between the racks, nearly
+//! twice what is needed. Here the buffer is cut into *pieces*, and each piece takes three stages:
 //!
 //! 1. *Reduce-scatter* on a ring within each rack: a rank ends with its rack's sum of its block.
-//! 2. *Crossing*: who holds a range in one rack and who holds it in the other send it to each other and add. Both add
-//!    the same two numbers, so both have the same bits.
+//! 2. *Crossing*: who holds a range in one rack and who holds it in the other send it to each other and add.
+//!    Both add the same two numbers, so both have the same bits.
 //! 3. *Allgather* on the ring within each rack.
 //!
 //! Racks may differ in size; blocks are then cut where either rack's blocks end. With racks of 3 and 2 ranks:
@@ -15,10 +15,11 @@
 //!   rack 1     b0 b0   b0 | b1   b1 b1
 //! ```
 //!
-//! The stages of different pieces use different links, so they run at the same time: in program order stage 1 of piece
-//! `p` is followed by stage 2 of piece `p-1` and stage 3 of piece `p-2`. The link between the racks is idle only during the first
-//! and the last piece's stages within the racks: with `k` pieces about `S/U + 2 S/(k B)` for a link of rate `U` between the
-//! racks and `B` within them, where a ring takes `2 (n-1)/n S/U`.
+//! The stages of different pieces use different links, so they run at the same time: in program order stage 1
+//! of piece `p` is followed by stage 2 of piece `p-1` and stage 3 of piece `p-2`. The link between the racks
+//! is idle only during the first and the last piece's stages within the racks: with `k` pieces about
+//! `S/U + 2 S/(k B)` for a link of rate `U` between the racks and `B` within them, where a ring takes
+//! `2 (n-1)/n S/U`.
 
 use std::ops::Range;
 

@@ -1,18 +1,20 @@
 //! The ring: every rank sends to its right neighbour only.
 //!
-//! The buffer has `n` parts, one per rank. Rank `r` sends to `r + 1` and receives from `r - 1` (all numbers modulo
-//! `n`), and each of the two halves takes `n - 1` steps.
+//! The buffer has `n` parts, one per rank. Rank `r` sends to `r + 1` and receives from `r - 1` (all numbers
+//! modulo `n`), and each of the two halves takes `n - 1` steps.
 //!
-//! *Reduce-scatter.* In step `t` (from 0) rank `r` sends part `r - 1 - t` and adds what arrives to its part `r - 2 -
-//! t`, which is the part it sends next. So a part sets out from the rank after its owner, goes around, gathers one
-//! contribution at each rank, and comes to its owner with only the owner's missing: after the last step rank `r` holds
-//! the sum of part `r`.
+//! *Reduce-scatter.* In step `t` (from 0) rank `r` sends part `r - 1 - t` and adds what arrives to its part
+//! `r - 2 - t`, which is the part it sends next. So a part sets out from the rank after its owner, goes
+//! around, gathers one contribution at each rank, and comes to its owner with only the owner's missing: after
+//! the last step rank `r` holds the sum of part `r`.
 //!
-//! *Allgather.* In step `t` rank `r` sends part `r - t` and takes part `r - 1 - t` as it arrives, which is the part it
-//! sends next. After the last step every rank holds every part, as its owner summed it: the same bits everywhere.
+//! *Allgather.* In step `t` rank `r` sends part `r - t` and takes part `r - 1 - t` as it arrives, which is
+//! the part it sends next. After the last step every rank holds every part, as its owner summed it: the same
+//! bits everywhere.
 //!
-//! Three ranks; `a`, `b`, `c` are what ranks 0, 1 and 2 contributed, a column is a part, a sum is written with the
-//! holder's own contribution first, `*` marks what the rank sends next, `.` what nobody will read again:
+//! Three ranks; `a`, `b`, `c` are what ranks 0, 1 and 2 contributed, a column is a part, a sum is written
+//! with the holder's own contribution first, `*` marks what the rank sends next, `.` what nobody will read
+//! again:
 //!
 //! ```text
 //!           reduce-scatter                                              allgather
@@ -22,10 +24,11 @@
 //! rank 2    c   c*  c        cb* .   .        .   .   cba*              .   bac* cba     acb bac cba
 //! ```
 //!
-//! Cost, for `S` bytes: `2(n-1)` messages one after the other, and each rank sends and receives `2(n-1)/n S` bytes,
-//! which no allreduce of point-to-point messages can beat. What leaves is always what arrived last, so an interpreter
-//! that forwards each segment as soon as it is summed keeps the link full from the first step to the last. Patarasuk
-//! and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009).
+//! Cost, for `S` bytes: `2(n-1)` messages one after the other, and each rank sends and receives `2(n-1)/n S`
+//! bytes, which no allreduce of point-to-point messages can beat. What leaves is always what arrived last, so
+//! an interpreter that forwards each segment as soon as it is summed keeps the link full from the first step
+//! to the last. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+//! JPDC 69 (2009).
 
 use super::plan::{Plan, Then};
 
@@ -40,7 +43,8 @@ pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
     }
 }
 
-/// Appends the second half: before it rank `r` holds part `r`, afterwards all parts. Parts may differ in length.
+/// Appends the second half: before it rank `r` holds part `r`, afterwards all parts. Parts may differ in
+/// length.
 pub(super) fn allgather(plan: &mut Plan, rank: usize, size: usize) {
     let (left, right) = (behind(rank, 1, size), (rank + 1) % size);
     for step in 0..size - 1 {

@@ -1,8 +1,8 @@
-//! A plan as the messages of one rank: parts cut into segments, moves into messages of whole segments, and what each
-//! message has to wait for.
+//! A plan as the messages of one rank: parts cut into segments, moves into messages of whole segments, and
+//! what each message has to wait for.
 //!
-//! A message depends on the earlier messages of the plan that touch the same segments, and on nothing else. A schedule is made once and
-//! run any number of times.
+//! A message depends on the earlier messages of the plan that touch the same segments, and on nothing else. A
+//! schedule is made once and run any number of times.
 
 use std::ops::Range;
 
@@ -165,7 +165,8 @@ impl Lane {
     }
 }
 
-/// The segments of a buffer: the same on every rank, since they follow from the parts and the segment's length alone.
+/// The segments of a buffer: the same on every rank, since they follow from the parts and the segment's
+/// length alone.
 struct Cells {
     /// Boundaries in elements.
     bounds: Vec<usize>,

@@ -1,7 +1,7 @@
 //! Star: every rank sends its buffer to rank 0, which sends the sum to every rank.
 //!
-//! Rank 0 adds what arrives to its own in the order `1, 2, ..., n - 1`, however the messages arrive, and the others copy
-//! its sum: the same bits everywhere. Three ranks; `a`, `b`, `c` are contributions:
+//! Rank 0 adds what arrives to its own in the order `1, 2, ..., n - 1`, however the messages arrive, and the
+//! others copy its sum: the same bits everywhere. Three ranks; `a`, `b`, `c` are contributions:
 //!
 //! ```text
 //!           in: 1 and 2 to 0    out: 0 to 1 and 2
@@ -10,9 +10,10 @@
 //! rank 2    c                   abc
 //! ```
 //!
-//! Cost, for `S` bytes: two messages one after the other, and `2(n-1)` in the whole job, the fewest that any allreduce
-//! can do with; but all of them are rank 0's to take and to send, `(n-1) S` bytes in each direction. It is for the
-//! smallest buffers, above all where ranks share cores, so that every message anywhere costs everybody.
+//! Cost, for `S` bytes: two messages one after the other, and `2(n-1)` in the whole job, the fewest that any
+//! allreduce can do with; but all of them are rank 0's to take and to send, `(n-1) S` bytes in each
+//! direction. It is for the smallest buffers, above all where ranks share cores, so that every message
+//! anywhere costs everybody.
 
 use super::plan::{Plan, Then};
 

@@ -1,9 +1,10 @@
 //! Trees: one rank to all, all ranks to one, and the chain for long broadcasts.
 //!
-//! Ranks are counted from the root: rank `r` has *number* `v = r - root` modulo `n`, so that the root's number is 0. In
-//! the binomial tree the parent of `v` is `v` without its lowest set bit, and the children of `v` are `v + 1`, `v + 2`,
-//! `v + 4`, ... as long as the bit added is below the lowest set bit of `v` and the number below `n`. The child
-//! `v + 2^k` stands for the numbers from itself to below `v + 2^(k+1)`. Six ranks, root 0:
+//! Ranks are counted from the root: rank `r` has *number* `v = r - root` modulo `n`, so that the root's
+//! number is 0. In the binomial tree the parent of `v` is `v` without its lowest set bit, and the children of
+//! `v` are `v + 1`, `v + 2`, `v + 4`, ... as long as the bit added is below the lowest set bit of `v` and the
+//! number below `n`. The child `v + 2^k` stands for the numbers from itself to below `v + 2^(k+1)`. Six
+//! ranks, root 0:
 //!
 //! ```text
 //!        0
@@ -13,17 +14,18 @@
 //!        3  5
 //! ```
 //!
-//! *Broadcast.* A rank takes the buffer from its parent and sends it to its children, the one that stands for most
-//! ranks first. *Reduce.* A rank adds its children's buffers to its own, the one that stands for fewest first, as it is
-//! ready first, and sends the sum to its parent. The order of additions follows from the tree, so bits do not depend on
-//! who came first. An *allreduce* is both, with root 0: one rank has added and the others copy.
+//! *Broadcast.* A rank takes the buffer from its parent and sends it to its children, the one that stands for
+//! most ranks first. *Reduce.* A rank adds its children's buffers to its own, the one that stands for fewest
+//! first, as it is ready first, and sends the sum to its parent. The order of additions follows from the
+//! tree, so bits do not depend on who came first. An *allreduce* is both, with root 0: one rank has added and
+//! the others copy.
 //!
-//! Cost, for `S` bytes: at most `floor(log2 n)` messages one after the other in each direction, but `ceil(log2 n) S`
-//! bytes out of the root.
+//! Cost, for `S` bytes: at most `floor(log2 n)` messages one after the other in each direction, but
+//! `ceil(log2 n) S` bytes out of the root.
 //!
-//! *Chain.* The buffer has pieces, as many as it takes; each rank passes each piece to the next number as it arrives.
-//! `n - 1` messages lie between the root and the last rank, but every link carries only `S` bytes, all at the same
-//! time.
+//! *Chain.* The buffer has pieces, as many as it takes; each rank passes each piece to the next number as it
+//! arrives. `n - 1` messages lie between the root and the last rank, but every link carries only `S` bytes,
+//! all at the same time.
 
 use super::plan::{Plan, Then};
 
@@ -32,8 +34,8 @@ pub(super) const PIECE_LEN: usize = 64 << 10;
 
 /// Whether a broadcast is a chain.
 ///
-/// Beside what both pay, the tree's root sends `ceil(log2 n) - 1` copies of the buffer and the chain's last rank waits
-/// for `n - 2` pieces to be passed on; the chain is for buffers where the former takes longer.
+/// Beside what both pay, the tree's root sends `ceil(log2 n) - 1` copies of the buffer and the chain's last
+/// rank waits for `n - 2` pieces to be passed on; the chain is for buffers where the former takes longer.
 pub(super) fn is_chain(size: usize, len: usize) -> bool {
     let copies = size.next_power_of_two().ilog2().saturating_sub(1) as usize;
     len >= 2 * PIECE_LEN && copies.saturating_mul(len) > size.saturating_sub(2).saturating_mul(PIECE_LEN)

@@ -1,4 +1,5 @@
-//! A compressed gradient on its way to the servers: each segment by itself, since each may go to another server.
+//! A compressed gradient on its way to the servers: each segment by itself, since each may go to another
+//! server.
 
 use ringpull_kernels::compress::{Compression, Feedback};
 

@@ -1,7 +1,8 @@
 //! Parameter servers: scheduler, servers and workers of one job, joined by the `DMLC_*` variables, over TCP.
 //!
-//! Every node (a worker or a server) holds a `link` to the scheduler, which assigns ranks, runs barriers, listens to
-//! heartbeats, and tells every node of a fault or of the end. Values travel between workers and servers only:
+//! Every node (a worker or a server) holds a `link` to the scheduler, which assigns ranks, runs barriers,
+//! listens to heartbeats, and tells every node of a fault or of the end. Values travel between workers and
+//! servers only:
 //!
 //! ```text
 //!   worker 0 --push segment--> server 0        shard: which server holds which segment of a key
@@ -10,11 +11,14 @@
 //!        \____ scheduler _________/            *_loop: the same with sockets around them
 //! ```
 //!
-//! - A round of a segment is complete when every worker's push of that round has arrived; it is merged by rank, so that
-//!   the bits are the same in every run, and a worker that pushes twice contributes to two rounds.
-//! - `push_pull` asks for the new value along with the push: segment `i` comes back while segment `i + 1` goes out.
+//! - A round of a segment is complete when every worker's push of that round has arrived; it is merged by
+//!   rank, so that the bits are the same in every run, and a worker that pushes twice contributes to two
+//!   rounds.
+//! - `push_pull` asks for the new value along with the push: segment `i` comes back while segment `i + 1`
+//!   goes out.
 //! - Whatever arrives from a peer that is not of the job, or that cannot be decoded, is logged and dropped.
-//! - A lost node, a stall or a disagreement is reported to the scheduler, which tells every node and ends the job.
+//! - A lost node, a stall or a disagreement is reported to the scheduler, which tells every node and ends the
+//!   job.
 
 pub mod coded;
 pub(crate) mod link;

@@ -158,7 +158,8 @@ impl Link {
         self.interval.min(Duration::from_millis(200))
     }
 
-    /// Why the scheduler must be taken for lost, if it must. Call it after the messages there are have been read.
+    /// Why the scheduler must be taken for lost, if it must. Call it after the messages there are have been
+    /// read.
     pub(crate) fn loss(&mut self) -> Option<String> {
         self.look();
         if self.broken.is_some_and(|since| since.elapsed() > GRACE) {

@@ -1,7 +1,7 @@
 //! One round of pushes to one segment, added up in rank order whatever order they arrive in.
 //!
-//! The contributions of ranks `0..next` are in the sum; those of later ranks wait until their turn has come. So the same
-//! additions happen in the same order in every run, and the sum's bits are the same.
+//! The contributions of ranks `0..next` are in the sum; those of later ranks wait until their turn has come.
+//! So the same additions happen in the same order in every run, and the sum's bits are the same.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,8 @@ pub(crate) struct Round {
 enum Partial {
     Dense(Vec<u8>),
     Rows(BTreeMap<i64, Vec<u8>>),
-    /// Codes whose decoded values cannot be added one by one without rounding: they are kept, and summed as integers at the end.
+    /// Codes whose decoded values cannot be added one by one without rounding: they are kept, and summed as
+    /// integers at the end.
     Codes(Codec, Vec<Vec<u8>>, Geometry),
 }
 

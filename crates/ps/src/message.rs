@@ -1,8 +1,8 @@
 //! What the nodes of a job say to each other.
 //!
-//! A message is a frame: a header, which is [`MAGIC`] and a `postcard` encoded enum, and the raw bytes of
-//! a segment where there are any. Decoding is total: whatever cannot be decoded is `None`, and no length inside a header is
-//! used to allocate memory.
+//! A message is a frame: a header, which is [`MAGIC`] and a `postcard` encoded enum, and the raw bytes of a
+//! segment where there are any. Decoding is total: whatever cannot be decoded is `None`, and no length inside
+//! a header is used to allocate memory.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,8 @@ pub struct Place {
 /// From a worker to a server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// The key's dtype and shape as this worker gave them; rank 0's carries the segment's first value as payload.
+    /// The key's dtype and shape as this worker gave them; rank 0's carries the segment's first value as
+    /// payload.
     Init {
         /// Which segment.
         place: Place,
@@ -56,7 +57,8 @@ pub enum Request {
         /// Where the new value is to go, if it is wanted.
         reply: Option<u64>,
     },
-    /// A row-sparse gradient: the payload is `count` ids of units within the segment (i64) and then the units.
+    /// A row-sparse gradient: the payload is `count` ids of units within the segment (i64) and then the
+    /// units.
     PushRows {
         /// Which segment.
         place: Place,
@@ -198,7 +200,8 @@ pub enum ToScheduler {
     Fault(Error),
     /// The worker has waited without progress for the ranks that this [`Error::Stalled`] names.
     Stalled(Error),
-    /// The worker's program waits in a call for what these ranks have not called, and does nothing else. Until it moves payload again.
+    /// The worker's program waits in a call for what these ranks have not called, and does nothing else.
+    /// Until it moves payload again.
     Waits {
         /// Where it waits, if that is known, and for what: the words after `rank 1 waits`.
         what: String,

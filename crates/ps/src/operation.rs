@@ -156,7 +156,8 @@ impl Operation {
         if self.unsent == 0
             && let Task::Push { gradient, .. } = &mut self.task
         {
-            // Readers of the gradient's tensor may go on; an output that holds it stays locked until its value is here.
+            // Readers of the gradient's tensor may go on; an output that holds it stays locked until its
+            // value is here.
             *gradient = Bytes::Nothing;
         }
         self.is_done()

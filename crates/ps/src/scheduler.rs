@@ -1,8 +1,9 @@
-//! The scheduler as a function from (state, message, time) to replies. No I/O: `scheduler_loop` moves the bytes.
+//! The scheduler as a function from (state, message, time) to replies. No I/O: `scheduler_loop` moves the
+//! bytes.
 //!
-//! Until every node has registered it collects them; then it assigns ranks and tells everybody who is who. From then on it
-//! runs barriers, notices nodes that have fallen silent, and ends the job: well after the last worker's goodbye, or with
-//! the first fault, which every node is told.
+//! Until every node has registered it collects them; then it assigns ranks and tells everybody who is who.
+//! From then on it runs barriers, notices nodes that have fallen silent, and ends the job: well after the
+//! last worker's goodbye, or with the first fault, which every node is told.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use ringpull_base::{Error, Key, Kind, after_error};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler};
 
-/// How long every worker must have waited before nothing can come any more: a message that is on its way ends such a wait.
+/// How long every worker must have waited before nothing can come any more: a message that is on its way ends
+/// such a wait.
 const CERTAIN: Duration = Duration::from_secs(2);
 
 /// A node's routing identity.
@@ -44,12 +46,14 @@ impl Settings {
     }
 }
 
-/// How long the nodes have to register where a wait has that limit: a short one is for steps, and processes start more slowly.
+/// How long the nodes have to register where a wait has that limit: a short one is for steps, and processes
+/// start more slowly.
 pub(crate) fn startup_limit(timeout: Duration) -> Duration {
     timeout + (timeout * 2).min(Duration::from_secs(20))
 }
 
-/// The barriers that may be open: a worker waits for one before it comes to the next, unless threads of it do.
+/// The barriers that may be open: a worker waits for one before it comes to the next, unless threads of it
+/// do.
 const MAX_BARRIERS: usize = 1 << 10;
 
 /// The longest name of a host, or an address.

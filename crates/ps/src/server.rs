@@ -1,8 +1,8 @@
 //! A parameter server as a function from (state, message) to replies. No I/O: `server_loop` moves the bytes.
 //!
-//! A segment comes into being with the first worker's `Init` and has a value from rank 0's on. What cannot be answered yet
-//! (a pull of a round still open, a push before the value) is kept until it can. `payload`: what a request brings, checked; `segment`: the
-//! state of one.
+//! A segment comes into being with the first worker's `Init` and has a value from rank 0's on. What cannot be
+//! answered yet (a pull of a round still open, a push before the value) is kept until it can. `payload`: what
+//! a request brings, checked; `segment`: the state of one.
 
 mod payload;
 mod segment;
@@ -76,8 +76,8 @@ impl Server {
 
     /// Takes `request` of worker `rank`. Whatever does not fit is dropped whole.
     ///
-    /// After a fault nothing is answered: a value that does not fit what a rank has would reach it before the fault does, which
-    /// goes by the scheduler.
+    /// After a fault nothing is answered: a value that does not fit what a rank has would reach it before the
+    /// fault does, which goes by the scheduler.
     pub fn handle(&mut self, rank: usize, request: Request, payload: Vec<u8>) -> Vec<Output> {
         if self.ended {
             return Vec::new();
@@ -237,7 +237,8 @@ impl Server {
         if round > applied.saturating_add(MAX_AHEAD) {
             return Err(format!("a push of round {round} where {applied} have been applied"));
         }
-        // Pushes of one rank that have not been merged count as rounds of their own where they are not merged.
+        // Pushes of one rank that have not been merged count as rounds of their own where they are not
+        // merged.
         let own = || round.checked_mul(self.workers as u64)?.checked_add(rank as u64);
         let number = if self.sync { round } else { own().ok_or_else(|| format!("a push of round {round}"))? };
         if round <= done || segment.rounds.get(&number).is_some_and(|open| open.merge.has(rank)) {

@@ -1,11 +1,13 @@
 //! Which server holds which segment of a key: arithmetic alone, the same on every worker.
 //!
-//! A key shorter than the bound goes whole to one server, which its content names; a longer one is split evenly over all
-//! servers. Each server's shard is cut into segments, the messages that travel: small enough that the value of the first
-//! comes back long before the last has left, large enough that a message's own cost does not show.
+//! A key shorter than the bound goes whole to one server, which its content names; a longer one is split
+//! evenly over all servers. Each server's shard is cut into segments, the messages that travel: small enough
+//! that the value of the first comes back long before the last has left, large enough that a message's own
+//! cost does not show.
 //!
-//! Cuts fall between **units**: a row of the key, or an equal piece of one where rows are long. So a row-sparse gradient
-//! is a list of units in each segment. Segments are numbered so that servers take turns, and all links are busy at once.
+//! Cuts fall between **units**: a row of the key, or an equal piece of one where rows are long. So a
+//! row-sparse gradient is a list of units in each segment. Segments are numbered so that servers take turns,
+//! and all links are busy at once.
 
 use std::ops::Range;
 
@@ -71,7 +73,8 @@ impl Layout {
             vec![(home, cut(0..units, unit_bytes).into_iter())]
         } else {
             let edge = |server| (units as u128 * server as u128 / servers as u128) as usize;
-            // The first part goes to the home server, so that keys with few units do not all meet on server 0.
+            // The first part goes to the home server, so that keys with few units do not all meet on server
+            // 0.
             (0..servers)
                 .map(|part| ((home + part) % servers, cut(edge(part)..edge(part + 1), unit_bytes).into_iter()))
                 .collect()
@@ -100,7 +103,8 @@ impl Layout {
         ids.iter().flat_map(|id| (0..per_row).map(move |piece| *id as usize * per_row + piece)).collect()
     }
 
-    /// For each segment that holds any of `units` (ascending, each once): its index and the positions in `units`.
+    /// For each segment that holds any of `units` (ascending, each once): its index and the positions in
+    /// `units`.
     pub fn split(&self, units: &[usize]) -> Vec<(usize, Range<usize>)> {
         debug_assert!(units.is_sorted_by(|before, after| before < after), "units ascend, each once");
         let found = self.segments.iter().enumerate().map(|(index, segment)| {

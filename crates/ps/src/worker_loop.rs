@@ -1,8 +1,10 @@
-//! The thread that owns a worker's sockets: commands in, segments out and back, and the link to the scheduler.
+//! The thread that owns a worker's sockets: commands in, segments out and back, and the link to the
+//! scheduler.
 //!
-//! Each server has a queue of segments, ordered by priority and then by the order of the calls. A segment becomes a message
-//! when there is room for it, so that a late call of high priority overtakes what has not left. An operation ends when all
-//! of its segments have left and the last answer is in; then its guards are dropped. `patience`: what if none comes.
+//! Each server has a queue of segments, ordered by priority and then by the order of the calls. A segment
+//! becomes a message when there is room for it, so that a late call of high priority overtakes what has not
+//! left. An operation ends when all of its segments have left and the last answer is in; then its guards are
+//! dropped. `patience`: what if none comes.
 
 mod patience;
 

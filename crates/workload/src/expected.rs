@@ -1,7 +1,9 @@
-//! What a store must hold after each iteration of the pattern's inputs, to the last bit, with and without compression.
+//! What a store must hold after each iteration of the pattern's inputs, to the last bit, with and without
+//! compression.
 //!
-//! A codec that treats each element by itself sees, for a periodic input, one period again and again: the reference codes one period of
-//! every rank with the scalar loops. `topk` is given inputs of which only as many elements are not zero as it sends.
+//! A codec that treats each element by itself sees, for a periodic input, one period again and again: the
+//! reference codes one period of every rank with the scalar loops. `topk` is given inputs of which only as
+//! many elements are not zero as it sends.
 
 use std::ops::RangeInclusive;
 
@@ -23,7 +25,8 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// The reference for `ranks` ranks of a store of `kind`; an error if the results cannot be checked exactly.
+    /// The reference for `ranks` ranks of a store of `kind`; an error if the results cannot be checked
+    /// exactly.
     pub fn new(ranks: usize, dtype: DType, kind: Kind, compression: Option<Compression>) -> Result<Self> {
         if let Some(compression) = compression.filter(|_| dtype != DType::F32) {
             return Err(Error::argument(

@@ -1,8 +1,9 @@
-//! Inputs whose sums are known: small integers that depend on rank, element and iteration, exact in every dtype.
+//! Inputs whose sums are known: small integers that depend on rank, element and iteration, exact in every
+//! dtype.
 //!
-//! Element `e` of rank `r` in iteration `i` is `(e + i + r) mod m`. The sum over the ranks therefore has period `m` in
-//! `e`, whatever the number of ranks, and any mix-up of ranks' parts, elements or iterations changes it. In a sparse pattern of stride
-//! `s` it is 0 unless `s` divides `e + i`, and the period is `s m`.
+//! Element `e` of rank `r` in iteration `i` is `(e + i + r) mod m`. The sum over the ranks therefore has
+//! period `m` in `e`, whatever the number of ranks, and any mix-up of ranks' parts, elements or iterations
+//! changes it. In a sparse pattern of stride `s` it is 0 unless `s` divides `e + i`, and the period is `s m`.
 
 use ringpull_base::{DType, Element, Error, Result, Tensor, with_element};
 

@@ -1,8 +1,9 @@
 //! Where a DLPack tensor is, and the stream that it is ready on.
 //!
-//! A consumer tells `__dlpack__` the stream that it will use the tensor on, and the producer makes that stream wait for its work. Here that is the
-//! producer's own present stream, where `ringpull/streams.py` can find it out: then whatever the producer does next comes after what the
-//! store does. Otherwise it is a stream of ours, and the host waits for it before the caller goes on.
+//! A consumer tells `__dlpack__` the stream that it will use the tensor on, and the producer makes that
+//! stream wait for its work. Here that is the producer's own present stream, where `ringpull/streams.py` can
+//! find it out: then whatever the producer does next comes after what the store does. Otherwise it is a
+//! stream of ours, and the host waits for it before the caller goes on.
 
 use std::sync::Arc;
 
@@ -31,7 +32,8 @@ pub(super) fn place_of(object: &Bound<'_, PyAny>, devices: Option<&Arc<Devices>>
     found(py, named, stream, devices)
 }
 
-/// Where the memory of a capsule is, which says that it is on `named`, and whose producer may have said so before.
+/// Where the memory of a capsule is, which says that it is on `named`, and whose producer may have said so
+/// before.
 pub(super) fn agreed(
     py: Python<'_>,
     told: Option<Place>,

@@ -1,13 +1,15 @@
-//! The two ends of an exchange of codes on one rank: where the codes of its gradient come from, and where the sums of all ranks go.
+//! The two ends of an exchange of codes on one rank: where the codes of its gradient come from, and where the
+//! sums of all ranks go.
 //!
-//! [`Elements`] is a gradient in host memory, encoded and decoded segment by segment. [`Coded`] is one that somebody else has encoded and
-//! will decode: a device.
+//! [`Elements`] is a gradient in host memory, encoded and decoded segment by segment. [`Coded`] is one that
+//! somebody else has encoded and will decode: a device.
 
 use std::ops::Range;
 
 use ringpull_kernels::compress::Codec;
 
-/// Asked once for the codes of each segment, and after that given its sums. Segments begin with whole blocks, and all but the last end with one.
+/// Asked once for the codes of each segment, and after that given its sums. Segments begin with whole blocks,
+/// and all but the last end with one.
 pub(super) trait Ends {
     /// Writes the codes of the elements `range`.
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]);

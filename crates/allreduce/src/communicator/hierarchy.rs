@@ -14,7 +14,7 @@ use ringpull_base::{DType, Result};
 use ringpull_plan::{Model, Parts, Segments};
 
 use super::executor::Executor;
-use super::node::{Node, Patience};
+use super::node::{Node, WaitLimits};
 use super::racks::Racks;
 use super::schedules::{Schedules, Sum};
 use crate::communicator::choice::Choice;
@@ -48,7 +48,7 @@ pub(super) unsafe fn allreduce(
     (executor, schedules): (&mut Executor, &mut Schedules),
     dtype: DType,
     data: &mut [u8],
-    patience: Patience,
+    limits: WaitLimits,
 ) -> Result<()> {
     let element = dtype.size_bytes();
     let leaders = leaders(hosts.ranks, data.len());
@@ -57,16 +57,18 @@ pub(super) unsafe fn allreduce(
     let Some(node) = node else {
         // Alone on its host: then every host has one leader, and the share is the buffer.
         // SAFETY: as the caller promises.
-        return unsafe { between_hosts(hosts, 0, (executor, schedules), dtype, data, patience, &|| ()) };
+        return unsafe { between_hosts(hosts, 0, (executor, schedules), dtype, data, limits, &|| ()) };
     };
-    node.reduce_scatter(dtype, data, &bounds, patience)?;
-    if node.seat() < leaders {
-        let share = bounds.range(node.seat()..node.seat() + 1);
+    node.reduce_scatter(dtype, data, &bounds, limits)?;
+    if node.local_rank() < leaders {
+        let share = bounds.range(node.local_rank()..node.local_rank() + 1);
         let beat = || node.beat();
         // SAFETY: as the caller promises.
-        unsafe { between_hosts(hosts, node.seat(), (executor, schedules), dtype, &mut data[share], patience, &beat)? };
+        unsafe {
+            between_hosts(hosts, node.local_rank(), (executor, schedules), dtype, &mut data[share], limits, &beat)
+        }?;
     }
-    node.allgather(data, &bounds, patience)
+    node.allgather(data, &bounds, limits)
 }
 
 /// How many ranks of each host talk to other hosts.
@@ -83,7 +85,7 @@ unsafe fn between_hosts(
     (executor, schedules): (&mut Executor, &mut Schedules),
     dtype: DType,
     share: &mut [u8],
-    patience: Patience,
+    limits: WaitLimits,
     beat: &dyn Fn(),
 ) -> Result<()> {
     let members: Vec<usize> = hosts.ranks.iter().map(|ranks| ranks[leader]).collect();
@@ -98,7 +100,7 @@ unsafe fn between_hosts(
     };
     let schedule = schedules.find(Sum { between_hosts: true, ..Sum::of(Choice::Auto, dtype, share.len()) }, plan);
     // SAFETY: as the caller promises.
-    unsafe { executor.run_among(&members, beat, &schedule, share, patience.stamp) }
+    unsafe { executor.run_among(&members, beat, &schedule, share, limits.stamp) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The models of clusters in the user's cache folder: a file for each cluster, whose name is a hash of everything that makes it this
-//! cluster: the MPI library, the ranks in order, each one's host name and network interfaces with their hardware addresses and rates, and
-//! the cores.
+//! The models of clusters in the user's cache folder: a file for each cluster, whose name is a hash of
+//! everything that makes it this cluster: the MPI library, the ranks in order, each one's host name and
+//! network interfaces with their hardware addresses and rates, and the cores.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,8 @@ use ringpull_plan::Model;
 
 /// Part of every key: a model that another way of measuring or predicting has made is of no use.
 const VERSION: u32 = 8;
-/// The cache keeps the latest models: containers and emulated hosts are new ones, with new addresses, each time they are made.
+/// The cache keeps the latest models: containers and emulated hosts are new ones, with new addresses, each
+/// time they are made.
 const KEPT: usize = 32;
 
 /// A file of the cache, and what `RINGPULL_MODEL` may name.
@@ -59,7 +60,8 @@ pub(super) fn store(path: &Path, stored: &Stored) -> Result<()> {
     Ok(())
 }
 
-/// Removes all models from `folder` but `stored`, which is new whatever the clocks of a shared folder say, and the latest others.
+/// Removes all models from `folder` but `stored`, which is new whatever the clocks of a shared folder say,
+/// and the latest others.
 fn forget(folder: &Path, stored: &Path) {
     let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| {
         let path = entry.ok()?.path();

@@ -1,22 +1,23 @@
 //! Collectives among the ranks of one host, through shared memory.
 //!
-//! Where every rank's buffer lies in its arena (`buffer::arena`), nothing is copied: each rank takes an equal share of
-//! the elements, reads them from all buffers, sums them in the order of the seats and stores the sum to all buffers. Every byte
-//! is read once and written once, and ranks meet twice. Who is done helps those who wait for a core.
+//! Where every rank's buffer lies in its arena (`buffer::arena`), nothing is copied: each rank takes an equal
+//! share of the elements, reads them from all buffers, sums them in the order of the local ranks and stores
+//! the sum to all buffers. Every byte is read once and written once, and ranks meet twice. Who is done helps
+//! those who wait for a core.
 //!
-//! A buffer elsewhere, such as an array of `NumPy`'s, goes through the window in pieces. While piece `t` is copied in,
-//! piece `t-1` is summed, each rank its share, and the sums of piece `t-2` are copied out:
+//! A buffer elsewhere, such as an array of `NumPy`'s, goes through the window in pieces. While piece `t` is
+//! copied in, piece `t-1` is summed, each rank its share, and the sums of piece `t-2` are copied out:
 //!
 //! ```text
 //!   between two meetings:    copy in 0 | copy in 1, sum 0 | copy in 2, sum 1, copy out 0 | ... | copy out n-1
 //! ```
 //!
-//! Slots and sums stay in the cache, so memory is still read once and written once. Buffers of both sorts may meet: those
-//! in an arena are read and written where they are. The shortest buffers are shown to all, and every rank sums all of
-//! them by itself: one meeting.
+//! Slots and sums stay in the cache, so memory is still read once and written once. Buffers of both sorts may
+//! meet: those in an arena are read and written where they are. The shortest buffers are shown to all, and
+//! every rank sums all of them by itself: one meeting.
 //!
-//! All ranks of a host make the same calls in the same order. Elements are summed in the order of the seats whoever
-//! does it, so that the bits depend on the placement of the ranks and on nothing else.
+//! All ranks of a host make the same calls in the same order. Elements are summed in the order of the local
+//! ranks whoever does it, so that the bits depend on the placement of the ranks and on nothing else.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -42,7 +43,7 @@ const SHORT_TOTAL_BYTES: usize = 64 << 10;
 
 /// An operation's stamp, and what ends its waits.
 #[derive(Clone, Copy)]
-pub(super) struct Patience<'a> {
+pub(super) struct WaitLimits<'a> {
     /// Names the operation, as in messages.
     pub(super) stamp: Stamp,
     /// Set when the job has failed.
@@ -55,14 +56,14 @@ pub(super) struct Patience<'a> {
 #[derive(Clone, Copy)]
 enum Keepers<'a> {
     All,
-    /// Seat `s` needs part `s`, bounded in bytes.
+    /// Local rank `s` needs part `s`, bounded in bytes.
     Owners(&'a Parts),
 }
 
 /// This rank among the ranks of its host.
 pub(super) struct Node {
     window: Window,
-    /// Each seat's arena as it is mapped here; none if arenas cannot be shared.
+    /// Each local rank's arena as it is mapped here; none if arenas cannot be shared.
     arenas: Vec<Region>,
     rank: usize,
     turn: usize,
@@ -75,13 +76,13 @@ struct Buffers {
     len_bytes: usize,
     /// What goes through the window at once.
     piece_bytes: usize,
-    /// Each seat's buffer, if it lies in an arena.
+    /// Each local rank's buffer, if it lies in an arena.
     places: Vec<Option<*mut u8>>,
 }
 
 impl Buffers {
-    fn is_shared(&self, seat: usize) -> bool {
-        self.places[seat].is_some()
+    fn is_shared(&self, local_rank: usize) -> bool {
+        self.places[local_rank].is_some()
     }
 
     fn all_shared(&self) -> bool {
@@ -98,14 +99,14 @@ impl Buffers {
 }
 
 impl Node {
-    /// The ranks that see `window`; `arenas` holds one for each seat, or none.
+    /// The ranks that see `window`; `arenas` holds one for each local rank, or none.
     pub(super) fn new(window: Window, arenas: Vec<Region>, rank: usize) -> Self {
         Node { window, arenas, rank, turn: 0, moved_bytes: 0 }
     }
 
-    /// This rank's seat.
-    pub(super) fn seat(&self) -> usize {
-        self.window.seat()
+    /// This rank's local rank.
+    pub(super) fn local_rank(&self) -> usize {
+        self.window.local_rank()
     }
 
     /// Lets the waiting ranks know that this one gets on.
@@ -118,44 +119,45 @@ impl Node {
         self.moved_bytes
     }
 
-    /// `data` becomes the sum over all seats.
-    pub(super) fn allreduce(&mut self, dtype: DType, data: &mut [u8], patience: Patience) -> Result<()> {
-        if data.len() <= SHORT_BYTES && data.len() * self.window.seats() <= SHORT_TOTAL_BYTES {
-            return self.allreduce_short(dtype, data, patience);
+    /// `data` becomes the sum over all local ranks.
+    pub(super) fn allreduce(&mut self, dtype: DType, data: &mut [u8], limits: WaitLimits) -> Result<()> {
+        if data.len() <= SHORT_BYTES && data.len() * self.window.local_size() <= SHORT_TOTAL_BYTES {
+            return self.allreduce_short(dtype, data, limits);
         }
-        self.reduce(dtype, data, Keepers::All, patience)
+        self.reduce(dtype, data, Keepers::All, limits)
     }
 
-    /// Part `s` of `data`, bounded in bytes, becomes its sum over all seats at seat `s`. The rest of `data` has no meaning
-    /// afterwards.
+    /// Part `s` of `data`, bounded in bytes, becomes its sum over all local ranks at local rank `s`. The rest
+    /// of `data` has no meaning afterwards.
     pub(super) fn reduce_scatter(
         &mut self,
         dtype: DType,
         data: &mut [u8],
         parts: &Parts,
-        patience: Patience,
+        limits: WaitLimits,
     ) -> Result<()> {
-        self.reduce(dtype, data, Keepers::Owners(parts), patience)
+        self.reduce(dtype, data, Keepers::Owners(parts), limits)
     }
 
-    /// Every seat gets part `s` of `data`, bounded in bytes, from seat `s`.
-    pub(super) fn allgather(&mut self, data: &mut [u8], parts: &Parts, patience: Patience) -> Result<()> {
+    /// Every local rank gets part `s` of `data`, bounded in bytes, from local rank `s`.
+    pub(super) fn allgather(&mut self, data: &mut [u8], parts: &Parts, limits: WaitLimits) -> Result<()> {
         if data.is_empty() {
             return Ok(());
         }
-        self.begin(data.len(), patience.stamp);
+        self.begin(data.len(), limits.stamp);
         self.show(data);
-        self.meet_first(data.len(), patience)?;
+        self.meet_first(data.len(), limits)?;
         let buffers = self.buffers(data);
         let owners = 0..parts.count();
-        if owners.clone().all(|seat| buffers.is_shared(seat)) {
-            for owner in owners.filter(|owner| *owner != self.seat()) {
+        if owners.clone().all(|local_rank| buffers.is_shared(local_rank)) {
+            for owner in owners.filter(|owner| *owner != self.local_rank()) {
                 let part = parts.range(owner..owner + 1);
                 let from = buffers.places[owner].expect("every owner's buffer is shared");
-                // SAFETY: the part is within both buffers, and its owner changes it after the next meeting only.
+                // SAFETY: the part is within both buffers, and its owner changes it after the next meeting
+                // only.
                 unsafe { copy(from.add(part.start), buffers.own.add(part.start), part.len()) };
             }
-            return self.meet(patience);
+            return self.meet(limits);
         }
         let part = self.part_of(parts);
         let count = buffers.pieces();
@@ -164,7 +166,8 @@ impl Node {
                 let piece = buffers.piece(round);
                 let given = overlap(&piece, &part);
                 let to = self.window.sums(round);
-                // SAFETY: only this seat writes this range of the place, and nobody has read it since a meeting ago.
+                // SAFETY: only this local rank writes this range of the place, and nobody has read it since a
+                // meeting ago.
                 unsafe { copy(buffers.own.add(given.start), to.add(given.start - piece.start), given.len()) };
             }
             if round > 0 {
@@ -176,45 +179,47 @@ impl Node {
                 }
             }
             if round < count {
-                self.meet(patience)?;
+                self.meet(limits)?;
             }
         }
         Ok(())
     }
 
     fn part_of(&self, parts: &Parts) -> Range<usize> {
-        if self.seat() < parts.count() { parts.range(self.seat()..self.seat() + 1) } else { 0..0 }
+        if self.local_rank() < parts.count() { parts.range(self.local_rank()..self.local_rank() + 1) } else { 0..0 }
     }
 
-    fn allreduce_short(&mut self, dtype: DType, data: &mut [u8], patience: Patience) -> Result<()> {
-        self.begin(data.len(), patience.stamp);
+    fn allreduce_short(&mut self, dtype: DType, data: &mut [u8], limits: WaitLimits) -> Result<()> {
+        self.begin(data.len(), limits.stamp);
         let turn = self.turn;
-        // SAFETY: the slot is this seat's, long enough, and nobody has read it since the meeting before the last.
-        unsafe { copy(data.as_ptr(), self.window.short_slot(turn, self.seat()), data.len()) };
-        self.meet_first(data.len(), patience)?;
-        let inputs: Vec<*const u8> =
-            (0..self.window.seats()).map(|seat| self.window.short_slot(turn, seat).cast_const()).collect();
-        // SAFETY: every seat has filled its slot before the meeting; `data` is none of them.
+        // SAFETY: the slot is this local rank's, long enough, and nobody has read it since the meeting before
+        // the last.
+        unsafe { copy(data.as_ptr(), self.window.short_slot(turn, self.local_rank()), data.len()) };
+        self.meet_first(data.len(), limits)?;
+        let inputs: Vec<*const u8> = (0..self.window.local_size())
+            .map(|local_rank| self.window.short_slot(turn, local_rank).cast_const())
+            .collect();
+        // SAFETY: every local rank has filled its slot before the meeting; `data` is none of them.
         unsafe { reduce::sum_shared(dtype, &inputs, &[data.as_mut_ptr()], data.len()) };
         Ok(())
     }
 
-    fn reduce(&mut self, dtype: DType, data: &mut [u8], keepers: Keepers, patience: Patience) -> Result<()> {
+    fn reduce(&mut self, dtype: DType, data: &mut [u8], keepers: Keepers, limits: WaitLimits) -> Result<()> {
         if data.is_empty() {
             return Ok(());
         }
-        self.begin(data.len(), patience.stamp);
+        self.begin(data.len(), limits.stamp);
         let is_shared = self.show(data);
         self.window.offer();
         if !is_shared {
             self.copy_in(data.as_ptr(), 0..data.len().min(self.window.slot_bytes()), 0);
         }
-        self.meet_first(data.len(), patience)?;
+        self.meet_first(data.len(), limits)?;
         let buffers = self.buffers(data);
-        let (seat, seats) = (self.seat(), self.window.seats());
+        let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         if buffers.all_shared() {
             self.sum_where_they_are(dtype, &buffers, keepers);
-            return self.meet(patience);
+            return self.meet(limits);
         }
         let kept = match keepers {
             Keepers::All => 0..buffers.len_bytes,
@@ -226,28 +231,30 @@ impl Node {
                 self.copy_in(buffers.own, buffers.piece(round), round);
             }
             if round <= count {
-                let share = share_of(buffers.piece(round - 1), LINE_BYTES, seat, seats);
+                let share = share_of(buffers.piece(round - 1), LINE_BYTES, local_rank, local_size);
                 self.sum(dtype, &buffers, share, Some(round - 1), keepers);
             }
             if round >= 2 && !is_shared {
                 let piece = buffers.piece(round - 2);
                 let taken = overlap(&piece, &kept);
                 let from = self.window.sums(round - 2);
-                // SAFETY: the piece was summed before the last meeting, and is overwritten after the next one.
+                // SAFETY: the piece was summed before the last meeting, and is overwritten after the next
+                // one.
                 unsafe { copy(from.add(taken.start - piece.start), buffers.own.add(taken.start), taken.len()) };
             }
             if round <= count {
-                self.meet(patience)?;
+                self.meet(limits)?;
             }
         }
         Ok(())
     }
 
-    /// Sums this rank's share of buffers that lie in arenas, then what ranks that did not get a core have left of theirs.
+    /// Sums this rank's share of buffers that lie in arenas, then what ranks that did not get a core have
+    /// left of theirs.
     fn sum_where_they_are(&self, dtype: DType, buffers: &Buffers, keepers: Keepers) {
-        let (seat, seats) = (self.seat(), self.window.seats());
-        for owner in (seat..seats).chain(0..seat) {
-            let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, seats);
+        let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
+        for owner in (local_rank..local_size).chain(0..local_rank) {
+            let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, local_size);
             let pieces = share.len().div_ceil(TAKEN_BYTES);
             while let Some(piece) = self.window.take(owner, pieces) {
                 let start = share.start + piece * TAKEN_BYTES;
@@ -256,33 +263,35 @@ impl Node {
         }
     }
 
-    /// Sums `range` of all buffers for those who keep it; what is in no arena stands in the slots of piece `turn`.
+    /// Sums `range` of all buffers for those who keep it; what is in no arena stands in the slots of piece
+    /// `turn`.
     fn sum(&self, dtype: DType, buffers: &Buffers, range: Range<usize>, turn: Option<usize>, keepers: Keepers) {
-        let seats = self.window.seats();
+        let local_size = self.window.local_size();
         let slot_start = turn.map_or(0, |turn| buffers.piece(turn).start);
         let sum = |range: Range<usize>, keepers: Range<usize>| {
             if range.is_empty() {
                 return;
             }
-            let input = |seat: usize| match (buffers.places[seat], turn) {
+            let input = |local_rank: usize| match (buffers.places[local_rank], turn) {
                 (Some(place), _) => place.wrapping_add(range.start),
-                (None, Some(turn)) => self.window.slot(turn, seat).wrapping_add(range.start - slot_start),
+                (None, Some(turn)) => self.window.slot(turn, local_rank).wrapping_add(range.start - slot_start),
                 (None, None) => unreachable!("without a turn every buffer is shared"),
             };
-            let inputs: Vec<*const u8> = (0..seats).map(|seat| input(seat).cast_const()).collect();
+            let inputs: Vec<*const u8> = (0..local_size).map(|local_rank| input(local_rank).cast_const()).collect();
             let mut outputs: Vec<*mut u8> =
-                keepers.clone().filter(|seat| buffers.is_shared(*seat)).map(input).collect();
+                keepers.clone().filter(|local_rank| buffers.is_shared(*local_rank)).map(input).collect();
             if let Some(turn) = turn
-                && keepers.into_iter().any(|seat| !buffers.is_shared(seat))
+                && keepers.into_iter().any(|local_rank| !buffers.is_shared(local_rank))
             {
                 outputs.push(self.window.sums(turn).wrapping_add(range.start - slot_start));
             }
-            // SAFETY: this seat alone has taken the range: nobody else touches it between two meetings. It is within every
-            // buffer, slot and place; outputs are inputs, or the place for sums, which is no input.
+            // SAFETY: this local rank alone has taken the range: nobody else touches it between two meetings.
+            // It is within every buffer, slot and place; outputs are inputs, or the place for sums, which is
+            // no input.
             unsafe { reduce::sum_shared(dtype, &inputs, &outputs, range.len()) };
         };
         match keepers {
-            Keepers::All => sum(range, 0..seats),
+            Keepers::All => sum(range, 0..local_size),
             Keepers::Owners(parts) => {
                 (0..parts.count())
                     .for_each(|owner| sum(overlap(&range, &parts.range(owner..owner + 1)), owner..owner + 1));
@@ -291,9 +300,9 @@ impl Node {
     }
 
     fn copy_in(&self, own: *const u8, piece: Range<usize>, turn: usize) {
-        let to = self.window.slot(turn, self.seat());
-        // SAFETY: the piece is within the own buffer and no longer than the slot, which is this seat's and was last read
-        // before the last meeting.
+        let to = self.window.slot(turn, self.local_rank());
+        // SAFETY: the piece is within the own buffer and no longer than the slot, which is this local rank's
+        // and was last read before the last meeting.
         unsafe { copy(own.add(piece.start), to, piece.len()) };
     }
 
@@ -305,17 +314,17 @@ impl Node {
         offset.is_some()
     }
 
-    /// What the seats have shown. An own buffer keeps its own address: it is the one the caller lent.
+    /// What the local ranks have shown. An own buffer keeps its own address: it is the one the caller lent.
     fn buffers(&self, data: &mut [u8]) -> Buffers {
         let own = data.as_mut_ptr();
-        let place = |seat: usize| {
-            let offset = self.window.see(seat).checked_sub(1)? as usize;
-            let peers = self.arenas.get(seat)?;
+        let place = |local_rank: usize| {
+            let offset = self.window.see(local_rank).checked_sub(1)? as usize;
+            let peers = self.arenas.get(local_rank)?;
             assert!(offset + data.len() <= peers.len_bytes(), "a buffer lies within its rank's arena");
-            Some(if seat == self.seat() { own } else { peers.start().as_ptr().wrapping_add(offset) })
+            Some(if local_rank == self.local_rank() { own } else { peers.start().as_ptr().wrapping_add(offset) })
         };
         let (len_bytes, piece_bytes) = (data.len(), self.window.slot_bytes());
-        Buffers { own, len_bytes, piece_bytes, places: (0..self.window.seats()).map(place).collect() }
+        Buffers { own, len_bytes, piece_bytes, places: (0..self.window.local_size()).map(place).collect() }
     }
 
     /// Names the next operation.
@@ -326,23 +335,23 @@ impl Node {
     }
 
     /// The first meeting of an operation: all must have come to the same one.
-    fn meet_first(&self, len_bytes: usize, patience: Patience) -> Result<()> {
-        self.meet(patience)?;
-        match self.window.differs(self.turn, name(len_bytes, patience.stamp)) {
+    fn meet_first(&self, len_bytes: usize, limits: WaitLimits) -> Result<()> {
+        self.meet(limits)?;
+        match self.window.differs(self.turn, name(len_bytes, limits.stamp)) {
             None => Ok(()),
-            Some(seat) => Err(Error::protocol(
+            Some(local_rank) => Err(Error::protocol(
                 self.rank,
-                format!("seat {seat} of this host"),
-                format!("another operation where {len_bytes} bytes of operation {} were due", patience.stamp),
+                format!("local rank {local_rank} of this host"),
+                format!("another operation where {len_bytes} bytes of operation {} were due", limits.stamp),
             )),
         }
     }
 
-    fn meet(&self, patience: Patience) -> Result<()> {
-        self.window.meet(patience.stop, patience.limit).map_err(|absence| match absence {
+    fn meet(&self, limits: WaitLimits) -> Result<()> {
+        self.window.meet(limits.stop, limits.limit).map_err(|absence| match absence {
             Absence::Stopped => Error::Stopped {},
-            Absence::Missing { seats, waited } => Error::PeerLost {
-                peer: format!("seat(s) {seats:?} of this host"),
+            Absence::Missing { local_ranks, waited } => Error::PeerLost {
+                peer: format!("local rank(s) {local_ranks:?} of this host"),
                 ranks: Vec::new(),
                 cause: format!("nothing moved for {} s", waited.as_secs()),
                 operation: "a collective in shared memory".to_owned(),
@@ -358,8 +367,8 @@ fn name(len_bytes: usize, stamp: Stamp) -> u64 {
 }
 
 /// An equal share of `range` that begins and ends at multiples of `grain` from its start.
-fn share_of(range: Range<usize>, grain: usize, seat: usize, seats: usize) -> Range<usize> {
-    let grains = Parts::even(range.len().div_ceil(grain), seats).range(seat..seat + 1);
+fn share_of(range: Range<usize>, grain: usize, local_rank: usize, local_size: usize) -> Range<usize> {
+    let grains = Parts::even(range.len().div_ceil(grain), local_size).range(local_rank..local_rank + 1);
     let at = |grains: usize| (range.start + grains * grain).min(range.end);
     at(grains.start)..at(grains.end)
 }

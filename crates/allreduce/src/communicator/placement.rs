@@ -165,9 +165,9 @@ fn join(rank: usize, ranks: &[usize], cards: &[Card], window: Option<Region>) ->
             .inspect_err(|cause| tracing::debug!(%cause, rank, "the {what} of a rank of this host cannot be had"))
             .ok()
     };
-    let seat = ranks.iter().position(|other| *other == rank)?;
-    let region = if seat == 0 { window } else { open("window", ranks[0], address(&cards[ranks[0]], 3)) }?;
-    let window = Window::over(region, seat, ranks.len());
+    let local_rank = ranks.iter().position(|other| *other == rank)?;
+    let region = if local_rank == 0 { window } else { open("window", ranks[0], address(&cards[ranks[0]], 3)) }?;
+    let window = Window::over(region, local_rank, ranks.len());
     let window = window.inspect_err(|cause| tracing::debug!(%cause, "the window cannot be used")).ok()?;
     let arenas: Option<Vec<Region>> =
         ranks.iter().map(|rank| open("memory", *rank, address(&cards[*rank], 7))).collect();

@@ -1,7 +1,9 @@
-//! Two racks: which hosts stand in which, and the plan that crosses the link between them as little as can be.
+//! Two racks: which hosts stand in which, and the plan that crosses the link between them as little as can
+//! be.
 //!
-//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm where that knows the network. Names matter only if all
-//! ranks have one and there are two different ones; where they do not, `rack_probe` looks for racks by timing.
+//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm where that knows the network. Names
+//! matter only if all ranks have one and there are two different ones; where they do not, `rack_probe` looks
+//! for racks by timing.
 
 use ringpull_base::config;
 use ringpull_plan::Plan;
@@ -20,7 +22,8 @@ pub(super) struct Racks {
 }
 
 impl Racks {
-    /// The racks of hosts whose racks have these names, hashed, 0 for none: `None` unless there are two racks.
+    /// The racks of hosts whose racks have these names, hashed, 0 for none: `None` unless there are two
+    /// racks.
     pub(super) fn of(names: &[u64]) -> Option<Self> {
         let first = *names.first()?;
         let second = *names.iter().find(|name| **name != first)?;

@@ -9,7 +9,7 @@ use ringpull_plan::Schedule;
 use crate::communicator::Communicator;
 use crate::communicator::choice::Choice;
 use crate::communicator::hierarchy::{self, Hosts};
-use crate::communicator::node::Patience;
+use crate::communicator::node::WaitLimits;
 use crate::communicator::schedules::Sum;
 use crate::interpreter::{Endpoint, Ticket};
 use crate::transport::Stamp;
@@ -50,7 +50,8 @@ impl Communicator {
     ///
     /// # Safety
     /// `data` stays valid, and nobody else touches it, until the ticket is reported by
-    /// [`take_finished`](super::Executor::take_finished); after an error, of this or of any later call, for ever.
+    /// [`take_finished`](super::Executor::take_finished); after an error, of this or of any later call, for
+    /// ever.
     pub unsafe fn begin_allreduce(
         &mut self,
         dtype: DType,
@@ -139,11 +140,11 @@ impl Communicator {
     /// As for [`allreduce`](Self::allreduce).
     unsafe fn allreduce_by_host(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let stop = Arc::clone(&self.executor.stop);
-        let patience = Patience { stamp, stop: &stop, limit: self.executor.runner.limit };
+        let limits = WaitLimits { stamp, stop: &stop, limit: self.executor.runner.limit };
         if self.placement.is_one_host()
             && let Some(node) = &mut self.placement.node
         {
-            return node.allreduce(dtype, data, patience);
+            return node.allreduce(dtype, data, limits);
         }
         let hosts = Hosts {
             ranks: &self.placement.hosts,
@@ -154,6 +155,6 @@ impl Communicator {
         let node = self.placement.node.as_mut();
         let executor = (&mut self.executor, &mut self.schedules);
         // SAFETY: as the caller promises.
-        unsafe { hierarchy::allreduce((hosts, node), executor, dtype, data, patience) }
+        unsafe { hierarchy::allreduce((hosts, node), executor, dtype, data, limits) }
     }
 }

@@ -19,7 +19,7 @@ pub type Ticket = u64;
 
 /// How far the messages of a lane have been posted.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Place {
+pub(super) struct LaneProgress {
     pub(super) inflight: usize,
     /// What has been sent without asking, if it is a lane that sends.
     pub(super) unasked: Unasked,
@@ -29,9 +29,9 @@ pub(super) struct Place {
     pub(super) next: usize,
 }
 
-impl Place {
+impl LaneProgress {
     fn of(lane: &Lane) -> Self {
-        Place { left: lane.bytes, ..Place::default() }
+        LaneProgress { left: lane.bytes, ..LaneProgress::default() }
     }
 
     pub(super) fn posted(&mut self, len: usize) {
@@ -57,8 +57,8 @@ pub(super) struct Flight {
     memory: Memory,
     pub(super) schedule: Arc<Schedule>,
     /// The places of the schedule's lanes.
-    pub(super) out: Vec<Place>,
-    pub(super) into: Vec<Place>,
+    pub(super) out: Vec<LaneProgress>,
+    pub(super) into: Vec<LaneProgress>,
     /// For each message, how many of those that it waits for are not finished; itself counts until it may be
     /// counted as done: when the transport is done with it, or has a copy.
     pending: Vec<u32>,
@@ -79,8 +79,8 @@ impl Flight {
             priority,
             stamp,
             memory,
-            out: schedule.out.iter().map(Place::of).collect(),
-            into: schedule.into.iter().map(Place::of).collect(),
+            out: schedule.out.iter().map(LaneProgress::of).collect(),
+            into: schedule.into.iter().map(LaneProgress::of).collect(),
             pending: schedule.pending.clone(),
             unfinished: schedule.all.len(),
             rooms: HashMap::new(),

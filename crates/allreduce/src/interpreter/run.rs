@@ -28,7 +28,7 @@ use crate::interpreter::flight::{Flight, Memory, Ticket};
 use crate::interpreter::idle::Idle;
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{Given, Tokens};
-use crate::transport::{Mode, Stamp, Transport};
+use crate::transport::{SendMode, Stamp, Transport};
 
 /// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
@@ -306,7 +306,7 @@ impl Runner {
                         break;
                     }
                     let Some(place) = flight.incoming(index, &mut self.scratch)? else { break };
-                    let (token, len) = (self.tokens.give(ticket, index, Mode::Standard), flight.wire_bytes(index));
+                    let (token, len) = (self.tokens.give(ticket, index, SendMode::Standard), flight.wire_bytes(index));
                     // SAFETY: the range lies in the data or in a room that is kept until the message is
                     // finished; nobody else touches it before: earlier messages on these segments are done or
                     // copied, later ones wait.
@@ -336,7 +336,7 @@ impl Runner {
                     place.posted(schedule.all[index as usize].len());
                     let mode = ahead.send(len, place.left, &mut place.unasked);
                     let mut data = flight.outgoing(index, &mut self.scratch)?;
-                    if mode == Mode::Synchronous
+                    if mode == SendMode::Synchronous
                         && let Some((copy, finished_bytes)) = flight.copy_out(index, &mut self.scratch)?
                     {
                         data = copy;

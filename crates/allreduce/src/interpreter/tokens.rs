@@ -3,7 +3,7 @@
 use ringpull_base::timeline;
 
 use crate::interpreter::flight::Ticket;
-use crate::transport::Mode;
+use crate::transport::SendMode;
 
 /// A message in the transport.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ pub(super) struct Given {
     /// The message of its schedule.
     pub(super) index: u32,
     /// How it was sent, if it was.
-    pub(super) mode: Mode,
+    pub(super) mode: SendMode,
     /// When, by the timeline's clock.
     pub(super) since_ns: u64,
 }
@@ -27,7 +27,7 @@ pub(super) struct Tokens {
 
 impl Tokens {
     /// A token for message `index` of an operation, from now on.
-    pub(super) fn give(&mut self, ticket: Ticket, index: u32, mode: Mode) -> u32 {
+    pub(super) fn give(&mut self, ticket: Ticket, index: u32, mode: SendMode) -> u32 {
         let given = Given { ticket, index, mode, since_ns: timeline::now_ns() };
         if let Some(token) = self.free.pop() {
             self.given[token as usize] = given;

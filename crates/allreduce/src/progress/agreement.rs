@@ -40,7 +40,7 @@ struct Pending {
 /// A call of a frozen cycle that `by` has begun and another rank has not made.
 #[derive(Clone)]
 #[cfg_attr(test, derive(serde::Serialize))]
-struct Owed {
+struct Outstanding {
     key: Key,
     operation: Operation,
     by: usize,
@@ -81,7 +81,7 @@ pub struct Agreement {
     heard_s: f64,
     /// What each rank that was behind when the last frozen cycle was stopped has to call first, until it has
     /// called all of it. Nothing is frozen meanwhile.
-    owed: Vec<Option<Owed>>,
+    outstanding: Vec<Option<Outstanding>>,
     /// Ranks that wait in a call for what cannot begin, and since when that is known.
     stuck: Vec<Option<(Stuck, f64)>>,
     /// Since when a rank that has messages under way has seen none move.
@@ -111,7 +111,7 @@ impl Agreement {
             failing: vec![None; size],
             joined: vec![false; size],
             heard_s: 0.0,
-            owed: vec![None; size],
+            outstanding: vec![None; size],
             stuck: vec![None; size],
             still_s: vec![None; size],
             launched: 0,
@@ -174,7 +174,7 @@ impl Agreement {
     /// Looks for a cycle after a call of rank 0.
     fn find_cycle(&mut self) {
         let are_ready = [&self.left, &self.joined].iter().all(|ranks| !ranks.contains(&true))
-            && self.owed.iter().all(Option::is_none);
+            && self.outstanding.iter().all(Option::is_none);
         if self.size > 1
             && are_ready
             && !self.has_stood_still
@@ -217,7 +217,7 @@ impl Agreement {
     }
 
     /// A rank asks for the frozen cycle of `epoch` to be stopped.
-    pub fn thaw(&mut self, epoch: u32, overdue: Option<Overdue>) -> Vec<Order> {
+    pub fn invalidate(&mut self, epoch: u32, overdue: Option<Overdue>) -> Vec<Order> {
         match self.phase {
             Phase::Frozen { epoch: frozen, units } if frozen == epoch => {
                 self.phase = Phase::Stopping { epoch, units, answers: vec![None; self.size], overdue };
@@ -249,7 +249,7 @@ impl Agreement {
             if self.left[rank] {
                 return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
             }
-            self.owed[rank] = Some(Owed { key, operation, by, since_s });
+            self.outstanding[rank] = Some(Outstanding { key, operation, by, since_s });
         }
         let is_any_behind = answers.iter().any(|answer| answer.begun < end.until);
         let was_paused = overdue.is_some();
@@ -271,7 +271,7 @@ impl Agreement {
     pub fn join(&mut self, rank: usize, now_s: f64) -> Result<Vec<Order>, Error> {
         match self.phase {
             // It says so again when all have run to the furthest of them.
-            Phase::Frozen { epoch, .. } => return Ok(self.thaw(epoch, None)),
+            Phase::Frozen { epoch, .. } => return Ok(self.invalidate(epoch, None)),
             Phase::Stopping { .. } => return Ok(Vec::new()),
             Phase::Open | Phase::Freezing(_) => {}
         }
@@ -295,11 +295,11 @@ impl Agreement {
     pub fn leave(&mut self, rank: usize, begun: Option<Stopped>, now_s: f64) -> Result<Vec<Order>, Error> {
         self.left[rank] = true;
         // Had it called that, it would have said so (`even`) before.
-        if let Some(Owed { key, operation, by, .. }) = self.owed[rank].take() {
+        if let Some(Outstanding { key, operation, by, .. }) = self.outstanding[rank].take() {
             return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
         }
         let mut orders = match self.phase {
-            Phase::Frozen { epoch, .. } => self.thaw(epoch, None),
+            Phase::Frozen { epoch, .. } => self.invalidate(epoch, None),
             Phase::Freezing(_) => self.reopen(),
             _ => Vec::new(),
         };
@@ -315,9 +315,9 @@ impl Agreement {
         self.left[rank]
     }
 
-    /// A rank has called what it owed of the last frozen cycle.
+    /// A rank has called what was outstanding of the last frozen cycle.
     pub fn even(&mut self, rank: usize) {
-        self.owed[rank] = None;
+        self.outstanding[rank] = None;
     }
 
     /// The ranks that an operation waits for.

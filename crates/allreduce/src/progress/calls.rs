@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use ringpull_base::Error;
 
 use crate::progress::frozen::{Frozen, Unit};
-use crate::progress::messages::{Call, Freeze, Launch, Operation, RunTo, Step, Stopped, Terms, Topic, Wire};
+use crate::progress::messages::{Call, Freeze, Launch, Operation, RunTo, Step, Stopped, Terms, Topic, Transfer};
 use crate::progress::rest::{Due, Rest};
 
 /// What has to be done about a call or a message.
@@ -31,9 +31,9 @@ pub enum Act {
     /// Tell rank 0 that this rank has joined.
     Join,
     /// Ask rank 0 to stop the frozen cycle of this epoch.
-    Thaw(u32),
-    /// Tell rank 0 that this rank has called what it owed.
-    Even,
+    Invalidate(u32),
+    /// Tell rank 0 that this rank has called what was outstanding.
+    CaughtUp,
     /// The ranks do not agree.
     Fault(Error),
 }
@@ -42,7 +42,7 @@ pub enum Act {
 const CYCLES: u64 = 2;
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-enum Mode {
+enum RankPhase {
     /// Each call is announced.
     Agreeing,
     /// Units begin as they are complete.
@@ -50,7 +50,7 @@ enum Mode {
     /// No unit begins; rank 0 is going to say how far to go.
     Stopped,
     /// Units up to some number are still to begin; what is beyond is announced.
-    Owing(RunTo),
+    Pending(RunTo),
 }
 
 /// Whether a rank has data left.
@@ -77,9 +77,9 @@ pub struct Calls {
     /// Whether a caller has waited since the last call.
     waited: bool,
     data: Data,
-    mode: Mode,
+    mode: RankPhase,
     frozen: Option<Frozen>,
-    /// While something is owed: that, and what launches meanwhile.
+    /// While something is outstanding: that, and what launches meanwhile.
     rest: Rest,
     /// Whether the last frozen cycle was stopped behind what this rank had begun.
     is_behind: bool,
@@ -97,7 +97,7 @@ impl Calls {
             open: BTreeMap::new(),
             waited: false,
             data: Data::Left,
-            mode: Mode::Agreeing,
+            mode: RankPhase::Agreeing,
             frozen: None,
             rest: Rest::default(),
             is_behind: false,
@@ -115,12 +115,12 @@ impl Calls {
     }
 
     /// A call is made; returns what has to be done.
-    pub fn call(&mut self, topic: Topic, operation: Operation, terms: Terms, wire: Wire) -> Vec<Act> {
+    pub fn call(&mut self, topic: Topic, operation: Operation, terms: Terms, transfer: Transfer) -> Vec<Act> {
         let next = self.ordinals.entry(topic.clone()).or_default();
         let ordinal = *next;
         *next += 1;
         let waited = std::mem::take(&mut self.waited);
-        let index = self.open(Call { topic, ordinal, operation, terms, wire, waited });
+        let index = self.open(Call { topic, ordinal, operation, terms, transfer, waited });
         self.place(index)
     }
 
@@ -135,7 +135,7 @@ impl Calls {
     pub fn join(&mut self) -> Vec<Act> {
         self.data = Data::Ended;
         let mut acts = self.wait();
-        if matches!(self.mode, Mode::Owing(_)) {
+        if matches!(self.mode, RankPhase::Pending(_)) {
             acts.extend(self.make_up());
             acts.extend(self.begin());
         }
@@ -155,7 +155,7 @@ impl Calls {
 
     /// Says that this rank has joined, once what it called before has been announced.
     fn tell(&mut self) -> Option<Act> {
-        if self.data != Data::Ended || matches!(self.mode, Mode::Stopped) {
+        if self.data != Data::Ended || matches!(self.mode, RankPhase::Stopped) {
             return None;
         }
         self.data = Data::Joined;
@@ -167,7 +167,7 @@ impl Calls {
     pub fn wait(&mut self) -> Vec<Act> {
         self.waited = true;
         match self.mode {
-            Mode::Frozen if !self.open.is_empty() => self.deviate(),
+            RankPhase::Frozen if !self.open.is_empty() => self.deviate(),
             _ => Vec::new(),
         }
     }
@@ -178,26 +178,27 @@ impl Calls {
         self.waited = true;
     }
 
-    /// An operation was launched by itself. On ranks that have begun what this one owes it comes behind that.
+    /// An operation was launched by itself. On ranks that have begun what is outstanding here it comes behind
+    /// that.
     pub fn launched(&mut self, launch: Launch) -> Vec<Act> {
         let found = self.open.iter().find(|(_, call)| call.ordinal == launch.ordinal && call.topic == launch.topic);
-        let found = found.map(|(index, call)| (*index, call.wire));
+        let found = found.map(|(index, call)| (*index, call.transfer));
         let mut acts = Vec::new();
-        let wire = match (found, launch.call.as_deref().filter(|_| self.has_joined())) {
-            (Some((index, wire)), _) => {
+        let transfer = match (found, launch.call.as_deref().filter(|_| self.has_joined())) {
+            (Some((index, transfer)), _) => {
                 self.open.remove(&index);
-                wire
+                transfer
             }
             (None, Some(call)) => {
                 self.ordinals.insert(launch.topic.clone(), launch.ordinal + 1);
                 acts.push(Act::StandIn(call.clone()));
-                call.wire
+                call.transfer
             }
             (None, None) => return vec![Act::Run(launch)],
         };
         // A barrier that is launched waits for nobody.
-        if matches!(self.mode, Mode::Owing(_)) && launch.topic != Topic::Barrier {
-            self.rest.push(Due::Launch(launch), wire == Wire::Alone || self.sums_block);
+        if matches!(self.mode, RankPhase::Pending(_)) && launch.topic != Topic::Barrier {
+            self.rest.push(Due::Launch(launch), transfer == Transfer::Alone || self.sums_block);
             acts.extend(self.begin());
         } else {
             acts.push(Act::Run(launch));
@@ -207,18 +208,18 @@ impl Calls {
 
     /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.
     pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
-        // Nothing to stand in for, and nothing owed: no sequence is frozen while rank 0 knows of a rank that
-        // has joined or owes.
+        // Nothing to stand in for, and nothing outstanding: no sequence is frozen while rank 0 knows of a
+        // rank that has joined or has something outstanding.
         let mut acts = self.launched(freeze.last.clone());
         self.frozen = Some(Frozen::new(freeze));
-        self.mode = Mode::Frozen;
+        self.mode = RankPhase::Frozen;
         let open: Vec<u64> = self.open.keys().copied().collect();
         for index in open {
-            if matches!(self.mode, Mode::Frozen) && self.open.contains_key(&index) {
+            if matches!(self.mode, RankPhase::Frozen) && self.open.contains_key(&index) {
                 acts.extend(self.place(index));
             }
         }
-        if self.waited && matches!(self.mode, Mode::Frozen) && !self.open.is_empty() {
+        if self.waited && matches!(self.mode, RankPhase::Frozen) && !self.open.is_empty() {
             acts.extend(self.deviate());
         }
         acts
@@ -227,7 +228,7 @@ impl Calls {
     /// Stops the frozen cycle of `epoch`; how far this rank has come in it.
     pub fn stop(&mut self, epoch: u32) -> Option<Stopped> {
         let stopped = self.begun().filter(|stopped| stopped.epoch == epoch)?;
-        self.mode = Mode::Stopped;
+        self.mode = RankPhase::Stopped;
         Some(stopped)
     }
 
@@ -239,7 +240,7 @@ impl Calls {
         for unit in frozen.begun()..end.until {
             self.rest.push(Due::Unit(unit), frozen.is_alone(unit) || self.sums_block);
         }
-        self.mode = Mode::Owing(end);
+        self.mode = RankPhase::Pending(end);
         let open: Vec<u64> = self.open.keys().copied().collect();
         let mut acts = Vec::new();
         for index in open {
@@ -261,7 +262,7 @@ impl Calls {
     fn make_up(&mut self) -> Vec<Act> {
         // What was said before rank 0 stopped the ranks is forgotten.
         self.data = Data::Ended;
-        let Some(frozen) = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Owing(_))) else {
+        let Some(frozen) = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Pending(_))) else {
             return Vec::new();
         };
         let call = |(step, ordinal): (&Step, u64)| Call {
@@ -269,7 +270,7 @@ impl Calls {
             ordinal,
             operation: step.operation.clone(),
             terms: step.terms.clone(),
-            wire: step.wire,
+            transfer: step.transfer,
             waited: false,
         };
         let uncalled: Vec<Call> = frozen.uncalled(self.rest.units()).into_iter().map(call).collect();
@@ -286,7 +287,7 @@ impl Calls {
     /// The epoch of the frozen cycle that runs, and the unit that the first call which has not begun belongs
     /// to.
     pub fn frozen(&self) -> Option<(u32, Option<u64>)> {
-        let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, Mode::Frozen))?;
+        let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Frozen))?;
         let first = self.open.values().filter_map(|call| frozen.unit(call)).min();
         Some((frozen.epoch(), first))
     }
@@ -310,11 +311,11 @@ impl Calls {
         let call = &self.open[&index];
         let Some(frozen) = &mut self.frozen else { return vec![Act::Announce(call.clone())] };
         match &self.mode {
-            Mode::Agreeing => vec![Act::Announce(call.clone())],
-            Mode::Stopped => Vec::new(),
-            Mode::Frozen if frozen.call(call, index, CYCLES) => self.begin(),
-            Mode::Frozen => self.deviate(),
-            Mode::Owing(end) => {
+            RankPhase::Agreeing => vec![Act::Announce(call.clone())],
+            RankPhase::Stopped => Vec::new(),
+            RankPhase::Frozen if frozen.call(call, index, CYCLES) => self.begin(),
+            RankPhase::Frozen => self.deviate(),
+            RankPhase::Pending(end) => {
                 if frozen.unit(call).is_none_or(|unit| unit >= end.until) {
                     return vec![Act::Announce(call.clone())];
                 }
@@ -342,8 +343,8 @@ impl Calls {
         let Some(frozen) = &mut self.frozen else { return acts };
         loop {
             let complete = match self.mode {
-                Mode::Frozen => frozen.begin(),
-                Mode::Owing(_) => match self.rest.pop(|unit| frozen.complete(unit).is_some()) {
+                RankPhase::Frozen => frozen.begin(),
+                RankPhase::Pending(_) => match self.rest.pop(|unit| frozen.complete(unit).is_some()) {
                     Some(Due::Unit(unit)) => frozen.complete(unit),
                     Some(Due::Launch(launch)) => {
                         acts.push(Act::Run(launch));
@@ -351,21 +352,21 @@ impl Calls {
                     }
                     None => None,
                 },
-                Mode::Agreeing | Mode::Stopped => None,
+                RankPhase::Agreeing | RankPhase::Stopped => None,
             };
             let Some((unit, indices)) = complete else { break };
             indices.iter().for_each(|index| drop(self.open.remove(index)));
             acts.push(Act::Begin(unit));
         }
-        if matches!(self.mode, Mode::Owing(_)) && self.rest.is_empty() {
-            self.mode = Mode::Agreeing;
-            acts.extend(std::mem::take(&mut self.is_behind).then_some(Act::Even));
+        if matches!(self.mode, RankPhase::Pending(_)) && self.rest.is_empty() {
+            self.mode = RankPhase::Agreeing;
+            acts.extend(std::mem::take(&mut self.is_behind).then_some(Act::CaughtUp));
         }
         acts
     }
 
     fn deviate(&mut self) -> Vec<Act> {
-        self.mode = Mode::Stopped;
-        self.frozen.as_ref().map(|frozen| Act::Thaw(frozen.epoch())).into_iter().collect()
+        self.mode = RankPhase::Stopped;
+        self.frozen.as_ref().map(|frozen| Act::Invalidate(frozen.epoch())).into_iter().collect()
     }
 }

@@ -18,15 +18,15 @@ use crate::communicator::Communicator;
 use crate::interpreter::Ticket;
 use crate::progress::frozen::Unit;
 use crate::progress::job::Job;
-use crate::progress::messages::{Launch, Topic, Wire};
+use crate::progress::messages::{Launch, Topic, Transfer};
 use crate::progress::shared::{Command, Shared};
 
 /// Sums under way at once: enough to hide the latency of each, few enough to keep the messages posted for
 /// them few.
-const MOST_FLIGHTS: usize = 32;
+const MOST_RUNNING: usize = 32;
 
 /// A sum under way: of one job, or of several in a bucket.
-struct Flight {
+struct RunningSum {
     jobs: Vec<(Topic, Box<dyn Job>)>,
     bucket: Option<Buffer>,
     number: u32,
@@ -41,7 +41,7 @@ struct Comm<'a> {
     shared: &'a Shared,
     communicator: Communicator,
     /// In the order in which they were begun.
-    flights: Vec<Flight>,
+    running: Vec<RunningSum>,
     finishing: &'a Sender<Box<dyn Job>>,
     /// Memory of buckets, for the next ones of the same length.
     buckets: Vec<Buffer>,
@@ -56,12 +56,12 @@ pub(super) fn communicate(
 ) {
     let _guard = AbortOnPanic;
     waits::leave_out_this_thread();
-    let mut comm = Comm { shared, communicator, flights: Vec::new(), finishing, buckets: Vec::new() };
+    let mut comm = Comm { shared, communicator, running: Vec::new(), finishing, buckets: Vec::new() };
     let mut lingers = false;
     loop {
-        let command = match comm.flights.len() {
+        let command = match comm.running.len() {
             0 => comm.next(inbox, std::mem::take(&mut lingers)).unwrap_or(Command::Stop),
-            MOST_FLIGHTS.. => Command::Go,
+            MOST_RUNNING.. => Command::Go,
             _ => inbox.try_recv().unwrap_or(Command::Go),
         };
         match command {
@@ -81,7 +81,7 @@ pub(super) fn communicate(
     }
     comm.drain();
     if shared.fault.get().is_some() {
-        // Requests may be in flight; the library must not be called any more, not even to free it.
+        // Requests may be in sum; the library must not be called any more, not even to free it.
         std::mem::forget(comm.communicator);
     }
 }
@@ -130,9 +130,9 @@ impl Comm<'_> {
         {
             return jobs.into_iter().for_each(|(_, job)| job.fail(&fault));
         }
-        let sums = jobs.iter().map(|(_, job)| match job.wire() {
-            Wire::Sum { dtype, len_bytes, priority } => Some((dtype, len_bytes, priority)),
-            Wire::Alone => None,
+        let sums = jobs.iter().map(|(_, job)| match job.transfer() {
+            Transfer::Sum { dtype, len_bytes, priority } => Some((dtype, len_bytes, priority)),
+            Transfer::Alone => None,
         });
         let Some(sums) = sums.collect::<Option<Vec<_>>>() else {
             return jobs.into_iter().for_each(|(_, job)| self.run_alone(job, launch));
@@ -150,7 +150,7 @@ impl Comm<'_> {
         let since_ns = timeline::now_ns();
         // A way of summing that blocks is at it from here on.
         self.shared.running.lock().push((launch.number, launch.topic.clone()));
-        // SAFETY: the flight owns the bucket, or the job that owns the memory or its lock, and is kept until
+        // SAFETY: the sum owns the bucket, or the job that owns the memory or its lock, and is kept until
         // its ticket is reported; after a fault buckets are kept for ever, and jobs are told to fail and then
         // keep what the transport may still use.
         let begun = unsafe { self.communicator.begin_allreduce(dtype, addend, launch.number, (priority, step_bytes)) };
@@ -158,7 +158,7 @@ impl Comm<'_> {
         if ticket.is_none() {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
         }
-        self.flights.push(Flight { jobs, bucket, number: launch.number, priority, ticket, since_ns });
+        self.running.push(RunningSum { jobs, bucket, number: launch.number, priority, ticket, since_ns });
         match begun {
             Ok(_) => self.note(),
             Err(cause) => self.fail(&cause, None),
@@ -207,7 +207,7 @@ impl Comm<'_> {
             rest = behind;
         }
         self.buckets.push(bucket);
-        if self.buckets.len() > MOST_FLIGHTS {
+        if self.buckets.len() > MOST_RUNNING {
             // Of a cycle that is no more.
             self.buckets.remove(0);
         }
@@ -251,7 +251,7 @@ impl Comm<'_> {
 
     /// Returns when nothing is under way.
     fn drain(&mut self) {
-        while !self.flights.is_empty() {
+        while !self.running.is_empty() {
             self.go_on();
         }
     }
@@ -260,32 +260,32 @@ impl Comm<'_> {
     fn hand_on(&mut self) {
         let mut finished = 0;
         for ticket in self.communicator.executor().take_finished() {
-            let flight = self.flights.iter_mut().find(|flight| flight.ticket == Some(ticket));
-            let flight = flight.expect("a ticket belongs to a sum under way");
-            timeline::record(Phase::Collective, || flight.jobs[0].0.name(), flight.since_ns, 0);
-            flight.ticket = None;
+            let sum = self.running.iter_mut().find(|sum| sum.ticket == Some(ticket));
+            let sum = sum.expect("a ticket belongs to a sum under way");
+            timeline::record(Phase::Collective, || sum.jobs[0].0.name(), sum.since_ns, 0);
+            sum.ticket = None;
             finished += 1;
         }
-        if finished == 0 && self.flights.iter().all(|flight| flight.ticket.is_some()) {
+        if finished == 0 && self.running.iter().all(|sum| sum.ticket.is_some()) {
             return;
         }
-        while let Some(at) = (0..self.flights.len()).find(|at| self.may_go(*at)) {
-            let mut flight = self.flights.remove(at);
-            if let Some(bucket) = flight.bucket {
-                let _span = timeline::span(Phase::Unpack, || flight.jobs[0].0.name());
-                self.empty(&mut flight.jobs, bucket);
+        while let Some(at) = (0..self.running.len()).find(|at| self.may_go(*at)) {
+            let mut sum = self.running.remove(at);
+            if let Some(bucket) = sum.bucket {
+                let _span = timeline::span(Phase::Unpack, || sum.jobs[0].0.name());
+                self.empty(&mut sum.jobs, bucket);
             }
-            flight.jobs.into_iter().for_each(|(topic, job)| self.done(job, topic));
+            sum.jobs.into_iter().for_each(|(topic, job)| self.done(job, topic));
         }
         self.note();
     }
 
     fn may_go(&self, at: usize) -> bool {
-        let flight = &self.flights[at];
+        let sum = &self.running[at];
         let shares =
-            |earlier: &Flight| earlier.jobs.iter().any(|(topic, _)| flight.jobs.iter().any(|(own, _)| own == topic));
-        let gives_way = |earlier: &Flight| earlier.priority < flight.priority && !shares(earlier);
-        flight.ticket.is_none() && self.flights[..at].iter().all(gives_way)
+            |earlier: &RunningSum| earlier.jobs.iter().any(|(topic, _)| sum.jobs.iter().any(|(own, _)| own == topic));
+        let gives_way = |earlier: &RunningSum| earlier.priority < sum.priority && !shares(earlier);
+        sum.ticket.is_none() && self.running[..at].iter().all(gives_way)
     }
 
     fn done(&self, job: Box<dyn Job>, topic: Topic) {
@@ -304,18 +304,17 @@ impl Comm<'_> {
     fn fail(&mut self, cause: &Error, job: Option<Box<dyn Job>>) {
         self.shared.poison(cause, true);
         let fault = self.shared.fault.get().unwrap_or(cause);
-        for flight in self.flights.drain(..) {
+        for sum in self.running.drain(..) {
             // The transport may still use it.
-            std::mem::forget(flight.bucket);
-            flight.jobs.into_iter().for_each(|(_, job)| job.fail(fault));
+            std::mem::forget(sum.bucket);
+            sum.jobs.into_iter().for_each(|(_, job)| job.fail(fault));
         }
         job.into_iter().for_each(|job| job.fail(fault));
         self.shared.running.lock().clear();
     }
 
     fn note(&self) {
-        *self.shared.running.lock() =
-            self.flights.iter().map(|flight| (flight.number, flight.jobs[0].0.clone())).collect();
+        *self.shared.running.lock() = self.running.iter().map(|sum| (sum.number, sum.jobs[0].0.clone())).collect();
     }
 }
 

@@ -25,7 +25,7 @@ use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::handover::Handover;
 use crate::progress::job::{Barrier, Direct, Job, StandIn};
-use crate::progress::messages::{Note, Operation, Sums, Terms, Topic};
+use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::shared::{Command, Shared};
 use crate::progress::watcher::Watcher;
 use crate::transport::control::Control;
@@ -224,7 +224,7 @@ impl Engine {
     /// `terms`. Returns at once. An error while this rank has joined.
     pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         let shared = &self.shared;
-        let wire = job.wire();
+        let transfer = job.transfer();
         {
             let mut calls = shared.calls.lock();
             if calls.has_joined() {
@@ -237,7 +237,7 @@ impl Engine {
                 calls.all_returned();
             }
             shared.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
-            shared.act(calls.call(topic, operation, terms, wire));
+            shared.act(calls.call(topic, operation, terms, transfer));
         }
         if shared.fault.get().is_some() {
             // The fault may have come before the job was there to be failed by it.
@@ -335,7 +335,7 @@ impl Engine {
         if !(had_told || why.is_some()) || shared.size == 1 || shared.fault.get().is_some() {
             return;
         }
-        let note = || Note::Failing(why.map(str::to_owned));
+        let note = || ControlMessage::Failing(why.map(str::to_owned));
         shared.tell_everyone(&note());
         if shared.rank == 0 {
             drop(shared.own_notes.send(note()));
@@ -371,9 +371,9 @@ impl Engine {
         }
         if shared.fault.get().is_none() && shared.size > 1 {
             let begun = shared.calls.lock().begun();
-            shared.tell_everyone(&Note::Leaving(begun.clone()));
+            shared.tell_everyone(&ControlMessage::Leaving(begun.clone()));
             if shared.rank == 0 {
-                drop(shared.own_notes.send(Note::Leaving(begun)));
+                drop(shared.own_notes.send(ControlMessage::Leaving(begun)));
             }
         }
         drop(shared.commands.send(Command::Stop));
@@ -425,7 +425,7 @@ fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
         shared.unfinished.finished();
     }
     if shared.fault.get().is_none() {
-        shared.tell_rank_0(Note::Done);
+        shared.tell_rank_0(ControlMessage::Done);
     }
 }
 

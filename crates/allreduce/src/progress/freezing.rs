@@ -5,9 +5,9 @@
 //! belongs to the frozen cycle and is held. When everything before the line has launched, every rank's calls
 //! of the last period are known, and with them where it waits.
 //!
-//! A rank that makes a call from behind the line while it still owes one from before it may wait for the one
-//! to make the other; then the cycle is given up. That, too, follows from that rank's sequence and not from
-//! when its calls arrive.
+//! A rank that makes a call from behind the line while it has still to call one from before it may wait for
+//! the one to make the other; then the cycle is given up. That, too, follows from that rank's sequence and
+//! not from when its calls arrive.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -128,7 +128,7 @@ impl Logs {
             ordinal: call.ordinal + times[&call.topic],
             operation: call.operation.clone(),
             terms: call.terms.clone(),
-            wire: call.wire,
+            transfer: call.transfer,
         };
         let steps: Vec<Step> = freezing.cycle.iter().map(step).collect();
         let place: BTreeMap<(&Topic, u64), usize> =

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::progress::messages::{Call, Freeze, Step, Topic, Wire};
+use crate::progress::messages::{Call, Freeze, Step, Topic, Transfer};
 
 /// Operations that travel together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Unit {
 
 /// The operations of one topic in a cycle.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-struct Place {
+struct TopicSteps {
     /// The ordinal of the first of them in the first cycle.
     first: u64,
     /// Their steps.
@@ -39,7 +39,7 @@ struct Spot {
 pub(super) struct Frozen {
     freeze: Freeze,
     cycle_bytes: usize,
-    places: BTreeMap<Topic, Place>,
+    places: BTreeMap<Topic, TopicSteps>,
     /// The unit of each step.
     unit_of: Vec<u32>,
     /// Units begun, since the freeze: all before this one.
@@ -50,17 +50,19 @@ pub(super) struct Frozen {
 
 impl Frozen {
     pub(super) fn new(freeze: Freeze) -> Self {
-        let mut places: BTreeMap<Topic, Place> = BTreeMap::new();
+        let mut places: BTreeMap<Topic, TopicSteps> = BTreeMap::new();
         for (index, step) in freeze.steps.iter().enumerate() {
             let place = places.entry(step.topic.clone());
-            place.or_insert_with(|| Place { first: step.ordinal, steps: Vec::new() }).steps.push(index as u32);
+            place.or_insert_with(|| TopicSteps { first: step.ordinal, steps: Vec::new() }).steps.push(index as u32);
         }
         let mut unit_of = vec![0; freeze.steps.len()];
         for (unit, members) in freeze.units.iter().enumerate() {
             members.iter().for_each(|step| unit_of[*step as usize] = unit as u32);
         }
-        let sums =
-            freeze.steps.iter().map(|step| if let Wire::Sum { len_bytes, .. } = step.wire { len_bytes } else { 0 });
+        let sums = freeze
+            .steps
+            .iter()
+            .map(|step| if let Transfer::Sum { len_bytes, .. } = step.transfer { len_bytes } else { 0 });
         let cycle_bytes = sums.sum();
         Frozen { freeze, cycle_bytes, places, unit_of, begun: 0, called: BTreeMap::new() }
     }
@@ -126,7 +128,7 @@ impl Frozen {
     /// it.
     pub(super) fn is_alone(&self, number: u64) -> bool {
         let members = &self.freeze.units[(number % self.freeze.units.len() as u64) as usize];
-        members.iter().any(|step| self.freeze.steps[*step as usize].wire == Wire::Alone)
+        members.iter().any(|step| self.freeze.steps[*step as usize].transfer == Transfer::Alone)
     }
 
     /// A unit, if all its members have been called, with the indices of their calls.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use ringpull_base::DType;
 
-use crate::progress::messages::{Step, Topic, Wire};
+use crate::progress::messages::{Step, Topic, Transfer};
 
 /// The most bytes of a bucket, where nobody asked for more. A slow network has shorter ones.
 pub const BUCKET_BYTES: usize = 1 << 20;
@@ -47,12 +47,12 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
         if phase.replace(now).is_some_and(|before| before != now) {
             units.extend(std::mem::take(&mut open).into_values().map(|bucket| bucket.members));
         }
-        match step.wire {
-            Wire::Alone => {
+        match step.transfer {
+            Transfer::Alone => {
                 units.extend(std::mem::take(&mut open).into_values().map(|bucket| bucket.members));
                 units.push(vec![index]);
             }
-            Wire::Sum { dtype, len_bytes, .. }
+            Transfer::Sum { dtype, len_bytes, .. }
                 if step.topic != Topic::Barrier && len_bytes <= bucket_bytes / SHORT_PART =>
             {
                 let bucket = open.entry(dtype).or_default();
@@ -63,7 +63,7 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
                 bucket.members.push(index);
                 bucket.bytes += len_bytes;
             }
-            Wire::Sum { len_bytes, .. } => {
+            Transfer::Sum { len_bytes, .. } => {
                 units.push(vec![index]);
                 for bucket in open.values_mut() {
                     bucket.beside_bytes += len_bytes;
@@ -87,13 +87,13 @@ mod tests {
     use crate::progress::messages::{Operation, Terms};
     use proptest::prelude::*;
 
-    fn step(key: i64, wire: Wire) -> Step {
+    fn step(key: i64, transfer: Transfer) -> Step {
         let topic = Topic::Key { store: 0, key: key.into() };
-        Step { topic, ordinal: 0, operation: Operation::Push, terms: Terms::default(), wire }
+        Step { topic, ordinal: 0, operation: Operation::Push, terms: Terms::default(), transfer }
     }
 
     fn sums(lens: &[usize]) -> Vec<Step> {
-        let sum = |len_bytes| Wire::Sum { dtype: DType::F32, len_bytes, priority: 0 };
+        let sum = |len_bytes| Transfer::Sum { dtype: DType::F32, len_bytes, priority: 0 };
         lens.iter().enumerate().map(|(key, len)| step(key as i64, sum(*len))).collect()
     }
 
@@ -113,14 +113,14 @@ mod tests {
     fn nothing_is_fused_or_moved_across_a_wait_or_across_what_travels_alone() {
         let mut steps = sums(&[10, 10, 10, 10]);
         assert_eq!(units(&steps, &[0, 1, 1, 0], 100), [vec![0, 3], vec![1, 2]]);
-        steps[1].wire = Wire::Alone;
+        steps[1].transfer = Transfer::Alone;
         assert_eq!(units(&steps, &[0; 4], 100), [vec![0], vec![1], vec![2, 3]]);
     }
 
     #[test]
     fn element_types_do_not_mix() {
         let mut steps = sums(&[10, 10, 10, 10]);
-        steps[2].wire = Wire::Sum { dtype: DType::F16, len_bytes: 10, priority: 0 };
+        steps[2].transfer = Transfer::Sum { dtype: DType::F16, len_bytes: 10, priority: 0 };
         assert_eq!(units(&steps, &[0; 4], 100), [vec![2], vec![0, 1, 3]]);
     }
 

@@ -1,7 +1,7 @@
 //! What the fuzz targets try of this layer beside its public states: what ranks tell each other. Only in
 //! builds of `cargo fuzz`.
 
-use super::messages::Note;
+use super::messages::ControlMessage;
 
 /// Reads `bytes` as a message of the control connections. What is read is written and read again as the same.
 ///
@@ -9,9 +9,9 @@ use super::messages::Note;
 ///
 /// If it is not.
 pub fn note(bytes: &[u8]) {
-    let write = |note: &Note| postcard::to_stdvec(note).expect("notes are plain data");
-    let Ok(read) = postcard::from_bytes::<Note>(bytes) else { return };
+    let write = |note: &ControlMessage| postcard::to_stdvec(note).expect("notes are plain data");
+    let Ok(read) = postcard::from_bytes::<ControlMessage>(bytes) else { return };
     let written = write(&read);
-    let again = postcard::from_bytes::<Note>(&written).expect("what was written is read");
+    let again = postcard::from_bytes::<ControlMessage>(&written).expect("what was written is read");
     assert_eq!(write(&again), written);
 }

@@ -5,7 +5,7 @@ use crossbeam_channel::Sender;
 use ringpull_base::{DType, Error, Key, Result, Tensor};
 
 use crate::communicator::Communicator;
-use crate::progress::messages::{Launch, Operation, Terms, Wire};
+use crate::progress::messages::{Launch, Operation, Terms, Transfer};
 
 /// Makes the jobs of a store on a rank that has joined.
 pub trait StandIn: Send + Sync {
@@ -16,9 +16,9 @@ pub trait StandIn: Send + Sync {
 
 /// An operation between its call and its end.
 pub trait Job: Send {
-    /// What the job asks of the wire.
-    fn wire(&self) -> Wire {
-        Wire::Alone
+    /// What the job asks of the transport.
+    fn transfer(&self) -> Transfer {
+        Transfer::Alone
     }
 
     /// Whether `check` comes before all else; the same on every rank.
@@ -31,8 +31,8 @@ pub trait Job: Send {
         Ok(())
     }
 
-    /// For [`Wire::Sum`]: what is to be summed, and where the sum is to stand; the same memory each time. On
-    /// the comm thread.
+    /// For [`Transfer::Sum`]: what is to be summed, and where the sum is to stand; the same memory each time.
+    /// On the comm thread.
     fn addend(&mut self) -> &mut [u8] {
         &mut []
     }
@@ -112,8 +112,8 @@ impl Barrier {
 }
 
 impl Job for Barrier {
-    fn wire(&self) -> Wire {
-        Wire::Sum { dtype: DType::U8, len_bytes: 1, priority: i32::MAX }
+    fn transfer(&self) -> Transfer {
+        Transfer::Sum { dtype: DType::U8, len_bytes: 1, priority: i32::MAX }
     }
 
     fn addend(&mut self) -> &mut [u8] {

@@ -44,9 +44,9 @@ impl Topic {
     }
 }
 
-/// What a job asks of the wire. The same on every rank, but for the priority.
+/// What a job asks of the transport. The same on every rank, but for the priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wire {
+pub enum Transfer {
     /// A whole collective, when nothing else is under way.
     Alone,
     /// A sum over all ranks, beside others.
@@ -153,8 +153,8 @@ pub struct Call {
     pub operation: Operation,
     /// What has to be the same on every rank.
     pub terms: Terms,
-    /// What it asks of the wire.
-    pub wire: Wire,
+    /// What it asks of the transport.
+    pub transfer: Transfer,
     /// Whether the rank's caller has waited for something since its call before.
     pub waited: bool,
 }
@@ -190,8 +190,8 @@ pub struct Step {
     pub operation: Operation,
     /// What has to be the same on every rank.
     pub terms: Terms,
-    /// What it asks of the wire.
-    pub wire: Wire,
+    /// What it asks of the transport.
+    pub transfer: Transfer,
 }
 
 /// What rank 0 tells every rank when it freezes the sequence of calls.
@@ -266,14 +266,14 @@ pub struct Stuck {
 
 /// What ranks tell each other over the control star.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Note {
+pub(super) enum ControlMessage {
     Here(Peer),
     /// To rank 0: an operation was called.
     Called(Call),
     /// To rank 0: the frozen cycle of this epoch cannot go on.
-    Thaw(u32, Option<Overdue>),
-    /// To rank 0: this rank has called what it owed of a frozen cycle that was stopped.
-    Even,
+    Invalidate(u32, Option<Overdue>),
+    /// To rank 0: this rank has called what was outstanding of a frozen cycle that was stopped.
+    CaughtUp,
     /// To rank 0: this rank has no data left.
     Joined,
     /// To rank 0: how far this rank has come in a frozen cycle.
@@ -304,9 +304,17 @@ pub(super) enum Note {
     Answered(u64, u64),
 }
 
-impl Note {
+impl ControlMessage {
     /// Whether it is about an operation, and not about the state of a process.
     pub(super) fn is_counted(&self) -> bool {
-        matches!(self, Note::Called(_) | Note::Joined | Note::Thaw(..) | Note::Even | Note::Stopped(_) | Note::Order(_))
+        matches!(
+            self,
+            ControlMessage::Called(_)
+                | ControlMessage::Joined
+                | ControlMessage::Invalidate(..)
+                | ControlMessage::CaughtUp
+                | ControlMessage::Stopped(_)
+                | ControlMessage::Order(_)
+        )
     }
 }

@@ -42,4 +42,4 @@ mod watcher;
 
 pub use engine::Engine;
 pub use job::{Job, StandIn};
-pub use messages::{Call, Launch, Operation, Sums, Terms, Topic, Wire};
+pub use messages::{Call, Launch, Operation, Sums, Terms, Topic, Transfer};

@@ -64,7 +64,7 @@ impl Sequence {
 mod tests {
     use super::*;
     use crate::progress::messages::Terms;
-    use crate::progress::messages::Wire;
+    use crate::progress::messages::Transfer;
 
     /// A key of 0 is a barrier.
     fn periods(keys: &[i64], times: usize) -> Vec<Option<usize>> {
@@ -72,7 +72,7 @@ mod tests {
         let found = keys.iter().map(|key| {
             let topic = if *key == 0 { Topic::Barrier } else { Topic::Key { store: 0, key: (*key).into() } };
             let (operation, terms) = (Operation::Push, Terms::default());
-            sequence.push(&Call { topic, ordinal: 0, operation, terms, wire: Wire::Alone, waited: false });
+            sequence.push(&Call { topic, ordinal: 0, operation, terms, transfer: Transfer::Alone, waited: false });
             sequence.period(times)
         });
         found.collect()

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-/// A phase of each of `len` operations: if some rank waits after it has called `a` and before it calls `b`, the phase of `a` is the lower one.
-/// `ranks` has each rank's calls in their order, cut wherever it waits.
+/// A phase of each of `len` operations: if some rank waits after it has called `a` and before it calls `b`,
+/// the phase of `a` is the lower one. `ranks` has each rank's calls in their order, cut wherever it waits.
 ///
-/// As low as possible: the longest chain of waits that leads to the operation, found by Kahn's algorithm in time linear in the calls. Where
-/// ranks wait for each other's operations in a circle, the one before which the ranks have waited least goes first, and only waits before that
-/// one are passed over.
+/// As low as possible: the longest chain of waits that leads to the operation, found by Kahn's algorithm in
+/// time linear in the calls. Where ranks wait for each other's operations in a circle, the one before which
+/// the ranks have waited least goes first, and only waits before that one are passed over.
 pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
-    let mut nodes: Vec<Node> = Vec::new();
-    nodes.resize_with(len, Node::default);
+    let mut nodes: Vec<GraphNode> = Vec::new();
+    nodes.resize_with(len, GraphNode::default);
     // How often the ranks, all of them counted together, wait before an operation.
     let mut waits = vec![0; len];
     for parts in ranks {
@@ -18,7 +18,7 @@ pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
         for (number, part) in parts.iter().enumerate() {
             let wait = nodes.len();
             let before = (number > 0).then(|| wait - 1);
-            nodes.push(Node { is_wait: true, ..Node::default() });
+            nodes.push(GraphNode { is_wait: true, ..GraphNode::default() });
             before.into_iter().for_each(|before| join(&mut nodes, before, wait));
             for operation in part.iter().copied() {
                 before.into_iter().for_each(|before| join(&mut nodes, before, operation));
@@ -35,7 +35,7 @@ pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
                 stuck.remove(&(waits[done], done));
             }
             nodes[done].is_done = true;
-            let Node { phase, is_wait, .. } = nodes[done];
+            let GraphNode { phase, is_wait, .. } = nodes[done];
             for next in std::mem::take(&mut nodes[done].before) {
                 // What is called before a wait is a phase below what is called after it.
                 let least = if is_wait { phase } else { phase + 1 };
@@ -58,7 +58,7 @@ pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
 
 /// An operation, or a wait of one rank.
 #[derive(Default)]
-struct Node {
+struct GraphNode {
     is_wait: bool,
     phase: u64,
     /// How many others come before it that are not done.
@@ -68,7 +68,7 @@ struct Node {
     is_done: bool,
 }
 
-fn join(nodes: &mut [Node], before: usize, after: usize) {
+fn join(nodes: &mut [GraphNode], before: usize, after: usize) {
     nodes[before].before.push(after);
     nodes[after].awaits += 1;
 }

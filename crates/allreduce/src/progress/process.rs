@@ -1,7 +1,7 @@
 //! The one engine over MPI that a process can have: made by its first store, ended when the process exits.
 //!
-//! MPI is initialised and finalised once in a process, so stores share an engine, and it lives until `exit`. A launcher
-//! that has lost a rank sends SIGTERM to the others: `termination`.
+//! MPI is initialised and finalised once in a process, so stores share an engine, and it lives until `exit`.
+//! A launcher that has lost a rank sends SIGTERM to the others: `termination`.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};
@@ -17,13 +17,14 @@ use crate::progress::messages::Sums;
 use crate::progress::termination;
 use crate::transport::Transport;
 use crate::transport::mpi::Mpi;
-use crate::transport::star::{self, Hub, Patience};
+use crate::transport::star::{self, Hub, StartLimits};
 
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
-/// This process's engine over all ranks of its MPI job. The first call is collective. An error if `config` wants sums made in
-/// another way than by the engine there is. The MPI library is to send up to `eager_bytes` without asking, the same on every rank: into
-/// what is prepared for less it writes past the end. `None` leaves it its own limit.
+/// This process's engine over all ranks of its MPI job. The first call is collective. An error if `config`
+/// wants sums made in another way than by the engine there is. The MPI library is to send up to `eager_bytes`
+/// without asking, the same on every rank: into what is prepared for less it writes past the end. `None`
+/// leaves it its own limit.
 pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
     /// Whether a call was interrupted while MPI started, which goes on by itself and cannot begin again.
     static STARTING: Mutex<bool> = Mutex::new(false);
@@ -70,7 +71,7 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
 
 fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
     let segment_bytes = config.segment_bytes;
-    let patience = Patience { warn: config.warn, silence: config.silence() };
+    let limits = StartLimits { warn: config.warn, silence: config.silence() };
     Box::new(move || {
         let mut mpi = Mpi::initialise(eager_bytes)?;
         let (rank, size) = (mpi.rank(), mpi.size());
@@ -79,10 +80,10 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
         let control = if rank == 0 {
             let hub = Hub::listen(is_local)?;
             mpi.broadcast_text(&hub.invitation()?)?;
-            hub.gather(size, patience)?
+            hub.gather(size, limits)?
         } else {
             let invitation = mpi.broadcast_text("")?;
-            star::join(rank, size, &invitation, patience)?
+            star::join(rank, size, &invitation, limits)?
         };
         let finalise = mpi.finaliser();
         Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise })
@@ -105,8 +106,8 @@ fn are_equal(mpi: &mut Mpi, own: u64) -> Result<bool> {
     Ok(all.iter().all(|other| *other == own))
 }
 
-/// The same error on every rank unless all have segments of one length: no rank is to get a message longer than what its library has prepared
-/// for. Blocks; collective.
+/// The same error on every rank unless all have segments of one length: no rank is to get a message longer
+/// than what its library has prepared for. Blocks; collective.
 fn check_segments(mpi: &mut Mpi, segment_bytes: usize) -> Result<()> {
     let mut lens = vec![0u64; mpi.size()];
     lens[mpi.rank()] = segment_bytes as u64;

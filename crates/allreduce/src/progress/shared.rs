@@ -13,7 +13,7 @@ use crate::progress::calls::{Act, Calls};
 use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
 use crate::progress::job::{Barrier, Job, StandIn};
-use crate::progress::messages::{Call, Launch, Note, Order, Topic};
+use crate::progress::messages::{Call, ControlMessage, Launch, Order, Topic};
 use crate::transport::control::Control;
 use crate::transport::messages;
 
@@ -65,14 +65,14 @@ pub(super) struct Shared {
     /// Whether there was none of them left at some time since the last call.
     pub(super) all_returned: AtomicBool,
     /// Notes of rank 0 to itself.
-    pub(super) own_notes: Sender<Note>,
+    pub(super) own_notes: Sender<ControlMessage>,
     pub(super) sent_bytes: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) control_messages: AtomicU64,
 }
 
 impl Shared {
-    pub(super) fn tell(&self, to: usize, note: &Note) {
+    pub(super) fn tell(&self, to: usize, note: &ControlMessage) {
         let bytes = postcard::to_stdvec(note).expect("notes are plain data");
         if note.is_counted() {
             self.control_messages.fetch_add(1, Ordering::Relaxed);
@@ -83,20 +83,20 @@ impl Shared {
             if self.fault.set(fault).is_ok() {
                 self.stop.store(true, Ordering::Release);
                 let fault = self.fault.get().expect("it was just set").clone();
-                self.tell_everyone(&Note::Failed(fault));
+                self.tell_everyone(&ControlMessage::Failed(fault));
                 self.fail_waiting();
             }
         }
     }
 
     /// Rank 0 tells every other rank; another rank tells rank 0.
-    pub(super) fn tell_everyone(&self, note: &Note) {
+    pub(super) fn tell_everyone(&self, note: &ControlMessage) {
         let peers = if self.rank == 0 { 1..self.size } else { 0..1 };
         peers.for_each(|peer| self.tell(peer, note));
     }
 
     /// Tells rank 0, which may be this one.
-    pub(super) fn tell_rank_0(&self, note: Note) {
+    pub(super) fn tell_rank_0(&self, note: ControlMessage) {
         if self.rank == 0 {
             drop(self.own_notes.send(note));
         } else {
@@ -112,7 +112,7 @@ impl Shared {
             Order::Launch(launch) => calls.launched(launch),
             Order::Freeze(freeze) => calls.freeze(freeze),
             Order::Stop(epoch) => {
-                calls.stop(epoch).into_iter().for_each(|stopped| self.tell_rank_0(Note::Stopped(stopped)));
+                calls.stop(epoch).into_iter().for_each(|stopped| self.tell_rank_0(ControlMessage::Stopped(stopped)));
                 Vec::new()
             }
             Order::RunTo(end) => calls.run_to(end),
@@ -133,16 +133,16 @@ impl Shared {
                     let number = call.ordinal as u32;
                     self.launch(Launch { topic: call.topic, ordinal: call.ordinal, number, call: None });
                 }
-                Act::Announce(call) => self.tell_rank_0(Note::Called(call)),
+                Act::Announce(call) => self.tell_rank_0(ControlMessage::Called(call)),
                 Act::Begin(unit) => self.begin(unit),
                 Act::Run(launch) => self.launch(launch),
                 Act::StandIn(call) => match self.stand_in(&call) {
                     Ok(job) => drop(self.waiting.lock().insert((call.topic, call.ordinal), job)),
                     Err(fault) => self.poison(&fault, true),
                 },
-                Act::Join => self.tell_rank_0(Note::Joined),
-                Act::Even => self.tell_rank_0(Note::Even),
-                Act::Thaw(epoch) => self.tell_rank_0(Note::Thaw(epoch, None)),
+                Act::Join => self.tell_rank_0(ControlMessage::Joined),
+                Act::CaughtUp => self.tell_rank_0(ControlMessage::CaughtUp),
+                Act::Invalidate(epoch) => self.tell_rank_0(ControlMessage::Invalidate(epoch, None)),
                 Act::Fault(fault) => self.poison(&fault, true),
             }
         }
@@ -188,7 +188,7 @@ impl Shared {
         tracing::debug!(rank = self.rank, %fault, "poisoned");
         self.stop.store(true, Ordering::Release);
         if spread {
-            self.tell_everyone(&Note::Failed(fault.clone()));
+            self.tell_everyone(&ControlMessage::Failed(fault.clone()));
         }
         self.fail_waiting();
     }

@@ -20,7 +20,7 @@ const RECENT: Duration = Duration::from_secs(3);
 
 /// What changes with whatever happens to this rank's calls.
 #[derive(PartialEq, Clone)]
-struct Sight {
+struct CallsSnapshot {
     made: u64,
     waiting: usize,
     running: Vec<u32>,
@@ -32,7 +32,7 @@ struct Sight {
 /// What was seen last, since when, and what rank 0 was told.
 #[derive(Default)]
 pub(super) struct Standstill {
-    seen: Option<(Sight, Since)>,
+    seen: Option<(CallsSnapshot, Since)>,
     /// How many messages of MPI had moved, since when no other has, and whether rank 0 was told that some are
     /// awaited.
     data: Option<(u64, f64)>,
@@ -100,12 +100,12 @@ impl Standstill {
     }
 }
 
-fn sight(shared: &Shared) -> Sight {
+fn sight(shared: &Shared) -> CallsSnapshot {
     // The locks are taken one after another: what changes between is seen the next time.
     let made = shared.calls.lock().made();
     let waiting = shared.waiting.lock().len();
     let running = shared.running.lock().iter().map(|(number, _)| *number).collect();
     let is_joining = shared.joining.lock().is_some();
     let (moved, orders) = (shared.moved(), shared.orders.load(Ordering::Relaxed));
-    Sight { made, waiting, running, is_joining, moved, orders }
+    CallsSnapshot { made, waiting, running, is_joining, moved, orders }
 }

@@ -17,7 +17,7 @@ use ringpull_base::{Error, after_error, notice, timeline, waits};
 use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
 use crate::progress::hang::{Hang, LOOK};
-use crate::progress::messages::{Note, Order, Overdue};
+use crate::progress::messages::{ControlMessage, Order, Overdue};
 use crate::progress::shared::Shared;
 use crate::progress::standstill::Standstill;
 use crate::transport::control::Event;
@@ -69,13 +69,13 @@ pub(super) struct Watcher {
     /// This process's clock against rank 0's, for the timeline.
     offset: Offset,
     /// What was seen of a frozen cycle that does not come on, and since when.
-    standstill: Option<(Sight, f64)>,
+    standstill: Option<(CycleSnapshot, f64)>,
 }
 
 /// What does not change while a frozen cycle does not come on: the unit that is waited for, and what has
 /// moved so far.
 #[derive(PartialEq, Clone)]
-struct Sight {
+struct CycleSnapshot {
     epoch: u32,
     unit: u64,
     has_begun: bool,
@@ -110,14 +110,14 @@ impl Watcher {
         }
     }
 
-    pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<Note>) {
+    pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<ControlMessage>) {
         let _guard = AbortOnPanic;
         let Some(events) = weak.upgrade().map(|shared| {
-            shared.tell_everyone(&Note::Here(Peer::this(shared.rank)));
+            shared.tell_everyone(&ControlMessage::Here(Peer::this(shared.rank)));
             if timeline::is_on() {
                 timeline::introduce(Role::Worker, shared.rank, shared.size);
                 if shared.rank > 0 {
-                    shared.tell(0, &Note::Asked(timeline::clock_ns()));
+                    shared.tell(0, &ControlMessage::Asked(timeline::clock_ns()));
                 }
             }
             shared.control.events().clone()
@@ -170,96 +170,96 @@ impl Watcher {
         if self.asked.is_some() || self.asked_s.is_some() { rest.min(SHORT) } else { rest }
     }
 
-    fn take(&mut self, shared: &Shared, from: usize, note: Note) {
+    fn take(&mut self, shared: &Shared, from: usize, note: ControlMessage) {
         let outcome = match note {
-            Note::Here(peer) => {
+            ControlMessage::Here(peer) => {
                 self.peers.insert(from, peer);
                 Ok(())
             }
-            Note::Called(call) => {
+            ControlMessage::Called(call) => {
                 let now_s = self.clock.now_s();
                 self.agreement.call(from, call, now_s).map(|orders| spread(shared, orders))
             }
-            Note::Joined => {
+            ControlMessage::Joined => {
                 let now_s = self.clock.now_s();
                 self.agreement.join(from, now_s).map(|orders| spread(shared, orders))
             }
-            Note::Thaw(epoch, overdue) => {
-                spread(shared, self.agreement.thaw(epoch, overdue));
+            ControlMessage::Invalidate(epoch, overdue) => {
+                spread(shared, self.agreement.invalidate(epoch, overdue));
                 Ok(())
             }
-            Note::Stopped(stopped) => {
+            ControlMessage::Stopped(stopped) => {
                 let now_s = self.clock.now_s();
                 self.agreement.stopped(from, stopped, now_s).map(|orders| spread(shared, orders))
             }
-            Note::Even => {
+            ControlMessage::CaughtUp => {
                 self.agreement.even(from);
                 Ok(())
             }
-            Note::DataStill(is_still) => {
+            ControlMessage::DataStill(is_still) => {
                 let now_s = self.clock.now_s();
                 self.agreement.data_still(from, is_still, now_s);
                 Ok(())
             }
-            Note::Stuck(stuck) => {
+            ControlMessage::Stuck(stuck) => {
                 let now_s = self.clock.now_s();
                 self.agreement.stuck(from, stuck, now_s);
                 Ok(())
             }
-            Note::Where => {
+            ControlMessage::Where => {
                 if waits::has_looker() {
                     self.asked = Some(Instant::now());
                     waits::look();
                 } else {
-                    shared.tell(from, &Note::At(String::new()));
+                    shared.tell(from, &ControlMessage::At(String::new()));
                 }
                 Ok(())
             }
-            Note::At(site) => {
+            ControlMessage::At(site) => {
                 self.sites.insert(from, site);
                 Ok(())
             }
-            Note::Order(order) => {
+            ControlMessage::Order(order) => {
                 shared.obey(order);
                 Ok(())
             }
-            Note::Failed(fault) => {
+            ControlMessage::Failed(fault) => {
                 shared.poison(&fault, shared.rank == 0);
                 Ok(())
             }
-            Note::Leaving(begun) => {
+            ControlMessage::Leaving(begun) => {
                 let now_s = self.clock.now_s();
                 self.agreement.leave(from, begun, now_s).map(|orders| spread(shared, orders))
             }
-            Note::Done => {
+            ControlMessage::Done => {
                 self.done[from] = true;
                 if self.done.iter().all(|done| *done) {
-                    shared.tell_everyone(&Note::Ending);
+                    shared.tell_everyone(&ControlMessage::Ending);
                     shared.ending.store(true, Ordering::Release);
                 }
                 Ok(())
             }
-            Note::Ending => {
+            ControlMessage::Ending => {
                 shared.ending.store(true, Ordering::Release);
                 Ok(())
             }
-            Note::Asked(sent_ns) => {
-                shared.tell(from, &Note::Answered(sent_ns, timeline::clock_ns()));
+            ControlMessage::Asked(sent_ns) => {
+                shared.tell(from, &ControlMessage::Answered(sent_ns, timeline::clock_ns()));
                 Ok(())
             }
-            Note::Answered(sent_ns, there_ns) => {
+            ControlMessage::Answered(sent_ns, there_ns) => {
                 if self.offset.answered(sent_ns, there_ns, timeline::clock_ns()) {
-                    shared.tell(0, &Note::Asked(timeline::clock_ns()));
+                    shared.tell(0, &ControlMessage::Asked(timeline::clock_ns()));
                 } else if let Some((ahead_ns, round_trip_ns)) = self.offset.found() {
                     timeline::set_clock(ahead_ns, round_trip_ns);
                 }
                 Ok(())
             }
-            Note::Failing(why) => {
+            ControlMessage::Failing(why) => {
                 self.agreement.failing(from, why);
                 Ok(())
             }
-            Note::Alive => Ok(()),
+            ControlMessage::Alive => Ok(()),
         };
         if let Err(fault) = outcome {
             shared.poison(&fault, true);
@@ -269,7 +269,7 @@ impl Watcher {
     fn tick(&mut self, shared: &Shared) {
         self.hang.check(shared);
         if shared.size > 1 && shared.fault.get().is_none() {
-            shared.tell_everyone(&Note::Alive);
+            shared.tell_everyone(&ControlMessage::Alive);
             let now_s = self.clock.now_s();
             let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
             for peer in watched {
@@ -323,8 +323,8 @@ impl Watcher {
             }
             self.say_where(shared);
             self.look(shared, now_s);
-            self.still.tell(shared, now_s, |stuck| shared.tell_rank_0(Note::Stuck(stuck)));
-            self.still.tell_data(now_s, |is_still| shared.tell_rank_0(Note::DataStill(is_still)));
+            self.still.tell(shared, now_s, |stuck| shared.tell_rank_0(ControlMessage::Stuck(stuck)));
+            self.still.tell_data(now_s, |is_still| shared.tell_rank_0(ControlMessage::DataStill(is_still)));
         }
     }
 
@@ -348,7 +348,7 @@ impl Watcher {
             self.asked_s = Some(now_s);
             for rank in &late.missing {
                 if *rank > 0 {
-                    shared.tell(*rank, &Note::Where);
+                    shared.tell(*rank, &ControlMessage::Where);
                 } else if waits::has_looker() {
                     self.asked = Some(Instant::now());
                     waits::look();
@@ -395,7 +395,7 @@ impl Watcher {
             if shared.rank == 0 {
                 self.sites.insert(0, site);
             } else {
-                shared.tell(0, &Note::At(site));
+                shared.tell(0, &ControlMessage::At(site));
             }
         } else if self.asked.is_some_and(|asked| asked.elapsed() > 3 * self.interval) {
             self.asked = None;
@@ -418,8 +418,8 @@ impl Watcher {
             return;
         }
         self.standstill = None;
-        let Sight { epoch, has_begun, .. } = sight;
-        shared.tell_rank_0(Note::Thaw(epoch, Some(Overdue { has_begun, waited_s })));
+        let CycleSnapshot { epoch, has_begun, .. } = sight;
+        shared.tell_rank_0(ControlMessage::Invalidate(epoch, Some(Overdue { has_begun, waited_s })));
     }
 
     fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
@@ -451,22 +451,22 @@ impl Watcher {
 /// Rank 0 tells every rank, itself last: the others have further to go.
 fn spread(shared: &Shared, orders: Vec<Order>) {
     for order in orders {
-        (1..shared.size).for_each(|peer| shared.tell(peer, &Note::Order(order.clone())));
+        (1..shared.size).for_each(|peer| shared.tell(peer, &ControlMessage::Order(order.clone())));
         shared.obey(order);
     }
 }
 
-fn see(shared: &Shared) -> Option<Sight> {
+fn see(shared: &Shared) -> Option<CycleSnapshot> {
     let calls = shared.calls.lock();
     let (epoch, open) = calls.frozen()?;
     let running = shared.running.lock().iter().filter_map(|(number, _)| calls.unit(*number)).min();
     let unit = running.into_iter().chain(open).min()?;
-    Some(Sight { epoch, unit, has_begun: running == Some(unit), moved: shared.moved() })
+    Some(CycleSnapshot { epoch, unit, has_begun: running == Some(unit), moved: shared.moved() })
 }
 
-fn decode(from: usize, bytes: &[u8]) -> Note {
+fn decode(from: usize, bytes: &[u8]) -> ControlMessage {
     postcard::from_bytes(bytes).unwrap_or_else(|cause| {
         let what = format!("a control message that cannot be read ({cause})");
-        Note::Failed(Error::protocol(None, format!("rank {from}"), what))
+        ControlMessage::Failed(Error::protocol(None, format!("rank {from}"), what))
     })
 }

@@ -1,9 +1,10 @@
-//! Some ranks of a transport as a transport of their own: a plan for `members.len()` ranks runs among them, in any order.
+//! Some ranks of a transport as a transport of their own: a plan for `members.len()` ranks runs among them,
+//! in any order.
 #![allow(unsafe_code)]
 
 use ringpull_base::Result;
 
-use crate::transport::{Mode, Stamp, Transport};
+use crate::transport::{SendMode, Stamp, Transport};
 
 /// The members, seen from one of them.
 pub struct Group<'a> {
@@ -14,8 +15,8 @@ pub struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// The group in which rank `r` is `members[r]` of `whole`; this rank is among them. `on_progress` is called when
-    /// messages have moved.
+    /// The group in which rank `r` is `members[r]` of `whole`; this rank is among them. `on_progress` is
+    /// called when messages have moved.
     ///
     /// # Panics
     /// If this rank is no member.
@@ -35,7 +36,7 @@ impl Transport for Group<'_> {
         self.members.len()
     }
 
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
         // SAFETY: as the caller promises.
         unsafe { self.whole.send(self.members[to], stamp, data, mode, token) }
     }

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 
 use ringpull_base::{Error, Result};
 
-use crate::transport::{Mode, Stamp, Transport};
+use crate::transport::{SendMode, Stamp, Transport};
 
 struct Message {
     data: Vec<u8>,
@@ -20,7 +20,8 @@ struct Posted {
     token: u32,
 }
 
-// SAFETY: the pointer is only used by the thread that owns the transport; moving the transport moves that right.
+// SAFETY: the pointer is only used by the thread that owns the transport; moving the transport moves that
+// right.
 unsafe impl Send for Posted {}
 
 /// One rank's end.
@@ -117,12 +118,12 @@ impl Transport for Inproc {
         self.to.len()
     }
 
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
         // SAFETY: the caller keeps `data` valid and unchanged; it is copied before this returns.
         let data = unsafe { &*data }.to_vec();
-        let waiting = (mode == Mode::Synchronous).then(|| (self.heard.0.clone(), token));
+        let waiting = (mode == SendMode::Synchronous).then(|| (self.heard.0.clone(), token));
         self.to[to].send((stamp, Message { data, waiting })).map_err(|_| self.lost(to))?;
-        if mode == Mode::Standard {
+        if mode == SendMode::Standard {
             self.sent.push(token);
         }
         Ok(())

@@ -33,7 +33,8 @@ pub(super) fn error_text(code: c_int) -> String {
 pub(super) fn library_name() -> String {
     let mut text = vec![0u8; 16384];
     let mut len: c_int = 0;
-    // SAFETY: may be called at any time; `text` is longer than MPI_MAX_LIBRARY_VERSION_STRING of any MPI (at most 8192).
+    // SAFETY: may be called at any time; `text` is longer than MPI_MAX_LIBRARY_VERSION_STRING of any MPI (at
+    // most 8192).
     unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
     let text = String::from_utf8_lossy(&text[..len as usize]).replace('\t', " ");
     text.split(['\n', ',']).next().unwrap_or("MPI").trim().to_owned()
@@ -85,8 +86,8 @@ pub(super) fn check_threads(is_initialised_here: bool, provided: c_int) -> Resul
     })
 }
 
-/// Whether the library yields the processor whenever nothing has come, as Open MPI does where `mpirun` finds or is told that ranks are more than
-/// cores: to yield once more would only cost another turn of all others.
+/// Whether the library yields the processor whenever nothing has come, as Open MPI does where `mpirun` finds
+/// or is told that ranks are more than cores: to yield once more would only cost another turn of all others.
 pub(super) fn yields_when_idle(library: &str) -> bool {
     let says =
         |name| config::text(name).map(|value| !matches!(value.as_str(), "0" | "f" | "false" | "n" | "no" | "disabled"));
@@ -94,8 +95,8 @@ pub(super) fn yields_when_idle(library: &str) -> bool {
     library.starts_with("Open MPI") && asked.unwrap_or(false)
 }
 
-/// What the library named so calls `MPI_IN_PLACE`, a macro of C that rsmpi does not hand on: what Open MPI's header says, and what the common
-/// ABI of MPICH 3 and 4 and of Intel MPI says.
+/// What the library named so calls `MPI_IN_PLACE`, a macro of C that rsmpi does not hand on: what Open MPI's
+/// header says, and what the common ABI of MPICH 3 and 4 and of Intel MPI says.
 pub(super) fn in_place(library: &str) -> Option<*const c_void> {
     const FIRST: *const c_void = std::ptr::without_provenance(1);
     const LAST: *const c_void = std::ptr::without_provenance(usize::MAX);
@@ -108,13 +109,14 @@ pub(super) fn in_place(library: &str) -> Option<*const c_void> {
         .then_some(LAST)
 }
 
-/// Over TCP a message above the eager limit is sent only after a round trip. A limit above our segments measured 1.07 of the bandwidth bound
-/// where Open MPI's 64 KiB took up to 4.8, and 1.05 where UCX's took 1.37 under MPICH. What the user has set is left as it is.
+/// Over TCP a message above the eager limit is sent only after a round trip. A limit above our segments
+/// measured 1.07 of the bandwidth bound where Open MPI's 64 KiB took up to 4.8, and 1.05 where UCX's took
+/// 1.37 under MPICH. What the user has set is left as it is.
 pub(super) fn set_parameters(eager_bytes: Option<usize>) {
     for (name, value) in config::library_settings(eager_bytes) {
         if config::text(name).is_none() {
-            // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine, while the
-            // caller waits for it.
+            // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine,
+            // while the caller waits for it.
             unsafe { std::env::set_var(name, value) };
         }
     }

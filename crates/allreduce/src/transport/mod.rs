@@ -64,7 +64,7 @@ pub type Stamp = u32;
 
 /// When a send is done, in MPI's words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mode {
+pub enum SendMode {
     /// When the memory may change: the bytes may still be on their way, or wait at the peer for a receive.
     Standard,
     /// When the peer has also begun to receive them. Standard where the transport cannot answer for that.
@@ -87,7 +87,7 @@ pub trait Transport {
     ///
     /// # Safety
     /// `data` stays valid and unchanged until then, or until the transport is dropped.
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()>;
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()>;
 
     /// Starts receiving exactly `into.len()` bytes from rank `from`. `token` comes back from
     /// [`poll`](Self::poll) when they are there.

@@ -18,7 +18,7 @@ use crate::transport::library::{
     yields_when_idle,
 };
 use crate::transport::sockets::Sockets;
-use crate::transport::{Mode, Stamp, Transport};
+use crate::transport::{SendMode, Stamp, Transport};
 
 /// Bits of a tag that carry the stamp: every MPI allows tags up to 32767.
 const TAG_MASK: u32 = 0x7fff;
@@ -165,10 +165,10 @@ impl Transport for Mpi {
         self.size
     }
 
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
         let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
         let (name, send): (_, SendCall) = match mode {
-            Mode::Synchronous if self.initialised_here => ("MPI_Issend", ffi::MPI_Issend),
+            SendMode::Synchronous if self.initialised_here => ("MPI_Issend", ffi::MPI_Issend),
             _ => ("MPI_Isend", ffi::MPI_Isend),
         };
         // SAFETY: the caller keeps `data` valid and unchanged until the token is returned; a segment fits an

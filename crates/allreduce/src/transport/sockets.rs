@@ -1,9 +1,9 @@
 //! A sleep that ends when data comes: waits on the TCP connections that the process has.
 //!
-//! MPI has no call that waits without using a core. Over TCP the kernel knows better: what a rank waits for arrives on one
-//! of its sockets, and they can be found without asking the library. A wait that ends for another socket's sake, or
-//! for part of a message, costs one look at the library. So it is only a better sleep: where it finds no socket, or
-//! woke for nothing, it sleeps.
+//! MPI has no call that waits without using a core. Over TCP the kernel knows better: what a rank waits for
+//! arrives on one of its sockets, and they can be found without asking the library. A wait that ends for
+//! another socket's sake, or for part of a message, costs one look at the library. So it is only a better
+//! sleep: where it finds no socket, or woke for nothing, it sleeps.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
@@ -21,7 +21,8 @@ pub(super) struct Sockets {
     polled: Vec<libc::pollfd>,
     looked: Option<Instant>,
     interval: Duration,
-    /// Whether the last wait ended by data that finished nothing: the next one sleeps, while more of it comes.
+    /// Whether the last wait ended by data that finished nothing: the next one sleeps, while more of it
+    /// comes.
     was_fruitless: bool,
 }
 
@@ -44,8 +45,8 @@ impl Sockets {
         let limit =
             libc::timespec { tv_sec: longest.as_secs() as libc::time_t, tv_nsec: longest.subsec_nanos().into() };
         let count = self.polled.len() as libc::nfds_t;
-        // SAFETY: `polled` holds `count` elements and `limit` lives through the call. A descriptor that was closed since
-        // is reported as such, and one that is another file by now ends the wait early at worst.
+        // SAFETY: `polled` holds `count` elements and `limit` lives through the call. A descriptor that was
+        // closed since is reported as such, and one that is another file by now ends the wait early at worst.
         let ready = unsafe { libc::ppoll(self.polled.as_mut_ptr(), count, &raw const limit, std::ptr::null()) };
         if ready > 0 {
             self.was_fruitless = true;

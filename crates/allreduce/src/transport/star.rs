@@ -1,4 +1,5 @@
-//! The control star over TCP: rank 0 listens, the others connect. One thread in each process reads, writes and connects anew.
+//! The control star over TCP: rank 0 listens, the others connect. One thread in each process reads, writes
+//! and connects anew.
 //!
 //! | what happens to a connection | what follows |
 //! | --- | --- |
@@ -7,7 +8,8 @@
 //! | it fails, and the port that the peer's process keeps open is closed | the peer is gone |
 //! | nothing is heard over it for `RINGPULL_SILENCE` | the peer is lost, which `progress::watcher` finds |
 //!
-//! Who connects has to prove the job's secret first (`greeting`), within `GREETING`; strangers keep nobody waiting.
+//! Who connects has to prove the job's secret first (`greeting`), within `GREETING`; strangers keep nobody
+//! waiting.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -35,7 +37,7 @@ const NEXT_ATTEMPT: Duration = Duration::from_millis(100);
 
 /// How long to wait for what.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct StartLimits {
     /// A rank that does not come is named after this time, and each time it has doubled.
     pub warn: Duration,
     /// A rank that could not be reached for so long is lost.
@@ -58,8 +60,8 @@ impl Hub {
         Ok(Hub { guests: Guests::listen(is_local)?, secret: Secret::new_random()? })
     }
 
-    /// What the other ranks need to find this hub and to prove that they are of its job: the secret, then addresses,
-    /// separated by blanks. It goes through MPI, to the ranks of the job alone.
+    /// What the other ranks need to find this hub and to prove that they are of its job: the secret, then
+    /// addresses, separated by blanks. It goes through MPI, to the ranks of the job alone.
     pub fn invitation(&self) -> Result<String> {
         let mut invitation = self.secret.reveal().to_owned();
         for address in self.guests.addresses().map_err(failed("name"))? {
@@ -70,19 +72,19 @@ impl Hub {
     }
 
     /// Waits until every other rank has connected.
-    pub fn gather(self, size: usize, patience: Patience) -> Result<Control> {
+    pub fn gather(self, size: usize, limits: StartLimits) -> Result<Control> {
         let (come, arrivals) = unbounded();
-        let (links, events) = start(0, size, patience, self.secret, Role::Hub(self.guests), Some(come))?;
+        let (links, events) = start(0, size, limits, self.secret, Role::Hub(self.guests), Some(come))?;
         let begun = Instant::now();
-        let (mut missing, mut warning) = ((1..size).collect::<Vec<usize>>(), patience.warn);
+        let (mut missing, mut warning) = ((1..size).collect::<Vec<usize>>(), limits.warn);
         while !missing.is_empty() {
-            match arrivals.recv_timeout(Duration::from_millis(100).min(patience.silence)) {
+            match arrivals.recv_timeout(Duration::from_millis(100).min(limits.silence)) {
                 Ok(rank) => missing.retain(|missing| *missing != rank),
-                Err(_) if begun.elapsed() >= patience.silence => {
+                Err(_) if begun.elapsed() >= limits.silence => {
                     return Err(Error::PeerLost {
                         peer: format!("rank(s) {missing:?}"),
                         ranks: missing,
-                        cause: format!("no control connection within {} s", patience.silence.as_secs()),
+                        cause: format!("no control connection within {} s", limits.silence.as_secs()),
                         operation: "start".to_owned(),
                         rank: Some(0),
                     });
@@ -102,7 +104,7 @@ impl Hub {
 }
 
 /// Connects rank `rank` to the hub that wrote `invitation`.
-pub fn join(rank: usize, size: usize, invitation: &str, patience: Patience) -> Result<Control> {
+pub fn join(rank: usize, size: usize, invitation: &str, limits: StartLimits) -> Result<Control> {
     let mut words = invitation.split(' ');
     let secret = words
         .next()
@@ -111,7 +113,7 @@ pub fn join(rank: usize, size: usize, invitation: &str, patience: Patience) -> R
     let addresses: Vec<SocketAddr> = words.filter_map(|word| word.parse().ok()).collect();
     let begun = Instant::now();
     let (mut last, mut attempt) = ("no address was given".to_owned(), 0);
-    while begun.elapsed() < patience.silence {
+    while begun.elapsed() < limits.silence {
         for address in &addresses {
             // The process is there as long as this port is.
             let dialled = TcpStream::connect_timeout(address, ATTEMPT).and_then(|stream| {
@@ -126,8 +128,8 @@ pub fn join(rank: usize, size: usize, invitation: &str, patience: Patience) -> R
             match dialled {
                 Ok((stream, theirs, presence, port)) => {
                     let role = Role::Leaf { address: *address, port, attempt, _presence: presence };
-                    let (links, events) = start(rank, size, patience, secret, role, None)?;
-                    links.attach(0, stream, theirs, patience.silence).map_err(failed("use"))?;
+                    let (links, events) = start(rank, size, limits, secret, role, None)?;
+                    links.attach(0, stream, theirs, limits.silence).map_err(failed("use"))?;
                     return Ok(Control::over(rank, size, links, events));
                 }
                 Err(cause) => last = format!("{address}: {cause}"),

@@ -1,12 +1,12 @@
 //! A shared window of the ranks of one host: a place to meet, and room for what they show each other.
 //!
-//! Every rank has a *seat*. Ranks meet: nobody passes a meeting before all have come, and what was written
-//! before it is seen after it. Who waits gives its core away for a moment and then sleeps in the kernel until
-//! the last one comes, so that ranks may outnumber cores; it wakes now and then to see whether the job was
-//! stopped.
+//! Every rank has a *local rank*. Ranks meet: nobody passes a meeting before all have come, and what was
+//! written before it is seen after it. Who waits gives its core away for a moment and then sleeps in the
+//! kernel until the last one comes, so that ranks may outnumber cores; it wakes now and then to see whether
+//! the job was stopped.
 //!
 //! ```text
-//!   counters | a seat's state, one line each | short slots: 2 a seat | slots: 2 a seat | sums: 2
+//!   counters | a local rank's state, one line each | short slots: 2 a local rank | slots: 2 a local rank | sums: 2
 //! ```
 //!
 //! Of the two slots, one may be filled while the other is read. The window is one [`Region`]: nothing is left
@@ -35,9 +35,9 @@ const LINE_BYTES: usize = 64;
 const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
 const SLEEPERS: usize = 2 * LINE_BYTES;
-const SEATS: usize = 4 * LINE_BYTES;
-/// Within a seat: how many meetings it came to, how often it got on with something, what it shows, how many
-/// pieces of its work are taken, and the names of its present operation and of the one before.
+const LOCAL_RANKS: usize = 4 * LINE_BYTES;
+/// Within a local rank: how many meetings it came to, how often it got on with something, what it shows, how
+/// many pieces of its work are taken, and the names of its present operation and of the one before.
 const MET: usize = 0;
 const BEATS: usize = 4;
 const SHOWN: usize = 8;
@@ -55,10 +55,10 @@ const LONGEST_NAP: Duration = Duration::from_millis(200);
 pub enum Absence {
     /// The job was stopped.
     Stopped,
-    /// These seats did not come, and nobody got on with anything for so long.
+    /// These local ranks did not come, and nobody got on with anything for so long.
     Missing {
-        /// The seats.
-        seats: Vec<usize>,
+        /// The local ranks.
+        local_ranks: Vec<usize>,
         /// How long.
         waited: Duration,
     },
@@ -67,42 +67,50 @@ pub enum Absence {
 /// One rank's view of the window.
 pub struct Window {
     region: Region,
-    seat: usize,
-    seats: usize,
+    local_rank: usize,
+    local_size: usize,
     short: usize,
     slots: usize,
     sums: usize,
     slot_bytes: usize,
 }
 
-/// What a slot holds in a window of so many seats.
-fn slot_bytes(seats: usize) -> usize {
-    let equal = ALL_SLOTS_BYTES / (2 * (seats + 1));
+/// What a slot holds in a window of so many local ranks.
+fn slot_bytes(local_size: usize) -> usize {
+    let equal = ALL_SLOTS_BYTES / (2 * (local_size + 1));
     (equal / SLOT_BYTES * SLOT_BYTES).clamp(SLOT_BYTES, LONGEST_SLOT_BYTES)
 }
 
 impl Window {
-    /// A new window with room for `seats` ranks.
-    pub fn create(seats: usize) -> io::Result<Region> {
-        Region::create(Self::len_bytes(seats))
+    /// A new window with room for `local_size` ranks.
+    pub fn create(local_size: usize) -> io::Result<Region> {
+        Region::create(Self::len_bytes(local_size))
     }
 
-    /// The view from `seat` of a window that was created for `seats` or more ranks.
-    pub fn over(region: Region, seat: usize, seats: usize) -> io::Result<Self> {
-        assert!(seat < seats, "seat {seat} of {seats}");
-        if region.len_bytes() < Self::len_bytes(seats) {
+    /// The view from `local_rank` of a window that was created for `local_size` or more ranks.
+    pub fn over(region: Region, local_rank: usize, local_size: usize) -> io::Result<Self> {
+        assert!(local_rank < local_size, "local rank {local_rank} of {local_size}");
+        if region.len_bytes() < Self::len_bytes(local_size) {
             return Err(io::Error::other("the window is too small"));
         }
-        let short = (SEATS + seats * LINE_BYTES).next_multiple_of(4096);
-        let slots = (short + 2 * seats * SHORT_BYTES).next_multiple_of(4096);
-        let slot_bytes = slot_bytes(seats);
-        Ok(Window { region, seat, seats, short, slots, sums: slots + 2 * seats * slot_bytes, slot_bytes })
+        let short = (LOCAL_RANKS + local_size * LINE_BYTES).next_multiple_of(4096);
+        let slots = (short + 2 * local_size * SHORT_BYTES).next_multiple_of(4096);
+        let slot_bytes = slot_bytes(local_size);
+        Ok(Window {
+            region,
+            local_rank,
+            local_size,
+            short,
+            slots,
+            sums: slots + 2 * local_size * slot_bytes,
+            slot_bytes,
+        })
     }
 
-    fn len_bytes(seats: usize) -> usize {
-        let counters = (SEATS + seats * LINE_BYTES).next_multiple_of(4096);
-        (counters + 2 * seats * SHORT_BYTES).next_multiple_of(4096)
-            + (2 * (seats + 1) * SLOT_BYTES).max(ALL_SLOTS_BYTES)
+    fn len_bytes(local_size: usize) -> usize {
+        let counters = (LOCAL_RANKS + local_size * LINE_BYTES).next_multiple_of(4096);
+        (counters + 2 * local_size * SHORT_BYTES).next_multiple_of(4096)
+            + (2 * (local_size + 1) * SLOT_BYTES).max(ALL_SLOTS_BYTES)
     }
 
     /// Where peers find it.
@@ -110,19 +118,19 @@ impl Window {
         self.region.address()
     }
 
-    /// This rank's seat.
-    pub fn seat(&self) -> usize {
-        self.seat
+    /// This rank's local rank.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
     }
 
-    /// The number of seats.
-    pub fn seats(&self) -> usize {
-        self.seats
+    /// The number of local ranks.
+    pub fn local_size(&self) -> usize {
+        self.local_size
     }
 
-    /// A seat's short slot, of `SHORT_BYTES`; `turn` counts the uses.
-    pub fn short_slot(&self, turn: usize, seat: usize) -> *mut u8 {
-        self.at(self.short + (turn % 2 * self.seats + seat) * SHORT_BYTES)
+    /// A local rank's short slot, of `SHORT_BYTES`; `turn` counts the uses.
+    pub fn short_slot(&self, turn: usize, local_rank: usize) -> *mut u8 {
+        self.at(self.short + (turn % 2 * self.local_size + local_rank) * SHORT_BYTES)
     }
 
     /// What a slot and the place for sums hold.
@@ -130,9 +138,9 @@ impl Window {
         self.slot_bytes
     }
 
-    /// A seat's slot, of [`slot_bytes`](Self::slot_bytes).
-    pub fn slot(&self, turn: usize, seat: usize) -> *mut u8 {
-        self.at(self.slots + (turn % 2 * self.seats + seat) * self.slot_bytes)
+    /// A local rank's slot, of [`slot_bytes`](Self::slot_bytes).
+    pub fn slot(&self, turn: usize, local_rank: usize) -> *mut u8 {
+        self.at(self.slots + (turn % 2 * self.local_size + local_rank) * self.slot_bytes)
     }
 
     /// The place for sums, of [`slot_bytes`](Self::slot_bytes).
@@ -140,53 +148,53 @@ impl Window {
         self.at(self.sums + turn % 2 * self.slot_bytes)
     }
 
-    /// Shows a number to the other seats, to be read after the next meeting.
+    /// Shows a number to the other local ranks, to be read after the next meeting.
     pub fn show(&self, number: u64) {
-        self.shown(self.seat).store(number, Ordering::Relaxed);
+        self.shown(self.local_rank).store(number, Ordering::Relaxed);
     }
 
-    /// What a seat showed before the last meeting.
-    pub fn see(&self, seat: usize) -> u64 {
-        self.shown(seat).load(Ordering::Relaxed)
+    /// What a local rank showed before the last meeting.
+    pub fn see(&self, local_rank: usize) -> u64 {
+        self.shown(local_rank).load(Ordering::Relaxed)
     }
 
     /// Names this rank's operation number `turn`, before its first meeting.
     pub fn name(&self, turn: usize, name: u64) {
-        self.name_of(turn, self.seat).store(name, Ordering::Relaxed);
+        self.name_of(turn, self.local_rank).store(name, Ordering::Relaxed);
     }
 
-    /// A seat that has given its operation number `turn` another name, to be asked between the operation's
-    /// first meeting and the next operation.
+    /// A local rank that has given its operation number `turn` another name, to be asked between the
+    /// operation's first meeting and the next operation.
     pub fn differs(&self, turn: usize, name: u64) -> Option<usize> {
-        (0..self.seats).find(|seat| self.name_of(turn, *seat).load(Ordering::Relaxed) != name)
+        (0..self.local_size).find(|local_rank| self.name_of(turn, *local_rank).load(Ordering::Relaxed) != name)
     }
 
-    fn name_of(&self, turn: usize, seat: usize) -> &AtomicU64 {
-        self.long(SEATS + seat * LINE_BYTES + NAMES + turn % 2 * 8)
+    fn name_of(&self, turn: usize, local_rank: usize) -> &AtomicU64 {
+        self.long(LOCAL_RANKS + local_rank * LINE_BYTES + NAMES + turn % 2 * 8)
     }
 
-    /// Offers this seat's work anew, to be taken after the next meeting by anybody, and all of it before the
-    /// one after.
+    /// Offers this local rank's work anew, to be taken after the next meeting by anybody, and all of it
+    /// before the one after.
     pub fn offer(&self) {
-        meeting::offer(self.taken(self.seat));
+        meeting::offer(self.taken(self.local_rank));
     }
 
-    /// The next piece of a seat's work that nobody has taken, if there are `pieces`.
-    pub fn take(&self, seat: usize, pieces: usize) -> Option<usize> {
-        meeting::take(self.taken(seat), pieces)
+    /// The next piece of a local rank's work that nobody has taken, if there are `pieces`.
+    pub fn take(&self, local_rank: usize, pieces: usize) -> Option<usize> {
+        meeting::take(self.taken(local_rank), pieces)
     }
 
     /// Lets those who wait know that this rank gets on with what they wait for.
     pub fn beat(&self) {
-        self.number(SEATS + self.seat * LINE_BYTES + BEATS).fetch_add(1, Ordering::Relaxed);
+        self.number(LOCAL_RANKS + self.local_rank * LINE_BYTES + BEATS).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns when every seat has called it as often as this one. An error soon after `stop` is set, or if
-    /// for `limit` nobody came or got on. After an error the window is of no use.
+    /// Returns when every local rank has called it as often as this one. An error soon after `stop` is set,
+    /// or if for `limit` nobody came or got on. After an error the window is of no use.
     pub fn meet(&self, stop: &AtomicBool, limit: Duration) -> Result<(), Absence> {
         let [arrived, generation, sleepers] = [ARRIVED, GENERATION, SLEEPERS].map(|offset| self.number(offset));
         let meeting = Meeting { arrived, generation, sleepers };
-        let Some(generation) = meeting.come(self.met(self.seat), self.seats as u32) else { return Ok(()) };
+        let Some(generation) = meeting.come(self.met(self.local_rank), self.local_size as u32) else { return Ok(()) };
         let start = Instant::now();
         let is_awake = || {
             std::thread::yield_now();
@@ -197,28 +205,28 @@ impl Window {
             if stop.load(Ordering::Acquire) {
                 return Err(Absence::Stopped);
             }
-            patience.get_or_insert_with(|| Patience::new(self)).look(self, generation, limit)
+            patience.get_or_insert_with(|| Inactivity::new(self)).look(self, generation, limit)
         })
     }
 
-    /// Changes whenever a seat comes or beats.
+    /// Changes whenever a local rank comes or beats.
     fn activity(&self) -> u32 {
-        (0..self.seats).fold(0u32, |sum, seat| {
-            let beats = self.number(SEATS + seat * LINE_BYTES + BEATS).load(Ordering::Relaxed);
-            sum.wrapping_add(beats).wrapping_add(self.met(seat).load(Ordering::Relaxed))
+        (0..self.local_size).fold(0u32, |sum, local_rank| {
+            let beats = self.number(LOCAL_RANKS + local_rank * LINE_BYTES + BEATS).load(Ordering::Relaxed);
+            sum.wrapping_add(beats).wrapping_add(self.met(local_rank).load(Ordering::Relaxed))
         })
     }
 
-    fn met(&self, seat: usize) -> &AtomicU32 {
-        self.number(SEATS + seat * LINE_BYTES + MET)
+    fn met(&self, local_rank: usize) -> &AtomicU32 {
+        self.number(LOCAL_RANKS + local_rank * LINE_BYTES + MET)
     }
 
-    fn taken(&self, seat: usize) -> &AtomicU32 {
-        self.number(SEATS + seat * LINE_BYTES + TAKEN)
+    fn taken(&self, local_rank: usize) -> &AtomicU32 {
+        self.number(LOCAL_RANKS + local_rank * LINE_BYTES + TAKEN)
     }
 
-    fn shown(&self, seat: usize) -> &AtomicU64 {
-        self.long(SEATS + seat * LINE_BYTES + SHOWN)
+    fn shown(&self, local_rank: usize) -> &AtomicU64 {
+        self.long(LOCAL_RANKS + local_rank * LINE_BYTES + SHOWN)
     }
 
     fn long(&self, offset: usize) -> &AtomicU64 {
@@ -238,15 +246,15 @@ impl Window {
 }
 
 /// How long a rank has waited while nobody came or got on.
-struct Patience {
+struct Inactivity {
     waited: Duration,
     activity: u32,
     looked: Instant,
 }
 
-impl Patience {
+impl Inactivity {
     fn new(window: &Window) -> Self {
-        Patience { waited: Duration::ZERO, activity: window.activity(), looked: Instant::now() }
+        Inactivity { waited: Duration::ZERO, activity: window.activity(), looked: Instant::now() }
     }
 
     fn look(&mut self, window: &Window, generation: u32, limit: Duration) -> Result<(), Absence> {
@@ -261,8 +269,8 @@ impl Patience {
             return Ok(());
         }
         let came = generation.wrapping_add(1);
-        let missing = |seat: &usize| window.met(*seat).load(Ordering::Relaxed) != came;
-        Err(Absence::Missing { seats: (0..window.seats).filter(missing).collect(), waited: self.waited })
+        let missing = |local_rank: &usize| window.met(*local_rank).load(Ordering::Relaxed) != came;
+        Err(Absence::Missing { local_ranks: (0..window.local_size).filter(missing).collect(), waited: self.waited })
     }
 }
 
@@ -272,11 +280,13 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    fn seats(count: usize) -> Vec<Window> {
+    fn windows(count: usize) -> Vec<Window> {
         let region = Window::create(count).unwrap();
         let address = region.address();
         let mut views = vec![Window::over(region, 0, count).unwrap()];
-        views.extend((1..count).map(|seat| Window::over(Region::open(&address).unwrap(), seat, count).unwrap()));
+        views.extend(
+            (1..count).map(|local_rank| Window::over(Region::open(&address).unwrap(), local_rank, count).unwrap()),
+        );
         views
     }
 
@@ -284,14 +294,14 @@ mod tests {
     fn what_is_shown_before_a_meeting_is_seen_after_it() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            for window in seats(5) {
+            for window in windows(5) {
                 let stop = &stop;
                 scope.spawn(move || {
                     for round in 0..200u64 {
-                        window.show(round * 10 + window.seat() as u64);
+                        window.show(round * 10 + window.local_rank() as u64);
                         window.meet(stop, LIMIT).unwrap();
-                        for seat in 0..window.seats() {
-                            assert_eq!(window.see(seat), round * 10 + seat as u64);
+                        for local_rank in 0..window.local_size() {
+                            assert_eq!(window.see(local_rank), round * 10 + local_rank as u64);
                         }
                         window.meet(stop, LIMIT).unwrap();
                     }
@@ -302,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_stop_ends_a_meeting_that_somebody_never_comes_to() {
-        let views = seats(2);
+        let views = windows(2);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| views[0].meet(&stop, LIMIT));
@@ -313,32 +323,34 @@ mod tests {
 
     #[test]
     fn who_does_not_come_in_time_is_named() {
-        let views = seats(3);
+        let views = windows(3);
         let stop = AtomicBool::new(false);
         let limit = Duration::from_millis(300);
         std::thread::scope(|scope| {
             let (one, other) =
                 (scope.spawn(|| views[0].meet(&stop, limit)), scope.spawn(|| views[2].meet(&stop, limit)));
             for waiting in [one, other] {
-                assert!(matches!(waiting.join().unwrap(), Err(Absence::Missing { seats, .. }) if seats == [1]));
+                assert!(
+                    matches!(waiting.join().unwrap(), Err(Absence::Missing { local_ranks, .. }) if local_ranks == [1])
+                );
             }
         });
     }
 
     #[test]
     fn the_places_of_the_window_do_not_overlap() {
-        for seats_of_window in [1, 2, 3, 8, 20] {
+        for local_size_of_window in [1, 2, 3, 8, 20] {
             // A window may have been made for more ranks than the host has.
-            let region = Window::create(seats_of_window + 3).unwrap();
-            let window = Window::over(region, 0, seats_of_window).unwrap();
+            let region = Window::create(local_size_of_window + 3).unwrap();
+            let window = Window::over(region, 0, local_size_of_window).unwrap();
             let (slot_bytes, len_bytes) = (window.slot_bytes(), window.region.len_bytes());
-            let counters = SEATS + seats_of_window * LINE_BYTES;
+            let counters = LOCAL_RANKS + local_size_of_window * LINE_BYTES;
             let mut places: Vec<(usize, usize)> = vec![(window.at(0) as usize, counters)];
             for turn in 0..2 {
                 places.push((window.sums(turn) as usize, slot_bytes));
-                for seat in 0..seats_of_window {
-                    places.push((window.short_slot(turn, seat) as usize, SHORT_BYTES));
-                    places.push((window.slot(turn, seat) as usize, slot_bytes));
+                for local_rank in 0..local_size_of_window {
+                    places.push((window.short_slot(turn, local_rank) as usize, SHORT_BYTES));
+                    places.push((window.slot(turn, local_rank) as usize, slot_bytes));
                 }
             }
             places.sort_unstable();
@@ -348,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewer_seats_the_longer_a_slot_and_all_of_them_stay_in_a_cache() {
+    fn the_fewer_ranks_the_longer_a_slot_and_all_of_them_stay_in_a_cache() {
         assert_eq!([1, 2, 3, 8, 15, 64].map(slot_bytes).map(|bytes| bytes >> 10), [1024, 1024, 1024, 256, 256, 256]);
     }
 }

@@ -1,9 +1,10 @@
-//! The process's share of memory that its peers on the same host can reach: large buffers are taken from it, so that
-//! ranks can read and write each other's tensors without a copy between.
+//! The process's share of memory that its peers on the same host can reach: large buffers are taken from it,
+//! so that ranks can read and write each other's tensors without a copy between.
 //!
-//! One region per process, as long as the machine's memory is large and almost all of it untouched. A buffer is a range
-//! of it. Of what is freed, as much is kept as is in use, for buffers of the same length: its pages, which every neighbour
-//! has mapped by then, serve the next step of a training loop. The rest goes back to the system at once.
+//! One region per process, as long as the machine's memory is large and almost all of it untouched. A buffer
+//! is a range of it. Of what is freed, as much is kept as is in use, for buffers of the same length: its
+//! pages, which every neighbour has mapped by then, serve the next step of a training loop. The rest goes
+//! back to the system at once.
 //!
 //! A forked child has no part in it. What a program may read in a child (`Arena::keep_for_children`: arrays
 //! of `ringpull.zeros`) is copied when it forks, so that the child has it as it was then, as it has all other
@@ -71,7 +72,8 @@ pub fn of_process() -> Option<&'static Arena> {
     ARENA.get_or_init(make).as_ref().filter(|arena| arena.process.is_here())
 }
 
-/// The arena for a new buffer: if there is one already, or if a launcher says that this host has several ranks.
+/// The arena for a new buffer: if there is one already, or if a launcher says that this host has several
+/// ranks.
 pub(super) fn for_buffers() -> Option<&'static Arena> {
     static EXPECTED: OnceLock<bool> = OnceLock::new();
     let is_expected = || config::shared_memory() && config::launcher_local_size().is_some_and(|count| count > 1);

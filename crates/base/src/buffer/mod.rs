@@ -1,6 +1,7 @@
 //! Memory of a tensor: owned and aligned, or somebody else's with its owner kept alive.
 //!
-//! Where a host has several ranks, large owned buffers come from the process's `arena`, which the other ranks map.
+//! Where a host has several ranks, large owned buffers come from the process's `arena`, which the other ranks
+//! map.
 #![allow(unsafe_code)]
 
 pub mod arena;
@@ -67,9 +68,9 @@ impl Buffer {
     /// Memory that belongs to `owner`, which is dropped when the buffer is.
     ///
     /// # Safety
-    /// `start` is valid for reads and writes of `len_bytes` for as long as `owner` lives, is aligned for the elements
-    /// it will be read as, and nobody else writes it while a tensor over it is locked by a reader or a writer.
-    /// Tensors over memory that overlaps are locked as one, and so none of them is somebody else.
+    /// `start` is valid for reads and writes of `len_bytes` for as long as `owner` lives, is aligned for the
+    /// elements it will be read as, and nobody else writes it while a tensor over it is locked by a reader or
+    /// a writer. Tensors over memory that overlaps are locked as one, and so none of them is somebody else.
     pub unsafe fn foreign(start: NonNull<u8>, len_bytes: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
         Buffer { start, len_bytes, owner: Owner::Foreign(owner) }
     }
@@ -83,7 +84,8 @@ impl Buffer {
         }
     }
 
-    /// Whether the memory is somebody else's, so that sharing it with a later reader would not freeze its content.
+    /// Whether the memory is somebody else's, so that sharing it with a later reader would not freeze its
+    /// content.
     pub fn is_foreign(&self) -> bool {
         matches!(self.owner, Owner::Foreign(_))
     }

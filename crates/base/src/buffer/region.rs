@@ -1,7 +1,8 @@
 //! Memory that several processes of one host map: an unnamed file of the kernel's.
 //!
-//! A process makes a [`Region`] and tells its peers the region's [`Address`], which they open. The kernel frees it with
-//! the last process that has it, however that ends: no name is left anywhere. Pages exist once they are touched.
+//! A process makes a [`Region`] and tells its peers the region's [`Address`], which they open. The kernel
+//! frees it with the last process that has it, however that ends: no name is left anywhere. Pages exist once
+//! they are touched.
 //!
 //! A forked child of the process is none of the peers, and must not write what they share: it has no mapping
 //! of a region (`MADV_DONTFORK`), or one of its own in its place (`Region::keep_for_children`), and its
@@ -46,7 +47,8 @@ pub struct Region {
     identity: (u64, u64),
 }
 
-// SAFETY: a `Region` only hands out its address; who reads and writes there agrees with its peers, threads or processes.
+// SAFETY: a `Region` only hands out its address; who reads and writes there agrees with its peers, threads or
+// processes.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -58,7 +60,8 @@ pub struct Address {
     pub pid: u32,
     /// Its descriptor there.
     pub descriptor: u32,
-    /// Device and inode of the file: another process of that number, in another container say, has another file.
+    /// Device and inode of the file: another process of that number, in another container say, has another
+    /// file.
     pub identity: (u64, u64),
     /// Its length.
     pub len_bytes: u64,
@@ -100,7 +103,8 @@ impl Region {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping just made. A core file would hold every rank's memory; if it cannot be kept out, it is.
+        // SAFETY: the mapping just made. A core file would hold every rank's memory; if it cannot be kept
+        // out, it is.
         if unsafe { libc::madvise(start, len_bytes, libc::MADV_DONTDUMP) } != 0 {
             tracing::debug!(cause = %io::Error::last_os_error(), "shared memory will be in core files");
         }
@@ -195,7 +199,8 @@ impl Region {
         self.len_bytes
     }
 
-    /// Gives the pages of a range back to the system; it reads as zeros afterwards. The range is of whole pages.
+    /// Gives the pages of a range back to the system; it reads as zeros afterwards. The range is of whole
+    /// pages.
     pub fn discard(&self, start: usize, len_bytes: usize) -> io::Result<()> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: the file is open. A call that the compiler does not see into: it changes memory.

@@ -1,5 +1,5 @@
-//! Where a process finds the secret of its job. `ringpull launch` makes one for each job; a file with one can be
-//! named where something else starts the processes.
+//! Where a process finds the secret of its job. `ringpull launch` makes one for each job; a file with one can
+//! be named where something else starts the processes.
 //!
 //! It is passed in the environment or in a file, never in arguments, which every user of a host can read. No
 //! error shows it.

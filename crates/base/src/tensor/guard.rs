@@ -50,7 +50,8 @@ impl TensorRef {
         bytemuck::cast_slice(self.bytes())
     }
 
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
+    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for
+    /// foreign.
     pub fn snapshot(&self) -> Arc<Buffer> {
         snapshot(&self.content.data)
     }
@@ -88,14 +89,16 @@ impl TensorMut {
         self.remote.as_ref()
     }
 
-    /// Lets `then` follow this write, on the thread that ends it: with the bytes written or the fault set; with neither, not at all.
+    /// Lets `then` follow this write, on the thread that ends it: with the bytes written or the fault set;
+    /// with neither, not at all.
     #[must_use]
     pub fn then(mut self, then: impl FnOnce(Result<&[u8]>) + Send + Sync + 'static) -> Self {
         self.then = Some(Box::new(then));
         self
     }
 
-    /// Whether to let go of it does nothing but unlock: nothing follows the write, and no other library gets its memory back by it.
+    /// Whether to let go of it does nothing but unlock: nothing follows the write, and no other library gets
+    /// its memory back by it.
     pub fn is_simply_dropped(&self) -> bool {
         let is_own = self.remote.is_none() && !self.content.data.is_foreign();
         let is_last = || Arc::strong_count(ArcRwLockWriteGuard::rwlock(&self.content)) == 1;
@@ -138,7 +141,8 @@ impl TensorMut {
         self.content.written = Some(key.clone());
     }
 
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for foreign.
+    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for
+    /// foreign.
     pub fn snapshot(&self) -> Arc<Buffer> {
         snapshot(&self.content.data)
     }

@@ -13,7 +13,8 @@ pub trait Waiter: Send + Sync {
     /// The caller may be about to block until the store is done with a tensor.
     fn wait(&self);
 
-    /// The store has been given a tensor whose owner is told when it is done with ([`Tensor::watched`](super::Tensor::watched)), and need not come for it.
+    /// The store has been given a tensor whose owner is told when it is done with
+    /// ([`Tensor::watched`](super::Tensor::watched)), and need not come for it.
     fn watched(&self) {}
 
     /// The store is done with such a one, and its owner is going to be told.

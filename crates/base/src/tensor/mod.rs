@@ -1,16 +1,19 @@
 //! Host tensors that a store can read and write while their owner goes on computing.
 //!
 //! A [`Tensor`] is a shared handle, as MXNet's `NDArray` is: a clone names the same elements. Its lock is the
-//! dependency tracking. `push` takes the read lock and keeps it until the gradient has left; `push_pull` takes the
-//! write lock of `out` and gives it back when the sum is there. So [`Tensor::read`] and [`Tensor::write`] block
-//! exactly as long as communication still needs the memory, and nothing is copied to make that so.
+//! dependency tracking. `push` takes the read lock and keeps it until the gradient has left; `push_pull`
+//! takes the write lock of `out` and gives it back when the sum is there. So [`Tensor::read`] and
+//! [`Tensor::write`] block exactly as long as communication still needs the memory, and nothing is copied to
+//! make that so.
 //!
-//! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference count.
-//! A tensor may also name memory of a device (see `device`): it has the same lock, and asking for its bytes is an error.
+//! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference
+//! count. A tensor may also name memory of a device (see `device`): it has the same lock, and asking for its
+//! bytes is an error.
 //!
 //! Tensors over one piece of another library's memory, or over views of it, are locked as one (`ranges`).
 //!
-//! A store that has been given a tensor is told when its owner comes for it again (`Waiter`), once, and before that may block.
+//! A store that has been given a tensor is told when its owner comes for it again (`Waiter`), once, and
+//! before that may block.
 
 mod guard;
 mod lent;
@@ -125,9 +128,10 @@ impl Tensor {
         Tensor { range, ..Self::over(dtype, shape, Content::of(Arc::new(buffer))) }
     }
 
-    /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard are gone, and so no
-    /// store uses the memory any more. That may be on a store's thread, which must not be kept. To be given to stores of one kind at a time:
-    /// the first of them that has it is told when it is returned.
+    /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard
+    /// are gone, and so no store uses the memory any more. That may be on a store's thread, which must not be
+    /// kept. To be given to stores of one kind at a time: the first of them that has it is told when it is
+    /// returned.
     pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
         let lent = Arc::new(Lent::watched());
         let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };
@@ -138,9 +142,9 @@ impl Tensor {
         tensor
     }
 
-    /// Lets a store that writes a sum here leave the key without a value until the next push: keeping one costs a copy, at once if the
-    /// memory is foreign, and else when the tensor is next written. Whoever needs the sum reads it here; pulling the key is an
-    /// error meanwhile.
+    /// Lets a store that writes a sum here leave the key without a value until the next push: keeping one
+    /// costs a copy, at once if the memory is foreign, and else when the tensor is next written. Whoever
+    /// needs the sum reads it here; pulling the key is an error meanwhile.
     #[must_use = "it is the tensor"]
     pub fn unkept(self) -> Self {
         self.content.write().is_unkept = true;
@@ -209,13 +213,15 @@ impl Tensor {
         self.range.zip(other.range).is_some_and(|(own, other)| own.overlaps(other))
     }
 
-    /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from doing so.
+    /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from
+    /// doing so.
     pub fn read(&self) -> Result<TensorRef> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
         self.read_anywhere()
     }
 
-    /// As [`read`](Self::read), wherever the memory is. On a device it blocks until a store has queued its work on the tensor's stream.
+    /// As [`read`](Self::read), wherever the memory is. On a device it blocks until a store has queued its
+    /// work on the tensor's stream.
     pub fn read_anywhere(&self) -> Result<TensorRef> {
         self.come_for(WRITTEN);
         let content = if timeline::is_on() { self.read_timed() } else { self.read_locked() };
@@ -308,7 +314,8 @@ impl Tensor {
         })
     }
 
-    /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses them. Clears an earlier fault.
+    /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses
+    /// them. Clears an earlier fault.
     pub fn write(&self) -> TensorMut {
         self.come_for(READ);
         let content = RwLock::try_write_arc(&self.content).unwrap_or_else(|| {

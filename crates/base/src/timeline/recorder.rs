@@ -52,7 +52,8 @@ thread_local! {
     static LANE: OnceCell<Arc<Lane>> = const { OnceCell::new() };
 }
 
-/// Switches the recorder on for the rest of the process, if there is a file to write to. Later calls change nothing.
+/// Switches the recorder on for the rest of the process, if there is a file to write to. Later calls change
+/// nothing.
 pub fn start(file: Option<String>) {
     let Some(pattern) = file else { return };
     let folder = trace::folder(&pattern).to_owned();
@@ -104,7 +105,8 @@ pub fn introduce(role: Role, rank: usize, size: usize) {
     }
 }
 
-/// Says how far this process's clock is ahead of rank 0's, as measured with messages that took `round_trip_ns`.
+/// Says how far this process's clock is ahead of rank 0's, as measured with messages that took
+/// `round_trip_ns`.
 pub fn set_clock(ahead_ns: i64, round_trip_ns: u64) {
     if let Some(recorder) = recorder() {
         let mut about = recorder.about.lock();

@@ -1,7 +1,7 @@
 //! The file: Chrome's trace events as one JSON object, which `chrome://tracing` and Perfetto open.
 //!
-//! Times are microseconds since the process's recorder was switched on. `otherData` says which process of which job it
-//! is, when its zero was by its own clock, and how far that clock is ahead of rank 0's.
+//! Times are microseconds since the process's recorder was switched on. `otherData` says which process of
+//! which job it is, when its zero was by its own clock, and how far that clock is ahead of rank 0's.
 
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
@@ -68,7 +68,8 @@ pub struct TraceEvent {
     /// When, in microseconds.
     #[serde(default)]
     pub ts: f64,
-    /// How long, in microseconds; viewers take it from an `X`, and a `b` says it for those who read this file alone.
+    /// How long, in microseconds; viewers take it from an `X`, and a `b` says it for those who read this file
+    /// alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dur: Option<f64>,
     /// Which process of the job.
@@ -164,7 +165,8 @@ impl Trace {
     }
 }
 
-/// The file of one process: `{rank}` in the pattern is replaced; without it the rank stands before the extension.
+/// The file of one process: `{rank}` in the pattern is replaced; without it the rank stands before the
+/// extension.
 pub fn file_name(pattern: &str, about: &About) -> String {
     let rank = about.rank.map_or_else(|| format!("pid{}", about.pid), |rank| rank.to_string());
     let rank = if about.role == Role::Worker { rank } else { format!("{}{rank}", about.role) };

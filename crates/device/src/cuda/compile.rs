@@ -57,7 +57,8 @@ pub(super) fn compile(unit: &Unit, architecture: &str) -> Result<CString> {
     Ok(CString::new(text(&outcome)).expect("the text ends before its first zero"))
 }
 
-/// As [`compile`], from the cache if it has it. A device newer than NVRTC knows runs what was made for an older one.
+/// As [`compile`], from the cache if it has it. A device newer than NVRTC knows runs what was made for an
+/// older one.
 pub(super) fn cached(unit: &Unit, architecture: &str) -> Result<CString> {
     let place = cache_file(unit, architecture);
     if let Some(kept) = place.as_ref().and_then(|place| fs::read(place).ok()).and_then(|bytes| CString::new(bytes).ok())

@@ -31,7 +31,8 @@ impl Gpu {
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
-        // SAFETY: the primary context is what other libraries of the process use too; it is kept until the process ends.
+        // SAFETY: the primary context is what other libraries of the process use too; it is kept until the
+        // process ends.
         let context = checked("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(device) })?;
         // SAFETY: the context was just retained.
         checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(context) })?;

@@ -98,7 +98,8 @@ impl Queue<'_> {
 
     fn copy(&self, from: &Slice, to: &Slice) -> Result<()> {
         let (source, target, bytes) = (from.address(), to.address(), to.len_bytes());
-        // SAFETY: both slices lie within their memory, which the caller keeps until the stream has come past the copy.
+        // SAFETY: both slices lie within their memory, which the caller keeps until the stream has come past
+        // the copy.
         unsafe {
             match (from.device(), to.device()) {
                 (None, Some(_)) => {
@@ -218,7 +219,8 @@ impl Queue<'_> {
             return Err(Error::argument(format!("there is no kernel {kernel}"), "report this as a bug"));
         };
         let blocks = threads.div_ceil(BLOCK.into()).clamp(1, (self.gpu.processors * BLOCKS_EACH).into()) as u32;
-        // SAFETY: the arguments are those of the kernel's definition, read before the call returns; memory is kept by the caller.
+        // SAFETY: the arguments are those of the kernel's definition, read before the call returns; memory is
+        // kept by the caller.
         let launched =
             unsafe { result::launch_kernel(*function, (blocks, rows, 1), (BLOCK, 1, 1), 0, self.stream, arguments) };
         checked(kernel, launched)

@@ -1,7 +1,8 @@
 //! GPUs of NVIDIA, over the CUDA driver, NVRTC and NCCL, each loaded at run time.
 //!
-//! `gpu` opens one GPU; `nccl` is NCCL, `compile` NVRTC, `launch` turns operations into launches, `survey` says what is there. Bound at cudarc's `result` and `sys` levels: its safe
-//! ones track streams in ways of their own. Every entry asks first whether the library is there, since cudarc panics otherwise.
+//! `gpu` opens one GPU; `nccl` is NCCL, `compile` NVRTC, `launch` turns operations into launches, `survey`
+//! says what is there. Bound at cudarc's `result` and `sys` levels: its safe ones track streams in ways of
+//! their own. Every entry asks first whether the library is there, since cudarc panics otherwise.
 #![allow(unsafe_code)]
 
 mod compile;
@@ -42,7 +43,8 @@ pub(super) struct Cuda {
     is_stuck: AtomicBool,
 }
 
-// SAFETY: contexts and functions may be used by any thread that has made the context current, as every call here does.
+// SAFETY: contexts and functions may be used by any thread that has made the context current, as every call
+// here does.
 unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
@@ -57,8 +59,8 @@ fn checked<T>(call: &str, outcome: std::result::Result<T, DriverError>) -> Resul
 /// The names of the driver's library.
 const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
-/// Whether a library can be loaded under one of these names, which cudarc tries too before it panics; asked here since it cannot be
-/// asked itself in a build where candle has it linked.
+/// Whether a library can be loaded under one of these names, which cudarc tries too before it panics; asked
+/// here since it cannot be asked itself in a build where candle has it linked.
 fn is_present(names: &[&str]) -> bool {
     // SAFETY: the initialisers of CUDA's libraries have no conditions. They stay loaded.
     names.iter().any(|name| unsafe { libloading::Library::new(*name) }.map(std::mem::forget).is_ok())
@@ -76,7 +78,8 @@ fn start_driver() -> Result<()> {
 }
 
 impl Cuda {
-    /// The GPUs with these ordinals, or all. One that is named twice is two devices, which is slower than one and good for tests.
+    /// The GPUs with these ordinals, or all. One that is named twice is two devices, which is slower than one
+    /// and good for tests.
     pub(super) fn open(which: Option<Vec<usize>>) -> Result<Arc<Self>> {
         start_driver()?;
         let count = checked("cuDeviceGetCount", result::device::get_count())? as usize;
@@ -117,7 +120,8 @@ unsafe impl Sync for Locked {}
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: it came from `cuMemHostAlloc` and is given back once. Portable memory needs no certain context.
+        // SAFETY: it came from `cuMemHostAlloc` and is given back once. Portable memory needs no certain
+        // context.
         if let Err(cause) = unsafe { result::free_host(self.0) } {
             tracing::debug!(%cause, "cuMemFreeHost");
         }
@@ -153,7 +157,8 @@ impl Platform for Cuda {
         if self.is_stuck.load(Ordering::Acquire) {
             return;
         }
-        // SAFETY: the address came from `allocate` and is given back once; the driver waits for work that uses it.
+        // SAFETY: the address came from `allocate` and is given back once; the driver waits for work that
+        // uses it.
         let freed = self.current(device).and_then(|_| checked("cuMemFree", unsafe { result::free_sync(address) }));
         if let Err(cause) = freed {
             tracing::debug!(%cause, "memory not given back");
@@ -197,8 +202,8 @@ impl Platform for Cuda {
             return Err(failed("CUDA driver", "cuMemHostAlloc", -1, "no memory"));
         };
         let owner: Box<dyn Any + Send + Sync> = Box::new(Locked(start));
-        // SAFETY: the memory is as long as that, page-aligned, ours alone, and given back with the buffer. What the devices do
-        // with it is ordered by events against what the host does.
+        // SAFETY: the memory is as long as that, page-aligned, ours alone, and given back with the buffer.
+        // What the devices do with it is ordered by events against what the host does.
         let mut buffer = unsafe { Buffer::foreign(bytes, len_bytes, owner) };
         buffer.bytes_mut().fill(0);
         Ok((start as u64, Arc::new(RwLock::new(buffer))))
@@ -270,7 +275,8 @@ impl Platform for Cuda {
     }
 
     fn turn(&self) -> Turn<'_> {
-        // Of the process: several stores may have opened one GPU. In one order, so that no two wait for each other.
+        // Of the process: several stores may have opened one GPU. In one order, so that no two wait for each
+        // other.
         static TURNS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
         let ordinals: BTreeSet<usize> = self.gpus.iter().map(|gpu| gpu.ordinal.unsigned_abs() as usize % 64).collect();
         ordinals.into_iter().map(|ordinal| TURNS[ordinal].lock()).collect()

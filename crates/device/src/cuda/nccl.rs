@@ -1,8 +1,9 @@
-//! NCCL, and nothing else: the library is found at run time, its calls have errors, its communicators one owner.
+//! NCCL, and nothing else: the library is found at run time, its calls have errors, its communicators one
+//! owner.
 //!
-//! Bound at the level of C, since what is needed lies there: cudarc knows the library as `libnccl.so` alone, which the wheels
-//! and the distributions' run-time packages do not hold, and its safe `Comm` neither asks for asynchronous errors nor ends without
-//! a panic. The constants are NCCL 2's, which its ABI has kept.
+//! Bound at the level of C, since what is needed lies there: cudarc knows the library as `libnccl.so` alone,
+//! which the wheels and the distributions' run-time packages do not hold, and its safe `Comm` neither asks
+//! for asynchronous errors nor ends without a panic. The constants are NCCL 2's, which its ABI has kept.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -40,7 +41,8 @@ type Stream = *mut c_void;
 #[repr(C)]
 struct Id(UniqueId);
 
-/// The first fields of `ncclConfig_t`, as NCCL 2.14 had it: a later NCCL takes what such a one lacks as not set.
+/// The first fields of `ncclConfig_t`, as NCCL 2.14 had it: a later NCCL takes what such a one lacks as not
+/// set.
 #[repr(C)]
 struct Settings {
     size: usize,
@@ -137,7 +139,8 @@ pub(super) fn version() -> Option<String> {
     })
 }
 
-/// Whether ranks can meet: NCCL is here, in a version whose calls can be given up, and has not been told that they cannot.
+/// Whether ranks can meet: NCCL is here, in a version whose calls can be given up, and has not been told that
+/// they cannot.
 pub(super) fn can_join() -> bool {
     !config::nccl_blocks() && api().is_some_and(|api| api.init_rank.is_some())
 }
@@ -180,11 +183,13 @@ struct Orphans(Vec<Comm>);
 // SAFETY: NCCL's communicators may be used by any thread, one at a time.
 unsafe impl Send for Orphans {}
 
-/// A communicator of each device of this process: with each other, or each with those of its number in the other ranks.
+/// A communicator of each device of this process: with each other, or each with those of its number in the
+/// other ranks.
 pub(super) struct Group {
     api: &'static Api,
     is_joined: bool,
-    /// Set before the first communicator is aborted: kernels end half way from then on, while aborting still holds the lock.
+    /// Set before the first communicator is aborted: kernels end half way from then on, while aborting still
+    /// holds the lock.
     aborted: AtomicBool,
     comms: Mutex<Vec<Comm>>,
 }
@@ -205,7 +210,8 @@ impl Group {
         Ok(Some(Group { api, is_joined: false, aborted: AtomicBool::new(false), comms: Mutex::new(comms) }))
     }
 
-    /// Communicators of devices that `current` makes current, each with those of its number at the meeting. Waits for all while `go_on` says so.
+    /// Communicators of devices that `current` makes current, each with those of its number at the meeting.
+    /// Waits for all while `go_on` says so.
     pub(super) fn join(meeting: &Meeting, current: &dyn Fn(usize) -> Result<()>, go_on: GoOn<'_>) -> Result<Self> {
         let Some((api, init_rank)) = api().and_then(|api| Some((api, api.init_rank?))) else {
             return Err(missing("ncclCommInitRankConfig"));
@@ -215,7 +221,8 @@ impl Group {
         let begin = |(device, (id, comm)): (usize, (&UniqueId, &mut Comm))| {
             current(device)?;
             let (rank, size, mut settings) = (meeting.rank as c_int, meeting.size as c_int, NOT_BLOCKING);
-            // SAFETY: NCCL copies the settings; it writes the communicator until the group is settled, and its place stays.
+            // SAFETY: NCCL copies the settings; it writes the communicator until the group is settled, and
+            // its place stays.
             let code = unsafe { init_rank(comm, size, Id(*id), rank, &raw mut settings) };
             api.check("ncclCommInitRankConfig", code)
         };
@@ -265,7 +272,8 @@ impl Group {
     pub(super) fn launch(&self, calls: &[Vec<Call>]) -> Result<()> {
         let comms = self.comms.lock();
         self.unaborted()?;
-        // SAFETY: the memory holds the elements and is kept until the streams have come past them; a group that was begun is ended.
+        // SAFETY: the memory holds the elements and is kept until the streams have come past them; a group
+        // that was begun is ended.
         unsafe {
             self.api.check("ncclGroupStart", (self.api.group_start)())?;
             let queued =
@@ -317,12 +325,14 @@ impl Group {
         if self.aborted.load(Ordering::Acquire) { Err(aborted()) } else { Ok(()) }
     }
 
-    /// From now on what has ended counts as aborted. To be called before any communicator that shares devices with these is aborted.
+    /// From now on what has ended counts as aborted. To be called before any communicator that shares devices
+    /// with these is aborted.
     pub(super) fn condemn(&self) {
         self.aborted.store(true, Ordering::Release);
     }
 
-    /// Parts from other processes when all that these devices still send has left; aborts where that fails or takes long.
+    /// Parts from other processes when all that these devices still send has left; aborts where that fails or
+    /// takes long.
     fn part(&self) {
         let finalize = || {
             let finalize = self.api.finalize.ok_or_else(|| missing("ncclCommFinalize"))?;

@@ -13,14 +13,16 @@ use crate::{CUDA, Devices, Loan};
 const PER_THREAD: usize = 2;
 
 impl Devices {
-    /// A tensor over all elements of `slice`, which `lender` keeps, in C order of `shape`. It is ready on the slice's own stream: what is queued there
-    /// after a store's call has given the tensor free comes after what the store does with it. cudarc does not know of that, so another of its
-    /// streams has to be made to wait for the slice's.
+    /// A tensor over all elements of `slice`, which `lender` keeps, in C order of `shape`. It is ready on the
+    /// slice's own stream: what is queued there after a store's call has given the tensor free comes after
+    /// what the store does with it. cudarc does not know of that, so another of its streams has to be made to
+    /// wait for the slice's.
     ///
     /// An error if the slice is on none of these devices, or on each thread's own stream.
     ///
     /// # Safety
-    /// The slice is not dropped before `lender`, and nothing touches its elements but what is queued on its stream.
+    /// The slice is not dropped before `lender`, and nothing touches its elements but what is queued on its
+    /// stream.
     pub unsafe fn lent_slice<T: Element>(
         &self,
         slice: &CudaSlice<T>,

@@ -48,7 +48,8 @@ pub(crate) fn survey() -> Survey {
 /// Asks the MPI library on this machine, if there is one, whether it takes device memory.
 pub(crate) fn cuda_aware_mpi() -> String {
     const NAMES: [&str; 3] = ["libmpi.so", "libmpi.so.40", "libmpi.so.12"];
-    // SAFETY: the library's initialisers have no conditions; Open MPI's question takes nothing and may be asked at any time.
+    // SAFETY: the library's initialisers have no conditions; Open MPI's question takes nothing and may be
+    // asked at any time.
     unsafe {
         let Some(library) = NAMES.into_iter().find_map(|name| libloading::Library::new(name).ok()) else {
             return format!("no MPI library (looked for {})", NAMES.join(", "));

@@ -1,8 +1,10 @@
-//! Simulated devices of several ranks, be these threads or processes of this host: what stands for NCCL between ranks.
+//! Simulated devices of several ranks, be these threads or processes of this host: what stands for NCCL
+//! between ranks.
 //!
-//! A name is an address. Whoever makes one listens there until as many members have come as they say they will be, and after that adds up,
-//! round after round, what each of them gives, in the order of the ranks, and gives all of them the sum. As with NCCL, a member that does not
-//! come keeps all others waiting, and one that is gone ends the round of all with an error.
+//! A name is an address. Whoever makes one listens there until as many members have come as they say they
+//! will be, and after that adds up, round after round, what each of them gives, in the order of the ranks,
+//! and gives all of them the sum. As with NCCL, a member that does not come keeps all others waiting, and one
+//! that is gone ends the round of all with an error.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

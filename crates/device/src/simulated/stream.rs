@@ -1,4 +1,5 @@
-//! The threads of simulated streams: each runs its tasks in their order, and meets the others where a collective or an event says so.
+//! The threads of simulated streams: each runs its tasks in their order, and meets the others where a
+//! collective or an event says so.
 
 use std::ops::Range;
 use std::sync::Arc;

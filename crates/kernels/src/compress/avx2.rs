@@ -1,4 +1,5 @@
-//! The codecs' loops on vectors of 256 bits. Each does whole runs of elements, says how many it did, and leaves the rest to the scalar loop.
+//! The codecs' loops on vectors of 256 bits. Each does whole runs of elements, says how many it did, and
+//! leaves the rest to the scalar loop.
 #![allow(unsafe_code)]
 // Intrinsics are known by their prefix; a list of fifty would say nothing.
 #![allow(clippy::wildcard_imports)]
@@ -8,7 +9,8 @@ use std::arch::x86_64::*;
 use super::halves::Half;
 use super::planes::{BLOCK, Width};
 
-/// Functions that may be called on any processor, and panic on one without the instructions of the loops behind them.
+/// Functions that may be called on any processor, and panic on one without the instructions of the loops
+/// behind them.
 macro_rules! checked {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         pub(super) fn $name($($argument: $type),*) $(-> $result)? {

@@ -1,5 +1,5 @@
-//! The codecs' loops on vectors of 512 bits, where they are faster than those of 256. Each does whole runs of elements, says how many it
-//! did, and leaves the rest to the scalar loop.
+//! The codecs' loops on vectors of 512 bits, where they are faster than those of 256. Each does whole runs of
+//! elements, says how many it did, and leaves the rest to the scalar loop.
 #![allow(unsafe_code)]
 // Intrinsics are known by their prefix; a list of fifty would say nothing.
 #![allow(clippy::wildcard_imports)]
@@ -9,7 +9,8 @@ use std::arch::x86_64::*;
 use super::Level;
 use super::planes::{BLOCK, Width};
 
-/// Functions that may be called on any processor, and panic on one without the instructions of the loops behind them.
+/// Functions that may be called on any processor, and panic on one without the instructions of the loops
+/// behind them.
 macro_rules! checked {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
         pub(super) fn $name($($argument: $type),*) -> $result {
@@ -28,8 +29,8 @@ checked! {
     decode_planes(width: Width, count: usize, sums: &[u8], bits: usize, unit: f32, values: &mut [f32]) -> usize;
 }
 
-/// From so many values on, decoded ones that begin at a whole line go past the caches: they are a segment of a gradient of megabytes, and its memory
-/// need not be read before it is written.
+/// From so many values on, decoded ones that begin at a whole line go past the caches: they are a segment of
+/// a gradient of megabytes, and its memory need not be read before it is written.
 const STREAMED_LEN: usize = 64 << 10;
 
 mod loops {
@@ -51,7 +52,8 @@ mod loops {
         unsafe { _mm512_storeu_ps(sixteen.as_mut_ptr(), vector) }
     }
 
-    /// Pairs of bits, those of `upper` above those of `lower`, four to a byte with the first in its highest bits.
+    /// Pairs of bits, those of `upper` above those of `lower`, four to a byte with the first in its highest
+    /// bits.
     #[inline]
     #[target_feature(enable = "bmi2")]
     fn interleave(upper: u32, lower: u32) -> u64 {
@@ -154,7 +156,8 @@ mod loops {
             for (stored, values) in stored.into_iter().zip(values.as_chunks_mut::<16>().0) {
                 let value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(stored, count)), unit);
                 if streams {
-                    // SAFETY: the place holds 16 floats, and begins at a multiple of 64 bytes as the first one does.
+                    // SAFETY: the place holds 16 floats, and begins at a multiple of 64 bytes as the first
+                    // one does.
                     unsafe { _mm512_stream_ps(values.as_mut_ptr(), value) };
                 } else {
                     store(values, 0, value);

@@ -6,11 +6,13 @@ use super::halves::{self, Half};
 use super::planes::{self, Width};
 use super::{Level, quantise};
 
-/// A codec that treats each element by itself, so that any part of a gradient can be encoded apart from the others.
+/// A codec that treats each element by itself, so that any part of a gradient can be encoded apart from the
+/// others.
 ///
-/// The sum of `n` workers' codes is the same wherever it is made. Of `2bit` it is `(p - m) * threshold`, rounded once, where `p` workers
-/// sent `threshold` and `m` sent `-threshold`; where no multiple needs rounding, as with MXNet's 0.5, that is also what adding one after
-/// the other gives. Of `1bit` it is `p - m`, exactly. Of halves it is the sum in f32 in the order of the ranks.
+/// The sum of `n` workers' codes is the same wherever it is made. Of `2bit` it is `(p - m) * threshold`,
+/// rounded once, where `p` workers sent `threshold` and `m` sent `-threshold`; where no multiple needs
+/// rounding, as with MXNet's 0.5, that is also what adding one after the other gives. Of `1bit` it is
+/// `p - m`, exactly. Of halves it is the sum in f32 in the order of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Codec {
     /// IEEE half precision.
@@ -36,8 +38,9 @@ enum SumKind {
     Integer(Width, f32),
 }
 
-/// How integers that are sums of codes are stored, for whoever decodes them elsewhere: a block of [`Codec::BLOCK`] sums is `bits` words of 32
-/// bits, little endian, and bit `i` of word `j` is bit `j` of the number stored for sum `i`.
+/// How integers that are sums of codes are stored, for whoever decodes them elsewhere: a block of
+/// [`Codec::BLOCK`] sums is `bits` words of 32 bits, little endian, and bit `i` of word `j` is bit `j` of the
+/// number stored for sum `i`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stored {
     /// Bits of a number.
@@ -111,8 +114,9 @@ impl Codec {
         }
     }
 
-    /// Whether adding decoded codes one after the other gives the sum that [`sum`](Self::sum) and [`decode_sum`](Self::decode_sum) give, of up to
-    /// 4096 workers: no multiple of the threshold needs rounding.
+    /// Whether adding decoded codes one after the other gives the sum that [`sum`](Self::sum) and
+    /// [`decode_sum`](Self::decode_sum) give, of up to 4096 workers: no multiple of the threshold needs
+    /// rounding.
     pub fn adds_exactly(self) -> bool {
         match self {
             Codec::TwoBit { threshold } => threshold.to_bits().trailing_zeros() >= 12,

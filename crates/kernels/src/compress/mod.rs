@@ -1,12 +1,13 @@
-//! Gradient compression: codecs as data and pure functions, layered beside the optimizers. What a codec keeps of a key between
-//! pushes belongs to the caller.
+//! Gradient compression: codecs as data and pure functions, layered beside the optimizers. What a codec keeps
+//! of a key between pushes belongs to the caller.
 //!
-//! Every codec feeds its error back: what a push could not say is kept in the key's [`Feedback`] and added to the next
-//! gradient, so nothing is lost for good. The map:
+//! Every codec feeds its error back: what a push could not say is kept in the key's [`Feedback`] and added to
+//! the next gradient, so nothing is lost for good. The map:
 //!
-//! - `codec`: the element-wise codecs, [`Codec`]: what they encode, how codes are added up, and how sums are decoded;
-//! - `quantise`, `halves`, `planes`: their loops, the scalar ones being the reference; `avx2`, `avx512`: the same loops on vectors, chosen
-//!   at run time by [`Level`], with the same bits;
+//! - `codec`: the element-wise codecs, [`Codec`]: what they encode, how codes are added up, and how sums are
+//!   decoded;
+//! - `quantise`, `halves`, `planes`: their loops, the scalar ones being the reference; `avx2`, `avx512`: the
+//!   same loops on vectors, chosen at run time by [`Level`], with the same bits;
 //! - `topk`: the largest elements and where they stand;
 //! - `parse`: the words of MXNet and of the command line.
 //!
@@ -17,9 +18,9 @@
 //! | `1bit` | 1/32 | integers in `-n..=n` |
 //! | `topk` | 2 x ratio | added up in f32 in the order of the ranks |
 //!
-//! Low-rank codecs (`PowerSGD`) are not here: a key of a store is a tensor of any shape, not a matrix, each step would
-//! need two dependent allreduces with an orthogonalisation between them, and on the links that this project measures the
-//! time of 2-bit codes is already that of encoding and decoding them.
+//! Low-rank codecs (`PowerSGD`) are not here: a key of a store is a tensor of any shape, not a matrix, each
+//! step would need two dependent allreduces with an orthogonalisation between them, and on the links that
+//! this project measures the time of 2-bit codes is already that of encoding and decoding them.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -66,7 +67,8 @@ pub enum Compression {
     TopK(TopK),
 }
 
-/// The thresholds of `2bit` and `1bit` lie below this, and those of `2bit` above its inverse: sums stay finite and normal.
+/// The thresholds of `2bit` and `1bit` lie below this, and those of `2bit` above its inverse: sums stay
+/// finite and normal.
 const LARGEST_THRESHOLD: f32 = 1e30;
 
 impl Compression {
@@ -113,7 +115,8 @@ impl Compression {
         }
     }
 
-    /// Encodes `gradient` and what `feedback` kept of earlier ones into `code`, of [`code_bytes`](Self::code_bytes) bytes.
+    /// Encodes `gradient` and what `feedback` kept of earlier ones into `code`, of
+    /// [`code_bytes`](Self::code_bytes) bytes.
     ///
     /// # Panics
     /// If the lengths do not fit together.
@@ -127,7 +130,8 @@ impl Compression {
         }
     }
 
-    /// As [`encode`](Self::encode), with a code of its own for each of `parts`, which tile the gradient in any order.
+    /// As [`encode`](Self::encode), with a code of its own for each of `parts`, which tile the gradient in
+    /// any order.
     pub fn encode_parts(
         &self,
         gradient: &[f32],
@@ -186,7 +190,8 @@ impl fmt::Display for Compression {
     }
 }
 
-/// What a codec keeps of one key on one worker between pushes. Empty until the first push; any codec can go on with what another left.
+/// What a codec keeps of one key on one worker between pushes. Empty until the first push; any codec can go
+/// on with what another left.
 #[derive(Default)]
 pub struct Feedback {
     residual: Option<Buffer>,

@@ -1,4 +1,5 @@
-//! Compression in words: MXNet's parameters, `{'type': '2bit', 'threshold': 0.5}`, and one word for command lines, `2bit:0.5`.
+//! Compression in words: MXNet's parameters, `{'type': '2bit', 'threshold': 0.5}`, and one word for command
+//! lines, `2bit:0.5`.
 
 use std::str::FromStr;
 
@@ -12,8 +13,8 @@ const THRESHOLD: f32 = 0.5;
 const RATIO: f64 = 0.01;
 
 impl Compression {
-    /// From MXNet's parameters: `type`, and `threshold` (2bit, 1bit) or `ratio` and `momentum` (topk). A parameter that the type
-    /// does not have is an error.
+    /// From MXNet's parameters: `type`, and `threshold` (2bit, 1bit) or `ratio` and `momentum` (topk). A
+    /// parameter that the type does not have is an error.
     pub fn from_params<'a>(params: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
         let (mut name, mut others) = (None, Vec::new());
         for (key, value) in params {
@@ -102,7 +103,8 @@ fn number<T: FromStr>(key: &str, value: &str) -> Result<T> {
 impl FromStr for Compression {
     type Err = Error;
 
-    /// Reads `2bit`, `2bit:0.5`, `topk:0.01`, `topk:0.01:0.9`, or MXNet's parameters as Python or JSON writes them.
+    /// Reads `2bit`, `2bit:0.5`, `topk:0.01`, `topk:0.01:0.9`, or MXNet's parameters as Python or JSON writes
+    /// them.
     fn from_str(text: &str) -> Result<Self> {
         if let Some(pairs) = params_of(text)? {
             return Compression::from_params(pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())));

@@ -1,10 +1,12 @@
-//! `2bit` and `1bit` in MXNet's arithmetic and packing: the scalar reference, and the choice of a faster loop with the same bits.
+//! `2bit` and `1bit` in MXNet's arithmetic and packing: the scalar reference, and the choice of a faster loop
+//! with the same bits.
 //!
-//! *2bit.* `r += g`; code 11 and `r -= t` if `r >= t`; code 10 and `r += t` if `r <= -t`; code 00 otherwise. Four codes a byte, the first in
-//! the two highest bits. Decoded: `t`, `-t`, 0. NaN compares with nothing: its code is 00 and it stays in the residual.
+//! *2bit.* `r += g`; code 11 and `r -= t` if `r >= t`; code 10 and `r += t` if `r <= -t`; code 00 otherwise.
+//! Four codes a byte, the first in the two highest bits. Decoded: `t`, `-t`, 0. NaN compares with nothing:
+//! its code is 00 and it stays in the residual.
 //!
-//! *1bit.* `r += g`; bit 1 and `r -= 1` if `r > t`; bit 0 and `r += 1` otherwise. Eight bits a byte, the first in the highest. Decoded: 1, -1,
-//! whatever the threshold.
+//! *1bit.* `r += g`; bit 1 and `r -= 1` if `r > t`; bit 0 and `r += 1` otherwise. Eight bits a byte, the
+//! first in the highest. Decoded: 1, -1, whatever the threshold.
 //!
 //! Codes fill whole words of four bytes; the rest of the last is zero.
 

@@ -1,4 +1,5 @@
-//! Every level gives the bits of the scalar loops, and what a codec emits and what it keeps add up to what it was given.
+//! Every level gives the bits of the scalar loops, and what a codec emits and what it keeps add up to what it
+//! was given.
 
 use proptest::prelude::*;
 
@@ -36,7 +37,8 @@ fn floats() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// Bits to compare: which NaN it is depends on the order of an addition's operands, which no processor promises.
+/// Bits to compare: which NaN it is depends on the order of an addition's operands, which no processor
+/// promises.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }).collect()
 }

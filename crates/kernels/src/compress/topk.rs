@@ -1,10 +1,12 @@
 //! `topk`: the largest elements and where they stand, as in Deep Gradient Compression (Lin et al., 2018).
 //!
-//! What is not sent stays in the residual and grows until it is. With momentum `m` each gradient first goes through `v = m v + g`, and `v` is what
-//! accumulates; what has been sent is cleared in both, so that stale momentum does not repeat it.
+//! What is not sent stays in the residual and grows until it is. With momentum `m` each gradient first goes
+//! through `v = m v + g`, and `v` is what accumulates; what has been sent is cleared in both, so that stale
+//! momentum does not repeat it.
 //!
-//! A push of `len` elements is always `max(1, ceil(ratio len))` of them, so that every rank knows the length of every other's without asking. The
-//! code is their indices (u32, ascending) and then their values (f32). Among elements of one size the first are sent; NaN is larger than all.
+//! A push of `len` elements is always `max(1, ceil(ratio len))` of them, so that every rank knows the length
+//! of every other's without asking. The code is their indices (u32, ascending) and then their values (f32).
+//! Among elements of one size the first are sent; NaN is larger than all.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +34,8 @@ impl TopK {
         self.kept(len) * ENTRY_BYTES
     }
 
-    /// Encodes the largest of `residual` after `gradient` has gone into it; `velocity` is empty without momentum.
+    /// Encodes the largest of `residual` after `gradient` has gone into it; `velocity` is empty without
+    /// momentum.
     pub(super) fn encode(&self, gradient: &[f32], residual: &mut [f32], velocity: &mut [f32], code: &mut [u8]) {
         assert_eq!(gradient.len(), residual.len(), "a residual for each element");
         assert_eq!(code.len(), self.code_bytes(gradient.len()), "a place for each entry");

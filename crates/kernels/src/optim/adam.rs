@@ -1,7 +1,8 @@
 //! Adam in MXNet's form: weight decay is part of the gradient, the bias correction part of the learning rate.
 //!
-//! With `g = clip(rescale * gradient + decay * w)` and `rate = learning_rate * sqrt(1 - beta2^t) / (1 - beta1^t)` at the
-//! key's update number `t`, counted from 1: `mean = beta1 * mean + (1 - beta1) * g`, `variance` likewise of `g * g`, and
+//! With `g = clip(rescale * gradient + decay * w)` and
+//! `rate = learning_rate * sqrt(1 - beta2^t) / (1 - beta1^t)` at the key's update number `t`, counted from 1:
+//! `mean = beta1 * mean + (1 - beta1) * g`, `variance` likewise of `g * g`, and
 //! `w -= rate * mean / (sqrt(variance) + epsilon)`. (Kingma and Ba, "Adam", section 2, the reordered form.)
 
 use super::element::{Real, Stored, elements, elements_mut};

@@ -8,11 +8,13 @@ use super::element::{Real, Stored, elements, elements_mut};
 use super::sgd::Sgd;
 use super::{Optimizer, Rule, State};
 
-/// Updates of more elements than this are shared out over threads. Elements are computed one by one, so bits do not depend on it.
+/// Updates of more elements than this are shared out over threads. Elements are computed one by one, so bits
+/// do not depend on it.
 const PARALLEL_LEN: usize = 1 << 20;
 
 impl Optimizer {
-    /// One step: changes `weight`, elements of `dtype`, by `gradient` of the same length. On an error nothing has changed.
+    /// One step: changes `weight`, elements of `dtype`, by `gradient` of the same length. On an error nothing
+    /// has changed.
     pub fn apply(&self, state: &mut State, dtype: DType, weight: &mut [u8], gradient: &[u8]) -> Result<()> {
         if weight.len() != gradient.len() {
             return Err(Error::argument(
@@ -25,8 +27,8 @@ impl Optimizer {
         Ok(())
     }
 
-    /// As [`apply`](Self::apply) for row-sparse gradients, as MXNet's lazy update does it: only the rows that `ids` names change,
-    /// in weight and in state. `rows` holds one row of `row_bytes` for each id.
+    /// As [`apply`](Self::apply) for row-sparse gradients, as MXNet's lazy update does it: only the rows that
+    /// `ids` names change, in weight and in state. `rows` holds one row of `row_bytes` for each id.
     pub fn apply_rows(
         &self,
         state: &mut State,

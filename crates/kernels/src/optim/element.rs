@@ -34,8 +34,8 @@ pub(super) trait Real:
     }
 }
 
-/// A float type as bytes. Received frames and saved states are aligned for nothing, so elements are read byte-wise, which
-/// compiles to the same vector loads.
+/// A float type as bytes. Received frames and saved states are aligned for nothing, so elements are read
+/// byte-wise, which compiles to the same vector loads.
 pub(super) trait Stored {
     type Bytes: bytemuck::Pod + Send + Sync;
     type Real: Real;

@@ -1,9 +1,10 @@
-//! Optimizers as data and pure functions: a description that can be sent to servers, a state per key, and one update.
+//! Optimizers as data and pure functions: a description that can be sent to servers, a state per key, and one
+//! update.
 //!
-//! Every rank of `dist_sync_mpi` and every server runs the same update on the same bits, so states need not travel. To that
-//! end the arithmetic is fixed to the bit: each element is computed on its own, in the order of operations written in
-//! `sgd` and `adam`, with no fused multiply-add and no call of the platform's `pow`; threads only share out elements.
-//! Halves widen to f32 and round once; f64 weights are computed in f64.
+//! Every rank of `dist_sync_mpi` and every server runs the same update on the same bits, so states need not
+//! travel. To that end the arithmetic is fixed to the bit: each element is computed on its own, in the order
+//! of operations written in `sgd` and `adam`, with no fused multiply-add and no call of the platform's `pow`;
+//! threads only share out elements. Halves widen to f32 and round once; f64 weights are computed in f64.
 
 mod adam;
 mod apply;
@@ -70,7 +71,8 @@ pub enum Rule {
 pub struct State {
     /// How many updates the key has had.
     pub updates: u64,
-    /// Slots of one f32 (f64 for f64 weights) per weight element, little endian: momentum; mean and variance; the master copy last.
+    /// Slots of one f32 (f64 for f64 weights) per weight element, little endian: momentum; mean and variance;
+    /// the master copy last.
     pub slots: Vec<Vec<u8>>,
 }
 
@@ -89,7 +91,8 @@ impl Optimizer {
 }
 
 impl Optimizer {
-    /// Whether states that `earlier` left can be carried on by this optimizer: the same rule with the same slots.
+    /// Whether states that `earlier` left can be carried on by this optimizer: the same rule with the same
+    /// slots.
     pub fn keeps_states_of(&self, earlier: &Optimizer) -> bool {
         let with_momentum = |rule: &Rule| matches!(rule, Rule::Sgd { momentum, .. } if *momentum != 0.0);
         std::mem::discriminant(&self.rule) == std::mem::discriminant(&earlier.rule)

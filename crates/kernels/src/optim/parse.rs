@@ -10,7 +10,8 @@ use super::{Optimizer, Rule};
 impl FromStr for Optimizer {
     type Err = Error;
 
-    /// A rule (`sgd`, `nag`, `adam`, `test`), then `name=value` pairs in MXNet's names; what is not named has MXNet's default.
+    /// A rule (`sgd`, `nag`, `adam`, `test`), then `name=value` pairs in MXNet's names; what is not named has
+    /// MXNet's default.
     fn from_str(text: &str) -> Result<Self> {
         let mut words = text.split(',').map(str::trim);
         let name = words.next().unwrap_or_default();

@@ -1,15 +1,17 @@
 //! Sums of buffers, element by element: the only arithmetic on the path of a gradient.
 //!
-//! A [`Kernel`] is one set of machine code for all element types; the best that the processor has is chosen when the
-//! first sum is asked for. `x86` holds those for AVX-512 and for AVX2 with F16C, `portable` the one that every machine
-//! has and that the others are tested against. It is compiled for what the target always has: SSE2 on x86-64, NEON on
-//! 64-bit ARM, so there is nothing to choose there; halves (f16) it converts one at a time, by the `half` crate.
+//! A [`Kernel`] is one set of machine code for all element types; the best that the processor has is chosen
+//! when the first sum is asked for. `x86` holds those for AVX-512 and for AVX2 with F16C, `portable` the one
+//! that every machine has and that the others are tested against. It is compiled for what the target always
+//! has: SSE2 on x86-64, NEON on 64-bit ARM, so there is nothing to choose there; halves (f16) it converts one
+//! at a time, by the `half` crate.
 //!
-//! Every kernel gives the same bits: sums are made from left to right, a half is rounded to nearest even after each
-//! addition, integers wrap. Only which of two NaNs comes out of their sum is the processor's business.
+//! Every kernel gives the same bits: sums are made from left to right, a half is rounded to nearest even
+//! after each addition, integers wrap. Only which of two NaNs comes out of their sum is the processor's
+//! business.
 //!
-//! There are no stores past the caches: where a sum overwrites its own operands the lines have just been read, and such
-//! stores took a multiple of the time.
+//! There are no stores past the caches: where a sum overwrites its own operands the lines have just been
+//! read, and such stores took a multiple of the time.
 #![allow(unsafe_code)]
 
 mod portable;
@@ -103,8 +105,8 @@ pub fn add_assign(dtype: DType, sum: &mut [u8], addend: &[u8]) {
     add_by(Kernel::best(), dtype, sum, addend);
 }
 
-/// `sum[i]` becomes the sum of all `addends[..][i]` from left to right, in one pass: the same bits as a copy of the
-/// first and [`add_assign`] of each of the others.
+/// `sum[i]` becomes the sum of all `addends[..][i]` from left to right, in one pass: the same bits as a copy
+/// of the first and [`add_assign`] of each of the others.
 ///
 /// # Panics
 /// If there is no addend, or the lengths differ or are not whole elements.
@@ -116,7 +118,8 @@ fn add_by(kernel: Kernel, dtype: DType, sum: &mut [u8], addend: &[u8]) {
     assert_eq!(sum.len(), addend.len(), "both buffers of a sum have one length");
     assert_eq!(sum.len() % dtype.size_bytes(), 0, "a sum is of whole elements");
     let own = sum.as_mut_ptr();
-    // SAFETY: both are valid for the length; the output is the first input itself; the processor has been asked.
+    // SAFETY: both are valid for the length; the output is the first input itself; the processor has been
+    // asked.
     unsafe { kernel.sum(dtype)(&[own.cast_const(), addend.as_ptr()], &[own], sum.len()) }
 }
 
@@ -129,11 +132,12 @@ fn sum_by(kernel: Kernel, dtype: DType, sum: &mut [u8], addends: &[&[u8]]) {
     unsafe { kernel.sum(dtype)(&inputs, &[sum.as_mut_ptr()], sum.len()) }
 }
 
-/// Sums memory that other processes may map as well: `inputs` from left to right, the sum to each of `outputs`.
+/// Sums memory that other processes may map as well: `inputs` from left to right, the sum to each of
+/// `outputs`.
 ///
 /// # Safety
-/// All are valid for `len_bytes` bytes of whole elements, and nobody else touches them meanwhile. An output is one of
-/// the inputs, or overlaps none of them. There is at least one input.
+/// All are valid for `len_bytes` bytes of whole elements, and nobody else touches them meanwhile. An output
+/// is one of the inputs, or overlaps none of them. There is at least one input.
 pub unsafe fn sum_shared(dtype: DType, inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize) {
     // SAFETY: as the caller promises; the processor has been asked.
     unsafe { Kernel::best().sum(dtype)(inputs, outputs, len_bytes) }

@@ -1,4 +1,5 @@
-//! The kernel of every machine, in the element's own arithmetic. Runs of a fixed length, which compilers make vectors of.
+//! The kernel of every machine, in the element's own arithmetic. Runs of a fixed length, which compilers make
+//! vectors of.
 #![allow(unsafe_code)]
 
 use ringpull_base::{DType, Element, with_element};
@@ -13,7 +14,8 @@ pub(super) fn of(dtype: DType) -> Sum {
 }
 
 /// # Safety
-/// All of `inputs` and `outputs` are valid for `len_bytes`; an output is one of the inputs or overlaps none of them.
+/// All of `inputs` and `outputs` are valid for `len_bytes`; an output is one of the inputs or overlaps none
+/// of them.
 unsafe fn sum<T: Element>(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize) {
     // SAFETY: as the caller promises.
     unsafe { sum_from::<T>(inputs, outputs, 0, len_bytes) }

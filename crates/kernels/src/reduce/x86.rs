@@ -2,8 +2,9 @@
 //! them too. The loop of `portable` compiled for AVX2 keeps up with them only if optimised in full, and not
 //! for halves, whether it converts these one at a time or by `half`'s slices.
 //!
-//! A register holds the sums of some consecutive elements. Halves are summed as f32 and rounded after each addition; for
-//! bf16 the register keeps the f32 whose lower 16 bits are zero, so that rounding is integer arithmetic on it.
+//! A register holds the sums of some consecutive elements. Halves are summed as f32 and rounded after each
+//! addition; for bf16 the register keeps the f32 whose lower 16 bits are zero, so that rounding is integer
+//! arithmetic on it.
 #![allow(unsafe_code)]
 // All loads and stores here are the unaligned ones, whose arguments are pointers to registers.
 #![allow(clippy::cast_ptr_alignment)]
@@ -31,8 +32,8 @@ macro_rules! kernels {
     ($($name:ident: $element:ty, $features:literal, $bytes:literal bytes,
         |$from:ident| $load:expr, |$a:ident, $b:ident| $add:expr, |$to:ident, $value:ident| $store:expr;)*) => {$(
         /// # Safety
-        /// The processor has the features; all of `inputs` and `outputs` are valid for `len_bytes`, and an output is one
-        /// of the inputs or overlaps none of them.
+        /// The processor has the features; all of `inputs` and `outputs` are valid for `len_bytes`, and an
+        /// output is one of the inputs or overlaps none of them.
         #[target_feature(enable = $features)]
         unsafe fn $name(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize) {
             // SAFETY: every access is below `len_bytes`, where all buffers are valid.

@@ -10,7 +10,8 @@ use crate::shard::MAX_SEGMENT_BYTES;
 /// The most dimensions of a key.
 const MAX_DIMENSIONS: usize = 64;
 
-/// What is wrong with an init: a segment is a part of its key, made of whole units of whole elements, and no longer than any.
+/// What is wrong with an init: a segment is a part of its key, made of whole units of whole elements, and no
+/// longer than any.
 pub(super) fn check_init(geometry: Geometry, shape: &[u64]) -> Result<(), String> {
     let Geometry { dtype, len_bytes, unit_bytes } = geometry;
     let size = dtype.size_bytes();

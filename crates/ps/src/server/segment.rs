@@ -1,4 +1,5 @@
-//! One segment of a key on its server: its value, the rounds of pushes that are open, and the pulls that wait for them.
+//! One segment of a key on its server: its value, the rounds of pushes that are open, and the pulls that wait
+//! for them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! Who may speak: the first bytes of every connection.
 //!
-//! Both ends have the job's secret, or neither has. Each proves it by a keyed hash over fresh random numbers of both,
-//! so that a proof that was overheard is of no use for another connection, nor for the other direction:
+//! Both ends have the job's secret, or neither has. Each proves it by a keyed hash over fresh random numbers
+//! of both, so that a proof that was overheard is of no use for another connection, nor for the other
+//! direction:
 //!
 //! ```text
 //!   client                                         server
@@ -11,9 +12,10 @@
 //!     | <-- verdict, proof(secret, all above) ------ |
 //! ```
 //!
-//! Each message has a fixed size, and all of them together a deadline: who has proved nothing costs the server a
-//! buffer of some hundred bytes. The client proves first, so strangers get nothing that depends on the secret.
-//! The connection is not encrypted: who can change what travels between two hosts can change values.
+//! Each message has a fixed size, and all of them together a deadline: who has proved nothing costs the
+//! server a buffer of some hundred bytes. The client proves first, so strangers get nothing that depends on
+//! the secret. The connection is not encrypted: who can change what travels between two hosts can change
+//! values.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -22,7 +24,8 @@ use std::time::{Duration, Instant};
 use ringpull_base::Secret;
 use ringpull_base::secret::CODE_BYTES;
 
-/// The first bytes that a client sends and those that a server does: the name of the protocol, and its version.
+/// The first bytes that a client sends and those that a server does: the name of the protocol, and its
+/// version.
 const MAGIC: &[u8; 7] = b"RPULLC\x01";
 const SERVER_MAGIC: &[u8; 7] = b"RPULLS\x01";
 

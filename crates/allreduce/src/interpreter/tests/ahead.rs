@@ -11,7 +11,7 @@ use crate::interpreter::run::STANDSTILL;
 use ringpull_plan::{Parts, Plan, Schedule, Then, broadcast};
 
 use crate::interpreter::*;
-use crate::transport::{Mode, Stamp, Transport, inproc};
+use crate::transport::{SendMode, Stamp, Transport, inproc};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const SEGMENT: usize = 16 << 10;
@@ -57,13 +57,13 @@ impl Transport for Recorder {
         self.end.size()
     }
 
-    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: Mode, token: u32) -> Result<()> {
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
         self.sent.push(stamp);
         if self.kept_back == Some(stamp) {
             self.kept.push(token);
             return Ok(());
         }
-        if mode == Mode::Synchronous {
+        if mode == SendMode::Synchronous {
             self.asked.push(self.sent.len() - 1);
             if let Some(all) = &mut self.unanswered {
                 // SAFETY: as above.

@@ -3,7 +3,7 @@
 
 use ringpull_base::{Error, Key};
 
-use crate::progress::agreement::{Agreement, Owed, Pending, Phase};
+use crate::progress::agreement::{Agreement, Outstanding, Pending, Phase};
 use crate::progress::messages::{Stuck, Topic};
 
 /// How long nothing of a rank may have changed before it says so.
@@ -37,7 +37,8 @@ impl Late {
 impl Agreement {
     /// An error if some call has stayed alone for longer than the limit.
     pub fn check_time(&self, now_s: f64) -> Result<(), Error> {
-        // What is owed comes first: others may not have called something else because they wait for that.
+        // What is outstanding comes first: others may not have called something else because they wait for
+        // that.
         if let Some(late) = self.late_in_cycle().find(|late| now_s - late.since_s > self.limit_s) {
             return Err(late.error(now_s, String::new()));
         }
@@ -70,8 +71,8 @@ impl Agreement {
 
     /// What ranks have begun of the last frozen cycle and others have not called.
     fn late_in_cycle(&self) -> impl Iterator<Item = Late> {
-        self.owed.iter().enumerate().filter_map(|(rank, owed)| {
-            let Owed { key, operation, by, since_s } = owed.clone()?;
+        self.outstanding.iter().enumerate().filter_map(|(rank, outstanding)| {
+            let Outstanding { key, operation, by, since_s } = outstanding.clone()?;
             Some(Late { operation: operation.to_string(), key, rank: by, missing: vec![rank], since_s })
         })
     }
@@ -102,7 +103,7 @@ impl Agreement {
     /// `heard_s`, when some rank was last silent for a while: after a link was down TCP sends again when as
     /// much time has passed at most.
     pub fn lost_data(&self, orders: u64, now_s: f64, limit_s: f64, heard_s: f64) -> Option<Vec<usize>> {
-        let all_have_called = matches!(self.phase, Phase::Open) && self.owed.iter().all(Option::is_none);
+        let all_have_called = matches!(self.phase, Phase::Open) && self.outstanding.iter().all(Option::is_none);
         let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
         let is_still = |rank: usize| self.still_s[rank].is_some_and(|since_s| now_s - since_s.max(heard_s) >= limit_s);
         let waits = |rank: usize| self.is_stuck(rank, orders, now_s);
@@ -120,16 +121,21 @@ impl Agreement {
         self.stuck[rank].as_ref().is_some_and(known)
     }
 
-    /// This rank and what of another it waits for, as [`Error::Deadlock`] has them; none where it waits for data of a sum that
-    /// all have called, which a link may hold up.
+    /// This rank and what of another it waits for, as [`Error::Deadlock`] has them; none where it waits for
+    /// data of a sum that all have called, which a link may hold up.
     fn awaits(&self, rank: usize) -> Option<(usize, String)> {
         let is_alone = |pending: &&Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
-        let owed = || self.owed.iter().enumerate().find_map(|(owing, owed)| Some((owing, owed.as_ref()?)));
+        let outstanding = || {
+            self.outstanding
+                .iter()
+                .enumerate()
+                .find_map(|(late_rank, outstanding)| Some((late_rank, outstanding.as_ref()?)))
+        };
         let awaited = if let Some(pending) = self.pending.values().find(is_alone) {
             let ((_, call), missing) = (pending.first(), self.lacking(pending));
             format!("{} of key {}, which rank(s) {missing:?} have not called", call.operation, call.topic.key())
-        } else if let Some((owing, owed)) = owed().filter(|_| self.owed[rank].is_none()) {
-            format!("{} of key {}, which rank(s) [{owing}] have not called", owed.operation, owed.key)
+        } else if let Some((late_rank, outstanding)) = outstanding().filter(|_| self.outstanding[rank].is_none()) {
+            format!("{} of key {}, which rank(s) [{late_rank}] have not called", outstanding.operation, outstanding.key)
         } else if self.joined[rank] {
             "the others to join".to_owned()
         } else {

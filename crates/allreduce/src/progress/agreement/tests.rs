@@ -4,7 +4,7 @@ use super::*;
 use ringpull_base::DType;
 use ringpull_base::config::Config;
 
-use crate::progress::messages::{Sums, Terms, Wire};
+use crate::progress::messages::{Sums, Terms, Transfer};
 
 fn of(dtype: DType) -> Terms {
     Terms { value: Some((dtype, Vec::new())), ..Terms::default() }
@@ -12,8 +12,8 @@ fn of(dtype: DType) -> Terms {
 
 fn call(key: i64, ordinal: u64, dtype: DType) -> Call {
     let topic = Topic::Key { store: 0, key: key.into() };
-    let wire = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
-    Call { topic, ordinal, operation: Operation::Push, terms: of(dtype), wire, waited: false }
+    let transfer = Transfer::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
+    Call { topic, ordinal, operation: Operation::Push, terms: of(dtype), transfer, waited: false }
 }
 
 fn launched(orders: Result<Vec<Order>, Error>) -> Launch {
@@ -114,7 +114,7 @@ fn a_rank_that_leaves_without_what_others_began_of_a_stopped_cycle_is_an_error_a
             table.call(rank, call(key, step, DType::F32), 0.0).unwrap();
         }
     }
-    assert_eq!(table.thaw(1, None), [Order::Stop(1)]);
+    assert_eq!(table.invalidate(1, None), [Order::Stop(1)]);
     for (rank, begun) in [(0, 0), (1, 3)] {
         let missing = Some((Key::from(1), Operation::Push));
         table.stopped(rank, Stopped { epoch: 1, begun, missing }, 1.0).unwrap();
@@ -161,7 +161,7 @@ fn a_cycle_that_stood_still_twice_is_the_last() {
         };
         let stop = |table: &mut Agreement, epoch: u32| {
             let overdue = waited_s.map(|waited_s| Overdue { has_begun: false, waited_s });
-            assert_eq!(table.thaw(epoch, overdue), [Order::Stop(epoch)]);
+            assert_eq!(table.invalidate(epoch, overdue), [Order::Stop(epoch)]);
             let stopped = || Stopped { epoch, begun: 0, missing: None };
             assert_eq!(table.stopped(0, stopped(), 0.0), Ok(vec![]));
             assert!(matches!(table.stopped(1, stopped(), 0.0).unwrap()[..], [Order::RunTo(_)]));
@@ -224,7 +224,7 @@ fn ranks_that_wait_for_data_are_no_deadlock() {
             table.call(rank, call(key, step, DType::F32), 0.0).unwrap();
         }
     }
-    assert_eq!(table.thaw(1, Some(Overdue { has_begun: true, waited_s: 3.0 })), [Order::Stop(1)]);
+    assert_eq!(table.invalidate(1, Some(Overdue { has_begun: true, waited_s: 3.0 })), [Order::Stop(1)]);
     for (rank, begun) in [(0, 1), (1, 0), (2, 0)] {
         let missing = Some((Key::from(1), Operation::Push));
         table.stopped(rank, Stopped { epoch: 1, begun, missing }, 4.0).unwrap();

@@ -8,7 +8,7 @@ use crate::transport::greeting::HELLO_BYTES;
 
 use super::*;
 
-const PATIENCE: Patience = Patience { warn: Duration::from_secs(30), silence: Duration::from_secs(5) };
+const PATIENCE: StartLimits = StartLimits { warn: Duration::from_secs(30), silence: Duration::from_secs(5) };
 
 /// Rank 0 and the others of a job of `size`.
 fn star(size: usize) -> (Control, Vec<Control>) {
@@ -84,13 +84,13 @@ fn strangers_keep_nobody_waiting_and_are_turned_away() {
 
 #[test]
 fn a_rank_0_that_accepts_late_is_waited_for() {
-    let patience = Patience { silence: Duration::from_secs(20), ..PATIENCE };
+    let limits = StartLimits { silence: Duration::from_secs(20), ..PATIENCE };
     let hub = Hub::listen(true).unwrap();
     let invitation = hub.invitation().unwrap();
-    let peer = std::thread::spawn(move || join(1, 2, &invitation, patience).unwrap());
+    let peer = std::thread::spawn(move || join(1, 2, &invitation, limits).unwrap());
     // The other gives its first connection up meanwhile.
     std::thread::sleep(GREETING + Duration::from_millis(500));
-    let middle = hub.gather(2, patience).unwrap();
+    let middle = hub.gather(2, limits).unwrap();
     let leaf = peer.join().unwrap();
     leaf.send(0, b"of the job").unwrap();
     assert_eq!(next(&middle), Event::Frame { from: 1, bytes: b"of the job".to_vec() });
@@ -172,7 +172,7 @@ fn once_all_are_there_only_the_interface_they_came_over_is_listened_on() {
 
 #[test]
 fn a_rank_that_never_comes_is_named() {
-    let patience = Patience { silence: Duration::from_millis(10), ..PATIENCE };
-    let error = Hub::listen(true).unwrap().gather(3, patience).err().unwrap().to_string();
+    let limits = StartLimits { silence: Duration::from_millis(10), ..PATIENCE };
+    let error = Hub::listen(true).unwrap().gather(3, limits).err().unwrap().to_string();
     assert!(error.contains("rank(s) [1, 2]"), "{error}");
 }

@@ -16,7 +16,7 @@ use ringpull_base::{Result, Secret};
 use crate::transport::control::Event;
 use crate::transport::greeting::{self, Hello};
 use crate::transport::star::guests::{Arrival, Guests};
-use crate::transport::star::{ATTEMPT, NEXT_ATTEMPT, Patience, failed, greet};
+use crate::transport::star::{ATTEMPT, NEXT_ATTEMPT, StartLimits, failed, greet};
 use crate::transport::wire::{Broken, Wire};
 
 /// How often the port of a peer is tried whose connection failed and that has not come back.
@@ -50,7 +50,8 @@ pub(super) enum Role {
 struct Standing {
     /// Where its process listens, of those that connect to rank 0.
     presence: Option<SocketAddr>,
-    /// Whether it was reached there: only then does a closed port say that the process is gone, and no firewall.
+    /// Whether it was reached there: only then does a closed port say that the process is gone, and no
+    /// firewall.
     was_reached: bool,
     /// Over which of this host's addresses it has connected.
     way: Option<IpAddr>,
@@ -66,7 +67,7 @@ type Tried = (usize, bool);
 
 struct Star {
     rank: usize,
-    patience: Patience,
+    limits: StartLimits,
     secret: Secret,
     role: Role,
     wires: Arc<Vec<Option<Wire>>>,
@@ -83,7 +84,7 @@ struct Star {
 pub(super) fn start(
     rank: usize,
     size: usize,
-    patience: Patience,
+    limits: StartLimits,
     secret: Secret,
     role: Role,
     come: Option<Sender<usize>>,
@@ -97,7 +98,7 @@ pub(super) fn start(
     let ends = Arc::new(AtomicBool::new(false));
     let star = Star {
         rank,
-        patience,
+        limits,
         secret,
         role,
         wires: Arc::clone(&wires),
@@ -165,7 +166,8 @@ impl Star {
         let news = &self.news;
         // Nobody listens any more once this end has closed.
         let take = |bytes| drop(news.send(Event::Frame { from: peer, bytes }));
-        // What has come is read before anything is sent: after a failed write the system says that the peer has closed.
+        // What has come is read before anything is sent: after a failed write the system says that the peer
+        // has closed.
         let outcome = wire.receive(take).and_then(|()| wire.flush());
         match outcome {
             Ok(()) => {}
@@ -217,7 +219,7 @@ impl Star {
         let welcome = greeting::welcome(&self.secret, wire.received(), &challenge, &nonce);
         let attached = stream.local_addr().and_then(|here| {
             (&stream).write_all(&welcome)?;
-            wire.attach(stream, hello.received, self.patience.silence).map(|()| here.ip())
+            wire.attach(stream, hello.received, self.limits.silence).map(|()| here.ip())
         });
         match attached {
             Ok(way) => {
@@ -259,7 +261,8 @@ impl Star {
         }
     }
 
-    /// Finds out whether a peer's process listens. A host that does not answer keeps a thread of its own for a second.
+    /// Finds out whether a peer's process listens. A host that does not answer keeps a thread of its own for
+    /// a second.
     fn look(&self, peer: usize) {
         let Some(presence) = self.standings[peer].presence else { return };
         let (tried, wake) = (self.tried.0.clone(), Arc::clone(&self.wake));
@@ -284,7 +287,7 @@ impl Star {
         let hello = Hello { rank: self.rank as u32, attempt: *attempt, received: wire.received(), port: *port };
         let dialled = TcpStream::connect_timeout(address, ATTEMPT).and_then(|stream| {
             let theirs = greet(&stream, &self.secret, hello, ATTEMPT)?;
-            wire.attach(stream, theirs, self.patience.silence)
+            wire.attach(stream, theirs, self.limits.silence)
         });
         match dialled {
             Ok(()) => {
@@ -300,8 +303,8 @@ impl Star {
         }
     }
 
-    /// Sends what is left, and says that nothing follows. What still comes is read, as the system would answer it with a reset, which
-    /// could overtake what was sent.
+    /// Sends what is left, and says that nothing follows. What still comes is read, as the system would
+    /// answer it with a reset, which could overtake what was sent.
     fn part(&mut self) {
         let end = Instant::now() + LAST_WORDS;
         let wires: Vec<&Wire> = self.wires.iter().flatten().collect();

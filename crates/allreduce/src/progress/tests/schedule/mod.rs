@@ -221,9 +221,9 @@ fn what_runs_alone_neither_overtakes_what_others_have_begun_nor_is_overtaken() {
     }
 }
 
-/// A cycle is not frozen while a rank still owes of the last one.
+/// A cycle is not frozen while a rank has still to call of the last one.
 #[test]
-fn a_rank_that_owes_a_call_for_several_steps_still_makes_it() {
+fn a_rank_with_an_outstanding_call_for_several_steps_still_makes_it() {
     let late = [steps(5, &[1, 2, 3]), steps(6, &[2, 3]), steps(1, &[1]), steps(9, &[1, 2, 3])].concat();
     let plain = [steps(5, &[1, 2, 3]), vec![push(1)], [push(2), push(3)].repeat(6), steps(9, &[1, 2, 3])].concat();
     for seed in 0..200 {
@@ -234,9 +234,9 @@ fn a_rank_that_owes_a_call_for_several_steps_still_makes_it() {
 }
 
 /// Two ranks that end in the same step of a frozen cycle, while a third has begun the next: one joins when it
-/// knows already what it owes.
+/// knows already what is outstanding.
 #[test]
-fn a_rank_that_joins_while_it_owes_makes_up_for_that() {
+fn a_rank_that_joins_while_a_call_is_outstanding_makes_up_for_that() {
     for seed in 0..400 {
         let program = |count| [steps(count, &[1, 2, 3]), vec![Do::Join], steps(3, &[1, 2, 3])].concat();
         let mut world = World::new(vec![program(9), program(9), program(10)], seed);

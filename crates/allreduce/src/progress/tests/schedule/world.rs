@@ -7,7 +7,7 @@ use ringpull_base::{DType, Error, Key};
 
 use crate::progress::agreement::Agreement;
 use crate::progress::calls::{Act, Calls};
-use crate::progress::messages::{Call, Operation, Order, Overdue, Stopped, Terms, Topic, Wire};
+use crate::progress::messages::{Call, Operation, Order, Overdue, Stopped, Terms, Topic, Transfer};
 
 /// What a rank's program does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,11 +30,11 @@ pub(in crate::progress::tests) fn push(key: i64) -> Do {
 }
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-pub(in crate::progress::tests) enum Note {
+pub(in crate::progress::tests) enum ToRank0 {
     Called(Box<Call>),
     Joined,
-    Even,
-    Thaw(u32, Option<Overdue>),
+    CaughtUp,
+    Invalidate(u32, Option<Overdue>),
     Stopped(Stopped),
     Leaving(Option<Stopped>),
 }
@@ -56,7 +56,7 @@ pub(in crate::progress::tests) struct World {
     /// How many calls each rank has stood in for, and the rank that joined last, as each was told.
     pub(in crate::progress::tests) stood_in: Vec<usize>,
     pub(in crate::progress::tests) last: Vec<Vec<usize>>,
-    pub(in crate::progress::tests) up: Vec<VecDeque<Note>>,
+    pub(in crate::progress::tests) up: Vec<VecDeque<ToRank0>>,
     pub(in crate::progress::tests) down: Vec<VecDeque<Order>>,
     pub(in crate::progress::tests) begun: Vec<Vec<Unit>>,
     /// What has begun and not ended: of each rank, in its order. The first that runs alone keeps back what is
@@ -135,7 +135,7 @@ impl World {
     pub(in crate::progress::tests) fn hurry(&mut self, rank: usize) -> bool {
         let Some((epoch, _)) = self.ranks[rank].frozen().filter(|_| !self.open[rank].is_empty()) else { return false };
         let overdue = Overdue { has_begun: !self.comm[rank].is_empty(), waited_s: 5.0 };
-        self.up[rank].push_back(Note::Thaw(epoch, Some(overdue)));
+        self.up[rank].push_back(ToRank0::Invalidate(epoch, Some(overdue)));
         true
     }
 
@@ -182,10 +182,10 @@ impl World {
                     self.ranks[rank].all_returned();
                 }
                 self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
-                let sum = Wire::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
-                let wire = if is_alone(&topic) { Wire::Alone } else { sum };
+                let sum = Transfer::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
+                let transfer = if is_alone(&topic) { Transfer::Alone } else { sum };
                 let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
-                self.ranks[rank].call(topic, Operation::Push, terms, wire)
+                self.ranks[rank].call(topic, Operation::Push, terms, transfer)
             }
             Some(Do::Wait) if self.waits[rank] => {
                 self.programs[rank].pop_front();
@@ -203,7 +203,7 @@ impl World {
             Some(Do::Leave) if self.waits[rank] => {
                 self.programs[rank].pop_front();
                 self.waits[rank] = false;
-                self.up[rank].push_back(Note::Leaving(self.ranks[rank].begun()));
+                self.up[rank].push_back(ToRank0::Leaving(self.ranks[rank].begun()));
                 Vec::new()
             }
             Some(Do::Wait | Do::Leave) => {
@@ -218,13 +218,13 @@ impl World {
     fn act(&mut self, rank: usize, acts: Vec<Act>) {
         for act in acts {
             match act {
-                Act::Announce(call) => self.up[rank].push_back(Note::Called(Box::new(call))),
-                Act::Thaw(epoch) => self.up[rank].push_back(Note::Thaw(epoch, None)),
+                Act::Announce(call) => self.up[rank].push_back(ToRank0::Called(Box::new(call))),
+                Act::Invalidate(epoch) => self.up[rank].push_back(ToRank0::Invalidate(epoch, None)),
                 Act::Begin(unit) => self.begin(rank, unit.number, unit.members),
                 Act::Run(launch) => self.begin(rank, launch.number, vec![(launch.topic, launch.ordinal)]),
                 Act::Fault(fault) => self.fault = Some(fault),
-                Act::Join => self.up[rank].push_back(Note::Joined),
-                Act::Even => self.up[rank].push_back(Note::Even),
+                Act::Join => self.up[rank].push_back(ToRank0::Joined),
+                Act::CaughtUp => self.up[rank].push_back(ToRank0::CaughtUp),
                 Act::StandIn(call) => {
                     self.stood_in[rank] += 1;
                     self.open[rank].insert((call.topic, call.ordinal));
@@ -268,12 +268,12 @@ impl World {
         let Some(note) = self.up[rank].pop_front() else { return };
         self.notes.push(self.begun[0].len());
         let orders = match note {
-            Note::Called(call) => self.agreement.call(rank, *call, 0.0),
-            Note::Joined => self.agreement.join(rank, 0.0),
-            Note::Thaw(epoch, overdue) => Ok(self.agreement.thaw(epoch, overdue)),
-            Note::Stopped(stopped) => self.agreement.stopped(rank, stopped, 0.0),
-            Note::Leaving(begun) => self.agreement.leave(rank, begun, 0.0),
-            Note::Even => {
+            ToRank0::Called(call) => self.agreement.call(rank, *call, 0.0),
+            ToRank0::Joined => self.agreement.join(rank, 0.0),
+            ToRank0::Invalidate(epoch, overdue) => Ok(self.agreement.invalidate(epoch, overdue)),
+            ToRank0::Stopped(stopped) => self.agreement.stopped(rank, stopped, 0.0),
+            ToRank0::Leaving(begun) => self.agreement.leave(rank, begun, 0.0),
+            ToRank0::CaughtUp => {
                 self.agreement.even(rank);
                 Ok(Vec::new())
             }
@@ -293,7 +293,7 @@ impl World {
             Order::Freeze(freeze) => self.ranks[rank].freeze(freeze),
             Order::Stop(epoch) => {
                 let stopped = self.ranks[rank].stop(epoch);
-                self.up[rank].extend(stopped.map(Note::Stopped));
+                self.up[rank].extend(stopped.map(ToRank0::Stopped));
                 Vec::new()
             }
             Order::RunTo(end) => self.ranks[rank].run_to(end),
