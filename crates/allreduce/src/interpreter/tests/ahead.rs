@@ -108,9 +108,11 @@ impl Recorder {
     }
 }
 
-/// Begins to send `segments` segments out of `data`.
-fn send_out(runner: &mut Runner, data: &mut [u8], segments: usize, stamp: Stamp, priority: i32) -> Ticket {
-    let data: *mut [u8] = &raw mut data[..segments * 64];
+/// Begins to send `segments` segments out of `data`, which others may be sent out of at once: it is a pointer,
+/// because a new borrow would end theirs.
+fn send_out(runner: &mut Runner, data: *mut [u8], segments: usize, stamp: Stamp, priority: i32) -> Ticket {
+    assert!(segments * 64 <= data.len());
+    let data = std::ptr::slice_from_raw_parts_mut(data.cast::<u8>(), segments * 64);
     #[allow(unsafe_code)]
     // SAFETY: nobody touches the data before the test ends, and the runner with it.
     unsafe {
@@ -124,15 +126,16 @@ fn no_segment_of_lower_priority_leaves_while_one_of_higher_priority_is_ready() {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
     let mut data = vec![1; 64 * 100];
+    let data: *mut [u8] = &raw mut data[..];
     for stamp in 0..6 {
-        send_out(&mut runner, &mut data, 100, stamp, stamp as i32 / 3);
+        send_out(&mut runner, data, 100, stamp, stamp as i32 / 3);
     }
     while near.sent.len() < 50 {
         runner.advance(&mut near, &stop).unwrap();
     }
     let before = near.sent.len();
     assert!((0..6).any(|stamp| near.sent.contains(&stamp)), "what is of lower priority is under way");
-    send_out(&mut runner, &mut data, 30, 9, 7);
+    send_out(&mut runner, data, 30, 9, 7);
     while runner.is_busy() {
         runner.advance(&mut near, &stop).unwrap();
     }
@@ -149,9 +152,10 @@ fn what_is_of_lower_priority_goes_on_when_what_is_of_higher_priority_stands_stil
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
     let mut data = vec![1; 64 * 20];
+    let data: *mut [u8] = &raw mut data[..];
     near.kept_back = Some(9);
-    send_out(&mut runner, &mut data, 20, 9, 7);
-    let low = send_out(&mut runner, &mut data, 20, 1, 0);
+    send_out(&mut runner, data, 20, 9, 7);
+    let low = send_out(&mut runner, data, 20, 1, 0);
     let mut finished = Vec::new();
     while finished.is_empty() {
         if !runner.advance(&mut near, &stop).unwrap() {
@@ -220,7 +224,7 @@ fn what_the_peer_does_not_want_yet_holds_up_nothing_of_lower_priority() {
     unsafe {
         runner.begin(&schedule, whole, 9, 7)
     };
-    let low = send_out(&mut runner, &mut data, SEGMENTS, 1, 0);
+    let low = send_out(&mut runner, whole, SEGMENTS, 1, 0);
     let mut wanted = Runner::new(64, LIMIT);
     let mut into = vec![0; SEGMENTS * 64];
     let into: *mut [u8] = &raw mut into[..];
