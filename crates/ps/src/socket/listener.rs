@@ -86,6 +86,8 @@ struct Shared {
 struct Handshake {
     number: u64,
     since: Instant,
+    /// It has made room for another.
+    is_ended: bool,
     stream: Arc<TcpStream>,
 }
 
@@ -229,18 +231,21 @@ impl Shared {
         forked::close_in_child(stream.as_raw_fd());
         set_tcp_user_timeout(&stream, UNCONFIRMED_MS)?;
         let mut handshakes = self.handshakes.lock();
-        if handshakes.len() >= HANDSHAKES {
-            let is_spared = |oldest: &Handshake| oldest.since.elapsed() < SPARED;
-            if handshakes.front().is_some_and(is_spared) {
+        if handshakes.iter().filter(|handshake| !handshake.is_ended).count() >= HANDSHAKES {
+            // Those that were ended are here until their threads have ended too.
+            let has_room = handshakes.len() < 2 * HANDSHAKES;
+            let oldest = handshakes.iter_mut().find(|handshake| !handshake.is_ended);
+            let Some(oldest) = oldest.filter(|oldest| has_room && oldest.since.elapsed() >= SPARED) else {
                 drop(handshakes);
                 reset(&stream);
                 self.refuse(from.ip(), "too many connect at once");
                 return Ok(());
-            }
-            handshakes.pop_front().into_iter().for_each(|oldest| reset(&oldest.stream));
+            };
+            oldest.is_ended = true;
+            reset(&oldest.stream);
         }
         let stream = Arc::new(stream);
-        handshakes.push_back(Handshake { number, since: Instant::now(), stream: Arc::clone(&stream) });
+        handshakes.push_back(Handshake { number, since: Instant::now(), is_ended: false, stream: Arc::clone(&stream) });
         drop(handshakes);
         let shared = Arc::clone(self);
         let spawned = std::thread::Builder::new()
