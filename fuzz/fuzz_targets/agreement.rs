@@ -190,7 +190,7 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
             }
             Message::Join => agreement.join(rank, now_s),
             Message::CaughtUp => {
-                agreement.even(rank);
+                agreement.caught_up(rank);
                 Ok(Vec::new())
             }
             Message::Stuck(is_stuck) => {

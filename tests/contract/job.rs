@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ringpull::{create, run_node};
 use ringpull_base::{Error, config};
-use ringpull_processes::{Processes, own_path};
+use ringpull_processes::{Processes, free_port, own_path};
 
 use crate::world::{Promise, World};
 
@@ -107,9 +107,9 @@ impl Job {
         command
     }
 
-    /// A scheduler, two servers and the workers, on loopback and on a port that the system chose.
+    /// A scheduler, two servers and the workers, on loopback.
     fn start_with_servers(&self, processes: &mut Processes, folder: &Path) {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         for (role, count) in [("scheduler", 1), ("server", 2), ("worker", self.workers)] {
             for number in 0..count {
                 let mut command = self.this_binary(Command::new(own_path()), folder);

@@ -68,6 +68,28 @@ impl Processes {
         command
     }
 
+    /// Starts a node of a job with servers on loopback, whose scheduler listens at `port`; `workers` and
+    /// `servers` are their numbers. Its name: `scheduler`, `server 0`.
+    pub fn start_node(
+        &mut self,
+        command: &mut Command,
+        (role, rank): (&str, Option<usize>),
+        port: u16,
+        (workers, servers): (usize, usize),
+    ) -> String {
+        command
+            .env("DMLC_ROLE", role)
+            .env("DMLC_PS_ROOT_URI", "127.0.0.1")
+            .env("DMLC_PS_ROOT_PORT", port.to_string())
+            .env("DMLC_NUM_WORKER", workers.to_string())
+            .env("DMLC_NUM_SERVER", servers.to_string())
+            .env("MXNET_KVSTORE_BIGARRAY_BOUND", "1000")
+            .envs(rank.map(|rank| ("DMLC_RANK", rank.to_string())));
+        let name = rank.map_or(role.to_owned(), |rank| format!("{role} {rank}"));
+        self.start(&name, command);
+        name
+    }
+
     /// Starts a process or a launcher under this name, with files of its own.
     pub fn start(&mut self, name: &str, command: &mut Command) {
         let [out, err] = files::of(self.folder.path(), name).map(|path| File::create(path).unwrap());

@@ -46,12 +46,6 @@ impl Job {
         command
             .args(["--exact", "one_node_of_a_job", "--nocapture", "--test-threads=1"])
             .env("RINGPULL_TEST_CASE", case)
-            .env("DMLC_ROLE", role)
-            .env("DMLC_PS_ROOT_URI", "127.0.0.1")
-            .env("DMLC_PS_ROOT_PORT", self.port.to_string())
-            .env("DMLC_NUM_WORKER", workers.to_string())
-            .env("DMLC_NUM_SERVER", servers.to_string())
-            .env("MXNET_KVSTORE_BIGARRAY_BOUND", "1000")
             .env("RUST_BACKTRACE", "0");
         let limits = [("RINGPULL_TIMEOUT", "3"), ("PS_HEARTBEAT_INTERVAL", "0.3"), ("PS_HEARTBEAT_TIMEOUT", "4")];
         for (name, value) in limits {
@@ -62,15 +56,11 @@ impl Job {
                 command.env(name, value)
             };
         }
-        if let Some(rank) = rank {
-            command.env("DMLC_RANK", rank.to_string());
-        }
         command.env_remove("RINGPULL_SECRET_FILE").env_remove("RINGPULL_SECRET");
         if let Some(secret) = self.secret {
             command.env("RINGPULL_SECRET", secret);
         }
-        let name = rank.map_or(role.to_owned(), |rank| format!("{role} {rank}"));
-        self.processes.start(&name, &mut command);
+        let name = self.processes.start_node(&mut command, (role, rank), self.port, (workers, servers));
         self.names.push(name);
     }
 

@@ -117,19 +117,8 @@ impl Job {
 
     fn add(&mut self, role: &str, rank: Option<usize>, workers: usize, servers: usize) {
         let mut command = Command::new(own_path());
-        self.dress(&mut command, "dist_sync")
-            .env("DMLC_ROLE", role)
-            .env("DMLC_PS_ROOT_URI", "127.0.0.1")
-            .env("DMLC_PS_ROOT_PORT", self.port.to_string())
-            .env("DMLC_NUM_WORKER", workers.to_string())
-            .env("DMLC_NUM_SERVER", servers.to_string())
-            .env("MXNET_KVSTORE_BIGARRAY_BOUND", "1000")
-            .envs(self.secret.map(|secret| ("RINGPULL_SECRET", secret)));
-        if let Some(rank) = rank {
-            command.env("DMLC_RANK", rank.to_string());
-        }
-        let name = rank.map_or(role.to_owned(), |rank| format!("{role} {rank}"));
-        self.processes.start(&name, &mut command);
+        self.dress(&mut command, "dist_sync").envs(self.secret.map(|secret| ("RINGPULL_SECRET", secret)));
+        let name = self.processes.start_node(&mut command, (role, rank), self.port, (workers, servers));
         let (pid, steps) = (self.processes.child(&name).id(), role == "worker");
         self.members.push(Member { name, pid, speaks: (!steps).then_some(Speaks::Servers), steps });
     }

@@ -115,7 +115,8 @@ impl Siege {
             grown.max().unwrap_or_default()
         };
         println!(
-            "{}, {name}: {:.1} s, the longest step {:.1} ms; a process had at most {} descriptors and {} threads more, and {} KiB",
+            "{}, {name}: {:.1} s, the longest step {:.1} ms; a process had at most {} descriptors \
+             and {} threads more, and {} KiB",
             self.job.name(),
             took.as_secs_f64(),
             longest.as_secs_f64() * 1e3,

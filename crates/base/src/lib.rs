@@ -8,7 +8,7 @@
 //!   [`notice()`]: what people should read although
 //!   nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs;
 //!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone; [`Secret`]: how
-//!   processes prove that they are of one job.
+//!   processes prove that they are of one job; [`strangers`]: what a port grants those that have not.
 //!
 //! It does no arithmetic and talks to nobody.
 
@@ -28,6 +28,7 @@ mod remote;
 pub mod secret;
 mod sparse;
 mod spelling;
+pub mod strangers;
 mod tensor;
 pub mod timeline;
 pub mod topology;

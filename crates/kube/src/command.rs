@@ -38,7 +38,8 @@ impl Request {
         let example = example(&self.command)?;
         store_of(&self.command).is_none().then(|| {
             format!(
-                "{example} without --kv-store uses local: every worker trains a separate model\n  hint: add --kv-store {wanted} to the command"
+                "{example} without --kv-store uses local: every worker trains a separate model\n  \
+                 hint: add --kv-store {wanted} to the command"
             )
         })
     }

@@ -238,10 +238,12 @@ impl Scheduler {
             let (workers, servers) = (count(Role::Worker), count(Role::Server));
             let Settings { num_workers, num_servers, .. } = self.settings;
             let what = format!(
-                "after {:.0} s only {workers} of {num_workers} workers and {servers} of {num_servers} servers have come to the scheduler",
+                "after {:.0} s only {workers} of {num_workers} workers and {servers} of {num_servers} servers \
+                 have come to the scheduler",
                 now.as_secs_f64(),
             );
-            let remedy = "start as many processes of each DMLC_ROLE as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and look at the output of those that are missing";
+            let remedy = "start as many processes of each DMLC_ROLE as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, \
+                          and look at the output of those that are missing";
             return self.fail(&Error::Incomplete { what, remedy: remedy.to_owned() });
         }
         let stalled = self.barriers.values().find_map(|(since, ranks)| {

@@ -294,7 +294,7 @@ impl Agreement {
     /// A rank has left in order, after it had come so far in a frozen cycle. An error if others wait for it.
     pub fn leave(&mut self, rank: usize, begun: Option<Stopped>, now_s: f64) -> Result<Vec<Order>, Error> {
         self.left[rank] = true;
-        // Had it called that, it would have said so (`even`) before.
+        // Had it called that, it would have said so (`caught_up`) before.
         if let Some(Outstanding { key, operation, by, .. }) = self.outstanding[rank].take() {
             return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
         }
@@ -316,7 +316,7 @@ impl Agreement {
     }
 
     /// A rank has called what was outstanding of the last frozen cycle.
-    pub fn even(&mut self, rank: usize) {
+    pub fn caught_up(&mut self, rank: usize) {
         self.outstanding[rank] = None;
     }
 

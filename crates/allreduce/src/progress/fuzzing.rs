@@ -9,7 +9,7 @@ use super::messages::ControlMessage;
 ///
 /// If it is not.
 pub fn note(bytes: &[u8]) {
-    let write = |note: &ControlMessage| postcard::to_stdvec(note).expect("notes are plain data");
+    let write = |note: &ControlMessage| postcard::to_stdvec(note).expect("control messages are plain data");
     let Ok(read) = postcard::from_bytes::<ControlMessage>(bytes) else { return };
     let written = write(&read);
     let again = postcard::from_bytes::<ControlMessage>(&written).expect("what was written is read");

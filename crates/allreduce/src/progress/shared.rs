@@ -73,7 +73,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn tell(&self, to: usize, note: &ControlMessage) {
-        let bytes = postcard::to_stdvec(note).expect("notes are plain data");
+        let bytes = postcard::to_stdvec(note).expect("control messages are plain data");
         if note.is_counted() {
             self.control_messages.fetch_add(1, Ordering::Relaxed);
         }

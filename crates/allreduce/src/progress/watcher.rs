@@ -193,7 +193,7 @@ impl Watcher {
                 self.agreement.stopped(from, stopped, now_s).map(|orders| spread(shared, orders))
             }
             ControlMessage::CaughtUp => {
-                self.agreement.even(from);
+                self.agreement.caught_up(from);
                 Ok(())
             }
             ControlMessage::DataStill(is_still) => {

@@ -9,7 +9,7 @@
 //! | nothing is heard over it for `RINGPULL_SILENCE` | the peer is lost, which `progress::watcher` finds |
 //!
 //! Who connects has to prove the job's secret first (`greeting`), within `GREETING`; strangers keep nobody
-//! waiting.
+//! waiting (`guests`). The thread is in `thread`.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -20,11 +20,12 @@ use crossbeam_channel::unbounded;
 use rustix::net::sockopt;
 
 use ringpull_base::secret::random;
+use ringpull_base::strangers::GREETING;
 use ringpull_base::{Error, Result, Secret, forked, notice};
 
 use crate::transport::control::Control;
 use crate::transport::greeting::{self, CHALLENGE_BYTES, Hello, Nonce, WELCOME_BYTES};
-use guests::{GREETING, Guests};
+use guests::Guests;
 pub(super) use thread::Links;
 use thread::{Role, start};
 

@@ -8,16 +8,16 @@ use parking_lot::Mutex;
 use crate::Key;
 use crate::forked::Process;
 
-/// A store, as far as it is told what becomes of the tensors it was given.
+/// What a store hears of the tensors that it holds.
 pub trait Waiter: Send + Sync {
     /// The caller may be about to block until the store is done with a tensor.
     fn wait(&self);
 
-    /// The store has been given a tensor whose owner is told when it is done with
-    /// ([`Tensor::watched`](super::Tensor::watched)), and need not come for it.
+    /// The store has a [watched](super::Tensor::watched) tensor. Its owner waits for a call, and not for the
+    /// lock.
     fn watched(&self) {}
 
-    /// The store is done with such a one, and its owner is going to be told.
+    /// The store is done with a watched tensor; the call to its owner follows.
     fn returned(&self) {}
 }
 

@@ -12,8 +12,8 @@
 //!
 //! Tensors over one piece of another library's memory, or over views of it, are locked as one (`ranges`).
 //!
-//! A store that has been given a tensor is told when its owner comes for it again (`Waiter`), once, and
-//! before that may block.
+//! The store that holds a tensor hears when its owner asks for it again (`Waiter`): once, and before the owner
+//! may block.
 
 mod guard;
 mod lent;
@@ -128,10 +128,9 @@ impl Tensor {
         Tensor { range, ..Self::over(dtype, shape, Content::of(Arc::new(buffer))) }
     }
 
-    /// As [`from_buffer`](Self::from_buffer); `released` is called when the last handle and the last guard
-    /// are gone, and so no store uses the memory any more. That may be on a store's thread, which must not be
-    /// kept. To be given to stores of one kind at a time: the first of them that has it is told when it is
-    /// returned.
+    /// As [`from_buffer`](Self::from_buffer); calls `released` when the last handle and the last guard are
+    /// gone: no store uses the memory any more. The call may come on a store's thread and must not block it.
+    /// Give the tensor to stores of one kind at a time: only the first that holds it hears of its return.
     pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
         let lent = Arc::new(Lent::watched());
         let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };

@@ -47,7 +47,10 @@ pub(crate) fn run(args: &TimelineArgs) -> Result<ExitCode> {
     }
     let mut found = account(&merged);
     if found.ranks.iter().all(|rank| rank.steps == 0) {
-        return Err(Error::argument("no rank pushed anything, so there is no step", "give the files of the workers"));
+        return Err(Error::argument(
+            "these files have no step: no rank pushed anything",
+            "give the files of the workers",
+        ));
     }
     found.keys.truncate(args.keys);
     print(args.format, &found, || words::render(&found))?;

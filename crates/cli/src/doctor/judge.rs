@@ -46,7 +46,7 @@ fn failure(what: impl Into<String>, fix: impl Into<String>) -> Vec<Found> {
 fn mpi(facts: &Facts) -> Vec<Found> {
     let Some(mpirun) = &facts.machine.mpirun else {
         let fix = "install Open MPI or MPICH (scripts/setup does), or name one with RINGPULL_MPIRUN";
-        return failure("there is no mpirun on the PATH", fix);
+        return failure("no mpirun on the PATH", fix);
     };
     let Some(library) = &facts.machine.mpi_library else {
         let fix = "build with the mpi feature for dist_sync_mpi; local and the kinds with servers work";

@@ -40,7 +40,10 @@ pub(crate) fn check(job: &Job, findings: &mut Findings) {
         findings.error(
             "mpi-image",
             &image,
-            format!("the image is named after {other}, which ignores what the operator sets for {implementation}: ranks find no hosts"),
+            format!(
+                "the image is named after {other}, which ignores what the operator sets for {implementation}: \
+                 ranks find no hosts"
+            ),
             format!("write mpiImplementation: {other}, or take an image with {implementation}"),
         );
         return;

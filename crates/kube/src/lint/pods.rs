@@ -121,7 +121,10 @@ fn proxy(name: &str, role: &Role, findings: &mut Findings) {
         findings.warn(
             "mesh",
             &role.template.down("metadata.annotations"),
-            format!("in a namespace with istio, such as a Kubeflow profile, a proxy joins the {name}: ranks cannot connect, and the job never ends"),
+            format!(
+                "in a namespace with istio, such as a Kubeflow profile, a proxy joins the {name}: \
+                 ranks cannot connect, and the job never ends"
+            ),
             format!("annotate the pod with {inject}: \"false\""),
         );
     }

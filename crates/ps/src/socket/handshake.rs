@@ -23,14 +23,12 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::Secret;
 use ringpull_base::secret::CODE_BYTES;
+use ringpull_base::strangers::GREETING;
 
 /// The first bytes that a client sends and those that a server does: the name of the protocol, and its
 /// version.
 const MAGIC: &[u8; 7] = b"RPULLC\x01";
 const SERVER_MAGIC: &[u8; 7] = b"RPULLS\x01";
-
-/// How long a handshake may take.
-pub(super) const DEADLINE: Duration = Duration::from_secs(5);
 
 /// The longest identity.
 pub(super) const IDENTITY: usize = 32;
@@ -258,7 +256,7 @@ struct Talk<'a> {
 
 impl<'a> Talk<'a> {
     fn new(stream: &'a TcpStream) -> Self {
-        Talk { stream, deadline: Instant::now() + DEADLINE }
+        Talk { stream, deadline: Instant::now() + GREETING }
     }
 
     fn left(&self) -> io::Result<Option<Duration>> {

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use rustix::net::sockopt::set_tcp_user_timeout;
 
 use ringpull_base::secret::random;
+use ringpull_base::strangers::{QUEUE, Refusals, SPARED};
 use ringpull_base::{Error, Result, Secret, forked};
 
 use super::handshake::{self, Client, Failure, Verdict};
@@ -26,16 +27,6 @@ use super::{Bell, Event, Frame, Limits, UNCONFIRMED_MS, cannot_listen};
 
 /// Connections whose handshakes are under way.
 const HANDSHAKES: usize = 64;
-
-/// The time that no handshake is cut short of, however many connect: a node needs less, on a busy host too.
-const SPARED: Duration = Duration::from_millis(100);
-
-/// How many connections the system keeps until they are accepted. Whom it has no room for it lets wait for a
-/// second.
-const QUEUE: i32 = 1024;
-
-/// Strangers are logged at most so often.
-const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// How long it waits when the system has nothing left for a connection.
 const EXHAUSTED: Duration = Duration::from_millis(50);
@@ -89,13 +80,6 @@ struct Handshake {
     /// It has made room for another.
     is_ended: bool,
     stream: Arc<TcpStream>,
-}
-
-/// Connections that were refused since the last line about them.
-#[derive(Default)]
-struct Refusals {
-    count: usize,
-    logged: Option<Instant>,
 }
 
 impl Bound {
@@ -343,16 +327,13 @@ impl Shared {
 
     /// Writes a line about those refused, at most once a minute.
     fn refuse(&self, from: IpAddr, why: &str) {
-        let mut refusals = self.refusals.lock();
-        refusals.count += 1;
-        if refusals.logged.is_none_or(|since| since.elapsed() >= LOG_EVERY) {
-            refusals.logged = Some(Instant::now());
-            let count = std::mem::take(&mut refusals.count);
-            let name = &self.door.name;
+        let count = self.refusals.lock().count();
+        let name = &self.door.name;
+        if let Some(count) = count {
             let plural = if count == 1 { "a connection".to_owned() } else { format!("{count} connections") };
             tracing::warn!("{name} refused {plural}, this from {from}: {why} (logged once a minute)");
         } else {
-            tracing::debug!("{} refused a connection from {from}: {why}", self.door.name);
+            tracing::debug!("{name} refused a connection from {from}: {why}");
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use ringpull_base::Secret;
+use ringpull_base::strangers::GREETING;
 
 use super::session::{Mail, Session};
 use super::*;
@@ -197,7 +198,7 @@ fn strangers_of_every_kind_delay_nobody_and_leave_nothing() {
     let start = Instant::now();
     let connection = Connection::open(target(address, b"node 1", Some(secret("a"))), &bell).unwrap();
     exchange(&listener, &server_bell, &connection, &bell, 10);
-    assert!(start.elapsed() < handshake::DEADLINE / 2, "{:?}", start.elapsed());
+    assert!(start.elapsed() < GREETING / 2, "{:?}", start.elapsed());
 }
 
 /// Not an end, which would say that the listener's process is gone: a node gives up after less than two
@@ -213,7 +214,7 @@ fn who_is_crowded_out_by_strangers_has_some_time_and_meets_a_broken_connection()
     let begun = Instant::now();
     let mut crowd = Vec::new();
     while !said(io::ErrorKind::ConnectionReset, &first) {
-        assert!(said(io::ErrorKind::WouldBlock, &first) && begun.elapsed() < handshake::DEADLINE / 2);
+        assert!(said(io::ErrorKind::WouldBlock, &first) && begun.elapsed() < GREETING / 2);
         // Those that come too soon are turned away, in the same way.
         crowd.extend((0..100).filter_map(|_| TcpStream::connect(address).ok()));
     }

@@ -11,31 +11,23 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use ringpull_base::secret::random;
+use ringpull_base::strangers::{GREETING, QUEUE, Refusals, SPARED};
 use ringpull_base::{Error, Result, Secret, forked};
 
 use crate::transport::greeting::{HELLO_BYTES, Hello, Nonce};
 
-/// How long a greeting may take.
-pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// How many connections that have not greeted yet are kept beside those of the ranks that are missing. When
 /// there are as many, the oldest makes room if it has had its time; or else who comes is turned away, and may
 /// try again.
 const MOST_GUESTS: usize = 64;
-/// The time that no greeting is cut short of, however many connect: a rank needs less, on a busy host too.
-const SPARED: Duration = Duration::from_millis(100);
 /// How many connections are taken before those that are there have their turn.
 const TURN: usize = 256;
-/// How many the system keeps until they are taken. Whom it has no room for it lets wait for a second.
-const QUEUE: i32 = 1024;
-/// A refused stranger is told of once in this time.
-const REFUSALS: Duration = Duration::from_secs(60);
 
 /// What rank 0 listens on, and who has connected there.
 pub(super) struct Guests {
     listeners: Vec<TcpListener>,
     waiting: Vec<Guest>,
-    /// When a refusal was last told of, and how many since.
-    refused: Option<(Instant, usize)>,
+    refusals: Refusals,
 }
 
 /// A connection that has not proved the secret.
@@ -67,17 +59,18 @@ impl Guests {
             Ok(listener)
         };
         let addresses = if is_local { vec![Ipv4Addr::LOCALHOST.into()] } else { interfaces()? };
-        let bound: std::io::Result<Vec<TcpListener>> = addresses.iter().map(listen).collect();
-        let listeners = match bound {
-            Ok(listeners) => listeners,
-            // An address may be no more, or not yet usable.
-            Err(_) => addresses.iter().filter_map(|ip| listen(ip).ok()).collect(),
-        };
-        if listeners.is_empty() {
-            let cause = std::io::Error::from(ErrorKind::AddrNotAvailable);
-            return Err(Error::io("listen for", "control connections", &cause));
+        let (mut listeners, mut failure) = (Vec::new(), std::io::Error::from(ErrorKind::AddrNotAvailable));
+        for ip in &addresses {
+            match listen(ip) {
+                Ok(listener) => listeners.push(listener),
+                // An address may be gone, or not yet usable.
+                Err(cause) => failure = cause,
+            }
         }
-        Ok(Guests { listeners, waiting: Vec::new(), refused: None })
+        if listeners.is_empty() {
+            return Err(Error::io("listen for", "control connections", &failure));
+        }
+        Ok(Guests { listeners, waiting: Vec::new(), refusals: Refusals::default() })
     }
 
     /// Where it listens, loopback last: on another host that leads to a stranger.
@@ -130,13 +123,8 @@ impl Guests {
     }
 
     fn refuse(&mut self, from: SocketAddr, why: &str) {
-        match &mut self.refused {
-            Some((since, count)) if since.elapsed() < REFUSALS => *count += 1,
-            refused => {
-                let before = refused.take().map_or(0, |(_, count)| count);
-                tracing::warn!(%from, why, before, "turned away a connection to the control port");
-                *refused = Some((Instant::now(), 0));
-            }
+        if let Some(count) = self.refusals.count() {
+            tracing::warn!(%from, why, count, "refused connections to the control port (logged once a minute)");
         }
     }
 }

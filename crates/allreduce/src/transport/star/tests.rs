@@ -58,7 +58,7 @@ fn challenged(address: SocketAddr) -> TcpStream {
         if stream.read_exact(&mut [0; CHALLENGE_BYTES]).is_ok() {
             return stream;
         }
-        assert!(begun.elapsed() < PATIENCE.silence, "there is no room for any more");
+        assert!(begun.elapsed() < PATIENCE.silence, "every stranger was turned away");
     }
 }
 

@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How long what was sent last may take to leave when the star ends.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// The connections of one rank; `None` where there is no wire.
+/// The connections of one rank: rank 0 has one to each other rank, the others have one to rank 0.
 pub(in crate::transport) struct Links {
     wires: Arc<Vec<Option<Wire>>>,
     wake: Arc<OwnedFd>,

@@ -274,7 +274,7 @@ impl World {
             ToRank0::Stopped(stopped) => self.agreement.stopped(rank, stopped, 0.0),
             ToRank0::Leaving(begun) => self.agreement.leave(rank, begun, 0.0),
             ToRank0::CaughtUp => {
-                self.agreement.even(rank);
+                self.agreement.caught_up(rank);
                 Ok(Vec::new())
             }
         };

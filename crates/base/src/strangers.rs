@@ -1,0 +1,48 @@
+//! What a listening port grants connections that have not proved the job's secret.
+
+use std::time::{Duration, Instant};
+
+/// How long a greeting may take.
+pub const GREETING: Duration = Duration::from_secs(5);
+
+/// The time that no greeting is cut short of, however many connect. A process of the job needs less, on a busy
+/// host too.
+pub const SPARED: Duration = Duration::from_millis(100);
+
+/// How many connections the system keeps until they are accepted. It lets others wait for a second.
+pub const QUEUE: i32 = 1024;
+
+/// Refusals are logged at most so often.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
+/// Connections that were refused since the last line of the log about them.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    count: usize,
+    logged: Option<Instant>,
+}
+
+impl Refusals {
+    /// Counts one more. Where a line is due: how many it is about.
+    pub fn count(&mut self) -> Option<usize> {
+        self.count += 1;
+        let is_due = self.logged.is_none_or(|since| since.elapsed() >= LOG_EVERY);
+        is_due.then(|| {
+            self.logged = Some(Instant::now());
+            std::mem::take(&mut self.count)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_minute_of_refusals_is_one_line_that_counts_them() {
+        let mut refusals = Refusals::default();
+        assert_eq!([(); 4].map(|()| refusals.count()), [Some(1), None, None, None]);
+        refusals.logged = refusals.logged.and_then(|since| since.checked_sub(LOG_EVERY));
+        assert_eq!([(); 2].map(|()| refusals.count()), [Some(4), None]);
+    }
+}
