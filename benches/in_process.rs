@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
-use ringpull_allreduce::communicator::{Choice, Communicator};
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
-use ringpull_base::{DType, Tensor};
+use ringpull_base::{AlgorithmChoice, DType, Tensor};
 use ringpull_plan::Algorithm;
 
 const RANKS: usize = 4;
@@ -21,7 +21,7 @@ fn timed(engines: &[Arc<Engine>], algorithm: Algorithm, len_bytes: usize, iters:
         let work = move |comm: &mut Communicator, memory: &[Tensor], stamp: u32| {
             let start = Instant::now();
             for _ in 0..iters {
-                comm.allreduce_tensor(Choice::Plan(algorithm), &memory[0], stamp)?;
+                comm.allreduce_tensor(AlgorithmChoice::Plan(algorithm), &memory[0], stamp)?;
             }
             Ok(start.elapsed())
         };

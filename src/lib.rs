@@ -45,7 +45,10 @@ pub use kvstore::{Capability, KvStore, Stats, Updater};
 #[doc(inline)]
 pub use ringpull_base::config::{Config, ModelSource};
 #[doc(inline)]
-pub use ringpull_base::{Buffer, DType, Element, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, TensorRef};
+pub use ringpull_base::{
+    Algorithm, AlgorithmChoice, Buffer, DType, Element, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut,
+    TensorRef,
+};
 #[cfg(feature = "devices")]
 #[doc(inline)]
 pub use ringpull_device::Devices;

@@ -11,7 +11,7 @@ use ringpull::KvStore;
 use ringpull::internal::{Allreduce, Backend, DeviceSums, OnDevices, Servers, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::{Config, Dmlc, Role};
-use ringpull_base::{DType, Kind, Result, Tensor};
+use ringpull_base::{Algorithm, AlgorithmChoice, DType, Kind, Result, Tensor};
 use ringpull_device::{Devices, Fault, Manner, Simulated};
 use ringpull_ps as ps;
 
@@ -22,7 +22,7 @@ fn config(timeout: Duration) -> Config {
 
 /// As `config`, by way of the host's memory.
 fn staged(timeout: Duration) -> Config {
-    Config { algorithm: "ring".to_owned(), ..config(timeout) }
+    Config { algorithm: Algorithm::Ring.into(), ..config(timeout) }
 }
 
 /// As `staged`, with a transport that takes the memory of devices.
@@ -32,7 +32,7 @@ fn direct(timeout: Duration) -> Config {
 
 /// As `config`, by the devices of all ranks themselves.
 fn joined(timeout: Duration) -> Config {
-    Config { algorithm: "nccl".to_owned(), ..config(timeout) }
+    Config { algorithm: AlgorithmChoice::Nccl, ..config(timeout) }
 }
 
 /// One step of training on `devices`: outputs and values on every device, an optimizer, a pull to the host.

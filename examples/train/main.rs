@@ -15,7 +15,7 @@ use std::time::Instant;
 use clap::Parser;
 use net::Net;
 
-use ringpull::{Config, Kind, KvStore, Optimizer, Rule, create_with, run_node};
+use ringpull::{AlgorithmChoice, Config, Kind, KvStore, Optimizer, Rule, create_with, run_node};
 use ringpull_base::notice;
 use ringpull_examples::dataset::Dataset;
 use ringpull_examples::training::{self, Options};
@@ -42,7 +42,7 @@ fn train(options: &Options) -> Outcome<()> {
     }
     // Sums are ordered, so that the weights are the same bits wherever the ranks run. Without it a job on
     // several hosts is faster.
-    let config = Config::from_env_or(Config { algorithm: "ordered".to_owned(), ..Config::default() })?;
+    let config = Config::from_env_or(Config { algorithm: AlgorithmChoice::Ordered, ..Config::default() })?;
     let store = create_with(&options.kv_store, &config)?;
     // The others hear why this rank ends, whatever the error was about.
     run(options, &store).inspect_err(|error| store.report_failure(&error.to_string()))

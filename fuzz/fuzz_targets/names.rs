@@ -7,10 +7,9 @@ use std::str::FromStr;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use ringpull_base::{DType, Kind, closest};
+use ringpull_base::{AlgorithmChoice, DType, Kind, closest};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
-use ringpull_plan::Algorithm;
 
 #[derive(Arbitrary, Debug)]
 enum Input {
@@ -47,7 +46,7 @@ fuzz_target!(|input: Input| {
     let text = &input.text();
     read_again::<Compression>(text);
     read_again::<Optimizer>(text);
-    read_again::<Algorithm>(text);
+    read_again::<AlgorithmChoice>(text);
     read_again::<DType>(text);
     read_again::<Kind>(text);
     if let Ok(Some(chosen)) = Compression::choice(text) {

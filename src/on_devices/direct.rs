@@ -111,8 +111,8 @@ mod tests {
     use super::super::routes::{self, Route};
     use super::*;
     use ringpull_allreduce::transport::inproc;
-    use ringpull_base::Tensor;
     use ringpull_base::config::Config;
+    use ringpull_base::{Algorithm, AlgorithmChoice, Tensor};
     use ringpull_device::{Devices, Layout, Scratch, Simulated};
     use std::sync::atomic::AtomicBool;
     use std::thread;
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn memory_of_devices_is_summed_where_it_is() {
         for algorithm in ["auto", "ring", "ordered", "doubling"] {
-            let config = Config { algorithm: algorithm.to_owned(), ..direct() };
+            let config = Config { algorithm: algorithm.parse().unwrap(), ..direct() };
             for (counts, len) in [(vec![1, 1], 7), (vec![2; 3], 1001), (vec![2, 2], 1), (vec![1; 4], (3 << 20) / 4 + 1)]
             {
                 let total: usize = (1..=counts.len()).sum();
@@ -194,8 +194,8 @@ mod tests {
 
     #[test]
     fn the_bits_are_those_of_the_same_plan_on_the_host() {
-        let staged = Config { mpi_device_memory: Some(false), algorithm: "ring".to_owned(), ..direct() };
-        let config = Config { algorithm: "ring".to_owned(), ..direct() };
+        let staged = Config { mpi_device_memory: Some(false), algorithm: Algorithm::Ring.into(), ..direct() };
+        let config = Config { algorithm: Algorithm::Ring.into(), ..direct() };
         for dtype in DType::ALL {
             let bits = |config: &Config| {
                 sum(config, &[1, 1, 1], dtype, 1003)
@@ -217,9 +217,9 @@ mod tests {
 
     #[test]
     fn sums_after_the_first_allocate_nothing() {
-        let direct = Config { algorithm: "ring".to_owned(), ..direct() };
+        let direct = Config { algorithm: Algorithm::Ring.into(), ..direct() };
         let staged = Config { mpi_device_memory: Some(false), ..direct.clone() };
-        let joined = Config { algorithm: "nccl".to_owned(), ..direct.clone() };
+        let joined = Config { algorithm: AlgorithmChoice::Nccl, ..direct.clone() };
         for config in [staged, direct, joined] {
             // The whole is some segments; a plan's few messages are all given rooms before the first arrives.
             for (counts, len) in [(vec![1, 1], 9), (vec![2; 3], 1001), (vec![2, 2], (5 << 20) / 4 + 3)] {

@@ -9,9 +9,9 @@
 
 use std::time::{Duration, Instant};
 
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::communicator::Parts;
-use ringpull_allreduce::communicator::{Choice, Communicator};
-use ringpull_base::{Error, Result};
+use ringpull_base::{AlgorithmChoice, Error, Result};
 use ringpull_device::{Joined, Meeting, UniqueId, may_be_of_a_peer};
 
 use super::sum::Sum;
@@ -73,7 +73,7 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Join
     Ok(match joined {
         Err(cause) if outcome == least => Err(cause),
         _ => {
-            if comm.choice() == Choice::Nccl {
+            if comm.choice() == AlgorithmChoice::Nccl {
                 await_cause(comm);
             }
             let what = format!("the devices of rank {lacking} could not join those of the other ranks");

@@ -20,10 +20,10 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::communicator::Parts;
-use ringpull_allreduce::communicator::{Choice, Communicator};
 use ringpull_allreduce::transport::Stamp;
-use ringpull_base::{Error, Result};
+use ringpull_base::{AlgorithmChoice, Error, Result};
 use ringpull_device::{Joined, Pool};
 
 use super::sum::Sum;
@@ -90,7 +90,7 @@ impl Ways {
         let (size, choice) = (comm.size(), comm.choice());
         // No machine has as many.
         let count = u8::try_from(sum.devices.count()).unwrap_or(0);
-        let joins = size > 1 && matches!(choice, Choice::Auto | Choice::Nccl) && sum.devices.platform().can_join();
+        let joins = size > 1 && choice.is_auto() && sum.devices.platform().can_join();
         let own = [if comm.takes_device_memory() { count } else { 0 }, if joins { count } else { 0 }];
         let parts = Parts::of((0..=size).map(|rank| rank * own.len()).collect());
         let cards = comm.gather(parts, sum.stamp, |card| card.copy_from_slice(&own))?;
@@ -108,16 +108,16 @@ impl Ways {
             )),
         };
         let mut open = if unlike(0).is_none() { vec![Way::Direct] } else { Vec::new() };
-        if choice == Choice::Auto || open.is_empty() {
+        if choice == AlgorithmChoice::Auto || open.is_empty() {
             open.push(Way::Staged);
         }
         let joined = match (joined, choice) {
-            (Ok(joined), Choice::Nccl) => {
+            (Ok(joined), AlgorithmChoice::Nccl) => {
                 open.clear();
                 Some(joined)
             }
             (Ok(joined), _) => Some(joined),
-            (Err(cause), Choice::Nccl) => return Err(cause),
+            (Err(cause), AlgorithmChoice::Nccl) => return Err(cause),
             (Err(cause), _) => {
                 if unlike(1).is_none() {
                     tracing::warn!(rank = comm.rank(), %cause, "the ranks' devices do not sum by themselves (nccl)");

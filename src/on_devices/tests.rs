@@ -19,7 +19,7 @@ use super::sum::Sum;
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn by(algorithm: &str) -> Config {
-    Config { timeout: LIMIT, algorithm: algorithm.to_owned(), ..Config::default() }
+    Config { timeout: LIMIT, algorithm: algorithm.parse().unwrap(), ..Config::default() }
 }
 
 /// A rank with its devices and a tensor on each, which may sum them with those of the other ranks.

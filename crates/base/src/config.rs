@@ -9,32 +9,20 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
-use self::variables::{bad, one_of, parsed, required, seconds, switch, wrong};
+use self::variables::{bad, not_one_of, parsed, required, seconds, switch, wrong};
 pub use self::variables::{is_in_environment, misspelt_variables, text};
-use crate::{Error, Result, closest};
+use crate::named::named;
+use crate::{AlgorithmChoice, Error, Result, closest};
 
-/// The names that `RINGPULL_ALGORITHM` and `--algorithm` take, where `halving` is another name of
-/// `circulant`.
-pub const ALGORITHMS: [&str; 10] =
-    ["auto", "ring", "direct", "circulant", "doubling", "star", "tree", "ordered", "native", "nccl"];
-
-/// What one process of a parameter-server job is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum Role {
-    Worker,
-    Server,
-    Scheduler,
-}
-
-impl std::fmt::Display for Role {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.pad(match self {
-            Role::Worker => "worker",
-            Role::Server => "server",
-            Role::Scheduler => "scheduler",
-        })
+named! {
+    /// What one process of a parameter-server job is.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    #[allow(missing_docs)]
+    pub enum Role {
+        Worker = "worker",
+        Server = "server",
+        Scheduler = "scheduler",
     }
 }
 
@@ -101,7 +89,7 @@ pub struct Config {
     /// shorter ones.
     pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
-    pub algorithm: String,
+    pub algorithm: AlgorithmChoice,
     /// `RINGPULL_MODEL` (cached): where `auto` learns about the cluster.
     pub model: ModelSource,
     /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI
@@ -129,7 +117,7 @@ impl Default for Config {
             fusion_bytes: None,
             segment_is_fixed: false,
             model: ModelSource::Default,
-            algorithm: "auto".to_owned(),
+            algorithm: AlgorithmChoice::Auto,
             mpi_device_memory: None,
             check_nan: false,
             check_replicas: 0,
@@ -176,7 +164,8 @@ impl Config {
             },
             segment_is_fixed: default.segment_is_fixed || text("RINGPULL_SEGMENT").is_some(),
             algorithm: match text("RINGPULL_ALGORITHM") {
-                Some(given) => one_of("RINGPULL_ALGORITHM", &given, &ALGORITHMS, &["halving"])?,
+                Some(given) => AlgorithmChoice::of_name(&given)
+                    .ok_or_else(|| not_one_of("RINGPULL_ALGORITHM", &given, &AlgorithmChoice::names()))?,
                 None => default.algorithm,
             },
             model: match text("RINGPULL_MODEL") {
@@ -188,10 +177,12 @@ impl Config {
                 None => default.check_nan,
             },
             mpi_device_memory: match text("RINGPULL_MPI_DEVICE_MEMORY") {
-                Some(given) => {
-                    let given = one_of("RINGPULL_MPI_DEVICE_MEMORY", &given, &["auto", "0", "1"], &[])?;
-                    if given == "auto" { None } else { Some(given == "1") }
-                }
+                Some(given) => match given.as_str() {
+                    "auto" => None,
+                    "0" => Some(false),
+                    "1" => Some(true),
+                    _ => return Err(not_one_of("RINGPULL_MPI_DEVICE_MEMORY", &given, &["auto", "0", "1"])),
+                },
                 None => default.mpi_device_memory,
             },
             check_replicas: parsed("RINGPULL_CHECK_REPLICAS", "a number of updates; 0: never", default.check_replicas)?,
@@ -265,11 +256,9 @@ impl std::fmt::Display for ModelSource {
 impl Dmlc {
     /// Reads the `DMLC_*` variables; `None` if no job is described at all.
     pub fn from_env() -> Result<Option<Self>> {
-        let role = match text("DMLC_ROLE").as_deref() {
-            None | Some("worker") => Role::Worker,
-            Some("server") => Role::Server,
-            Some("scheduler") => Role::Scheduler,
-            Some(_) => return Err(bad("DMLC_ROLE", "worker, server or scheduler")),
+        let role = match text("DMLC_ROLE") {
+            Some(name) => Role::of_name(&name).ok_or_else(|| bad("DMLC_ROLE", "worker, server or scheduler"))?,
+            None => Role::Worker,
         };
         if ["DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_NUM_WORKER"].iter().all(|name| text(name).is_none()) {
             return Ok(None);

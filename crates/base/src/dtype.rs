@@ -7,32 +7,31 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::named::named;
 
-/// An element type.
-///
-/// ```
-/// # use ringpull_base as ringpull;
-/// assert_eq!(ringpull::DType::BF16.size_bytes(), 2);
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum DType {
-    F32,
-    F64,
-    F16,
-    BF16,
-    I8,
-    U8,
-    I32,
-    I64,
+named! {
+    /// An element type.
+    ///
+    /// ```
+    /// # use ringpull_base as ringpull;
+    /// assert_eq!(ringpull::DType::BF16.size_bytes(), 2);
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    #[allow(missing_docs)]
+    pub enum DType {
+        F32 = "f32",
+        F64 = "f64",
+        F16 = "f16",
+        BF16 = "bf16",
+        I8 = "i8",
+        U8 = "u8",
+        I32 = "i32",
+        I64 = "i64",
+    }
 }
 
 impl DType {
-    /// Every element type.
-    pub const ALL: [DType; 8] =
-        [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::U8, DType::I32, DType::I64];
-
     /// Bytes of one element.
     pub fn size_bytes(self) -> usize {
         match self {
@@ -56,20 +55,6 @@ impl DType {
         })
     }
 
-    /// The name used on the command line and in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::I8 => "i8",
-            DType::U8 => "u8",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-        }
-    }
-
     /// A value of the type and a shape, in words.
     pub fn of_shape(self, shape: impl fmt::Debug) -> String {
         format!("{self} of shape {shape:?}")
@@ -86,17 +71,11 @@ impl DType {
     }
 }
 
-impl fmt::Display for DType {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(self.name())
-    }
-}
-
 impl FromStr for DType {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self, Error> {
-        DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
+        DType::of_name(name).ok_or_else(|| {
             let names = DType::ALL.map(DType::name).join(", ");
             Error::argument(format!("unknown dtype {name:?}"), format!("the dtypes are {names}"))
         })

@@ -1,66 +1,44 @@
 //! The kinds of store and their strict names.
 
-use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::named::named;
 use crate::{Error, did_you_mean};
 
-/// A kind of store; see the table in the README for where sums and optimizers run.
-///
-/// ```
-/// # use ringpull_base as ringpull;
-/// use ringpull::Kind;
-///
-/// let kind: Kind = "dist_sync_mpi".parse()?;
-/// assert!(!kind.has_servers());
-/// # Ok::<(), ringpull::Error>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// Host memory of one process.
-    Local,
-    /// GPUs of one process.
-    Device,
-    /// Parameter servers that merge one push of every worker.
-    DistSync,
-    /// Parameter servers that apply every push as it comes.
-    DistAsync,
-    /// `dist_sync`, the host's own devices summed on the GPU.
-    DistSyncDevice,
-    /// `dist_async`, the host's own devices summed on the GPU.
-    DistAsyncDevice,
-    /// Allreduce over all ranks, no servers.
-    DistSyncMpi,
+named! {
+    /// A kind of store; see the table in the README for where sums and optimizers run.
+    ///
+    /// ```
+    /// # use ringpull_base as ringpull;
+    /// use ringpull::Kind;
+    ///
+    /// let kind: Kind = "dist_sync_mpi".parse()?;
+    /// assert!(!kind.has_servers());
+    /// # Ok::<(), ringpull::Error>(())
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Kind {
+        /// Host memory of one process.
+        Local = "local",
+        /// GPUs of one process.
+        Device = "device",
+        /// Parameter servers that merge one push of every worker.
+        DistSync = "dist_sync",
+        /// Parameter servers that apply every push as it comes.
+        DistAsync = "dist_async",
+        /// `dist_sync`, the host's own devices summed on the GPU.
+        DistSyncDevice = "dist_sync_device",
+        /// `dist_async`, the host's own devices summed on the GPU.
+        DistAsyncDevice = "dist_async_device",
+        /// Allreduce over all ranks, no servers.
+        DistSyncMpi = "dist_sync_mpi",
+    }
 }
 
 impl Kind {
-    /// Every kind, in the order of the documentation.
-    pub const ALL: [Kind; 7] = [
-        Kind::Local,
-        Kind::Device,
-        Kind::DistSync,
-        Kind::DistAsync,
-        Kind::DistSyncDevice,
-        Kind::DistAsyncDevice,
-        Kind::DistSyncMpi,
-    ];
-
-    /// The name that `create` takes.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Local => "local",
-            Kind::Device => "device",
-            Kind::DistSync => "dist_sync",
-            Kind::DistAsync => "dist_async",
-            Kind::DistSyncDevice => "dist_sync_device",
-            Kind::DistAsyncDevice => "dist_async_device",
-            Kind::DistSyncMpi => "dist_sync_mpi",
-        }
-    }
-
     /// All names, for messages.
     pub fn names() -> String {
         Kind::ALL.map(Kind::name).join(", ")
@@ -77,12 +55,6 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(self.name())
-    }
-}
-
 impl FromStr for Kind {
     type Err = Error;
 
@@ -93,9 +65,7 @@ impl FromStr for Kind {
             "dist_device_async" => "dist_async_device",
             other => other,
         };
-        Kind::ALL
-            .into_iter()
-            .find(|kind| kind.name() == name)
+        Kind::of_name(name)
             .ok_or_else(|| Error::UnknownKind { given: name.to_owned(), known: Kind::names() + &Kind::meant_by(name) })
     }
 }

@@ -1,7 +1,7 @@
 //! The ground that every crate of ringpull stands on: what a key, a kind, an element type, a tensor and an
 //! error are.
 //!
-//! - [`Key`], [`Kind`], [`DType`], [`Error`]: the words of the KVStore's contract;
+//! - [`Key`], [`Kind`], [`DType`], [`AlgorithmChoice`], [`Error`]: the words of the KVStore's contract;
 //! - [`Buffer`]: bytes, in the memory that ranks of a host share where they can ([`buffer`]); [`Tensor`]: a
 //!   buffer behind a lock, or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
 //! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
@@ -12,6 +12,7 @@
 //!
 //! It does no arithmetic and talks to nobody.
 
+mod algorithm;
 pub mod buffer;
 pub mod config;
 mod dtype;
@@ -22,6 +23,7 @@ pub mod forked;
 mod key;
 mod kind;
 pub mod last_words;
+mod named;
 mod names;
 pub mod notice;
 mod remote;
@@ -34,6 +36,7 @@ pub mod timeline;
 pub mod topology;
 pub mod waits;
 
+pub use algorithm::{Algorithm, AlgorithmChoice};
 pub use buffer::Buffer;
 pub use dtype::{DType, Element};
 pub use error::{Error, INIT_ALIKE, Result, after_error};

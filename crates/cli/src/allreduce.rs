@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringpull_allreduce::communicator::{Choice, Communicator, Parts};
+use ringpull_allreduce::communicator::{Communicator, Parts};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
-use ringpull_base::{DType, Error, Result, Tensor};
+use ringpull_base::{AlgorithmChoice, DType, Error, Result, Tensor};
 use ringpull_workload::pattern::Pattern;
 
 use crate::ranks::{RankReport, gather_by, record_of};
@@ -33,17 +33,20 @@ pub(crate) struct AllreduceOptions {
     pub late: Duration,
 }
 
-/// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `algorithm`, or else as the
+/// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `asked`, or else as the
 /// environment says, verifies every result, and gives rank 0 one record a size. Collective.
-pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &AllreduceOptions) -> Result<Option<Vec<Record>>> {
+pub(crate) fn run(
+    sizes: &[usize],
+    asked: Option<AlgorithmChoice>,
+    plan: &AllreduceOptions,
+) -> Result<Option<Vec<Record>>> {
     let dtype = plan.dtype;
     if plan.iters == 0 {
         return Err(Error::argument("invalid --iters 0: expected at least 1", "give a larger number"));
     }
     let environment = Config::from_env()?;
-    let asked: Option<Choice> = algorithm.map(str::parse).transpose()?;
-    let choice = asked.map_or_else(|| environment.algorithm.parse(), Ok)?;
-    if choice == Choice::Nccl {
+    let choice = asked.unwrap_or(environment.algorithm);
+    if choice == AlgorithmChoice::Nccl {
         return Err(Error::argument(
             "invalid --algorithm nccl: it sums only memory of GPUs, and these buffers are in host memory",
             "choose another --algorithm; `RINGPULL_ALGORITHM=nccl` is for stores on GPUs",
@@ -51,7 +54,7 @@ pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &AllreduceOpti
     }
     // Only `auto` needs to know the cluster.
     let eager_bytes = eager_bytes(asked, &environment);
-    let engine = connect(&Config { algorithm: choice.to_string(), ..environment }, eager_bytes)?;
+    let engine = connect(&Config { algorithm: choice, ..environment }, eager_bytes)?;
     let mut records = Vec::new();
     for size in sizes {
         let size = *size;
@@ -64,7 +67,7 @@ pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &AllreduceOpti
             gather_by(&found, |_, numbers| gather(comm, stamp, numbers))
         };
         let ranks = engine.collective("bench allreduce", memory, work)?;
-        let mode = if choice == Choice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned();
+        let mode = if choice == AlgorithmChoice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned();
         let record = Record { mode, algorithm: choice.to_string(), ..Record::blank("allreduce", dtype) };
         records.push(record_of(&ranks, size, record)?);
     }
@@ -73,8 +76,8 @@ pub(crate) fn run(sizes: &[usize], algorithm: Option<&str>, plan: &AllreduceOpti
 
 /// The size up to which the MPI library is to send eagerly: a segment. It keeps its own limit if the command
 /// line, which unlike a variable is the same on every rank, asks for its own allreduce.
-fn eager_bytes(asked: Option<Choice>, config: &Config) -> Option<usize> {
-    (asked != Some(Choice::Native)).then_some(config.segment_bytes)
+fn eager_bytes(asked: Option<AlgorithmChoice>, config: &Config) -> Option<usize> {
+    (asked != Some(AlgorithmChoice::Native)).then_some(config.segment_bytes)
 }
 
 #[cfg(feature = "mpi")]
@@ -102,7 +105,7 @@ struct Buffers {
 fn measure(
     comm: &mut Communicator,
     stamp: u32,
-    choice: Choice,
+    choice: AlgorithmChoice,
     buffers: &Buffers,
     plan: &AllreduceOptions,
 ) -> Result<RankReport> {
@@ -151,7 +154,7 @@ fn rest(time: Duration) {
 
 /// Returns when every rank is here, by a sum of one byte.
 fn barrier(comm: &mut Communicator, stamp: u32, flag: &Tensor) -> Result<()> {
-    comm.allreduce_tensor(Choice::Auto, flag, stamp)
+    comm.allreduce_tensor(AlgorithmChoice::Auto, flag, stamp)
 }
 
 /// Every rank's `own`.
@@ -168,9 +171,9 @@ mod tests {
 
     #[test]
     fn the_library_keeps_its_eager_limit_only_if_the_option_asks_for_its_allreduce() {
-        let by_variable = Config { algorithm: "native".to_owned(), ..Config::default() };
-        assert_eq!(eager_bytes(Some(Choice::Native), &Config::default()), None);
-        for (asked, config) in [(Some(Choice::Auto), &Config::default()), (None, &by_variable)] {
+        let by_variable = Config { algorithm: AlgorithmChoice::Native, ..Config::default() };
+        assert_eq!(eager_bytes(Some(AlgorithmChoice::Native), &Config::default()), None);
+        for (asked, config) in [(Some(AlgorithmChoice::Auto), &Config::default()), (None, &by_variable)] {
             assert_eq!(eager_bytes(asked, config), Some(config.segment_bytes));
         }
     }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use indicatif::HumanDuration;
 use serde::Serialize;
 
-use ringpull_allreduce::communicator::{Choice, Communicator};
+use ringpull_allreduce::communicator::Communicator;
 use ringpull_base::config::Config;
-use ringpull_base::{Error, Result};
+use ringpull_base::{AlgorithmChoice, Error, Result};
 use ringpull_plan::{Algorithm, Model, Segments};
 
 use crate::allreduce::connect;
@@ -56,11 +56,11 @@ pub(crate) struct Predicted {
 }
 
 /// Learns the cluster's model and explains what `asked` does for each of `sizes`, on rank 0. Collective.
-pub(crate) fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>> {
+pub(crate) fn run(sizes: &[usize], asked: AlgorithmChoice) -> Result<Option<Explanation>> {
     let plan = match asked {
-        Choice::Auto => None,
-        Choice::Plan(algorithm) => Some(algorithm),
-        Choice::Ordered | Choice::Native | Choice::Nccl => {
+        AlgorithmChoice::Auto => None,
+        AlgorithmChoice::Plan(algorithm) => Some(algorithm),
+        AlgorithmChoice::Ordered | AlgorithmChoice::Native | AlgorithmChoice::Nccl => {
             return Err(Error::argument(
                 format!("no prediction for {asked}"),
                 "give --algorithm auto; measure ordered and native without --explain; nccl is for stores on GPUs",
@@ -68,7 +68,7 @@ pub(crate) fn run(sizes: &[usize], asked: Choice) -> Result<Option<Explanation>>
         }
     };
     // Only `auto` measures the cluster.
-    let config = Config { algorithm: Choice::Auto.to_string(), ..Config::from_env()? };
+    let config = Config { algorithm: AlgorithmChoice::Auto, ..Config::from_env()? };
     let engine = connect(&config, Some(config.segment_bytes))?;
     let (learned, segments, hosts, racks) =
         engine.collective("bench --explain", Vec::new(), |comm: &mut Communicator, _, _| {
@@ -121,7 +121,7 @@ impl Explanation {
             let told = "a single rank has nothing to sum with, so no network was measured";
             return format!("{told}\n  hint: mpirun -n 4 ringpull bench allreduce --explain\n");
         }
-        let shares = self.hosts.len() == 1 && self.asked == Choice::Auto.to_string();
+        let shares = self.hosts.len() == 1 && self.asked == AlgorithmChoice::Auto.to_string();
         if shares {
             let told = "all ranks share one host's memory and sum there: no network was measured and no model read";
             let sizes: Vec<String> = self.sizes.iter().map(|size| format_size(size.bytes as f64)).collect();
@@ -159,7 +159,7 @@ impl Explanation {
             ("adding", format!("{}/s", format_size(of.sum_bytes_per_us * 1e6))),
         ];
         text.extend(numbers.map(|(name, value)| format!("  {name:24}{value}\n")));
-        if self.hosts.len() < self.ranks && self.asked == Choice::Auto.to_string() {
+        if self.hosts.len() < self.ranks && self.asked == AlgorithmChoice::Auto.to_string() {
             let shared = "ranks that share a host's memory sum there, whatever is predicted";
             text.extend([format!("{shared}: {:?}\n", self.hosts)]);
         }

@@ -7,7 +7,7 @@
 
 use ringpull::KvStore;
 use ringpull_base::config::{self, Dmlc};
-use ringpull_base::{DType, Error, Kind, Result};
+use ringpull_base::{AlgorithmChoice, DType, Error, Kind, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, Rule};
 use ringpull_workload::iterations::Iterations;
@@ -28,7 +28,7 @@ pub(crate) struct StoreOptions {
     /// How gradients are compressed, if they are.
     pub compression: Option<Compression>,
     /// The allreduce of `dist_sync_mpi`.
-    pub algorithm: String,
+    pub algorithm: AlgorithmChoice,
 }
 
 /// Measures each list of `payloads` separately and gives rank 0 one record for each. Collective.
@@ -79,8 +79,8 @@ impl StoreOptions {
     pub(crate) fn record(&self, op: &str, store: &KvStore, keys: &[ModelKey], ranks: &[RankReport]) -> Result<Record> {
         let algorithm = match (&self.compression, store.kind()) {
             // NCCL sums only on GPUs; host memory is summed by `auto`.
-            (None, Kind::DistSyncMpi) if self.algorithm == "nccl" && config::devices().is_none() => "auto".to_owned(),
-            (None, Kind::DistSyncMpi) => self.algorithm.clone(),
+            (None, Kind::DistSyncMpi) if self.algorithm.is_auto() && config::devices().is_none() => "auto".to_owned(),
+            (None, Kind::DistSyncMpi) => self.algorithm.to_string(),
             (Some(compression), Kind::DistSyncMpi) => compression.to_string(),
             (None, Kind::Local | Kind::Device) => "local".to_owned(),
             (None, _) => "servers".to_owned(),

@@ -209,7 +209,7 @@ impl<'a> Replay<'a> {
 mod tests {
     use super::*;
     use crate::layers;
-    use ringpull_base::DType;
+    use ringpull_base::{AlgorithmChoice, DType};
 
     fn plan() -> ReplayOptions {
         let keys = pushpull::StoreOptions {
@@ -217,7 +217,7 @@ mod tests {
             iters: 2,
             warmup: 1,
             compression: None,
-            algorithm: "auto".to_owned(),
+            algorithm: AlgorithmChoice::Auto,
         };
         ReplayOptions { keys, compute_s: 0.002, burn: None, batch: Some(64) }
     }

@@ -24,7 +24,7 @@ fn an_invalid_algorithm_in_the_environment_is_an_error_that_lists_the_names() {
 fn the_help_lists_every_algorithm_and_a_misspelt_one_gets_a_suggestion() {
     let help = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(["bench", "allreduce", "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
-    for name in ringpull_base::config::ALGORITHMS {
+    for name in ringpull_base::AlgorithmChoice::names() {
         assert!(help.contains(name), "{name} in {help}");
     }
     let (code, text) = said(None, "bench allreduce --algorithm rign");

@@ -15,8 +15,8 @@
 //! | 16 | 30 KB | circulant | 1.25 MB |
 //! | 64 | 24 KB | circulant | 6.9 MB |
 
+use super::Algorithm;
 use super::model::Model;
-use super::plan::Algorithm;
 
 /// Shortest first: of equal predictions the longest segment wins.
 const SEGMENTS: [usize; 5] = [256 << 10, 128 << 10, 64 << 10, 32 << 10, 16 << 10];

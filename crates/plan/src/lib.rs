@@ -58,7 +58,8 @@ pub use check::{Fault, Goal, Traffic, check};
 pub use choose::{Prediction, Segments, choose, predict};
 pub use model::Model;
 pub use parts::Parts;
-pub use plan::{Algorithm, Move, Plan, Then};
+pub use plan::{Move, Plan, Then};
+pub use ringpull_base::Algorithm;
 pub use schedule::{Action, Lane, Message, Schedule};
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages

@@ -41,7 +41,7 @@
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
-use super::plan::Algorithm;
+use super::Algorithm;
 
 /// The numbers of one cluster. They travel as they stand in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Pod, Zeroable)]

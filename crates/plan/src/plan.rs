@@ -5,11 +5,7 @@
 //! (`run`) and counted (the tests' bounds on traffic). Every rank computes its own plan from
 //! `(rank, size, len)` alone; that the plans of all ranks fit together is what the checker proves.
 
-use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
-
-use ringpull_base::Error;
 
 pub(crate) use super::parts::Parts;
 
@@ -108,96 +104,9 @@ impl Plan {
     }
 }
 
-/// The ways to allreduce that are plans of our own. `auto` (see [`choose`](super::choose())) and the MPI
-/// library's own are not among them: who accepts those names handles them before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Algorithm {
-    /// Reduce-scatter and allgather along a ring (`ring`).
-    Ring,
-    /// Every rank to every rank, twice (`direct`).
-    Direct,
-    /// Reduce-scatter and allgather on a circulant graph, in rounds that halve and double (`circulant`).
-    Circulant,
-    /// Recursive doubling of the whole buffer (`doubling`).
-    Doubling,
-    /// Everything to rank 0 and back (`star`).
-    Star,
-    /// A binomial tree up to rank 0 and down again (`tree`).
-    Tree,
-}
-
-impl Algorithm {
-    /// Every algorithm, in the order of the documentation.
-    pub const ALL: [Algorithm; 6] = [
-        Algorithm::Ring,
-        Algorithm::Direct,
-        Algorithm::Circulant,
-        Algorithm::Doubling,
-        Algorithm::Star,
-        Algorithm::Tree,
-    ];
-
-    /// The name that `--algorithm` and `RINGPULL_ALGORITHM` take.
-    pub fn name(self) -> &'static str {
-        match self {
-            Algorithm::Ring => "ring",
-            Algorithm::Direct => "direct",
-            Algorithm::Circulant => "circulant",
-            Algorithm::Doubling => "doubling",
-            Algorithm::Star => "star",
-            Algorithm::Tree => "tree",
-        }
-    }
-
-    /// All names, for messages.
-    pub fn names() -> String {
-        Algorithm::ALL.map(Algorithm::name).join(", ")
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(self.name())
-    }
-}
-
-impl FromStr for Algorithm {
-    type Err = Error;
-
-    /// Names are strict, with one alias: `halving` is `circulant`, the form of halving and doubling that
-    /// takes any number of ranks.
-    fn from_str(given: &str) -> Result<Self, Error> {
-        let name = if given == "halving" { "circulant" } else { given };
-        Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
-            Error::argument(
-                format!("unknown allreduce algorithm {given:?}"),
-                format!("the algorithms are {} (halving is another name of circulant)", Algorithm::names()),
-            )
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_name_is_read_back_as_itself() {
-        for algorithm in Algorithm::ALL {
-            assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
-        }
-        assert_eq!("halving".parse(), Ok(Algorithm::Circulant));
-    }
-
-    #[test]
-    fn an_unknown_name_is_an_error_that_lists_the_names() {
-        for given in ["rign", "Ring", "", "auto"] {
-            let error = given.parse::<Algorithm>().expect_err("not a name").to_string();
-            assert!(error.contains(&format!("{given:?}")), "{error}");
-            assert!(error.contains("ring, direct, circulant, doubling, star, tree"), "{error}");
-        }
-    }
 
     #[test]
     fn moves_without_elements_are_left_out() {

@@ -10,14 +10,13 @@
 //! which depend on the placement.
 #![allow(unsafe_code)]
 
-use ringpull_base::{DType, Result};
+use ringpull_base::{AlgorithmChoice, DType, Result};
 use ringpull_plan::{Model, Parts, Segments};
 
 use super::executor::Executor;
 use super::node::{Node, WaitLimits};
 use super::racks::Racks;
 use super::schedules::{Schedules, Sum};
-use crate::communicator::choice::Choice;
 
 /// A leader more is worth its messages from this share on.
 const LEAST_SHARE_BYTES: usize = 256 << 10;
@@ -98,7 +97,8 @@ unsafe fn between_hosts(
         let chosen = ringpull_plan::choose(hosts.model, share.len(), size, hosts.segments);
         (ringpull_plan::allreduce(chosen.algorithm, place, size, len), chosen.segment_bytes)
     };
-    let schedule = schedules.find(Sum { between_hosts: true, ..Sum::of(Choice::Auto, dtype, share.len()) }, plan);
+    let schedule =
+        schedules.find(Sum { between_hosts: true, ..Sum::of(AlgorithmChoice::Auto, dtype, share.len()) }, plan);
     // SAFETY: as the caller promises.
     unsafe { executor.run_among(&members, beat, &schedule, share, limits.stamp) }
 }

@@ -5,12 +5,11 @@
 //! What `auto` knows of the cluster comes from `learn`, which reads it from `model_cache` or has `probe`
 //! measure it.
 //!
-//! [`Choice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared
+//! [`AlgorithmChoice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared
 //! memory, `hierarchy` over several such hosts; `racks` knows where hosts stand; `schedules` keeps what is to
 //! be sent for each kind of sum; gradients with a codec go by `compressed`, between whatever `ends` encode
 //! and decode them. Memory of devices is the store's affair (`src/on_devices`).
 
-mod choice;
 mod compressed;
 mod copies;
 mod ends;
@@ -32,8 +31,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ringpull_base::Result;
 use ringpull_base::config::{Config, ModelSource};
+use ringpull_base::{AlgorithmChoice, Result};
 use ringpull_plan::Segments;
 
 use crate::communicator::node::Node;
@@ -42,7 +41,6 @@ use crate::communicator::racks::Racks;
 use crate::communicator::schedules::Schedules;
 use crate::transport::Transport;
 
-pub use choice::Choice;
 pub use executor::Executor;
 pub use learn::Learned;
 pub use ringpull_plan::Parts;
@@ -52,7 +50,7 @@ pub use ringpull_plan::Parts;
 /// that block are called by all ranks in one order, when nothing is under way.
 pub struct Communicator {
     executor: Executor,
-    choice: Choice,
+    choice: AlgorithmChoice,
     learned: Learned,
     /// How messages are cut.
     cuts: Segments,
@@ -67,11 +65,11 @@ impl Communicator {
         // Longer than the control star waits for a silent rank: it names the one that is lost, a runner only
         // its neighbours.
         let mut executor = Executor::new(transport, config.segment_bytes, config.timeout * 3 / 2, stop);
-        let choice = config.algorithm.parse()?;
+        let choice = config.algorithm;
         let placement = Placement::find(&mut executor)?;
         let learned = Learned::default();
         // By the library's own sum there is no message of ours.
-        let takes_device_memory = choice != Choice::Native
+        let takes_device_memory = choice != AlgorithmChoice::Native
             && config.mpi_device_memory.unwrap_or_else(|| executor.transport.takes_device_memory());
         let cuts = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
         Ok(Communicator {
@@ -126,7 +124,7 @@ impl Communicator {
     }
 
     /// How sums are to be done.
-    pub fn choice(&self) -> Choice {
+    pub fn choice(&self) -> AlgorithmChoice {
         self.choice
     }
 

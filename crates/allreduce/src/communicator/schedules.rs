@@ -7,17 +7,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ringpull_base::DType;
+use ringpull_base::{AlgorithmChoice, DType};
 use ringpull_kernels::compress::Codec;
 use ringpull_plan::{Model, Plan, Schedule, Segments};
 
-use crate::communicator::choice::Choice;
 use crate::communicator::placement::Placement;
 
 /// What decides how a sum is done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Sum {
-    pub(super) choice: Choice,
+    pub(super) choice: AlgorithmChoice,
     pub(super) dtype: DType,
     pub(super) len_bytes: usize,
     /// What its step sums in all; 0 where that is not known.
@@ -35,7 +34,7 @@ pub(super) type Planned = (Plan, usize);
 
 impl Sum {
     /// A sum between all ranks, of which no more is known.
-    pub(super) fn of(choice: Choice, dtype: DType, len_bytes: usize) -> Self {
+    pub(super) fn of(choice: AlgorithmChoice, dtype: DType, len_bytes: usize) -> Self {
         Sum { choice, dtype, len_bytes, step_bytes: 0, least_bytes: None, between_hosts: false, is_coded: false }
     }
 
@@ -54,7 +53,7 @@ impl Sum {
             return (plan_of_codes(rank, size, len), usize::MAX);
         }
         let (plan, segment_bytes) = match self.choice {
-            Choice::Auto | Choice::Nccl | Choice::Native => {
+            AlgorithmChoice::Auto | AlgorithmChoice::Nccl | AlgorithmChoice::Native => {
                 let is_apart = !placement.has_neighbours();
                 let in_racks = is_apart.then(|| placement.plan_in_racks(rank, self.len_bytes, element_bytes)).flatten();
                 if let Some(plan) = in_racks {
@@ -64,8 +63,8 @@ impl Sum {
                     (ringpull_plan::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
                 }
             }
-            Choice::Plan(algorithm) => (ringpull_plan::allreduce(algorithm, rank, size, len), cuts.most_bytes),
-            Choice::Ordered => (ringpull_plan::allreduce_in_order(rank, size, len), cuts.most_bytes),
+            AlgorithmChoice::Plan(algorithm) => (ringpull_plan::allreduce(algorithm, rank, size, len), cuts.most_bytes),
+            AlgorithmChoice::Ordered => (ringpull_plan::allreduce_in_order(rank, size, len), cuts.most_bytes),
         };
         match self.least_bytes {
             Some(least_bytes) if !cuts.is_fixed => (plan, cuts.most_bytes.max(least_bytes)),
@@ -133,7 +132,7 @@ mod tests {
     use ringpull_plan::Algorithm;
 
     fn sum(len_bytes: usize) -> Sum {
-        Sum::of(Choice::Auto, DType::F32, len_bytes)
+        Sum::of(AlgorithmChoice::Auto, DType::F32, len_bytes)
     }
 
     fn planned(len_bytes: usize, segment_bytes: usize) -> Planned {
@@ -146,7 +145,7 @@ mod tests {
         let first = schedules.find(sum(8), || planned(8, 1 << 16));
         assert!(Arc::ptr_eq(&first, &schedules.find(sum(8), || unreachable!("it is there"))));
         for other in [
-            Sum { choice: Choice::Ordered, ..sum(8) },
+            Sum { choice: AlgorithmChoice::Ordered, ..sum(8) },
             Sum { dtype: DType::I32, ..sum(8) },
             Sum { step_bytes: 1 << 20, ..sum(8) },
             Sum { least_bytes: Some(1 << 20), ..sum(8) },
@@ -188,7 +187,7 @@ mod tests {
             let sum = Sum { least_bytes, ..Sum::of(choice, DType::F32, 1 << 20) };
             sum.plan((0, 8), &Placement::apart(8), &Model::default(), cuts).1
         };
-        for choice in [Choice::Auto, Choice::Plan(Algorithm::Ring)] {
+        for choice in [AlgorithmChoice::Auto, AlgorithmChoice::Plan(Algorithm::Ring)] {
             assert!(segment_bytes(choice, None, false) <= 1 << 16);
             assert_eq!(segment_bytes(choice, Some(4), false), 1 << 16);
             assert_eq!(segment_bytes(choice, Some(1 << 18), false), 1 << 18);

@@ -3,11 +3,10 @@
 
 use std::sync::Arc;
 
-use ringpull_base::{DType, Result, Tensor};
+use ringpull_base::{AlgorithmChoice, DType, Result, Tensor};
 use ringpull_plan::Schedule;
 
 use crate::communicator::Communicator;
-use crate::communicator::choice::Choice;
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::node::WaitLimits;
 use crate::communicator::schedules::Sum;
@@ -16,12 +15,12 @@ use crate::transport::Stamp;
 
 impl Communicator {
     /// Whether sums by `choice` are done in shared memory or by the library, and not by a plan.
-    fn sums_at_once(&self, choice: Choice) -> bool {
+    fn sums_at_once(&self, choice: AlgorithmChoice) -> bool {
         match choice {
-            Choice::Auto | Choice::Nccl => self.placement.has_neighbours(),
-            Choice::Ordered => self.is_ordered_anyway(),
-            Choice::Plan(_) => false,
-            Choice::Native => true,
+            AlgorithmChoice::Auto | AlgorithmChoice::Nccl => self.placement.has_neighbours(),
+            AlgorithmChoice::Ordered => self.is_ordered_anyway(),
+            AlgorithmChoice::Plan(_) => false,
+            AlgorithmChoice::Native => true,
         }
     }
 
@@ -81,7 +80,7 @@ impl Communicator {
 
     /// What `tensor` holds becomes the sum over all ranks, by the given way. After an error it stays locked
     /// for ever, as the transport may still use its memory.
-    pub fn allreduce_tensor(&mut self, choice: Choice, tensor: &Tensor, stamp: Stamp) -> Result<()> {
+    pub fn allreduce_tensor(&mut self, choice: AlgorithmChoice, tensor: &Tensor, stamp: Stamp) -> Result<()> {
         let mut guard = tensor.write();
         // SAFETY: after an error neither the lock nor the memory behind it is ever given back.
         let outcome = unsafe { self.allreduce_by(choice, tensor.dtype(), guard.bytes_mut(), stamp) };
@@ -95,10 +94,16 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`allreduce`](Self::allreduce).
-    pub unsafe fn allreduce_by(&mut self, choice: Choice, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+    pub unsafe fn allreduce_by(
+        &mut self,
+        choice: AlgorithmChoice,
+        dtype: DType,
+        data: &mut [u8],
+        stamp: Stamp,
+    ) -> Result<()> {
         if self.sums_at_once(choice) {
             return match choice {
-                Choice::Native => self.executor.transport.native_allreduce(dtype, data),
+                AlgorithmChoice::Native => self.executor.transport.native_allreduce(dtype, data),
                 // SAFETY: as the caller promises.
                 _ => unsafe { self.allreduce_by_host(dtype, data, stamp) },
             };

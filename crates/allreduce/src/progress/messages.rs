@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use ringpull_base::config::Config;
 use ringpull_base::timeline::Name;
 use ringpull_base::topology::Peer;
-use ringpull_base::{DType, Error, Key};
+use ringpull_base::{AlgorithmChoice, DType, Error, Key};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
@@ -90,7 +90,7 @@ impl std::fmt::Display for Operation {
 /// How the ranks sum: what all of them must have set alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sums {
-    algorithm: String,
+    algorithm: AlgorithmChoice,
     segment_bytes: usize,
     segment_is_fixed: bool,
     /// After how many updates of a key its replicas are compared; 0: never.
@@ -101,8 +101,7 @@ pub struct Sums {
 
 impl From<&Config> for Sums {
     fn from(config: &Config) -> Self {
-        let Config { segment_bytes, segment_is_fixed, check_replicas, .. } = *config;
-        let algorithm = config.algorithm.clone();
+        let Config { algorithm, segment_bytes, segment_is_fixed, check_replicas, .. } = *config;
         Sums { algorithm, segment_bytes, segment_is_fixed, check_replicas, on_devices: false }
     }
 }

@@ -13,82 +13,44 @@ pub mod trace;
 use std::fmt;
 
 use crate::Key;
+use crate::named::named;
 
 pub use recorder::{clock_ns, flush, introduce, is_on, now_ns, record, set_clock, span, start};
 
-/// What a span of time was spent on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
-    /// A step of training, as the program that trains sees it.
-    Step,
-    /// Computing that the program that trains reports.
-    Compute,
-    /// A call of push or `push_pull`, from entry to return.
-    Push,
-    /// A caller blocked in pull, in a barrier or in reading an output.
-    Wait,
-    /// A collective on the comm thread.
-    Collective,
-    /// Bringing gradients to where they are summed.
-    Pack,
-    /// Bringing sums or values to their outputs.
-    Unpack,
-    /// An optimizer or updater at work.
-    Update,
-    /// A message on its way out, from its posting until the transport is done with it.
-    Send,
-    /// A message that is awaited, from its posting until it is there.
-    Receive,
-    /// Adding a received segment.
-    Reduce,
-    /// A request to a server, from its leaving until the answer is in.
-    Request,
-    /// A server at work on a request.
-    Serve,
+named! {
+    /// What a span of time was spent on.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Phase {
+        /// A step of training, as the program that trains sees it.
+        Step = "step",
+        /// Computing that the program that trains reports.
+        Compute = "compute",
+        /// A call of push or `push_pull`, from entry to return.
+        Push = "push",
+        /// A caller blocked in pull, in a barrier or in reading an output.
+        Wait = "wait",
+        /// A collective on the comm thread.
+        Collective = "collective",
+        /// Bringing gradients to where they are summed.
+        Pack = "pack",
+        /// Bringing sums or values to their outputs.
+        Unpack = "unpack",
+        /// An optimizer or updater at work.
+        Update = "update",
+        /// A message on its way out, from its posting until the transport is done with it.
+        Send = "send",
+        /// A message that is awaited, from its posting until it is there.
+        Receive = "receive",
+        /// Adding a received segment.
+        Reduce = "reduce",
+        /// A request to a server, from its leaving until the answer is in.
+        Request = "request",
+        /// A server at work on a request.
+        Serve = "serve",
+    }
 }
 
 impl Phase {
-    /// Every phase.
-    pub const ALL: [Phase; 13] = [
-        Phase::Step,
-        Phase::Compute,
-        Phase::Push,
-        Phase::Wait,
-        Phase::Collective,
-        Phase::Pack,
-        Phase::Unpack,
-        Phase::Update,
-        Phase::Send,
-        Phase::Receive,
-        Phase::Reduce,
-        Phase::Request,
-        Phase::Serve,
-    ];
-
-    /// The category in the file.
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Step => "step",
-            Phase::Compute => "compute",
-            Phase::Push => "push",
-            Phase::Wait => "wait",
-            Phase::Collective => "collective",
-            Phase::Pack => "pack",
-            Phase::Unpack => "unpack",
-            Phase::Update => "update",
-            Phase::Send => "send",
-            Phase::Receive => "receive",
-            Phase::Reduce => "reduce",
-            Phase::Request => "request",
-            Phase::Serve => "serve",
-        }
-    }
-
-    /// The phase of a category, if it is one of ours.
-    pub fn of_name(name: &str) -> Option<Self> {
-        Phase::ALL.into_iter().find(|phase| phase.name() == name)
-    }
-
     /// Whether several of one thread may be open at once without one holding the other.
     fn overlaps(self) -> bool {
         matches!(self, Phase::Collective | Phase::Send | Phase::Receive | Phase::Request)

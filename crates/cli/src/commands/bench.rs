@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 
-use ringpull_base::config::{ALGORITHMS, Config};
-use ringpull_base::{DType, Error, Result};
+use ringpull_base::config::Config;
+use ringpull_base::{AlgorithmChoice, DType, Error, Result};
 use ringpull_workload::models::{self, ModelKey};
 
 use super::measured::StoreArgs;
@@ -53,7 +53,7 @@ pub(crate) struct AllreduceArgs {
     /// ranks run; native is the MPI library's own `MPI_Allreduce`; the others are plans. halving is another
     /// name of circulant; nccl works only for stores on GPUs [default: `RINGPULL_ALGORITHM`, or auto].
     #[arg(long, value_parser = algorithms())]
-    pub algorithm: Option<String>,
+    pub algorithm: Option<AlgorithmChoice>,
     /// Measured iterations of each size.
     #[arg(long, default_value_t = 10)]
     pub iters: usize,
@@ -119,14 +119,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
 
 impl AllreduceArgs {
     /// The algorithm of the option, or else of the environment.
-    fn algorithm(&self) -> Result<String> {
-        self.algorithm.clone().map_or_else(|| Ok(Config::from_env()?.algorithm), Ok)
+    fn algorithm(&self) -> Result<AlgorithmChoice> {
+        self.algorithm.map_or_else(|| Ok(Config::from_env()?.algorithm), Ok)
     }
 }
 
-fn algorithms() -> PossibleValuesParser {
-    let value = |name| PossibleValue::new(name).aliases((name == "circulant").then_some("halving"));
-    PossibleValuesParser::new(ALGORITHMS.map(value))
+fn algorithms() -> impl TypedValueParser<Value = AlgorithmChoice> {
+    let value = |name| PossibleValue::new(name).aliases(AlgorithmChoice::alias(name));
+    PossibleValuesParser::new(AlgorithmChoice::names().into_iter().map(value))
+        .try_map(|name| name.parse::<AlgorithmChoice>())
 }
 
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
@@ -140,11 +141,11 @@ fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let late = time("--late", args.late, "seconds", 1.0)?;
     let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
     let plan = allreduce::AllreduceOptions { dtype: args.dtype, iters: args.iters, warmup: args.warmup, rest, late };
-    allreduce::run(&sizes, args.algorithm.as_deref(), &plan)
+    allreduce::run(&sizes, args.algorithm, &plan)
 }
 
 fn run_explain(args: &AllreduceArgs) -> Result<ExitCode> {
-    if let Some(explanation) = explain::run(&parse_sizes(&args.sizes)?, args.algorithm()?.parse()?)? {
+    if let Some(explanation) = explain::run(&parse_sizes(&args.sizes)?, args.algorithm()?)? {
         print(args.format, &explanation, || explanation.table())?;
     }
     Ok(ExitCode::SUCCESS)

@@ -8,7 +8,7 @@ use std::time::Instant;
 use ringpull::internal::{OnDevices, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
-use ringpull_base::{DType, Error, Kind, Result, Tensor};
+use ringpull_base::{Algorithm, DType, Error, Kind, Result, Tensor};
 use ringpull_device::{Devices, Memory, Operation, Slice, Stream, Work};
 use ringpull_kernels::optim::Optimizer;
 
@@ -76,7 +76,7 @@ pub(super) fn measure(name: &str, devices: &Arc<Devices>) -> Result<Vec<Speed>> 
 /// ranks' allreduce in host memory.
 fn staging(name: &str, len_bytes: usize, link_bytes_per_s: f64) -> Result<Speed> {
     // A plan's name keeps the ranks from trying other routes.
-    let config = Config { timeout: LIMIT, algorithm: "ring".to_owned(), ..Config::default() };
+    let config = Config { timeout: LIMIT, algorithm: Algorithm::Ring.into(), ..Config::default() };
     let running = Engine::in_process(2, &config)?.into_iter().map(|engine| {
         let (name, config) = (name.to_owned(), config.clone());
         thread::spawn(move || one_of_two(&name, &config, &engine, len_bytes))

@@ -8,7 +8,7 @@ use ringpull::internal::{OnDevices, store_over};
 use ringpull::{KvStore, create_on};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
-use ringpull_base::{DType, Error, Kind, Result, Tensor};
+use ringpull_base::{AlgorithmChoice, DType, Error, Kind, Result, Tensor};
 use ringpull_device::{Collective, CollectiveKind, Devices, Slice, array_of};
 
 use super::{Check, LIMIT, check};
@@ -23,7 +23,7 @@ pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
 /// Two ranks with one GPU each, joined by NCCL, which cannot join a GPU with itself.
 fn joined(name: &str, count: usize) -> Check {
     let title = "dist_sync_mpi: 2 ranks whose devices sum by themselves (nccl)".to_owned();
-    let config = Config { timeout: LIMIT, algorithm: "nccl".to_owned(), ..Config::default() };
+    let config = Config { timeout: LIMIT, algorithm: AlgorithmChoice::Nccl, ..Config::default() };
     if name.starts_with("sim") {
         return check(title, share(&[name; 2], &config));
     }

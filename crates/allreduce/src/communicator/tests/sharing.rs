@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use ringpull_base::buffer::arena;
 use ringpull_base::config::Config;
-use ringpull_base::{Buffer, DType, Element, Error, with_element};
+use ringpull_base::{AlgorithmChoice, Buffer, DType, Element, Error, with_element};
 
-use crate::communicator::{Choice, Communicator};
+use crate::communicator::Communicator;
 use crate::transport::inproc::world_on;
 use crate::transport::window::SLOT_BYTES;
 
@@ -55,7 +55,7 @@ fn check(hosts: &[usize], dtype: DType, len: usize, is_shared: impl Fn(usize) ->
             let values: &mut [T] = bytemuck::cast_slice_mut(data.bytes_mut());
             values.iter_mut().enumerate().for_each(|(at, value)| *value = input::<T>(comm.rank(), at + round));
             // SAFETY: there is no error.
-            unsafe { comm.allreduce_by(Choice::Auto, dtype, data.bytes_mut(), round as u32).unwrap() };
+            unsafe { comm.allreduce_by(AlgorithmChoice::Auto, dtype, data.bytes_mut(), round as u32).unwrap() };
             let values: &[T] = bytemuck::cast_slice(data.bytes());
             for (at, value) in values.iter().enumerate() {
                 let expected: f64 = (0..comm.size()).map(|rank| Element::to_f64(input::<T>(rank, at + round))).sum();
@@ -120,7 +120,7 @@ fn all_ranks_hold_the_same_bits_in_every_run() {
                 let values: &mut [f32] = bytemuck::cast_slice_mut(data.bytes_mut());
                 values.iter_mut().enumerate().for_each(|(at, value)| *value = 1.0 / (1 + at + 7 * comm.rank()) as f32);
                 // SAFETY: there is no error.
-                unsafe { comm.allreduce_by(Choice::Auto, DType::F32, data.bytes_mut(), 0).unwrap() };
+                unsafe { comm.allreduce_by(AlgorithmChoice::Auto, DType::F32, data.bytes_mut(), 0).unwrap() };
                 data.bytes().to_vec()
             })
         })
@@ -139,7 +139,7 @@ fn an_ordered_sum_has_the_same_bits_wherever_the_ranks_run() {
                     let value = |at: usize, rank: usize| T::from_f64(1.0 / (1 + (at + 7 * rank) % 89) as f64);
                     values.iter_mut().enumerate().for_each(|(at, to)| *to = value(at, comm.rank()));
                     // SAFETY: there is no error.
-                    unsafe { comm.allreduce_by(Choice::Ordered, dtype, data.bytes_mut(), 0).unwrap() };
+                    unsafe { comm.allreduce_by(AlgorithmChoice::Ordered, dtype, data.bytes_mut(), 0).unwrap() };
                     data.bytes().to_vec()
                 }));
                 assert!(of_ranks.windows(2).all(|pair| pair[0] == pair[1]), "{len} of {dtype} on {hosts:?}");
@@ -162,7 +162,8 @@ fn a_rank_that_does_not_come_is_an_error_for_the_others_within_the_deadline() {
             scope.spawn(move || {
                 let mut comm = Communicator::new(Box::new(end), config, Arc::new(AtomicBool::new(false))).unwrap();
                 // SAFETY: in shared memory no transport keeps the data.
-                (rank != 1).then(|| unsafe { comm.allreduce_by(Choice::Auto, DType::F32, &mut [0; 4 << 10], 0) })
+                (rank != 1)
+                    .then(|| unsafe { comm.allreduce_by(AlgorithmChoice::Auto, DType::F32, &mut [0; 4 << 10], 0) })
             })
         });
         let ranks: Vec<_> = ranks.collect();

@@ -70,7 +70,7 @@ fn terms_that_differ_are_an_error_that_names_each_ranks_view() {
 #[test]
 fn two_ranks_that_differ_are_an_error_before_the_third_has_called() {
     let init = |len: usize, algorithm: &str, on_devices: bool| {
-        let config = Config { algorithm: algorithm.to_owned(), ..Config::default() };
+        let config = Config { algorithm: algorithm.parse().unwrap(), ..Config::default() };
         let mut sums = Sums::from(&config);
         sums.on_devices = on_devices;
         let terms = Terms { value: Some((DType::F32, vec![len])), sums: Some(sums), ..Terms::default() };
