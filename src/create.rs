@@ -154,7 +154,9 @@ fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<De
             Box::new(Local::default())
         }
         (Kind::DistSyncMpi, devices) => over_mpi(config, devices)?,
-        (_, devices) => over_servers(kind, config, job, devices)?,
+        (Kind::DistSync | Kind::DistAsync | Kind::DistSyncDevice | Kind::DistAsyncDevice, devices) => {
+            over_servers(kind, config, job, devices)?
+        }
     };
     Ok(KvStore::over(kind, backend, config))
 }

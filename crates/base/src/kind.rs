@@ -51,7 +51,10 @@ impl Kind {
 
     /// Whether the store has parameter servers.
     pub fn has_servers(self) -> bool {
-        matches!(self, Kind::DistSync | Kind::DistAsync | Kind::DistSyncDevice | Kind::DistAsyncDevice)
+        match self {
+            Kind::DistSync | Kind::DistAsync | Kind::DistSyncDevice | Kind::DistAsyncDevice => true,
+            Kind::Local | Kind::Device | Kind::DistSyncMpi => false,
+        }
     }
 }
 
