@@ -28,9 +28,8 @@ impl SavedStates {
 
     /// What such a file holds.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        postcard::to_extend(self, MAGIC.to_vec()).map_err(|cause| {
-            Error::argument(format!("the optimizer states cannot be encoded: {cause}"), "report this as a bug")
-        })
+        postcard::to_extend(self, MAGIC.to_vec())
+            .map_err(|cause| Error::bug(format!("the optimizer states cannot be encoded: {cause}")))
     }
 
     /// Reads a file that [`write`](Self::write) made.

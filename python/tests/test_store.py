@@ -5,10 +5,12 @@ import importlib
 import inspect
 import pickle
 import pydoc
+import re
 import threading
 
 import numpy as np
 import pytest
+from ranks import ROOT
 
 import ringpull
 
@@ -342,6 +344,12 @@ def test_help_is_complete(module):
     assert module.__doc__ and not list(undocumented(module, names))
     said = pydoc.plain(pydoc.render_doc(module))
     assert [name for name in names if name not in said and name not in ("__version__", "errors")] == []
+
+
+def test_every_native_error_has_a_class():
+    source = (ROOT / "crates/base/src/error.rs").read_text()
+    variants = re.findall(r"^    (\w+) \{", source.split("pub enum Error {")[1].split("\n}\n")[0], re.MULTILINE)
+    assert sorted(ringpull.errors._CLASSES) == sorted(variants)
 
 
 def test_the_kinds_are_those_of_the_library():

@@ -94,7 +94,7 @@ impl Endpoint for Owner {
             return Ok(());
         }
         let Some(at) = self.given.iter().position(|given| given.address == place) else {
-            return Err(Error::argument("a room that was not given", "report this as a bug"));
+            return Err(Error::bug("a room that was not given"));
         };
         let sum = self.part.part(message.start..message.start + message.len());
         let arrived = Slice::of(&self.given[at].memory, 0..message.len());

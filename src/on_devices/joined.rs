@@ -49,7 +49,7 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Join
     let limit = comm.limit() / 2;
     let is_nameless = ids.iter().flatten().all(|byte| *byte == 0);
     let joined = match own {
-        Ok(_) if is_nameless => Err(Error::argument("rank 0 could name no meeting", "see rank 0's own message")),
+        Ok(_) if is_nameless => Err(Error::on_rank(0, "rank 0 could name no meeting")),
         Ok(_) => sum.devices.without_collectives(sum.limit, || {
             let until = Instant::now() + limit;
             Ok(Joined::at(platform, &Meeting { ids, rank, size }, &|| go_on(comm, until, limit)))
@@ -77,7 +77,7 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Join
                 await_cause(comm);
             }
             let what = format!("the devices of rank {lacking} could not join those of the other ranks");
-            Err(Error::argument(what, format!("see rank {lacking}'s own message")))
+            Err(Error::on_rank(lacking, what))
         }
     })
 }

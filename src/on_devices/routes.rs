@@ -99,7 +99,7 @@ impl Ways {
         let unlike = |way: usize| cards.iter().position(|card| card[way] == 0 || card[way] != cards[0][way]);
         let joined = match unlike(1) {
             None => joined::join(comm, sum)?,
-            Some(rank) => Err(Error::argument(
+            Some(rank) => Err(Error::job_mismatch(
                 format!(
                     "rank {rank} has {} devices that can sum with those of other ranks, rank 0 {}",
                     cards[rank][1], cards[0][1]

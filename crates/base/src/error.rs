@@ -210,6 +210,36 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+    /// The processes that have started do not make one job: their settings or their numbers differ.
+    #[error("{what}\n  hint: {remedy}")]
+    JobMismatch {
+        /// What differs.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// More than the job can carry, though no call is wrong by itself.
+    #[error("{what}\n  hint: {remedy}")]
+    LimitExceeded {
+        /// What there is too much of, and the limit.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// Another process met the error, and knows more of it.
+    #[error("{what}\n  hint: see {peer}'s own message")]
+    Elsewhere {
+        /// What is known of it here.
+        what: String,
+        /// Who met it, such as `rank 0`.
+        peer: String,
+    },
+    /// What cannot happen has happened.
+    #[error("{what}\n  hint: report this as a bug of ringpull, with what the program printed before")]
+    Bug {
+        /// What it is.
+        what: String,
+    },
     /// Bytes arrived that do not fit the protocol; they were not applied.
     #[error("protocol error{}: {what} from {peer}\n  hint: {remedy}", on_rank(*rank))]
     Protocol {
@@ -324,6 +354,26 @@ impl Error {
     /// A wrong argument and what to do about it.
     pub fn argument(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::InvalidArgument { what: what.into(), remedy: remedy.into() }
+    }
+
+    /// Processes that do not make one job, and what to do about it.
+    pub fn job_mismatch(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Error::JobMismatch { what: what.into(), remedy: remedy.into() }
+    }
+
+    /// More than the job can carry, and what to do about it.
+    pub fn limit(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Error::LimitExceeded { what: what.into(), remedy: remedy.into() }
+    }
+
+    /// What is known here of an error that `rank` met.
+    pub fn on_rank(rank: usize, what: impl Into<String>) -> Self {
+        Error::Elsewhere { what: what.into(), peer: format!("rank {rank}") }
+    }
+
+    /// What cannot happen.
+    pub fn bug(what: impl Into<String>) -> Self {
+        Error::Bug { what: what.into() }
     }
 
     /// Bytes that do not fit the protocol. The remedy is for processes that do not run the same program.

@@ -80,7 +80,7 @@ impl Error {
     /// Whether another rank met it, and says so in full.
     fn is_heard_by(&self, rank: Option<usize>) -> bool {
         match self {
-            Error::PeerLost { .. } | Error::Finished { .. } => true,
+            Error::PeerLost { .. } | Error::Finished { .. } | Error::Elsewhere { .. } => true,
             Error::Deadlock { waits } => rank != waits.first().map(|(rank, _)| *rank),
             Error::Disagreement { views, .. } => {
                 let odd = views.iter().find(|(_, view)| *view != views[0].1);

@@ -30,7 +30,7 @@ pub fn compute(operation: &Operation, reads: Vec<Buffer>, lengths: &[usize]) -> 
         Operation::Update { optimizer, dtype, updates } => {
             let mut parts = reads.into_iter();
             let (Some(gradient), Some(mut weight)) = (parts.next(), parts.next()) else {
-                return Err(Error::argument("an update without a gradient or a weight", "give both"));
+                return Err(Error::bug("an update without a gradient or a weight"));
             };
             // Slots that no update has written are made by the first, as they are on the host.
             let slots = if *updates == 0 { Vec::new() } else { parts.map(|slot| slot.bytes().to_vec()).collect() };

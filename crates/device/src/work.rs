@@ -100,8 +100,7 @@ impl Work {
         if fits {
             return Ok(());
         }
-        let what = format!("{:?} of {reads:?} bytes into {writes:?} bytes", self.operation);
-        Err(Error::argument(what, "report this as a bug: the lengths of work on a device do not fit together"))
+        Err(Error::bug(format!("{:?} of {reads:?} bytes into {writes:?} bytes", self.operation)))
     }
 
     /// Whether there is nothing to do.

@@ -115,13 +115,13 @@ impl Link {
         if header.len() > Limits::SCHEDULER.header {
             let short = |text: &str| text.chars().take(2000).collect::<String>();
             header = encode(&match message {
-                ToScheduler::Fault(error) | ToScheduler::Stalled(error) => ToScheduler::Fault(Error::argument(
-                    short(&error.to_string()),
-                    "see that node's own output for all of it",
-                )),
+                ToScheduler::Fault(error) | ToScheduler::Stalled(error) => ToScheduler::Fault(Error::Elsewhere {
+                    what: short(&error.to_string()),
+                    peer: "that node".to_owned(),
+                }),
                 ToScheduler::Failing(why) => ToScheduler::Failing(why.as_deref().map(short)),
                 other => {
-                    return Err(Error::argument(
+                    return Err(Error::limit(
                         format!("a message of {} bytes", header.len()),
                         short(&format!("{other:?}")),
                     ));

@@ -385,12 +385,12 @@ impl Scheduler {
         let there = self.nodes.iter().filter(|node| node.info.role == info.role).count();
         let ours = (self.settings.num_workers, self.settings.num_servers);
         let refusal = if self.complete || there == wanted || self.standing != Standing::Running {
-            Some(Error::argument(
+            Some(Error::job_mismatch(
                 format!("the job has all of its {wanted} {}s already", info.role),
                 "start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and give each job a port of its own",
             ))
         } else if counts != ours {
-            Some(Error::argument(
+            Some(Error::job_mismatch(
                 format!("a {} counts (workers, servers) as {counts:?}, the scheduler as {ours:?}", info.role),
                 "give every node of a job the same DMLC_NUM_WORKER and DMLC_NUM_SERVER",
             ))
@@ -416,7 +416,7 @@ impl Scheduler {
         self.nodes.push(node);
         match (self.kind, kind) {
             (Some(first), Some(other)) if first != other => {
-                self.fail(&Error::argument(
+                self.fail(&Error::job_mismatch(
                     format!("the workers created stores of kinds {first} and {other}"),
                     "create the same kind of store on every worker",
                 ));

@@ -168,7 +168,7 @@ impl Server {
             return Err(format!("an init of {} bytes with {}", geometry.len_bytes, value.len()));
         }
         if self.segments.len() >= MAX_SEGMENTS && !self.segments.contains_key(place) {
-            self.outputs.push(Output::Fault(Error::argument(
+            self.outputs.push(Output::Fault(Error::limit(
                 format!("key {} is more than a server holds: it has {MAX_SEGMENTS} segments of keys", place.key),
                 "start more servers (DMLC_NUM_SERVER, `ringpull launch -s`)",
             )));
@@ -306,7 +306,7 @@ impl Server {
         let floor = self.oldest.iter().copied().min().unwrap_or(0);
         self.optimizers.retain(|version, _| *version >= floor);
         if self.optimizers.len() > MAX_OPTIMIZERS {
-            self.outputs.push(Output::Fault(Error::argument(
+            self.outputs.push(Output::Fault(Error::limit(
                 format!("rank {rank} is {MAX_OPTIMIZERS} calls of set_optimizer ahead of another rank"),
                 "call set_optimizer at the same step on every rank",
             )));

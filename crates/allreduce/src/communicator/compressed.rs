@@ -170,7 +170,7 @@ fn elements(message: &Message) -> Range<usize> {
 }
 
 fn lost(what: &str, rank: usize) -> Error {
-    Error::argument(format!("{what} on rank {rank}"), "report this as a bug")
+    Error::bug(format!("{what} on rank {rank}"))
 }
 
 impl Endpoint for Exchange<'_> {

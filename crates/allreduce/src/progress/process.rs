@@ -60,10 +60,7 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
         .inspect_err(|error| *was_interrupted = matches!(error, Error::Interrupted {}))?;
     // SAFETY: `end_engine` is a plain function, and may run on the thread that exits.
     if unsafe { libc::atexit(end_engine) } != 0 {
-        return Err(Error::argument(
-            "the exit of the process cannot be watched",
-            "register fewer functions with atexit",
-        ));
+        return Err(Error::limit("the exit of the process cannot be watched", "register fewer functions with atexit"));
     }
     termination::explain(&engine)?;
     Ok(Arc::clone(ENGINE.get_or_init(|| engine)))
@@ -114,7 +111,7 @@ fn check_segments(mpi: &mut Mpi, segment_bytes: usize) -> Result<()> {
     mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut lens))?;
     match lens.iter().position(|len| *len != lens[0]) {
         None => Ok(()),
-        Some(other) => Err(Error::argument(
+        Some(other) => Err(Error::job_mismatch(
             format!("segments differ: rank 0 has {} bytes, rank {other} has {}", lens[0], lens[other]),
             "give every rank the same RINGPULL_SEGMENT, or the same Config",
         )),

@@ -106,7 +106,7 @@ impl Wire {
     pub(super) fn send(&self, bytes: &[u8]) -> Result<bool> {
         if bytes.len() > MAX_FRAME_BYTES {
             let what = format!("a control message of {} bytes, of at most {MAX_FRAME_BYTES}", bytes.len());
-            return Err(Error::argument(what, "use fewer or shorter keys in one step"));
+            return Err(Error::limit(what, "use fewer or shorter keys in one step"));
         }
         let mut state = self.state.lock();
         if state.is_closed {
@@ -115,7 +115,7 @@ impl Wire {
         if state.queued_bytes + bytes.len() > MAX_QUEUED_BYTES {
             let what =
                 format!("{} bytes of control messages that rank {} has not taken", state.queued_bytes, self.peer);
-            return Err(Error::argument(what, "look at what that rank's process and its host are doing"));
+            return Err(Error::limit(what, "look at what that rank's process and its host are doing"));
         }
         state.queued_bytes += bytes.len();
         state.kept.push_back(bytes.to_vec());

@@ -89,10 +89,9 @@ impl Queue<'_> {
             (Operation::Update { optimizer, dtype, updates }, [gradient, ..], [weight, slots @ ..]) => {
                 self.update(optimizer, *dtype, *updates, [gradient, weight], slots)
             }
-            (operation, _, _) => Err(Error::argument(
-                format!("{operation:?} with {} reads and {} writes", reads.len(), writes.len()),
-                "report this as a bug: the operation takes another number of them",
-            )),
+            (operation, _, _) => {
+                Err(Error::bug(format!("{operation:?} with {} reads and {} writes", reads.len(), writes.len())))
+            }
         }
     }
 
@@ -119,7 +118,7 @@ impl Queue<'_> {
                 (Some(_), Some(_)) => {
                     checked("cuMemcpyDtoDAsync", result::memcpy_dtod_async(target, source, bytes, self.stream))
                 }
-                (None, None) => Err(Error::argument("a device's copy from host to host", "copy it on the host")),
+                (None, None) => Err(Error::bug("a device's copy from host to host")),
             }
         }
     }
@@ -161,10 +160,7 @@ impl Queue<'_> {
 
     fn decode_sum(&self, codec: Codec, count: usize, sums: &Slice, values: &Slice) -> Result<()> {
         let Some(Stored { bits, factor, unit }) = codec.stored(count) else {
-            return Err(Error::argument(
-                format!("sums of {codec:?} on a device"),
-                "report this as a bug: they are no integers",
-            ));
+            return Err(Error::bug(format!("sums of {codec:?} on a device, which are no integers")));
         };
         let (to, from, len) = (values.address(), sums.address(), values.len_bytes() as u64 / 4);
         let (bits, count) = (bits as u32, count as i32);
@@ -216,7 +212,7 @@ impl Queue<'_> {
     /// Enough blocks for `threads`, each thread striding over what is more, in `rows` rows.
     fn launch_rows(&self, kernel: &str, threads: u64, rows: u32, arguments: &mut [*mut c_void]) -> Result<()> {
         let Some(function) = self.gpu.kernels.get(kernel) else {
-            return Err(Error::argument(format!("there is no kernel {kernel}"), "report this as a bug"));
+            return Err(Error::bug(format!("there is no kernel {kernel}")));
         };
         let blocks = threads.div_ceil(BLOCK.into()).clamp(1, (self.gpu.processors * BLOCKS_EACH).into()) as u32;
         // SAFETY: the arguments are those of the kernel's definition, read before the call returns; memory is
