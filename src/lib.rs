@@ -3,10 +3,18 @@
 //! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the
 //! job, and pulled by each. The names of this page are all there is to call.
 
-/// The README's example is compiled with the tests.
+/// The examples of the README and of the book are compiled with the tests, and run where they can.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod book {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/compression.md")]
+    struct Compression;
+    #[doc = include_str!("../docs/how-to/gpus.md")]
+    struct Gpus;
+    #[doc = include_str!("../docs/how-to/rust.md")]
+    struct Rust;
+}
 
 #[cfg(feature = "allreduce")]
 mod allreduce;

@@ -176,20 +176,6 @@ def test_the_example_of_plain_arrays_learns(more):
     assert done.status == 0 and found and float(found[1]) > 98, f"{done}"
 
 
-README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(README)))
-def test_what_the_readme_shows_runs(number, tmp_path):
-    if "import torch" in README[number]:
-        pytest.importorskip("torch")
-    (tmp_path / "shown.py").write_text(README[number])
-    done = mpi(2, tmp_path / "shown.py")
-    assert done.status == 0, f"{done}"
-    if number == 0:
-        assert [printed.out for printed in done.ranks] == [f"rank {rank} of 2: [2. 2. 2. 2.]\n" for rank in range(2)], f"{done}"
-
-
 @pytest.mark.parametrize("name", ["numpy/logistic.py", "mxnet/train.py", "torch/train.py"])
 def test_every_example_says_how_it_is_run(name):
     pytest.importorskip(name.split("/")[0])

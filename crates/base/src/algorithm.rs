@@ -120,6 +120,7 @@ impl FromStr for AlgorithmChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::VARIABLES;
 
     #[test]
     fn every_name_is_read_and_printed_again() {
@@ -131,11 +132,15 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_has_every_name() {
-        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
-        let row = readme.lines().find(|line| line.starts_with("| `RINGPULL_ALGORITHM`")).unwrap();
+    fn the_book_has_every_name() {
+        let kinds = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/kinds.md");
+        let kinds = std::fs::read_to_string(kinds).unwrap();
+        let ways = kinds.split_once("## Ways to allreduce").unwrap().1;
+        let row = VARIABLES.iter().find(|variable| variable.name == "RINGPULL_ALGORITHM").unwrap();
+        let row = format!("{} {}", row.default, row.meaning);
         for name in AlgorithmChoice::names() {
-            assert!(row.contains(&format!("`{name}`")), "{name} in {row}");
+            let quoted = format!("`{name}`");
+            assert!(row.contains(&quoted) && ways.contains(&quoted), "{name} in {row} and in {ways}");
         }
     }
 

@@ -1,5 +1,6 @@
-//! Every environment variable this crate reads, read here and nowhere else. The README's table lists them.
+//! Every environment variable this crate reads, read here and nowhere else. [`VARIABLES`] lists them.
 
+mod listed;
 mod secret;
 mod variables;
 
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+pub use self::listed::{VARIABLES, Variable};
 pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
 use self::variables::{bad, not_one_of, parsed, required, seconds, switch, wrong};
 pub use self::variables::{is_in_environment, misspelt_variables, text};

@@ -8,7 +8,7 @@ use crate::named::named;
 use crate::{Error, did_you_mean};
 
 named! {
-    /// A kind of store; see the table in the README for where sums and optimizers run.
+    /// A kind of store; see the table in `docs/reference/kinds.md` for where sums and optimizers run.
     ///
     /// ```
     /// # use ringpull_base as ringpull;

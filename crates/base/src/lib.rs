@@ -26,6 +26,8 @@ pub mod last_words;
 mod named;
 mod names;
 pub mod notice;
+#[cfg(test)]
+mod pages;
 mod remote;
 pub mod secret;
 mod sparse;

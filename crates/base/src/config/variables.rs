@@ -4,34 +4,17 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::listed::VARIABLES;
 use crate::{Error, Result, closest};
 
-/// The variables of our own that a process reads or `ringpull` sets, without `RINGPULL_`.
-const OURS: [&str; 23] = [
-    "warn",
-    "timeout",
-    "silence",
-    "log",
-    "algorithm",
-    "model",
-    "segment",
-    "fusion_bytes",
-    "devices",
-    "mpi_device_memory",
-    "shared_memory",
-    "rack",
-    "check_nan",
-    "check_replicas",
-    "encrypt",
-    "timeline",
-    "mpirun",
-    "local_workers",
-    "ssh",
-    "secret",
-    "secret_file",
-    "hostfile",
-    "min_hosts",
-];
+/// Variables that `mpijob/image/ringpull-entrypoint` reads, before any process of ours is there.
+const OF_THE_IMAGE: [&str; 2] = ["RINGPULL_HOSTFILE", "RINGPULL_MIN_HOSTS"];
+
+/// The names of our own variables without `RINGPULL_`, in lower case.
+fn ours() -> impl Iterator<Item = String> {
+    let listed = VARIABLES.iter().map(|variable| variable.name).chain(OF_THE_IMAGE);
+    listed.filter_map(|name| Some(name.strip_prefix("RINGPULL_")?.to_lowercase()))
+}
 
 /// The variable's value, `None` if unset or empty.
 pub fn text(name: &str) -> Option<String> {
@@ -108,7 +91,8 @@ pub fn misspelt_variables() -> Vec<String> {
 fn misspelt(name: &str) -> Option<String> {
     let (ours, rest) = name.split_once('_')?;
     let (ours, rest) = (closest(ours, ["ringpull"])?.to_uppercase(), rest.to_lowercase());
-    let meant = format!("{ours}_{}", closest(&rest, OURS)?.to_uppercase());
+    let names: Vec<String> = self::ours().collect();
+    let meant = format!("{ours}_{}", closest(&rest, names.iter().map(String::as_str))?.to_uppercase());
     (meant != name)
         .then(|| format!("warning: {name} is no variable of ringpull and has no effect\n  hint: did you mean {meant}?"))
 }
@@ -171,7 +155,8 @@ mod tests {
         let mut names = BTreeSet::new();
         for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             let is_source = path.extension().is_some_and(|extension| extension == "rs");
-            if path.ends_with("tests") {
+            // The list itself reads nothing.
+            if path.ends_with("tests") || path.ends_with("listed.rs") {
                 continue;
             }
             if path.is_dir() {
@@ -185,19 +170,16 @@ mod tests {
     }
 
     #[test]
-    fn the_names_that_are_ours_are_those_that_are_read_and_those_that_the_readme_lists() {
+    fn the_variables_that_are_listed_are_those_that_are_read() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        // `mpijob/entrypoint` reads these, before any process of ours is there.
-        let of_the_image = ["hostfile", "min_hosts"].map(str::to_owned);
-        let ours = |without: &[String]| -> BTreeSet<String> {
-            OURS.into_iter().map(str::to_owned).filter(|name| !without.contains(name)).collect()
-        };
         let mut read: BTreeSet<String> =
             ["src", "crates", "examples"].iter().flat_map(|folder| read_in(&root.join(folder))).collect();
-        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-        assert_eq!(named(&readme, "\n| `", '`'), ours(&of_the_image));
-        read.extend(of_the_image);
-        assert_eq!(read, ours(&[]));
+        let script = std::fs::read_to_string(root.join("mpijob/image/ringpull-entrypoint")).unwrap();
+        for name in OF_THE_IMAGE {
+            assert!(script.contains(name), "{name}");
+            read.insert(name.replace("RINGPULL_", "").to_lowercase());
+        }
+        assert_eq!(read, ours().collect());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `ringpull compare`: modes and peers in rotating rounds; a table, a verdict, `results.json` and
-//! `report.html`.
+//! `ringpull compare`: modes and peers in rotating rounds; a table, a verdict, `results.json`,
+//! `report.html` and its first chart, `chart.svg`.
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -93,7 +93,7 @@ pub(crate) struct CompareArgs {
     /// Iterations before the measured ones. After two, our jobs use their cached schedule, as in training.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
-    /// The folder for results.json and report.html.
+    /// The folder for results.json, report.html and its first chart, chart.svg.
     #[arg(long, default_value = "compare-out")]
     out: PathBuf,
     /// A table for people or JSON for programs.
@@ -161,6 +161,9 @@ fn finish(results: &Comparison, args: &CompareArgs) -> Result<ExitCode> {
     write(&args.out.join("results.json"), &to_json(results)?)?;
     let page = args.out.join("report.html");
     write(&page, &report::render(results)?)?;
+    if let Some(picture) = report::picture(results)? {
+        write(&args.out.join("chart.svg"), &picture)?;
+    }
     print(args.format, &results.records(), || table::render(results))?;
     eprintln!("report: {}", page.display());
     Ok(if results.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })

@@ -5,7 +5,7 @@
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{Environment as Templates, Value, context};
+use minijinja::{AutoEscape, Environment as Templates, Value, context};
 
 use ringpull_base::{Error, Result};
 
@@ -18,23 +18,74 @@ use crate::compare::table::how;
 use crate::text::format_seconds;
 use crate::variant::Family;
 
-const TEMPLATE: &str = include_str!("report.html");
+const TEMPLATES: [(&str, &str); 3] = [
+    ("report.html", include_str!("report.html")),
+    ("chart.svg", include_str!("chart.svg")),
+    ("bars.svg", include_str!("bars.svg")),
+];
+
+/// One of the templates, filled.
+fn filled(name: &str, values: Value) -> Result<String> {
+    let mut templates = Templates::new();
+    let failed = |cause: minijinja::Error| Error::io("render", name, &std::io::Error::other(cause));
+    templates.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?);
+    for (name, text) in TEMPLATES {
+        templates.add_template(name, text).map_err(failed)?;
+    }
+    // Names that end in .svg are not escaped unless this is said.
+    templates.set_auto_escape_callback(|_| AutoEscape::Html);
+    templates.get_template(name).map_err(failed)?.render(values).map_err(failed)
+}
+
+/// The families of the rows, with their words, in the order of the legend.
+fn families(results: &Comparison) -> impl Iterator<Item = (Family, &'static str)> {
+    Family::ALL.into_iter().filter(|(family, _)| results.rows.iter().any(|row| row.family == *family))
+}
+
+/// A method for readers who know no modes, with its mode.
+fn words(row: &Row) -> String {
+    let count = format!("{} server{}", row.servers, if row.servers == 1 { "" } else { "s" });
+    match row.family {
+        Family::Shared => format!("{count} on the workers' hosts ({})", row.variant),
+        Family::Dedicated => format!("{count} on their own hosts ({})", row.variant),
+        _ if row.servers > 0 => format!("{}, {count}", row.method),
+        _ => row.method.clone(),
+    }
+}
+
+/// The first chart as a file of its own, for a page or a message; none if nothing was measured.
+pub(crate) fn picture(results: &Comparison) -> Result<Option<String>> {
+    let setup = &results.setup;
+    let Some(mut chart) = charts(results).into_iter().next() else { return Ok(None) };
+    for bar in &mut chart.bars {
+        if let Some(row) = results.row(&bar.name) {
+            bar.name = words(row);
+        }
+    }
+    let rate = setup.link.bytes_per_s().map_or_else(String::new, |_| format!(", links of {}", setup.link));
+    let subtitle = format!("{} on {} workers, {}{rate}", setup.payload, setup.workers, setup.place);
+    let legend: Vec<Value> = (0..)
+        .zip(families(results))
+        .map(|(index, (family, words))| {
+            context! { class => Serde(family), words, x => 24 + 356 * (index % 2), y => 70 + 20 * (index / 2) }
+        })
+        .collect();
+    let top = 90 + 20 * legend.len().div_ceil(2);
+    let values = context! { title => chart.title, subtitle, families => legend, top, chart => chart.drawn() };
+    filled("chart.svg", values).map(Some)
+}
 
 pub(crate) fn render(results: &Comparison) -> Result<String> {
-    let mut templates = Templates::new();
-    let failed = |cause: minijinja::Error| Error::io("render", "report.html", &std::io::Error::other(cause));
-    templates.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?);
-    templates.add_template("report.html", TEMPLATE).map_err(failed)?;
     let setup = &results.setup;
-    let template = templates.get_template("report.html").map_err(failed)?;
-    let families = Family::ALL.into_iter().filter(|(family, _)| results.rows.iter().any(|row| row.family == *family));
-    template
-        .render(context! {
+    let families = families(results).map(|(family, words)| context! { class => Serde(family), words });
+    filled(
+        "report.html",
+        context! {
             has_uplink => setup.uplink().bytes_per_s().is_some(),
             results => Serde(results),
             has_link => setup.link.bytes_per_s().is_some(),
             notes => notes(results),
-            families => families.map(|(family, words)| context! { class => Serde(family), words }).collect::<Vec<_>>(),
+            families => families.collect::<Vec<_>>(),
             charts => charts(results).iter().map(Chart::drawn).collect::<Vec<_>>(),
             heads => columns(results).iter().map(|column| column.html).collect::<Vec<_>>(),
             lines => lines(results),
@@ -44,8 +95,8 @@ pub(crate) fn render(results: &Comparison) -> Result<String> {
                 how => how(train),
             }),
             training => Serde(published::TRAINING),
-        })
-        .map_err(failed)
+        },
+    )
 }
 
 /// Length, label and samples of a row's bar, if it has one.

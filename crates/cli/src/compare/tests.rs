@@ -1,5 +1,8 @@
 //! The table and the page of fixed results: the table against committed text, the page in a real browser.
 
+#[path = "../../../../tests/committed/mod.rs"]
+mod committed;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -189,6 +192,35 @@ fn the_page_needs_nothing_from_outside() {
     for words in ["94.74 %", "99.7", "published: MPI allreduce", "2.18 s of computing", "27.76"] {
         assert!(page.contains(words), "{words}");
     }
+}
+
+#[test]
+fn the_pictures_of_the_book_follow_from_what_was_measured() {
+    for name in ["compare", "train"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/measured");
+        let stored = std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
+        let picture = report::picture(&serde_json::from_str(&stored).unwrap()).unwrap().unwrap();
+        committed::keep(&format!("docs/measured/{name}.svg"), &picture);
+    }
+}
+
+#[test]
+fn a_picture_stands_alone_and_has_the_bars_of_the_first_chart() {
+    let picture = report::picture(&results()).unwrap().unwrap().replace("&#x2f;", "/");
+    let has = |part: &str| picture.matches(part).count();
+    assert_eq!(
+        (has("class=\"bar "), has("allreduce bound"), has("prefers-color-scheme: dark")),
+        (10, 1, 1),
+        "{picture}"
+    );
+    for words in [">1 server on the workers", ">8 servers on their own hosts (dist_sync:8)", ">MPI_Allreduce<"] {
+        assert_eq!(has(words), 1, "{words}");
+    }
+    for forbidden in ["<script", "https://", "@import", "url("] {
+        assert!(!picture.contains(forbidden), "{forbidden}");
+    }
+    let nothing = Comparison { rows: Vec::new(), ..results() };
+    assert_eq!(report::picture(&nothing), Ok(None));
 }
 
 #[test]

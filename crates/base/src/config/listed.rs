@@ -1,0 +1,159 @@
+//! The variables of the environment with what each is for: what the book lists, and what a misspelt name is
+//! compared with. They are read in [`config`](super).
+
+/// A variable that processes of a job read, or that `ringpull launch` sets for them.
+#[derive(Debug, Clone, Copy)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// Its default in Markdown; empty if it has none.
+    pub default: &'static str,
+    /// What it does, in Markdown.
+    pub meaning: &'static str,
+}
+
+const fn variable(name: &'static str, default: &'static str, meaning: &'static str) -> Variable {
+    Variable { name, default, meaning }
+}
+
+/// All of them, in the order of the book.
+pub const VARIABLES: [Variable; 32] = [
+    variable(
+        "RINGPULL_WARN",
+        "30",
+        "seconds after which a rank that others wait for is named in a warning, with the key and, from \
+         Python, the line where it is; again each time the wait has doubled",
+    ),
+    variable(
+        "RINGPULL_TIMEOUT",
+        "1800",
+        "seconds (at most 1e9; 0: never) for which others wait for a rank that lives and has not called, \
+         before that is an error on every rank; the nodes of a job with servers have 20 s more to come \
+         together",
+    ),
+    variable(
+        "RINGPULL_SILENCE",
+        "30",
+        "seconds without a heartbeat from a process before it counts as lost, at most `RINGPULL_TIMEOUT`. \
+         A process that has ended counts as lost at once; a connection that breaks is made again",
+    ),
+    variable(
+        "RINGPULL_LOG",
+        "`ringpull=warn`",
+        "the log of the command and of Python on stderr, in `tracing`'s syntax; with `ringpull=debug` \
+         Python prints whole tracebacks",
+    ),
+    variable(
+        "RINGPULL_ALGORITHM",
+        "`auto`",
+        "`ring`, `direct`, `circulant`, `doubling`, `star`, `tree` or `native` for every allreduce of a \
+         store; `ordered`: every element is added in the order of the ranks, so sums in host memory have \
+         the same bits wherever the ranks run, after a restart, and on servers. On one host it costs \
+         nothing. On several it is slower: each of `n` ranks moves `n/(n-1)` times the bytes of a ring, \
+         and ranks of one host exchange messages instead of sharing memory. `nccl`: tensors on GPUs by \
+         NCCL between ranks too, or an error; the rest as by `auto`, which measures whether it pays",
+    ),
+    variable(
+        "RINGPULL_MODEL",
+        "`cached`",
+        "what `auto` is based on: `cached` (the user's cache, filled by a probe at start), `probe` \
+         (measured anew), `default` (the same constants everywhere) or a file; rank 0's setting counts",
+    ),
+    variable("RINGPULL_SEGMENT", "", "bytes of every message of an allreduce; unset, `auto` chooses, at most 262144"),
+    variable(
+        "XDG_CACHE_HOME",
+        "`~/.cache`",
+        "the folder under which `ringpull/model-*.json` keeps what was measured, of the latest 32 \
+         clusters",
+    ),
+    variable(
+        "RINGPULL_FUSION_BYTES",
+        "",
+        "short gradients that follow each other in every step are summed together, up to this many bytes. \
+         Unset: what the network carries in a few latencies, at most 1048576. 0: each by itself",
+    ),
+    variable(
+        "RINGPULL_DEVICES",
+        "",
+        "`cuda`, `cuda:0,2` or `sim:4`: the devices of the device kinds (all GPUs if unset) and of \
+         `dist_sync_mpi` (host memory if unset)",
+    ),
+    variable(
+        "RINGPULL_MPI_DEVICE_MEMORY",
+        "`auto`",
+        "whether MPI is given the memory of devices: `auto` as the MPI library says, 0 never, 1 always",
+    ),
+    variable(
+        "RINGPULL_SHARED_MEMORY",
+        "1",
+        "0 (or `false`, `no`, `off`): ranks of one host exchange messages, as ranks of different hosts do",
+    ),
+    variable(
+        "RINGPULL_RACK",
+        "",
+        "name of the rack of this host; used if every rank has one. Slurm's topology is used if it is \
+         known, and with 6 to 32 hosts, two racks of at least two hosts each are found by timing",
+    ),
+    variable(
+        "RINGPULL_CHECK_NAN",
+        "0",
+        "1 (or `true`, `yes`, `on`): a pushed NaN or Inf is an error that names rank and key",
+    ),
+    variable(
+        "RINGPULL_CHECK_REPLICAS",
+        "0",
+        "after so many updates of a key the ranks of `dist_sync_mpi` compare a hash of its value, at its \
+         next update; a difference is an error on every rank that names key and ranks; 0: never. The same \
+         on every rank. Where the program's own arrays hold the values (`keep=False`, MXNet, PyTorch) the \
+         sums are compared. Servers keep no replicas, so there it does nothing; values on devices are not \
+         compared, which is an error",
+    ),
+    variable(
+        "RINGPULL_TIMELINE",
+        "",
+        "the file to which each process writes what it did when, as a Chrome trace; its folder is made",
+    ),
+    variable("RINGPULL_MPIRUN", "`mpirun`", "the `mpirun` that `compare` and `launch` use"),
+    variable(
+        "RINGPULL_LOCAL_WORKERS",
+        "",
+        "workers on this host, among which the example shares its cores; `launch` sets it",
+    ),
+    variable("RINGPULL_SSH", "`ssh`", "the ssh that `launch` uses"),
+    variable(
+        "RINGPULL_SECRET",
+        "",
+        "a secret that the processes of one job share, at least 16 characters; `launch` and `compare` \
+         make one for each job and pass it on without showing it in arguments",
+    ),
+    variable(
+        "RINGPULL_SECRET_FILE",
+        "",
+        "the file that holds it, such as a mounted Secret of Kubernetes, if `RINGPULL_SECRET` is not set",
+    ),
+    variable(
+        "RINGPULL_ENCRYPT",
+        "0",
+        "1 is an error, since nothing here encrypts: let the network do it for the whole job, MPI \
+         included (WireGuard, IPsec, the cluster's own)",
+    ),
+    variable(
+        "DMLC_ROLE",
+        "`worker`",
+        "what a process of a job with servers is: `worker`, `server` or `scheduler`. `ringpull launch` \
+         sets this and the six that follow",
+    ),
+    variable("DMLC_PS_ROOT_URI", "", "the host or address on which the scheduler listens"),
+    variable("DMLC_PS_ROOT_PORT", "", "the port on which the scheduler listens"),
+    variable("DMLC_NUM_WORKER", "", "the number of workers, at least 1"),
+    variable("DMLC_NUM_SERVER", "", "the number of servers, at least 1"),
+    variable(
+        "DMLC_NODE_HOST",
+        "",
+        "the address of this host as the others reach it; unset, that of the route to the scheduler",
+    ),
+    variable("DMLC_RANK", "", "the rank that a worker would like; unset, the order of arrival decides"),
+    variable("MXNET_KVSTORE_BIGARRAY_BOUND", "1000000", "elements from which a key is split over all servers"),
+    variable("PS_HEARTBEAT_INTERVAL", "1", "seconds between heartbeats of a job with servers"),
+    variable("PS_HEARTBEAT_TIMEOUT", "30", "ps-lite's name of `RINGPULL_SILENCE`, which takes precedence"),
+];

@@ -1,0 +1,164 @@
+"""The book's pages of Python: every block of code runs, and the reference is what the sources say.
+
+The first line of a block may say how it is run, as in `# mpirun -n 2 --oversubscribe python train.py`; without
+it runs in one process. If a block of text follows, it is what the processes print, in some order.
+"""
+
+import ast
+import os
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from ranks import ROOT, mpi, run
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+#: A block of Python, and what it prints if that follows at once.
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+
+BLOCKS = [
+    pytest.param(code, printed, id=f"{page.relative_to(ROOT)}:{number}")
+    for page in PAGES
+    for number, (code, printed) in enumerate(BLOCK.findall(page.read_text()), 1)
+]
+
+
+@pytest.mark.parametrize(("code", "printed"), BLOCKS)
+def test_what_a_page_shows_runs(code, printed, tmp_path):
+    for package in "torch", "mxnet", "jax":
+        if re.search(rf"^\s*(import|from) (ringpull\.)?{package}\b", code, re.MULTILINE):
+            pytest.importorskip(package)
+    program = tmp_path / "shown.py"
+    program.write_text(code)
+    ranks = re.match(r"# mpirun -n (\d+) ", code)
+    if ranks:
+        done = mpi(int(ranks[1]), program)
+        assert done.status == 0, f"{done}"
+        lines = [line for rank in done.ranks for line in rank.out.splitlines()]
+    else:
+        status, output = run([sys.executable, program])
+        assert status == 0, output
+        lines = output.splitlines()
+    if printed:
+        assert sorted(lines) == sorted(printed.splitlines())
+
+
+def test_the_book_has_blocks_to_run():
+    assert len(BLOCKS) >= 8 and sum(bool(block.values[1]) for block in BLOCKS) >= 3
+
+
+def test_every_page_with_rust_is_compiled():
+    named = set(re.findall(r'include_str!\("\.\./([^"]+)"\)', (ROOT / "src/lib.rs").read_text()))
+    with_rust = {str(page.relative_to(ROOT)) for page in PAGES if re.search(r"^```rust", page.read_text(), re.MULTILINE)}
+    assert named == with_rust
+
+
+#: The modules of the reference with their files, in its order.
+MODULES = {
+    "ringpull": ["kvstore.py", "worker.py", "optimizers.py", "errors.py"],
+    "ringpull.torch": ["torch.py"],
+    "ringpull.mxnet": ["mxnet/__init__.py", "mxnet/registry.py", "mxnet/store.py"],
+}
+
+#: What the package's modules export to each other, and not to its users.
+INSIDE = {"leave_at_exit"}
+
+
+def prose(node):
+    """A docstring as Markdown: code in one backtick, names without roles, and what is indented as text."""
+    text = ast.get_docstring(node) or ""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
+    return re.sub(r"^((?: {4}.*\n?|\n(?= {4}))+)", lambda code: f"```text\n{textwrap.dedent(code[1]).rstrip()}\n```\n", text, flags=re.MULTILINE)
+
+
+def signature(function, name):
+    """`name(arguments) -> result`, without `self`."""
+    arguments = ast.unparse(function.args)
+    arguments = re.sub(r"^(self|cls)(, |$)", "", arguments)
+    result = f" -> {ast.unparse(function.returns)}" if function.returns is not None else ""
+    return f"{name}({arguments}){result}"
+
+
+def is_property(function):
+    return any(ast.unparse(decorator) == "property" for decorator in function.decorator_list)
+
+
+def is_overload(function):
+    return any(ast.unparse(decorator) == "overload" for decorator in function.decorator_list)
+
+
+def functions(body):
+    return [node for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not is_overload(node)]
+
+
+def fields(node):
+    """The public attributes of a class with their defaults."""
+    found = [line for line in node.body if isinstance(line, ast.AnnAssign) and not line.target.id.startswith("_")]
+    return [f"- `{ast.unparse(line)}`" for line in found]
+
+
+def class_page(node):
+    bases = [name for name in map(ast.unparse, node.bases) if not name.startswith("Protocol")]
+    lines = [f"### {node.name}", "", f"`class {node.name}({', '.join(bases)})`" if bases else f"`class {node.name}`"]
+    lines += ["", prose(node)] if prose(node) else []
+    lines += ["", *fields(node)] if fields(node) else []
+    for made in node.body:
+        # What a user makes: not what a function returns, from something of the native part.
+        if isinstance(made, ast.FunctionDef) and made.name == "__init__" and "_native" not in ast.unparse(made):
+            lines += ["", f"Made by `{signature(made, node.name).removesuffix(' -> None')}`."]
+    for function in functions(node.body):
+        shown = function.name if is_property(function) else signature(function, function.name)
+        kind = "property " if is_property(function) else ""
+        lines += ["", f"#### {kind}`{shown}`"] + (["", prose(function)] if prose(function) else [])
+    return lines
+
+
+def exported(tree):
+    """The names of `__all__`; all public ones if a file has none."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value)) - INSIDE
+    return {node.name for node in tree.body if hasattr(node, "name") and not node.name.startswith("_")}
+
+
+def reference():
+    lines = [
+        "# Python",
+        "",
+        "<!-- Made by `RENEW=1 pytest python/tests/test_book.py -k reference`. -->",
+        "",
+        "Every public class and function, from the sources' own words. [NumPy, JAX, any array](../how-to/python.md) shows",
+        "how they are used together.",
+    ]
+    for module, names in MODULES.items():
+        lines += ["", f"## {module}"]
+        trees = [ast.parse((ROOT / "python/ringpull" / name).read_text()) for name in names]
+        if module != "ringpull":
+            lines += ["", prose(trees[0])]
+        for tree in trees:
+            public = exported(tree)
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and node.name in public:
+                    lines += ["", *class_page(node)]
+                elif isinstance(node, ast.FunctionDef) and node.name in public:
+                    lines += ["", f"### {node.name}", "", f"`{signature(node, node.name)}`", "", prose(node)]
+    return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
+
+
+def test_the_reference_is_what_the_sources_say():
+    page, text = ROOT / "docs/reference/python.md", reference()
+    if os.environ.get("RENEW"):
+        page.write_text(text)
+    hint = "hint: run this test with RENEW=1, look at the difference, and commit it"
+    assert page.read_text() == text, hint
+
+
+def test_the_reference_has_every_public_name():
+    import ringpull
+
+    text = reference()
+    missing = [name for name in ringpull.__all__ if not re.search(rf"^### {name}$", text, re.MULTILINE) and name not in ("Key", "errors", "__version__")]
+    assert not missing
