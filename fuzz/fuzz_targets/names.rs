@@ -9,7 +9,7 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ringpull_base::{AlgorithmChoice, DType, Kind, closest};
 use ringpull_kernels::compress::Compression;
-use ringpull_kernels::optim::Optimizer;
+use ringpull_kernels::optim::{Optimizer, Rule};
 
 #[derive(Arbitrary, Debug)]
 enum Input {
@@ -20,7 +20,6 @@ enum Input {
     Compression(u8, Vec<f64>),
 }
 
-const RULES: [&str; 4] = ["sgd", "nag", "adam", "test"];
 const PARAMETERS: [&str; 9] =
     ["lr", "wd", "rescale_grad", "clip_gradient", "multi_precision", "momentum", "beta1", "beta2", "epsilon"];
 const CODECS: [&str; 5] = ["fp16", "bf16", "2bit", "1bit", "topk"];
@@ -32,7 +31,7 @@ impl Input {
             Input::Optimizer(rule, parameters) => {
                 let name = |at: u8| PARAMETERS[usize::from(at) % PARAMETERS.len()];
                 let pairs = parameters.into_iter().map(|(at, value)| format!(",{}={value}", name(at)));
-                RULES[usize::from(rule) % RULES.len()].to_owned() + &pairs.collect::<String>()
+                Rule::ALL[usize::from(rule) % Rule::ALL.len()].0.to_owned() + &pairs.collect::<String>()
             }
             Input::Compression(codec, values) => {
                 let values = values.into_iter().map(|value| format!(":{value}"));

@@ -352,6 +352,13 @@ def test_every_native_error_has_a_class():
     assert sorted(ringpull.errors._CLASSES) == sorted(variants)
 
 
+def test_every_native_optimizer_has_a_class(store):
+    with pytest.raises(ringpull.errors.ArgumentError) as caught:
+        store.set_optimizer("none")
+    names = re.search(r"the optimizers are ([^;]*);", str(caught.value)).group(1).split(", ")
+    assert sorted(names) == sorted(name.lower() for name in ringpull.optimizers.__all__ if name != "Optimizer")
+
+
 def test_the_kinds_are_those_of_the_library():
     assert "dist_sync_mpi" in ringpull.kinds() and "local" in ringpull.kinds()
 

@@ -201,14 +201,7 @@ struct Step([f64; 7]);
 #[test]
 fn updates_have_the_hosts_bits() {
     let Some((library, _folder)) = build(3) else { return };
-    let rules = [
-        "sgd,lr=0.1,wd=0.01,rescale_grad=0.3",
-        "sgd,lr=0.1,momentum=0.9,clip_gradient=2",
-        "nag,lr=0.1,momentum=0.9,wd=0.01",
-        "test,rescale_grad=0.7",
-        "adam,lr=0.01,wd=0.1,clip_gradient=3",
-    ];
-    for rule in rules {
+    for rule in Rule::EXAMPLES {
         for (dtype, mastered) in [
             (DType::F32, false),
             (DType::F64, false),
@@ -234,15 +227,8 @@ fn one_update(library: &Library, optimizer: &Arc<Optimizer>, dtype: DType, maste
     buffers.extend((0..optimizer.slots(dtype)).map(fill));
     let operation = Operation::Update { optimizer: Arc::clone(optimizer), dtype, updates };
     let wanted = compute(&operation, copies(&buffers), &[]).unwrap();
-    let (kind, first, second, epsilon) = match optimizer.rule {
-        Rule::Sgd { momentum: 0.0, .. } => (0, 0.0, 0.0, 0.0),
-        Rule::Sgd { momentum, nesterov } => (1 + i32::from(nesterov), momentum, 0.0, 0.0),
-        Rule::Test => (3, 0.0, 0.0, 0.0),
-        Rule::Adam { beta1, beta2, epsilon } => (4, beta1, beta2, epsilon),
-    };
-    let clip = optimizer.clip_gradient.unwrap_or(f64::INFINITY);
-    let rate = optimizer.rate_at(updates + 1);
-    let step = Step([rate, optimizer.weight_decay, optimizer.rescale_grad, clip, first, second, epsilon]);
+    let (kind, step) = optimizer.step_on_device(updates + 1);
+    let step = Step(step);
     let pointers: Vec<*mut c_void> = buffers.iter_mut().map(to).collect();
     let (slots, master) = pointers[2..].split_at(pointers.len() - 2 - usize::from(mastered));
     let slot = |index: usize| slots.get(index).copied().unwrap_or(std::ptr::null_mut());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ringpull_base::{Buffer, DType, Element, Error, Result, with_element};
 use ringpull_device::{Devices, Memory, Operation, Slice, Work, compute};
 use ringpull_kernels::compress::Codec;
-use ringpull_kernels::optim::Optimizer;
+use ringpull_kernels::optim::{Optimizer, Rule};
 
 use super::{Check, FIRST, LIMIT, check};
 
@@ -32,7 +32,7 @@ pub(super) fn checks(devices: &Arc<Devices>) -> Vec<Check> {
     for operation in [Operation::Quantise2 { threshold: 0.5 }, Operation::Quantise1 { threshold: 0.5 }] {
         checks.push(check(format!("{operation:?}"), said(codec(devices, &operation))));
     }
-    for rule in RULES {
+    for rule in Rule::EXAMPLES {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
             for mastered in [false, true] {
                 if mastered && matches!(dtype, DType::F32 | DType::F64) {
@@ -46,14 +46,6 @@ pub(super) fn checks(devices: &Arc<Devices>) -> Vec<Check> {
     }
     checks
 }
-
-const RULES: [&str; 5] = [
-    "sgd,lr=0.1,wd=0.01,rescale_grad=0.3",
-    "sgd,lr=0.1,momentum=0.9,clip_gradient=2",
-    "nag,lr=0.1,momentum=0.9,wd=0.01",
-    "test,rescale_grad=0.7",
-    "adam,lr=0.01,wd=0.1,clip_gradient=3",
-];
 
 fn said(outcome: Result<()>) -> Result<String> {
     outcome.map(|()| "the reference's bits".to_owned())

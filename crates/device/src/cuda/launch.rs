@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 
 use ringpull_base::{DType, Error, Result};
 use ringpull_kernels::compress::{Codec, Stored};
-use ringpull_kernels::optim::{Optimizer, Rule};
+use ringpull_kernels::optim::Optimizer;
 
 use super::{Gpu, checked};
 use crate::handle::Slice;
@@ -29,18 +29,6 @@ struct Pairs {
     from: [u64; PAIRS],
     to: [u64; PAIRS],
     bytes: [u64; PAIRS],
-}
-
-/// `Step` of update.cu.
-#[repr(C)]
-struct Step {
-    rate: f64,
-    decay: f64,
-    rescale: f64,
-    clip: f64,
-    first: f64,
-    second: f64,
-    epsilon: f64,
 }
 
 /// A stream whose GPU is current.
@@ -175,21 +163,7 @@ impl Queue<'_> {
         [gradient, weight]: [&Slice; 2],
         slots: &[Slice],
     ) -> Result<()> {
-        let (rule, first, second, epsilon) = match optimizer.rule {
-            Rule::Sgd { momentum: 0.0, .. } => (0i32, 0.0, 0.0, 0.0),
-            Rule::Sgd { momentum, nesterov } => (1 + i32::from(nesterov), momentum, 0.0, 0.0),
-            Rule::Test => (3, 0.0, 0.0, 0.0),
-            Rule::Adam { beta1, beta2, epsilon } => (4, beta1, beta2, epsilon),
-        };
-        let step = Step {
-            rate: optimizer.rate_at(updates + 1),
-            decay: optimizer.weight_decay,
-            rescale: optimizer.rescale_grad,
-            clip: optimizer.clip_gradient.unwrap_or(f64::INFINITY),
-            first,
-            second,
-            epsilon,
-        };
+        let (rule, step) = optimizer.step_on_device(updates + 1);
         let len = (weight.len_bytes() / dtype.size_bytes()) as u64;
         let (to, from) = (weight.address(), gradient.address());
         let mastered = optimizer.multi_precision && dtype.is_half();

@@ -3,7 +3,7 @@
 use ringpull_base::half::{bf16, f16};
 use ringpull_base::{DType, Error, Result, check_row_ids, config};
 
-use super::adam::{Adam, corrected_rate};
+use super::adam::Adam;
 use super::element::{Real, Stored, elements, elements_mut};
 use super::sgd::Sgd;
 use super::{Optimizer, Rule, State};
@@ -92,25 +92,9 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The learning rate of update number `updates`, counted from 1.
-    pub fn rate_at(&self, updates: u64) -> f64 {
-        match self.rule {
-            Rule::Adam { beta1, beta2, .. } => corrected_rate(self.learning_rate, beta1, beta2, updates),
-            _ => self.learning_rate,
-        }
-    }
-
     /// How many slots the state of a key of `dtype` has.
     pub fn slots(&self, dtype: DType) -> usize {
-        self.rule_slots() + usize::from(self.has_master(dtype))
-    }
-
-    fn rule_slots(&self) -> usize {
-        match self.rule {
-            Rule::Sgd { momentum, .. } => usize::from(momentum != 0.0),
-            Rule::Adam { .. } => 2,
-            Rule::Test => 1,
-        }
+        self.rule.slots() + usize::from(self.has_master(dtype))
     }
 
     fn has_master(&self, dtype: DType) -> bool {
@@ -184,7 +168,7 @@ impl<R: Real> Step<R> {
             Rule::Sgd { momentum, nesterov: true } => Step::Nesterov(sgd(momentum)),
             Rule::Test => Step::Test(sgd(0.0)),
             Rule::Adam { beta1, beta2, epsilon } => Step::Adam(Adam {
-                rate: R::from_f64(corrected_rate(optimizer.learning_rate, beta1, beta2, updates)),
+                rate: R::from_f64(optimizer.rate_at(updates)),
                 decay,
                 rescale,
                 clip,

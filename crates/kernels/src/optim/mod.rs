@@ -10,11 +10,15 @@ mod adam;
 mod apply;
 mod element;
 mod parse;
+mod rule;
 mod sgd;
 
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::{Error, Result};
+
+pub use self::rule::Rule;
+use self::rule::{ABOVE_0, AT_LEAST_0, FINITE};
 
 /// An optimizer with its hyper-parameters, in MXNet's words and arithmetic.
 ///
@@ -42,30 +46,6 @@ pub struct Optimizer {
     pub multi_precision: bool,
 }
 
-/// The update rule.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Rule {
-    /// Stochastic gradient descent.
-    Sgd {
-        /// Momentum, 0 for none.
-        momentum: f64,
-        /// Nesterov's accelerated form (MXNet's `nag`).
-        nesterov: bool,
-    },
-    /// Adam.
-    Adam {
-        /// Decay of the first moment.
-        beta1: f64,
-        /// Decay of the second moment.
-        beta2: f64,
-        /// Added to the square root of the second moment.
-        epsilon: f64,
-    },
-    /// MXNet's `test` optimizer: `weight += rescale_grad * gradient`, the state being a copy of the weight.
-    Test,
-}
-
 /// What an optimizer keeps for one key. Empty before its first update.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
@@ -88,37 +68,24 @@ impl Optimizer {
             multi_precision: false,
         }
     }
-}
 
-impl Optimizer {
     /// Whether states that `earlier` left can be carried on by this optimizer: the same rule with the same
     /// slots.
     pub fn keeps_states_of(&self, earlier: &Optimizer) -> bool {
-        let with_momentum = |rule: &Rule| matches!(rule, Rule::Sgd { momentum, .. } if *momentum != 0.0);
         std::mem::discriminant(&self.rule) == std::mem::discriminant(&earlier.rule)
-            && with_momentum(&self.rule) == with_momentum(&earlier.rule)
+            && self.rule.slots() == earlier.rule.slots()
             && self.multi_precision == earlier.multi_precision
     }
 
     /// An error that names the hyper-parameter whose value makes no sense.
     pub fn check(&self) -> Result<()> {
-        let at_least_0 = ("finite and at least 0", (|value| value.is_finite() && value >= 0.0) as fn(f64) -> bool);
-        let above_0 = ("finite and more than 0", (|value| value.is_finite() && value > 0.0) as fn(f64) -> bool);
-        let below_1 = ("at least 0 and less than 1", (|value| (0.0..1.0).contains(&value)) as fn(f64) -> bool);
-        let finite = ("finite", f64::is_finite as fn(f64) -> bool);
         let mut rows = vec![
-            ("learning_rate", self.learning_rate, at_least_0),
-            ("weight_decay", self.weight_decay, at_least_0),
-            ("rescale_grad", self.rescale_grad, finite),
+            ("learning_rate", self.learning_rate, AT_LEAST_0),
+            ("weight_decay", self.weight_decay, AT_LEAST_0),
+            ("rescale_grad", self.rescale_grad, FINITE),
         ];
-        rows.extend(self.clip_gradient.map(|limit| ("clip_gradient", limit, above_0)));
-        match self.rule {
-            Rule::Sgd { momentum, .. } => rows.push(("momentum", momentum, below_1)),
-            Rule::Adam { beta1, beta2, epsilon } => {
-                rows.extend([("beta1", beta1, below_1), ("beta2", beta2, below_1), ("epsilon", epsilon, above_0)]);
-            }
-            Rule::Test => {}
-        }
+        rows.extend(self.clip_gradient.map(|limit| ("clip_gradient", limit, ABOVE_0)));
+        rows.extend(self.rule.clone().parameters().into_iter().map(|(name, value, range)| (name, *value, range)));
         match rows.into_iter().find(|(_, value, (_, holds))| !holds(*value)) {
             None => Ok(()),
             Some((name, value, (range, _))) => Err(Error::argument(

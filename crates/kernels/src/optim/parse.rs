@@ -15,20 +15,16 @@ impl FromStr for Optimizer {
     fn from_str(text: &str) -> Result<Self> {
         let mut words = text.split(',').map(str::trim);
         let name = words.next().unwrap_or_default();
-        let mut optimizer = match name {
-            "sgd" => Optimizer::sgd(0.01),
-            "nag" => Optimizer { rule: Rule::Sgd { momentum: 0.0, nesterov: true }, ..Optimizer::sgd(0.01) },
-            "adam" => {
-                Optimizer { rule: Rule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }, ..Optimizer::sgd(0.001) }
-            }
-            "test" => Optimizer { rule: Rule::Test, ..Optimizer::sgd(0.01) },
-            _ => {
-                return Err(Error::argument(
-                    format!("unknown optimizer {name:?}"),
-                    "the optimizers are sgd, nag, adam, test; an example: sgd,lr=0.1,momentum=0.9",
-                ));
-            }
+        let Some((_, rate, rule)) = Rule::ALL.into_iter().find(|(known, ..)| *known == name) else {
+            return Err(Error::argument(
+                format!("unknown optimizer {name:?}"),
+                format!(
+                    "the optimizers are {}; an example: sgd,lr=0.1,momentum=0.9",
+                    Rule::ALL.map(|(name, ..)| name).join(", ")
+                ),
+            ));
         };
+        let mut optimizer = Optimizer { rule, ..Optimizer::sgd(rate) };
         for word in words {
             optimizer.set(name, word)?;
         }
@@ -40,19 +36,15 @@ impl FromStr for Optimizer {
 impl fmt::Display for Optimizer {
     /// As it is parsed; what has MXNet's default is left out.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, own) = match self.rule {
-            Rule::Sgd { momentum, nesterov } => {
-                (if nesterov { "nag" } else { "sgd" }, vec![("momentum", momentum, 0.0)])
-            }
-            Rule::Adam { beta1, beta2, epsilon } => {
-                ("adam", vec![("beta1", beta1, 0.9), ("beta2", beta2, 0.999), ("epsilon", epsilon, 1e-8)])
-            }
-            Rule::Test => ("test", Vec::new()),
-        };
+        let (name, _, mut default) = Rule::ALL[self.rule.index()].clone();
+        let mut rule = self.rule.clone();
         write!(out, "{name},lr={}", self.learning_rate)?;
-        let common = [("wd", self.weight_decay, 0.0), ("rescale_grad", self.rescale_grad, 1.0)];
-        for (name, value, default) in own.into_iter().chain(common) {
-            if value.to_bits() != f64::to_bits(default) {
+        let own = rule.parameters().into_iter().zip(default.parameters());
+        let own = own.map(|((name, value, _), (_, default, _))| (name, *value, *default));
+        for (name, value, default) in
+            own.chain([("wd", self.weight_decay, 0.0), ("rescale_grad", self.rescale_grad, 1.0)])
+        {
+            if value.to_bits() != default.to_bits() {
                 write!(out, ",{name}={value}")?;
             }
         }
@@ -72,25 +64,21 @@ impl Optimizer {
                 Error::argument(format!("{name}={value:?} in the optimizer {rule}"), format!("give {name} a number"))
             })
         };
-        match (name, &mut self.rule) {
-            ("lr" | "learning_rate", _) => self.learning_rate = number()?,
-            ("wd" | "weight_decay", _) => self.weight_decay = number()?,
-            ("rescale_grad", _) => self.rescale_grad = number()?,
-            ("clip_gradient", _) => self.clip_gradient = Some(number()?),
-            ("multi_precision", _) => self.multi_precision = number()? != 0.0,
-            ("momentum", Rule::Sgd { momentum, .. }) => *momentum = number()?,
-            ("beta1", Rule::Adam { beta1, .. }) => *beta1 = number()?,
-            ("beta2", Rule::Adam { beta2, .. }) => *beta2 = number()?,
-            ("epsilon", Rule::Adam { epsilon, .. }) => *epsilon = number()?,
+        match name {
+            "lr" | "learning_rate" => self.learning_rate = number()?,
+            "wd" | "weight_decay" => self.weight_decay = number()?,
+            "rescale_grad" => self.rescale_grad = number()?,
+            "clip_gradient" => self.clip_gradient = Some(number()?),
+            "multi_precision" => self.multi_precision = number()? != 0.0,
             _ => {
-                let own: &[&str] = match self.rule {
-                    Rule::Sgd { .. } => &["momentum"],
-                    Rule::Adam { .. } => &["beta1", "beta2", "epsilon"],
-                    Rule::Test => &[],
-                };
+                let mut own = self.rule.parameters();
+                if let Some((_, value, _)) = own.iter_mut().find(|(known, ..)| *known == name) {
+                    **value = number()?;
+                    return Ok(());
+                }
                 let common =
                     ["lr", "learning_rate", "wd", "weight_decay", "rescale_grad", "clip_gradient", "multi_precision"];
-                let names: Vec<&str> = common.into_iter().chain(own.iter().copied()).collect();
+                let names: Vec<&str> = common.into_iter().chain(own.iter().map(|(name, ..)| *name)).collect();
                 return Err(Error::argument(
                     format!(
                         "the optimizer {rule} has no parameter {name:?}{}",
