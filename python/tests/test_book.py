@@ -138,13 +138,12 @@ def reference():
         trees = [ast.parse((ROOT / "python/ringpull" / name).read_text()) for name in names]
         if module != "ringpull":
             lines += ["", prose(trees[0])]
-        for tree in trees:
-            public = exported(tree)
-            for node in tree.body:
-                if isinstance(node, ast.ClassDef) and node.name in public:
-                    lines += ["", *class_page(node)]
-                elif isinstance(node, ast.FunctionDef) and node.name in public:
-                    lines += ["", f"### {node.name}", "", f"`{signature(node, node.name)}`", "", prose(node)]
+        shown = [node for tree in trees for node in tree.body if getattr(node, "name", None) in exported(tree)]
+        for node in sorted(shown, key=lambda node: isinstance(node, ast.ClassDef)):
+            if isinstance(node, ast.ClassDef):
+                lines += ["", *class_page(node)]
+            else:
+                lines += ["", f"### {node.name}", "", f"`{signature(node, node.name)}`", "", prose(node)]
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
 
 

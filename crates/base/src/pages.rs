@@ -8,7 +8,7 @@ mod committed;
 
 use std::fmt::Write as _;
 
-use crate::config::VARIABLES;
+use crate::config::{VARIABLES, Variable};
 use crate::{Error, Key, Kind};
 
 /// What to do about an error, beyond the hint in its text.
@@ -279,14 +279,17 @@ fn the_page_of_variables_has_each_with_its_default_and_meaning() {
     let mut page = String::from(
         "# Variables\n\n<!-- Made by `RENEW=1 cargo test -p ringpull-base pages`. -->\n\n\
          What processes read from their environment. An unset or empty variable has its default. A misspelt name\n\
-         of ours is warned about. The Kubernetes image has [three more](../../mpijob/README.md#the-image).\n\n\
-         | variable | default | meaning |\n| --- | --- | --- |\n",
+         of ours is warned about. The Kubernetes image has [three more](../../mpijob/README.md#the-image).\n",
     );
-    for variable in VARIABLES {
-        writeln!(page, "| `{}` | {} | {} |", variable.name, variable.default, variable.meaning).unwrap();
+    for Variable { name, default, meaning } in VARIABLES {
+        let default = if default.is_empty() { String::new() } else { format!("Default: {default}. ") };
+        let mut letters = meaning.chars();
+        let first = letters.next().expect("a meaning").to_uppercase();
+        let text = wrapped(&format!("{default}{first}{}.", letters.as_str()));
+        write!(page, "\n## {name}\n\n{text}\n").unwrap();
     }
     page.push_str(
-        "\nA target of the log is a crate and its modules: `RINGPULL_LOG=ringpull_ps=debug` or\n\
+        "\n## Targets of the log\n\nA target of the log is a crate and its modules: `RINGPULL_LOG=ringpull_ps=debug` or\n\
          `ringpull_allreduce::progress=debug`. `ringpull=warn` matches all crates, since all names begin with it. The\n\
          library itself prints nothing: in a Rust program its log goes to the program's own `tracing` subscriber.\n",
     );

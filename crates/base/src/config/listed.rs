@@ -155,5 +155,5 @@ pub const VARIABLES: [Variable; 32] = [
     variable("DMLC_RANK", "", "the rank that a worker would like; unset, the order of arrival decides"),
     variable("MXNET_KVSTORE_BIGARRAY_BOUND", "1000000", "elements from which a key is split over all servers"),
     variable("PS_HEARTBEAT_INTERVAL", "1", "seconds between heartbeats of a job with servers"),
-    variable("PS_HEARTBEAT_TIMEOUT", "30", "ps-lite's name of `RINGPULL_SILENCE`, which takes precedence"),
+    variable("PS_HEARTBEAT_TIMEOUT", "30", "the name that ps-lite has for `RINGPULL_SILENCE`, which takes precedence"),
 ];
