@@ -18,6 +18,9 @@
 mod allreduce;
 mod child;
 pub mod commands;
+#[cfg(test)]
+#[path = "../../../tests/committed/mod.rs"]
+mod committed;
 mod compare;
 mod compute;
 mod cost;

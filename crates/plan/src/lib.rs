@@ -44,6 +44,8 @@ mod doubling;
 mod model;
 mod ordered;
 mod parts;
+#[cfg(test)]
+mod pictures;
 mod plan;
 #[cfg(test)]
 mod proofs;

@@ -12,6 +12,8 @@ mod lab;
 mod launch;
 mod manifest;
 mod measured;
+#[cfg(test)]
+mod page;
 mod sweep;
 mod timeline;
 mod train;

@@ -1,8 +1,5 @@
 //! The table and the page of fixed results: the table against committed text, the page in a real browser.
 
-#[path = "../../../../tests/committed/mod.rs"]
-mod committed;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -10,6 +7,7 @@ use ringpull_base::{DType, Error};
 
 use super::rows::rows;
 use super::{Comparison, Environment, Setup, report, table, verdict};
+use crate::committed;
 use crate::record::Record;
 use crate::rounds::{Job, Measurement, RoundsOutcome, TrainSetup, Work};
 use crate::variant::{Peer, Variant};

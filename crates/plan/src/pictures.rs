@@ -5,7 +5,7 @@ mod committed;
 
 use std::fmt::Write as _;
 
-use ringpull_plan::{Algorithm, Move, Plan, Then, allreduce};
+use crate::{Algorithm, Move, Plan, Then, allreduce};
 
 const RANKS: usize = 4;
 const LEN: usize = 1200;

@@ -1,12 +1,11 @@
 //! The page of the book with the help of every command.
 
-#[path = "../../../tests/committed/mod.rs"]
-mod committed;
-
 use std::fmt::Write as _;
 
 use clap::{Command, CommandFactory as _};
-use ringpull_cli::commands::Cli;
+
+use super::Cli;
+use crate::committed;
 
 /// The help of the command of this full name, and of those under it.
 fn describe(command: &mut Command, name: &str, page: &mut String) {
@@ -23,7 +22,7 @@ fn describe(command: &mut Command, name: &str, page: &mut String) {
 #[test]
 fn the_page_of_commands_has_the_help_of_each() {
     let mut page = String::from(
-        "# Commands\n\n<!-- Made by `RENEW=1 cargo test -p ringpull-cli --test commands_page`. -->\n\n\
+        "# Commands\n\n<!-- Made by `RENEW=1 cargo test -p ringpull-cli --lib page_of_commands`. -->\n\n\
          What `ringpull COMMAND --help` prints. Data goes to stdout, everything else to stderr. The exit code is 0\n\
          for success, 1 for a failure and 2 for an invalid command line.\n",
     );
