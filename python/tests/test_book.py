@@ -56,6 +56,36 @@ def test_every_page_with_rust_is_compiled():
     assert named == with_rust
 
 
+MARKDOWN = [*PAGES, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")), *ROOT.glob("*/README.md"), ROOT / "benches/results/README.md"]
+
+
+def without_code(page):
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """What a link to a heading of the page says behind its #."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(set(MARKDOWN)), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_names_what_is_there(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page)):
+        path, _, anchor = link.partition("#")
+        if "://" in path:
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), f"{link}: no such file"
+        assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+
+
+def test_every_page_has_a_place_in_the_book():
+    summary = ROOT / "docs/SUMMARY.md"
+    placed = {(summary.parent / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", summary.read_text())}
+    assert set(PAGES) - {summary} <= placed
+
+
 #: The modules of the reference with their files, in its order.
 MODULES = {
     "ringpull": ["kvstore.py", "worker.py", "optimizers.py", "errors.py"],
