@@ -167,9 +167,13 @@ fn check_role(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     match job {
         Some(job) if job.role != Role::Worker || kind == Kind::DistSyncMpi => Err(Error::KindUnavailable {
             kind: kind.to_string(),
-            reason: format!("this process is a {} of a job with parameter servers (DMLC_ROLE and others are set)", job.role),
-            remedy: "ask for dist_sync or dist_async; for dist_sync_mpi start it with mpirun, or `ringpull launch -s 0 --launcher mpi`"
-                .to_owned(),
+            reason: format!(
+                "this process is a {} of a job with parameter servers (DMLC_ROLE and others are set)",
+                job.role
+            ),
+            remedy:
+                "ask for dist_sync or dist_async; for dist_sync_mpi start it with mpirun, or `ringpull launch -s 0`"
+                    .to_owned(),
         }),
         _ => Ok(()),
     }

@@ -44,6 +44,7 @@ const UNSAFE: &[&str] = &[
     "crates/base/src/tensor/mod.rs",
     "crates/base/src/timeline/recorder.rs",
     "crates/cli/src/gpu_check/lent.rs",
+    "crates/cli/src/lib.rs",
     "crates/device/src/cuda/compile.rs",
     "crates/device/src/cuda/gpu.rs",
     "crates/device/src/cuda/launch.rs",
@@ -58,6 +59,7 @@ const UNSAFE: &[&str] = &[
     "crates/kernels/src/reduce/mod.rs",
     "crates/kernels/src/reduce/portable.rs",
     "crates/kernels/src/reduce/x86.rs",
+    "crates/loader/src/load.rs",
     "src/on_devices/direct.rs",
     "src/on_devices/tests.rs",
 ];

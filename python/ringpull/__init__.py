@@ -13,6 +13,7 @@ store on devices, on its GPUs.
 """
 
 try:
+    from . import _load  # noqa: F401, I001
     from ._native import __version__
 except ModuleNotFoundError as missing:
     raise ImportError(

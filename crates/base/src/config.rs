@@ -291,9 +291,12 @@ impl Dmlc {
     }
 }
 
-/// `RINGPULL_MPIRUN` (mpirun): the program that starts MPI ranks.
+/// `RINGPULL_MPIRUN`: the program that starts MPI ranks. Unset, it is the `mpirun` beside this program, as in a
+/// virtual environment that has both, and else that of the `PATH`.
 pub fn mpirun_program() -> String {
-    text("RINGPULL_MPIRUN").unwrap_or_else(|| "mpirun".to_owned())
+    let beside = || Some(std::env::current_exe().ok()?.with_file_name("mpirun")).filter(|program| program.is_file());
+    let found = text("RINGPULL_MPIRUN").or_else(|| Some(beside()?.to_string_lossy().into_owned()));
+    found.unwrap_or_else(|| "mpirun".to_owned())
 }
 
 /// `RINGPULL_SSH` (ssh): the program that reaches other hosts, with options of its own after blanks.
@@ -317,9 +320,10 @@ pub fn library_settings(eager_bytes: Option<usize>) -> Vec<(&'static str, String
     settings
 }
 
-/// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`.
+/// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`, and a launcher that
+/// starts no ranks of MPI, as `torchrun` does, whose variable is the last.
 pub fn launcher_world_size() -> Option<(&'static str, usize)> {
-    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"]
         .into_iter()
         .find_map(|name| Some((name, text(name)?.parse().ok()?)))
 }
@@ -337,7 +341,7 @@ pub fn is_first_rank() -> bool {
 
 /// What a launcher calls this process.
 fn told_rank() -> Option<String> {
-    ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"].into_iter().find_map(text)
+    ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"].into_iter().find_map(text)
 }
 
 /// Whether this process speaks for those of its job where one is enough: in a job with servers the first

@@ -62,8 +62,9 @@ impl FromStr for Kind {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self, Error> {
-        // MXNet spells the device kinds both ways.
+        // MXNet spells the device kinds both ways, and its tutorials write `dist` for `dist_sync`.
         let name = match name {
+            "dist" => "dist_sync",
             "dist_device_sync" => "dist_sync_device",
             "dist_device_async" => "dist_async_device",
             other => other,
@@ -82,10 +83,11 @@ mod tests {
         for kind in Kind::ALL {
             assert_eq!(kind.name().parse::<Kind>(), Ok(kind));
         }
-        for wrong in ["", "dist_snyc", "DIST_SYNC", "local ", "horovod", "nccl", "dist"] {
+        for wrong in ["", "dist_snyc", "DIST_SYNC", "local ", "horovod", "nccl", "dist_"] {
             let error = wrong.parse::<Kind>().unwrap_err().to_string();
             assert!(error.contains("dist_sync_mpi") && error.contains(&format!("{wrong:?}")), "{error}");
         }
+        assert_eq!("dist".parse::<Kind>(), Ok(Kind::DistSync));
         let error = "dist_sync_mpl".parse::<Kind>().unwrap_err().to_string();
         assert!(error.ends_with("; did you mean dist_sync_mpi?"), "{error}");
     }

@@ -48,3 +48,11 @@ mod timeline;
 mod train;
 mod usage;
 mod variant;
+
+/// The command, for a program that loads this crate at run time as a library (`crates/loader`).
+#[allow(unsafe_code)]
+// SAFETY: no other library has a function of this name.
+#[unsafe(no_mangle)]
+extern "C" fn ringpull_main() -> std::ffi::c_int {
+    commands::run().into()
+}

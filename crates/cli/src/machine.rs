@@ -59,10 +59,7 @@ impl Machine {
         vec![
             ("version", self.version.clone()),
             ("kinds", self.kinds.clone()),
-            (
-                "mpi library",
-                self.mpi_library.clone().unwrap_or_else(|| "none (built without the mpi feature)".to_owned()),
-            ),
+            ("mpi library", self.mpi_library.clone().unwrap_or_else(|| "none".to_owned())),
             ("mpirun", self.mpirun.clone().unwrap_or_else(|| "none on PATH (run scripts/setup)".to_owned())),
             ("host", self.host.clone()),
             ("cores", self.cores.to_string()),
@@ -146,7 +143,7 @@ pub(crate) fn field(path: &str, name: &str) -> Option<String> {
 
 #[cfg(feature = "mpi")]
 fn mpi_library() -> Option<String> {
-    mpi::environment::library_version().ok()?.lines().next().map(|line| line.trim_end_matches('\0').trim().to_owned())
+    ringpull_allreduce::transport::mpi_library().ok()
 }
 
 #[cfg(not(feature = "mpi"))]

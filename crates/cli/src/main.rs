@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    ringpull_cli::commands::Cli::parse().run()
+    ExitCode::from(ringpull_cli::commands::run())
 }

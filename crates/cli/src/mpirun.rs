@@ -217,7 +217,8 @@ fn flavour_of(version: &str) -> Option<Flavour> {
     if version.contains("HYDRA") || version.contains("Hydra") || version.contains("Intel(R) MPI") {
         return Some(Flavour::Mpich);
     }
-    let number = version.split("Open MPI) ").nth(1)?;
+    // Debian's `mpirun.openmpi` names itself after the runtime.
+    let number = version.split_once("Open MPI) ").or_else(|| version.split_once("OpenRTE) "))?.1;
     let major: u32 = number.split('.').next()?.parse().ok()?;
     Some(if major >= 5 { Flavour::OpenMpi5 } else { Flavour::OpenMpi })
 }
@@ -284,6 +285,7 @@ mod tests {
     #[test]
     fn the_family_follows_from_the_programs_own_words() {
         assert_eq!(flavour_of("mpirun (Open MPI) 4.1.4\n"), Some(Flavour::OpenMpi));
+        assert_eq!(flavour_of("mpirun.openmpi (OpenRTE) 4.1.4\n"), Some(Flavour::OpenMpi));
         assert_eq!(flavour_of("mpirun (Open MPI) 5.0.11\n"), Some(Flavour::OpenMpi5));
         assert_eq!(flavour_of("HYDRA build details:\n    Version: 4.0.2\n"), Some(Flavour::Mpich));
         assert_eq!(flavour_of("cat (GNU coreutils) 9.1"), None);

@@ -31,13 +31,39 @@ pub(super) fn error_text(code: c_int) -> String {
 
 /// `Open MPI v4.1.4` or `MPICH Version: 4.0.2`: the first words of the library's own text.
 pub(super) fn library_name() -> String {
+    first_words(&library_text())
+}
+
+fn first_words(text: &str) -> String {
+    text.split(['\n', ',']).next().unwrap_or("MPI").trim().to_owned()
+}
+
+fn library_text() -> String {
     let mut text = vec![0u8; 16384];
     let mut len: c_int = 0;
     // SAFETY: may be called at any time; `text` is longer than MPI_MAX_LIBRARY_VERSION_STRING of any MPI (at
     // most 8192).
     unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
-    let text = String::from_utf8_lossy(&text[..len as usize]).replace('\t', " ");
-    text.split(['\n', ',']).next().unwrap_or("MPI").trim().to_owned()
+    text.truncate(text.iter().position(|byte| *byte == 0).unwrap_or(0));
+    String::from_utf8_lossy(&text).replace('\t', " ")
+}
+
+/// The name and the version of this process's MPI library, such as `Open MPI v4.1.4`.
+///
+/// An error if it has none: a wheel's code finds its library when it is loaded, and without one the functions
+/// of MPI are `crates/loader`'s, whose version is the reason.
+pub fn mpi_library() -> Result<String> {
+    named(&library_text())
+}
+
+fn named(text: &str) -> Result<String> {
+    let Some(why) = text.strip_prefix("no MPI\n") else { return Ok(first_words(text)) };
+    let (reason, remedy) = why.split_once('\n').unwrap_or((why, "install Open MPI or MPICH"));
+    Err(Error::KindUnavailable {
+        kind: "dist_sync_mpi".to_owned(),
+        reason: reason.to_owned(),
+        remedy: remedy.to_owned(),
+    })
 }
 
 /// With another MPI's `mpirun` every process is rank 0 of a world of its own.
@@ -46,7 +72,17 @@ pub(super) fn check_launcher(size: usize) -> Result<()> {
         Some((name, told)) if told != size => Err(Error::KindUnavailable {
             kind: "dist_sync_mpi".to_owned(),
             reason: format!("{name} says {told} ranks, but this program's {} sees {size}", library_name()),
-            remedy: "start it with the mpirun of the MPI it was built with".to_owned(),
+            remedy: match name {
+                "WORLD_SIZE" => "torchrun starts no ranks of MPI: start it with mpirun or `ringpull launch`".to_owned(),
+                "SLURM_STEP_NUM_TASKS" => {
+                    "let srun start ranks of this MPI (srun --mpi=pmix or pmi2), or start it with \
+                                           its mpirun"
+                        .to_owned()
+                }
+                _ => "start it with the mpirun of the MPI it uses; a Python program that imports mpi4py imports ringpull before \
+                      it, and both use the MPI of this mpirun"
+                    .to_owned(),
+            },
         }),
         _ => Ok(()),
     }
@@ -96,14 +132,14 @@ pub(super) fn yields_when_idle(library: &str) -> bool {
 }
 
 /// What the library named so calls `MPI_IN_PLACE`, a macro of C that rsmpi does not hand on: what Open MPI's
-/// header says, and what the common ABI of MPICH 3 and 4 and of Intel MPI says.
+/// header says, and what the common ABI of MPICH 3 to 5 and of Intel MPI says.
 pub(super) fn in_place(library: &str) -> Option<*const c_void> {
     const FIRST: *const c_void = std::ptr::without_provenance(1);
     const LAST: *const c_void = std::ptr::without_provenance(usize::MAX);
     if library.starts_with("Open MPI") {
         return Some(FIRST);
     }
-    ["MPICH Version: 3.", "MPICH Version: 4.", "Intel(R) MPI"]
+    ["MPICH Version: 3.", "MPICH Version: 4.", "MPICH Version: 5.", "Intel(R) MPI"]
         .iter()
         .any(|name| library.starts_with(name))
         .then_some(LAST)
@@ -152,12 +188,20 @@ mod tests {
     }
 
     #[test]
+    fn a_process_without_a_library_says_why_and_what_helps() {
+        assert_eq!(named("Open MPI v4.1.4, package: Debian"), Ok("Open MPI v4.1.4".to_owned()));
+        let text = named("no MPI\nno library of MPI was found\ninstall one").unwrap_err().to_string();
+        assert!(text.contains("no library of MPI was found") && text.contains("hint: install one"), "{text}");
+    }
+
+    #[test]
     fn only_libraries_whose_word_for_it_is_known_sum_in_place() {
         for (library, word) in [
             ("Open MPI v4.1.4", Some(1)),
             ("MPICH Version: 4.0.2", Some(usize::MAX)),
             ("Intel(R) MPI Library 2021.12 for Linux* OS", Some(usize::MAX)),
-            ("MPICH Version: 5.0.0", None),
+            ("MPICH Version: 5.0.0", Some(usize::MAX)),
+            ("MPICH Version: 6.0.0", None),
             ("MPI of somebody", None),
         ] {
             assert_eq!(in_place(library).map(|word| word as usize), word, "{library}");

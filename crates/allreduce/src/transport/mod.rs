@@ -25,6 +25,9 @@ pub mod star;
 pub mod window;
 mod wire;
 
+#[cfg(feature = "mpi")]
+pub use library::mpi_library;
+
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ringpull_base::Result;

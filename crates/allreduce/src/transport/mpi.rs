@@ -14,7 +14,7 @@ use mpi::ffi;
 use ringpull_base::{DType, Error, Result, file_limit};
 
 use crate::transport::library::{
-    check, check_launcher, check_threads, error_text, in_place, library_error, library_name, set_parameters,
+    check, check_launcher, check_threads, error_text, in_place, library_error, mpi_library, set_parameters,
     yields_when_idle,
 };
 use crate::transport::sockets::Sockets;
@@ -66,6 +66,7 @@ impl Mpi {
     /// ranks. Messages of up to `eager_bytes` are to be sent without asking, the same on every rank; `None`
     /// leaves the library its own limit. Collective.
     pub fn initialise(eager_bytes: Option<usize>) -> Result<Self> {
+        let name = mpi_library()?;
         // The library makes files of its own, to share memory with ranks of this host, and does without where
         // it cannot.
         file_limit::without_signal_in_this_thread();
@@ -106,14 +107,14 @@ impl Mpi {
             comm,
             rank,
             size,
-            name: library_name(),
             requests: Vec::new(),
             inflight: Vec::new(),
             finished: Vec::new(),
             statuses: Vec::new(),
             sockets: Sockets::default(),
             copy: Vec::new(),
-            yields: yields_when_idle(&library_name()),
+            yields: yields_when_idle(&name),
+            name,
             initialised_here,
         })
     }

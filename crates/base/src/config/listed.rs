@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 32] = [
+pub const VARIABLES: [Variable; 33] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -113,7 +113,16 @@ pub const VARIABLES: [Variable; 32] = [
         "",
         "the file to which each process writes what it did when, as a Chrome trace; its folder is made",
     ),
-    variable("RINGPULL_MPIRUN", "`mpirun`", "the `mpirun` that `compare` and `launch` use"),
+    variable(
+        "RINGPULL_MPIRUN",
+        "`mpirun`",
+        "the `mpirun` that `compare` and `launch` use; unset, the one beside the command comes before that of the `PATH`",
+    ),
+    variable(
+        "RINGPULL_MPI",
+        "",
+        "in a wheel, the MPI to use: its library (`libmpi.so.40`, `libmpi.so.12`), its folder, or `none`",
+    ),
     variable(
         "RINGPULL_LOCAL_WORKERS",
         "",

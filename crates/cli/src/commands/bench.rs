@@ -1,6 +1,5 @@
 //! `ringpull bench`: the measuring ranks of one job, which `mpirun` or `ringpull launch` starts.
 
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -12,6 +11,7 @@ use ringpull_workload::models::{self, ModelKey};
 
 use super::measured::StoreArgs;
 use super::{Format, print, train};
+use super::{SUCCESS, Status};
 use crate::record::Record;
 use crate::size::{elements, format_size, parse_sizes};
 use crate::statistics::{self, Summary};
@@ -103,7 +103,7 @@ pub(crate) struct PushpullArgs {
 }
 
 /// Measures, and prints on rank 0.
-pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
     let (records, format) = match &args.what {
         What::Allreduce(args) if args.explain => return run_explain(args),
         What::Allreduce(args) => (run_allreduce(args)?, args.format),
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         let is_train = matches!(args.what, What::Train(_));
         print(format, &records, || if is_train { train::words(&records) } else { table(&records) })?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 impl AllreduceArgs {
@@ -144,11 +144,11 @@ fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     allreduce::run(&sizes, args.algorithm, &plan)
 }
 
-fn run_explain(args: &AllreduceArgs) -> Result<ExitCode> {
+fn run_explain(args: &AllreduceArgs) -> Result<Status> {
     if let Some(explanation) = explain::run(&parse_sizes(&args.sizes)?, args.algorithm()?)? {
         print(args.format, &explanation, || explanation.table())?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {

@@ -3,7 +3,6 @@
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -12,6 +11,7 @@ use ringpull_base::{DType, Error, Result};
 use ringpull_workload::models::{self, ModelKey};
 
 use super::lab::RackArgs;
+use super::{FAILURE, SUCCESS, Status};
 use super::{Format, MpichArgs, print, to_json, write};
 use crate::compare::rows::rows;
 use crate::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
@@ -102,7 +102,7 @@ pub(crate) struct CompareArgs {
 }
 
 /// Runs the comparison, prints it and writes the report.
-pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     if args.rounds == 0 || args.iters == 0 {
         return Err(Error::argument("invalid --rounds or --iters 0: expected at least 1", "give larger numbers"));
     }
@@ -157,7 +157,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode> {
     finish(&results, args)
 }
 
-fn finish(results: &Comparison, args: &CompareArgs) -> Result<ExitCode> {
+fn finish(results: &Comparison, args: &CompareArgs) -> Result<Status> {
     write(&args.out.join("results.json"), &to_json(results)?)?;
     let page = args.out.join("report.html");
     write(&page, &report::render(results)?)?;
@@ -166,7 +166,7 @@ fn finish(results: &Comparison, args: &CompareArgs) -> Result<ExitCode> {
     }
     print(args.format, &results.records(), || table::render(results))?;
     eprintln!("report: {}", page.display());
-    Ok(if results.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if results.any_failed() { FAILURE } else { SUCCESS })
 }
 
 /// The racks of the options. Dedicated servers would fill one of them, and no ratio would mean anything.

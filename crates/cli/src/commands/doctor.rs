@@ -2,12 +2,12 @@
 //! a job.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 
 use ringpull_base::{Result, config};
 
+use super::{FAILURE, SUCCESS, Status};
 use super::{Format, print, to_json_line};
 use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
 use crate::launch::hostfile;
@@ -46,14 +46,14 @@ pub(crate) struct DoctorArgs {
 }
 
 /// Gathers, judges and prints.
-pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
     if args.probe {
-        return probe::rank().map(|()| ExitCode::SUCCESS);
+        return probe::rank().map(|()| SUCCESS);
     }
     if args.facts {
         let facts = gather(args.called.clone(), args.slots, &args.towards, true);
         println!("{}", to_json_line(&facts)?);
-        return Ok(ExitCode::SUCCESS);
+        return Ok(SUCCESS);
     }
     let in_job = cfg!(feature = "mpi") && config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
     let findings: Vec<Finding> = match &args.hostfile {
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
             let facts = hosts::of_ranks()?;
             // Every rank has all facts; one prints.
             if !config::is_first_rank() {
-                return Ok(ExitCode::SUCCESS);
+                return Ok(SUCCESS);
             }
             judge(&facts)
         }
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     };
     print(args.format, &findings, || table(&findings))?;
     let fails = findings.iter().any(|finding| finding.verdict == Verdict::Failure);
-    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if fails { FAILURE } else { SUCCESS })
 }
 
 fn table(findings: &[Finding]) -> String {

@@ -1,12 +1,12 @@
 //! `ringpull gpu-check`: whether this machine's GPUs compute what they must, and how fast.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 
 use ringpull_base::{Error, Result};
 
+use super::{FAILURE, SUCCESS, Status};
 use super::{to_json, write};
 use crate::gpu_check::{Findings, rank_of_a_job};
 
@@ -27,10 +27,10 @@ pub(crate) struct GpuCheckArgs {
 }
 
 /// Checks, prints a table, and writes both forms.
-pub(crate) fn run(args: &GpuCheckArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &GpuCheckArgs) -> Result<Status> {
     if args.rank {
         println!("{}", rank_of_a_job(&args.devices)?);
-        return Ok(ExitCode::SUCCESS);
+        return Ok(SUCCESS);
     }
     let findings = Findings::gather(&args.devices)?;
     let table = findings.table();
@@ -40,5 +40,5 @@ pub(crate) fn run(args: &GpuCheckArgs) -> Result<ExitCode> {
         write(&out.join("gpu-check.json"), &to_json(&findings)?)?;
         write(&out.join("gpu-check.txt"), &table)?;
     }
-    Ok(if findings.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if findings.passed() { SUCCESS } else { FAILURE })
 }

@@ -1,12 +1,11 @@
 //! `ringpull info`: what this build and this machine can do.
 
-use std::process::ExitCode;
-
 use clap::Args;
 
 use ringpull_base::Result;
 
 use super::{Format, print};
+use super::{SUCCESS, Status};
 use crate::machine::Machine;
 
 #[derive(Debug, Clone, Copy, Args)]
@@ -18,9 +17,9 @@ pub(crate) struct InfoArgs {
 }
 
 /// Prints the survey of this machine.
-pub(crate) fn run(args: InfoArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: InfoArgs) -> Result<Status> {
     let machine = Machine::survey();
     let line = |(name, value): (&str, String)| format!("{name:<16} {value}\n");
     print(args.format, &machine, || machine.lines().into_iter().map(line).collect())?;
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }

@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use clap::{Args, Subcommand};
 
 use ringpull_base::{Error, Result};
 
+use super::{SUCCESS, Status};
 use crate::lab::{self, Lab, Racks, Shape};
 use crate::link::LinkRate;
 
@@ -77,7 +78,7 @@ impl RackArgs {
 }
 
 /// Creates, removes or enters emulated hosts.
-pub(crate) fn run(args: LabArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: LabArgs) -> Result<Status> {
     match args.action {
         Action::Up { hosts, rate, racks } => {
             let racks = racks.racks();
@@ -92,5 +93,5 @@ pub(crate) fn run(args: LabArgs) -> Result<ExitCode> {
             return Err(Error::io("run", &words[0], &cause));
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }

@@ -2,23 +2,24 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
 use ringpull_base::config::{self, Config};
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Kind, Result};
 
+use super::{FAILURE, Status};
 use crate::lab;
 use crate::launch::batch::{Batch, BatchJob};
 use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfile, remote};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  ringpull launch -n 4 -s 2 -- ./train --kv-store dist_sync
+  ringpull launch -n 4 -- python train.py                            4 MPI ranks on this host
+  ringpull launch -n 8 -H hosts -- python train.py                   on the hosts of a file
+  ringpull launch -n 4 -s 2 -- ./train --kv-store dist_sync          with 2 parameter servers
   ringpull launch -n 8 -s 8 -H hosts --env OMP_NUM_THREADS=1 -- ./train --kv-store dist_async
-  ringpull launch -n 4 -s 0 --launcher mpi -- ./train --kv-store dist_sync_mpi
-  ringpull launch -n 8 -s 0 --launcher slurm -- ./train --kv-store dist_sync_mpi
+  ringpull launch -n 8 --launcher slurm -- ./train --kv-store dist_sync_mpi
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
 
@@ -28,9 +29,8 @@ pub(crate) struct LaunchArgs {
     /// The number of workers.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
     num_workers: u32,
-    /// The number of servers [default: as many as workers, as with MXNet's launch.py]. 0 starts MPI ranks,
-    /// with --launcher mpi, slurm or sge; it is their default if the command has `--kv-store dist_sync_mpi`.
-    /// The other launchers refuse such a command.
+    /// The number of servers; 0 starts MPI ranks [default: 0, or as many as workers if the command has a
+    /// `--kv-store` with servers, as with MXNet's launch.py].
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
     /// A file with the hosts to run on.
@@ -57,11 +57,11 @@ pub(crate) struct LaunchArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Launcher {
-    /// On this host.
+    /// On this host; MPI ranks by mpirun.
     Local,
-    /// On the hosts of a hostfile.
+    /// On the hosts of a hostfile; MPI ranks by mpirun.
     Ssh,
-    /// By one mpirun, here or on the hosts of a hostfile.
+    /// By one mpirun, servers too, here or on the hosts of a hostfile.
     Mpi,
     /// By srun, inside an allocation of Slurm or with one of its own.
     Slurm,
@@ -72,12 +72,12 @@ enum Launcher {
 }
 
 /// Runs the job; its exit code.
-pub(crate) fn run(args: LaunchArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: LaunchArgs) -> Result<Status> {
     let default = if args.hostfile.is_some() { Launcher::Ssh } else { Launcher::Local };
     let launcher = args.launcher.unwrap_or(default);
-    let (workers, servers) = (args.num_workers as usize, servers(&args, launcher)? as usize);
+    let (workers, servers) = (args.num_workers as usize, servers(&args) as usize);
     let hosts = read_hosts(&args, launcher)?;
-    if matches!(launcher, Launcher::Local | Launcher::Lab) || launcher == Launcher::Mpi && hosts.is_empty() {
+    if !matches!(launcher, Launcher::Slurm | Launcher::Sge) && hosts.is_empty() {
         check_program(&args.command)?;
     }
     warn_about_unused_options(&args, launcher);
@@ -93,58 +93,47 @@ pub(crate) fn run(args: LaunchArgs) -> Result<ExitCode> {
             }
         };
         BatchJob { batch, spec: Spec { workers, servers, command: args.command, variables: args.variables } }.run()?
-    } else if launcher == Launcher::Mpi {
-        by_mpi::run(
-            &Spec { workers, servers, command: args.command, variables: args.variables },
-            &one_per_slot(&hosts),
-        )?
     } else {
-        let hosts = match launcher {
+        let sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
+        let mut hosts = match launcher {
             Launcher::Lab => (1..=lab_hosts()?).map(Host::Lab).collect(),
-            _ if hosts.is_empty() => vec![Host::Local],
             _ => one_per_slot(&hosts),
         };
+        if servers == 0 || launcher == Launcher::Mpi {
+            let spec = Spec { workers, servers, command: args.command, variables: args.variables };
+            return Ok(status(by_mpi::run(&spec, &hosts, sink)?));
+        }
+        if hosts.is_empty() {
+            hosts.push(Host::Local);
+        }
         let at = |count: usize| hosts.iter().cycle().take(count).cloned().collect();
         let mut launch = Launch::new(at(workers), at(servers), args.command, args.variables)?;
-        launch.sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
+        launch.sink = sink;
         // Processes that wait for the failed one notice within RINGPULL_SILENCE and the quarter of it until
         // they look again.
         launch.grace = Config::from_env()?.silence() * 3 / 2;
         launch.run()?.code
     };
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+    Ok(status(code))
 }
 
-/// How many servers the job has. With `dist_sync_mpi` it has none, since they would wait for workers for
-/// ever.
-fn servers(args: &LaunchArgs, launcher: Launcher) -> Result<u32> {
-    let by_mpi = matches!(launcher, Launcher::Mpi | Launcher::Slurm | Launcher::Sge);
-    let kind = kind_asked_for(&args.command);
-    let needs_none = kind == Some("dist_sync_mpi");
-    if needs_none && !by_mpi {
-        return Err(Error::argument(
-            "--kv-store dist_sync_mpi needs MPI ranks, but the launchers local, ssh and lab start none",
-            format!(
-                "give --launcher mpi, which accepts a hostfile too, or start it with mpirun -n {}",
-                args.num_workers
-            ),
-        ));
-    }
-    match args.num_servers {
-        Some(count) if count > 0 && needs_none => {
-            eprintln!(
-                "warning: -s {count} starts servers that --kv-store dist_sync_mpi does not need\n  hint: give -s 0"
-            );
+fn status(code: i32) -> Status {
+    u8::try_from(code).unwrap_or(FAILURE)
+}
+
+/// How many servers the job has: as many as asked for, or as the kind of store in the command needs. A job
+/// without servers is MPI ranks.
+fn servers(args: &LaunchArgs) -> u32 {
+    let kind = kind_asked_for(&args.command).and_then(|name| name.parse::<Kind>().ok());
+    match (args.num_servers, kind) {
+        (Some(count), Some(Kind::DistSyncMpi)) if count > 0 => {
+            eprintln!("warning: -s {count} has no effect: --kv-store dist_sync_mpi has no servers");
+            0
         }
-        None if by_mpi && kind.is_none() => {
-            eprintln!(
-                "note: starts {} servers too, as MXNet's launch.py does; for dist_sync_mpi, which needs none, give -s 0",
-                args.num_workers
-            );
-        }
-        _ => {}
+        (Some(count), _) => count,
+        (None, kind) if kind.is_some_and(Kind::has_servers) => args.num_workers,
+        (None, _) => 0,
     }
-    Ok(args.num_servers.unwrap_or(if needs_none { 0 } else { args.num_workers }))
 }
 
 /// The kind of store that the command names, if any.

@@ -2,7 +2,6 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -12,6 +11,7 @@ use ringpull_kube::lint::{self, Finding, Severity};
 use ringpull_kube::request::{JobKind, Request};
 use ringpull_kube::{documents, specification, to_yaml};
 
+use super::{FAILURE, SUCCESS, Status};
 use super::{Format, to_json};
 
 #[derive(Debug, Args)]
@@ -64,7 +64,7 @@ struct LintArgs {
 }
 
 /// Prints the manifest, or what lint found.
-pub(crate) fn run(args: ManifestArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: ManifestArgs) -> Result<Status> {
     let request = match args.other {
         None => Request { kind: args.kind.unwrap_or(args.job.kind), ..args.job },
         Some(ManifestCommand::Specification(args)) => {
@@ -79,7 +79,7 @@ pub(crate) fn run(args: ManifestArgs) -> Result<ExitCode> {
         eprintln!("warning: {doubt}");
     }
     print!("{text}");
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 /// The text of a dictionary, given as such, as a file, or on stdin.
@@ -104,7 +104,7 @@ struct InFile<'a> {
     finding: &'a Finding,
 }
 
-fn run_lint(args: &LintArgs) -> Result<ExitCode> {
+fn run_lint(args: &LintArgs) -> Result<Status> {
     let mut reports = Vec::new();
     for path in &args.files {
         reports.push((path.display().to_string(), lint::lint(&read(path)?)));
@@ -133,5 +133,5 @@ fn run_lint(args: &LintArgs) -> Result<ExitCode> {
             "error: {file} holds no MPIJob, so nothing was checked\n  hint: lint checks only objects of kind: MPIJob"
         );
     }
-    Ok(if errors > 0 || !empty.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if errors > 0 || !empty.is_empty() { FAILURE } else { SUCCESS })
 }

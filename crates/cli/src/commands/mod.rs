@@ -20,7 +20,6 @@ mod train;
 
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -131,21 +130,34 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }
 
+/// The exit code of a command.
+pub type Status = u8;
+
+/// All went well.
+pub(crate) const SUCCESS: Status = 0;
+/// The command failed.
+pub(crate) const FAILURE: Status = 1;
+
+/// Runs the command of this process's arguments, and returns the exit code. An invalid command line ends the process.
+pub fn run() -> Status {
+    Cli::parse().run()
+}
+
 impl Cli {
     /// Runs the command, prints its error to stderr, and returns the exit code.
-    pub fn run(self) -> ExitCode {
+    pub fn run(self) -> Status {
         match start_log().and_then(|()| self.command.run()) {
             Ok(code) => code,
             Err(error) => {
                 report(&error);
-                ExitCode::FAILURE
+                FAILURE
             }
         }
     }
 }
 
 impl Command {
-    fn run(self) -> Result<ExitCode> {
+    fn run(self) -> Result<Status> {
         match self {
             Command::Bench(args) => bench::run(&args),
             Command::Compare(args) => compare::run(&args),

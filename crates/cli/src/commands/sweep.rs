@@ -1,13 +1,13 @@
 //! `ringpull sweep`: our allreduce against others' over all sizes and numbers of ranks.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use clap::Args;
 
 use ringpull_base::{DType, Error, Result};
 
 use super::{MpichArgs, to_json_line, write};
+use super::{SUCCESS, Status};
 use crate::allreduce::REST_MS;
 use crate::compare::Environment;
 use crate::lab::Shape;
@@ -69,7 +69,7 @@ pub(crate) struct SweepArgs {
 }
 
 /// Sweeps, and writes the results and the page.
-pub(crate) fn run(args: &SweepArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &SweepArgs) -> Result<Status> {
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     if !args.report {
         let results = measure(args)?;
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<ExitCode> {
     let page = page::render(&stored(&args.out)?);
     write(&args.out.join("README.md"), &page)?;
     println!("{page}");
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 fn measure(args: &SweepArgs) -> Result<Sweep> {

@@ -1,7 +1,6 @@
 //! `ringpull timeline`: merges the ranks' timelines, and shows where a step's time went.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 
@@ -9,6 +8,7 @@ use ringpull_base::timeline::trace::Trace;
 use ringpull_base::{Error, Result};
 
 use super::{Format, print, to_json_line, write};
+use super::{SUCCESS, Status};
 use crate::timeline::account::account;
 use crate::timeline::{merge, words};
 
@@ -35,7 +35,7 @@ pub(crate) struct TimelineArgs {
 }
 
 /// Merges, and prints the account.
-pub(crate) fn run(args: &TimelineArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &TimelineArgs) -> Result<Status> {
     let traces = args.files.iter().map(|file| Trace::read(file)).collect::<Result<Vec<_>>>()?;
     let merged = merge::merge(traces)?;
     if let Some(path) = &args.out {
@@ -54,5 +54,5 @@ pub(crate) fn run(args: &TimelineArgs) -> Result<ExitCode> {
     }
     found.keys.truncate(args.keys);
     print(args.format, &found, || words::render(&found))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }

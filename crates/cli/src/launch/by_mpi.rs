@@ -1,22 +1,39 @@
 //! The processes of a job as one `mpirun`: rank 0 is the scheduler, then come the servers, then the workers.
 //! A job without servers is plain MPI ranks.
+//!
+//! Each process gets two filters that put its name before its lines. A launcher's own tags cut lines that are
+//! written in pieces.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 
-use ringpull_base::config::Role;
+use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result};
 use rustix::process::Pid;
 
-use super::{Host, Port, Spec, address_towards, claim_port};
+use super::{Host, Port, Sink, Spec, address_towards, claim_port, process_name};
 use crate::child::{self, Childless, PATIENCE, code_of, output_is_read};
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Mpirun, Ranks};
 
+/// Runs a program, as the shell's own process, with a name before each line of its output: `$0`, or its rank.
+/// The filters are nobody's children, so that the program can wait for its own, and end only with its output.
+const TAG: &str = r#"name=$0
+[ "$name" != rank ] || name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-?}}"
+pipes=$(mktemp -d) || exec "$@"
+mkfifo "$pipes/1" "$pipes/2"
+(trap '' INT TERM HUP; sed -u "s/^/[$name] /" <"$pipes/1" &)
+(trap '' INT TERM HUP; sed -u "s/^/[$name] /" <"$pipes/2" >&2 &)
+exec >"$pipes/1" 2>"$pipes/2"
+rm -r "$pipes"
+exec "$@"
+"#;
+
 /// Runs the job on `hosts` to its end; its exit code. `mpirun` itself ends all processes when one fails. An
 /// error if it does not end after its ranks on this host have ended.
-pub(crate) fn run(spec: &Spec, hosts: &[Host]) -> Result<i32> {
+pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
-    let (parts, _port) = parts(spec, hosts)?;
+    let (parts, _port) = parts(spec, hosts, sink)?;
     let mut ready = Mpirun::find()?.command_of_parts(hosts, &parts)?;
     let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
     let (mut forward, mut childless) =
@@ -34,10 +51,20 @@ pub(crate) fn run(spec: &Spec, hosts: &[Host]) -> Result<i32> {
 }
 
 /// What the ranks run, and the scheduler's port, which is claimed until the job has ended.
-fn parts(spec: &Spec, hosts: &[Host]) -> Result<(Vec<Ranks>, Option<Port>)> {
-    let ranks = |count, env: Vec<(String, String)>| Ranks { count, command: spec.command.clone(), env };
+fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Ranks>, Option<Port>)> {
+    let ranks = |count, name: &str, mut env: Vec<(String, String)>| {
+        let mut command = spec.command.clone();
+        if sink == Sink::Tagged {
+            command.splice(..0, ["sh", "-c", TAG, name].map(OsString::from));
+            // Python holds back lines that go into a pipe.
+            if config::text("PYTHONUNBUFFERED").is_none() {
+                env.insert(0, ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()));
+            }
+        }
+        Ranks { count, command, env }
+    };
     if spec.servers == 0 {
-        return Ok((vec![ranks(spec.workers, spec.variables.of(Role::Worker))], None));
+        return Ok((vec![ranks(spec.workers, "rank", spec.variables.of(Role::Worker))], None));
     }
     // Rank 0 is the scheduler and runs on the first host.
     let root = match hosts.first() {
@@ -45,7 +72,7 @@ fn parts(spec: &Spec, hosts: &[Host]) -> Result<(Vec<Ranks>, Option<Port>)> {
         first => first.and_then(Host::address).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
     };
     let port = claim_port(root)?;
-    let one = |(role, index)| ranks(1, spec.env_of(role, index, root, port.number()));
+    let one = |(role, index)| ranks(1, &process_name(role, index), spec.env_of(role, index, root, port.number()));
     Ok((spec.roles().map(one).collect(), Some(port)))
 }
 

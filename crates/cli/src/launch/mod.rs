@@ -1,4 +1,4 @@
-//! Starts the processes of a parameter-server job and ends them together: one scheduler, servers, workers.
+//! Starts the processes of a job and ends them together: MPI ranks, or one scheduler, servers and workers.
 //!
 //! - [`host`]: where a process runs and the command that runs it there, below a supervisor that ends its
 //!   whole session when the launcher orders it or dies;
@@ -130,10 +130,15 @@ pub(crate) struct Process {
 impl Process {
     /// The process in words: `worker 3`.
     pub(crate) fn name(&self) -> String {
-        match self.role {
-            Role::Scheduler => "scheduler".to_owned(),
-            role => format!("{role} {}", self.index),
-        }
+        process_name(self.role, self.index)
+    }
+}
+
+/// A process in words: `worker 3`.
+fn process_name(role: Role, index: usize) -> String {
+    match role {
+        Role::Scheduler => "scheduler".to_owned(),
+        role => format!("{role} {index}"),
     }
 }
 
@@ -152,7 +157,7 @@ impl Launch {
         if servers.is_empty() {
             return Err(Error::argument(
                 "a job of parameter servers needs at least one server",
-                "give the number of servers with -s; dist_sync_mpi needs none: -s 0 --launcher mpi",
+                "give the number of servers with -s; dist_sync_mpi needs none: -s 0",
             ));
         }
         if command.is_empty() {

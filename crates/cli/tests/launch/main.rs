@@ -105,7 +105,8 @@ fn every_process_is_told_its_role_and_its_number() {
 
 #[test]
 fn launch_py_words_start_the_same_job() {
-    let (output, lines) = run(&["-n", "1", "--no-tag", "--launcher", "local", "sh", "-c", "echo $DMLC_ROLE -n"]);
+    let (output, lines) =
+        run(&["-n", "1", "-s", "1", "--no-tag", "--launcher", "local", "sh", "-c", "echo $DMLC_ROLE -n"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(lines, ["scheduler -n", "server -n", "worker -n"]);
 }
@@ -189,15 +190,12 @@ fn a_killed_launcher_takes_all_processes_with_it() {
 #[test]
 fn what_cannot_be_launched_is_one_clear_error() {
     for (words, expected) in [
-        (&["-n", "1", "-s", "0", "--", "true"][..], "at least one server"),
-        (&["-n", "1", "--launcher", "ssh", "--", "true"], "needs hosts"),
+        (&["-n", "1", "--launcher", "ssh", "--", "true"][..], "needs hosts"),
         (&["-n", "1", "-H", "/nonexistent", "--", "true"], "cannot read /nonexistent"),
         (&["-n", "1", "--launcher", "local", "-H", "/dev/null", "--", "true"], "a hostfile is for"),
         (&["-n", "1", "-H", "/dev/null", "--", "true"], "names no host"),
         (&["-n", "1", "-s", "0", "--launcher", "mpi", "--", "no-such-program"], "there is no program no-such-program"),
         (&["-n", "1", "--", "./no-such-program"], "there is no program ./no-such-program"),
-        (&["-n", "2", "--", "true", "--kv-store", "dist_sync_mpi"], "give --launcher mpi"),
-        (&["-n", "2", "-s", "1", "--", "true", "--kv-store=dist_sync_mpi"], "local, ssh and lab start none"),
     ] {
         let (output, _) = run(words);
         let text = String::from_utf8_lossy(&output.stderr);
@@ -272,7 +270,7 @@ fn segments_that_differ_between_ranks_are_an_error_on_each_before_anything_is_se
 }
 
 #[test]
-fn mpirun_starts_no_servers_for_a_command_that_asks_for_none_and_says_so_where_it_cannot_tell() {
+fn servers_are_started_for_a_command_that_names_a_kind_with_servers_or_as_many_as_asked_for() {
     if !has_mpi() {
         eprintln!("skipped: mpirun is not installed");
         return;
@@ -301,17 +299,13 @@ fn mpirun_starts_no_servers_for_a_command_that_asks_for_none_and_says_so_where_i
     let (names, text) = of(&[], &["--kv-store", "dist_sync_mpi"]);
     assert!(names == ["rank 0", "rank 1"] && !text.contains("servers"), "{names:?} {text}");
     let (names, text) = of(&[], &["--kv-store=dist_sync"]);
-    assert!(names == with_servers(2) && !text.contains("servers too"), "{names:?} {text}");
+    assert!(names == with_servers(2) && !text.contains("servers"), "{names:?} {text}");
     let (names, text) = of(&[], &[]);
-    assert!(
-        names == with_servers(2) && text.contains("note: starts 2 servers too") && text.contains("-s 0"),
-        "{names:?} {text}"
-    );
+    assert!(names == ["rank 0", "rank 1"] && !text.contains("servers"), "{names:?} {text}");
+    let (names, text) = of(&["-s", "1"], &[]);
+    assert!(names == with_servers(1) && !text.contains("no effect"), "{names:?} {text}");
     let (names, text) = of(&["-s", "1"], &["--kv-store", "dist_sync_mpi"]);
-    assert!(
-        names == with_servers(1) && text.contains("does not need") && text.contains("hint: give -s 0"),
-        "{names:?} {text}"
-    );
+    assert!(names == ["rank 0", "rank 1"] && text.contains("-s 1 has no effect"), "{names:?} {text}");
 }
 
 #[test]
@@ -331,6 +325,37 @@ fn an_mpirun_that_outlives_its_processes_is_ended_and_said() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("its processes ended and it did not"), "{text}");
     assert!(begun.elapsed() < DEADLINE);
+}
+
+/// MPI ranks are what a command gets that names no kind with servers; every line has its rank, also one that
+/// was written in pieces; the exit code is theirs.
+#[test]
+fn a_command_without_servers_runs_as_mpi_ranks_whose_lines_have_their_rank() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let program = "printf a; sleep 0.2; printf 'b\n'; sleep 0.2; echo $PYTHONUNBUFFERED; echo to stderr >&2; exit 3";
+    for words in [
+        &["-n", "2", "--", "sh", "-c", program][..],
+        &["-n", "2", "-s", "0", "--", "sh", "-c", program],
+        &["-n", "2", "-s", "1", "--", "sh", "-c", program, "--kv-store", "dist_sync_mpi"],
+    ] {
+        let (output, lines) = run(words);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{errors}");
+        assert_eq!(lines.iter().filter(|line| line.starts_with("[rank ")).count(), lines.len(), "{lines:?}");
+        assert!(lines.contains(&"[rank 0] ab".to_owned()) || lines.contains(&"[rank 1] ab".to_owned()), "{lines:?}");
+        assert!(errors.contains("] to stderr"), "{errors}");
+        assert_eq!(errors.contains("-s 1 has no effect"), words.contains(&"1"), "{errors}");
+    }
+    let (output, lines) = run(&["-n", "2", "--", "echo", "here"]);
+    assert_eq!(
+        (output.status.code(), lines),
+        (Some(0), ["[rank 0] here", "[rank 1] here"].map(str::to_owned).to_vec())
+    );
+    let (output, lines) = run(&["-n", "2", "--no-tag", "--", "echo", "here"]);
+    assert_eq!((output.status.code(), lines), (Some(0), vec!["here".to_owned(); 2]));
 }
 
 /// A program that runs these lines of shell.
@@ -362,8 +387,6 @@ fn a_batch_system_that_is_not_there_is_one_clear_error() {
     };
     let text = absent(&["-n", "2", "-s", "0", "--launcher", "slurm", "--", "true"]);
     assert!(text.contains("srun cannot be run") && text.contains("hint: "), "{text}");
-    let text = absent(&["-n", "2", "--launcher", "slurm", "--", "true"]);
-    assert!(text.contains("note: starts 2 servers too"), "{text}");
     let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--", "true"]);
     assert!(text.contains("--sge-pe NAME"), "{text}");
     let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--sge-pe", "orte", "--", "true"]);

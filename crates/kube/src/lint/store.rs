@@ -10,7 +10,7 @@ use crate::command::{example, is_mpirun, store_of};
 pub(crate) fn check(job: &Job, findings: &mut Findings) {
     let split = |word: &String| word.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let words: Vec<String> = job.launcher.words().iter().flat_map(split).collect();
-    let starts_ranks = words.iter().any(|word| is_mpirun(word)) || servers(&words).is_some();
+    let starts_ranks = words.iter().any(|word| is_mpirun(word)) || launch_words(&words).is_some();
     let alone = starts_ranks && job.ranks() > 1;
     let at = job.launcher_words();
     let Some(given) = store_of(&words) else {
@@ -49,18 +49,19 @@ pub(crate) fn check(job: &Job, findings: &mut Findings) {
 
 fn has_its_servers(kind: Kind, job: &Job, words: &[String], findings: &mut Findings) {
     let at = job.launcher_words();
-    match servers(words) {
+    // Without -s as many as workers, so at least one, if the kind has servers.
+    match launch_words(words).map(|own| servers(own).unwrap_or(u64::from(kind.has_servers()))) {
         Some(0) if kind.has_servers() => findings.error(
             "no-servers",
             &at,
             format!("{kind} needs servers, and -s 0 starts none"),
             "write -s with the number of servers, or --kv-store dist_sync_mpi",
         ),
-        Some(1..) if kind == Kind::DistSyncMpi => findings.error(
+        Some(1..) if kind == Kind::DistSyncMpi => findings.warn(
             "idle-servers",
             &at,
-            "dist_sync_mpi has no servers, and refuses to run in a job that has some",
-            "write -s 0 behind launch, or --kv-store dist_sync",
+            "dist_sync_mpi has no servers: ringpull launch starts none, whatever -s says",
+            "leave out -s, or write --kv-store dist_sync",
         ),
         None if kind.has_servers() && starts_workers_alone(job, words) => findings.error(
             "no-servers",
@@ -72,18 +73,21 @@ fn has_its_servers(kind: Kind, job: &Job, words: &[String], findings: &mut Findi
     }
 }
 
-/// How many servers `ringpull launch` starts, if the words run it. Without -s it starts as many as workers,
-/// so at least one.
-fn servers(words: &[String]) -> Option<u64> {
+/// If the words run `ringpull launch`: the words from there.
+fn launch_words(words: &[String]) -> Option<&[String]> {
     let is_ours = |pair: &[String]| pair[0].rsplit('/').next() == Some("ringpull") && pair[1] == "launch";
-    let at = words.windows(2).position(is_ours)?;
-    let own = words[at..].iter().take_while(|word| *word != "--");
+    words.windows(2).position(is_ours).map(|at| &words[at..])
+}
+
+/// How many servers the words of `ringpull launch` tell it to start.
+fn servers(words: &[String]) -> Option<u64> {
+    let own = words.iter().take_while(|word| *word != "--");
     let own: Vec<&str> = own.map(String::as_str).collect();
     let told = own.iter().enumerate().find_map(|(at, word)| match *word {
         "-s" | "--num-servers" => own.get(at + 1).copied(),
         word => word.strip_prefix("--num-servers=").or_else(|| word.strip_prefix("-s")),
     });
-    Some(told.and_then(|count| count.trim_start_matches('=').parse().ok()).unwrap_or(1))
+    told?.trim_start_matches('=').parse().ok()
 }
 
 /// Whether `mpirun` starts a single program whose processes get no role.

@@ -1,0 +1,26 @@
+//! Finds the MPI that this process is to use and loads it, before code that is built against it.
+//!
+//! A wheel holds its native code twice: built against Open MPI, and against MPICH, whose binary interface
+//! Intel MPI shares. Neither copy names a library of MPI, so it takes the functions of whichever MPI the
+//! process has loaded for all (`RTLD_GLOBAL`). Which one that is:
+//!
+//! 1. the MPI that the process has loaded already, as mpi4py does;
+//! 2. the MPI of the `mpirun` that started the process; of that family, the one that `RINGPULL_MPI` names
+//!    comes first;
+//! 3. without such an `mpirun`: the one that `RINGPULL_MPI` names, that of the environment (`lib/` of a
+//!    virtual environment), that of the `mpirun` in the `PATH`, and what the system's loader finds.
+//!
+//! If there is none, the copy for MPICH is loaded together with a small library whose functions of MPI all
+//! fail, and whose version is the reason: the kinds without MPI work, and `dist_sync_mpi` is an error that says what
+//! was found.
+//!
+//! - [`family`]: the two binary interfaces; `process`: what this process says of itself and of its launcher;
+//! - `choice`: the libraries to try, in order, or why there is none;
+//! - `load`: loads the MPI and the code.
+
+mod choice;
+pub mod family;
+mod load;
+mod process;
+
+pub use load::{Loaded, load, run};
