@@ -102,7 +102,7 @@ impl Backend for Allreduce {
     }
 
     fn make_room(&self, entry: &Entry, _priority: i32) -> Result<()> {
-        /// Most waits are short, and what runs in a cached schedule ends without another word.
+        /// Most waits are short, and what runs in a frozen cycle ends without another word.
         const MOMENT: Duration = Duration::from_millis(50);
         let slot = self.slot(entry)?;
         self.replica.backlog.wait(&entry.key, |limit| {

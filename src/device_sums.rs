@@ -23,12 +23,12 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 pub struct DeviceSums {
     servers: Servers,
     devices: Arc<Devices>,
-    slots: Mutex<BTreeMap<Key, Arc<Mutex<Slot>>>>,
+    slots: Mutex<BTreeMap<Key, Arc<Mutex<SumSlot>>>>,
     limit: Duration,
 }
 
 /// Memory for a key's sums.
-struct Slot {
+struct SumSlot {
     layout: Layout,
     sum: Vec<Slice>,
     scratch: Scratch,
@@ -40,13 +40,13 @@ impl DeviceSums {
         DeviceSums { servers, devices, slots: Mutex::default(), limit }
     }
 
-    fn slot(&self, entry: &Entry) -> Result<Arc<Mutex<Slot>>> {
+    fn slot(&self, entry: &Entry) -> Result<Arc<Mutex<SumSlot>>> {
         let mut slots = self.slots.lock();
         if let Some(slot) = slots.get(&entry.key) {
             return Ok(Arc::clone(slot));
         }
         let layout = Layout::new(entry.len(), entry.dtype.size_bytes(), self.devices.count());
-        let slot = Slot { layout, sum: self.devices.parts(&layout)?, scratch: Scratch::default() };
+        let slot = SumSlot { layout, sum: self.devices.parts(&layout)?, scratch: Scratch::default() };
         Ok(Arc::clone(slots.entry(entry.key.clone()).or_insert(Arc::new(Mutex::new(slot)))))
     }
 
@@ -54,7 +54,7 @@ impl DeviceSums {
     fn sum(&self, entry: &Entry, gradient: &[Contribution], outs: &[TensorMut]) -> Result<Buffer> {
         let (devices, slot) = (&self.devices, self.slot(entry)?);
         let mut slot = slot.lock();
-        let Slot { layout, sum, scratch } = &mut *slot;
+        let SumSlot { layout, sum, scratch } = &mut *slot;
         let arrays = remotes(gradient, outs).map(|remote| devices.array(Some(remote))).collect::<Result<Vec<_>>>()?;
         arrays.iter().try_for_each(|array| devices.lane(array.device()).follow(array.stream()))?;
         let input = |value: &Contribution| match value.remote(outs) {

@@ -37,7 +37,7 @@ impl Update {
 }
 
 /// A key's state and the optimizer that last wrote it.
-struct Kept {
+struct KeyState {
     optimizer: Arc<Optimizer>,
     state: State,
 }
@@ -45,7 +45,7 @@ struct Kept {
 /// The present update and the optimizer's states.
 pub(crate) struct Updates {
     present: Mutex<Update>,
-    states: Mutex<BTreeMap<Key, Arc<Mutex<Kept>>>>,
+    states: Mutex<BTreeMap<Key, Arc<Mutex<KeyState>>>>,
 }
 
 impl Default for Updates {
@@ -158,7 +158,7 @@ impl Updates {
             self.set_optimizer(optimizer);
         }
         let optimizer = self.optimizer().ok_or_else(|| no_optimizer("load_optimizer_states"))?;
-        let kept = |state| Arc::new(Mutex::new(Kept { optimizer: Arc::clone(&optimizer), state }));
+        let kept = |state| Arc::new(Mutex::new(KeyState { optimizer: Arc::clone(&optimizer), state }));
         *self.states.lock() = saved.states.into_iter().map(|(key, state)| (key, kept(state))).collect();
         Ok(())
     }
@@ -177,7 +177,7 @@ impl Updates {
         entry: &Entry,
         step: impl FnOnce(&mut State) -> Result<()>,
     ) -> Result<()> {
-        let fresh = || Arc::new(Mutex::new(Kept { optimizer: Arc::clone(optimizer), state: State::default() }));
+        let fresh = || Arc::new(Mutex::new(KeyState { optimizer: Arc::clone(optimizer), state: State::default() }));
         let kept = Arc::clone(self.states.lock().entry(entry.key.clone()).or_insert_with(fresh));
         let mut kept = kept.lock();
         if !optimizer.keeps_states_of(&kept.optimizer) {

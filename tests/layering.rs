@@ -221,6 +221,33 @@ fn reachable<'a>(module: &String, imports: &'a BTreeMap<String, BTreeSet<String>
 }
 
 #[test]
+fn types_of_a_crate_have_a_name_each() {
+    let mut found: BTreeMap<(String, String), BTreeSet<PathBuf>> = BTreeMap::new();
+    for file in sources("src").into_iter().chain(sources("crates")).filter(|file| !is_of_tests(file)) {
+        let path = file.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+        let owner = path.split("src/").next().unwrap().to_owned();
+        for line in code(&file).lines() {
+            let item = match line.strip_prefix("pub(") {
+                Some(limited) => limited.split_once(") ").map_or(limited, |(_, item)| item),
+                None => line.trim_start_matches("pub "),
+            };
+            let mut words = item.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+            if let (Some("struct" | "enum" | "trait" | "type" | "union"), Some(name)) = (words.next(), words.next()) {
+                found.entry((owner.clone(), name.to_owned())).or_default().insert(file.clone());
+            }
+        }
+    }
+    assert!(found.len() > 300, "types are found: {}", found.len());
+    let twice: Vec<_> = found.iter().filter(|(_, files)| files.len() > 1).collect();
+    assert!(twice.is_empty(), "two types of a crate share a name: {twice:#?}");
+}
+
+/// Whether the file has nothing but tests.
+fn is_of_tests(file: &Path) -> bool {
+    file.ends_with("tests.rs") || file.components().any(|part| part.as_os_str() == "tests")
+}
+
+#[test]
 fn unsafe_code_stays_in_the_files_that_are_named_here() {
     let allowing: BTreeSet<String> = ["src", "crates"]
         .iter()

@@ -93,7 +93,7 @@ impl FromStr for Late {
     }
 }
 
-/// The number of steps in which a learning rate falls. Few, because each invalidates the cached schedule.
+/// The number of steps in which a learning rate falls. Few, because each invalidates the frozen cycle.
 const STAIRS: u64 = 32;
 
 /// Where a run begins.

@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Key, Kind};
 use ringpull_ps::message::{FromScheduler, NodeInfo, ToScheduler, decode, encode};
-use ringpull_ps::scheduler::{Scheduler, Settings, Standing};
+use ringpull_ps::scheduler::{Scheduler, Settings, JobPhase};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -143,7 +143,7 @@ fn check(scheduler: &mut Scheduler, welcomed: &mut BTreeSet<(bool, usize)>) {
             welcomed.insert((is_server, job.rank));
         }
     }
-    if let Standing::Failed(error) = scheduler.standing() {
+    if let JobPhase::Failed(error) = scheduler.phase() {
         assert!(!error.to_string().is_empty());
     }
 }

@@ -24,7 +24,7 @@ use ringpull_kernels::compress::{Codec, Compression, Feedback};
 use super::sum::Sum;
 
 /// How a key's gradients are encoded, and what is kept of them.
-pub(crate) struct Coding<'a> {
+pub(crate) struct DeviceCoding<'a> {
     /// The codec.
     pub compression: &'a Compression,
     /// What is kept on the host.
@@ -35,7 +35,7 @@ pub(crate) struct Coding<'a> {
 
 /// The parts, which are `f32`, become the sums over all ranks of what their compressed gradients say, in the
 /// order of the lanes. Blocks; collective. After an error what is kept of the key is not defined.
-pub(crate) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
+pub(crate) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, coding: DeviceCoding<'_>) -> Result<()> {
     match *coding.compression {
         Compression::Codec(codec @ Codec::TwoBit { threshold }) if sum.layout.is_blocked() => {
             on_devices(comm, sum, (codec, &Operation::Quantise2 { threshold }), coding)
@@ -51,7 +51,7 @@ fn on_devices(
     comm: &mut Communicator,
     sum: &Sum<'_>,
     (codec, quantise): (Codec, &Operation),
-    coding: Coding<'_>,
+    coding: DeviceCoding<'_>,
 ) -> Result<()> {
     let Sum { devices, layout, parts, stamp, limit, pool, .. } = *sum;
     let (platform, count) = (devices.platform(), comm.size());
@@ -95,9 +95,9 @@ fn on_devices(
 }
 
 /// The residual, brought to the devices if the host has it.
-fn residual_on_devices<'a>(sum: &Sum<'_>, coding: Coding<'a>) -> Result<&'a [Slice]> {
+fn residual_on_devices<'a>(sum: &Sum<'_>, coding: DeviceCoding<'a>) -> Result<&'a [Slice]> {
     let Sum { devices, layout, limit, .. } = *sum;
-    let Coding { feedback, residual, .. } = coding;
+    let DeviceCoding { feedback, residual, .. } = coding;
     if let Some(parts) = residual.take() {
         return Ok(residual.insert(parts));
     }
@@ -112,9 +112,9 @@ fn residual_on_devices<'a>(sum: &Sum<'_>, coding: Coding<'a>) -> Result<&'a [Sli
     Ok(residual.insert(parts))
 }
 
-fn on_host(comm: &mut Communicator, sum: &Sum<'_>, coding: Coding<'_>) -> Result<()> {
+fn on_host(comm: &mut Communicator, sum: &Sum<'_>, coding: DeviceCoding<'_>) -> Result<()> {
     let Sum { devices, layout, parts, stamp, limit, pool, .. } = *sum;
-    let Coding { compression, feedback, residual } = coding;
+    let DeviceCoding { compression, feedback, residual } = coding;
     if let Some(parts) = residual.take() {
         let kept = devices.fetch(layout, &parts, limit)?;
         feedback

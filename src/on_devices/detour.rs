@@ -11,7 +11,7 @@ use ringpull_base::{Buffer, Error, Result};
 use ringpull_device::Devices;
 use ringpull_kernels::optim::State;
 
-use super::slot::{Content, Slot};
+use super::slot::{Content, DeviceSlot};
 use super::{OnDevices, Step, take_loaded};
 use crate::jobs::sum_rows;
 use crate::update::{Update, Updates};
@@ -19,7 +19,7 @@ use crate::{MergedRows, SavedStates};
 
 /// Brings the value to the host, lets `change` change it, and brings it back. Blocks.
 pub(super) fn on_host(
-    slot: &Slot,
+    slot: &DeviceSlot,
     content: &mut Content,
     devices: &Devices,
     limit: Duration,
@@ -33,8 +33,8 @@ pub(super) fn on_host(
 }
 
 /// The job of one row-sparse push.
-pub(super) struct PushRows {
-    slot: Arc<Slot>,
+pub(super) struct DevicePushRows {
+    slot: Arc<DeviceSlot>,
     devices: Arc<Devices>,
     updates: Arc<Updates>,
     loaded: Arc<Mutex<SavedStates>>,
@@ -43,9 +43,9 @@ pub(super) struct PushRows {
     limit: Duration,
 }
 
-impl PushRows {
-    pub(super) fn new(store: &OnDevices, slot: &Arc<Slot>, gradient: MergedRows, update: Update) -> Self {
-        PushRows {
+impl DevicePushRows {
+    pub(super) fn new(store: &OnDevices, slot: &Arc<DeviceSlot>, gradient: MergedRows, update: Update) -> Self {
+        DevicePushRows {
             slot: Arc::clone(slot),
             devices: Arc::clone(&store.devices),
             updates: Arc::clone(&store.updates),
@@ -76,7 +76,7 @@ impl PushRows {
     }
 }
 
-impl Step for PushRows {
+impl Step for DevicePushRows {
     fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()> {
         if let Some((comm, launch)) = ranks {
             self.gradient = sum_rows(comm, launch, &self.slot.entry, &self.gradient)?;

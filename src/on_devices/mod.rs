@@ -31,9 +31,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use push::Push;
-use slot::Slot;
-use step::{Init, OverRanks, Step};
+use push::DevicePush;
+use slot::DeviceSlot;
+use step::{DeviceInit, OverRanks, Step};
 
 use ringpull_allreduce::progress::{Engine, Operation, Terms, Topic};
 use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, Waiter};
@@ -52,7 +52,7 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 pub struct OnDevices {
     devices: Arc<Devices>,
     ranks: Option<Ranks>,
-    slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
+    slots: RwLock<BTreeMap<Key, Arc<DeviceSlot>>>,
     updates: Arc<Updates>,
     loaded: Arc<Mutex<SavedStates>>,
     route: Arc<Route>,
@@ -91,13 +91,13 @@ impl OnDevices {
         }
     }
 
-    fn slot(&self, entry: &Entry, operation: &str) -> Result<Arc<Slot>> {
+    fn slot(&self, entry: &Entry, operation: &str) -> Result<Arc<DeviceSlot>> {
         let slot = self.slots.read().get(&entry.key).cloned();
         slot.ok_or_else(|| entry.not_initialized(operation, self.rank()))
     }
 
     /// Takes a step: by way of the ranks' agreement, or here and now.
-    fn run(&self, slot: &Slot, operation: Operation, terms: Terms, step: impl Step + 'static) -> Result<()> {
+    fn run(&self, slot: &DeviceSlot, operation: Operation, terms: Terms, step: impl Step + 'static) -> Result<()> {
         slot.call();
         if let Some(ranks) = &self.ranks {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
@@ -171,12 +171,12 @@ impl Backend for OnDevices {
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let host = if value.remote().is_some() { self.devices.download(value)? } else { value.clone() };
         let value = host.read()?.snapshot();
-        let slot = Arc::new(Slot::new(entry, &self.devices)?);
+        let slot = Arc::new(DeviceSlot::new(entry, &self.devices)?);
         self.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
         let mut sums = self.ranks.as_ref().map(|ranks| ranks.engine.sums().clone());
         sums.iter_mut().for_each(|sums| sums.on_devices = true);
         let terms = Terms { sums, ..terms(entry, &Update::Overwrite, None) };
-        let job = Init { slot: Arc::clone(&slot), devices: Arc::clone(&self.devices), value, limit: self.limit };
+        let job = DeviceInit { slot: Arc::clone(&slot), devices: Arc::clone(&self.devices), value, limit: self.limit };
         self.run(&slot, Operation::Init, terms, job)
     }
 
@@ -188,7 +188,7 @@ impl Backend for OnDevices {
         arrays.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
         let coding = self.compressor.coding(entry, self.rank())?;
         let terms = terms(entry, &update, coding.as_ref().map(|coding| coding.compression));
-        let job = Push::new(self, &slot, gradient, outs, (update, coding))?;
+        let job = DevicePush::new(self, &slot, gradient, outs, (update, coding))?;
         self.run(&slot, Operation::Push, terms, job)
     }
 
@@ -196,7 +196,7 @@ impl Backend for OnDevices {
         let slot = self.slot(entry, "push_rows")?;
         let update = self.present(entry)?;
         let terms = terms(entry, &update, None);
-        let job = detour::PushRows::new(self, &slot, gradient, update);
+        let job = detour::DevicePushRows::new(self, &slot, gradient, update);
         self.run(&slot, Operation::PushRows, terms, job)
     }
 
@@ -250,7 +250,7 @@ impl Backend for OnDevices {
         let states = if carried { loaded.states.clone() } else { BTreeMap::new() };
         drop(loaded);
         let mut saved = SavedStates { optimizer: Some((*optimizer).clone()), states };
-        let slots: Vec<Arc<Slot>> = self.slots.read().values().cloned().collect();
+        let slots: Vec<Arc<DeviceSlot>> = self.slots.read().values().cloned().collect();
         for slot in slots {
             if let Some(state) = slot.state(&optimizer, &self.devices, self.limit)? {
                 saved.states.insert(slot.entry.key.clone(), state);
@@ -286,7 +286,7 @@ impl Backend for OnDevices {
 
     fn wait_all(&self) -> Result<()> {
         self.wait();
-        let slots: Vec<Arc<Slot>> = self.slots.read().values().cloned().collect();
+        let slots: Vec<Arc<DeviceSlot>> = self.slots.read().values().cloned().collect();
         let settled = slots.iter().try_for_each(|slot| slot.settled());
         settled.and_then(|()| self.devices.drain(self.limit)).map_err(|fault| self.blame(fault))
     }

@@ -11,7 +11,7 @@ use ringpull_allreduce::progress::Launch;
 use ringpull_base::{Error, Result, TensorMut};
 use ringpull_device::{Devices, Event, Memory, Slice};
 
-use super::slot::{Content, Outputs, Slot};
+use super::slot::{Content, DeviceSlot, Outputs};
 use super::{OnDevices, Step, detour, take_loaded};
 use crate::compressed::Coding;
 use crate::contribution::remotes;
@@ -22,8 +22,8 @@ use crate::update::{Update, Updates};
 use crate::{Contribution, SavedStates};
 
 /// The job of one push.
-pub(super) struct Push {
-    slot: Arc<Slot>,
+pub(super) struct DevicePush {
+    slot: Arc<DeviceSlot>,
     devices: Arc<Devices>,
     updates: Arc<Updates>,
     loaded: Arc<Mutex<SavedStates>>,
@@ -38,17 +38,17 @@ pub(super) struct Push {
     limit: Duration,
 }
 
-impl Push {
+impl DevicePush {
     pub(super) fn new(
         store: &OnDevices,
-        slot: &Arc<Slot>,
+        slot: &Arc<DeviceSlot>,
         values: Vec<Contribution>,
         outs: Vec<TensorMut>,
         (update, coding): (Update, Option<Coding>),
     ) -> Result<Self> {
         let arrays = remotes(&values, &outs).map(|remote| store.devices.array(Some(remote))?.stream().record());
         let ready = arrays.collect::<Result<Vec<_>>>()?;
-        Ok(Push {
+        Ok(DevicePush {
             slot: Arc::clone(slot),
             devices: Arc::clone(&store.devices),
             updates: Arc::clone(&store.updates),
@@ -109,7 +109,7 @@ impl Push {
     }
 }
 
-impl Step for Push {
+impl Step for DevicePush {
     fn is_coded(&self) -> bool {
         self.coding.is_some()
     }
@@ -137,7 +137,7 @@ impl Step for Push {
             match &self.coding {
                 None => routes::allreduce(comm, &self.route, &sum)?,
                 Some(Coding { compression, feedback }) => {
-                    let coding = coded::Coding { compression, feedback: &mut feedback.lock(), residual };
+                    let coding = coded::DeviceCoding { compression, feedback: &mut feedback.lock(), residual };
                     coded::allreduce(comm, &sum, coding)?;
                 }
             }

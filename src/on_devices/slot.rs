@@ -13,7 +13,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 use crate::Entry;
 
 /// A key's place on the devices.
-pub(super) struct Slot {
+pub(super) struct DeviceSlot {
     pub(super) entry: Entry,
     pub(super) layout: Layout,
     content: Mutex<Content>,
@@ -30,11 +30,11 @@ pub(super) struct Content {
     pub(super) scratch: Scratch,
     /// What gradients encoded on the devices have not said yet.
     pub(super) residual: Option<Vec<Slice>>,
-    kept: Option<Kept>,
+    kept: Option<DeviceState>,
 }
 
 /// An optimizer's state for the key, and the optimizer that last wrote it.
-struct Kept {
+struct DeviceState {
     optimizer: Arc<Optimizer>,
     updates: u64,
     slots: Vec<Vec<Slice>>,
@@ -48,12 +48,12 @@ struct Progress {
     fault: Option<Error>,
 }
 
-impl Slot {
+impl DeviceSlot {
     pub(super) fn new(entry: &Entry, devices: &Devices) -> Result<Self> {
         let layout = Layout::new(entry.len(), entry.dtype.size_bytes(), devices.count());
         let (value, scratch) = (devices.parts(&layout)?, Scratch::default());
         let content = Content { value, sum: Vec::new(), scratch, residual: None, kept: None };
-        Ok(Slot {
+        Ok(DeviceSlot {
             entry: entry.clone(),
             layout,
             content: Mutex::new(content),
@@ -184,7 +184,7 @@ impl Slot {
             devices.scatter(&layout, bytes, &parts, limit).map(|()| parts)
         });
         let slots = slots.collect::<Result<Vec<_>>>()?;
-        content.kept = Some(Kept { optimizer: Arc::clone(optimizer), updates: state.updates, slots });
+        content.kept = Some(DeviceState { optimizer: Arc::clone(optimizer), updates: state.updates, slots });
         Ok(())
     }
 
@@ -217,7 +217,7 @@ impl Slot {
         Ok(())
     }
 
-    fn fresh(&self, optimizer: &Arc<Optimizer>, devices: &Devices) -> Result<Kept> {
+    fn fresh(&self, optimizer: &Arc<Optimizer>, devices: &Devices) -> Result<DeviceState> {
         let layout = self.layout.sized(self.real_bytes());
         let slot = |_| {
             let parts = devices.parts(&layout)?;
@@ -227,7 +227,7 @@ impl Slot {
             Ok(parts)
         };
         let slots = (0..optimizer.slots(self.entry.dtype)).map(slot).collect::<Result<Vec<_>>>()?;
-        Ok(Kept { optimizer: Arc::clone(optimizer), updates: 0, slots })
+        Ok(DeviceState { optimizer: Arc::clone(optimizer), updates: 0, slots })
     }
 
     fn real_bytes(&self) -> usize {

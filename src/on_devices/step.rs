@@ -9,7 +9,7 @@ use ringpull_allreduce::progress::{Job, Launch};
 use ringpull_base::{Buffer, Error, Result};
 use ringpull_device::Devices;
 
-use super::slot::Slot;
+use super::slot::DeviceSlot;
 
 /// What is to be done to one key.
 pub(super) trait Step: Send {
@@ -46,14 +46,14 @@ impl<S: Step> Job for OverRanks<S> {
 }
 
 /// Rank 0's value becomes everybody's, a part on each device.
-pub(super) struct Init {
-    pub(super) slot: Arc<Slot>,
+pub(super) struct DeviceInit {
+    pub(super) slot: Arc<DeviceSlot>,
     pub(super) devices: Arc<Devices>,
     pub(super) value: Arc<Buffer>,
     pub(super) limit: Duration,
 }
 
-impl Step for Init {
+impl Step for DeviceInit {
     fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()> {
         if let Some((comm, launch)) = ranks {
             let mut value = Buffer::zeroed(self.slot.entry.len_bytes());

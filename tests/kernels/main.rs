@@ -15,7 +15,7 @@ use libloading::Library;
 use ringpull_base::{Buffer, DType, Element, with_element};
 use ringpull_device::kernels::{ADDENDS, PAIRS, UNITS};
 use ringpull_device::{Operation, compute};
-use ringpull_kernels::compress::{Codec, Stored};
+use ringpull_kernels::compress::{Codec, SumFormat};
 use ringpull_kernels::optim::{Optimizer, Rule};
 
 const BLOCKS: u32 = 3;
@@ -185,7 +185,7 @@ fn decoded_sums_have_the_references_bits() {
                 (0..count).map(|seed| pattern(DType::U8, codec.code_bytes(len), seed, |v| v * 9.0)).collect();
             let mut sums = Buffer::zeroed(codec.sum_bytes(len, count));
             codec.sum(&codes.iter().map(Buffer::bytes).collect::<Vec<_>>(), len, sums.bytes_mut());
-            let Stored { bits, factor, unit } = codec.stored(count).unwrap();
+            let SumFormat { bits, factor, unit } = codec.stored(count).unwrap();
             let mut values = Buffer::zeroed(len * 4);
             launch!(library, "decode_sum", 1, *mut c_void: to(&mut values), *const c_void: from(&sums), u32: bits as u32, i32: factor, i32: count as i32, f32: unit, u64: len as u64);
             let wanted = compute(&Operation::DecodeSum { codec, count }, vec![sums], &[len * 4]).unwrap();

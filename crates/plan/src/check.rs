@@ -150,7 +150,7 @@ fn check_form(plans: &[Plan]) -> Result<(), Fault> {
 }
 
 /// One message: the ranks and the places in their plans of its two ends.
-struct Message {
+struct MatchedMessage {
     from: usize,
     send: usize,
     to: usize,
@@ -158,7 +158,7 @@ struct Message {
 }
 
 /// Pairs the k-th send of each rank to each other with the k-th receive over there.
-fn match_messages(plans: &[Plan]) -> Result<Vec<Message>, Fault> {
+fn match_messages(plans: &[Plan]) -> Result<Vec<MatchedMessage>, Fault> {
     let size = plans.len();
     let mut sends: Vec<Vec<usize>> = vec![Vec::new(); size * size];
     let mut recvs = sends.clone();
@@ -179,7 +179,7 @@ fn match_messages(plans: &[Plan]) -> Result<Vec<Message>, Fault> {
             let parts_received = recv.map(|at| plans[to].moves[*at].parts());
             match (send, recv) {
                 (Some(&send), Some(&recv)) if parts_sent == parts_received => {
-                    messages.push(Message { from, send, to, recv });
+                    messages.push(MatchedMessage { from, send, to, recv });
                 }
                 _ => {
                     return Err(Fault::Unmatched { from, to, index, sent: parts_sent, received: parts_received });
@@ -211,7 +211,7 @@ impl Waits {
 /// Each move has two events, posted and done. A message is done for its sender when both ends are posted. A
 /// reduce is posted before the earlier moves on its parts are done, as it arrives beside them, but it is done
 /// after them.
-fn longest_chain(plans: &[Plan], messages: &[Message]) -> Result<usize, Fault> {
+fn longest_chain(plans: &[Plan], messages: &[MatchedMessage]) -> Result<usize, Fault> {
     let mut offsets = vec![0];
     for plan in plans {
         offsets.push(offsets[offsets.len() - 1] + 2 * plan.moves.len());

@@ -61,7 +61,7 @@ const MAX_NAME: usize = 255;
 
 /// How the job stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum JobPhase {
     /// It goes on.
     Running,
     /// Every worker has said goodbye.
@@ -111,7 +111,7 @@ pub struct Scheduler {
     barriers: BTreeMap<u64, (Duration, Vec<usize>)>,
     /// When each worker last came to a barrier.
     came: BTreeMap<usize, Duration>,
-    standing: Standing,
+    phase: JobPhase,
     /// When to say next whom the others wait for.
     next_warning: Duration,
     outputs: Vec<(Identity, FromScheduler)>,
@@ -128,14 +128,14 @@ impl Scheduler {
             complete: false,
             barriers: BTreeMap::new(),
             came: BTreeMap::new(),
-            standing: Standing::Running,
+            phase: JobPhase::Running,
             outputs: Vec::new(),
         }
     }
 
     /// How the job stands.
-    pub fn standing(&self) -> &Standing {
-        &self.standing
+    pub fn phase(&self) -> &JobPhase {
+        &self.phase
     }
 
     /// Messages to send.
@@ -199,12 +199,12 @@ impl Scheduler {
                 let node = &mut self.nodes[index];
                 node.left = true;
                 self.outputs.push((from.to_vec(), FromScheduler::Farewell));
-                if role == Role::Worker && node.failing.is_some() && self.standing == Standing::Running {
+                if role == Role::Worker && node.failing.is_some() && self.phase == JobPhase::Running {
                     self.tell(Role::Worker, &FromScheduler::WorkerFailed);
                 }
                 let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
-                if self.complete && workers.all(|node| node.left) && self.standing == Standing::Running {
-                    self.standing = Standing::Ended;
+                if self.complete && workers.all(|node| node.left) && self.phase == JobPhase::Running {
+                    self.phase = JobPhase::Ended;
                     self.tell(Role::Server, &FromScheduler::Farewell);
                 }
             }
@@ -224,7 +224,7 @@ impl Scheduler {
 
     /// Looks at the clock: who is silent, who has not come.
     pub fn tick(&mut self, now: Duration) {
-        if self.standing != Standing::Running {
+        if self.phase != JobPhase::Running {
             return;
         }
         let limit = self.settings.silence;
@@ -307,7 +307,7 @@ impl Scheduler {
                 ),
             )
         };
-        if self.standing != Standing::Running || waited < self.next_warning {
+        if self.phase != JobPhase::Running || waited < self.next_warning {
             return None;
         }
         self.next_warning *= 2;
@@ -331,11 +331,11 @@ impl Scheduler {
 
     /// Ends the job with `error`, of which every node is told.
     pub fn fail(&mut self, error: &Error) {
-        if self.standing != Standing::Running {
+        if self.phase != JobPhase::Running {
             return;
         }
         let error = &self.explained(error);
-        self.standing = Standing::Failed(error.clone());
+        self.phase = JobPhase::Failed(error.clone());
         for node in self.nodes.iter().filter(|node| !node.left) {
             self.outputs.push((node.identity.clone(), FromScheduler::Abort(error.clone())));
         }
@@ -384,7 +384,7 @@ impl Scheduler {
         }
         let there = self.nodes.iter().filter(|node| node.info.role == info.role).count();
         let ours = (self.settings.num_workers, self.settings.num_servers);
-        let refusal = if self.complete || there == wanted || self.standing != Standing::Running {
+        let refusal = if self.complete || there == wanted || self.phase != JobPhase::Running {
             Some(Error::job_mismatch(
                 format!("the job has all of its {wanted} {}s already", info.role),
                 "start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and give each job a port of its own",

@@ -7,7 +7,7 @@ use ringpull_base::{Result, notice, secret};
 
 use crate::link::{self, GRACE};
 use crate::message::{ToScheduler, decode, encode};
-use crate::scheduler::{Scheduler, Settings, Standing};
+use crate::scheduler::{JobPhase, Scheduler, Settings};
 use crate::socket::{Bell, Bound, Door, Event, Frame, Limits, Listener};
 
 /// How long the last words to nodes may take.
@@ -67,17 +67,17 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
             notice(&warning);
         }
         send_all(&listener, &mut scheduler);
-        if *scheduler.standing() != Standing::Running {
+        if *scheduler.phase() != JobPhase::Running {
             let since = *ended.get_or_insert_with(Instant::now);
             if scheduler.all_left() || since.elapsed() > FAREWELL {
                 break;
             }
         }
     }
-    let standing = scheduler.standing().clone();
+    let phase = scheduler.phase().clone();
     listener.close(FAREWELL);
-    match standing {
-        Standing::Failed(error) => Err(error),
+    match phase {
+        JobPhase::Failed(error) => Err(error),
         _ => Ok(()),
     }
 }

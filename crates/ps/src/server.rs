@@ -14,7 +14,7 @@ use ringpull_base::{Error, INIT_ALIKE, Result};
 use ringpull_kernels::optim::{Optimizer, State};
 
 use self::payload::{broken_code, check_code, check_init, check_units, ids_of, in_words, rows_of};
-use self::segment::{Pull, Segment};
+use self::segment::{Pull, ServedSegment};
 use crate::merge::{self, Geometry, Gradient};
 use crate::message::{Place, Reply, Request, Want};
 
@@ -51,7 +51,7 @@ pub enum Output {
 pub struct Server {
     workers: usize,
     sync: bool,
-    segments: BTreeMap<Place, Segment>,
+    segments: BTreeMap<Place, ServedSegment>,
     optimizers: BTreeMap<u64, (usize, Arc<Optimizer>)>,
     /// For each rank, the oldest version it may still name.
     oldest: Vec<u64>,
@@ -175,7 +175,7 @@ impl Server {
             return Ok(());
         }
         let workers = self.workers;
-        let segment = self.segments.entry(place.clone()).or_insert_with(|| Segment {
+        let segment = self.segments.entry(place.clone()).or_insert_with(|| ServedSegment {
             geometry,
             views: BTreeMap::new(),
             value: None,

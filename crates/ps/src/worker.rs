@@ -92,7 +92,7 @@ pub enum Command {
 
 /// What the thread and its callers share.
 #[derive(Default)]
-pub struct Shared {
+pub struct WorkerState {
     /// The first fatal fault.
     pub fault: Mutex<Option<Error>>,
     /// Whether the scheduler was told why this worker would end.
@@ -111,7 +111,7 @@ pub struct Worker {
     commands: Sender<Command>,
     /// Ends the wait of the thread.
     bell: Bell,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -138,7 +138,7 @@ impl Worker {
             };
             servers.push(Connection::open(target, &bell)?);
         }
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WorkerState::default());
         let (commands, inbox) = channel();
         let worker_loop =
             WorkerLoop::new(job.clone(), link, servers, inbox, bell.clone(), Arc::clone(&shared), Patience::of(config));
@@ -155,7 +155,7 @@ impl Worker {
     }
 
     /// What the thread shares with its callers.
-    pub fn shared(&self) -> &Shared {
+    pub fn shared(&self) -> &WorkerState {
         &self.shared
     }
 

@@ -24,7 +24,7 @@ use crate::link::Link;
 use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
 use crate::operation::{Operation, Queued};
 use crate::socket::{Bell, Connection, Frame};
-use crate::worker::{Command, Shared, Worker};
+use crate::worker::{Command, Worker, WorkerState};
 
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;
@@ -32,7 +32,7 @@ const BATCH: usize = 32;
 /// Messages to one server that wait to be written; the others keep their priorities.
 const SEND_LIMIT: usize = 16;
 
-struct Server {
+struct ServerConnection {
     connection: Connection,
     optimizers: Vec<(u64, Optimizer)>,
     queue: BinaryHeap<Queued>,
@@ -63,11 +63,11 @@ struct Flush {
 pub(super) struct WorkerLoop {
     job: Job,
     link: Link,
-    servers: Vec<Server>,
+    servers: Vec<ServerConnection>,
     inbox: Receiver<Command>,
     /// Rings when a command or a message has come.
     bell: Bell,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     patience: Patience,
     operations: BTreeMap<u64, Operation>,
     waiting: BTreeMap<u64, Waiting>,
@@ -92,10 +92,10 @@ impl WorkerLoop {
         servers: Vec<Connection>,
         inbox: Receiver<Command>,
         bell: Bell,
-        shared: Arc<Shared>,
+        shared: Arc<WorkerState>,
         patience: Patience,
     ) -> Self {
-        let servers = servers.into_iter().map(|connection| Server {
+        let servers = servers.into_iter().map(|connection| ServerConnection {
             connection,
             optimizers: Vec::new(),
             queue: BinaryHeap::new(),
@@ -249,7 +249,7 @@ impl WorkerLoop {
     }
 
     fn send(&mut self, index: usize) {
-        let has_room = |server: &Server| server.connection.has_room(SEND_LIMIT);
+        let has_room = |server: &ServerConnection| server.connection.has_room(SEND_LIMIT);
         while !self.servers[index].optimizers.is_empty() && has_room(&self.servers[index]) {
             let server = &mut self.servers[index];
             let (version, optimizer) = server.optimizers.remove(0);

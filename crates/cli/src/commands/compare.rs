@@ -90,7 +90,7 @@ pub(crate) struct CompareArgs {
     /// Measured iterations of a job.
     #[arg(long, default_value_t = 3)]
     iters: usize,
-    /// Iterations before the measured ones. After two, our jobs use their cached schedule, as in training.
+    /// Iterations before the measured ones. After two, our jobs send no control message, as in training.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
     /// The folder for results.json, report.html and its first chart, chart.svg.

@@ -10,11 +10,11 @@ const NEEDED_SHM: u64 = 16 << 20;
 
 /// What a check found, and the fix unless it is good.
 type Found = (Verdict, String, Option<String>);
-type Check = (&'static str, fn(&Facts) -> Vec<Found>);
+type NamedCheck = (&'static str, fn(&Facts) -> Vec<Found>);
 
 /// The findings of every check on a single host.
 pub(super) fn host(facts: &Facts) -> Vec<Finding> {
-    let checks: [Check; 11] = [
+    let checks: [NamedCheck; 11] = [
         ("mpi", mpi),
         ("threads", threads),
         ("root", root),

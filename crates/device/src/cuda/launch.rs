@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use cudarc::driver::{result, sys};
 
 use ringpull_base::{DType, Error, Result};
-use ringpull_kernels::compress::{Codec, Stored};
+use ringpull_kernels::compress::{Codec, SumFormat};
 use ringpull_kernels::optim::Optimizer;
 
 use super::{Gpu, checked};
@@ -147,7 +147,7 @@ impl Queue<'_> {
     }
 
     fn decode_sum(&self, codec: Codec, count: usize, sums: &Slice, values: &Slice) -> Result<()> {
-        let Some(Stored { bits, factor, unit }) = codec.stored(count) else {
+        let Some(SumFormat { bits, factor, unit }) = codec.stored(count) else {
             return Err(Error::bug(format!("sums of {codec:?} on a device, which are no integers")));
         };
         let (to, from, len) = (values.address(), sums.address(), values.len_bytes() as u64 / 4);

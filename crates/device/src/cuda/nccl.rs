@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_micros(50);
 pub(super) const LONG: Duration = Duration::from_secs(3);
 
 type Comm = *mut c_void;
-type Stream = *mut c_void;
+type RawStream = *mut c_void;
 
 /// `ncclUniqueId`.
 #[repr(C)]
@@ -70,11 +70,11 @@ struct Api {
     destroy: unsafe extern "C" fn(Comm) -> c_int,
     group_start: unsafe extern "C" fn() -> c_int,
     group_end: unsafe extern "C" fn() -> c_int,
-    reduce_scatter: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int,
-    all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> c_int,
-    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int,
-    reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, Comm, Stream) -> c_int,
-    broadcast: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int,
+    reduce_scatter: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, RawStream) -> c_int,
+    all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, RawStream) -> c_int,
+    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, RawStream) -> c_int,
+    reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, Comm, RawStream) -> c_int,
+    broadcast: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, RawStream) -> c_int,
     _library: Library,
 }
 
@@ -287,7 +287,7 @@ impl Group {
     /// As in `launch`.
     unsafe fn queue(&self, call: &Call, comm: Comm) -> Result<()> {
         let (send, receive) = (call.send as *const c_void, call.receive as *mut c_void);
-        let (len, stream, dtype, api) = (call.len, call.stream as Stream, code_of(call.dtype), self.api);
+        let (len, stream, dtype, api) = (call.len, call.stream as RawStream, code_of(call.dtype), self.api);
         // SAFETY: the caller's.
         unsafe {
             match call.kind {

@@ -22,7 +22,7 @@ use ringpull_base::{Buffer, DType, Error, Result};
 use self::counts::Counts;
 use self::health::Health;
 use self::ranks::Link;
-use self::stream::{Bytes, Meeting as Rendezvous, Task, serve};
+use self::stream::{Bytes, Rendezvous, Task, serve};
 use super::handle::{Event, Home, Slice, Stream};
 use super::loan::{self, Loan};
 use super::races::{Clock, HOST, Races, Span};

@@ -19,7 +19,7 @@ pub(super) type Bytes = (Pinned, Range<usize>);
 /// What a stream's thread is told.
 pub(super) enum Task {
     Run(Operation, Vec<Bytes>, Vec<Bytes>),
-    Meet(Arc<Meeting>),
+    Meet(Arc<Rendezvous>),
     /// A sum over ranks, in place.
     SumJoined(Arc<Link>, DType, Bytes),
     Raise(Arc<AtomicBool>),
@@ -30,7 +30,7 @@ pub(super) enum Task {
 }
 
 /// Collectives that run when every device has come to them.
-pub(super) struct Meeting {
+pub(super) struct Rendezvous {
     pub(super) calls: Vec<(CollectiveKind, DType, Vec<Bytes>, Vec<Bytes>)>,
     pub(super) size: usize,
     pub(super) arrived: AtomicUsize,
@@ -82,7 +82,7 @@ fn run(operation: &Operation, reads: &[Bytes], writes: &[Bytes]) -> Result<()> {
 }
 
 /// The last device to come does the work of all, as none of them can go on before.
-fn meet(meeting: &Meeting, health: &Health) {
+fn meet(meeting: &Rendezvous, health: &Health) {
     if meeting.arrived.fetch_add(1, Ordering::AcqRel) + 1 < meeting.size {
         return health.wait(&meeting.done);
     }

@@ -42,7 +42,7 @@ enum SumKind {
 /// [`Codec::BLOCK`] sums is `bits` words of 32 bits, little endian, and bit `i` of word `j` is bit `j` of the
 /// number stored for sum `i`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stored {
+pub struct SumFormat {
     /// Bits of a number.
     pub bits: usize,
     /// The sum of `n` workers' codes is `factor` times the number, less `n`;
@@ -146,10 +146,10 @@ impl Codec {
     }
 
     /// How sums of `count` workers' codes are stored, if they are integers.
-    pub fn stored(self, count: usize) -> Option<Stored> {
+    pub fn stored(self, count: usize) -> Option<SumFormat> {
         match self.sum_kind() {
             SumKind::Half(_) => None,
-            SumKind::Integer(width, unit) => Some(Stored { bits: width.bits(count), factor: width.factor(), unit }),
+            SumKind::Integer(width, unit) => Some(SumFormat { bits: width.bits(count), factor: width.factor(), unit }),
         }
     }
 

@@ -42,7 +42,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-pub use codec::{Codec, Stored};
+pub use codec::{Codec, SumFormat};
 pub use level::Level;
 pub use topk::TopK;
 

@@ -34,8 +34,8 @@ fn complete() -> Scheduler {
 }
 
 fn failure(scheduler: &Scheduler) -> String {
-    match scheduler.standing() {
-        Standing::Failed(error) => error.to_string(),
+    match scheduler.phase() {
+        JobPhase::Failed(error) => error.to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -74,7 +74,7 @@ fn a_stall_is_believed_only_when_the_missing_rank_moves_nothing() {
     let mut scheduler = complete();
     scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND * 8).unwrap();
     scheduler.handle(b"a", stalled(10), SECOND * 12).unwrap();
-    assert_eq!(*scheduler.standing(), Standing::Running);
+    assert_eq!(*scheduler.phase(), JobPhase::Running);
     scheduler.handle(b"a", stalled(10), SECOND * 18).unwrap();
     assert!(failure(&scheduler).contains("rank(s) [0]"));
 }
@@ -114,10 +114,10 @@ fn barriers_end_when_all_have_come_and_name_who_has_not() {
 fn the_last_goodbye_ends_the_job_well() {
     let mut scheduler = complete();
     scheduler.handle(b"a", ToScheduler::Goodbye, SECOND).unwrap();
-    assert_eq!(*scheduler.standing(), Standing::Running);
+    assert_eq!(*scheduler.phase(), JobPhase::Running);
     scheduler.unreachable(b"a");
     scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
-    assert_eq!(*scheduler.standing(), Standing::Ended);
+    assert_eq!(*scheduler.phase(), JobPhase::Ended);
     assert!(scheduler.take_outputs().contains(&(b"s".to_vec(), FromScheduler::Farewell)));
 }
 
@@ -127,7 +127,7 @@ fn strangers_and_nodes_too_many_are_turned_away() {
     assert!(scheduler.handle(b"x", ToScheduler::Heartbeat { moved: 1 }, SECOND).is_err());
     assert!(scheduler.handle(b"x", ToScheduler::Fault(Error::argument("a", "b")), SECOND).is_err());
     assert!(scheduler.handle(b"x", register(Role::Worker, None, None), SECOND).is_err());
-    assert_eq!(*scheduler.standing(), Standing::Running);
+    assert_eq!(*scheduler.phase(), JobPhase::Running);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn workers_that_wait_for_each_other_are_told_so_when_that_is_certain() {
         scheduler.handle(b"s", ToScheduler::Heartbeat { moved: 0 }, SECOND * second).unwrap();
         scheduler.handle(b"b", ToScheduler::Heartbeat { moved: second.into() }, SECOND * second).unwrap();
         scheduler.tick(SECOND * second);
-        assert_eq!(*scheduler.standing(), Standing::Running, "rank 0 goes on");
+        assert_eq!(*scheduler.phase(), JobPhase::Running, "rank 0 goes on");
     }
     for second in 14..17 {
         scheduler.handle(b"a", waits(1), SECOND * second).unwrap();
@@ -179,13 +179,13 @@ fn a_late_worker_that_comes_to_a_barrier_is_no_deadlock() {
     }
     scheduler.handle(b"a", ToScheduler::Barrier { number: 1 }, SECOND * 14).unwrap();
     scheduler.tick(SECOND * 14);
-    assert_eq!(*scheduler.standing(), Standing::Running);
+    assert_eq!(*scheduler.phase(), JobPhase::Running);
     scheduler.handle(b"b", waits(vec![]), SECOND * 14).unwrap();
     for second in 14..17 {
         for name in [b"a", b"b", b"s"] {
             scheduler.handle(name, ToScheduler::Heartbeat { moved: 0 }, SECOND * second).unwrap();
         }
         scheduler.tick(SECOND * second);
-        assert_eq!(*scheduler.standing(), Standing::Running, "rank 0 does something else before its barrier");
+        assert_eq!(*scheduler.phase(), JobPhase::Running, "rank 0 does something else before its barrier");
     }
 }

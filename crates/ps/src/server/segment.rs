@@ -14,7 +14,7 @@ use crate::merge::{self, Geometry, Round, Sum};
 use crate::message::{Reply, Want};
 
 /// A segment.
-pub(super) struct Segment {
+pub(super) struct ServedSegment {
     pub(super) geometry: Geometry,
     /// Dtype and shape by the rank that gave them.
     pub(super) views: BTreeMap<usize, (DType, Vec<u64>)>,
@@ -47,7 +47,7 @@ pub(super) struct Pull {
     pub(super) reply: u64,
 }
 
-impl Segment {
+impl ServedSegment {
     pub(super) fn advance(&mut self, workers: usize, sync: bool, outputs: &mut Vec<Output>) -> Result<()> {
         loop {
             if self.value.is_none() {

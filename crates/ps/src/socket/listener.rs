@@ -59,11 +59,11 @@ pub(crate) struct Door {
 
 /// Sessions with those that have connected. Dropping it ends them.
 pub(crate) struct Listener {
-    shared: Arc<Shared>,
+    shared: Arc<ListenerState>,
     acceptor: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct ListenerState {
     socket: TcpListener,
     door: Door,
     mail: Arc<Mail>,
@@ -107,7 +107,7 @@ impl Bound {
 
     /// Answers who has connected and who will.
     pub(crate) fn open(self, door: Door, bell: &Bell) -> Result<Listener> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ListenerState {
             socket: self.socket,
             door,
             mail: Mail::new(bell.clone()),
@@ -185,7 +185,7 @@ impl Drop for Listener {
     }
 }
 
-impl Shared {
+impl ListenerState {
     fn accept(self: &Arc<Self>) {
         let mut number = 0;
         loop {

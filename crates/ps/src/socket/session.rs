@@ -75,7 +75,7 @@ impl Frame {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum SessionPhase {
     Open,
     /// What is to be sent is still sent, and then a goodbye.
     Closing,
@@ -120,7 +120,7 @@ pub(super) struct Session {
 }
 
 struct State {
-    standing: Standing,
+    phase: SessionPhase,
     /// Frames that the peer has not confirmed.
     unconfirmed: VecDeque<Arc<Frame>>,
     /// The number of the first of them.
@@ -149,7 +149,7 @@ struct State {
 impl Session {
     pub(super) fn new(identity: Vec<u8>, id: [u8; 16], peer: IpAddr, limits: Limits, mail: Arc<Mail>) -> Arc<Self> {
         let state = State {
-            standing: Standing::Open,
+            phase: SessionPhase::Open,
             unconfirmed: VecDeque::new(),
             first: 1,
             written: 0,
@@ -180,7 +180,7 @@ impl Session {
     /// Puts a frame into the queue; `false` if the session is over.
     pub(super) fn send(&self, frame: Frame) -> bool {
         let mut state = self.state.lock();
-        if state.standing != Standing::Open {
+        if state.phase != SessionPhase::Open {
             return false;
         }
         state.unwritten_bytes += frame.size();
@@ -198,14 +198,14 @@ impl Session {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.state.lock().standing == Standing::Over
+        self.state.lock().phase == SessionPhase::Over
     }
 
     /// Ends it at once. Whether it had not ended before.
     pub(super) fn end(&self) -> bool {
         let mut state = self.state.lock();
-        let was_open = state.standing != Standing::Over;
-        state.standing = Standing::Over;
+        let was_open = state.phase != SessionPhase::Over;
+        state.phase = SessionPhase::Over;
         state.unconfirmed.clear();
         (state.written, state.unwritten_bytes) = (0, 0);
         self.detach(&mut state);
@@ -215,8 +215,8 @@ impl Session {
     /// Sends what there is, and then a goodbye. Returns at once.
     pub(super) fn begin_close(&self) {
         let mut state = self.state.lock();
-        if state.standing == Standing::Open {
-            state.standing = Standing::Closing;
+        if state.phase == SessionPhase::Open {
+            state.phase = SessionPhase::Closing;
             self.changed.notify_all();
         }
     }
@@ -224,7 +224,7 @@ impl Session {
     /// Waits until the peer has everything, or `deadline`, and ends it.
     pub(super) fn finish_close(&self, deadline: Instant) {
         let mut state = self.state.lock();
-        while state.standing != Standing::Over && !self.changed.wait_until(&mut state, deadline).timed_out() {}
+        while state.phase != SessionPhase::Over && !self.changed.wait_until(&mut state, deadline).timed_out() {}
         drop(state);
         self.end();
     }
@@ -234,7 +234,7 @@ impl Session {
     pub(super) fn await_connection_after(&self, number: u64, limit: Option<Duration>) -> bool {
         let mut state = self.state.lock();
         let deadline = limit.map(|limit| Instant::now() + limit);
-        while state.connection == number + 1 && state.standing == Standing::Open {
+        while state.connection == number + 1 && state.phase == SessionPhase::Open {
             match deadline {
                 Some(deadline) => {
                     if self.changed.wait_until(&mut state, deadline).timed_out() {
@@ -244,14 +244,14 @@ impl Session {
                 None => self.changed.wait(&mut state),
             }
         }
-        state.connection != number + 1 || state.standing == Standing::Over
+        state.connection != number + 1 || state.phase == SessionPhase::Over
     }
 
     /// Sleeps for `limit`, or until it is over.
     pub(super) fn rest(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let mut state = self.state.lock();
-        while state.standing != Standing::Over && !self.changed.wait_until(&mut state, deadline).timed_out() {}
+        while state.phase != SessionPhase::Over && !self.changed.wait_until(&mut state, deadline).timed_out() {}
     }
 
     /// Ends the present connection, for there is another. Its number, and that of the last frame received.
@@ -295,7 +295,7 @@ impl Session {
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(None)?;
             let mut state = self.state.lock();
-            if state.connection != number || state.standing == Standing::Over {
+            if state.connection != number || state.phase == SessionPhase::Over {
                 return Err(End::Replaced);
             }
             state.confirm(confirmed)?;
@@ -431,7 +431,7 @@ impl Session {
                 if !frames.is_empty() {
                     break None;
                 }
-                if state.standing == Standing::Closing {
+                if state.phase == SessionPhase::Closing {
                     break Some(GOODBYE);
                 }
                 if state.is_confirmation_due() {

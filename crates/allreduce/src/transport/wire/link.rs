@@ -52,9 +52,9 @@ pub struct Link {
 pub type Snapshot = (bool, String, [VecDeque<u8>; 2], [u64; 2]);
 
 /// Takes so many bytes.
-struct Room<'a>(usize, &'a mut VecDeque<u8>);
+struct BoundedSocket<'a>(usize, &'a mut VecDeque<u8>);
 
-impl Write for Room<'_> {
+impl Write for BoundedSocket<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let count = bytes.len().min(self.0);
         if count == 0 {
@@ -101,7 +101,9 @@ impl Link {
                 if !self.is_attached(end) || !self.ends[end].has_more() || most == 0 {
                     return false;
                 }
-                self.ends[end].write(Room(most, &mut self.flying[1 - end])).expect("there is always some room");
+                self.ends[end]
+                    .write(BoundedSocket(most, &mut self.flying[1 - end]))
+                    .expect("there is always some room");
             }
             Move::Arrive(end, most) => {
                 let count = most.min(self.flying[end].len());
