@@ -22,7 +22,6 @@ enum Input {
 
 const PARAMETERS: [&str; 9] =
     ["lr", "wd", "rescale_grad", "clip_gradient", "multi_precision", "momentum", "beta1", "beta2", "epsilon"];
-const CODECS: [&str; 5] = ["fp16", "bf16", "2bit", "1bit", "topk"];
 
 impl Input {
     fn text(self) -> String {
@@ -35,7 +34,7 @@ impl Input {
             }
             Input::Compression(codec, values) => {
                 let values = values.into_iter().map(|value| format!(":{value}"));
-                CODECS[usize::from(codec) % CODECS.len()].to_owned() + &values.collect::<String>()
+                Compression::ALL[usize::from(codec) % Compression::ALL.len()].0.to_owned() + &values.collect::<String>()
             }
         }
     }

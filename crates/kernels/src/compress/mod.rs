@@ -37,7 +37,6 @@ mod topk;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -72,9 +71,6 @@ pub enum Compression {
 const LARGEST_THRESHOLD: f32 = 1e30;
 
 impl Compression {
-    /// The names, for messages.
-    pub const NAMES: &str = "fp16, bf16, 2bit, 1bit, topk";
-
     /// An error unless every parameter has a value that can be used.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: String, remedy: &str| Err(Error::argument(format!("compression {self}: {what}"), remedy));
@@ -173,20 +169,6 @@ impl Compression {
             Compression::Codec(codec) => codec.decode_add(code, sum),
             Compression::TopK(_) => topk::decode_add(code, sum),
         }
-    }
-}
-
-impl fmt::Display for Compression {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self {
-            Compression::Codec(Codec::Fp16) => "fp16".to_owned(),
-            Compression::Codec(Codec::Bf16) => "bf16".to_owned(),
-            Compression::Codec(Codec::TwoBit { threshold }) => format!("2bit:{threshold}"),
-            Compression::Codec(Codec::OneBit { threshold }) => format!("1bit:{threshold}"),
-            Compression::TopK(TopK { ratio, momentum: 0.0 }) => format!("topk:{ratio}"),
-            Compression::TopK(TopK { ratio, momentum }) => format!("topk:{ratio}:{momentum}"),
-        };
-        out.pad(&text)
     }
 }
 

@@ -1,18 +1,28 @@
 //! Compression in words: MXNet's parameters, `{'type': '2bit', 'threshold': 0.5}`, and one word for command
 //! lines, `2bit:0.5`.
 
+use std::fmt;
 use std::str::FromStr;
 
 use ringpull_base::{Error, Result};
 
 use super::{Codec, Compression, TopK};
 
-/// MXNet's threshold where none is given.
-const THRESHOLD: f32 = 0.5;
-/// The part of the elements that `topk` sends where none is given.
-const RATIO: f64 = 0.01;
-
 impl Compression {
+    /// The types by their names, with the parameters where none are given; the thresholds are MXNet's.
+    pub const ALL: [(&'static str, Compression); 5] = [
+        ("fp16", Compression::Codec(Codec::Fp16)),
+        ("bf16", Compression::Codec(Codec::Bf16)),
+        ("2bit", Compression::Codec(Codec::TwoBit { threshold: 0.5 })),
+        ("1bit", Compression::Codec(Codec::OneBit { threshold: 0.5 })),
+        ("topk", Compression::TopK(TopK { ratio: 0.01, momentum: 0.0 })),
+    ];
+
+    /// All names, for messages.
+    pub fn names() -> String {
+        Compression::ALL.map(|(name, _)| name).join(", ")
+    }
+
     /// From MXNet's parameters: `type`, and `threshold` (2bit, 1bit) or `ratio` and `momentum` (topk). A
     /// parameter that the type does not have is an error.
     pub fn from_params<'a>(params: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
@@ -52,19 +62,14 @@ impl Compression {
     }
 
     fn of_type(name: &str) -> Result<Self> {
-        Ok(match name {
-            "fp16" => Compression::Codec(Codec::Fp16),
-            "bf16" => Compression::Codec(Codec::Bf16),
-            "2bit" => Compression::Codec(Codec::TwoBit { threshold: THRESHOLD }),
-            "1bit" => Compression::Codec(Codec::OneBit { threshold: THRESHOLD }),
-            "topk" => Compression::TopK(TopK { ratio: RATIO, momentum: 0.0 }),
-            other => {
-                return Err(Error::argument(
-                    format!("unknown type for gradient compression {other:?}"),
-                    format!("the types are {}", Compression::NAMES),
-                ));
-            }
-        })
+        Compression::ALL.into_iter().find(|(known, _)| *known == name).map(|(_, compression)| compression).ok_or_else(
+            || {
+                Error::argument(
+                    format!("unknown type for gradient compression {name:?}"),
+                    format!("the types are {}", Compression::names()),
+                )
+            },
+        )
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
@@ -128,6 +133,20 @@ impl FromStr for Compression {
     }
 }
 
+impl fmt::Display for Compression {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Compression::Codec(Codec::Fp16) => "fp16".to_owned(),
+            Compression::Codec(Codec::Bf16) => "bf16".to_owned(),
+            Compression::Codec(Codec::TwoBit { threshold }) => format!("2bit:{threshold}"),
+            Compression::Codec(Codec::OneBit { threshold }) => format!("1bit:{threshold}"),
+            Compression::TopK(TopK { ratio, momentum: 0.0 }) => format!("topk:{ratio}"),
+            Compression::TopK(TopK { ratio, momentum }) => format!("topk:{ratio}:{momentum}"),
+        };
+        out.pad(&text)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,6 +174,27 @@ mod tests {
         ] {
             texts.iter().for_each(|text| assert_eq!(parsed(text), name));
             assert_eq!(parsed(name), name);
+        }
+    }
+
+    #[test]
+    fn every_type_has_its_name_and_stands_in_every_help() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let helps = [
+            "crates/cli/src/commands/measured.rs",
+            "crates/cli/src/commands/compare.rs",
+            "examples/training/training.rs",
+            "python/ringpull/kvstore.py",
+            "python/ringpull/worker.py",
+            "docs/compression.md",
+        ]
+        .map(|file| (file, std::fs::read_to_string(root.join(file)).unwrap()));
+        for (name, compression) in Compression::ALL {
+            assert_eq!((parsed(name), parsed(&compression.to_string())), (compression.to_string(), parsed(name)));
+            assert_eq!(compression.to_string().split(':').next(), Some(name));
+            for (file, text) in &helps {
+                assert!(text.contains(name), "{file} has nothing of {name}");
+            }
         }
     }
 
