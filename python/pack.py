@@ -1,6 +1,6 @@
 """Packs a staged folder into a wheel. Called by scripts/wheel with: STAGE PYPROJECT GLIBC OUT
 
-STAGE holds `ringpull` (the package), `bin` (programs) and `lib` (their libraries, which go beside `bin`)."""
+STAGE holds `ringpull` (the package), `bin` (programs), and `lib` and `share`, which go beside `bin`."""
 
 import pathlib
 import platform
@@ -18,7 +18,7 @@ info, data = f"{name}.dist-info", f"{name}.data"
 wheel = out / f"{name}-{tag}.whl"
 
 with WheelFile(wheel, "w") as archive:
-    for folder, at in (("ringpull", "ringpull"), ("bin", f"{data}/scripts"), ("lib", f"{data}/data/lib")):
+    for folder, at in (("ringpull", "ringpull"), ("bin", f"{data}/scripts"), ("lib", f"{data}/data/lib"), ("share", f"{data}/data/share")):
         for path in sorted((stage / folder).rglob("*")):
             if path.is_file():
                 archive.write(str(path), f"{at}/{path.relative_to(stage / folder)}")

@@ -56,3 +56,19 @@ fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
         assert!(had == code && parts.iter().all(|part| text.contains(part)), "{words}: {had}, {text}");
     }
 }
+
+#[test]
+fn the_command_alone_shows_where_to_start_and_a_shell_can_complete_it() {
+    let run = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(words).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let first = run(&[]);
+    assert!(first.lines().filter(|line| line.starts_with("  ringpull ")).count() == 5, "{first}");
+    assert!(run(&["completions", "bash"]).contains("gpu-check"));
+    let folder = tempfile::tempdir().unwrap();
+    run(&["man", "--out", folder.path().to_str().unwrap()]);
+    let page = std::fs::read_to_string(folder.path().join("ringpull-launch.1")).unwrap();
+    assert!(page.contains("ringpull launch \\-n 4"), "{page}");
+}

@@ -14,6 +14,7 @@ mod manifest;
 mod measured;
 #[cfg(test)]
 mod page;
+mod shell;
 mod sweep;
 mod timeline;
 mod train;
@@ -48,7 +49,7 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Measure our allreduce against others over all sizes and numbers of ranks, and write a page.
     Sweep(sweep::SweepArgs),
-    /// Start the scheduler, servers and workers of a parameter-server job, or MPI ranks.
+    /// Start a job: MPI ranks, or the scheduler, servers and workers of a parameter-server job.
     Launch(launch::LaunchArgs),
     /// Merge the timelines of a run's ranks, and show where a step's time went.
     Timeline(timeline::TimelineArgs),
@@ -62,7 +63,24 @@ enum Command {
     GpuCheck(gpu_check::GpuCheckArgs),
     /// Emulate hosts: network namespaces on a bridge, with shaped links (root, Linux).
     Lab(lab::LabArgs),
+    /// Print the completions of a shell.
+    Completions(shell::CompletionsArgs),
+    /// Write man pages.
+    Man(shell::ManArgs),
 }
+
+/// What `ringpull` alone prints.
+const FIRST_SCREEN: &str = "\
+MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
+
+  ringpull launch -n 4 -- python train.py          start a script as 4 MPI ranks on this host
+  ringpull launch -n 4 -s 2 -- python train.py     with 2 parameter servers instead
+  ringpull compare --local 4                       measure which wins on this machine
+  ringpull doctor                                  find what would keep a job from running
+  ringpull manifest mpijob --help                  the same job on Kubernetes
+
+`ringpull --help` lists all commands, `ringpull COMMAND --help` shows examples.
+";
 
 /// Reads the name of an element type; `--help` and errors list them.
 pub(crate) fn dtypes() -> impl TypedValueParser<Value = DType> {
@@ -140,6 +158,10 @@ pub(crate) const FAILURE: Status = 1;
 
 /// Runs the command of this process's arguments, and returns the exit code. An invalid command line ends the process.
 pub fn run() -> Status {
+    if std::env::args_os().len() < 2 {
+        print!("{FIRST_SCREEN}");
+        return SUCCESS;
+    }
     Cli::parse().run()
 }
 
@@ -169,6 +191,8 @@ impl Command {
             Command::Doctor(args) => doctor::run(&args),
             Command::Info(args) => info::run(args),
             Command::Lab(args) => lab::run(args),
+            Command::Completions(args) => Ok(shell::completions(&args)),
+            Command::Man(args) => shell::man(&args),
         }
     }
 }
