@@ -21,7 +21,7 @@ def _native() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    package._native = module  # type: ignore[attr-defined]
+    setattr(package, "_native", module)  # noqa: B010
 
 
 _native()

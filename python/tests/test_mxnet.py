@@ -70,6 +70,13 @@ def test_mxnets_own_names_are_mxnets(native):
     assert type(mx.kv.create(native)) is mx.kvstore.KVStore
 
 
+@pytest.mark.parametrize("native", ["dist_sync", "dist", "dist_async"])
+def test_a_kind_with_servers_says_that_the_job_has_none(native):
+    with pytest.raises(ringpull.UnavailableError, match="needs servers, and this job has none") as caught:
+        mx.kv.create(native)
+    assert "dist_sync_mpi" in str(caught.value) and "ringpull launch -n 4 -s 4" in str(caught.value)
+
+
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
 def test_a_single_pair_is_pushed_and_pulled(keyed, stype):
     store, single, _ = keyed

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from typing import Any
 
 from mxnet import gluon, kvstore
 
 from .. import _native
-from ..errors import UnknownKindError
+from ..errors import UnavailableError, UnknownKindError
 from .store import MXNetKVStore, as_mxnet_error
 
 #: Kinds whose names MXNet uses for stores of its own.
@@ -71,7 +72,7 @@ def _name_keys_of_trainers() -> None:
 
 
 def _check_native(given: str) -> None:
-    """Raises if a name that is not registered is none of MXNet's own; warns where MXNet's store would be of this process alone."""
+    """Raises if a name that is not registered is none of MXNet's own, or needs servers in a job without; warns where MXNet's store would be of this process alone."""
     name, registry = given.lower(), kvstore.KVStoreBase.kv_registry
     if name not in _NATIVE and name not in _NATIVE_TOO:
         ours = [known for known, klass in registry.items() if issubclass(klass, MXNetKVStore)]
@@ -82,6 +83,12 @@ def _check_native(given: str) -> None:
         raise as_mxnet_error(UnknownKindError(text))
     if "dist" not in name:
         _warn_of_separate_models(name)
+    elif not os.environ.get("DMLC_PS_ROOT_URI"):
+        text = (
+            f"store kind {given} is not available: it needs servers, and this job has none (DMLC_PS_ROOT_URI is not set)\n"
+            "  hint: ask for dist_sync_mpi, which needs none; or start servers: `ringpull launch -n 4 -s 4 -- CMD`"
+        )
+        raise as_mxnet_error(UnavailableError(text))
 
 
 _warned = False
