@@ -7,8 +7,8 @@ import sys
 
 
 def _native() -> None:
-    package = sys.modules[__package__]
-    name = f"{__package__}._native"
+    package = __name__.rpartition(".")[0]
+    name = f"{package}._native"
     variants = pathlib.Path(__file__).with_name("_variants")
     if name in sys.modules or not variants.is_dir():
         return
@@ -21,7 +21,7 @@ def _native() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    setattr(package, "_native", module)  # noqa: B010
+    setattr(sys.modules[package], "_native", module)  # noqa: B010
 
 
 _native()
