@@ -17,5 +17,5 @@ fuzz_target!(|text: &str| match hostfile::parse(text) {
             assert_eq!(again.expect("what was read is a host"), [host]);
         }
     }
-    Err(error) => assert!(error.to_string().contains("is not a host"), "{error}"),
+    Err(error) => assert!(error.to_string().contains("of a hostfile"), "{error}"),
 });
