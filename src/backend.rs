@@ -82,6 +82,8 @@ pub trait Backend: Send + Sync {
     fn wait_all(&self) -> Result<()> {
         Ok(())
     }
+    /// Leaves the job now, where dropping it does so and another thread may still be in a call.
+    fn leave(&self) {}
     /// Payload bytes sent and received, and messages without payload.
     fn traffic(&self) -> (u64, u64, u64) {
         (0, 0, 0)

@@ -200,6 +200,10 @@ impl Backend for DeviceSums {
         self.servers.wait_all()
     }
 
+    fn leave(&self) {
+        self.servers.leave();
+    }
+
     fn traffic(&self) -> (u64, u64, u64) {
         self.servers.traffic()
     }

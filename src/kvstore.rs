@@ -451,6 +451,15 @@ impl KvStore {
     }
 
     /// Does what a caller asks for, and lets the others know if it fails, should this worker end by that.
+    /// Leaves the job, though other threads may hold the store and be in a call of it: as to drop it does, if
+    /// nobody else has it.
+    #[doc(hidden)]
+    pub fn leave(&self) {
+        if self.backend.process().is_here() {
+            self.backend.leave();
+        }
+    }
+
     fn call<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         waits::call();
         self.healthy()?;

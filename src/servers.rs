@@ -390,6 +390,10 @@ impl Backend for Servers {
         self.fault().map_or(Ok(()), Err)
     }
 
+    fn leave(&self) {
+        self.worker.leave();
+    }
+
     fn traffic(&self) -> (u64, u64, u64) {
         let shared = self.worker.shared();
         [&shared.sent, &shared.received, &shared.control].map(|count| count.load(Ordering::Relaxed)).into()

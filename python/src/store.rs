@@ -359,7 +359,22 @@ impl Store {
             return;
         }
         let store = self.inner.write().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        py.detach(move || drop(store));
+        // A thread that is in a call keeps the store.
+        py.detach(move || {
+            if let Some(store) = store {
+                store.leave();
+            }
+        });
+    }
+}
+
+/// Prints what an updater has raised. Not by `PyErr::print`, which ends the process here if that is `SystemExit`.
+fn show(py: Python<'_>, cause: &PyErr) {
+    // Only so does the exception have its traceback.
+    let raised = cause.clone_ref(py).into_value(py);
+    let shown = py.import("ringpull.uncaught").and_then(|uncaught| uncaught.call_method1("show", (raised,)));
+    if shown.is_err() {
+        cause.display(py);
     }
 }
 

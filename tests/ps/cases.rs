@@ -25,6 +25,7 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "optimizers" => odd_one::optimizers(&store),
         "uneven" => odd_one::uneven(&store),
         "ends_early" => odd_one::ends_early(&store),
+        "ends_with_a_push" => odd_one::ends_with_a_push(&store),
         "ends_by_error" | "exits_after_error" => odd_one::ends_by_error(&store, case),
         "async_optimizer" => async_optimizer(&store),
         "async_bare" => async_bare(&store),

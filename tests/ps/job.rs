@@ -49,8 +49,8 @@ impl Job {
             .env("RUST_BACKTRACE", "0");
         let limits = [("RINGPULL_TIMEOUT", "3"), ("PS_HEARTBEAT_INTERVAL", "0.3"), ("PS_HEARTBEAT_TIMEOUT", "4")];
         for (name, value) in limits {
-            // A deadlock is found whatever the limits.
-            if case == "deadlock" {
+            // A deadlock, and the end of a worker, are found whatever the limits.
+            if ["deadlock", "ends_early", "ends_with_a_push"].contains(&case) {
                 command.env_remove(name)
             } else {
                 command.env(name, value)

@@ -65,9 +65,23 @@ pub(crate) fn ends_early(store: &KvStore) -> Result<()> {
     if store.rank() == 1 {
         return Ok(());
     }
+    let begun = Instant::now();
     let out = full(DType::F32, 6, 1);
     store.push_pull("next_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0)?;
-    out.read().map(drop)
+    let outcome = out.read().map(drop);
+    assert!(begun.elapsed() < Duration::from_secs(5), "told after {:?}", begun.elapsed());
+    outcome
+}
+
+/// Rank 1 ends with success, rank 0 with a push that needs it and does not wait for that.
+pub(crate) fn ends_with_a_push(store: &KvStore) -> Result<()> {
+    store.init("next_key", &full(DType::F32, 6, 0))?;
+    store.barrier()?;
+    if store.rank() == 0 {
+        let out = full(DType::F32, 6, 1);
+        store.push_pull("next_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0)?;
+    }
+    Ok(())
 }
 
 /// Rank 1 gives a value that does not fit, and ends with or without a goodbye.

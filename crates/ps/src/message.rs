@@ -238,6 +238,12 @@ impl Job {
         !self.servers.is_empty() && self.rank < own.len()
     }
 
+    /// Worker `rank` as errors name it.
+    pub fn worker_name(&self, rank: usize) -> String {
+        let NodeInfo { pid, host, .. } = &self.workers[rank];
+        format!("worker rank {rank} (pid {pid} on {host})")
+    }
+
     /// The routing identity of worker `rank` at every server.
     pub fn identity(&self, rank: usize) -> Vec<u8> {
         let mut identity = b"W".to_vec();
@@ -266,8 +272,13 @@ pub enum FromScheduler {
         /// Which.
         number: u64,
     },
-    /// A worker has left with an error of its own: whoever waits for it waits in vain.
-    WorkerFailed,
+    /// A worker has left: who waits for it waits in vain.
+    WorkerLeft {
+        /// Which.
+        rank: usize,
+        /// The error that it had met last.
+        why: Option<String>,
+    },
     /// The job has failed.
     Abort(Error),
     /// The job has ended: the answer to `Goodbye`, and to servers after the last worker's.

@@ -183,7 +183,7 @@ impl Scheduler {
                 let Error::Stalled { missing, .. } = &error else {
                     return Err("a stall that is none".to_owned());
                 };
-                if missing.iter().any(|rank| self.has_failed(*rank))
+                if missing.iter().any(|rank| self.has_left(*rank))
                     || missing.iter().all(|rank| self.is_quiet(*rank, now))
                 {
                     self.fail(&error);
@@ -198,9 +198,10 @@ impl Scheduler {
             ToScheduler::Goodbye => {
                 let node = &mut self.nodes[index];
                 node.left = true;
+                let why = node.failing.clone();
                 self.outputs.push((from.to_vec(), FromScheduler::Farewell));
-                if role == Role::Worker && node.failing.is_some() && self.phase == JobPhase::Running {
-                    self.tell(Role::Worker, &FromScheduler::WorkerFailed);
+                if role == Role::Worker && self.phase == JobPhase::Running {
+                    self.tell(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
                 }
                 let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
                 if self.complete && workers.all(|node| node.left) && self.phase == JobPhase::Running {
@@ -250,7 +251,7 @@ impl Scheduler {
             let missing: Vec<usize> = (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect();
             let waited = now.saturating_sub(*since);
             let quiet = waited > self.settings.timeout && missing.iter().all(|rank| self.is_quiet(*rank, now));
-            let vain = missing.iter().any(|rank| self.has_failed(*rank));
+            let vain = missing.iter().any(|rank| self.has_left(*rank));
             (quiet || vain).then(|| Error::Stalled {
                 operation: "barrier".to_owned(),
                 key: Key::from("(barrier)"),
@@ -341,17 +342,18 @@ impl Scheduler {
         }
     }
 
-    /// A wait for a worker that has ended by an error of its own is told with that error.
+    /// A wait for a worker that has ended says so, and by which error it has, if by one.
     fn explained(&self, error: &Error) -> Error {
         let Error::Stalled { operation, key, rank, missing, .. } = error else { return error.clone() };
         let mut awaited =
             self.nodes.iter().filter(|node| node.info.role == Role::Worker && missing.contains(&node.rank));
-        let ended = awaited.find_map(|node| Some((node, node.failing.clone().filter(|_| node.left)?)));
+        let ended = awaited.find(|node| node.left);
         let operation = || if operation == "barrier" { operation.clone() } else { format!("{operation} of key {key}") };
         ended.map_or_else(
             || error.clone(),
-            |(node, why)| {
+            |node| {
                 let (peer, ranks) = (node.name(), vec![node.rank]);
+                let why = node.failing.clone().unwrap_or_default();
                 Error::Finished { peer, ranks, operation: operation(), rank: *rank, why }
             },
         )
@@ -478,9 +480,9 @@ impl Scheduler {
         self.worker(worker).is_none_or(quiet)
     }
 
-    /// Whether the worker has left with an error of its own.
-    fn has_failed(&self, worker: usize) -> bool {
-        self.worker(worker).is_some_and(|node| node.left && node.failing.is_some())
+    /// Whether the worker has said goodbye.
+    fn has_left(&self, worker: usize) -> bool {
+        self.worker(worker).is_some_and(|node| node.left)
     }
 
     fn tell(&mut self, role: Role, message: &FromScheduler) {

@@ -14,7 +14,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::coded::Coded;
 use crate::link::{self, Link};
-use crate::message::{Job, NodeInfo, Want};
+use crate::message::{Job, Want};
 use crate::scheduler::lost_node;
 use crate::shard::Layout;
 use crate::socket::{Bell, Connection, Limits, Target};
@@ -97,6 +97,8 @@ pub struct WorkerState {
     pub fault: Mutex<Option<Error>>,
     /// Whether the scheduler was told why this worker would end.
     failing: AtomicBool,
+    /// Whether this worker leaves, or has left, the job.
+    leaving: AtomicBool,
     /// Payload bytes sent.
     pub sent: AtomicU64,
     /// Payload bytes received.
@@ -112,7 +114,7 @@ pub struct Worker {
     /// Ends the wait of the thread.
     bell: Bell,
     shared: Arc<WorkerState>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Worker {
@@ -146,7 +148,7 @@ impl Worker {
             .name("ringpull-ps".to_owned())
             .spawn(move || worker_loop.run())
             .map_err(|cause| Error::io("start", "the thread that talks to the servers", &cause))?;
-        Ok(Worker { job, commands, bell, shared, thread: Some(thread) })
+        Ok(Worker { job, commands, bell, shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// What the scheduler has said of the job.
@@ -222,26 +224,42 @@ impl Worker {
 
     fn ended(&self) -> Error {
         let thread = || "the thread for parameter servers".to_owned();
-        self.fault().unwrap_or_else(|| Error::ThreadEnded { thread: thread(), rank: Some(self.job.rank) })
+        self.fault().unwrap_or_else(|| {
+            if self.shared.leaving.load(Ordering::Acquire) {
+                has_left()
+            } else {
+                Error::ThreadEnded { thread: thread(), rank: Some(self.job.rank) }
+            }
+        })
     }
 
-    /// What the other nodes are told when this worker panics.
-    pub(crate) fn panicked(job: &Job) -> Error {
-        let NodeInfo { pid, host, .. } = &job.workers[job.rank];
-        let name = format!("worker rank {} (pid {pid} on {host})", job.rank);
-        lost_node(name, Some(job.rank), "it panicked".to_owned())
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
+    /// Leaves the job in order, when everything that was called is done. Other threads may be in a call: one
+    /// that waits is answered first, and later ones are errors.
+    pub fn leave(&self) {
+        self.shared.leaving.store(true, Ordering::Release);
         let closing = self.submit(Command::Close { panicked: std::thread::panicking() });
         if closing.is_ok()
-            && let Some(thread) = self.thread.take()
+            && let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
             tracing::error!("the thread that talks to the parameter servers panicked");
         }
+    }
+
+    /// What the other nodes are told when this worker panics.
+    pub(crate) fn panicked(job: &Job) -> Error {
+        lost_node(job.worker_name(job.rank), Some(job.rank), "it panicked".to_owned())
+    }
+}
+
+/// What a call is told after the store was closed.
+pub(crate) fn has_left() -> Error {
+    Error::argument("the store has been closed", "create another one")
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.leave();
         let received = self.shared.received.load(Ordering::Relaxed);
         tracing::debug!(rank = self.job.rank, received, "left the job");
     }

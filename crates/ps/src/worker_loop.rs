@@ -17,14 +17,14 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, notice};
 use ringpull_kernels::optim::Optimizer;
 
 use crate::link::Link;
 use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
 use crate::operation::{Operation, Queued};
 use crate::socket::{Bell, Connection, Frame};
-use crate::worker::{Command, Worker, WorkerState};
+use crate::worker::{self, Command, Worker, WorkerState};
 
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;
@@ -78,8 +78,10 @@ pub(super) struct WorkerLoop {
     asked: Option<Instant>,
     /// When a server last said who is missing.
     claimed: Option<Instant>,
-    /// Since when it is known that a worker has left with an error of its own.
-    failed: Option<Instant>,
+    /// The workers that have left, with the error that each had met last, and since when the last of them is
+    /// known to have.
+    left: BTreeMap<usize, Option<String>>,
+    left_since: Option<Instant>,
     flush: Flush,
     closing_since: Option<Instant>,
     closing: bool,
@@ -117,7 +119,8 @@ impl WorkerLoop {
             progress: Instant::now(),
             asked: None,
             claimed: None,
-            failed: None,
+            left: BTreeMap::new(),
+            left_since: None,
             flush: Flush::default(),
             closing_since: None,
             closing: false,
@@ -127,9 +130,14 @@ impl WorkerLoop {
     /// Runs until the store is dropped.
     pub(super) fn run(mut self) {
         while !(self.closing && self.operations.is_empty() && self.has_flushed()) {
+            let was_closing = self.closing;
             match self.turn() {
                 Ok(()) => {}
                 Err(error) => {
+                    if was_closing && !self.operations.is_empty() {
+                        // Nobody waits for what fails here.
+                        notice(&error.report());
+                    }
                     if let Err(cause) = self.link.send(&ToScheduler::Fault(error.clone())) {
                         tracing::warn!(%cause, "the scheduler could not be told of a fault");
                     }
@@ -195,7 +203,10 @@ impl WorkerLoop {
                         answer(&done, Ok(()));
                     }
                 }
-                FromScheduler::WorkerFailed => self.failed = self.failed.or_else(|| Some(Instant::now())),
+                FromScheduler::WorkerLeft { rank, why } => {
+                    self.left.insert(rank, why);
+                    self.left_since = Some(Instant::now());
+                }
                 FromScheduler::Welcome(_) | FromScheduler::Alive | FromScheduler::Farewell => {}
             }
         }
@@ -208,6 +219,11 @@ impl WorkerLoop {
     }
 
     fn take(&mut self, command: Command) -> Result<()> {
+        if self.closing {
+            // Another thread of the program goes on calling.
+            refuse(command, &worker::has_left());
+            return Ok(());
+        }
         match command {
             Command::Run { key, layout, priority, task } => {
                 let operation = Operation::new(key, layout, task);

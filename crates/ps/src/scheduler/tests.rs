@@ -80,6 +80,23 @@ fn a_stall_is_believed_only_when_the_missing_rank_moves_nothing() {
 }
 
 #[test]
+fn who_waits_for_a_worker_that_has_ended_is_told_at_once() {
+    for (waits, told) in [(stalled(0), "push of key 3"), (ToScheduler::Barrier { number: 1 }, "barrier")] {
+        let mut scheduler = complete();
+        scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND).unwrap();
+        scheduler.take_outputs();
+        scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
+        assert!(scheduler.take_outputs().contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, why: None })));
+        scheduler.handle(b"a", waits, SECOND).unwrap();
+        scheduler.tick(SECOND);
+        let error = failure(&scheduler);
+        let wanted =
+            format!("worker rank 0 (pid 7 on h1) ended its run without calling {told}, for which rank 1 waits");
+        assert!(error.starts_with(&wanted) && error.contains("same number of steps"), "{error}");
+    }
+}
+
+#[test]
 fn who_waits_for_a_worker_that_failed_is_told_at_once_and_with_its_error() {
     for (waits, told) in [(stalled(0), "push of key 3"), (ToScheduler::Barrier { number: 1 }, "barrier")] {
         let mut scheduler = complete();
@@ -87,7 +104,8 @@ fn who_waits_for_a_worker_that_failed_is_told_at_once_and_with_its_error() {
         scheduler.handle(b"b", ToScheduler::Failing(Some("ValueError: broken".to_owned())), SECOND).unwrap();
         scheduler.take_outputs();
         scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
-        assert!(scheduler.take_outputs().contains(&(b"a".to_vec(), FromScheduler::WorkerFailed)));
+        let why = Some("ValueError: broken".to_owned());
+        assert!(scheduler.take_outputs().contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, why })));
         scheduler.handle(b"a", waits, SECOND).unwrap();
         scheduler.tick(SECOND);
         let error = failure(&scheduler);

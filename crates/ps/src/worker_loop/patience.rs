@@ -55,17 +55,17 @@ impl Patience {
 }
 
 impl WorkerLoop {
-    /// How long nothing may move before it is asked for whom. What a worker sent before it failed has arrived
-    /// before it is known to have.
+    /// How long nothing may move before it is asked for whom: not for long if a worker has left since this
+    /// was last answered. What that worker sent has arrived before it is known to have left.
     fn patience(&self) -> Duration {
         let look = (DEADLOCK / 4).min(self.patience.timeout);
-        self.failed.map_or(look, |_| GRACE.min(look))
+        if self.left_since.is_some() && self.left_since > self.claimed { GRACE.min(look) } else { look }
     }
 
     /// Asks the server that has kept us waiting longest, once nothing has moved for the limit.
     pub(super) fn ask_who_is_missing(&mut self) -> Result<()> {
         let Some((reply, waiting)) = self.waiting.first_key_value() else { return self.check_unsent() };
-        let last = [Some(self.progress), self.failed, self.claimed].into_iter().flatten().max();
+        let last = [Some(self.progress), self.left_since, self.claimed].into_iter().flatten().max();
         if last.is_some_and(|last| last.elapsed() < self.patience()) {
             return Ok(());
         }
@@ -117,8 +117,13 @@ impl WorkerLoop {
             }
             return Ok(());
         }
+        if let Some((rank, why)) = missing.iter().find_map(|rank| self.left.get_key_value(rank)) {
+            let (peer, ranks, why) = (self.job.worker_name(*rank), vec![*rank], why.clone().unwrap_or_default());
+            let operation = format!("{operation} of key {key}");
+            return Err(Error::Finished { peer, ranks, operation, rank: self.job.rank, why });
+        }
         let waited = waiting.since.elapsed();
-        if self.failed.is_some() || waited >= self.patience.timeout {
+        if waited >= self.patience.timeout {
             let stalled = Error::Stalled { operation, key, rank: self.job.rank, missing, waited_s, why: String::new() };
             return self.link.send(&ToScheduler::Stalled(stalled));
         }
