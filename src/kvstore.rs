@@ -21,7 +21,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::table::Table;
-use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, contribution};
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, contribution, update};
 
 /// What a store can be asked for with [`KvStore::is_capable`].
 ///
@@ -38,7 +38,8 @@ pub enum Capability {
 }
 
 /// Called once for each merged gradient, on a thread of the store's: `updater(key, received, stored)` changes
-/// `stored`, in place of an optimizer. An error of it is raised by whoever reads or pulls the key.
+/// `stored`, in place of an optimizer. An error of it is raised by whoever reads or pulls the key. Its calls
+/// of a store are errors.
 ///
 /// ```
 /// let store = ringpull::create("local")?;
@@ -450,7 +451,6 @@ impl KvStore {
         }
     }
 
-    /// Does what a caller asks for, and lets the others know if it fails, should this worker end by that.
     /// Leaves the job, though other threads may hold the store and be in a call of it: as to drop it does, if
     /// nobody else has it.
     #[doc(hidden)]
@@ -460,9 +460,16 @@ impl KvStore {
         }
     }
 
+    /// Does what a caller asks for, and lets the others know if it fails, should this worker end by that.
     fn call<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         waits::call();
         self.healthy()?;
+        if update::is_in_updater() {
+            return Err(Error::argument(
+                "an updater has called a store, and what it waits for may be done after the updater only",
+                "let the updater change `stored` and nothing else, and call stores where the program pushes",
+            ));
+        }
         let outcome = work();
         match &outcome {
             Ok(_) => self.backend.failing(None),

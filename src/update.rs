@@ -3,6 +3,7 @@
 //! Every rank of `dist_sync_mpi`, and the one process of `local`, keeps the values and applies updates
 //! itself, through here.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -207,6 +208,31 @@ fn dense(entry: &Entry, gradient: &MergedRows) -> Buffer {
     whole
 }
 
+thread_local! {
+    static IN_UPDATER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread runs an updater: a call that waits would wait for what this thread does next.
+pub(crate) fn is_in_updater() -> bool {
+    IN_UPDATER.get()
+}
+
+/// While it lives, this thread runs an updater.
+struct InUpdater;
+
+impl InUpdater {
+    fn begin() -> Self {
+        IN_UPDATER.set(true);
+        InUpdater
+    }
+}
+
+impl Drop for InUpdater {
+    fn drop(&mut self) {
+        IN_UPDATER.set(false);
+    }
+}
+
 /// Lends `value` to the updater as a tensor and takes it back, also when the updater unwinds.
 fn call(updater: &Mutex<Updater>, entry: &Entry, received: &Tensor, value: &mut Arc<Buffer>) -> Result<()> {
     struct Lent<'a>(&'a mut Arc<Buffer>, Tensor);
@@ -218,6 +244,7 @@ fn call(updater: &Mutex<Updater>, entry: &Entry, received: &Tensor, value: &mut 
             }
         }
     }
+    let _inside = InUpdater::begin();
     let data = std::mem::replace(value, Arc::new(Buffer::zeroed(0)));
     let lent = Lent(value, Tensor::from_snapshot(entry.dtype, &entry.shape, data));
     updater.lock()(&entry.key, received, &lent.1)

@@ -30,6 +30,7 @@ __all__ = [
     "UnknownKeyError",
     "UnknownKindError",
     "UnsupportedError",
+    "UpdaterError",
 ]
 
 
@@ -133,6 +134,12 @@ class ReplicasDifferError(KVStoreError):
     others: list[int] = []
 
 
+class UpdaterError(KVStoreError):
+    """The updater raised on ``rank``, for ``key``; ``cause`` is what it raised, whose traceback that rank has printed."""
+
+    cause: str | None = None
+
+
 _CLASSES: dict[str, type[KVStoreError]] = {
     "UnknownKind": UnknownKindError,
     "KindUnavailable": UnavailableError,
@@ -154,6 +161,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "Io": FileError,
     "NotFinite": NotFiniteError,
     "ReplicasDiffer": ReplicasDifferError,
+    "UpdaterFailed": UpdaterError,
     "Environment": ArgumentError,
     "JobMismatch": DisagreementError,
     "LimitExceeded": KVStoreError,

@@ -180,7 +180,8 @@ class KVStore(Worker):
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """Lets ``updater(key, received, stored)`` apply every push made from now on: it changes ``stored`` in place.
 
-        Both are NumPy arrays, valid during the call. It runs on a thread of the store, and must do the same on every rank.
+        Both are NumPy arrays, valid during the call. It runs on a thread of the store, must do the same on every rank, and may not
+        call stores. What it raises is an :class:`ringpull.UpdaterError` on every rank.
         Not for kinds with servers: code is never sent to one.
         """
         import numpy

@@ -7,7 +7,9 @@ exception one line says which rank ended by it. With ``RINGPULL_LOG=ringpull=deb
 
 from __future__ import annotations
 
+import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -21,6 +23,9 @@ __all__ = ["first_line", "install", "is_said", "knows", "ours"]
 
 #: What else knows errors of stores, which a framework has made text of.
 _known: list[Callable[[], BaseException | None]] = []
+
+#: The process that is a rank: the end of a child that it forks is not the rank's.
+_importer = os.getpid()
 
 #: The causes that this process has printed.
 _said: set[str] = set()
@@ -96,6 +101,13 @@ def report(error: BaseException, trace: TracebackType | None) -> str | None:
     return "".join([*text, say(known)])
 
 
+def show(error: BaseException) -> None:
+    """Prints what an updater has raised."""
+    frames = traceback.extract_tb(error.__traceback__) if _native.is_debugged() else _without_libraries(error.__traceback__)
+    said = traceback.format_exception_only(type(error), error)
+    _write("".join(["Traceback of the updater (most recent call last):\n", *traceback.format_list(frames), *said]))
+
+
 def install() -> None:
     """Lets Python print errors of stores so, and others as before."""
     previous = sys.excepthook
@@ -109,8 +121,10 @@ def install() -> None:
         known = ours(error)
         if known is not None:
             _said.add(first_line(known))
-        elif _native.own_rank() is not None and isinstance(error, Exception):
-            _write(f"{_who()}: failed: {kind.__name__}: {' '.join(str(error).split())}\n")
+        elif os.getpid() == _importer and _native.own_rank() is not None and isinstance(error, Exception):
+            # The whole of it stands above.
+            what = textwrap.shorten(first_line(error), 200, placeholder=" ...")
+            _write(f"{_who()}: failed: {kind.__name__}: {what}\n")
 
     sys.excepthook = hook
 

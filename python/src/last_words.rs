@@ -19,7 +19,7 @@ fn own_rank() -> Option<usize> {
 fn words_of(py: Python<'_>, fields: &str) -> PyResult<(String, Option<String>, bool)> {
     let error: Error =
         serde_json::from_str(fields).map_err(|cause| argument(py, cause.to_string(), "give what an error has"))?;
-    let words = error.last_words(last_words::own_rank());
+    let words = error.last_words(last_words::store_rank());
     Ok((words.line, words.hint, words.is_heard))
 }
 

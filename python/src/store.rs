@@ -299,7 +299,8 @@ impl Store {
         if !updater.bind(py).is_callable() {
             return Err(PyTypeError::new_err("an updater is called as updater(key, received, stored)"));
         }
-        self.with(py, move |store| store.set_updater(calling(updater)))
+        let updater = calling(updater, self.rank);
+        self.with(py, move |store| store.set_updater(updater))
     }
 
     fn set_gradient_compression(&self, py: Python<'_>, params: CompressionParams) -> PyResult<()> {
@@ -378,14 +379,19 @@ fn show(py: Python<'_>, cause: &PyErr) {
     }
 }
 
-/// The updater that calls `function`; what it raises becomes an error on every rank.
-fn calling(function: Py<PyAny>) -> Updater {
+/// A message in one line, without a hint of ours.
+fn first_words(text: &str) -> String {
+    let cause = text.split_once("\n  hint: ").map_or(text, |(cause, _)| cause);
+    cause.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The updater that calls `function` on `rank`; what it raises becomes an error on every rank.
+fn calling(function: Py<PyAny>, rank: usize) -> Updater {
     Box::new(move |key, received, stored| {
         let changed = interpreter::attached(|py| -> Result<Py<Array>> {
             let raised = |cause: PyErr| {
-                let what = format!("the updater raised {cause} for key {key}");
-                cause.print(py);
-                Error::argument(what, "see the traceback on the rank that raised it")
+                show(py, &cause);
+                Error::UpdaterFailed { key: key.clone(), rank, cause: first_words(&cause.to_string()) }
             };
             let stored = Py::new(py, Array::writing(stored)?).map_err(raised)?;
             let received = Array::reading(received)?;

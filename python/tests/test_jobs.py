@@ -127,6 +127,13 @@ def test_a_rank_whose_value_differs_is_named_on_every_rank_where_it_is_asked_for
     assert all((named in printed.out) == (every > 0) for printed in done.ranks), f"{done}"
 
 
+@pytest.mark.parametrize("case", ["updater_raises", "updater_exits", "updater_pulls", "updater_pushes"])
+def test_an_updater_that_raises_or_calls_a_store_is_one_exception_on_every_rank(case):
+    done = mpi(2, HERE / "jobs/faults.py", case)
+    assert outcomes(done) == ["UpdaterError"] * 2, f"{done}"
+    assert all("the updater of key \"a\" on rank " in printed.out for printed in done.ranks), f"{done}"
+
+
 def test_a_job_that_is_to_be_encrypted_is_refused():
     code = "import ringpull\ntry: ringpull.create('local')\nexcept ringpull.ArgumentError as error: print(error)"
     status, output = run([sys.executable, "-c", code], RINGPULL_ENCRYPT=1)

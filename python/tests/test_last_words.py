@@ -87,12 +87,46 @@ def test_a_rank_that_leaves_early_is_hinted_at_with_what_every_framework_can_do(
     hears(done, 0, line, "give every rank the same number of steps")
 
 
+def test_a_push_that_nobody_waits_for_and_that_fails_at_the_end_is_said():
+    done = run("ringpull", "push", ranks=2)
+    line = 'rank 0 ended its run without calling push of key "w", for which rank 1 waits'
+    hears(done, 1, line, "give every rank the same number of steps")
+
+
+def test_what_an_updater_raises_is_said_by_its_rank_with_its_lines_and_others_say_it_in_a_line():
+    done = run("ringpull", "updater")
+    lines = spoken(done, 1, 16)
+    line = 'the updater of key "w" on rank 1 raised ZeroDivisionError: the updater\'s own and this'
+    assert lines[0].startswith("Traceback") and "in updater" in lines[1], f"{done}"
+    assert lines[-2:] == [f"rank 1: failed: UpdaterError: {line}", "  hint: see the traceback that this rank has printed"], f"{done}"
+    for rank in 0, 2:
+        hears(done, rank, line)
+
+
+def test_an_exception_that_ends_a_forked_child_is_no_failure_of_its_rank():
+    done = run("ringpull", "child", ranks=2)
+    for rank in range(2):
+        lines = done.ranks[rank].err.splitlines()
+        assert not done.status and lines[-1] == "ZeroDivisionError: the child's own", f"{done}"
+
+
+def test_a_store_of_one_process_hears_of_no_other_whatever_the_launcher_says():
+    done = mpi(2, "-c", "import numpy, ringpull\nringpull.create('local').push('none', numpy.ones(3))")
+    for rank in range(2):
+        lines = done.ranks[rank].err.splitlines()
+        assert lines[-2].startswith(f"rank {rank}: failed: UnknownKeyError: ") and lines[-1].startswith("  hint: "), f"{done}"
+
+
 @pytest.mark.parametrize("front", ["ringpull", "mxnet"])
 def test_with_servers_the_same_is_said_and_servers_say_a_line(front):
     pytest.importorskip(front)
-    for case, line in ("kill", r"worker rank 1 .* is lost: .*"), ("raise", "worker rank 1 .* failed: ZeroDivisionError: the batch is empty; .*"):
+    for case, line, hint in (
+        ("kill", r"worker rank 1 .* is lost: .*", "see that process's own output .*"),
+        ("raise", "worker rank 1 .* failed: ZeroDivisionError: the batch is empty; .*", None),
+        ("leave", rf"worker rank 1 .* ended its run without calling push of key {NAMES[front]}, for which rank \d waits", "give every rank the same .*"),
+    ):
         done = launch(3, 1, JOB, front, case, "dist_sync", RINGPULL_TIMEOUT="")
-        hears(done, 0, line, "see that process's own output .*" if case == "kill" else None)
+        hears(done, 0, line, hint)
         hears(done, 2, line)
         for name in "server0", "scheduler":
             lines = [text for text in done.others[name].err.splitlines() if " WARN" not in text]

@@ -307,6 +307,18 @@ pub enum Error {
         /// The ranks that hold the value that most hold.
         others: Vec<usize>,
     },
+    /// An updater of the program's has failed.
+    #[error(
+        "the updater of key {key} on rank {rank} raised {cause}\n  hint: see the traceback that this rank has printed"
+    )]
+    UpdaterFailed {
+        /// The key.
+        key: Key,
+        /// The rank that called it.
+        rank: usize,
+        /// What it raised.
+        cause: String,
+    },
     /// An environment variable has a value that cannot be used.
     #[error("{}: expected {expected}\n  hint: {remedy}", say_variable(variable, value))]
     Environment {

@@ -5,6 +5,7 @@
 //! lowest rank that is left gives the hint.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::say_wait;
 use crate::{Error, config};
@@ -12,11 +13,30 @@ use crate::{Error, config};
 /// This process's rank among several, once it has a store.
 static RANK: OnceLock<usize> = OnceLock::new();
 
+/// Whether words about an error were asked for, which are then printed.
+static HAS_SPOKEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process has said by which error it ends, or is about to.
+pub fn has_spoken() -> bool {
+    HAS_SPOKEN.load(Ordering::Relaxed)
+}
+
+/// Whether it has a store that it shares with nobody.
+static IS_ALONE: AtomicBool = AtomicBool::new(false);
+
 /// This process is worker `rank` of `num_workers`. Only the first call for several workers counts.
 pub fn introduce(rank: usize, num_workers: usize) {
     if num_workers > 1 {
         RANK.get_or_init(|| rank);
+    } else {
+        IS_ALONE.store(true, Ordering::Relaxed);
     }
+}
+
+/// This process's rank among those that get its errors; none if its only store is its own, whatever its
+/// launcher says.
+pub fn store_rank() -> Option<usize> {
+    RANK.get().copied().or_else(|| config::launcher_rank().filter(|_| !IS_ALONE.load(Ordering::Relaxed)))
 }
 
 /// This process's rank, if it is one of several workers, as far as it or its launcher knows.
@@ -45,7 +65,7 @@ impl Error {
     /// alone.
     pub fn report(&self) -> String {
         let Some(rank) = own_rank() else { return format!("error: {self}") };
-        let LastWords { line, hint, .. } = self.last_words(Some(rank));
+        let LastWords { line, hint, .. } = self.last_words(store_rank());
         format!("rank {rank}: {line}{}", hint.map_or_else(String::new, |hint| format!("\n  hint: {hint}")))
     }
 
@@ -57,6 +77,7 @@ impl Error {
     /// What the worker `rank` prints when this ends it; without a rank a server, the scheduler, or a process
     /// that is alone.
     pub fn last_words(&self, rank: Option<usize>) -> LastWords {
+        HAS_SPOKEN.store(true, Ordering::Relaxed);
         let (cause, hint) = split(&self.to_string());
         if !self.is_heard_by(rank) {
             return LastWords { line: format!("failed: {cause}"), hint, is_heard: false };
@@ -94,7 +115,8 @@ impl Error {
             | Error::AlreadyInitialized { rank: met, .. }
             | Error::ShapeMismatch { rank: met, .. }
             | Error::DtypeMismatch { rank: met, .. }
-            | Error::NotFinite { rank: met, .. } => rank.is_some_and(|rank| rank != *met),
+            | Error::NotFinite { rank: met, .. }
+            | Error::UpdaterFailed { rank: met, .. } => rank.is_some_and(|rank| rank != *met),
             Error::Protocol { rank: met, .. }
             | Error::Library { rank: met, .. }
             | Error::ThreadEnded { rank: met, .. } => rank.zip(*met).is_some_and(|(rank, met)| rank != met),

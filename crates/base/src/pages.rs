@@ -84,6 +84,9 @@ fn advice(error: &Error) -> &'static str {
         Error::ReplicasDiffer { .. } => {
             "Make the updater compute the same on every rank: no random numbers of its own, no clock, the same order. If it does, test the memory of the host. Then restart from a checkpoint that is older than the update named."
         }
+        Error::UpdaterFailed { .. } => {
+            "The rank has printed the traceback of the updater. An updater changes the value that it is given; it may not call stores."
+        }
         Error::Environment { .. } => {
             "Correct the variable, or unset it. [Variables](variables.md) lists them with their defaults."
         }
@@ -191,7 +194,8 @@ fn examples() -> Vec<Error> {
         },
         Error::io("write", "/train/run.safetensors", &std::io::Error::from(std::io::ErrorKind::PermissionDenied)),
         Error::NotFinite { key: key.clone(), rank: 2, index: 17, what: text("NaN") },
-        Error::ReplicasDiffer { key, update: 400, ranks: vec![2], others: vec![0, 1, 3] },
+        Error::ReplicasDiffer { key: key.clone(), update: 400, ranks: vec![2], others: vec![0, 1, 3] },
+        Error::UpdaterFailed { key, rank: 2, cause: text("ZeroDivisionError: division by zero") },
         Error::Environment {
             variable: text("RINGPULL_ALGORITHM"),
             value: text("rign"),

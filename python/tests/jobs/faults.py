@@ -163,6 +163,34 @@ def replicas_differ():
     store.wait_all()
 
 
+def updater_raises():
+    def updater(key, received, stored):
+        if rank == last:
+            raise ZeroDivisionError("the updater's own\n  hint: not of this")
+
+    use(updater)
+
+
+def updater_exits():
+    use(lambda key, received, stored: sys.exit(3))
+
+
+def updater_pulls():
+    use(lambda key, received, stored: store.pull("a", ones.copy()))
+
+
+def updater_pushes():
+    use(lambda key, received, stored: store.pushpull("b", ones.copy()))
+
+
+def use(updater):
+    store.init(["a", "b"], [ones, ones])
+    store.set_updater(updater)
+    store.pushpull("a", ones.copy())
+    # A rank whose own updater is well may have its sum before it hears of the other's.
+    store.barrier()
+
+
 def no_optimizer():
     store.init("a", ones)
     store.push("a", ones)

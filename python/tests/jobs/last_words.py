@@ -68,6 +68,13 @@ def wait_for_each_other():
 
 
 def main():
+    if case == "updater":
+
+        def updater(key, received, stored):
+            if rank == 1:
+                raise ZeroDivisionError("the updater's own\nand this")
+
+        store.set_updater(updater)
     if case == "deadlock":
         wait_for_each_other()
     step = globals()[f"{front}_step"]()
@@ -79,6 +86,13 @@ def main():
                 raise ZeroDivisionError("the batch is empty\nand so is the rest")
             if case == "leave":
                 sys.exit(0)
+            if case == "push":
+                # Nobody waits for it.
+                store.push("w", np.ones(outputs, np.float32))
+        if number == 3 and case == "push":
+            return
+        if number == 3 and case == "child" and os.fork() == 0:
+            raise ZeroDivisionError("the child's own")
         step()
 
 

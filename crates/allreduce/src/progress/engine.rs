@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use ringpull_base::config::Config;
 use ringpull_base::forked::Process;
 use ringpull_base::topology::Peer;
-use ringpull_base::{Error, Result, Tensor, Waiter, notice, waits};
+use ringpull_base::{Error, Result, Tensor, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
 use crate::progress::calls::Calls;
@@ -365,9 +365,19 @@ impl Engine {
         if !self.process.is_here() || shared.leaving.swap(true, Ordering::AcqRel) {
             return;
         }
+        // A thread that is given the fault from now on may have no time to say so.
+        let is_reported = shared.reported.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
+        // Whether something that this rank has called was not done when it last looked before a fault.
+        let mut was_open = true;
+        let mut is_well = || {
+            let is_open = !shared.waiting.lock().is_empty() || !shared.running.lock().is_empty();
+            let is_well = shared.fault.get().is_none();
+            was_open = if is_well { is_open } else { was_open };
+            is_well
+        };
         self.wait();
-        while shared.fault.get().is_none() && !shared.waiting.lock().is_empty() {
-            std::thread::sleep(Duration::from_millis(1));
+        while is_well() && !shared.waiting.lock().is_empty() {
+            std::thread::sleep(LOOK);
         }
         if shared.fault.get().is_none() && shared.size > 1 {
             let begun = shared.calls.lock().begun();
@@ -382,7 +392,7 @@ impl Engine {
         // all of it.
         let (mut left, mut is_stuck) = (self.limit, false);
         for thread in self.threads.lock().drain(..) {
-            while !thread.is_finished() && shared.fault.get().is_none() && !left.is_zero() {
+            while !thread.is_finished() && is_well() && !left.is_zero() {
                 if shared.ending.load(Ordering::Acquire) {
                     left = left.saturating_sub(LOOK);
                 }
@@ -401,7 +411,10 @@ impl Engine {
                 shared.rank, self.library, self.limit
             ));
         }
-        if shared.fault.get().is_some() && shared.size > 1 {
+        if let Some(fault) = shared.fault.get().filter(|_| shared.size > 1) {
+            if was_open && !is_reported && !last_words::has_spoken() {
+                notice(&fault.report());
+            }
             // A launcher that sees this process end may kill the others; they, too, have to say why first.
             std::thread::sleep(LAST_WORDS);
         }

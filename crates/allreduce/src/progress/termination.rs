@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use libc::{SIGTERM, c_int, sighandler_t};
 
 use ringpull_base::forked::{self, Hooks};
-use ringpull_base::{Error, Result, notice, timeline};
+use ringpull_base::{Error, Result, last_words, notice, timeline};
 
 use crate::progress::engine::Engine;
 
@@ -132,7 +132,7 @@ fn wait(mut woken: UnixStream, engine: &Weak<Engine>) {
             // The caller has the error in its hands, or gets it with the output it reads: time to say so and
             // to end by itself.
             std::thread::sleep(REPORT);
-            if !engine.is_reported() && !engine.is_leaving() {
+            if !engine.is_reported() && !engine.is_leaving() && !last_words::has_spoken() {
                 notice(&format!("ringpull: rank {}: {fault}", engine.rank()));
             }
         }
