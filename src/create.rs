@@ -1,8 +1,12 @@
 //! From a kind's name to a store.
 
+#[cfg(feature = "ps")]
+use std::sync::OnceLock;
 use std::sync::{Arc, Once};
 
 use ringpull_base::config::{self, Config, Dmlc, Role};
+#[cfg(feature = "ps")]
+use ringpull_base::forked::Process;
 use ringpull_base::{Error, Kind, Result, notice, timeline};
 #[cfg(feature = "devices")]
 use ringpull_device::Devices;
@@ -211,6 +215,8 @@ fn over_servers(
     job: Option<&Dmlc>,
     devices: Option<Arc<Devices>>,
 ) -> Result<Box<dyn Backend>> {
+    /// The job counts this process as one worker, and not the children that it forks.
+    static OWNER: OnceLock<Process> = OnceLock::new();
     let dmlc = job.ok_or_else(|| Error::KindUnavailable {
         kind: kind.to_string(),
         reason: "this process has no DMLC_* variables, so it belongs to no job with parameter servers".to_owned(),
@@ -223,6 +229,7 @@ fn over_servers(
             remedy: "call run_node() before create(): it serves until the job has ended".to_owned(),
         });
     }
+    OWNER.get_or_init(Process::this).check("this worker of the job")?;
     let servers = crate::servers::Servers::connect(kind, config, dmlc)?;
     timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
     Ok(match devices {

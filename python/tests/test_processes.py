@@ -8,7 +8,7 @@ from ranks import HERE, launch, mpi, well
 JOB = HERE / "jobs/processes.py"
 
 #: What an MPI job and one with servers must survive in the same way.
-FORKS = ["child_exits", "child_drops_the_store", "child_uses_the_store", "child_is_terminated", "multiprocessing"]
+FORKS = ["child_exits", "child_drops_the_store", "child_uses_the_store", "child_creates_a_store", "child_is_terminated", "multiprocessing"]
 
 
 def quietly(done):
@@ -25,6 +25,11 @@ def test_a_job_goes_on_whatever_a_forked_child_does(case):
 @pytest.mark.parametrize("case", FORKS)
 def test_a_job_with_servers_goes_on_whatever_a_forked_child_does(case):
     quietly(launch(2, 1, JOB, "dist_sync", case))
+
+
+def test_a_rank_may_end_while_a_thread_of_it_waits_in_a_call():
+    quietly(mpi(2, JOB, "dist_sync_mpi", "ends_in_a_call"))
+    quietly(launch(2, 1, JOB, "dist_sync", "ends_in_a_call"))
 
 
 def test_another_program_inherits_nothing_of_a_stores():

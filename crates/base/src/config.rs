@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub use self::listed::{VARIABLES, Variable};
 pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
-use self::variables::{bad, not_one_of, parsed, required, seconds, switch, wrong};
+use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, wrong};
 pub use self::variables::{is_in_environment, misspelt_variables, text};
 use crate::named::named;
 use crate::{AlgorithmChoice, Error, Result, closest};
@@ -154,10 +154,7 @@ impl Config {
     pub fn from_env_or(default: Config) -> Result<Self> {
         let config = Config {
             warn: seconds("RINGPULL_WARN", default.warn)?,
-            timeout: match text("RINGPULL_TIMEOUT").as_deref() {
-                Some("0") => NEVER,
-                _ => seconds("RINGPULL_TIMEOUT", default.timeout)?,
-            },
+            timeout: seconds_or_never("RINGPULL_TIMEOUT", default.timeout)?,
             silence: seconds("RINGPULL_SILENCE", seconds("PS_HEARTBEAT_TIMEOUT", default.silence)?)?,
             segment_bytes: parsed("RINGPULL_SEGMENT", "a number of bytes, 1024 to 1073741824", default.segment_bytes)?,
             fusion_bytes: match text("RINGPULL_FUSION_BYTES") {

@@ -30,12 +30,18 @@ impl Key {
     }
 }
 
-/// As messages show it: with the name that a framework gave it, if there is one.
+/// The characters of a key's name that messages show.
+const SHOWN: usize = 120;
+
+/// As messages show it: with the name that a framework gave it, if there is one. A long name is cut.
 impl fmt::Display for Key {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Key::Int(number) => write!(out, "{number}"),
-            Key::Str(name) => write!(out, "{name:?}"),
+            Key::Str(name) => match name.char_indices().nth(SHOWN) {
+                None => write!(out, "{name:?}"),
+                Some((end, _)) => write!(out, "{:?}... of {} characters", &name[..end], name.chars().count()),
+            },
         }?;
         names::write_names(self, out)
     }
@@ -62,5 +68,17 @@ impl From<&str> for Key {
 impl From<String> for Key {
     fn from(name: String) -> Self {
         Key::Str(name.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_shows_the_whole_name_unless_it_is_long() {
+        let name = |len: usize| "\u{3bb}".repeat(len);
+        assert_eq!(Key::from(name(SHOWN)).to_string(), format!("{:?}", name(SHOWN)));
+        assert_eq!(Key::from(name(9000)).to_string(), format!("{:?}... of 9000 characters", name(SHOWN)));
     }
 }

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -265,6 +266,32 @@ class Job:
         except ringpull.PeerLostError as error:
             print(f"{error.peer} has ended after {time.monotonic() - begun:.2f} s", flush=True)
         sys.exit(1)
+
+    def child_creates_a_store(self):
+        def work():
+            try:
+                ringpull.create(self.store.type)
+            except ringpull.UnavailableError as error:
+                assert "a forked child cannot use it" in str(error), error
+            else:
+                raise AssertionError("it was created")
+
+        ended_well(in_child(work))
+        self.train()
+
+    def ends_in_a_call(self):
+        """Rank 0 ends while a thread of it waits in a call for rank 1."""
+        self.store.init("late", np.zeros(LEN, np.float32))
+        self.train()
+        summed = np.ones(LEN, np.float32)
+        if self.rank == 1:
+            time.sleep(1)
+            self.store.pushpull("late", summed)
+            assert (summed == self.ranks).all()
+            return
+        threading.Thread(target=self.store.pushpull, args=("late", summed), daemon=True).start()
+        while self.store.stats()["pushes"] <= 4:
+            time.sleep(0.01)
 
     def ends_while_pushing(self):
         """Every rank ends with pushes under way that nobody has waited for."""

@@ -4,6 +4,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::NEVER;
 use super::listed::VARIABLES;
 use crate::{Error, Result, closest};
 
@@ -76,6 +77,16 @@ pub(super) fn seconds(name: &str, default: Duration) -> Result<Duration> {
     let expected = "a number of seconds, more than 0 and at most 1e9";
     let seconds = parsed(name, expected, default.as_secs_f64())?;
     limit_of(seconds).ok_or_else(|| bad(name, expected))
+}
+
+pub(super) fn seconds_or_never(name: &str, default: Duration) -> Result<Duration> {
+    let expected = "a number of seconds, at most 1e9; 0: never";
+    let seconds = parsed(name, expected, default.as_secs_f64())?;
+    limit_or_never(seconds).ok_or_else(|| bad(name, expected))
+}
+
+fn limit_or_never(seconds: f64) -> Option<Duration> {
+    if seconds == 0.0 { Some(NEVER) } else { limit_of(seconds) }
 }
 
 /// A limit that can be added to any moment.
@@ -185,6 +196,7 @@ mod tests {
     #[test]
     fn a_limit_is_a_time_that_can_be_waited_for() {
         assert_eq!(limit_of(0.5), Some(Duration::from_millis(500)));
+        assert_eq!([0.0, -0.0, 0.5].map(limit_or_never), [Some(NEVER), Some(NEVER), limit_of(0.5)]);
         for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e10, 1e18] {
             assert_eq!(limit_of(wrong), None, "{wrong}");
         }
