@@ -27,15 +27,15 @@ pub const VARIABLES: [Variable; 33] = [
     variable(
         "RINGPULL_TIMEOUT",
         "1800",
-        "seconds (at most 1e9; 0: never) for which others wait for a rank that lives and has not called, \
-         before that is an error on every rank; the nodes of a job with servers have 20 s more to come \
-         together",
+        "seconds after which a rank that lives, and for which others wait, is an error on every rank; 0: \
+         never; at most 1e9. At the start of a job with servers 20 s are added",
     ),
     variable(
         "RINGPULL_SILENCE",
         "30",
-        "seconds without a heartbeat from a process before it counts as lost, at most `RINGPULL_TIMEOUT`. \
-         A process that has ended counts as lost at once; a connection that breaks is made again",
+        "seconds without a heartbeat after which a process counts as lost; if `RINGPULL_TIMEOUT` is \
+         shorter, that holds. A process that has ended counts as lost at once. A connection that breaks is \
+         made again",
     ),
     variable(
         "RINGPULL_LOG",
@@ -102,11 +102,11 @@ pub const VARIABLES: [Variable; 33] = [
     variable(
         "RINGPULL_CHECK_REPLICAS",
         "0",
-        "after so many updates of a key the ranks of `dist_sync_mpi` compare a hash of its value, at its \
-         next update; a difference is an error on every rank that names key and ranks; 0: never. The same \
-         on every rank. Where the program's own arrays hold the values (`keep=False`, MXNet, PyTorch) the \
-         sums are compared. Servers keep no replicas, so there it does nothing; values on devices are not \
-         compared, which is an error",
+        "K: the ranks of `dist_sync_mpi` compare a hash of what each K-th update of a key gave. They do so \
+         when the key is updated next. A difference is an error on every rank, which names the key and the \
+         ranks. 0: never. Set it alike on every rank. If the program's own arrays hold the values \
+         (`keep=False`, MXNet, PyTorch), the sums are compared. With servers it does nothing, since they \
+         keep one copy. With values on devices it is an error",
     ),
     variable(
         "RINGPULL_TIMELINE",
@@ -132,8 +132,10 @@ pub const VARIABLES: [Variable; 33] = [
     variable(
         "RINGPULL_SECRET",
         "",
-        "a secret that the processes of one job share, at least 16 characters; `launch` and `compare` \
-         make one for each job and pass it on without showing it in arguments",
+        "a secret of at least 16 characters, which the nodes of a job with servers share. `launch` and \
+         `compare` make one for each job and pass it on without showing it in arguments. Without one \
+         anybody who reaches the scheduler may join, and the scheduler warns of that. Ranks of \
+         `dist_sync_mpi` need none: rank 0 makes one, and MPI carries it",
     ),
     variable(
         "RINGPULL_SECRET_FILE",
