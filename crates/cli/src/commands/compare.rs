@@ -13,14 +13,14 @@ use ringpull_workload::models::{self, ModelKey};
 use super::lab::RackArgs;
 use super::{FAILURE, SUCCESS, Status};
 use super::{Format, MpichArgs, print, to_json, write};
-use crate::compare::rows::rows;
+use crate::compare::rows::{measurements, rows};
 use crate::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
 use crate::lab::{Racks, Shape};
 use crate::launch::host::quote;
 use crate::layers;
 use crate::link::LinkRate;
 use crate::rounds::launched::{Launched, Testbed};
-use crate::rounds::{self, Job, TrainSetup, Work};
+use crate::rounds::{self, Job, Measurement, TrainSetup, Work};
 use crate::size::{elements, format_size, parse_size};
 use crate::variant::{Peer, Variant};
 
@@ -37,7 +37,8 @@ use crate::variant::{Peer, Variant};
     On a virtual machine a job starts when the hypervisor has taken no processor time for 3 s; it waits at most 15 s, at\n\
     most as long as the last job took, and not with a hostfile. While emulated hosts are up, Linux does not divide\n\
     processors by session (kernel.sched_autogroup_enabled is 0, and restored afterwards).\n\
-    The exit code is 1 if a variant failed. An absent peer is reported, but is not a failure.")]
+    Ctrl-C ends the comparison early; the report holds the rounds that were measured, and --resume runs the others.\n\
+    The exit code is 1 if a variant failed, and 130 after Ctrl-C. An absent peer is reported, but is not a failure.")]
 pub(crate) struct CompareArgs {
     /// Emulate this many hosts on this machine, joined by links of --link (root, Linux).
     #[arg(long, conflicts_with_all = ["hostfile", "local"])]
@@ -96,6 +97,9 @@ pub(crate) struct CompareArgs {
     /// The folder for results.json, report.html and its first chart, chart.svg.
     #[arg(long, default_value = "compare-out")]
     out: PathBuf,
+    /// Go on with a comparison that was interrupted: keep the rounds in --out, and run the others.
+    #[arg(long)]
+    resume: bool,
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -140,10 +144,11 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         warmup: args.warmup,
         train,
     };
+    let known = if args.resume { known(args, &setup, &variants)? } else { Vec::new() };
     let environment = Environment::survey();
     let bar = progress_bar();
     let rounds = vec![vec![job.clone()]; args.rounds];
-    let found = rounds::run(&mut runner, &variants, &rounds, &mut |progress| {
+    let found = rounds::run(&mut runner, &variants, &rounds, known, &mut |progress| {
         bar.set_length(progress.planned as u64);
         bar.set_position(progress.done as u64);
         bar.set_message(progress.words);
@@ -154,7 +159,23 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     let stolen = results::stolen(&rows);
     let mut results = Comparison { environment, setup, rows, stolen, verdict: Vec::new(), command: command() };
     results.verdict = verdict::sentences(&results);
-    finish(&results, args)
+    let status = finish(&results, args)?;
+    Ok(found.interrupted.map_or(status, super::status_of_signal))
+}
+
+/// What an earlier comparison in --out measured, which must have had the same setup, but for its rounds.
+fn known(args: &CompareArgs, setup: &Setup, variants: &[Variant]) -> Result<Vec<Measurement>> {
+    let path = args.out.join("results.json");
+    let failed = |cause: std::io::Error| Error::io("read", path.display(), &cause);
+    let bytes = std::fs::read(&path).map_err(failed)?;
+    let earlier: Comparison = serde_json::from_slice(&bytes).map_err(|cause| failed(std::io::Error::other(cause)))?;
+    if (Setup { rounds: setup.rounds, ..earlier.setup.clone() }) != *setup {
+        return Err(Error::argument(
+            format!("{} is of another comparison: {}", path.display(), earlier.command),
+            "repeat its options with --resume, or choose another --out",
+        ));
+    }
+    Ok(measurements(&earlier.rows, variants))
 }
 
 fn finish(results: &Comparison, args: &CompareArgs) -> Result<Status> {

@@ -156,6 +156,11 @@ pub(crate) const SUCCESS: Status = 0;
 /// The command failed.
 pub(crate) const FAILURE: Status = 1;
 
+/// The exit code after a signal, as a shell gives it.
+pub(crate) fn status_of_signal(signal: i32) -> Status {
+    u8::try_from(128 + signal).unwrap_or(FAILURE)
+}
+
 /// Runs the command of this process's arguments, and returns the exit code. An invalid command line ends the process.
 pub fn run() -> Status {
     if std::env::args_os().len() < 2 {

@@ -12,6 +12,7 @@ use crate::allreduce::REST_MS;
 use crate::compare::Environment;
 use crate::lab::Shape;
 use crate::link::LinkRate;
+use crate::rounds::Runner as _;
 use crate::rounds::launched::{Launched, Testbed};
 use crate::size::{elements, parse_sizes};
 use crate::sweep::{self, Sweep, SweepPlan, page};
@@ -71,21 +72,24 @@ pub(crate) struct SweepArgs {
 /// Sweeps, and writes the results and the page.
 pub(crate) fn run(args: &SweepArgs) -> Result<Status> {
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
+    let mut status = SUCCESS;
     if !args.report {
-        let results = measure(args)?;
+        let (results, interrupted) = measure(args)?;
         let name = args.name.clone().unwrap_or_else(|| match args.hosts {
             Some(hosts) => format!("hosts{hosts}-{}", args.link),
             None => "local".to_owned(),
         });
         write(&args.out.join(format!("{name}.json")), &to_json_line(&results)?)?;
+        status = interrupted.map_or(SUCCESS, super::status_of_signal);
     }
     let page = page::render(&stored(&args.out)?);
     write(&args.out.join("README.md"), &page)?;
     println!("{page}");
-    Ok(SUCCESS)
+    Ok(status)
 }
 
-fn measure(args: &SweepArgs) -> Result<Sweep> {
+/// The sweep, and the signal that ended it early.
+fn measure(args: &SweepArgs) -> Result<(Sweep, Option<i32>)> {
     let most = args.ranks.iter().copied().max().unwrap_or(0);
     let least = args.ranks.iter().copied().min().unwrap_or(0);
     if least < 1 || args.rounds == 0 || args.short_iters == 0 || args.long_iters == 0 {
@@ -120,9 +124,10 @@ fn measure(args: &SweepArgs) -> Result<Sweep> {
     };
     let contenders = if args.contenders.is_empty() { Variant::allreduces() } else { args.contenders.clone() };
     let (own_hosts, told) = (launched.has_own_hosts(), (Environment::survey(), super::compare::command()));
-    Ok(sweep::run(&mut launched, &contenders, &plan, own_hosts, told, &mut |progress| {
+    let results = sweep::run(&mut launched, &contenders, &plan, own_hosts, told, &mut |progress| {
         eprintln!("{}", progress.words);
-    }))
+    });
+    Ok((results, launched.interrupted()))
 }
 
 /// The sweeps in the folder, by name.

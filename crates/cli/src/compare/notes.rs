@@ -9,7 +9,13 @@ pub(super) fn notes(results: &Comparison) -> Vec<String> {
     let mut doubts: Vec<(String, Vec<String>)> = Vec::new();
     for row in &results.rows {
         match &row.outcome {
-            Outcome::Measured { record, .. } => {
+            Outcome::Measured { record, rounds, failure } => {
+                let (done, all) = (rounds.len(), results.setup.rounds);
+                if let Some(failure) = failure {
+                    notes.push(format!("failed: {} after {done} of {all} rounds: {failure}", row.variant));
+                } else if done < all {
+                    notes.push(format!("interrupted: {} was measured in {done} of {all} rounds", row.variant));
+                }
                 for doubt in statistics::warnings(&record.seconds) {
                     let name = row.variant.clone();
                     match doubts.iter_mut().find(|(known, _)| *known == doubt) {

@@ -69,13 +69,17 @@ pub(crate) struct Row {
 #[serde(rename_all = "lowercase", tag = "status")]
 #[allow(clippy::large_enum_variant, reason = "nearly every row is a measured one")]
 pub(crate) enum Outcome {
-    /// Every round ended with verified samples.
+    /// At least one round ended with verified samples.
     Measured {
         /// All rounds' samples in one record.
         record: Record,
+        /// Those that ended well: all, unless the comparison was interrupted or a round failed.
         rounds: Vec<JobSamples>,
+        /// Why a later round failed; the variant was not run again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<String>,
     },
-    /// A round failed; the variant was not run again.
+    /// The first round failed; the variant was not run again.
     Failed { error: String },
     /// The peer is not installed.
     Absent {
@@ -211,7 +215,9 @@ impl Comparison {
 
     /// Whether a variant failed. An absent peer is not a failure.
     pub(crate) fn any_failed(&self) -> bool {
-        self.rows.iter().any(|row| matches!(row.outcome, Outcome::Failed { .. }))
+        self.rows
+            .iter()
+            .any(|row| matches!(row.outcome, Outcome::Failed { .. } | Outcome::Measured { failure: Some(_), .. }))
     }
 
     /// The row of a variant by its name on the command line.

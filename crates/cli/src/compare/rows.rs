@@ -4,6 +4,7 @@ use ringpull_base::Result;
 
 use crate::compare::results::{JobSamples, Outcome, Row, Setup};
 use crate::cost;
+use crate::record::Record;
 use crate::rounds::{Job, Measurement, RoundsOutcome, Work, merged};
 use crate::statistics::Summary;
 use crate::variant::Variant;
@@ -29,14 +30,46 @@ fn outcome(found: &RoundsOutcome, variant: Variant, job: &Job, setup: &Setup) ->
     if let Some((_, install)) = found.absent.iter().find(|(absent, _)| *absent == variant) {
         return Outcome::Absent { install: install.clone() };
     }
-    if let Some((.., error)) = found.failed.iter().find(|(failed, ..)| *failed == variant) {
-        return Outcome::Failed { error: error.to_string() };
+    let failure = found.failed.iter().find(|(failed, ..)| *failed == variant).map(|(.., error)| error.to_string());
+    let done = found.of(variant, setup.workers, setup.bytes);
+    match (done.is_empty(), failure) {
+        (true, Some(error)) => Outcome::Failed { error },
+        (true, None) if found.interrupted.is_some() => {
+            Outcome::Failed { error: "interrupted before its first round ended".to_owned() }
+        }
+        (_, failure) => measured(variant, &done, failure, job, setup)
+            .unwrap_or_else(|error| Outcome::Failed { error: error.to_string() }),
     }
-    measured(variant, &found.of(variant, setup.workers, setup.bytes), job, setup)
-        .unwrap_or_else(|error| Outcome::Failed { error: error.to_string() })
 }
 
-fn measured(variant: Variant, done: &[&Measurement], job: &Job, setup: &Setup) -> Result<Outcome> {
+/// What the rounds of an earlier comparison measured, as far as they are of `variants`.
+pub(crate) fn measurements(rows: &[Row], variants: &[Variant]) -> Vec<Measurement> {
+    let mut known = Vec::new();
+    for (row, variant) in rows.iter().filter_map(|row| {
+        let named = |variant: &&Variant| variant.to_string() == row.variant;
+        Some((row, *variants.iter().find(named)?))
+    }) {
+        if let Outcome::Measured { record, rounds, .. } = &row.outcome {
+            known.extend(rounds.iter().map(|of| Measurement {
+                variant,
+                round: of.round,
+                place: of.place,
+                record: Record { seconds: of.seconds.clone(), usage: of.usage, ..record.clone() },
+                stolen: of.stolen,
+            }));
+        }
+    }
+    known
+}
+
+/// `failure` ended the rounds of the variant.
+fn measured(
+    variant: Variant,
+    done: &[&Measurement],
+    failure: Option<String>,
+    job: &Job,
+    setup: &Setup,
+) -> Result<Outcome> {
     let record = merged(variant, done, setup.own_hosts, setup.link, setup.uplink())?;
     let record = match &job.work {
         Work::Steps { train, .. } => {
@@ -54,7 +87,7 @@ fn measured(variant: Variant, done: &[&Measurement], job: &Job, setup: &Setup) -
         usage: record.usage,
         stolen: *stolen,
     };
-    Ok(Outcome::Measured { record, rounds: done.iter().map(|done| round(done)).collect() })
+    Ok(Outcome::Measured { record, rounds: done.iter().map(|done| round(done)).collect(), failure })
 }
 
 #[cfg(test)]
@@ -72,9 +105,20 @@ mod tests {
         let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };
         let modes = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2"].map(|mode| mode.parse().unwrap());
         let variants = Variant::list(&modes, &[Peer::Horovod]);
-        let found = rounds::run(&mut Fake::default(), &variants, &vec![vec![job.clone()]; 3], &mut |_| ());
+        let found = rounds::run(&mut Fake::default(), &variants, &vec![vec![job.clone()]; 3], Vec::new(), &mut |_| ());
         let rows = rows(&found, &variants, &job, &setup);
-        assert!(matches!(&rows[1].outcome, Outcome::Failed { error } if error.contains("rank 2 is lost")));
+        assert!(matches!(&rows[1].outcome, Outcome::Measured { rounds, failure: Some(error), .. }
+            if rounds.len() == 1 && error.contains("rank 2 is lost")));
+        let (had, known) = (found.of(variants[0], 4, 4000), measurements(&rows, &variants));
+        let again: Vec<(usize, usize, &[f64])> = known
+            .iter()
+            .filter(|done| done.variant == variants[0])
+            .map(|done| (done.round, done.place, &done.record.seconds[..]))
+            .collect();
+        assert_eq!(
+            again,
+            had.iter().map(|done| (done.round, done.place, &done.record.seconds[..])).collect::<Vec<_>>()
+        );
         assert!(matches!(&rows[3].outcome, Outcome::Absent { install } if install.contains("--horovod")));
         assert_eq!(rows[0].record().unwrap().seconds.len(), 6);
         let step = Fake::SECONDS_A_BYTE * 4000.0;

@@ -18,8 +18,10 @@ pub(crate) struct Fake {
     pub(crate) jobs: Vec<(String, usize)>,
     /// How many jobs had been started at each wait between them.
     pub(crate) settled: Vec<usize>,
+    /// The job that a signal ends, from 1, and the signal.
+    pub(crate) signal_in: Option<(usize, i32)>,
     /// How often the processor time was read.
-    asked: u64,
+    pub(crate) asked: u64,
 }
 
 impl Fake {
@@ -42,9 +44,16 @@ impl Runner for Fake {
         self.settled.push(self.jobs.len());
     }
 
+    fn interrupted(&self) -> Option<i32> {
+        self.signal_in.filter(|(job, _)| self.jobs.len() >= *job).map(|(_, signal)| signal)
+    }
+
     fn run(&mut self, variant: Variant, job: &Job) -> Result<Vec<Record>> {
         let name = variant.to_string();
         self.jobs.push((name.clone(), job.ranks));
+        if self.interrupted().is_some() {
+            return Err(Error::argument("interrupted", "run it again"));
+        }
         let count = self.jobs.iter().filter(|(other, _)| *other == name).count();
         if (name.as_str(), job.ranks) == ("openmpi:4", 3) || (name.as_str(), count) == ("dist_sync:1shared", 2) {
             return Err(Error::argument("rank 2 is lost", "look at its host"));

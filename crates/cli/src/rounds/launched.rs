@@ -212,6 +212,10 @@ impl Runner for Launched {
         });
     }
 
+    fn interrupted(&self) -> Option<i32> {
+        self.interrupt.signal().filter(|_| self.interrupt.count() > 0)
+    }
+
     fn run(&mut self, variant: Variant, job: &Job) -> Result<Vec<Record>> {
         if self.interrupt.count() > 0 {
             return Err(failed("interrupted", ""));

@@ -35,6 +35,9 @@ pub(crate) trait Runner {
     /// Waits until the last job, which took so long, no longer slows down the machine.
     fn settle(&mut self, last_job: Duration);
 
+    /// The signal that asked for an end, if one came.
+    fn interrupted(&self) -> Option<i32>;
+
     /// Runs one job to its end and gives the records that its rank 0 printed.
     fn run(&mut self, variant: Variant, job: &Job) -> Result<Vec<Record>>;
 }
@@ -60,6 +63,8 @@ pub(crate) struct RoundsOutcome {
     pub absent: Vec<(Variant, String)>,
     /// Variants that failed, with the number of ranks.
     pub failed: Vec<(Variant, usize, Error)>,
+    /// The signal that ended the rounds early.
+    pub interrupted: Option<i32>,
 }
 
 #[derive(Debug)]
@@ -74,15 +79,17 @@ pub(crate) fn order(count: usize, round: usize) -> Vec<usize> {
     (0..count).map(|place| (place + round) % count).collect()
 }
 
-/// Runs every variant with each of the jobs of every round. A variant that fails is not run again with the
-/// same number of ranks; the others go on.
+/// Runs every variant with each of the jobs of every round, but for what is `known` from an earlier run. A
+/// variant that fails is not run again with the same number of ranks; the others go on. A signal ends the
+/// rounds, and what was measured until then stays.
 pub(crate) fn run(
     runner: &mut dyn Runner,
     variants: &[Variant],
     rounds: &[Vec<Job>],
+    known: Vec<Measurement>,
     progress: &mut dyn FnMut(Progress),
 ) -> RoundsOutcome {
-    let mut found = RoundsOutcome::default();
+    let mut found = RoundsOutcome { done: known, ..RoundsOutcome::default() };
     let mut present = Vec::new();
     for variant in variants {
         match runner.missing(*variant) {
@@ -93,14 +100,16 @@ pub(crate) fn run(
     let (mut done, planned) = (0, present.len() * rounds.iter().map(Vec::len).sum::<usize>());
     // Anything may have run before the first job: a build, or another comparison.
     let mut last_job = Duration::MAX;
-    for (round, jobs) in (1..).zip(rounds) {
+    'rounds: for (round, jobs) in (1..).zip(rounds) {
         for job in jobs {
             for (place, index) in (1..).zip(order(present.len(), round - 1)) {
                 let variant = present[index];
                 let words = format!("round {round} of {}: {variant} {}", rounds.len(), job.words());
                 progress(Progress { done, planned, words });
                 done += 1;
-                if found.failed.iter().any(|(other, ranks, _)| (*other, *ranks) == (variant, job.ranks)) {
+                if found.failed.iter().any(|(other, ranks, _)| (*other, *ranks) == (variant, job.ranks))
+                    || found.has(variant, round, job)
+                {
                     continue;
                 }
                 runner.settle(last_job);
@@ -113,7 +122,13 @@ pub(crate) fn run(
                         let of = |record| Measurement { variant, round, place, record, stolen };
                         found.done.extend(records.into_iter().map(of));
                     }
+                    // It failed because it was ended.
+                    Err(_) if runner.interrupted().is_some() => {}
                     Err(error) => found.failed.push((variant, job.ranks, error)),
+                }
+                found.interrupted = runner.interrupted();
+                if found.interrupted.is_some() {
+                    break 'rounds;
                 }
             }
         }
@@ -138,6 +153,16 @@ fn expected(variant: Variant, job: &Job, records: Vec<Record>) -> Result<Vec<Rec
 }
 
 impl RoundsOutcome {
+    /// Whether the variant was measured with this job in this round.
+    fn has(&self, variant: Variant, round: usize, job: &Job) -> bool {
+        let sizes = job.payloads();
+        self.done.iter().any(|done| {
+            let record = &done.record;
+            (done.variant, done.round, record.ranks) == (variant, round, job.ranks)
+                && sizes.contains(&(record.bytes as usize))
+        })
+    }
+
     /// The measurements of `variant` with so many ranks and a payload of so many bytes, round by round.
     pub(crate) fn of(&self, variant: Variant, ranks: usize, bytes: u64) -> Vec<&Measurement> {
         let alike =
@@ -194,7 +219,9 @@ mod tests {
         let job = |ranks| Job { ranks, work: Work::Buffers(vec![4, 8]), iters: 2, warmup: 1 };
         let (mut fake, mut heard) = (Fake::default(), Vec::new());
         let rounds = [vec![job(2), job(3)], vec![job(2), job(3)]];
-        let found = run(&mut fake, &variants, &rounds, &mut |progress| heard.push((progress.done, progress.planned)));
+        let found = run(&mut fake, &variants, &rounds, Vec::new(), &mut |progress| {
+            heard.push((progress.done, progress.planned));
+        });
         let asked: Vec<String> = fake.jobs.iter().map(|(name, ranks)| format!("{name} {ranks}")).collect();
         let first = ["dist_sync_mpi 2", "openmpi:4 2", "mpi 2", "dist_sync_mpi 3", "openmpi:4 3", "mpi 3"];
         let second = ["openmpi:4 2", "mpi 2", "dist_sync_mpi 2", "mpi 3", "dist_sync_mpi 3"];
@@ -209,10 +236,33 @@ mod tests {
     }
 
     #[test]
+    fn a_signal_ends_the_rounds_and_another_run_goes_on_where_they_ended() {
+        let variants = ["dist_sync_mpi", "openmpi:4", "mpi"].map(|name| name.parse().unwrap());
+        let rounds = vec![vec![Job { ranks: 2, work: Work::Buffers(vec![4]), iters: 1, warmup: 1 }]; 3];
+        let mut fake = Fake { signal_in: Some((4, 2)), ..Fake::default() };
+        let found = run(&mut fake, &variants, &rounds, Vec::new(), &mut |_| ());
+        let places = |found: &RoundsOutcome| {
+            let mut all: Vec<(usize, usize)> = found.done.iter().map(|done| (done.round, done.place)).collect();
+            all.sort_unstable();
+            all
+        };
+        assert_eq!((found.interrupted, fake.jobs.len()), (Some(2), 4));
+        assert_eq!(places(&found), [(1, 1), (1, 2), (1, 3)], "the job that the signal ended is not kept");
+        assert!(found.failed.is_empty());
+        let mut fake = Fake::default();
+        let found = run(&mut fake, &variants, &rounds, found.done, &mut |_| ());
+        assert_eq!((found.interrupted, fake.jobs.len()), (None, 6));
+        assert_eq!(
+            places(&found),
+            (1..=3).flat_map(|round| (1..=3).map(move |place| (round, place))).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
     fn one_record_has_the_samples_of_all_rounds_their_median_cost_and_most_memory() {
         let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };
         let (mut fake, variant) = (Fake::default(), "dist_sync_mpi".parse().unwrap());
-        let found = run(&mut fake, &[variant], &vec![vec![job]; 3], &mut |_| ());
+        let found = run(&mut fake, &[variant], &vec![vec![job]; 3], Vec::new(), &mut |_| ());
         let record =
             merged(variant, &found.of(variant, 4, 4000), true, "8kbit".parse().unwrap(), LinkRate::default()).unwrap();
         let second = Fake::SECONDS_A_BYTE * 4000.0;

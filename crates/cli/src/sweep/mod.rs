@@ -93,7 +93,7 @@ pub(crate) fn run(
     let start = Instant::now();
     let count = plan.sizes.iter().map(|bytes| plan.rounds_of(*bytes)).max().unwrap_or(0);
     let rounds: Vec<Vec<Job>> = (0..count).map(|round| plan.jobs(round)).collect();
-    let found = rounds::run(runner, contenders, &rounds, progress);
+    let found = rounds::run(runner, contenders, &rounds, Vec::new(), progress);
     let mut records = Vec::new();
     for variant in contenders {
         for ranks in &plan.ranks {
