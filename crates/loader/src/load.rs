@@ -10,6 +10,9 @@ use crate::choice::{self, Missing};
 use crate::family::Family;
 use crate::process::Process;
 
+/// Where the functions are that stand in for MPI's.
+const NONE: &str = "none/libnone.so";
+
 /// What was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
@@ -44,7 +47,7 @@ pub fn load(lib: Option<&Path>, variants: &Path) -> Result<Loaded, String> {
             choice::missing(&process, &failures, &choice::of_another_family(&process))
         }
     };
-    load_without(&missing, &variants.join("none/libnone.so"))?;
+    load_without(&missing, &variants.join(NONE))?;
     Ok(Loaded { folder: Family::Mpich.folder(), mpi: None })
 }
 
@@ -69,7 +72,18 @@ fn load_without(missing: &Missing, path: &Path) -> Result<(), String> {
 /// Runs the command in `variants`, and returns its exit code.
 pub fn run(lib: Option<&Path>, variants: &Path) -> Result<c_int, String> {
     let loaded = load(lib, variants)?;
-    let path = variants.join(loaded.folder).join("libringpull.so");
+    run_from(loaded.folder, variants)
+}
+
+/// Runs the command in `variants` without looking for an MPI.
+pub fn run_without_mpi(variants: &Path) -> Result<c_int, String> {
+    let missing = Missing { reason: "help was asked for".to_owned(), remedy: "run the command".to_owned() };
+    load_without(&missing, &variants.join(NONE))?;
+    run_from(Family::Mpich.folder(), variants)
+}
+
+fn run_from(folder: &str, variants: &Path) -> Result<c_int, String> {
+    let path = variants.join(folder).join("libringpull.so");
     let fail = |cause: &libloading::Error| format!("{} cannot be loaded: {}", path.display(), text_of(cause));
     // SAFETY: it is the command of this package, whose `ringpull_main` has this type.
     unsafe {

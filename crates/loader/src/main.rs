@@ -9,11 +9,24 @@ fn main() -> ExitCode {
     let prefix = program.as_deref().ok().and_then(Path::parent).and_then(Path::parent);
     let lib = prefix.map(|prefix| prefix.join("lib"));
     let variants = lib.clone().unwrap_or_default().join("ringpull");
-    match ringpull_loader::run(lib.as_deref(), &variants) {
+    let result = if is_help() {
+        ringpull_loader::run_without_mpi(&variants)
+    } else {
+        ringpull_loader::run(lib.as_deref(), &variants)
+    };
+    match result {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(text) => {
             eprintln!("error: {text}\n  hint: install the wheel again: pip install --force-reinstall ringpull");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether the command only prints what it knows of itself: that needs no MPI, whose loading takes most of the time.
+fn is_help() -> bool {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let of_shells = |word: &std::ffi::OsString| ["help", "completions", "man"].iter().any(|known| word == known);
+    let is_asked = |word: &std::ffi::OsString| ["--help", "-h", "--version", "-V"].iter().any(|known| word == known);
+    words.first().is_none_or(of_shells) || words.iter().take_while(|word| *word != "--").any(is_asked)
 }
