@@ -23,4 +23,4 @@ pub mod family;
 mod load;
 mod process;
 
-pub use load::{Loaded, load, run, run_without_mpi};
+pub use load::{load, run, run_without_mpi};

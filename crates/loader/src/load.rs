@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 
@@ -13,21 +13,13 @@ use crate::process::Process;
 /// Where the functions are that stand in for MPI's.
 const NONE: &str = "none/libnone.so";
 
-/// What was loaded.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loaded {
-    /// The folder of the code to load next, within the folder of all.
-    pub folder: &'static str,
-    /// The library of MPI; none if there is none.
-    pub mpi: Option<PathBuf>,
-}
-
 /// Loads the MPI that this process is to use, for all libraries that are loaded later. `lib` is the
-/// environment's folder for libraries, `variants` the folder with the code for each family.
+/// environment's folder for libraries, `variants` the folder with the code for each family. Returns the family whose
+/// code is to be loaded next.
 ///
 /// Without a usable MPI the code for MPICH is loaded with functions that fail. An error only if that cannot
 /// be loaded either, or if a library of MPI breaks when it is loaded.
-pub fn load(lib: Option<&Path>, variants: &Path) -> Result<Loaded, String> {
+pub fn load(lib: Option<&Path>, variants: &Path) -> Result<Family, String> {
     let process = Process::this(lib);
     let missing = match choice::candidates(&process) {
         Err(missing) => missing,
@@ -38,7 +30,7 @@ pub fn load(lib: Option<&Path>, variants: &Path) -> Result<Loaded, String> {
                 match unsafe { Library::open(Some(&candidate.path), RTLD_NOW | RTLD_GLOBAL) } {
                     Ok(library) => {
                         keep(library);
-                        return Ok(Loaded { folder: candidate.family.folder(), mpi: Some(candidate.path) });
+                        return Ok(candidate.family);
                     }
                     Err(cause) if candidate.path.is_absolute() => failures.push(text_of(&cause)),
                     Err(_) => {}
@@ -48,7 +40,7 @@ pub fn load(lib: Option<&Path>, variants: &Path) -> Result<Loaded, String> {
         }
     };
     load_without(&missing, &variants.join(NONE))?;
-    Ok(Loaded { folder: Family::Mpich.folder(), mpi: None })
+    Ok(Family::Mpich)
 }
 
 /// Loads the functions that stand in for MPI's, and with them the code that calls them, and nobody else's.
@@ -71,19 +63,18 @@ fn load_without(missing: &Missing, path: &Path) -> Result<(), String> {
 
 /// Runs the command in `variants`, and returns its exit code.
 pub fn run(lib: Option<&Path>, variants: &Path) -> Result<c_int, String> {
-    let loaded = load(lib, variants)?;
-    run_from(loaded.folder, variants)
+    run_from(load(lib, variants)?, variants)
 }
 
 /// Runs the command in `variants` without looking for an MPI.
 pub fn run_without_mpi(variants: &Path) -> Result<c_int, String> {
     let missing = Missing { reason: "help was asked for".to_owned(), remedy: "run the command".to_owned() };
     load_without(&missing, &variants.join(NONE))?;
-    run_from(Family::Mpich.folder(), variants)
+    run_from(Family::Mpich, variants)
 }
 
-fn run_from(folder: &str, variants: &Path) -> Result<c_int, String> {
-    let path = variants.join(folder).join("libringpull.so");
+fn run_from(family: Family, variants: &Path) -> Result<c_int, String> {
+    let path = variants.join(family.folder()).join("libringpull.so");
     let fail = |cause: &libloading::Error| format!("{} cannot be loaded: {}", path.display(), text_of(cause));
     // SAFETY: it is the command of this package, whose `ringpull_main` has this type.
     unsafe {

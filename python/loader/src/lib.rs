@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 /// is the environment's folder for libraries.
 #[pyfunction]
 fn load(lib: &str, variants: &str) -> PyResult<&'static str> {
-    let loaded = ringpull_loader::load(Some(Path::new(lib)), Path::new(variants)).map_err(PyImportError::new_err)?;
-    Ok(loaded.folder)
+    let family = ringpull_loader::load(Some(Path::new(lib)), Path::new(variants)).map_err(PyImportError::new_err)?;
+    Ok(family.folder())
 }
 
 #[pymodule]

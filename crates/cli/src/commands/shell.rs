@@ -1,5 +1,6 @@
 //! `ringpull completions` and `ringpull man`: what a shell and `man` know of the command line.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory};
@@ -23,10 +24,10 @@ pub(crate) struct CompletionsArgs {
 
 /// Prints the completions of a shell.
 pub(crate) fn completions(args: &CompletionsArgs) -> Status {
-    // A pipe that nobody reads is no failure of ours.
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "ringpull", &mut text);
-    print!("{}", String::from_utf8_lossy(&text));
+    // If the reader has closed the pipe, there is nobody to tell.
+    drop(std::io::stdout().write_all(&text));
     SUCCESS
 }
 

@@ -128,13 +128,13 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process in words: `worker 3`.
+    /// The name of the process, such as `worker 3`.
     pub(crate) fn name(&self) -> String {
         process_name(self.role, self.index)
     }
 }
 
-/// A process in words: `worker 3`.
+/// The name of a process, such as `worker 3`.
 fn process_name(role: Role, index: usize) -> String {
     match role {
         Role::Scheduler => "scheduler".to_owned(),

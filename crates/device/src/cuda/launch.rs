@@ -148,7 +148,7 @@ impl Queue<'_> {
 
     fn decode_sum(&self, codec: Codec, count: usize, sums: &Slice, values: &Slice) -> Result<()> {
         let Some(SumFormat { bits, factor, unit }) = codec.stored(count) else {
-            return Err(Error::bug(format!("sums of {codec:?} on a device, which are no integers")));
+            return Err(Error::bug(format!("codec {codec:?} on a device does not sum integers")));
         };
         let (to, from, len) = (values.address(), sums.address(), values.len_bytes() as u64 / 4);
         let (bits, count) = (bits as u32, count as i32);
