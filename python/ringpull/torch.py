@@ -23,9 +23,10 @@ from typing import Any, cast
 import torch
 
 from . import _native, uncaught
+from .backward import CombiningOptimizer
 from .kvstore import Handle, KVStore, create
 from .place import waits_in
-from .worker import after_stores
+from .worker import after_stores, warn_of_separate_models
 
 __all__ = ["DistributedOptimizer", "broadcast_parameters", "ddp_hook"]
 
@@ -45,12 +46,15 @@ def _unnamed(key: str, parameter: Any) -> torch.Tensor:
 
 def broadcast_parameters(store: KVStore, parameters: _Parameters, prefix: str = "parameter") -> None:
     """Makes every rank's parameters, in their order, those of rank 0. Waits. Errors name those of ``named_parameters()``."""
+    for index, named in enumerate(parameters):
+        _broadcast(store, f"{prefix}.{index}", _unnamed(f"{prefix}.{index}", named))
+
+
+def _broadcast(store: KVStore, key: str, parameter: torch.Tensor) -> None:
     with torch.no_grad():
-        for index, named in enumerate(parameters):
-            parameter = _unnamed(f"{prefix}.{index}", named)
-            value = parameter.detach().contiguous()
-            store.broadcast(f"{prefix}.{index}", value, value)
-            parameter.copy_(value)
+        value = parameter.detach().contiguous()
+        store.broadcast(key, value, value)
+        parameter.copy_(value)
 
 
 #: The last error that PyTorch was given, which raises its text.
@@ -114,7 +118,10 @@ waits_in("torch", _waits)
 
 
 def _opened(store: KVStore | str) -> KVStore:
-    return create(store) if isinstance(store, str) else store
+    opened = create(store) if isinstance(store, str) else store
+    if opened.type in ("local", "device"):
+        warn_of_separate_models(opened.type)
+    return opened
 
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -174,76 +181,59 @@ def _names_of(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Ten
         yield from zip(group.get("param_names", ()), group["params"])
 
 
-class DistributedOptimizer:
-    """An optimizer whose ``step`` first averages the gradients over the ranks of ``store``, a store or a kind; all else is the optimizer's own.
+class DistributedOptimizer(CombiningOptimizer):
+    """An optimizer whose gradients are averaged over the ranks of ``store``, a store or a kind; all else is the optimizer's own.
 
         optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), "dist_sync_mpi")
 
-    The store is its ``store``. Errors name parameters as ``named_parameters=model.named_parameters()`` does, or an optimizer that was
-    made with them. Parameters begin as those of rank 0. A gradient leaves as soon as the backward pass has accumulated it. A
-    parameter without a gradient on some rank counts as zero there.
+    It is a ``torch.optim.Optimizer``, so schedulers and scalers take it. The store is its ``store``. Errors name parameters as
+    ``named_parameters=model.named_parameters()`` does, or an optimizer that was made with them. Trained parameters begin as those of
+    rank 0.
+
+    A gradient leaves as soon as the backward pass has accumulated it, and ``backward()`` returns when every gradient is the average: to
+    clip or to log it needs nothing else. A parameter without a gradient on some rank counts as zero there. With
+    ``backward_passes_per_step=K`` the gradients of K passes add up before they travel, and inside :meth:`no_sync` until it is left; without
+    these each pass of a step travels, and all ranks must make as many.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, store: KVStore | str, prefix: str = "parameter", named_parameters: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
-        self.optimizer = optimizer
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        store: KVStore | str,
+        prefix: str = "parameter",
+        named_parameters: Iterable[tuple[str, torch.Tensor]] = (),
+        backward_passes_per_step: int = 1,
+    ) -> None:
         self.store = _opened(store)
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        self._keys = {parameter: f"{prefix}.{index}" for index, parameter in enumerate(self._parameters)}
-        self._handles: dict[torch.Tensor, Handle | None] = {}
-        for name, parameter in (*_names_of(optimizer), *named_parameters):
-            if parameter in self._keys:
-                _native.name_key(self._keys[parameter], name)
-        broadcast_parameters(self.store, self._parameters, prefix)
-        #: Set to False while gradients of several backward passes add up; the last pass before `step` needs it True.
-        self.communicates = True
-        for parameter in self._parameters:
-            self._watch(parameter)
+        self._prefix = prefix
+        self._names = {parameter: name for name, parameter in (*_names_of(optimizer), *named_parameters)}
+        self._keys: dict[Any, str] = {}
+        #: Keys that the store has.
+        self._known: set[str] = set()
+        super().__init__(optimizer, backward_passes_per_step)
 
-    # PyTorch's types know too little of what is called here.
-    def _watch(self, parameter: Any) -> None:
-        def ready(*_: Any) -> None:
-            if self.communicates:
-                self._send(parameter)
+    def _begin(self, parameters: list[Any]) -> None:
+        for parameter in parameters:
+            key = self._keys[parameter] = f"{self._prefix}.{len(self._keys)}"
+            if parameter in self._names:
+                _native.name_key(key, self._names[parameter])
+            if parameter.requires_grad:
+                _broadcast(self.store, key, parameter)
+                self._known.add(key)
 
-        if hasattr(parameter, "register_post_accumulate_grad_hook"):
-            parameter.register_post_accumulate_grad_hook(ready)
-            return
-        # Before PyTorch 2.1: the node that accumulates the gradient, which lives as long as somebody holds it.
-        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
-        node.register_hook(ready)
-        self._nodes = [*getattr(self, "_nodes", []), node]
-
-    def _send(self, parameter: torch.Tensor) -> None:
-        if parameter in self._handles:
-            raise RuntimeError(
-                "a second backward pass before step\n  hint: set communicates = False for all but the last backward pass of a step"
-            )
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        elif not parameter.grad.is_contiguous():
+    def _send(self, parameter: Any, again: bool) -> Handle:
+        # Ranks that make different numbers of passes in a step must not add gradients of different steps.
+        key = self._keys[parameter] + (".again" if again else "")
+        if key not in self._known:
+            if parameter in self._names:
+                _native.name_key(key, self._names[parameter])
+            self.store.init(key, torch.zeros_like(parameter, memory_format=torch.contiguous_format))
+            self._known.add(key)
+        if not parameter.grad.is_contiguous():
             parameter.grad = parameter.grad.contiguous()
-        key, (before, _) = self._keys[parameter], _divisors(parameter.grad.dtype, self.store)
-        _divide(parameter.grad, before)
-        self._handles[parameter] = self.store.pushpull(key, parameter.grad, wait=False, keep=False)
+        _divide(parameter.grad, _divisors(parameter.grad.dtype, self.store)[0])
+        return self.store.pushpull(key, parameter.grad, wait=False, keep=False)
 
-    def synchronize(self) -> None:
-        """Waits until every gradient is the average over the ranks; ``step`` does so by itself. For clipping, say."""
-        for parameter in self._parameters:
-            if parameter not in self._handles:
-                self._send(parameter)
-        for parameter in self._parameters:
-            handle = self._handles[parameter]
-            if handle is not None:
-                handle.wait()
-                assert parameter.grad is not None
-                _divide(parameter.grad, _divisors(parameter.grad.dtype, self.store)[1])
-                self._handles[parameter] = None
-
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Averages the gradients, then takes the optimizer's step."""
-        self.synchronize()
-        self._handles.clear()
-        return self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)
+    def _finish(self, parameter: Any, handle: Handle) -> None:
+        handle.wait()
+        _divide(parameter.grad, _divisors(parameter.grad.dtype, self.store)[1])

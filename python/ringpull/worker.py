@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from . import _native, uncaught
 from .errors import ArgumentError
 
-__all__ = ["Worker", "leave_at_exit"]
+__all__ = ["Worker", "leave_at_exit", "warn_of_separate_models"]
 
 
 class Worker:
@@ -146,3 +146,23 @@ def close_stores() -> None:
     for pid, end in _after:
         if pid == os.getpid():
             end()
+
+
+_warned = False
+
+
+def warn_of_separate_models(kind: str) -> None:
+    """Says once in a job, on its first rank, that its processes know nothing of each other's stores."""
+    global _warned
+    told = _native.first_of_several()
+    if told is None or _warned:
+        return
+    _warned = True
+    variable, processes = told
+    instead = "ringpull_dist_sync" if variable == "DMLC_NUM_WORKER" else "dist_sync_mpi"
+    print(
+        f"warning: store kind {kind} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n"
+        f"  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process",
+        file=sys.stderr,
+        flush=True,
+    )

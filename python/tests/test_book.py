@@ -94,7 +94,7 @@ MODULES = {
 }
 
 #: What the package's modules export to each other, and not to its users.
-INSIDE = {"leave_at_exit"}
+INSIDE = {"leave_at_exit", "warn_of_separate_models"}
 
 
 def prose(node):

@@ -1,9 +1,10 @@
 """PyTorch on our stores."""
 
 import re
+import sys
 
 import pytest
-from ranks import HAS_IMAGES, ROOT, job, mpi
+from ranks import HAS_IMAGES, HERE, ROOT, job, mpi, run
 
 pytest.importorskip("torch")
 
@@ -18,6 +19,27 @@ def test_ranks_end_where_one_process_with_the_whole_batch_ends(how):
 def test_averages_of_halves_are_right_where_their_sums_are_too_large(ranks):
     for rank, printed in enumerate(job(ranks, "torch_halves").ranks):
         assert printed.out == f"rank {rank} is done\n"
+
+
+def test_whoever_reads_a_gradient_reads_the_average_and_passes_add_up():
+    # The last check of each rank is a fault, which ends the job.
+    for rank, printed in enumerate(mpi(2, HERE / "jobs/torch_passes.py", RINGPULL_TIMEOUT=2).ranks):
+        assert printed.out == f"rank {rank} is done\n", printed.err
+
+
+def test_processes_that_would_train_alone_are_told():
+    # What torchrun sets.
+    of_torchrun = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "none"}
+    code = """if True:
+        import torch, ringpull.torch
+        net = torch.nn.Linear(2, 2)
+        ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), KIND)
+        print("is alone")"""
+    status, output = run([sys.executable, "-c", code.replace("KIND", "'dist_sync_mpi'")], **of_torchrun)
+    assert status == 1 and "is alone" not in output and "torchrun starts no ranks of MPI: start it with mpirun" in output, output
+    status, output = run([sys.executable, "-c", code.replace("KIND", "'local'")], **of_torchrun)
+    warning = "warning: store kind local is of one process, and this is one of 2 (WORLD_SIZE): each trains a model of its own"
+    assert status == 0 and output.endswith("is alone\n") and warning in output, output
 
 
 @pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed: scripts/setup")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from typing import Any
 
 from mxnet import gluon, kvstore
 
 from .. import _native
 from ..errors import UnavailableError, UnknownKindError
+from ..worker import warn_of_separate_models
 from .store import MXNetKVStore, as_mxnet_error
 
 #: Kinds whose names MXNet uses for stores of its own.
@@ -82,33 +82,13 @@ def _check_native(given: str) -> None:
         text = f"unknown kind of store {given!r}\n  hint: {meant}ringpull's kinds are {', '.join(ours)}; MXNet's own are {', '.join(_NATIVE)}"
         raise as_mxnet_error(UnknownKindError(text))
     if "dist" not in name:
-        _warn_of_separate_models(name)
+        warn_of_separate_models(name)
     elif not os.environ.get("DMLC_PS_ROOT_URI"):
         text = (
             f"store kind {given} is not available: it needs servers, and this job has none (DMLC_PS_ROOT_URI is not set)\n"
             "  hint: ask for dist_sync_mpi, which needs none; or start servers: `ringpull launch -n 4 -s 4 -- CMD`"
         )
         raise as_mxnet_error(UnavailableError(text))
-
-
-_warned = False
-
-
-def _warn_of_separate_models(name: str) -> None:
-    """Says once in a job, on its first rank, that its processes know nothing of each other's stores."""
-    global _warned
-    told = _native.first_of_several()
-    if told is None or _warned:
-        return
-    _warned = True
-    variable, processes = told
-    instead = "ringpull_dist_sync" if variable == "DMLC_NUM_WORKER" else "dist_sync_mpi"
-    print(
-        f"warning: store kind {name} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n"
-        f"  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def serve_native_names() -> None:
