@@ -70,6 +70,8 @@ class _Waiter:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Handle, Callable[[], Any], Any, torch.futures.Future[Any]] | None] = queue.SimpleQueue()
+        #: Since when the backward pass has only waited for the last result, by the timeline.
+        self._since: int | None = None
         #: The last result of a backward pass: DistributedDataParallel waits in the pass for its results once it has all of them.
         self.last: torch.futures.Future[Any] | None = None
         self._thread = threading.Thread(target=self._run, name="ringpull-torch", daemon=True)
@@ -90,6 +92,11 @@ class _Waiter:
         self._queue.put((handle, result, ordered, future))
         return future
 
+    def is_last(self, future: torch.futures.Future[Any]) -> None:
+        """The backward pass has given its last bucket."""
+        self._since = _native.timeline_ns()
+        self.last = future
+
     def _run(self) -> None:
         while True:
             item = self._queue.get()
@@ -98,8 +105,11 @@ class _Waiter:
             handle, result, ordered, future = item
             try:
                 handle.wait()
+                since = self._since if future is self.last else None
                 with ordered:
                     future.set_result(result())
+                if since is not None:
+                    _native.record_wait(since)
             except Exception as error:
                 _raised[:] = [error]
                 future.set_exception(error)
@@ -169,7 +179,7 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
         handle = opened.pushpull(key, buffer, priority=-bucket.index(), wait=False, keep=False)
         future = waiter.add(handle, lambda: _divide(buffer, after), buffer.device)
         if bucket.is_last():
-            waiter.last = future
+            waiter.is_last(future)
         return future
 
     return hook

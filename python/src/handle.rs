@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 
 use ringpull_base::forked::OfProcess;
+use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Tensor, waits};
 use ringpull_device::Devices;
 
@@ -48,12 +49,18 @@ impl Handle {
 }
 
 /// Takes outputs from the end, each once it holds its result, until there is none or one does not within
-/// `limit`.
-fn drop_done(outs: &mut Vec<Tensor>, limit: Duration) -> ringpull_base::Result<()> {
+/// `limit`. Where the timeline is on it has when this thread was blocked since `since_ns`, and for which.
+fn drop_done(outs: &mut Vec<Tensor>, limit: Duration, since_ns: &mut Option<u64>) -> ringpull_base::Result<()> {
     let end = Instant::now() + limit;
     while let Some(last) = outs.last() {
+        if since_ns.is_none() && !last.is_settled_within(Duration::ZERO)? {
+            *since_ns = Some(timeline::now_ns());
+        }
         if !last.is_settled_within(end.saturating_duration_since(Instant::now()))? {
             return Ok(());
+        }
+        if let Some(since_ns) = since_ns.take() {
+            last.waited_since(since_ns);
         }
         outs.pop();
     }
@@ -72,13 +79,18 @@ impl Handle {
         let begun = Instant::now();
         let _wait = waits::wait();
         let mut outs: Vec<Tensor> = self.tensors().iter().take(self.outs).cloned().collect();
+        let mut since_ns = None;
         while !outs.is_empty() {
             let left = limit.map_or(SIGNALS, |limit| limit.saturating_sub(begun.elapsed()).min(SIGNALS));
-            py.detach(|| drop_done(&mut outs, left)).map_err(|error| raise(py, &error))?;
+            py.detach(|| drop_done(&mut outs, left, &mut since_ns)).map_err(|error| raise(py, &error))?;
             if outs.is_empty() {
                 break;
             }
             if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                if let Some(since_ns) = since_ns {
+                    // Who writes the output, and for which key, cannot be known yet.
+                    timeline::record(Phase::Wait, || timeline::RESULTS, since_ns, 0);
+                }
                 return Ok(false);
             }
             py.check_signals()?;

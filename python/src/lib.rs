@@ -18,6 +18,8 @@ mod store;
 
 use pyo3::prelude::*;
 
+use ringpull_base::timeline;
+
 /// The elements of each key of a model that `ringpull bench` knows, each scaled.
 #[pyfunction]
 fn model_lens(py: Python<'_>, name: &str, scale: f64) -> PyResult<Vec<usize>> {
@@ -31,6 +33,18 @@ fn model_lens(py: Python<'_>, name: &str, scale: f64) -> PyResult<Vec<usize>> {
 fn first_of_several(py: Python<'_>) -> PyResult<Option<(&'static str, usize)>> {
     let job = ringpull_base::config::Dmlc::from_env().map_err(|error| errors::raise(py, &error))?;
     Ok(ringpull_base::config::first_of_several(job.as_ref()))
+}
+
+/// Nanoseconds of the timeline; None while none is recorded.
+#[pyfunction]
+fn timeline_ns() -> Option<u64> {
+    timeline::is_on().then(timeline::now_ns)
+}
+
+/// Records that the program has been blocked in its framework since then, by `timeline_ns`.
+#[pyfunction]
+fn record_wait(since_ns: u64) {
+    timeline::record(timeline::Phase::Wait, || timeline::RESULTS, since_ns, 0);
 }
 
 #[pymodule]
@@ -47,6 +61,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     last_words::add_to(module)?;
     module.add_function(wrap_pyfunction!(model_lens, module)?)?;
     module.add_function(wrap_pyfunction!(first_of_several, module)?)?;
+    module.add_function(wrap_pyfunction!(timeline_ns, module)?)?;
+    module.add_function(wrap_pyfunction!(record_wait, module)?)?;
     module.add_class::<store::Store>()?;
     module.add_class::<bench::RustIterations>()?;
     module.add_class::<handle::Handle>()?;

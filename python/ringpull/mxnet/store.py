@@ -55,6 +55,29 @@ atexit.register(close_stores)
 _WAITS = {"asnumpy", "asscalar", "item", "wait_to_read", "waitall"}
 waits_in("mxnet", _WAITS.__contains__)
 
+
+def _record_waits() -> None:
+    """Lets the timeline, if there is one, have when the program waits in MXNet."""
+    if _native.timeline_ns() is None or hasattr(mxnet.nd.NDArray.wait_to_read, "_of_ringpull"):
+        return
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            since = _native.timeline_ns()
+            try:
+                return function(*args, **keywords)
+            finally:
+                if since is not None:
+                    _native.record_wait(since)
+
+        call._of_ringpull = True  # type: ignore[attr-defined]
+        return call
+
+    for owner, name in (mxnet.nd.NDArray, "wait_to_read"), (mxnet.nd.NDArray, "asnumpy"), (mxnet.nd, "waitall"):
+        setattr(owner, name, recorded(getattr(owner, name)))
+
+
 _mxnet_classes: dict[str, type[KVStoreError]] = {}
 
 
@@ -101,6 +124,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             self._native = _native.Store(self.kind)
         except KVStoreError as error:
             raise as_mxnet_error(error) from None
+        _record_waits()
         self._has_servers = self.kind.startswith("dist") and self.kind != "dist_sync_mpi"
         #: Whether the store itself runs the optimizer and holds the value.
         self._stored = self._has_servers

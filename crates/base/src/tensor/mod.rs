@@ -307,10 +307,22 @@ impl Tensor {
         RwLock::try_read_arc(&self.content).unwrap_or_else(|| {
             let since_ns = timeline::now_ns();
             let content = self.read_locked();
-            let name = || content.written.as_ref().map_or("an output".into(), timeline::Name::from);
-            timeline::record(Phase::Wait, name, since_ns, self.len_bytes() as u64);
+            self.record_wait(&content, since_ns);
             content
         })
+    }
+
+    /// Records that this thread has waited for the elements, which it may read now, since `since_ns` by
+    /// [`timeline::now_ns`].
+    pub fn waited_since(&self, since_ns: u64) {
+        if let (true, Some(content)) = (timeline::is_on(), RwLock::try_read_arc(&self.content)) {
+            self.record_wait(&content, since_ns);
+        }
+    }
+
+    fn record_wait(&self, content: &Content, since_ns: u64) {
+        let name = || content.written.as_ref().map_or("an output".into(), timeline::Name::from);
+        timeline::record(Phase::Wait, name, since_ns, self.len_bytes() as u64);
     }
 
     /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses

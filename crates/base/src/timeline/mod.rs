@@ -57,6 +57,10 @@ impl Phase {
     }
 }
 
+/// The name of a wait in which a thread was blocked in its framework, for the results of any of its calls.
+/// Whoever learns of it records it, on a thread of its own if it has to.
+pub const RESULTS: &str = "results";
+
 /// What a span is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Name {

@@ -4,14 +4,17 @@
 //! push. The time in which the caller was not blocked is computing and the calls of push. Blocked time is
 //! divided in this order: waiting for the straggler, the rank that called the awaited operation last, until
 //! it did; the update; packing and unpacking; the rest is exposed communication.
+//!
+//! A framework may call the store on threads of its own, and block the program's thread itself. Such a wait is
+//! recorded as one for results, on whichever thread: it is for all that the rank has called and others have not.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use ringpull_base::config::Role;
-use ringpull_base::timeline::Phase;
 use ringpull_base::timeline::trace::TraceEvent;
+use ringpull_base::timeline::{Phase, RESULTS};
 
 use super::intervals::Intervals;
 use super::merge::Merged;
@@ -99,7 +102,7 @@ pub(crate) fn account(merged: &Merged) -> Account {
             let spans: Vec<Timed> =
                 merged.events.iter().filter(|event| event.pid == about.number()).filter_map(timed).collect();
             let caller = caller(&spans);
-            let (steps, by_mark) = steps(&spans, caller);
+            let (steps, by_mark) = steps(&spans);
             marked &= by_mark;
             Rank { number: about.rank.unwrap_or_default(), host: about.host.clone(), spans, caller, steps }
         })
@@ -130,13 +133,14 @@ fn caller(spans: &[Timed]) -> u32 {
 }
 
 /// The steps, and whether the program marked them.
-fn steps(spans: &[Timed], caller: u32) -> (Vec<(f64, f64)>, bool) {
+fn steps(spans: &[Timed]) -> (Vec<(f64, f64)>, bool) {
     let marks = spans.iter().filter(|span| span.phase == Phase::Step && span.name != WARMUP);
     let marks: Vec<(f64, f64)> = marks.map(|span| (span.start, span.end)).collect();
     if !marks.is_empty() {
         return (marks, true);
     }
-    let pushes: Vec<&Timed> = spans.iter().filter(|span| span.phase == Phase::Push && span.tid == caller).collect();
+    let mut pushes: Vec<&Timed> = spans.iter().filter(|span| span.phase == Phase::Push).collect();
+    pushes.sort_by(|a, b| a.start.total_cmp(&b.start));
     let Some(first) = pushes.first() else { return (Vec::new(), false) };
     let starts: Vec<f64> = pushes.iter().filter(|span| span.name == first.name).map(|span| span.start).collect();
     let found: Vec<(f64, f64)> = starts.windows(2).map(|pair| (pair[0], pair[1])).collect();
@@ -166,8 +170,11 @@ fn last_calls(ranks: &[Rank]) -> LastCalls {
 /// A rank's pushes and barriers, each with its ordinal among those of its name.
 fn calls(rank: &Rank) -> Vec<((String, usize), f64)> {
     let mut ordinals: BTreeMap<&str, usize> = BTreeMap::new();
-    let calls = rank.spans.iter().filter(|span| span.phase == Phase::Push || is_barrier(span));
+    let mut calls: Vec<&Timed> =
+        rank.spans.iter().filter(|span| span.phase == Phase::Push || is_barrier(span)).collect();
+    calls.sort_by(|a, b| a.start.total_cmp(&b.start));
     calls
+        .into_iter()
         .map(|span| {
             let ordinal = ordinals.entry(&span.name).or_default();
             *ordinal += 1;
@@ -186,17 +193,16 @@ fn of_rank(rank: &Rank, last_calls: &LastCalls, awaited: &mut BTreeMap<usize, f6
         Intervals::of(chosen.map(|span| (span.start, span.end)))
     };
     let at_caller = |wanted: Phase| {
-        let chosen = rank.spans.iter().filter(|span| span.phase == wanted && span.tid == rank.caller);
+        let chosen = rank.spans.iter().filter(|span| span.phase == wanted && blocks(span, rank));
         Intervals::of(chosen.map(|span| (span.start, span.end)))
     };
     let steps = Intervals::of(rank.steps.iter().copied());
     let blocked = at_caller(Phase::Wait).and(&steps);
     let late = waits_for_others(rank, last_calls);
-    for (span, culprit) in &late {
-        let cost = Intervals::of([*span]).and(&blocked).total();
-        *awaited.entry(*culprit).or_default() += cost;
+    for (culprit, waits) in &late {
+        *awaited.entry(*culprit).or_default() += waits.and(&blocked).total();
     }
-    let straggler = Intervals::of(late.into_iter().map(|(span, _)| span)).and(&blocked);
+    let straggler = Intervals::of(late.values().flat_map(Intervals::spans)).and(&blocked);
     let rest = blocked.minus(&straggler);
     let update = rest.and(&of(&[Phase::Update]));
     let rest = rest.minus(&update);
@@ -216,23 +222,42 @@ fn of_rank(rank: &Rank, last_calls: &LastCalls, awaited: &mut BTreeMap<usize, f6
     RankAccount { rank: rank.number, host: rank.host.clone(), steps: rank.steps.len(), share, awaited_s: 0.0 }
 }
 
-/// The parts of this rank's waits in which another rank had not called yet what is awaited, and which rank
-/// that was.
-fn waits_for_others(rank: &Rank, last_calls: &LastCalls) -> Vec<((f64, f64), usize)> {
-    let calls = calls(rank);
+/// Whether a span is of the thread that calls the store, or a wait of the program's in its framework.
+fn blocks(span: &Timed, rank: &Rank) -> bool {
+    span.tid == rank.caller || is_for_results(span)
+}
+
+fn is_for_results(span: &Timed) -> bool {
+    span.phase == Phase::Wait && span.name == RESULTS
+}
+
+/// The parts of this rank's waits in which another rank had not called yet what is awaited, by that rank.
+fn waits_for_others(rank: &Rank, last_calls: &LastCalls) -> BTreeMap<usize, Intervals> {
     let mut of_name: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();
-    for ((name, ordinal), start) in &calls {
-        of_name.entry(name).or_default().push((*start, *ordinal));
+    let (mut late, mut pending) = (BTreeMap::<usize, Vec<_>>::new(), BTreeMap::<usize, Vec<_>>::new());
+    let calls = calls(rank);
+    for (call, start) in &calls {
+        of_name.entry(&call.0).or_default().push((*start, call.1));
+        if let Some((last, culprit)) = last_calls.get(call).filter(|(_, culprit)| *culprit != rank.number) {
+            pending.entry(*culprit).or_default().push((*start, *last));
+        }
     }
-    let waits = rank.spans.iter().filter(|span| span.phase == Phase::Wait && span.tid == rank.caller);
-    waits
-        .filter_map(|wait| {
-            let made = of_name.get(wait.name.as_str())?;
-            let (_, ordinal) = made.iter().rev().find(|(start, _)| *start <= wait.start)?;
-            let (last, culprit) = last_calls.get(&(wait.name.clone(), *ordinal))?;
-            (*culprit != rank.number && *last > wait.start).then(|| ((wait.start, wait.end.min(*last)), *culprit))
-        })
-        .collect()
+    for wait in rank.spans.iter().filter(|span| span.phase == Phase::Wait && span.tid == rank.caller) {
+        let made = of_name.get(wait.name.as_str()).into_iter().flatten();
+        let Some((_, ordinal)) = made.rev().find(|(start, _)| *start <= wait.start) else { continue };
+        match last_calls.get(&(wait.name.clone(), *ordinal)) {
+            Some((last, culprit)) if *culprit != rank.number && *last > wait.start => {
+                late.entry(*culprit).or_default().push((wait.start, wait.end.min(*last)));
+            }
+            _ => {}
+        }
+    }
+    let results = rank.spans.iter().filter(|span| is_for_results(span)).map(|span| (span.start, span.end));
+    let results = Intervals::of(results);
+    for (culprit, spans) in pending {
+        late.entry(culprit).or_default().extend(Intervals::of(spans).and(&results).spans());
+    }
+    late.into_iter().map(|(culprit, spans)| (culprit, Intervals::of(spans))).collect()
 }
 
 fn keys(ranks: &[Rank]) -> Vec<KeyAccount> {
@@ -242,7 +267,7 @@ fn keys(ranks: &[Rank]) -> Vec<KeyAccount> {
         let within = |span: &&Timed| rank.steps.iter().any(|(start, end)| span.end > *start && span.start < *end);
         for span in rank.spans.iter().filter(within) {
             let wanted = matches!(span.phase, Phase::Push | Phase::Collective | Phase::Request)
-                || (span.phase == Phase::Wait && span.tid == rank.caller);
+                || (span.phase == Phase::Wait && span.tid == rank.caller && !is_for_results(span));
             if !wanted {
                 continue;
             }

@@ -19,6 +19,11 @@ impl Intervals {
         Intervals(union)
     }
 
+    /// Its parts, sorted.
+    pub(crate) fn spans(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        self.0.iter().copied()
+    }
+
     /// How long it is in all.
     pub(crate) fn total(&self) -> f64 {
         // The sum of no numbers would be a negative zero.

@@ -101,3 +101,25 @@ fn a_barrier_that_one_rank_reaches_late_is_waiting_for_that_rank() {
     assert!(near(found.ranks[0].share.straggler_s, 35.0) && near(found.ranks[0].share.communication_s, 5.0));
     assert!(near(found.ranks[1].share.communication_s, 5.0) && near(found.ranks[1].awaited_s, 35.0));
 }
+
+#[test]
+fn a_framework_calls_on_many_threads_and_its_program_waits_for_results() {
+    // Four steps of 25 whose pushes come on two threads in turn; the program's own thread waits from 10 to 20
+    // in each, until 16 for rank 1.
+    let of = |number: usize, start: u32| {
+        let steps = (0..4).map(|step| 25 * step);
+        let spans: Vec<_> = steps
+            .flat_map(|at| [("push", "w", at + start, at + start + 1), ("wait", "results", at + 10, at + 20)])
+            .collect();
+        let mut trace = rank(number, &spans);
+        for (index, event) in trace.events.iter_mut().enumerate() {
+            event.tid = if event.cat == "wait" { 9 } else { 3 + (index / 2 % 2) as u32 };
+        }
+        trace
+    };
+    let found = account(&merge(vec![of(0, 0), of(1, 16)]).unwrap());
+    let share = found.ranks[0].share;
+    assert_eq!(found.ranks[0].steps, 3);
+    assert!(near(share.step_s, 25.0) && near(share.straggler_s, 6.0) && near(share.communication_s, 4.0), "{share:?}");
+    assert!(near(found.ranks[1].awaited_s, 6.0) && found.ranks[1].share.straggler_s == 0.0, "{found:?}");
+}
