@@ -1,10 +1,10 @@
 //! What an allreduce costs on a cluster: nine numbers, and the time that each algorithm needs by them.
 //!
 //! - `A` is the time from a message's leaving to its arriving, `latency_us`;
-//! - `O` is what it costs a rank to issue and take a message, `message_us`;
-//! - `W` is what a message anywhere in the job costs every rank, `shared_message_us`: ranks that share cores
-//!   wait for one another's work. It is 0 where each rank has a core of its own;
-//! - `w` is the like for a byte, `shared_us_per_byte`;
+//! - `O` is the time that a rank needs to send and take a message, `message_us`;
+//! - `W` is the time that a message anywhere in the job costs every rank, `shared_message_us`: ranks that
+//!   share cores wait for one another's work. It is 0 if each rank has its own core;
+//! - `w` is the same for a byte, `shared_us_per_byte`;
 //! - `b` is the rate of a link in each direction, `short_bytes_per_us`, for the first `P` bytes,
 //!   `short_bytes`; `B` is its rate in the long run, `long_bytes_per_us`. Caches, and shapers that let a
 //!   burst through, make the difference;
@@ -12,8 +12,10 @@
 //!   are many, flows meet in the switch and wait for one another, which the ring's fixed pairs do not;
 //! - `C` is the rate at which a rank adds while its neighbours do the same, `sum_bytes_per_us`.
 //!
-//! For `S` bytes on `n` ranks, `q = ceil(log2 n)` and `l = floor(log2 n)`, with `wire(x) = x/b` up to `P` and
-//! `P/b + (x-P)/B` beyond:
+//! The table has what the rank with most to do does, for `S` bytes on `n` ranks, with `q = ceil(log2 n)` and
+//! `l = floor(log2 n)`. A message sent while another is received counts once (ring); one sent after another
+//! was received counts as a second (star). `x` counts bytes in the same way; `y` are those in the direction
+//! that has more. `wire(x) = x/b` up to `P`, and `P/b + (x-P)/B` beyond:
 //!
 //! | algorithm | rounds | messages of one rank | of all | bytes on one link `x` | one way `y` | on all `X` | added |
 //! | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -10,10 +10,9 @@
 //! rank 2    c                   abc
 //! ```
 //!
-//! Cost, for `S` bytes: two messages one after the other, and `2(n-1)` in the whole job, the fewest that any
-//! allreduce can do with; but all of them are rank 0's to take and to send, `(n-1) S` bytes in each
-//! direction. It is for the smallest buffers, above all where ranks share cores, so that every message
-//! anywhere costs everybody.
+//! Cost, for `S` bytes: two messages one after the other, and `2(n-1)` in the whole job, the fewest of any
+//! allreduce. But rank 0 takes and sends all of them, `(n-1) S` bytes in each direction. It is for the
+//! smallest buffers, above all if ranks share cores: then every message costs every rank time.
 
 use super::plan::{Plan, Then};
 

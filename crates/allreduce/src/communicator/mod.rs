@@ -1,14 +1,13 @@
-//! What a store asks of a set of ranks: allreduce, broadcast, allgather. A [`Communicator`] does them on host
-//! memory, by plans over a transport or by the MPI library's own allreduce: `sums` and `copies`; its
-//! `executor` runs their schedules.
+//! All ranks of a job as one object: allreduce, broadcast and allgather of host memory. `sums` and `copies`
+//! run them as plans over a transport, or by the MPI library's own allreduce; `executor` runs the schedules
+//! of plans.
 //!
-//! What `auto` knows of the cluster comes from `learn`, which reads it from `model_cache` or has `probe`
-//! measure it.
+//! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`.
 //!
-//! [`AlgorithmChoice`] names the ways. `placement` finds the ranks that share a host; `node` sums among them in shared
-//! memory, `hierarchy` over several such hosts; `racks` knows where hosts stand; `schedules` keeps what is to
-//! be sent for each kind of sum; gradients with a codec go by `compressed`, between whatever `ends` encode
-//! and decode them. Memory of devices is the store's affair (`src/on_devices`).
+//! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
+//! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` knows which rack a host is in;
+//! `schedules` caches the schedule of each kind of sum; `compressed` sums gradients that `ends` encodes and
+//! decodes. The store sums the memory of devices (`src/on_devices`).
 
 mod compressed;
 mod copies;
@@ -45,9 +44,10 @@ pub use executor::Executor;
 pub use learn::Learned;
 pub use ringpull_plan::Parts;
 
-/// All ranks of a job, seen from one of them. Every operation is collective, with the same length, dtype and
-/// stamp on all ranks, and blocks, but for those begun with [`begin_allreduce`](Self::begin_allreduce). Those
-/// that block are called by all ranks in one order, when nothing is under way.
+/// All ranks of a job, seen from one of them. Every operation is collective, and has the same length, dtype
+/// and stamp on all ranks. Every operation blocks, except a sum begun with
+/// [`begin_allreduce`](Self::begin_allreduce). All ranks call blocking operations in the same order, and only
+/// when no other operation is running.
 pub struct Communicator {
     executor: Executor,
     choice: AlgorithmChoice,
@@ -60,15 +60,15 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Collectives over `transport`. When `stop` is set, an operation under way ends in an error. Collective.
+    /// Collectives over `transport`. When `stop` is set, a running operation returns an error. Collective.
     pub fn new(transport: Box<dyn Transport>, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
-        // Longer than the control star waits for a silent rank: it names the one that is lost, a runner only
-        // its neighbours.
+        // Longer than the control star waits for a silent rank: the star reports which rank is lost, while a
+        // runner knows only its neighbours.
         let mut executor = Executor::new(transport, config.segment_bytes, config.timeout * 3 / 2, stop);
         let choice = config.algorithm;
         let placement = Placement::find(&mut executor)?;
         let learned = Learned::default();
-        // By the library's own sum there is no message of ours.
+        // The library's own allreduce sends no message of ours.
         let takes_device_memory = choice != AlgorithmChoice::Native
             && config.mpi_device_memory.unwrap_or_else(|| executor.transport.takes_device_memory());
         let cuts = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
@@ -83,9 +83,8 @@ impl Communicator {
         })
     }
 
-    /// Finds out what `auto` must know of the cluster, as rank 0's `config` says. Collective; until then
-    /// `auto` goes by the default model. Ranks that all share one host's memory need no network, and learn
-    /// nothing.
+    /// Reads or measures the cluster's model for `auto`, as rank 0's `config` requires. Collective. Until
+    /// this call `auto` uses the default model. If all ranks share one host's memory, nothing is measured.
     pub fn learn(&mut self, config: &Config) -> Result<()> {
         if self.placement.is_one_host() {
             if let (ModelSource::File(path), 0) = (&config.model, self.rank()) {
@@ -109,13 +108,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// What `auto` knows of the cluster.
+    /// The model of the cluster, and its source.
     pub fn learned(&self) -> &Learned {
         &self.learned
     }
 
-    /// The most bytes that short sums should travel in together: any number where no network is between the
-    /// ranks.
+    /// The longest bucket that the network is good for; unlimited if all ranks are on one host.
     pub fn bucket_bytes(&self) -> usize {
         if self.placement.is_one_host() {
             return usize::MAX;
@@ -123,7 +121,7 @@ impl Communicator {
         self.learned.model.bucket_bytes(self.size(), self.cuts)
     }
 
-    /// How sums are to be done.
+    /// How sums are computed.
     pub fn choice(&self) -> AlgorithmChoice {
         self.choice
     }
@@ -133,12 +131,12 @@ impl Communicator {
         self.executor.runner.limit
     }
 
-    /// An error when the job was told to stop: for those who wait for other ranks elsewhere than here.
+    /// An error once the job is stopping: for code outside this type that waits for other ranks.
     pub fn go_on(&self) -> Result<()> {
         self.executor.go_on()
     }
 
-    /// What runs its schedules, to move on what was begun.
+    /// The executor, which advances the sums that were begun.
     pub fn executor(&mut self) -> &mut Executor {
         &mut self.executor
     }
@@ -148,13 +146,13 @@ impl Communicator {
         self.cuts
     }
 
-    /// The ranks that share memory, host by host: among those of one host `auto` sums there.
+    /// The ranks that share memory, host by host. `auto` sums within a host in shared memory.
     pub fn hosts(&self) -> &[Vec<usize>] {
         &self.placement.hosts
     }
 
-    /// The racks the hosts stand in, if there are two, named or found: each one's hosts, by their place in
-    /// [`hosts`](Self::hosts).
+    /// The hosts of each of the two racks, as indices of [`hosts`](Self::hosts); `None` if two racks were
+    /// neither named nor found.
     pub fn racks(&self) -> Option<&[Vec<usize>; 2]> {
         Some(self.placement.racks.as_ref()?.hosts())
     }
@@ -169,7 +167,7 @@ impl Communicator {
         self.executor.size()
     }
 
-    /// The library under the transport, for people.
+    /// The name of the library under the transport, for messages.
     pub fn library(&self) -> String {
         self.executor.transport.name()
     }
@@ -181,7 +179,7 @@ impl Communicator {
         (self.executor.runner.sent_bytes + moved, self.executor.runner.received_bytes + moved)
     }
 
-    /// Takes note of a buffer that others than the transport have summed over the ranks.
+    /// Counts a buffer that was summed over the ranks without the transport.
     pub fn count(&mut self, len_bytes: usize) {
         self.executor.runner.sent_bytes += len_bytes as u64;
         self.executor.runner.received_bytes += len_bytes as u64;

@@ -1,9 +1,9 @@
 //! Learns a cluster's [`Model`] by running a few small allreduces, and solving for its numbers.
 //!
-//! What is run is what will be used: the plans, the interpreter and the transport; to cut a plan is not
-//! timed, as it is done once for all sums alike. With ranks that share cores that matters more than the wire.
-//! All ranks take part, then hold one another's times, and compute the same numbers from them. In the words
-//! of the model, for `n` ranks:
+//! The probe runs the plans, the interpreter and the transport of real sums: if ranks share cores, these take
+//! more time than the wire. Cutting a plan is not timed, since it is done once for all equal sums. All ranks
+//! take part, exchange their times, and compute the same numbers from them. In the terms of the model, for
+//! `n` ranks:
 //!
 //! | run | its time, without what is known already |
 //! | --- | --- |
@@ -16,13 +16,14 @@
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
-//! The short ones move so few bytes that no shaper holds them back: what waited for one would be taken for
-//! the ranks' work, `w`. A long ring that takes half as long again as it would at `b` has waited for a
-//! shaper: then its time is `x/B` and direct's `F x/B`, without what is known already. Without a shaper `P`
-//! is what the short ones moved.
+//! The short runs move so few bytes that no shaper delays them: a delay would be counted as the ranks' work,
+//! `w`. A long ring that takes half as long again as it would at `b` was delayed by a shaper: then its time
+//! is `x/B` and that of direct is `F x/B`, and known costs are not subtracted. Without a shaper, `P` is the
+//! number of bytes that the short runs moved.
 //!
-//! The long ones start small and grow until one takes [`LONG_ENOUGH_US`], so that a slow network is not kept
-//! busy and a fast one is not judged by a blink. `C` is measured on each rank alone, while all do the same.
+//! The long runs start small and grow until one takes [`LONG_ENOUGH_US`]: so a slow network is not busy for
+//! long, and the run on a fast one is not too short to measure. `C` is measured on each rank by itself, while
+//! all do the same.
 
 use std::time::{Duration, Instant};
 
@@ -37,25 +38,26 @@ use crate::transport::Stamp;
 
 /// No operation of a job has this number.
 pub(super) const STAMP: Stamp = Stamp::MAX;
-/// Runs of each short collective: so many batches of so many runs. The lower quartile counts: what else
-/// a machine does makes most of them longer.
+/// Runs of each short collective: this many batches of this many runs. The lower quartile counts, since other
+/// load makes most runs longer.
 const BATCHES: usize = 28;
 const RUNS: usize = 2;
-/// What the short transfers move over the busiest link, for each rank: together less than a shaper lets
-/// through in the time that they all take, which grows with the ranks as their messages do.
+/// The bytes per rank that the short transfers move over the busiest link. Together they are fewer than a
+/// shaper admits while they run; that time grows with the number of ranks, as the messages do.
 const SHORT_BYTES: usize = 8 << 10;
 const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
-/// What shows a shaper's burst by the time it takes after a rest: more than a burst, and not many times that.
+/// The transfer after a rest, whose time shows a shaper's burst: longer than a burst, but not many times as
+/// long.
 const RESTED_BYTES: usize = 256 << 10;
-/// A long transfer that takes so many times what it would at the short rate has waited for a shaper: neither
-/// latency nor noise is that much of it.
+/// A long transfer that takes this many times as long as at the short rate was delayed by a shaper: latency
+/// and noise alone would add less.
 const SHAPED: f64 = 1.5;
-/// Runs of each long transfer, the least of which counts: what else a machine does only adds.
+/// Runs of each long transfer. The shortest counts, since other load only adds time.
 const LONG_RUNS: usize = 4;
-/// Long enough for a shaper to save up, as `bench allreduce` rests.
+/// Time for a shaper to save up a burst, as `--rest` of `bench allreduce`.
 const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
@@ -115,7 +117,7 @@ impl Prober<'_> {
             }
         }
         let mut runs = [[0.0; LONG_RUNS]; 3];
-        // On a slow network no more than was long enough.
+        // On a slow network no longer than the runs above.
         let rested_part = RESTED_BYTES.div_ceil(size).min(long_part);
         for at in 0..LONG_RUNS {
             let ring = self.run(Algorithm::Ring, size * long_part)?;
@@ -146,14 +148,14 @@ impl Prober<'_> {
         })
     }
 
-    /// The time of the smallest ring now, to hold a known model against.
+    /// The present time of the smallest ring, to compare with a known model's prediction.
     pub(super) fn smallest_ring_us(&mut self) -> Result<f64> {
         let own = self.short([(Algorithm::Ring, self.executor.size())])?;
         Ok(self.medians(own)?[0])
     }
 
-    /// The times of short allreduces, taken in turn: a job's first tenths of a second are when its last
-    /// processes start, and whatever was timed first has been seen to take three times as long as later.
+    /// The times of short allreduces, run in turn. A job's last processes start in its first tenths of a
+    /// second, and a collective timed then has taken three times as long as later.
     fn short<const N: usize>(&mut self, what: [(Algorithm, usize); N]) -> Result<[f64; N]> {
         // The first run makes connections.
         what.into_iter().try_for_each(|(algorithm, len)| self.run(algorithm, len).map(drop))?;
@@ -210,15 +212,15 @@ fn short_part(size: usize) -> usize {
     ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
 }
 
-/// The numbers under which the model predicts these times, the long ones but for the shaper's first bytes.
-/// What noise has made impossible is held to what is possible.
+/// The numbers with which the model predicts these times, the long ones without the shaper's first bytes. A
+/// number that noise made impossible is replaced by the nearest possible one.
 pub(super) fn fit(times: &Times) -> Model {
     let n = times.size as f64;
     let (step, star, direct) = (times.ring_us / (2.0 * (n - 1.0)), times.star_us / 2.0, times.direct_us / 2.0);
     let least = 0.02 * step.max(0.1);
     let shared_message_us = ((direct - star) / (n - 1.0).powi(2)).clamp(0.0, step / n);
     let message_us = if times.size > 2 {
-        // A step is never less than what a rank does in it.
+        // A step takes at least as long as a rank's own work in it.
         let most = (step - n * shared_message_us).max(least);
         ((star - step + shared_message_us) / (n - 2.0)).clamp(least, most)
     } else {
@@ -237,7 +239,7 @@ pub(super) fn fit(times: &Times) -> Model {
         fan_factor: 1.0,
         sum_bytes_per_us: times.sum_bytes_per_us.max(1.0),
     };
-    // From here on the model knows all but the bytes; what a run takes beyond that is their time.
+    // The model now predicts everything but the time of the bytes, which is the rest of each run's time.
     let per_byte = |model: &Model, algorithm, time_us: f64, len, link_bytes: f64| {
         let known = model.predicted_us(algorithm, len, times.size, times.segment_bytes);
         (time_us - known).max(0.05 * time_us).max(1e-3) / link_bytes

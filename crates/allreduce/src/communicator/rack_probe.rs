@@ -1,14 +1,14 @@
-//! Finds two racks by timing, where nobody has named them.
+//! Finds two racks by measuring, if they are not named.
 //!
-//! A narrow link between racks shows only when several pairs of hosts use it at once. So all hosts talk in
-//! pairs, as the players of a tournament do, every host with every other once (the circle method: in round
-//! `r` of `m` hosts, `i` meets `r - i`, modulo `m - 1`), and all pairs of a round at the same time. If the
-//! times fall into two classes, short within two groups of hosts and long between them, without one
-//! exception, the groups are racks. What a busy machine does to some pairs fits no two groups, so tournaments
-//! are repeated, each pair's median counts, and two in a row must tell the same.
+//! A narrow link between racks is slow only when several pairs of hosts use it at once. So hosts exchange
+//! data in pairs, all pairs of a round at the same time, until every host has met every other: a tournament
+//! by the circle method (in round `r` of `m` hosts, `i` meets `r - i`, modulo `m - 1`). Two groups of hosts
+//! are racks if, without exception, the times within a group are short and those between the groups are long.
+//! Load on a machine slows some pairs down, but hardly ever so that two groups result. So tournaments are
+//! repeated, each pair's median counts, and two in a row must find the same racks.
 //!
-//! The racks are used if crossing the link once in each direction is predicted to be worth it: a ring over
-//! hosts that stand in order may lose little.
+//! The racks are used only if the plan for racks is predicted to be faster: a ring over hosts in the order of
+//! the racks may be nearly as fast.
 
 use std::time::Instant;
 
@@ -17,28 +17,28 @@ use ringpull_plan::Algorithm;
 
 use super::probe::{Prober, STAMP, Times, median};
 
-/// The times of fewer hosts fall into two groups by chance too often; with more this would take long.
+/// With fewer hosts, times fall into two groups by chance too often; with more, a tournament takes too long.
 const HOSTS: std::ops::RangeInclusive<usize> = 6..=32;
-/// At most so many tournaments; two in a row must tell the same racks.
+/// At most this many tournaments; two in a row must find the same racks.
 const TOURNAMENTS: usize = 6;
-/// About as long as all of them may take.
+/// About the limit for all of them together.
 const MOST_US: f64 = 1_500_000.0;
 /// What a pair sends in each direction: what a ring passes on in about 12 ms.
 const GAME_US: f64 = 12_000.0;
 const GAME_BYTES: std::ops::RangeInclusive<f64> = 65_536.0..=262_144.0;
-/// The longest time within a rack is less than the shortest between racks by this factor,
+/// The shortest time between racks is more than the longest within a rack by this factor,
 const APART: f64 = 1.2;
-/// and of all times the long ones are longer than the short ones by this, or there are no racks to look for.
+/// and the long times are more than the short ones by this factor. Otherwise there are no racks to look for.
 const SPREAD: f64 = 1.5;
-/// What the plan for racks takes beyond the time of its busiest link.
+/// The time of the plan for racks, relative to that of its busiest link.
 const OVERHEAD: f64 = 1.15;
 
 /// The times of all pairs, by host and host, in microseconds.
 type PairTimes = Vec<Vec<f64>>;
 
 impl Prober<'_> {
-    /// The racks of `hosts` (ranks by host), bit `h` for host `h`; 0 if they stand in one, or summing as if
-    /// they did costs no more. Collective.
+    /// The racks of `hosts` (ranks by host), bit `h` for host `h`; 0 if all are in one rack, or if the plan
+    /// for racks would not be faster. Collective.
     pub(super) fn racks(&mut self, hosts: &[Vec<usize>], times: &Times) -> Result<u64> {
         if !HOSTS.contains(&hosts.len()) {
             return Ok(0);
@@ -90,7 +90,7 @@ impl Prober<'_> {
         for round in 0..rounds(hosts.len()) {
             let other = own.and_then(|own| partner(own, round, hosts.len()));
             let took = other.map_or(Ok(0.0), |other| self.game(hosts[other][0], bytes))?;
-            // Nobody begins the next round before all have ended this one.
+            // No host begins the next round before all have ended this one.
             let rows = self.gather([took])?;
             // The half of each game that is not timed takes as long.
             *spent_us += 2.0 * rows.iter().map(|row| row[0]).fold(0.0, f64::max);
@@ -136,7 +136,7 @@ fn rounds(hosts: usize) -> usize {
 fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     let odd = rounds(hosts);
     let other = if host == odd {
-        // The last one stands still and meets whoever would meet itself: `2 other = round`, modulo an odd
+        // The last host meets the one that would otherwise meet itself: `2 other = round`, modulo an odd
         // number.
         round * odd.div_ceil(2) % odd
     } else {
@@ -146,7 +146,7 @@ fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     (other < hosts).then_some(other)
 }
 
-/// Whether the times, but for a tenth at either end, are much the same.
+/// Whether the times are nearly equal, without the longest and the shortest tenth.
 fn are_alike(pairs: &PairTimes) -> bool {
     let sorted = sorted(pairs);
     let tenth = sorted.len() / 10;
@@ -163,7 +163,8 @@ fn is_apart(racks: u64, host: usize, other: usize) -> bool {
     (racks >> host ^ racks >> other) & 1 == 1
 }
 
-/// The two groups of hosts, each of at least two, that all short times are within and all long ones between.
+/// The two groups of hosts, each of at least two, such that all times within a group are short and all times
+/// between them are long.
 fn split(pairs: &PairTimes) -> Option<u64> {
     let hosts = pairs.len();
     let all = || (0..hosts).flat_map(|host| (0..host).map(move |other| (host, other)));

@@ -1,17 +1,17 @@
 //! The one interpreter: executes any [`Schedule`] over any [`Transport`], and several at once.
 //!
-//! Schedules are of segments: a segment is forwarded as soon as it is reduced, across step boundaries, and
-//! the wire never waits for a whole part. What is added to what, and in which order, is each plan's program
-//! order alone: the bits do not depend on what arrives when, nor on what else is in flight.
+//! A schedule consists of segments. A segment is forwarded as soon as it is reduced, across step boundaries,
+//! so the wire never waits for a whole part. Additions are in the plan's program order: the bits depend
+//! neither on when messages arrive nor on which other operations are in flight.
 //!
-//! Operations are begun, advanced together, and reported when they are finished. Each has lanes of its own,
-//! told apart by its stamp, so none waits for a message of another. They share what a peer is sent at a time:
-//! a message of higher priority goes first, then one of an operation begun earlier. No message leaves while
-//! one of higher priority is ready for the same peer and held back because enough are in flight, and not all
-//! of them wait for the peer. But for that, each operation may always have one message in flight to each
-//! peer; and if what is in flight stands still, even so. Thus it ends however full the others' lanes are, and
-//! in whichever order the ranks begin what they have in flight. What is in flight to a peer is also what that
-//! peer may have to keep (`ahead`).
+//! Operations are begun, advanced together, and reported when they are finished. Each has its own lanes,
+//! identified by its stamp, so no operation waits for a message of another. They share one limit on the
+//! messages in flight to a peer: a message of higher priority leaves first, then one of an operation begun
+//! earlier. While that limit holds back a message of higher priority, no message of lower priority leaves for
+//! the same peer, unless all messages in flight wait for the peer. Otherwise each operation may always have
+//! one message in flight to each peer; if nothing in flight moves, it may have one in any case. So every
+//! operation ends, however full the others' lanes are, and in whichever order the ranks begin their
+//! operations. A peer may have to buffer what is in flight to it (`ahead`).
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -32,21 +32,22 @@ use crate::transport::{SendMode, Stamp, Transport};
 
 /// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
-/// After nothing has moved for so long, what is ready no longer waits for what is in flight: the peer may
-/// need it first.
+/// If nothing has moved for this long, ready messages no longer wait for those in flight: the peer may need
+/// them first.
 pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
 
-/// Executes schedules over a transport that each call names anew: the whole job's, or a group of its ranks.
+/// Executes schedules over the transport that each call names: the whole job's, or that of a group of its
+/// ranks.
 pub struct Runner {
     /// The most bytes one message carries of what [`schedule`](Self::schedule) cuts.
     segment_bytes: usize,
-    /// How long a run goes on while nothing moves.
+    /// How long a run waits while nothing moves.
     pub limit: Duration,
     /// Payload bytes sent so far.
     pub sent_bytes: u64,
     /// Payload bytes received so far.
     pub received_bytes: u64,
-    /// By preference: higher priority, then begun earlier.
+    /// In the order of preference: higher priority, then begun earlier.
     flights: Vec<Flight>,
     begun: Ticket,
     finished: Vec<Ticket>,
@@ -56,9 +57,9 @@ pub struct Runner {
     sending: Vec<Ahead>,
     /// Messages in flight from each peer, of all operations.
     receiving: Vec<usize>,
-    /// The highest priority of what is ready for each peer and held back.
+    /// For each peer, the highest priority of the messages that are ready and held back.
     held: Vec<Option<i32>>,
-    /// Whether nothing has moved for long, and since then nothing of what was held back.
+    /// Whether nothing has moved for [`STANDSTILL`], and no message that was held back has left since.
     stands_still: bool,
     tokens: Tokens,
     scratch: Scratch,
@@ -69,7 +70,8 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// A runner that cuts messages of at most `segment_bytes`, and gives up when nothing moves for `limit`.
+    /// A runner that cuts messages of at most `segment_bytes`, and returns an error when nothing moves for
+    /// `limit`.
     pub fn new(segment_bytes: usize, limit: Duration) -> Self {
         Runner {
             segment_bytes,
@@ -131,8 +133,8 @@ impl Runner {
     /// Posts and takes what can be posted and taken now. Does not block. Returns whether to call it again at
     /// once, as more may be posted.
     ///
-    /// Errors if what arrives is not what is due, or soon after `stop` is set. After an error every operation
-    /// under way is lost.
+    /// An error if a message is not the expected one, or soon after `stop` is set. After an error every
+    /// running operation is lost.
     pub fn advance(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
         let outcome = self.step(transport, stop);
         if outcome.is_err() {
@@ -141,7 +143,7 @@ impl Runner {
         outcome
     }
 
-    /// To be called when nothing has moved: waits a little. An error if nothing has moved for the limit.
+    /// Waits a little; for the caller, if nothing has moved. An error if nothing has moved for the limit.
     pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
         if self.flights.is_empty() {
             // What is finished without a message has nothing to wait for.
@@ -173,7 +175,7 @@ impl Runner {
     ///
     /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do.
     ///
-    /// Nobody promises what follows by accident:
+    /// It is unsafe, so that no caller makes the promise below by accident:
     ///
     /// ```compile_fail,E0133
     /// # use ringpull_allreduce::{interpreter::Runner, transport::{Stamp, Transport}};
@@ -238,12 +240,12 @@ impl Runner {
         self.until(ticket, transport, stop)
     }
 
-    /// As [`run`](Self::run), with an end of this rank's own making.
+    /// As [`run`](Self::run), with an endpoint of the caller's.
     ///
     /// # Safety
-    /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until
-    /// the endpoint is told that their message is done; after an error never again. What the endpoint borrows
-    /// is not needed then: it is never called again.
+    /// The transport can read and write at the addresses that the endpoint returns, and nobody else does
+    /// until the endpoint is notified that their message is done; after an error, never again. What the
+    /// endpoint borrows need not live on then: it is never called again.
     pub unsafe fn run_between(
         &mut self,
         schedule: &Arc<Schedule>,
@@ -356,8 +358,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Takes note that the transport is done with a message, and finishes every message that this allows to
-    /// finish.
+    /// Marks a message as done by the transport, and finishes every message that can finish now.
     fn complete(&mut self, token: u32) -> Result<()> {
         let Given { ticket, index, mode, since_ns } = self.tokens.redeem(token);
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
@@ -397,7 +398,7 @@ impl Runner {
         }
     }
 
-    /// Keeps for ever what the transport may still touch.
+    /// Leaks all memory that the transport may still touch.
     fn abandon(&mut self) {
         std::mem::forget(std::mem::take(&mut self.flights));
         self.open_bytes = 0;

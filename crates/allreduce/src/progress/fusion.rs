@@ -1,12 +1,13 @@
-//! What is summed together, and in which order: a function of the sequence of calls and of where their
-//! callers wait.
+//! Which operations are summed together, and in which order: a function of the sequence of calls and of where
+//! their callers wait.
 //!
 //! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element
 //! type that travel as one. Long sums are not copied into buckets, and do not end them: a bucket collects the
 //! short sums between them.
 //!
-//! Units never reach across a wait. If some rank waits for `a` before it calls `b`, the phase of `a` is the
-//! lower one (`phases`): so whatever a rank waits for can be done before that rank calls anything more.
+//! No unit has operations from both sides of a wait. If some rank waits for `a` before it calls `b`, the
+//! phase of `a` is lower than that of `b` (`phases`). So an operation that a rank waits for never needs a
+//! later call of that rank.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +15,16 @@ use ringpull_base::DType;
 
 use crate::progress::messages::{Step, Topic, Transfer};
 
-/// The most bytes of a bucket, where nobody asked for more. A slow network has shorter ones.
+/// The default limit of a bucket's length. On a slow network it is lower.
 pub const BUCKET_BYTES: usize = 1 << 20;
-/// A bucket holds no sum longer than this part of its own limit: what is longer gains nothing from being
-/// copied.
+/// A sum goes into a bucket only if it is no longer than the bucket's limit divided by this: a longer one
+/// gains nothing from being copied.
 const SHORT_PART: usize = 2;
-/// A bucket ends when this many times its limit has been called beside it: what is in it should not wait for
-/// ever.
+/// A bucket ends once the long sums called since it began exceed its limit this many times, so that its
+/// members do not wait for ever.
 const SPAN: usize = 16;
 
-/// A bucket that more may be put into.
+/// A bucket to which operations may still be added.
 #[derive(Default)]
 struct Open {
     members: Vec<u32>,
@@ -32,7 +33,7 @@ struct Open {
 }
 
 /// The units of a cycle in the order in which every rank begins them, as indices of `steps`; `phases` has one
-/// number a step.
+/// number per step.
 pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32>> {
     let mut order: Vec<u32> = (0..steps.len() as u32).collect();
     order.sort_by_key(|index| phases[*index as usize]);

@@ -1,13 +1,13 @@
-//! What the fuzz targets try of this layer beside its public states: what ranks tell each other. Only in
-//! builds of `cargo fuzz`.
+//! The messages of the control star, for the fuzz targets. Only in builds of `cargo fuzz`.
 
 use super::messages::ControlMessage;
 
-/// Reads `bytes` as a message of the control connections. What is read is written and read again as the same.
+/// Decodes `bytes` as a control message. A message that can be decoded is the same after it is encoded and
+/// decoded again.
 ///
 /// # Panics
 ///
-/// If it is not.
+/// If it differs.
 pub fn note(bytes: &[u8]) {
     let write = |note: &ControlMessage| postcard::to_stdvec(note).expect("control messages are plain data");
     let Ok(read) = postcard::from_bytes::<ControlMessage>(bytes) else { return };

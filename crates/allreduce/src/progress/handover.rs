@@ -1,7 +1,7 @@
-//! What the comm thread has given to the finishing thread and that has not finished.
+//! The number of jobs that the comm thread has passed to the finishing thread and that are not finished.
 //!
-//! The comm thread finishes a short job itself if nothing that it gave before is left: then the finishing
-//! thread's work lies before its own. The count is generic for `loom`, as in `transport::meeting`.
+//! The comm thread finishes a short job itself if this number is 0: then the finishing thread's work has
+//! happened before its own. The number's type is generic for `loom`, as in `transport::meeting`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -22,7 +22,7 @@ impl<N: Number> Handover<N> {
         self.0.add(u32::MAX, Ordering::Release);
     }
 
-    /// Whether nothing is left. What finishing has done is seen then.
+    /// Whether every job is finished. If so, this thread sees everything that the finishing thread wrote.
     pub(super) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
@@ -36,10 +36,10 @@ mod tests {
     use loom::sync::Arc;
     use loom::sync::mpsc::channel;
 
-    /// Accesses of the cell that no ordering keeps apart are an error of loom's. Either ordering weakened to
-    /// `Relaxed` is found by this.
+    /// Loom reports accesses of the cell that no ordering separates. So this fails if either ordering is
+    /// weakened to `Relaxed`.
     #[test]
-    fn what_the_finishing_thread_has_done_lies_before_what_the_comm_thread_finishes_itself() {
+    fn the_finishing_threads_work_happens_before_what_the_comm_thread_finishes_itself() {
         loom::model(|| {
             let shared = Arc::new((Handover::<Modelled>::default(), UnsafeCell::new(())));
             let (sender, receiver) = channel::<()>();

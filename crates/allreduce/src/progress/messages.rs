@@ -1,4 +1,4 @@
-//! What ranks tell each other over the control star. docs/protocol.md has the table of these messages.
+//! The messages of the control star. docs/protocol.md has their table.
 
 use serde::{Deserialize, Serialize};
 
@@ -44,12 +44,12 @@ impl Topic {
     }
 }
 
-/// What a job asks of the transport. The same on every rank, but for the priority.
+/// How a job uses the transport. The same on every rank, except for the priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transfer {
-    /// A whole collective, when nothing else is under way.
+    /// A collective that runs alone.
     Alone,
-    /// A sum over all ranks, beside others.
+    /// A sum over all ranks, which may run beside others.
     Sum {
         /// Its element type.
         dtype: DType,
@@ -87,7 +87,7 @@ impl std::fmt::Display for Operation {
     }
 }
 
-/// How the ranks sum: what all of them must have set alike.
+/// The settings of sums, which must be the same on every rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sums {
     algorithm: AlgorithmChoice,
@@ -117,18 +117,19 @@ impl std::fmt::Display for Sums {
     }
 }
 
-/// What has to be the same on every rank for an operation. All of it is empty where it is about no key.
+/// What has to be the same on every rank for an operation. All fields are empty for an operation without a
+/// key.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
     /// The key's element type and shape.
     pub value: Option<(DType, Vec<usize>)>,
     /// What applies the sum to the value.
     pub optimizer: Option<Optimizer>,
-    /// Whether an updater does so, which cannot be compared.
+    /// Whether an updater does; updaters cannot be compared.
     pub has_updater: bool,
     /// How gradients are compressed.
     pub compression: Option<Compression>,
-    /// How the ranks sum, where that is to be compared: in an init.
+    /// The settings of sums. Only an init has them, so that they are compared once per key.
     pub sums: Option<Sums>,
 }
 
@@ -154,12 +155,12 @@ pub struct Call {
     pub terms: Terms,
     /// What it asks of the transport.
     pub transfer: Transfer,
-    /// Whether the rank's caller has waited for something since its call before.
+    /// Whether the rank's caller has waited for something since its previous call.
     pub waited: bool,
 }
 
 impl Call {
-    /// Whether two ranks that have called it so go together.
+    /// Whether the calls of two ranks match.
     pub(super) fn is_like(&self, other: &Call) -> bool {
         self.operation == other.operation && self.terms == other.terms
     }
@@ -174,7 +175,7 @@ pub struct Launch {
     pub ordinal: u64,
     /// Its place in the order of launches.
     pub number: u32,
-    /// What was called, where a rank has joined and has to stand in for a call of its own.
+    /// The call, if a rank has joined and needs it to make up a call of its own.
     pub call: Option<Box<Call>>,
 }
 
@@ -193,7 +194,7 @@ pub struct Step {
     pub transfer: Transfer,
 }
 
-/// What rank 0 tells every rank when it freezes the sequence of calls.
+/// What rank 0 sends to every rank when it freezes the sequence of calls.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Freeze {
     /// Counts the freezes.
@@ -230,14 +231,14 @@ pub struct RunTo {
     pub by: usize,
 }
 
-/// What rank 0 tells every rank, itself among them.
+/// What rank 0 sends to every rank, including itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Order {
     /// An operation may begin.
     Launch(Launch),
     /// The sequence of calls is frozen.
     Freeze(Freeze),
-    /// The frozen cycle of this epoch is stopped: say how far you have come.
+    /// The frozen cycle of this epoch is stopped: report how far you have come.
     Stop(u32),
     /// How far to go in it.
     RunTo(RunTo),
@@ -248,7 +249,7 @@ pub enum Order {
 /// A rank has waited long for a unit of a frozen cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Overdue {
-    /// Whether the unit has begun on that rank, and does not come on.
+    /// Whether the unit has begun on that rank, and makes no progress.
     pub has_begun: bool,
     /// How long.
     pub waited_s: f64,
@@ -257,7 +258,7 @@ pub struct Overdue {
 /// A rank waits in a call for what cannot begin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stuck {
-    /// How many orders of rank 0 it had heard.
+    /// How many orders of rank 0 it had received.
     pub orders: u64,
     /// Where its program is, if that is known.
     pub site: Option<String>,
@@ -280,7 +281,7 @@ pub(super) enum ControlMessage {
     /// From rank 0.
     Order(Order),
     Failed(Error),
-    /// This rank calls no more; how far it has come in a frozen cycle.
+    /// This rank makes no more calls; how far it has come in a frozen cycle.
     Leaving(Option<Stopped>),
     /// To rank 0: this rank is leaving, and all that it has called is done.
     Done,
@@ -293,7 +294,7 @@ pub(super) enum ControlMessage {
     Stuck(Option<Stuck>),
     /// To rank 0: messages of MPI are under way here, and none has moved for a while; or they move again.
     DataStill(bool),
-    /// From rank 0: others wait for this rank; where is its program?
+    /// From rank 0: other ranks wait for this one; where is its program?
     Where,
     /// There.
     At(String),

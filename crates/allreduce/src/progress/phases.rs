@@ -1,20 +1,21 @@
-//! Between which operations of a cycle some rank waits.
+//! The phases of a cycle: between which of its operations some rank waits.
 
 use std::collections::BTreeSet;
 
-/// A phase of each of `len` operations: if some rank waits after it has called `a` and before it calls `b`,
-/// the phase of `a` is the lower one. `ranks` has each rank's calls in their order, cut wherever it waits.
+/// The phase of each of `len` operations. If some rank waits after it has called `a` and before it calls `b`,
+/// the phase of `a` is lower than that of `b`. `ranks` has each rank's calls in their order, cut wherever it
+/// waits.
 ///
-/// As low as possible: the longest chain of waits that leads to the operation, found by Kahn's algorithm in
-/// time linear in the calls. Where ranks wait for each other's operations in a circle, the one before which
-/// the ranks have waited least goes first, and only waits before that one are passed over.
+/// A phase is as low as possible: it is the number of waits in the longest chain that leads to the operation.
+/// Kahn's algorithm finds it in time linear in the calls. If ranks wait for each other's operations in a
+/// cycle, the operation with the fewest waits before it goes first, and only those waits are ignored.
 pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
     let mut nodes: Vec<GraphNode> = Vec::new();
     nodes.resize_with(len, GraphNode::default);
-    // How often the ranks, all of them counted together, wait before an operation.
+    // How often all ranks together wait before an operation.
     let mut waits = vec![0; len];
     for parts in ranks {
-        // A wait comes after what it was called behind and after the wait before it.
+        // A wait comes after the calls before it and after the previous wait.
         for (number, part) in parts.iter().enumerate() {
             let wait = nodes.len();
             let before = (number > 0).then(|| wait - 1);
@@ -78,13 +79,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_of_any_rank_parts_what_it_called_before_from_what_it_calls_after() {
+    fn a_wait_of_any_rank_separates_its_earlier_calls_from_its_later_ones() {
         assert_eq!(phases(3, &[vec![vec![0, 1, 2]], vec![vec![2, 0], vec![1]]]), [0, 1, 0]);
         assert_eq!(phases(3, &[vec![vec![0], vec![], vec![1, 2]], vec![]]), [0, 1, 1]);
     }
 
     #[test]
-    fn waits_of_different_ranks_do_not_make_up_for_each_other() {
+    fn waits_of_different_ranks_do_not_cancel_each_other() {
         // The one waits for 0 before 1, the other for 2 before 0, after 1: 0 still comes before 1.
         let (one, other) = (vec![vec![2, 0], vec![1]], vec![vec![2], vec![0]]);
         let found = phases(3, &[one, other]);

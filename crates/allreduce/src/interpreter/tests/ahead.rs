@@ -1,4 +1,4 @@
-//! What a peer is sent, and in which order, while it wants only some of it.
+//! What is sent to a peer, and in which order, while the peer receives only some of it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,14 +17,14 @@ use crate::transport::{SendMode, Stamp, Transport, inproc};
 const LIMIT: Duration = Duration::from_secs(if cfg!(miri) { 600 } else { 20 });
 const SEGMENT: usize = 16 << 10;
 
-/// A synchronous message, and what it said when it was sent.
+/// A synchronous message, and its bytes when it was sent.
 struct Unanswered {
     token: u32,
     data: *const [u8],
     bytes: Vec<u8>,
 }
 
-/// One rank's end that takes down what it sends, and keeps back that sends of some stamp are done.
+/// A rank's transport that records what is sent, and does not report that sends of some stamp are done.
 struct Recorder {
     end: inproc::Inproc,
     sent: Vec<Stamp>,
@@ -95,7 +95,8 @@ impl Transport for Recorder {
 }
 
 impl Recorder {
-    /// From now on what was kept back is done; its bytes are what they were. Returns how many messages.
+    /// Reports what was held back as done, after a check that its bytes are unchanged. Returns the number of
+    /// messages.
     fn answer(&mut self) -> usize {
         let all = self.unanswered.take().unwrap_or_default();
         for message in &all {
@@ -109,8 +110,8 @@ impl Recorder {
     }
 }
 
-/// Begins to send `segments` segments out of `data`, which others may be sent out of at once: it is a pointer,
-/// because a new borrow would end theirs.
+/// Begins to send `segments` segments of `data`. It is a pointer and no borrow, since other operations may
+/// send from the same memory at the same time.
 fn send_out(runner: &mut Runner, data: *mut [u8], segments: usize, stamp: Stamp, priority: i32) -> Ticket {
     assert!(segments * 64 <= data.len());
     let data = std::ptr::slice_from_raw_parts_mut(data.cast::<u8>(), segments * 64);
@@ -149,7 +150,7 @@ fn no_segment_of_lower_priority_leaves_while_one_of_higher_priority_is_ready() {
 }
 
 #[test]
-fn what_is_of_lower_priority_goes_on_when_what_is_of_higher_priority_stands_still() {
+fn lower_priority_goes_on_while_higher_priority_is_stuck() {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
     let mut data = vec![1; 64 * 20];
@@ -171,8 +172,8 @@ fn what_is_of_lower_priority_goes_on_when_what_is_of_higher_priority_stands_stil
     }
 }
 
-/// Begins broadcasts of `len` bytes, one for each priority, to a peer that wants none of them, and goes on
-/// until nothing moves. Returns the bytes that have left of each, and which of all messages were synchronous.
+/// Begins broadcasts of `len` bytes, one for each priority, to a peer that receives none of them, and
+/// advances until nothing moves. Returns the bytes sent of each, and which of all messages were synchronous.
 fn ahead_of_a_peer(len: usize, priorities: &[i32]) -> (Vec<usize>, Vec<usize>) {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(SEGMENT, LIMIT));
@@ -200,7 +201,7 @@ fn ahead_of_a_peer(len: usize, priorities: &[i32]) -> (Vec<usize>, Vec<usize>) {
 }
 
 #[test]
-fn what_a_peer_that_lags_is_sent_has_a_bound() {
+fn the_bytes_sent_to_a_peer_that_lags_are_bounded() {
     let window = WINDOW * UNASKED_BYTES;
     let bytes_ahead = |len, priorities: &[i32]| ahead_of_a_peer(len, priorities).0;
     assert_eq!(bytes_ahead(3 * window, &[0]), [window]);
@@ -213,7 +214,7 @@ fn what_a_peer_that_lags_is_sent_has_a_bound() {
 }
 
 #[test]
-fn what_the_peer_does_not_want_yet_holds_up_nothing_of_lower_priority() {
+fn messages_that_the_peer_does_not_receive_yet_delay_no_lower_priority() {
     const SEGMENTS: usize = 300;
     let stop = AtomicBool::new(false);
     let ((mut near, mut far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
@@ -253,8 +254,8 @@ fn the_end_of_an_operation_asks_for_no_answer() {
     assert_eq!(after, [UNASKED_BYTES, 2 * UNASKED_BYTES, 3 * UNASKED_BYTES]);
 }
 
-/// A sum of which every segment goes out, is added to, and goes out again, with a peer whose answers do not
-/// come before it has all.
+/// A sum whose every segment is sent, added to, and sent again, with a peer that answers only when it has
+/// received everything.
 fn sum_without_answers(is_peer_early: bool) {
     const PART: usize = UNASKED_BYTES * 3 / 2;
     let stop = AtomicBool::new(false);
@@ -297,11 +298,11 @@ fn sum_without_answers(is_peer_early: bool) {
 }
 
 #[test]
-fn what_changes_the_bytes_of_a_message_does_not_wait_for_the_answer() {
+fn a_change_of_a_messages_bytes_does_not_wait_for_the_answer() {
     sum_without_answers(false);
 }
 
 #[test]
-fn what_has_come_before_is_added_when_the_copy_is_made() {
+fn a_segment_that_came_early_is_added_when_the_copy_is_made() {
     sum_without_answers(true);
 }
