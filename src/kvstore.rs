@@ -23,7 +23,7 @@ use ringpull_kernels::optim::Optimizer;
 use crate::table::Table;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, contribution, update};
 
-/// What a store can be asked for with [`KvStore::is_capable`].
+/// A feature of which [`KvStore::is_capable`] reports whether a store has it.
 ///
 /// ```
 /// let store = ringpull::create("local")?;
@@ -37,9 +37,9 @@ pub enum Capability {
     Optimizer,
 }
 
-/// Called once for each merged gradient, on a thread of the store's: `updater(key, received, stored)` changes
-/// `stored`, in place of an optimizer. An error of it is raised by whoever reads or pulls the key. Its calls
-/// of a store are errors.
+/// A function that replaces an optimizer. A thread of the store calls `updater(key, received, stored)` once
+/// for each merged gradient, and it changes `stored`. If it returns an error, reading or pulling the key
+/// returns that error. It cannot call a store: that is an error.
 ///
 /// ```
 /// let store = ringpull::create("local")?;
@@ -82,8 +82,8 @@ pub struct Stats {
 
 /// A key-value store of tensors, shared by the workers of a job.
 ///
-/// Values pushed for a key are summed, over the list given and over all workers. Without an updater or
-/// optimizer the store's value becomes that sum (it is overwritten); with one, it is updated by it.
+/// Values pushed for a key are summed, over the list given and over all workers. An updater or optimizer then
+/// updates the store's value by that sum; without one, the sum overwrites the value.
 ///
 /// `push` and `push_pull` return before communication ends; `pull`, `barrier`, `wait_all` and reading an
 /// output block. Every worker must push every key of a step once; the order of keys may differ between
@@ -106,8 +106,8 @@ pub struct Stats {
 /// After a lost peer, a timeout or a disagreement between workers every call returns the first such error; a
 /// wrong argument changes nothing.
 ///
-/// A store belongs to the process that created it. In a forked child every call is an error, but for those
-/// that only say what the store is, and to drop it there does nothing: the job is the parent's, and goes on.
+/// A store belongs to the process that created it. In a forked child every call is an error, except those
+/// that only describe the store. Dropping it there does nothing, and the parent's job goes on.
 pub struct KvStore {
     kind: Kind,
     backend: OfProcess<Box<dyn Backend>>,
@@ -145,7 +145,7 @@ impl KvStore {
         self.backend.num_workers()
     }
 
-    /// Whether the store can do that.
+    /// Whether the store has that feature.
     pub fn is_capable(&self, capability: Capability) -> bool {
         match capability {
             Capability::Optimizer => true,
@@ -153,8 +153,8 @@ impl KvStore {
     }
 
     /// Gives `key` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once,
-    /// in any order; ranks that disagree on shape or dtype all get one error from a later call, soon after
-    /// two of them have called.
+    /// in any order. If ranks disagree on shape or dtype, a later call returns the same error on every rank,
+    /// soon after two of them have called.
     pub fn init(&self, key: impl Into<Key>, value: &Tensor) -> Result<()> {
         self.call(|| {
             let key = key.into();
@@ -163,23 +163,25 @@ impl KvStore {
         })
     }
 
-    /// An error if `operation` on `key` would refuse a value of that shape and dtype, without doing it.
+    /// Returns the error that `operation` on `key` would return for a value of that shape and dtype, without
+    /// running it.
     pub fn check(&self, key: impl Into<Key>, operation: &str, shape: &[usize], dtype: DType) -> Result<()> {
         self.healthy()?;
         self.table.checked(&key.into(), operation, self.rank(), &[])?.check(operation, self.rank(), shape, dtype)
     }
 
     /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked
-    /// for writers until it has been used. An empty list does nothing. A higher `priority` may leave earlier.
+    /// for writers until it has been used. An empty list does nothing. A gradient of higher `priority` may
+    /// leave earlier.
     ///
-    /// Where 4 pushes of the key are not done, or some and 1 GiB of the store, it first waits for some of
-    /// them, a minute at most: a fast worker would otherwise fill the memory.
+    /// If 4 pushes of the key are unfinished, or at least one of them and 1 GiB of the store's pushes, it
+    /// first waits for some of them, for at most a minute. Otherwise a fast worker would fill the memory.
     pub fn push(&self, key: impl Into<Key>, values: &[Tensor], priority: i32) -> Result<()> {
         self.push_into(&key.into(), "push", values, &[], priority)
     }
 
-    /// Copies the value of `key` into each of `outs`, when every push that this worker made has been applied.
-    /// Blocks.
+    /// Copies the value of `key` into each of `outs`, once every push that this worker made of it has been
+    /// applied. Blocks.
     pub fn pull(&self, key: impl Into<Key>, outs: &[Tensor], priority: i32) -> Result<()> {
         self.call(|| {
             let entry = self.table.checked(&key.into(), "pull", self.rank(), outs)?;
@@ -255,18 +257,18 @@ impl KvStore {
         })
     }
 
-    /// Lets `updater` apply every push made from now on. Not for kinds with servers: code is never sent to
-    /// one.
+    /// Lets `updater` apply every push made from now on. An error for kinds with servers: code is never sent
+    /// to a server.
     pub fn set_updater(&self, updater: Updater) -> Result<()> {
         self.call(|| self.backend.set_updater(updater))
     }
 
-    /// Compresses every dense gradient pushed from now on, on its way to the sum; every rank must call it
-    /// alike. What a push could not say is kept and added to this worker's next gradient of the key.
+    /// Compresses every dense gradient pushed from now on; every rank must call it alike. What the codes of a
+    /// push cannot express, the residual, is kept and added to this worker's next gradient of the key.
     ///
-    /// Only `f32` gradients can be pushed from then on, and row-sparse ones of any dtype, which are not
-    /// compressed. What is kept of the keys is no part of the optimizer's states: a run that goes on from
-    /// saved states begins with nothing kept, and `load_optimizer_states` drops it.
+    /// From then on only `f32` gradients can be pushed, and row-sparse ones of any dtype, which are not
+    /// compressed. Residuals are not saved with the optimizer's states: a run that starts from saved states
+    /// has none, and `load_optimizer_states` drops them.
     ///
     /// An error for kind `local`, as in MXNet, and for parameters that cannot be used.
     pub fn set_gradient_compression(&self, compression: &Compression) -> Result<()> {
@@ -276,9 +278,9 @@ impl KvStore {
         })
     }
 
-    /// Gradients pushed from now on travel as they are; every rank must call it alike. What compressed ones
-    /// could not say is dropped. Any kind takes it, compressed or not; those on devices first wait for what
-    /// this worker has pushed.
+    /// Sends gradients pushed from now on without compression; every rank must call it alike. Drops the
+    /// residuals. Every kind allows it, compressed or not; kinds on devices first wait for this worker's
+    /// pushes.
     pub fn unset_gradient_compression(&self) -> Result<()> {
         self.call(|| self.backend.set_compression(None))
     }
@@ -308,17 +310,16 @@ impl KvStore {
         })
     }
 
-    /// To be called by a worker that has no data left where the workers have different amounts of it. Until
-    /// every worker has joined, this one adds zeros to what the others push, applies their updates as they
-    /// do, and counts as present at their barriers. Returns the rank that joined last, the same on every
-    /// worker. Collective.
+    /// For a worker that has no data left, if the workers have different amounts of data. Until every worker
+    /// has joined, this one adds zeros to what the others push, applies their updates as they do, and counts
+    /// as present at their barriers. Returns the rank that joined last, the same on every worker. Collective.
     ///
-    /// While some worker has joined the others may push and pull in any form, wait at barriers and change the
-    /// optimizer; a call of anything else that needs every worker, such as `init`, is an error on all.
-    /// Compressed gradients are joined with what this worker has kept.
+    /// After some worker has joined, the others may push and pull in any form, wait at barriers and change
+    /// the optimizer. Any other call that needs every worker, such as `init`, is an error on all. To
+    /// compressed gradients a joined worker adds its residuals.
     ///
-    /// It covers every store of the process. `local` has nobody to wait for; an error with servers, and on
-    /// devices.
+    /// It applies to every store of the process. With `local` it returns at once. It is an error with
+    /// servers, and on devices.
     pub fn join(&self) -> Result<usize> {
         self.call(|| {
             let _span = timeline::span(Phase::Wait, || "join");
@@ -326,7 +327,7 @@ impl KvStore {
         })
     }
 
-    /// Returns when everything this worker has called is done, or with the first error that any of it met.
+    /// Returns when everything this worker has called is done, or with the first error of those calls.
     pub fn wait_all(&self) -> Result<()> {
         self.call(|| {
             let _span = timeline::span(Phase::Wait, || "wait_all");
@@ -372,8 +373,9 @@ impl KvStore {
         })
     }
 
-    /// Tensors are about to be locked for `key`. An error if some memory of another library's would have to
-    /// be locked twice: by an output and by another of these, over a view of the same array.
+    /// Prepares tensors that are about to be locked for `key`. An error if memory of another library would
+    /// have to be locked twice: for an output, and for another of these tensors that is a view of the same
+    /// array.
     fn take(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor]) -> Result<()> {
         let rank = self.rank();
         values.iter().chain(outs).for_each(|tensor| tensor.give(key, rank));
@@ -388,11 +390,11 @@ impl KvStore {
             format!(
                 "{operation} of key {key} on rank {rank}: an output shares memory with {other}, which is another tensor"
             ),
-            "give the one tensor for both, or give each memory of its own",
+            "give the same tensor for both, or give each memory of its own",
         ))
     }
 
-    /// Tensors of a push tell the backend when the caller comes for them.
+    /// Lets the tensors of a push notify the backend when the caller needs them.
     fn lend(&self, values: &[Tensor], outs: &[Tensor]) {
         if let Some(waiter) = self.backend.waiter() {
             values.iter().for_each(|value| value.lend(&waiter, false));
@@ -409,7 +411,7 @@ impl KvStore {
                 let host = if value.remote().is_some() { devices.download(value)? } else { value.clone() };
                 contribution::check_finite(entry, self.rank(), host.read()?.bytes())?;
             }
-            // What kept an output from being written before is an error of the push that reads it.
+            // If an earlier call could not write an output, a push that reads it returns that error.
             let mut read = outs.iter().filter(|out| values.iter().any(|value| value.is_same(out)));
             read.try_for_each(|out| out.read_anywhere().map(drop))?;
             let held = |value: &Tensor| match place(value) {
@@ -442,17 +444,17 @@ impl KvStore {
         Ok(guards)
     }
 
-    /// Tells the other workers why this one is about to end, where that is no error of a call: data that
-    /// cannot be read, a loss that is no number. What waits for this worker fails with these words when it
-    /// has ended. Kinds of one process have nobody to tell.
+    /// Reports to the other workers why this one is about to end, if the reason is not an error of a call:
+    /// data that cannot be read, a loss that is NaN. After it has ended, calls that wait for it fail with
+    /// this text. Does nothing for kinds of one process.
     pub fn report_failure(&self, why: &str) {
         if self.backend.process().is_here() {
             self.backend.failing(why.lines().next());
         }
     }
 
-    /// Leaves the job, though other threads may hold the store and be in a call of it: as to drop it does, if
-    /// nobody else has it.
+    /// Leaves the job, as dropping the last handle of the store does, even if other threads hold it or are in
+    /// a call of it.
     #[doc(hidden)]
     pub fn leave(&self) {
         if self.backend.process().is_here() {
@@ -460,14 +462,15 @@ impl KvStore {
         }
     }
 
-    /// Does what a caller asks for, and lets the others know if it fails, should this worker end by that.
+    /// Runs a call. If it fails, reports the error to the other workers, in case this worker ends because of
+    /// it.
     fn call<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         waits::call();
         self.healthy()?;
         if update::is_in_updater() {
             return Err(Error::argument(
-                "an updater has called a store, and what it waits for may be done after the updater only",
-                "let the updater change `stored` and nothing else, and call stores where the program pushes",
+                "an updater called a store, which may have to wait until the updater returns",
+                "let the updater change only `stored`, and call stores from the program",
             ));
         }
         let outcome = work();

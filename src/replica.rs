@@ -59,10 +59,7 @@ impl StandIn for Replica {
     fn stand_in(&self, key: &Key, operation: &Operation, theirs: &Terms) -> Result<Box<dyn Job>> {
         let rank = self.rank;
         let wrong = |what: String, remedy: &str| {
-            Error::argument(
-                format!("{operation} of key {key} on other ranks while rank {rank} has joined: {what}"),
-                remedy,
-            )
+            Error::argument(format!("{operation} of key {key} after rank {rank} has joined: {what}"), remedy)
         };
         let slot = self.slots.read().get(key).cloned().filter(|_| *operation != Operation::Init);
         let slot =
@@ -74,7 +71,7 @@ impl StandIn for Replica {
         };
         let ours = terms(&slot.entry, &update, theirs.compression);
         if ours != *theirs {
-            let what = format!("there it is of {theirs}, here of {ours}");
+            let what = format!("other ranks have {theirs}, but this rank has {ours}");
             return Err(wrong(what, "give every rank the same keys and the same updater before any joins"));
         }
         slot.call(true);

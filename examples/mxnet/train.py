@@ -19,7 +19,8 @@ import numpy
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-#: Where Debian's package dataset-fashion-mnist puts the files, and where `scripts/setup` does without root.
+#: Where Debian's package dataset-fashion-mnist puts the files, and where `scripts/setup` puts them without
+#: root.
 FASHION_MNIST = [
     pathlib.Path("/usr/share/datasets/fashion-mnist"),
     pathlib.Path(__file__).resolve().parents[2] / ".deps/usr/share/datasets/fashion-mnist",

@@ -17,7 +17,8 @@ from torch import nn
 import ringpull
 import ringpull.torch
 
-#: Where Debian's package dataset-fashion-mnist puts the files, and where `scripts/setup` does without root.
+#: Where Debian's package dataset-fashion-mnist puts the files, and where `scripts/setup` puts them without
+#: root.
 FASHION_MNIST = [
     pathlib.Path("/usr/share/datasets/fashion-mnist"),
     pathlib.Path(__file__).resolve().parents[2] / ".deps/usr/share/datasets/fashion-mnist",
@@ -34,7 +35,7 @@ def arguments():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit-train", type=int, help="train on the first N images only")
     parser.add_argument("--limit-test", type=int, help="evaluate on the first N images only")
-    parser.add_argument("--data", type=pathlib.Path, help="the folder of the IDX files; where scripts/setup has put them unless given")
+    parser.add_argument("--data", type=pathlib.Path, help="the folder of the IDX files (default: where scripts/setup puts them)")
     options = parser.parse_args()
     options.data = options.data or next((folder for folder in FASHION_MNIST if folder.is_dir()), FASHION_MNIST[0])
     if not options.data.is_dir():

@@ -113,7 +113,7 @@ impl Foreign {
         let name = object.get_type().name()?;
         Err(argument(
             py,
-            format!("a {name} is no tensor"),
+            format!("{name} is not a tensor type"),
             "give an object with __dlpack__ or the buffer protocol: a NumPy array, an MXNet NDArray, a torch tensor, a JAX array",
         ))
     }

@@ -407,7 +407,10 @@ fn calling(function: Py<PyAny>, rank: usize) -> Updater {
             Ok(stored)
         });
         let changed = changed.unwrap_or_else(|| {
-            Err(Error::argument("an updater was due when Python ended", "wait for pushes before the program ends"))
+            Err(Error::argument(
+                "a push still needed its updater when Python ended",
+                "wait for pushes before the program ends",
+            ))
         })?;
         stored.write().copy_from(changed.get().bytes());
         // Its reference is given back with the interpreter, or not at all.

@@ -1,11 +1,11 @@
-//! Allreduce of memory of devices by the devices themselves: device `d` of every rank sums part `d` with the
-//! others of its number. On GPUs it is NCCL that does it, over the GPUs' own links and networks.
+//! Allreduce of device memory by the devices themselves: device `d` of every rank sums part `d` with device
+//! `d` of the other ranks. On GPUs this is NCCL, over the GPUs' own links and networks.
 //!
-//! Nothing of it goes through the transport but the agreement: rank 0 names a meeting for each device, and
-//! every rank says whether it has joined. While ranks wait for each other in it, a device runs nothing else
-//! that waits for a peer; a rank that is told to stop, and one that has waited for too long, ends it. The
-//! others hear of it from the network, or by the control star, which says why; so who only knows that another
-//! rank is gone waits a little for that before it says so.
+//! The transport carries only the agreement: rank 0 sends the address of a meeting for each device, and every
+//! rank reports whether it has joined. While ranks wait for each other there, a device runs nothing else that
+//! waits for a peer. A rank ends the meeting if it must stop or has waited for too long. The others notice
+//! that by the network, or by the control star, which has the cause. So a rank that only knows that another
+//! one is gone waits a little for the cause before it returns an error.
 
 use std::time::{Duration, Instant};
 
@@ -16,40 +16,39 @@ use ringpull_device::{Joined, Meeting, UniqueId, may_be_of_a_peer};
 
 use super::sum::Sum;
 
-/// How long a cause takes at most that another rank has told.
-const TELLING: Duration = Duration::from_secs(1);
+/// How long the cause of another rank's error may take to arrive.
+const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
-/// What a rank says of how joining went: it failed, it failed or met the failure of another, it waited in
-/// vain, it has joined.
+/// A rank's outcome of joining: it failed; it failed, perhaps because another did; it waited without success;
+/// it has joined.
 const FAILED: u8 = 0;
 const UNSURE: u8 = 1;
 const WAITED: u8 = 2;
 const JOINED: u8 = 3;
 
-/// Joins the devices of all ranks, of which each has as many. What came of it is the same on every rank: that
-/// all have joined, or on each an error of its own, and then none has. Collective; an error of the transport
-/// is one.
+/// Joins the devices of all ranks; each rank has the same number of them. Either all ranks have joined, or
+/// each gets an error of its own and none has. Collective. The outer error is one of the transport.
 pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Joined>> {
     let (rank, size, platform) = (comm.rank(), comm.size(), sum.devices.platform());
     let own: Result<Vec<UniqueId>> = match rank {
         0 => (0..sum.devices.count()).map(|_| platform.unique_id()).collect(),
         _ => Ok(Vec::new()),
     };
-    // Without names rank 0 sends none, and zeros arrive.
+    // If rank 0 has no addresses, it sends none, and zeros arrive.
     let len = sum.devices.count() * size_of::<UniqueId>();
     let of_rank_0 = Parts::of((0..=size).map(|rank| if rank == 0 { 0 } else { len }).collect());
-    let ids = comm.gather(of_rank_0, sum.stamp, |told| {
+    let ids = comm.gather(of_rank_0, sum.stamp, |own_ids| {
         if let Ok(ids) = &own {
-            told.copy_from_slice(ids.as_flattened());
+            own_ids.copy_from_slice(ids.as_flattened());
         }
     })?;
     let ids: Vec<UniqueId> =
         ids.bytes().chunks_exact(size_of::<UniqueId>()).map(bytemuck::pod_read_unaligned).collect();
-    // Less than a rank that could not join waits for the others to say how it went.
+    // Shorter than the time that a rank which could not join waits for the others' outcomes.
     let limit = comm.limit() / 2;
     let is_nameless = ids.iter().flatten().all(|byte| *byte == 0);
     let joined = match own {
-        Ok(_) if is_nameless => Err(Error::on_rank(0, "rank 0 could name no meeting")),
+        Ok(_) if is_nameless => Err(Error::on_rank(0, "rank 0 could not create an address at which devices join")),
         Ok(_) => sum.devices.without_collectives(sum.limit, || {
             let until = Instant::now() + limit;
             Ok(Joined::at(platform, &Meeting { ids, rank, size }, &|| go_on(comm, until, limit)))
@@ -63,8 +62,8 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Join
         Err(cause) if may_be_of_a_peer(cause) => UNSURE,
         Err(_) => FAILED,
     };
-    let outcomes = comm.gather(Parts::even(size, size), sum.stamp, |told| told[0] = outcome)?;
-    // A rank that has waited in vain knows less than the one that it has waited for.
+    let outcomes = comm.gather(Parts::even(size, size), sum.stamp, |own| own[0] = outcome)?;
+    // A rank that only waited knows less than the rank that it waited for.
     let (lacking, least) =
         outcomes.bytes().iter().copied().enumerate().min_by_key(|(_, outcome)| *outcome).unwrap_or((rank, outcome));
     if least == JOINED {
@@ -98,10 +97,10 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, joined: &Joined)
     Err(cause)
 }
 
-/// Waits a little for what another rank has to say of the error that this one is about to report.
+/// Waits a little for another rank's cause of the error that this rank is about to return.
 fn await_cause(comm: &Communicator) {
-    let told_by = Instant::now() + TELLING;
-    while comm.go_on().is_ok() && Instant::now() < told_by {
+    let until = Instant::now() + CAUSE_LIMIT;
+    while comm.go_on().is_ok() && Instant::now() < until {
         std::thread::park_timeout(Duration::from_millis(1));
     }
 }
@@ -114,7 +113,7 @@ fn go_on(comm: &Communicator, until: Instant, limit: Duration) -> Result<()> {
     Err(Error::PeerLost {
         peer: "another rank".to_owned(),
         ranks: Vec::new(),
-        cause: format!("its devices had not come in {limit:?}"),
+        cause: format!("its devices did not join within {limit:?}"),
         operation: "a sum over the ranks' devices".to_owned(),
         rank: Some(comm.rank()),
     })

@@ -173,7 +173,7 @@ impl DeviceSlot {
         if state.slots.len() != count || state.slots.iter().any(|slot| slot.len() != layout.len_bytes()) {
             let lengths: Vec<usize> = state.slots.iter().map(Vec::len).collect();
             let what = format!(
-                "an optimizer state of key {} with slots of {lengths:?} bytes where {count} of {} are needed",
+                "an optimizer state of key {} with slots of {lengths:?} bytes; expected {count} of {} bytes",
                 self.entry.key,
                 layout.len_bytes()
             );

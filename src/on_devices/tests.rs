@@ -252,7 +252,7 @@ fn a_rank_that_does_not_come_is_waited_for_until_the_deadline_or_the_stop() {
         error
     });
     let text = errors[0].as_deref().unwrap();
-    assert!(text.contains("had not come in 300ms") || text.contains("was not done in 300ms"), "{text}");
+    assert!(text.contains("did not join within 300ms") || text.contains("was not done in 300ms"), "{text}");
     let over = Barrier::new(2);
     let stopping = on_ranks(&by("nccl"), (&[1, 1], world(2)), (DType::F32, 99, 1.0), |rank| {
         rank.sum().unwrap();

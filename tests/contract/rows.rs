@@ -9,7 +9,7 @@ pub(crate) const SYNC: &[Promise] = promises![
     row_sparse_pushes_add_up_and_absent_rows_become_zero,
     pulled_rows_come_in_ascending_order_and_once,
     a_dense_and_a_row_sparse_push_of_one_key_follow_each_other,
-    no_row_at_all_is_a_push_of_zeros,
+    a_push_of_no_rows_is_a_push_of_zeros,
 ];
 
 /// Rows of `width` elements, each row holding its factor.
@@ -60,7 +60,7 @@ fn a_dense_and_a_row_sparse_push_of_one_key_follow_each_other(world: &World) {
     assert_eq!(world.pull::<f32>("dense then rows", &[4, 2]), [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, total, total]);
 }
 
-fn no_row_at_all_is_a_push_of_zeros(world: &World) {
+fn a_push_of_no_rows_is_a_push_of_zeros(world: &World) {
     world.init("no rows", DType::F32, &[2, 2], 8.0);
     world.store.push_rows("no rows", &[sparse([2, 2], &[])], 0).unwrap();
     assert_eq!(world.pull::<f32>("no rows", &[2, 2]), [0.0; 4]);

@@ -98,8 +98,7 @@ fn a_rank_that_ends_early_with_success_is_an_error_for_the_others_at_once() {
 
 #[test]
 fn a_rank_that_ends_by_an_error_is_told_to_the_others_with_the_error() {
-    let words =
-        ["rank 1", "\"next\"", "this error: push_pull of key \"next\" on rank 1: shape [7] where init gave [6]"];
+    let words = ["rank 1", "\"next\"", "this error: push_pull of key \"next\" on rank 1: shape [7], but init gave [6]"];
     Job::start("ends_by_error", 3, Some(60)).fails(&[1], &words);
     Job::start("aborts_after_error", 3, Some(60)).fails(&[1], &words);
     let words = ["rank 1", "\"next\"", "it met this error: the data ends in the middle of an image", "last checkpoint"];

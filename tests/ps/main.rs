@@ -181,7 +181,7 @@ fn a_rank_that_pushes_twice_waits_for_those_that_pushed_once() {
 
 #[test]
 fn a_worker_that_ends_by_an_error_is_told_to_the_others_with_the_error() {
-    let words = ["rank 1", "this error: push_pull of key \"next_key\" on rank 1: shape [7] where init gave [6]"];
+    let words = ["rank 1", "this error: push_pull of key \"next_key\" on rank 1: shape [7], but init gave [6]"];
     Job::start("ends_by_error", 3, 2).fails(&["worker 1"], &words);
     Job::start("exits_after_error", 3, 2).fails(&["worker 1"], &words);
 }

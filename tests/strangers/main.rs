@@ -1,12 +1,12 @@
-//! Strangers at every port on which a job listens: a table of attacks by raw sockets on real jobs, which go
-//! on with exact sums, and are delayed by none, grow by none, and say little of them.
+//! Strangers at every port on which a job listens: a table of attacks by raw sockets on real jobs. No attack
+//! may change a sum, delay a job, take its memory or fill its log.
 //!
 //! | file | what is in it |
 //! | --- | --- |
 //! | `attacks` | what strangers do: a function each, and their table |
-//! | `siege` | a job under attack, and what is looked at after each |
+//! | `siege` | a job under attack, and what is checked after each attack |
 //! | `job` | the jobs, the steps that they make, and their ports |
-//! | `port` | a port as strangers see it, and what their connections must come to |
+//! | `port` | a port as strangers see it, and how their connections must end |
 //! | `open` | a job without a secret |
 //! | `greetings` | how connections begin, by hand |
 //! | `overheard` | a real greeting, recorded; resets of real connections |
@@ -30,7 +30,7 @@ use attacks::{ATTACKS, CROWDED};
 use job::Job;
 use siege::{Siege, among_strangers};
 
-/// What a job may take to start among strangers: a second or two without them.
+/// The limit for the start of a job while strangers connect. Without them it takes a second or two.
 const START: Duration = Duration::from_secs(10);
 
 #[test]

@@ -80,7 +80,7 @@ pub enum Error {
     },
     /// A value's shape is not the key's.
     #[error(
-        "{operation} of key {key} on rank {rank}: shape {got:?} where init gave {expected:?}\n  hint: every value of a key has the shape it was initialised with"
+        "{operation} of key {key} on rank {rank}: shape {got:?}, but init gave {expected:?}\n  hint: every value of a key has the shape it was initialised with"
     )]
     ShapeMismatch {
         /// The key.
@@ -96,7 +96,7 @@ pub enum Error {
     },
     /// A value's dtype is not the key's.
     #[error(
-        "{operation} of key {key} on rank {rank}: dtype {got} where init gave {expected}\n  hint: every value of a key has the dtype it was initialised with"
+        "{operation} of key {key} on rank {rank}: dtype {got}, but init gave {expected}\n  hint: every value of a key has the dtype it was initialised with"
     )]
     DtypeMismatch {
         /// The key.
@@ -280,7 +280,7 @@ pub enum Error {
     },
     /// `RINGPULL_CHECK_NAN=1` found a value that is not finite.
     #[error(
-        "{what} in element {index} of key {key} pushed by rank {rank}\n  hint: RINGPULL_CHECK_NAN=1 asked for this check; look at that rank's loss and learning rate"
+        "{what} in element {index} of key {key} pushed by rank {rank}\n  hint: RINGPULL_CHECK_NAN=1 turned this check on; look at that rank's loss and learning rate"
     )]
     NotFinite {
         /// The key.
@@ -294,7 +294,7 @@ pub enum Error {
     },
     /// `RINGPULL_CHECK_REPLICAS` found that the ranks hold different values of a key.
     #[error(
-        "the replicas of key {key} differ after update {update}: {}\n  hint: RINGPULL_CHECK_REPLICAS asked for this check; an updater that does not compute the same on every rank does this, and so does faulty memory: mend it, and restart the job from a checkpoint that is older",
+        "the replicas of key {key} differ after update {update}: {}\n  hint: RINGPULL_CHECK_REPLICAS turned this check on; the cause is an updater that does not compute the same on every rank, or faulty memory: fix it, and restart the job from an older checkpoint",
         say_replicas(ranks, others)
     )]
     ReplicasDiffer {
@@ -353,7 +353,7 @@ impl Error {
         let remedy = match cause.kind() {
             ErrorKind::NotFound if action == "run" => "install it, or put its folder into PATH",
             ErrorKind::NotFound => {
-                "look at the spelling; a path that does not begin with / starts at the folder in which the command runs"
+                "check the spelling; a path that does not begin with / is relative to the folder in which the command runs"
             }
             ErrorKind::FileTooLarge => "raise the limit of a file's length, which `ulimit -f` shows",
             ErrorKind::PermissionDenied => "give this user access to it, or name another",
@@ -441,7 +441,7 @@ fn say_why_ended(why: &str) -> String {
         return "\n  hint: give every rank the same number of steps".to_owned();
     }
     format!(
-        "; before that it met this error: {why}\n  hint: mend what that rank's own output says of this error, and restart the job from its last checkpoint"
+        "; before that it met this error: {why}\n  hint: see that rank's own output, fix this error, and restart the job from its last checkpoint"
     )
 }
 

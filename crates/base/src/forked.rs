@@ -32,7 +32,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// This one. From now on its children are told from it.
+    /// This one. From now on its children are distinguished from it.
     pub fn this() -> Self {
         watch();
         Process { generation: GENERATION.load(Ordering::Relaxed), pid: PID.load(Ordering::Relaxed) }
@@ -153,7 +153,7 @@ fn watch() {
         }
         // SAFETY: plain functions, which live as long as the library.
         if unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) } != 0 {
-            tracing::warn!("forked children of this process cannot be told from it: do not fork");
+            tracing::warn!("forked children of this process cannot be distinguished from it: do not fork");
         }
     });
 }

@@ -151,7 +151,7 @@ mod tests {
             got: vec![5],
         };
         let (line, hint) = words(&error, 1);
-        assert_eq!(line, "failed: push of key 3 on rank 1: shape [5] where init gave [4]");
+        assert_eq!(line, "failed: push of key 3 on rank 1: shape [5], but init gave [4]");
         assert_eq!(hint.unwrap(), "every value of a key has the shape it was initialised with");
         assert_eq!(words(&error, 0), (format!("stopped: {}", error.cause()), None));
         assert!(!error.last_words(None).is_heard, "a process that is alone");

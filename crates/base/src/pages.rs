@@ -18,7 +18,7 @@ fn advice(error: &Error) -> &'static str {
             "Correct the name where the program creates its store. Names are exact: `dist_sync_mpi`, and neither `Dist_Sync_MPI` nor `dist-sync-mpi`."
         }
         Error::KindUnavailable { .. } => {
-            "Do what the hint says, or choose another kind. `ringpull info` shows what this build and this machine have; `ringpull doctor` shows what would keep a job from running."
+            "Do what the hint says, or choose another kind. `ringpull info` shows what this build and this machine have; `ringpull doctor` shows what would stop a job from running."
         }
         Error::Unsupported { .. } => {
             "Use another kind of store, or leave the call out. `store.is_capable(...)` tells a program beforehand. [Kinds of store](kinds.md) has what each kind can do."

@@ -4,7 +4,7 @@
 //! - `link`: the rate of a link; [`lab`]: emulated hosts joined by links of that rate;
 //! - [`mpirun`]: the command that starts MPI ranks; `child`: runs it to its end; `launch`: jobs of a
 //!   scheduler, servers and workers; `interrupt`: Ctrl-C, SIGTERM and SIGHUP;
-//! - `machine`: what this machine can do; `doctor`, `gpu_check`: what would keep a job from running on it;
+//! - `machine`: what this machine can do; `doctor`, `gpu_check`: what would stop a job from running on it;
 //! - `mode`: how our store sums; `variant`: what can be measured, ours and peers; `cost`: the bytes that each
 //!   must move;
 //! - `pushpull`, `allreduce`, `train`: the measuring ranks; `ranks`: gathers their reports; `layers`,

@@ -138,7 +138,7 @@ impl Devices {
         let (array, from) = (self.array(guard.remote())?, from.read()?);
         if array.slice.len_bytes() != from.bytes().len() {
             return Err(Error::argument(
-                format!("a copy of {} bytes into a tensor of {} bytes", from.bytes().len(), array.slice.len_bytes()),
+                format!("cannot copy {} bytes into a tensor of {} bytes", from.bytes().len(), array.slice.len_bytes()),
                 "give tensors of one shape and dtype",
             ));
         }
@@ -165,7 +165,7 @@ impl Devices {
         array_of(remote).filter(|array| self.owns(array)).ok_or_else(|| {
             let known: Vec<String> = (0..self.count()).map(|device| self.place(device)).collect();
             Error::argument(
-                format!("a tensor in {place} where one on {} is wanted", known.join(", ")),
+                format!("a tensor in {place}; expected one on {}", known.join(", ")),
                 "make it with the `Devices` that the store was created on",
             )
         })

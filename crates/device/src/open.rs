@@ -43,7 +43,7 @@ fn open_cuda(which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
 fn open_cuda(_which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
     Err(Error::argument(
         "GPUs take the CUDA driver, NVRTC and, for several, NCCL 2; this build was made without them",
-        "build with the feature `cuda`, which cargo and pip leave in unless they are told not to, and which needs no CUDA to build",
+        "build with the feature `cuda`, which is on by default and needs no CUDA to build",
     ))
 }
 

@@ -79,14 +79,14 @@ pub struct Request {
     /// Run as uid 1000 with every capability dropped.
     #[arg(long)]
     pub non_root: bool,
-    /// Start all pods at the same time, or none.
+    /// Start all pods together, or none.
     #[arg(long, value_enum)]
     pub gang: Option<Gang>,
     /// The queue of the gang scheduler.
     #[arg(long)]
     pub queue: Option<String>,
-    /// Make the job elastic: it starts as soon as this many workers answer, and again from the checkpoint
-    /// after each loss.
+    /// Make the job elastic: it starts as soon as this many workers answer. After each loss it restarts
+    /// from the checkpoint.
     #[arg(long, value_name = "N")]
     pub min_workers: Option<u32>,
     /// The RDMA resource of each worker, such as rdma/ib, `rdma/hca_shared_devices_a` or
@@ -111,7 +111,7 @@ pub struct Request {
     /// The claim's storage class, such as rook-cephfs [default: the cluster's].
     #[arg(long, value_name = "CLASS", requires = "claim_size")]
     pub storage_class: Option<String>,
-    /// Use the nodes' network, one worker on a node.
+    /// Use the nodes' network, with one worker per node.
     #[arg(long)]
     pub host_network: bool,
     /// Run on nodes with this label.

@@ -50,7 +50,7 @@ pub fn apply(text: &str, request: &mut Request) -> Result<()> {
         Some(other) => {
             return Err(Error::argument(
                 format!("unknown distribution_type {other:?}"),
-                "write Job, MPI, TF or PS, in these letters",
+                "write Job, MPI, TF or PS, with these capital letters",
             ));
         }
     };

@@ -75,7 +75,7 @@ pub(crate) fn missing(process: &Process, failures: &[String], others: &[PathBuf]
     }];
     parts.extend_from_slice(failures);
     if !other.is_empty() {
-        parts.push(format!("found only {}, which is of another family", other.join(" and ")));
+        parts.push(format!("found only {}, which belongs to another MPI", other.join(" and ")));
     }
     let remedy = match &process.launcher {
         Some(launcher) if !other.is_empty() => {
@@ -122,7 +122,7 @@ fn libraries_at(path: &Path) -> Result<Vec<Candidate>, Missing> {
     };
     if found.is_empty() {
         return Err(Missing {
-            reason: format!("{MPI}={} is no library of MPI and no folder with one", path.display()),
+            reason: format!("invalid {MPI}={}: expected an MPI library or a folder with one", path.display()),
             remedy: format!("name a file such as libmpi.so.40 or libmpi.so.12, its folder, or `none`; or unset {MPI}"),
         });
     }

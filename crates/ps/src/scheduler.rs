@@ -163,7 +163,7 @@ impl Scheduler {
             }
             ToScheduler::Barrier { number } if role == Role::Worker => {
                 if self.barriers.len() >= MAX_BARRIERS && !self.barriers.contains_key(&number) {
-                    return Err(format!("a barrier where {MAX_BARRIERS} are open"));
+                    return Err(format!("a barrier although {MAX_BARRIERS} are open"));
                 }
                 node.waits = None;
                 self.came.insert(rank, now);

@@ -205,7 +205,7 @@ impl Server {
         if geometry != segment.geometry {
             // What is sliced later is sliced by the first one's.
             let words = |of: Geometry| format!("a segment of {} bytes in units of {}", of.len_bytes, of.unit_bytes);
-            let what = format!("{} where another rank has {}", words(geometry), words(segment.geometry));
+            let what = format!("{}, but another rank has {}", words(geometry), words(segment.geometry));
             let peer = format!("its init of key {}", place.key);
             self.outputs.push(Output::Fault(Error::protocol(rank, peer, what)));
             return Ok(());
@@ -235,7 +235,7 @@ impl Server {
         let done = if self.sync { segment.completed } else { 0 };
         let applied = if self.sync { segment.completed } else { segment.applied[rank] };
         if round > applied.saturating_add(MAX_AHEAD) {
-            return Err(format!("a push of round {round} where {applied} have been applied"));
+            return Err(format!("a push of round {round} after {applied} were applied"));
         }
         // Pushes of one rank that have not been merged count as rounds of their own where they are not
         // merged.

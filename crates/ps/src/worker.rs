@@ -174,7 +174,7 @@ impl Worker {
             return;
         }
         if let Err(cause) = self.submit(Command::Failing(why.map(str::to_owned))) {
-            tracing::debug!(%cause, "the scheduler is not told why this worker may end");
+            tracing::debug!(%cause, "cannot report to the scheduler why this worker may end");
         }
     }
 

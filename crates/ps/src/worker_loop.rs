@@ -4,7 +4,7 @@
 //! Each server has a queue of segments, ordered by priority and then by the order of the calls. A segment
 //! becomes a message when there is room for it, so that a late call of high priority overtakes what has not
 //! left. An operation ends when all of its segments have left and the last answer is in; then its guards are
-//! dropped. `patience`: what if none comes.
+//! dropped. `patience` has the limits of waiting for answers.
 
 mod patience;
 
@@ -29,7 +29,8 @@ use crate::worker::{self, Command, Worker, WorkerState};
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;
 
-/// Messages to one server that wait to be written; the others keep their priorities.
+/// The most messages to one server that wait to be written. The others stay in the queue, in the order of
+/// their priorities.
 const SEND_LIMIT: usize = 16;
 
 struct ServerConnection {
@@ -48,7 +49,7 @@ struct Waiting {
     /// The same by the timeline's clock.
     since_ns: u64,
     sent_bytes: u64,
-    /// The server has said once that nobody is missing.
+    /// The server has reported once that no worker is missing.
     vouched: bool,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct WorkerLoop {
     link: Link,
     servers: Vec<ServerConnection>,
     inbox: Receiver<Command>,
-    /// Rings when a command or a message has come.
+    /// Signals that a command or a message has come.
     bell: Bell,
     shared: Arc<WorkerState>,
     patience: Patience,
@@ -76,10 +77,9 @@ pub(super) struct WorkerLoop {
     next: u64,
     progress: Instant,
     asked: Option<Instant>,
-    /// When a server last said who is missing.
+    /// When a server last reported which workers are missing.
     claimed: Option<Instant>,
-    /// The workers that have left, with the error that each had met last, and since when the last of them is
-    /// known to have.
+    /// The workers that have left, each with its last error, and when this worker heard of the last of them.
     left: BTreeMap<usize, Option<String>>,
     left_since: Option<Instant>,
     flush: Flush,
@@ -135,11 +135,11 @@ impl WorkerLoop {
                 Ok(()) => {}
                 Err(error) => {
                     if was_closing && !self.operations.is_empty() {
-                        // Nobody waits for what fails here.
+                        // No caller waits for an error here.
                         notice(&error.report());
                     }
                     if let Err(cause) = self.link.send(&ToScheduler::Fault(error.clone())) {
-                        tracing::warn!(%cause, "the scheduler could not be told of a fault");
+                        tracing::warn!(%cause, "cannot report a fault to the scheduler");
                     }
                     self.fail(&error);
                     break;
@@ -154,12 +154,12 @@ impl WorkerLoop {
         match failed {
             None => {
                 if let Err(error) = self.link.leave() {
-                    tracing::warn!(%error, "the scheduler could not be told goodbye");
+                    tracing::warn!(%error, "cannot send a goodbye to the scheduler");
                 }
             }
             Some(fault) => {
                 self.link.close();
-                // Whatever is called from now on fails alike, until the store is dropped.
+                // Every later call fails with the same error, until the store is dropped.
                 while !self.closing
                     && let Ok(command) = self.inbox.recv()
                 {
@@ -170,7 +170,8 @@ impl WorkerLoop {
         }
     }
 
-    /// Whether what was sent has arrived: nobody hears a goodbye before. Asks, and gives up after the limit.
+    /// Whether everything that was sent has arrived, so that this worker can say goodbye. Asks the servers;
+    /// true after the limit in any case.
     fn has_flushed(&mut self) -> bool {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         while let Some(server) = self.servers.get(self.flush.asked) {
@@ -233,7 +234,7 @@ impl WorkerLoop {
                 }
                 let unsent = operation.unsent();
                 if unsent.is_empty() {
-                    // A pull of no rows asks nobody, and its caller waits for no answer.
+                    // A pull of no rows sends no request, and its caller does not wait for an answer.
                     return Ok(());
                 }
                 for (segment, server) in unsent {
@@ -329,7 +330,7 @@ impl WorkerLoop {
         timeline::record(Phase::Request, || operation.key(), waiting.since_ns, moved);
         let fits = operation.receive(waiting.segment, payload, state);
         if !fits {
-            let what = format!("a value of key {} that has another length", operation.key());
+            let what = format!("a value of key {} with a wrong length", operation.key());
             return Err(self.broken_protocol(waiting.server, what));
         }
         if operation.is_done() {
@@ -363,7 +364,7 @@ fn refuse(command: Command, fault: &Error) {
     }
 }
 
-/// Sends an answer to a caller, who may have given up.
+/// Sends an answer to a caller, which may no longer wait for it.
 pub(super) fn answer<T>(to: &Sender<Result<T>>, with: Result<T>) {
     if to.send(with).is_err() {
         tracing::debug!("nobody waits for an answer any more");

@@ -157,7 +157,7 @@ pub fn load_whole(model: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
 fn read(file: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
     let text = std::fs::read_to_string(Path::new(file)).map_err(|cause| {
         Error::argument(
-            format!("model {file:?} is no known name, and cannot be read as a file: {cause}"),
+            format!("unknown model {file:?}, which cannot be read as a file either: {cause}"),
             format!("the known models are {}; a file holds lines such as `conv1_weight 64x3x3x3`", NAMES.join(", ")),
         )
     })?;
@@ -185,7 +185,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
         let (name, shape, flops) = match fields[..] {
             [name, shape] => (name, shape, None),
             [name, shape, flops] => (name, shape, Some(flops)),
-            _ => return Err(wrong(format!("{} fields where there should be 2 or 3", fields.len()))),
+            _ => return Err(wrong(format!("{} fields; expected 2 or 3", fields.len()))),
         };
         let flops = flops
             .map(|flops| {
@@ -212,7 +212,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
     if keys.iter().all(|(_, flops)| *flops == Some(0.0)) {
         return Err(Error::argument(
             format!("{file} gives every tensor 0 FLOPs"),
-            "give some layer more, or leave them out",
+            "give at least one tensor FLOPs, or leave the numbers out",
         ));
     }
     Ok(keys)

@@ -114,7 +114,7 @@ impl Pattern {
         Error::Protocol {
             rank: Some(rank),
             peer: "the store".to_owned(),
-            what: format!("wrong sum of key {key}: element {index} is {got} where {expected} is right, received"),
+            what: format!("a wrong sum of key {key} (element {index} is {got}, expected {expected})"),
             remedy: "the sample was thrown away; run the contract tests of this kind of store".to_owned(),
         }
     }

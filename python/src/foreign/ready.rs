@@ -48,7 +48,7 @@ pub(super) fn agreed(
     if agrees {
         return Ok(told);
     }
-    let what = format!("a tensor on {named} whose __dlpack_device__ does not say so");
+    let what = format!("a tensor on {named} whose __dlpack_device__ names another device");
     Err(argument(py, what, "give a tensor whose two methods of DLPack agree: without them its stream is not known"))
 }
 

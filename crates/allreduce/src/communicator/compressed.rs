@@ -194,7 +194,7 @@ impl Endpoint for Exchange<'_> {
             let sum = self.sums.get(&elements.start);
             return sum
                 .map(|(sum, _)| sum.bytes().as_ptr())
-                .ok_or_else(|| lost("a sum is to be sent that was not made", self.rank));
+                .ok_or_else(|| lost("a sum is due to be sent but was not computed", self.rank));
         }
         let start = elements.start;
         let codes = self.encode(elements, scratch);
@@ -224,7 +224,7 @@ impl Endpoint for Exchange<'_> {
 
     fn received(&mut self, message: &Message, peer: usize, place: *mut u8, scratch: &mut Scratch) -> Result<()> {
         let Some(arrived) = self.given.remove(&place) else {
-            return Err(lost("bytes have arrived where none were due", self.rank));
+            return Err(lost("bytes have arrived although none were expected", self.rank));
         };
         let elements = elements(message);
         if message.action == Action::Copy {

@@ -342,7 +342,7 @@ impl Node {
             Some(local_rank) => Err(Error::protocol(
                 self.rank,
                 format!("local rank {local_rank} of this host"),
-                format!("another operation where {len_bytes} bytes of operation {} were due", limits.stamp),
+                format!("another operation instead of {len_bytes} bytes of operation {}", limits.stamp),
             )),
         }
     }

@@ -36,7 +36,7 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
         let wanted = Sums::from(config);
         if *engine.sums() != wanted {
             return Err(Error::argument(
-                format!("this process sums {} and a store is to sum {wanted}", engine.sums()),
+                format!("this process sums {}, but another store requires sums {wanted}", engine.sums()),
                 "stores of one process share the way they sum: create all with the same settings",
             ));
         }
@@ -44,14 +44,14 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
     }
     if let Some(job) = Dmlc::from_env()?.filter(|job| job.role != Role::Worker) {
         return Err(Error::argument(
-            format!("this process was started as a {} and is to be a rank of dist_sync_mpi, which has none", job.role),
+            format!("this process was started as a {}, but a job of dist_sync_mpi has only workers", job.role),
             "start no servers: `ringpull launch -s 0`, or plain `mpirun`",
         ));
     }
     if *was_interrupted {
         return Err(Error::KindUnavailable {
             kind: Kind::DistSyncMpi.to_string(),
-            reason: "a signal interrupted the call that started MPI, which starts once".to_owned(),
+            reason: "a signal interrupted the call that started MPI, which can start only once".to_owned(),
             remedy: "start the program again".to_owned(),
         });
     }

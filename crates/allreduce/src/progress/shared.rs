@@ -158,7 +158,7 @@ impl Shared {
             }
             // Nobody waits for it here.
             Topic::Barrier => Ok(Box::new(Barrier::new(crossbeam_channel::bounded(1).0))),
-            Topic::Direct => Err(impossible(self.rank, call, "what it does is not known there")),
+            Topic::Direct => Err(impossible(self.rank, call, "that rank does not know what it does")),
         }
     }
 
@@ -247,8 +247,8 @@ impl Waiter for Shared {
 /// Why nothing can stand in for a call on a rank that has joined.
 fn impossible(rank: usize, call: &Call, reason: &str) -> Error {
     Error::argument(
-        format!("{} of key {} on other ranks while rank {rank} has joined: {reason}", call.operation, call.topic.key()),
-        "call nothing but push, push_pull, push_rows, pull and barrier until every rank has joined",
+        format!("{} of key {} after rank {rank} has joined: {reason}", call.operation, call.topic.key()),
+        "call only push, push_pull, push_rows, pull and barrier until every rank has joined",
     )
 }
 

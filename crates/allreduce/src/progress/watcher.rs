@@ -310,7 +310,7 @@ impl Watcher {
                     peer: format!("what MPI carries to rank(s) {ranks:?}"),
                     ranks: Vec::new(),
                     cause: format!(
-                        "every rank is heard and has called it, and nothing of it has moved for {:.0} s: a connection of MPI's may have been reset",
+                        "every rank is alive and has called it, but its messages have not moved for {:.0} s: a connection of MPI may have been reset",
                         self.silence_s
                     ),
                     operation: self.interrupted(shared),

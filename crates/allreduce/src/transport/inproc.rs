@@ -85,7 +85,7 @@ impl Inproc {
     fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &Posted, message: Message) -> Result<()> {
         let data = &message.data[..];
         if data.len() != posted.into.len() {
-            let what = format!("{} bytes of operation {stamp} where {} bytes were due", data.len(), posted.into.len());
+            let what = format!("{} bytes of operation {stamp} instead of {} bytes", data.len(), posted.into.len());
             return Err(Error::protocol(self.rank, format!("rank {peer}"), what));
         }
         // SAFETY: the poster of the receive keeps `into` valid and untouched until its token is returned.

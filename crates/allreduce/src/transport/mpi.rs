@@ -389,6 +389,6 @@ fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi
     if usize::try_from(count) == Ok(len) {
         return Ok(());
     }
-    let what = format!("{count} bytes of operation {stamp} where {len} bytes were due");
+    let what = format!("{count} bytes of operation {stamp} instead of {len} bytes");
     Err(Error::protocol(rank, format!("rank {from}"), what))
 }

@@ -18,7 +18,7 @@ pub const SECRET_FILE: &str = "RINGPULL_SECRET_FILE";
 
 /// How to make one.
 const MAKE: &str = "`openssl rand -hex 32` makes one; `ringpull launch` makes one by itself if neither variable is set";
-const NO_TEXT: &str = "it is no text";
+const NO_TEXT: &str = "it is not text";
 
 /// The secret that the file `path` holds.
 fn in_file(path: &Path) -> Result<Secret> {

@@ -33,7 +33,7 @@ pub(super) fn bad(name: &str, expected: &str) -> Error {
     let remedy = if value.is_empty() {
         "set it, as `ringpull launch` and the operators of Kubernetes do, in every process of the job"
     } else if name.starts_with("DMLC_") {
-        "correct it: `ringpull launch` sets it as it must be"
+        "correct it, or start the job with `ringpull launch`, which sets it"
     } else {
         "correct it, or unset it for the default"
     };
@@ -104,8 +104,9 @@ fn misspelt(name: &str) -> Option<String> {
     let (ours, rest) = (closest(ours, ["ringpull"])?.to_uppercase(), rest.to_lowercase());
     let names: Vec<String> = self::ours().collect();
     let meant = format!("{ours}_{}", closest(&rest, names.iter().map(String::as_str))?.to_uppercase());
-    (meant != name)
-        .then(|| format!("warning: {name} is no variable of ringpull and has no effect\n  hint: did you mean {meant}?"))
+    (meant != name).then(|| {
+        format!("warning: ringpull has no variable {name}, so it has no effect\n  hint: did you mean {meant}?")
+    })
 }
 
 #[cfg(test)]

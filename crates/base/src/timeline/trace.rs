@@ -148,7 +148,7 @@ impl Trace {
         let text = std::fs::read_to_string(path).map_err(|cause| Error::io("read", path.display(), &cause))?;
         serde_json::from_str(&text).map_err(|cause| {
             Error::argument(
-                format!("{} is no timeline of ringpull ({cause})", path.display()),
+                format!("{} is not a timeline of ringpull ({cause})", path.display()),
                 "name files that a run with RINGPULL_TIMELINE=FILE has written",
             )
         })

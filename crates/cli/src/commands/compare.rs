@@ -32,13 +32,16 @@ use crate::variant::{Peer, Variant};
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
-    Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts), dist_async likewise;\n\
-    after a + the gradients' compression: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
-    On a virtual machine a job starts when the hypervisor has taken no processor time for 3 s; it waits at most 15 s, at\n\
-    most as long as the last job took, and not with a hostfile. While emulated hosts are up, Linux does not divide\n\
-    processors by session (kernel.sched_autogroup_enabled is 0, and restored afterwards).\n\
-    Ctrl-C ends the comparison early; the report holds the rounds that were measured, and --resume runs the others.\n\
-    The exit code is 1 if a variant failed, and 130 after Ctrl-C. An absent peer is reported, but is not a failure.")]
+    Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts),\n\
+    and the same for dist_async. Append +COMPRESSION to compress gradients: fp16, bf16, 2bit:THRESHOLD,\n\
+    1bit:THRESHOLD or topk:RATIO.\n\
+    On a virtual machine a job starts once the hypervisor has taken no processor time for 3 s. It waits\n\
+    at most 15 s, and at most as long as the last job took; with a hostfile it does not wait. While\n\
+    emulated hosts are up, Linux does not divide processors by session (kernel.sched_autogroup_enabled\n\
+    is 0, and restored afterwards).\n\
+    Ctrl-C ends the comparison early; the report has the rounds that were measured, and --resume runs\n\
+    the others. The exit code is 1 if a variant failed, and 130 after Ctrl-C. An absent peer is\n\
+    reported, but is not a failure.")]
 pub(crate) struct CompareArgs {
     /// Emulate this many hosts on this machine, joined by links of --link (root, Linux).
     #[arg(long, conflicts_with_all = ["hostfile", "local"])]
@@ -80,7 +83,7 @@ pub(crate) struct CompareArgs {
     /// `dist_sync_mpi+2bit:0.5`.
     #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
     modes: Vec<Variant>,
-    /// Other people's programs on the same hosts.
+    /// Other programs to compare with, on the same hosts.
     #[arg(long, value_enum, value_delimiter = ',')]
     peers: Vec<Peer>,
     #[command(flatten)]
@@ -97,7 +100,7 @@ pub(crate) struct CompareArgs {
     /// The folder for results.json, report.html and its first chart, chart.svg.
     #[arg(long, default_value = "compare-out")]
     out: PathBuf,
-    /// Go on with a comparison that was interrupted: keep the rounds in --out, and run the others.
+    /// Continue an interrupted comparison: keep the rounds in --out, and run the others.
     #[arg(long)]
     resume: bool,
     /// A table for people or JSON for programs.
@@ -171,7 +174,7 @@ fn known(args: &CompareArgs, setup: &Setup, variants: &[Variant]) -> Result<Vec<
     let earlier: Comparison = serde_json::from_slice(&bytes).map_err(|cause| failed(std::io::Error::other(cause)))?;
     if (Setup { rounds: setup.rounds, ..earlier.setup.clone() }) != *setup {
         return Err(Error::argument(
-            format!("{} is of another comparison: {}", path.display(), earlier.command),
+            format!("{} belongs to another comparison: {}", path.display(), earlier.command),
             "repeat its options with --resume, or choose another --out",
         ));
     }

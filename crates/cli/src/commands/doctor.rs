@@ -1,4 +1,4 @@
-//! `ringpull doctor`: what would keep a job from running on this host, on those of a hostfile, or on those of
+//! `ringpull doctor`: what would stop a job from running on this host, on those of a hostfile, or on those of
 //! a job.
 
 use std::path::PathBuf;

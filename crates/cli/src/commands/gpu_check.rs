@@ -18,7 +18,7 @@ pub(crate) struct GpuCheckArgs {
     /// Which devices: `cuda` (all), `cuda:0,2`, or simulated ones such as `sim:2`.
     #[arg(long, default_value = "cuda")]
     devices: String,
-    /// Be one rank of an MPI job whose ranks share the devices, and check a store over them.
+    /// Run as one rank of an MPI job whose ranks share the devices, and check a store over all ranks.
     #[arg(long, conflicts_with = "out")]
     rank: bool,
     /// A folder for the findings as JSON and as a table.

@@ -20,8 +20,8 @@ use crate::link::LinkRate;
   ringpull lab exec h3 hostname
   ringpull lab down
 
-The hosts are network namespaces h1..hN on one bridge, with the addresses 10.55.0.1 to 10.55.0.N; every link is
-limited to RATE in both directions. Needs Linux and root.")]
+The hosts are network namespaces h1..hN on one bridge, with the addresses 10.55.0.1 to 10.55.0.N.
+Every link is limited to RATE in both directions. Needs Linux and root.")]
 pub(crate) struct LabArgs {
     #[command(subcommand)]
     action: Action,
@@ -29,7 +29,7 @@ pub(crate) struct LabArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Create the hosts; a lab of another shape is replaced.
+    /// Create the hosts; replace a lab that is different.
     ///
     /// While they are up, `kernel.sched_autogroup_enabled` is off, so that ranks and not sessions share this
     /// machine's processors.
@@ -65,7 +65,7 @@ pub(crate) struct RackArgs {
     /// Divide the hosts into two racks, each with its own bridge, and join them by one link of this rate.
     #[arg(long, value_name = "RATE")]
     uplink: Option<LinkRate>,
-    /// Let hosts, and so ranks, alternate between the racks instead of half and half.
+    /// Assign hosts, and so ranks, to the two racks in turn; without it each rack has one half of them.
     #[arg(long, requires = "uplink")]
     alternate: bool,
 }

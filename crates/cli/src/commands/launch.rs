@@ -23,8 +23,9 @@ use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfi
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
 
-A hostfile has one host[:port] [slots=n] per line. When a process fails, the others get one and a half RINGPULL_SILENCE,
-then SIGTERM, then SIGKILL, on every host. The exit code is that of the first process that failed.")]
+A hostfile has one host[:port] [slots=n] per line. After a process has failed, the others have 1.5
+times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM, and later SIGKILL.
+The exit code is that of the first process that failed.")]
 pub(crate) struct LaunchArgs {
     /// The number of workers.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]

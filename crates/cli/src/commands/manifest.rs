@@ -23,7 +23,7 @@ use super::{Format, to_json};
   ringpull manifest compare --workers 4 -- --modes dist_sync_mpi,dist_sync:4shared --bytes 100MB
   ringpull manifest specification '{\"distribution_type\": \"MPI\", \"number_of_workers\": 4}' -- train --kv-store dist_sync_mpi
   ringpull manifest train -- train --kv-store dist_sync_mpi | kubectl apply -f -
-  ringpull manifest lint job.yaml                  what will go wrong with an MPIJob; exit code 1 if it would fail, or there is none")]
+  ringpull manifest lint job.yaml                  what will go wrong with an MPIJob; exit code 1 if it would fail, or if the file has no MPIJob")]
 pub(crate) struct ManifestArgs {
     #[command(subcommand)]
     other: Option<ManifestCommand>,

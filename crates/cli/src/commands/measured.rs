@@ -1,4 +1,4 @@
-//! What the benches that measure a store are asked for.
+//! The options of the benches that measure a store.
 
 use clap::Args;
 
@@ -9,7 +9,7 @@ use ringpull_kernels::compress::Compression;
 use super::Format;
 use crate::pushpull;
 
-/// What a measurement of a store is asked for.
+/// The options of a measurement of a store.
 #[derive(Debug, Args)]
 pub(super) struct StoreArgs {
     /// The kind of store.
@@ -30,7 +30,7 @@ pub(super) struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// So many iterations, measured as asked for.
+    /// `iters` iterations with these options.
     pub(super) fn plan(&self, iters: usize) -> Result<pushpull::StoreOptions> {
         let compression = Compression::choice(&self.compression)?;
         let algorithm = Config::from_env()?.algorithm;

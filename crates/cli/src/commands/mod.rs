@@ -55,7 +55,7 @@ enum Command {
     Timeline(timeline::TimelineArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
     Manifest(Box<manifest::ManifestArgs>),
-    /// Find what would keep a job from running, with the fix.
+    /// Find what would stop a job from running, and how to fix it.
     Doctor(doctor::DoctorArgs),
     /// Show what this build and this machine can do.
     Info(info::InfoArgs),
@@ -76,7 +76,7 @@ MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the com
   ringpull launch -n 4 -- python train.py          start a script as 4 MPI ranks on this host
   ringpull launch -n 4 -s 2 -- python train.py     with 2 parameter servers instead
   ringpull compare --local 4                       measure which wins on this machine
-  ringpull doctor                                  find what would keep a job from running
+  ringpull doctor                                  find what would stop a job from running
   ringpull manifest mpijob --help                  the same job on Kubernetes
 
 `ringpull --help` lists all commands, `ringpull COMMAND --help` shows examples.
@@ -108,7 +108,7 @@ pub(crate) enum Format {
 /// A second build of this program, with MPICH.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MpichArgs {
-    /// This program built with MPICH, to measure ours over it and MPICH's own allreduce.
+    /// A `ringpull` that was built with MPICH, to measure our allreduce over MPICH, and MPICH's own.
     #[arg(long)]
     mpich: Option<PathBuf>,
     /// The `mpirun` of that MPICH.

@@ -15,7 +15,7 @@ use super::{Cli, SUCCESS, Status};
   ringpull completions bash > ~/.local/share/bash-completion/completions/ringpull
   ringpull completions fish > ~/.config/fish/completions/ringpull.fish
 
-pip puts those of bash, zsh and fish into share/ of the environment.")]
+pip installs those of bash, zsh and fish in share/ of the environment.")]
 pub(crate) struct CompletionsArgs {
     /// The shell.
     #[arg(value_enum)]
@@ -36,7 +36,7 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Status {
   ringpull man --out ~/.local/share/man/man1
   man ringpull-launch")]
 pub(crate) struct ManArgs {
-    /// The folder to write the pages to; it is made.
+    /// The folder to write the pages to; it is created.
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
 }

@@ -41,7 +41,7 @@ pub(crate) struct SweepArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, default_value = "4,1KiB,16KiB,64KiB,256KiB,1MiB,10MB,100MB")]
     sizes: String,
-    /// What is measured [default: everything that is installed].
+    /// What to measure [default: everything that is installed].
     #[arg(long, value_delimiter = ',', value_parser = super::contenders())]
     contenders: Vec<Variant>,
     #[command(flatten)]

@@ -17,8 +17,9 @@ use crate::timeline::{merge, words};
     RINGPULL_TIMELINE=trace.json mpirun -n 4 ringpull bench train --model vgg16 --scale 0.01 --compute 0.2\n  \
     ringpull timeline trace.*.json --out merged.json\n  \
     ringpull timeline trace.*.json --format json | jq .mean\n\n\
-    Every process of a run with RINGPULL_TIMELINE=FILE writes FILE with its rank before the extension, or in place of {rank}.\n\
-    chrome://tracing and https://ui.perfetto.dev open each of them, and the merged one.")]
+    If RINGPULL_TIMELINE=FILE is set, every process writes FILE with its rank before the extension, or\n\
+    in place of {rank}. chrome://tracing and https://ui.perfetto.dev open each of them, and the merged\n\
+    one.")]
 pub(crate) struct TimelineArgs {
     /// The files of all ranks of one run.
     #[arg(required = true)]

@@ -16,8 +16,9 @@ use crate::{layers, train};
     mpirun -n 4 ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
     mpirun -n 2 ringpull bench train --model resnet50 --compute 1.5 --burn --format json\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench train --kv-store dist_sync --model vgg16 --scale 0.1 --compute 2.184\n\n\
-    A step is a backward pass, two thirds of --compute, that pushes each layer's gradients as they come, and a forward pass,\n\
-    one third, that waits for each layer's sums. Layers take their time by their FLOPs. Every sum of every step is checked.")]
+    A step has two passes. The backward pass takes two thirds of --compute, and pushes each layer's\n\
+    gradients when it has them. The forward pass takes one third, and waits for each layer's sums. A\n\
+    layer's share of the time is its share of the FLOPs. Every sum of every step is checked.")]
 pub(crate) struct TrainArgs {
     /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
     #[arg(long)]
@@ -25,7 +26,7 @@ pub(crate) struct TrainArgs {
     /// Scale every tensor of the model to this part of its elements.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Seconds that one host alone computes in a step.
+    /// Seconds of computing in a step on one host.
     #[arg(long, value_name = "SECONDS")]
     compute: f64,
     /// Compute on the processor instead of by the clock; with =PART only for that part of the time.

@@ -86,7 +86,7 @@ impl Cuda {
         let which = which.unwrap_or_else(|| (0..count).collect());
         if which.is_empty() || which.iter().any(|ordinal| *ordinal >= count) {
             return Err(Error::argument(
-                format!("GPUs {which:?} where the driver shows {count}"),
+                format!("invalid GPUs {which:?}: the driver shows {count}"),
                 "look at nvidia-smi and CUDA_VISIBLE_DEVICES",
             ));
         }

@@ -21,7 +21,7 @@ use super::health::Health;
 
 /// How often whoever waits for a member looks whether to go on.
 const LOOK: Duration = Duration::from_millis(2);
-/// What members are told when all have come.
+/// What is sent to members when all have come.
 const ALL_HERE: [u8; 1] = [1];
 
 /// Listens for the members of a meeting until they have gone, or until `health` ends; its name.
@@ -70,7 +70,7 @@ fn serve(listener: &TcpListener, health: &Health) -> io::Result<()> {
         let parts: Vec<Buffer> = given.iter().map(|(_, part)| Buffer::copy_of(part.bytes())).collect();
         let (dtype, len) = (given[0].0, parts[0].bytes().len());
         if given.iter().any(|(other, part)| (*other, part.bytes().len()) != (dtype, len)) {
-            return Err(io::Error::other("members that give something else than the others"));
+            return Err(io::Error::other("members whose dtypes or lengths differ"));
         }
         let sum = reference::collect(CollectiveKind::AllReduce, dtype, &parts, &[len]);
         members.iter_mut().try_for_each(|member| member.write_all(sum[0].bytes()))?;

@@ -9,10 +9,13 @@ use super::{Level, quantise};
 /// A codec that treats each element by itself, so that any part of a gradient can be encoded apart from the
 /// others.
 ///
-/// The sum of `n` workers' codes is the same wherever it is made. Of `2bit` it is `(p - m) * threshold`,
-/// rounded once, where `p` workers sent `threshold` and `m` sent `-threshold`; where no multiple needs
-/// rounding, as with MXNet's 0.5, that is also what adding one after the other gives. Of `1bit` it is
-/// `p - m`, exactly. Of halves it is the sum in f32 in the order of the ranks.
+/// The sum of the workers' codes does not depend on where it is computed:
+///
+/// - `2bit`: `(p - m) * threshold`, rounded once, if `p` workers sent `threshold` and `m` sent `-threshold`.
+///   Adding the codes one by one gives the same if no multiple of the threshold needs rounding, as with
+///   MXNet's 0.5.
+/// - `1bit`: `p - m`, exactly.
+/// - Halves: the sum in f32, in the order of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Codec {
     /// IEEE half precision.
@@ -21,37 +24,37 @@ pub enum Codec {
     Bf16,
     /// MXNet's `2bit`.
     TwoBit {
-        /// What a code stands for; greater than 0.
+        /// The value of a code; greater than 0.
         threshold: f32,
     },
     /// MXNet's `1bit`.
     OneBit {
-        /// Above it the code is 1, otherwise -1.
+        /// The code of an element above it is 1, of another -1.
         threshold: f32,
     },
 }
 
-/// What a sum of codes travels as.
+/// How a sum of codes is sent.
 enum SumKind {
     Half(Half),
-    /// An integer, and the value of one.
+    /// An integer, and the value of 1.
     Integer(Width, f32),
 }
 
-/// How integers that are sums of codes are stored, for whoever decodes them elsewhere: a block of
-/// [`Codec::BLOCK`] sums is `bits` words of 32 bits, little endian, and bit `i` of word `j` is bit `j` of the
+/// How sums of codes are stored if they are integers, for decoders outside this crate. A block of
+/// [`Codec::BLOCK`] sums is `bits` words of 32 bits, little endian. Bit `i` of word `j` is bit `j` of the
 /// number stored for sum `i`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SumFormat {
     /// Bits of a number.
     pub bits: usize,
-    /// The sum of `n` workers' codes is `factor` times the number, less `n`;
+    /// The sum of `n` workers' codes is `factor * number - n`, in units of `unit`.
     pub factor: i32,
-    /// and it stands for so many times this.
+    /// The value of 1.
     pub unit: f32,
 }
 
-/// Halves are added up so many elements at a time, on the stack.
+/// Halves are added in runs of this many elements, on the stack.
 const RUN: usize = 1024;
 
 impl Codec {
@@ -76,7 +79,7 @@ impl Codec {
         }
     }
 
-    /// Encodes `gradient` and `residual` together; what the codes do not say is the new residual.
+    /// Encodes the sum of `gradient` and `residual`. What the codes cannot express is the new residual.
     ///
     /// # Panics
     /// If the lengths do not fit together.
@@ -95,7 +98,7 @@ impl Codec {
         }
     }
 
-    /// Adds what `code` says to `sum`.
+    /// Decodes `code` and adds it to `sum`.
     ///
     /// # Panics
     /// If the lengths do not fit together.
@@ -127,14 +130,14 @@ impl Codec {
     /// Whether `code` is the code of `len` elements that some worker can have sent; if not, why.
     pub fn check_code(self, code: &[u8], len: usize) -> Result<(), String> {
         if code.len() != self.code_bytes(len) {
-            return Err(format!("{} bytes of codes where {} are due", code.len(), self.code_bytes(len)));
+            return Err(format!("{} bytes of codes instead of {}", code.len(), self.code_bytes(len)));
         }
         let known = match self {
             Codec::Fp16 | Codec::Bf16 => true,
             Codec::TwoBit { .. } => quantise::is_2bit(code, len),
             Codec::OneBit { .. } => quantise::is_1bit(code, len),
         };
-        if known { Ok(()) } else { Err("codes that no worker sends".to_owned()) }
+        if known { Ok(()) } else { Err("codes that no encoder writes".to_owned()) }
     }
 
     /// The bytes of the sum of `count` workers' codes of `len` elements.
@@ -179,7 +182,7 @@ impl Codec {
         }
     }
 
-    /// Writes what the sum of `count` workers' codes says.
+    /// Decodes the sum of `count` workers' codes into `values`.
     ///
     /// # Panics
     /// If the lengths do not fit together.

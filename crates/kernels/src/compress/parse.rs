@@ -97,12 +97,14 @@ fn params_of(text: &str) -> Result<Option<Vec<(String, String)>>> {
     let pairs = inside.split(',').filter(|pair| !pair.trim().is_empty());
     let pairs: Option<Vec<_>> =
         pairs.map(|pair| pair.split_once(':').map(|(key, value)| (bare(key), bare(value)))).collect();
-    let wrong = || Error::argument(format!("{text:?} are no parameters"), "write {'type': '2bit', 'threshold': 0.5}");
+    let wrong = || Error::argument(format!("invalid parameters {text:?}"), "write {'type': '2bit', 'threshold': 0.5}");
     pairs.ok_or_else(wrong).map(Some)
 }
 
 fn number<T: FromStr>(key: &str, value: &str) -> Result<T> {
-    value.parse().map_err(|_| Error::argument(format!("{key}={value:?} is no number"), "give a number such as 0.5"))
+    value.parse().map_err(|_| {
+        Error::argument(format!("invalid {key}={value:?}: expected a number"), "give a number such as 0.5")
+    })
 }
 
 impl FromStr for Compression {
@@ -219,8 +221,8 @@ mod tests {
             ("2bit:-1", "must be greater than 0"),
             ("2bit:nan", "must be greater than 0"),
             ("2bit:inf", "must be greater than 0"),
-            ("2bit:half", "no number"),
-            ("2bit:", "no number"),
+            ("2bit:half", "expected a number"),
+            ("2bit:", "expected a number"),
             ("2bit:1:2", "more parameters"),
             ("bf16:1", "more parameters"),
             ("1bit:-0.1", "must not be below 0"),
@@ -229,7 +231,7 @@ mod tests {
             ("topk:0.1:1", "a momentum of 1"),
             ("{'threshold': 0.5}", "required parameter type"),
             ("{'type': '2bit', 'ratio': 0.5}", "no parameter \"ratio\""),
-            ("{'type'}", "are no parameters"),
+            ("{'type'}", "invalid parameters"),
         ] {
             let error = refused(text);
             assert!(error.contains(part) && error.contains("hint:"), "{text}: {error}");

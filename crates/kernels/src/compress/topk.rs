@@ -113,7 +113,7 @@ pub(super) fn part(code: &[u8], range: std::ops::Range<usize>) -> Vec<u8> {
 /// Whether `code` is entries of a gradient of `len` elements; if not, why.
 pub(super) fn check_code(code: &[u8], len: usize) -> Result<(), String> {
     if !code.len().is_multiple_of(ENTRY_BYTES) {
-        return Err(format!("{} bytes, which are no whole entries", code.len()));
+        return Err(format!("{} bytes, which is not a whole number of entries", code.len()));
     }
     let ascending = entries(code).is_sorted_by(|a, b| a.0 < b.0);
     let inside = entries(code).last().is_none_or(|(index, _)| (index as usize) < len);

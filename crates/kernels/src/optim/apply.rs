@@ -19,7 +19,7 @@ impl Optimizer {
         if weight.len() != gradient.len() {
             return Err(Error::argument(
                 format!("a gradient of {} bytes for a weight of {} bytes", gradient.len(), weight.len()),
-                "a gradient has the length of its weight",
+                "give a gradient as long as its weight",
             ));
         }
         self.prepare(state, dtype, weight)?;
@@ -84,7 +84,7 @@ impl Optimizer {
         if state.slots.len() != count || state.slots.iter().any(|slot| slot.len() != slot_bytes) {
             let lengths: Vec<usize> = state.slots.iter().map(Vec::len).collect();
             return Err(Error::argument(
-                format!("an optimizer state with slots of {lengths:?} bytes where {count} of {slot_bytes} are needed"),
+                format!("an optimizer state with slots of {lengths:?} bytes; expected {count} of {slot_bytes} bytes"),
                 "load states that were saved for these keys with this optimizer",
             ));
         }

@@ -267,12 +267,12 @@ fn codes_that_no_worker_sends_end_the_job_with_a_protocol_error() {
     let topk: Compression = "topk:0.5".parse().unwrap();
     let index_2 = [bytemuck::cast_slice(&[2u32]), bytemuck::cast_slice(&[1f32])].concat();
     for (compression, code, part) in [
-        (two_bit(0.5), vec![0; 8], "8 bytes of codes where 4"),
-        (two_bit(0.5), vec![0x40, 0, 0, 0], "no worker sends"),
-        (two_bit(0.5), vec![0, 0, 0, 3], "no worker sends"),
+        (two_bit(0.5), vec![0; 8], "8 bytes of codes instead of 4"),
+        (two_bit(0.5), vec![0x40, 0, 0, 0], "no encoder writes"),
+        (two_bit(0.5), vec![0, 0, 0, 3], "no encoder writes"),
         (two_bit(f32::NAN), vec![0; 4], "greater than 0"),
         (topk, index_2, "ascend below 2"),
-        (topk, vec![1; 3], "no whole entries"),
+        (topk, vec![1; 3], "not a whole number of entries"),
     ] {
         let mut server = Server::new(1, true);
         answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))]);

@@ -261,7 +261,7 @@ impl ListenerState {
         let Some(session) = session else {
             self.refuse(from.ip(), refused(verdict));
             if let Err(cause) = client.answer(stream, verdict, self.door.secret.as_ref()) {
-                tracing::debug!(%cause, "a node was not told why it was refused");
+                tracing::debug!(%cause, "cannot send a node the reason of its refusal");
             }
             return shut(stream);
         };
@@ -360,7 +360,7 @@ fn refused(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Admitted(_) => "nothing is wrong with it",
         Verdict::WrongSecret => "it has another secret",
-        Verdict::Unknown => "it calls itself what no node of the job does, or what another does",
+        Verdict::Unknown => "it has a name that no node of the job has, or another node's name",
         Verdict::Forgotten => "it goes on with a session that has ended",
         Verdict::Full => "every node of the job is there, and some more",
     }

@@ -367,7 +367,9 @@ impl Session {
         }
         if header > self.limits.header || payload > self.limits.payload {
             let limits = format!("{} and {}", self.limits.header, self.limits.payload);
-            return Err(End::Violation(format!("a frame of {header} and {payload} bytes, where {limits} may be")));
+            return Err(End::Violation(format!(
+                "a frame of {header} and {payload} bytes, above the limits of {limits}"
+            )));
         }
         let frame = Frame { header: read_bytes(reader, header)?, payload: read_bytes(reader, payload)? };
         let mut state = self.state.lock();

@@ -112,7 +112,8 @@ impl WorkerLoop {
             // for.
             if std::mem::replace(&mut waiting.vouched, true) {
                 let server = waiting.server;
-                let what = format!("no answer for {waited_s} s to {operation} of key {key}, which waits for no rank");
+                let what =
+                    format!("no answer for {waited_s} s to {operation} of key {key}, although it waits for no rank");
                 return Err(self.broken_protocol(server, what));
             }
             return Ok(());
