@@ -93,7 +93,8 @@ pub(crate) fn run(args: LaunchArgs) -> Result<Status> {
                 ));
             }
         };
-        BatchJob { batch, spec: Spec { workers, servers, command: args.command, variables: args.variables } }.run()?
+        let spec = Spec { workers, servers, command: args.command, variables: args.variables };
+        BatchJob { batch, spec, is_tagged: !args.no_tag }.run()?
     } else {
         let sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
         let mut hosts = match launcher {

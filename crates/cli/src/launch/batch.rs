@@ -2,7 +2,8 @@
 //!
 //! Slurm starts MPI ranks itself; for Grid Engine `mpirun` does, which finds the hosts by itself. In a job
 //! with servers every process runs the same shell script: task 0 is the scheduler, then come the servers,
-//! then the workers. Task 0 writes the scheduler's address to a file that all hosts see. Beside it is a file
+//! then the workers. Slurm numbers the lines of its tasks; Grid Engine writes all output into one file, so
+//! there each process puts its name before its lines. Task 0 writes the scheduler's address to a file that all hosts see. Beside it is a file
 //! with the job's secret, which only this user can read: a batch system shows a job's command line, and Grid
 //! Engine its variables too, to all users.
 
@@ -16,7 +17,7 @@ use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
 use super::host::{quote, working_folder};
-use super::{Spec, Variables};
+use super::{Spec, Variables, by_mpi};
 use crate::child::{self, code_of};
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
@@ -36,6 +37,8 @@ pub(crate) struct BatchJob {
     pub batch: Batch,
     /// Without servers it starts MPI ranks.
     pub spec: Spec,
+    /// Whether each line of output begins with the task or the process that wrote it.
+    pub is_tagged: bool,
 }
 
 /// Task `$1` of a job with servers. `$2` is the file with the address, `$3` and `$4` are the numbers of
@@ -57,6 +60,7 @@ elif [ "$task" -le "$servers" ]; then
 else
   export DMLC_ROLE=worker DMLC_WORKER_ID=$((task - 1 - servers))
 fi
+name="$DMLC_ROLE${DMLC_SERVER_ID:+ $DMLC_SERVER_ID}${DMLC_WORKER_ID:+ $DMLC_WORKER_ID}"
 tries=0
 until [ -s "$meet" ]; do
   tries=$((tries + 1))
@@ -116,7 +120,8 @@ impl BatchJob {
         match &self.batch {
             Batch::Slurm => {
                 let manager = if self.spec.servers == 0 { manager } else { "none" };
-                let mut words: Vec<OsString> = ["srun", "--kill-on-bad-exit=1", "--label"].map(OsString::from).into();
+                let mut words: Vec<OsString> = ["srun", "--kill-on-bad-exit=1"].map(OsString::from).into();
+                words.extend(self.is_tagged.then(|| "--label".into()));
                 words.extend([format!("--mpi={manager}"), "-n".to_owned(), tasks.to_string()].map(OsString::from));
                 if self.spec.servers == 0 {
                     words.extend(self.variables(Role::Worker));
@@ -159,9 +164,19 @@ impl BatchJob {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         let (server, worker) = (self.variables(Role::Server), self.variables(Role::Worker));
         let command = quoted(&self.spec.command);
+        // Slurm numbers the lines itself.
+        let tag = if self.is_tagged && matches!(self.batch, Batch::Sge { .. }) {
+            let set = by_mpi::unbuffered().map_or(String::new(), |(name, value)| format!("export {name}={value}\n"));
+            (set, format!("sh -c {} \"$name\"", quote(OsStr::new(by_mpi::TAG))))
+        } else {
+            (String::new(), String::new())
+        };
         let run = format!(
-            "if [ \"$DMLC_ROLE\" = worker ]; then exec {} {command}; else exec {} {command}; fi",
+            "{}if [ \"$DMLC_ROLE\" = worker ]; then exec {} {} {command}; else exec {} {} {command}; fi",
+            tag.0,
+            tag.1,
             quoted(&worker),
+            tag.1,
             quoted(&server)
         );
         let meet = quote(meet.as_os_str());
@@ -177,7 +192,16 @@ impl BatchJob {
             let mpirun = quote(OsStr::new(&config::mpirun_program()));
             let variables = self.variables(Role::Worker);
             let words = [names.into_iter().map(OsString::from).collect(), vec!["-n".into(), tasks.to_string().into()]];
-            let words = [&words.concat()[..], &variables, &self.spec.command].concat();
+            let mut tag: Vec<OsString> = Vec::new();
+            if self.is_tagged {
+                tag.extend(["sh", "-c", by_mpi::TAG, "rank"].map(OsString::from));
+                tag.extend(
+                    by_mpi::unbuffered()
+                        .into_iter()
+                        .flat_map(|(name, value)| ["env".to_owned(), format!("{name}={value}")].map(OsString::from)),
+                );
+            }
+            let words = [&words.concat()[..], &tag, &variables, &self.spec.command].concat();
             return format!("exec {mpirun} {}", quoted(&words));
         }
         let role = quote(OsStr::new(&self.script(meet, "$RINGPULL_TASK")));
@@ -235,7 +259,7 @@ mod tests {
             env_server: Vec::new(),
             env_worker: vec![("B".to_owned(), "3".to_owned())],
         };
-        BatchJob { batch, spec: Spec { workers: 2, servers, command, variables } }
+        BatchJob { batch, spec: Spec { workers: 2, servers, command, variables }, is_tagged: true }
     }
 
     fn words(job: &BatchJob, meet: &str) -> Vec<String> {
@@ -252,10 +276,36 @@ mod tests {
     #[test]
     fn grid_engine_runs_mpirun_in_its_slots() {
         let sge = Batch::Sge { environment: "orte".to_owned() };
-        let words = words(&job(sge, 0), "/m");
+        let mut job = job(sge, 0);
+        let tagged = words(&job, "/m");
         let front = "qsub -sync y -cwd -V -j y -S /bin/sh -b y -shell n -pe orte 2 /bin/sh -c";
-        assert_eq!(words[..words.len() - 1].join(" "), front);
-        assert!(words.last().unwrap().contains("'-n' '2' 'env' 'A=1 2' 'B=3' 'echo'"), "{words:?}");
+        assert_eq!(tagged[..tagged.len() - 1].join(" "), front);
+        let script = tagged.last().unwrap();
+        assert!(script.contains("'-n' '2' 'sh' '-c' ") && script.contains("'rank' "), "{script}");
+        assert!(script.contains("'env' 'A=1 2' 'B=3' 'echo'"), "{script}");
+        job.is_tagged = false;
+        let script = words(&job, "/m").pop().unwrap();
+        assert!(script.contains("'-n' '2' 'env' 'A=1 2' 'B=3' 'echo'"), "{script}");
+    }
+
+    #[test]
+    fn grid_engine_tags_each_line_with_its_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut job = job(Batch::Sge { environment: "orte".to_owned() }, 1);
+        job.spec.command = ["sh", "-c", "echo one; echo two >&2"].map(OsString::from).into();
+        let script = job.script(&folder.path().join("meet"), "$RINGPULL_TASK");
+        let run = |task: usize| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &script]).env("RINGPULL_TASK", task.to_string());
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let tasks: Vec<_> = (0..4).map(run).collect();
+        let names = ["scheduler", "server 0", "worker 0", "worker 1"];
+        for (task, name) in tasks.into_iter().zip(names) {
+            let output = task.wait_with_output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("[{name}] one\n"));
+            assert_eq!(String::from_utf8(output.stderr).unwrap(), format!("[{name}] two\n"));
+        }
     }
 
     #[test]

@@ -16,9 +16,9 @@ use crate::child::{self, Childless, PATIENCE, code_of, output_is_read};
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Mpirun, Ranks};
 
-/// Runs a program, as the shell's own process, with a name before each line of its output: `$0`, or its rank.
-/// The filters are nobody's children, so that the program can wait for its own, and end only with its output.
-const TAG: &str = r#"name=$0
+/// Runs a program, as the shell's own process, with a name before each line of its output: `$0`, or its rank
+/// if that is `rank`. The filters are nobody's children, so that the program can wait for its own, and end only with its output.
+pub(super) const TAG: &str = r#"name=$0
 [ "$name" != rank ] || name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-?}}"
 pipes=$(mktemp -d) || exec "$@"
 mkfifo "$pipes/1" "$pipes/2"
@@ -56,10 +56,7 @@ fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Ranks>, Option<
         let mut command = spec.command.clone();
         if sink == Sink::Tagged {
             command.splice(..0, ["sh", "-c", TAG, name].map(OsString::from));
-            // Python holds back lines that go into a pipe.
-            if config::text("PYTHONUNBUFFERED").is_none() {
-                env.insert(0, ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()));
-            }
+            env.splice(..0, unbuffered());
         }
         Ranks { count, command, env }
     };
@@ -74,6 +71,11 @@ fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Ranks>, Option<
     let port = claim_port(root)?;
     let one = |(role, index)| ranks(1, &process_name(role, index), spec.env_of(role, index, root, port.number()));
     Ok((spec.roles().map(one).collect(), Some(port)))
+}
+
+/// The variable by which Python does not hold back lines that go into a pipe, unless it is set.
+pub(super) fn unbuffered() -> Option<(String, String)> {
+    config::text("PYTHONUNBUFFERED").is_none().then(|| ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()))
 }
 
 /// The error of an `mpirun` that was killed because it did not end.
