@@ -9,8 +9,10 @@ use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result, Tensor};
 use ringpull_workload::pattern::Pattern;
 
+use crate::progress::Progress;
 use crate::ranks::{RankReport, gather_by, record_of};
 use crate::record::Record;
+use crate::size::format_size;
 use crate::usage::{Memory, cpu_s};
 
 /// Milliseconds without traffic before each iteration, the same for all programs: a shaped link saves up a
@@ -34,11 +36,13 @@ pub(crate) struct AllreduceOptions {
 }
 
 /// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `asked`, or else as the
-/// environment says, verifies every result, and gives rank 0 one record a size. Collective.
+/// environment says, verifies every result, and gives rank 0 one record a size. Collective; one rank may
+/// show the progress.
 pub(crate) fn run(
     sizes: &[usize],
     asked: Option<AlgorithmChoice>,
     plan: &AllreduceOptions,
+    progress: Option<&Progress>,
 ) -> Result<Option<Vec<Record>>> {
     let dtype = plan.dtype;
     if plan.iters == 0 {
@@ -56,8 +60,10 @@ pub(crate) fn run(
     let eager_bytes = eager_bytes(asked, &environment);
     let engine = connect(&Config { algorithm: choice, ..environment }, eager_bytes)?;
     let mut records = Vec::new();
-    for size in sizes {
-        let size = *size;
+    for (done, size) in sizes.iter().copied().enumerate() {
+        if let Some(progress) = progress {
+            progress.part(done, sizes.len(), format!("summing {}", format_size(size as f64)));
+        }
         let plan = *plan;
         let summed = Tensor::zeros(dtype, &[size / dtype.size_bytes()]);
         let buffers = Buffers { summed, flag: Tensor::zeros(DType::U8, &[1]) };

@@ -13,7 +13,7 @@ use ringpull_plan::{Algorithm, Model, Segments};
 
 use crate::allreduce::connect;
 use crate::size::format_size;
-use crate::text::{format_seconds, grid};
+use crate::text::{format_seconds, grid, several};
 
 /// The model of a cluster and what follows from it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -126,9 +126,9 @@ impl Explanation {
             let told = "all ranks share one host's memory and sum there: no network was measured and no model read";
             let sizes: Vec<String> = self.sizes.iter().map(|size| format_size(size.bytes as f64)).collect();
             return format!(
-                "{}: shared memory, by {} ranks\n{told}\n  hint: RINGPULL_SHARED_MEMORY=0 shows what messages between them would do\n",
+                "{}: shared memory, by {}\n{told}\n  hint: RINGPULL_SHARED_MEMORY=0 shows what messages between them would do\n",
                 sizes.join(", "),
-                self.ranks
+                several(self.ranks, "rank")
             );
         }
         let names = Algorithm::ALL.map(|algorithm| algorithm.name().to_owned());

@@ -35,6 +35,7 @@ mod link;
 mod machine;
 mod mode;
 pub mod mpirun;
+mod progress;
 mod pushpull;
 mod quiet;
 mod ranks;

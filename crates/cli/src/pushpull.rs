@@ -13,6 +13,7 @@ use ringpull_kernels::optim::{Optimizer, Rule};
 use ringpull_workload::iterations::Iterations;
 use ringpull_workload::models::ModelKey;
 
+use crate::progress::Progress;
 use crate::ranks::{RankReport, Spent, gather, record_of};
 use crate::record::Record;
 use crate::usage::Memory;
@@ -32,21 +33,42 @@ pub(crate) struct StoreOptions {
 }
 
 /// Measures each list of `payloads` separately and gives rank 0 one record for each. Collective.
-pub(crate) fn run(store: &KvStore, payloads: &[Vec<ModelKey>], plan: &StoreOptions) -> Result<Option<Vec<Record>>> {
+pub(crate) fn run(
+    store: &KvStore,
+    payloads: &[Vec<ModelKey>],
+    plan: &StoreOptions,
+    progress: Option<&Progress>,
+) -> Result<Option<Vec<Record>>> {
     plan.prepare(store)?;
     let mut records = Vec::with_capacity(payloads.len());
+    let each = plan.warmup + plan.iters;
     for (index, keys) in payloads.iter().enumerate() {
-        let ranks = gather(store, &format!("ringpull.samples.{index}"), &measure(store, keys, index, plan)?)?;
+        let begun = |iteration: usize| {
+            if let Some(progress) = progress {
+                let words = format!("payload {} of {}", index + 1, payloads.len());
+                progress.part(index * each + iteration, payloads.len() * each, words);
+            }
+        };
+        let found = measure(store, keys, index, plan, begun)?;
+        let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
         records.push(plan.record("pushpull", store, keys, &ranks)?);
     }
     Ok((store.rank() == 0).then_some(records))
 }
 
-fn measure(store: &KvStore, keys: &[ModelKey], index: usize, plan: &StoreOptions) -> Result<RankReport> {
+/// What this rank finds; `begun` is called before each iteration.
+fn measure(
+    store: &KvStore,
+    keys: &[ModelKey],
+    index: usize,
+    plan: &StoreOptions,
+    begun: impl Fn(usize),
+) -> Result<RankReport> {
     let mut iterations = Iterations::start(store, keys, &index.to_string(), plan.dtype, plan.compression)?;
     let mut memory = Memory::watch();
     let mut found = RankReport::default();
     for iteration in 0..plan.warmup + plan.iters {
+        begun(iteration);
         if iteration == plan.warmup {
             memory.stop();
         }

@@ -21,6 +21,7 @@ use ringpull_workload::pattern::Pattern;
 
 use crate::compute::Compute;
 use crate::layers::{Layer, Network};
+use crate::progress::Progress;
 use crate::pushpull;
 use crate::ranks::{RankReport, Spent, gather};
 use crate::record::Record;
@@ -46,7 +47,12 @@ const BACKWARD: f64 = 2.0 / 3.0;
 const STEPS_ALONE: usize = 3;
 
 /// Replays `network` and gives rank 0 the record. Collective; `store` must be new.
-pub(crate) fn run(store: &KvStore, network: &Network, plan: &ReplayOptions) -> Result<Option<Record>> {
+pub(crate) fn run(
+    store: &KvStore,
+    network: &Network,
+    plan: &ReplayOptions,
+    progress: Option<&Progress>,
+) -> Result<Option<Record>> {
     check(plan)?;
     plan.keys.prepare(store)?;
     let mut replay = Replay::start(store, network, plan)?;
@@ -63,6 +69,9 @@ pub(crate) fn run(store: &KvStore, network: &Network, plan: &ReplayOptions) -> R
     // One device for all steps: it makes up for a delay in the next step.
     let mut device = Compute::start(plan.burn);
     for number in 0..warmup + iters {
+        if let Some(progress) = progress {
+            progress.part(number, warmup + iters, "training steps");
+        }
         if number == warmup {
             before = Spent::now();
         }
@@ -227,7 +236,7 @@ mod tests {
         let network = layers::load("resnet50", 0.0001).unwrap();
         for burn in [None, Some(0.5)] {
             let store = ringpull::create("local").unwrap();
-            let record = run(&store, &network, &ReplayOptions { burn, ..plan() }).unwrap().unwrap();
+            let record = run(&store, &network, &ReplayOptions { burn, ..plan() }, None).unwrap().unwrap();
             assert_eq!((record.op.as_str(), record.mode.as_str(), record.seconds.len()), ("train", "local", 2));
             let train = record.train.unwrap();
             assert!(record.median_s > 0.0 && train.compute_s > 0.0, "{record:?}");
@@ -246,7 +255,7 @@ mod tests {
             (ReplayOptions { burn: Some(1.5), ..plan() }, "--burn"),
         ] {
             let store = ringpull::create("local").unwrap();
-            let error = run(&store, &network, &wrong).unwrap_err().to_string();
+            let error = run(&store, &network, &wrong, None).unwrap_err().to_string();
             assert!(error.contains(option), "{error}");
         }
     }

@@ -11,7 +11,8 @@ use super::{FAILURE, SUCCESS, Status};
 use super::{Format, print, to_json_line};
 use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
 use crate::launch::hostfile;
-use crate::text::grid;
+use crate::progress::Progress;
+use crate::text::{grid, several};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -56,9 +57,14 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
         return Ok(SUCCESS);
     }
     let in_job = cfg!(feature = "mpi") && config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
+    let progress = config::is_first_rank().then(|| Progress::start("looking at this host"));
     let findings: Vec<Finding> = match &args.hostfile {
         Some(path) => {
-            let (facts, silent) = hosts::ask(&hostfile::read(path)?)?;
+            let hosts = hostfile::read(path)?;
+            if let Some(progress) = &progress {
+                progress.at(format!("waiting for the facts of {}", several(hosts.len(), "host")));
+            }
+            let (facts, silent) = hosts::ask(&hosts)?;
             let silent = silent.into_iter().map(|(host, cause)| Finding::silent(&host, &cause));
             silent.chain(judge(&facts)).collect()
         }
@@ -72,6 +78,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
         }
         None => judge(&[gather(None, None, &[], true)]),
     };
+    drop(progress);
     print(args.format, &findings, || table(&findings))?;
     let fails = findings.iter().any(|finding| finding.verdict == Verdict::Failure);
     Ok(if fails { FAILURE } else { SUCCESS })
@@ -90,5 +97,6 @@ fn table(findings: &[Finding]) -> String {
     let table = grid(["verdict", "host", "check", "finding"], rows.collect(), 4);
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
     let (warnings, failures) = (count(Verdict::Warning), count(Verdict::Failure));
-    format!("{table}\n{} checks, {warnings} warnings, {failures} failures\n", findings.len())
+    let counts = [(findings.len(), "check"), (warnings, "warning"), (failures, "failure")];
+    format!("{table}\n{}\n", counts.map(|(count, what)| several(count, what)).join(", "))
 }

@@ -20,6 +20,7 @@ mod timeline;
 mod train;
 
 use std::error::Error as _;
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -220,7 +221,8 @@ fn start_log() -> Result<()> {
         expected: "a filter such as info or ringpull_ps=debug".to_owned(),
         remedy: "correct it, or unset it".to_owned(),
     })?;
-    tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr).init();
+    let log = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
+    log.with_ansi(std::io::stderr().is_terminal() && config::text("NO_COLOR").is_none()).init();
     Ok(())
 }
 

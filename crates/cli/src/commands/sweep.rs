@@ -12,6 +12,7 @@ use crate::allreduce::REST_MS;
 use crate::compare::Environment;
 use crate::lab::Shape;
 use crate::link::LinkRate;
+use crate::progress::Progress;
 use crate::rounds::Runner as _;
 use crate::rounds::launched::{Launched, Testbed};
 use crate::size::{elements, parse_sizes};
@@ -124,8 +125,9 @@ fn measure(args: &SweepArgs) -> Result<(Sweep, Option<i32>)> {
     };
     let contenders = if args.contenders.is_empty() { Variant::allreduces() } else { args.contenders.clone() };
     let (own_hosts, told) = (launched.has_own_hosts(), (Environment::survey(), super::compare::command()));
-    let results = sweep::run(&mut launched, &contenders, &plan, own_hosts, told, &mut |progress| {
-        eprintln!("{}", progress.words);
+    let progress = Progress::start("looking for the contenders");
+    let results = sweep::run(&mut launched, &contenders, &plan, own_hosts, told, &mut |step| {
+        progress.part(step.done, step.planned, step.words);
     });
     Ok((results, launched.interrupted()))
 }

@@ -8,7 +8,7 @@ use super::measured::StoreArgs;
 use crate::record::Record;
 use crate::size::format_size;
 use crate::statistics::{self, Summary};
-use crate::text::format_seconds;
+use crate::text::{format_seconds, several};
 use crate::{layers, train};
 
 #[derive(Debug, Args)]
@@ -48,7 +48,8 @@ pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let keys = args.store.plan(args.iters)?;
     let store = super::store(args.store.kv_store)?;
     let plan = train::ReplayOptions { keys, compute_s: args.compute, burn: args.burn, batch: args.batch };
-    Ok(train::run(&store, &network, &plan)?.map(|record| vec![record]))
+    let progress = super::bench::progress(args.store.format);
+    Ok(train::run(&store, &network, &plan, progress.as_ref())?.map(|record| vec![record]))
 }
 
 /// What a record of training says, in lines.
@@ -62,11 +63,11 @@ pub(super) fn words(records: &[Record]) -> String {
         };
         lines.extend([
             format!(
-                "{} steps of {} by {} ranks on {} hosts, gradients of {}",
-                summary.count,
+                "{} of {} by {} on {}, gradients of {}",
+                several(summary.count, "step"),
                 record.mode,
-                record.ranks,
-                record.hosts,
+                several(record.ranks, "rank"),
+                several(record.hosts, "host"),
                 format_size(record.bytes as f64)
             ),
             format!("step         {} +-{:.1} %", format_seconds(summary.median), 100.0 * summary.relative_spread()),

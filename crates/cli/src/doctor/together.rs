@@ -2,6 +2,7 @@
 
 use super::Finding;
 use super::facts::Facts;
+use crate::text::several;
 
 /// The findings of every check that compares hosts.
 pub(super) fn hosts(all: &[Facts]) -> Vec<Finding> {
@@ -96,7 +97,7 @@ fn reach(all: &[Facts]) -> Vec<Finding> {
             found.push(Finding::good(
                 "reach",
                 &facts.called,
-                format!("reaches {} hosts over {way}", facts.peers.len()),
+                format!("reaches {} over {way}", several(facts.peers.len(), "host")),
             ));
         }
     }

@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 
 use self::lock::LabLock;
 pub use self::shape::{Racks, Shape};
+use crate::progress::Progress;
 use ringpull_base::{Error, Result};
 
 /// The network of the lab's hosts, for programs that must be told which interface to use.
@@ -59,7 +60,9 @@ impl Lab {
         let lab = Lab { shape, made_here: true, _lock: lock };
         sessions::level(Path::new(sessions::SWITCH), &file("sessions"))?;
         network::add_bridges(shape.racks.map(|racks| racks.uplink))?;
+        let progress = Progress::start("making emulated hosts");
         for host in 1..=shape.hosts {
+            progress.part(host - 1, shape.hosts, format!("making host h{host}"));
             mark(host)?;
             network::add_host(host, shape.hosts, shape.rate, shape.rack(host))?;
         }
@@ -179,7 +182,9 @@ fn clear() -> Result<()> {
     };
     remove(&file("shape.json"))?;
     let restored = sessions::restore(Path::new(sessions::SWITCH), &file("sessions"));
-    for host in marked()? {
+    let (hosts, progress) = (marked()?, Progress::start("removing emulated hosts"));
+    for (done, host) in hosts.iter().copied().enumerate() {
+        progress.part(done, hosts.len(), format!("removing host h{host}"));
         network::remove_host(host)?;
         remove(&name_space(host))?;
     }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layers::Network;
 use crate::size::format_payload;
+use crate::text::several;
 
 /// One job: some work, on some ranks.
 #[derive(Debug, Clone)]
@@ -65,8 +66,8 @@ impl Job {
     pub(crate) fn words(&self) -> String {
         let payloads: Vec<String> = self.payloads().iter().map(|bytes| format_payload(*bytes as u64)).collect();
         match &payloads[..] {
-            [first, .., last] => format!("on {} ranks, {first} to {last}", self.ranks),
-            _ => format!("on {} ranks, {}", self.ranks, payloads.concat()),
+            [first, .., last] => format!("on {}, {first} to {last}", several(self.ranks, "rank")),
+            _ => format!("on {}, {}", several(self.ranks, "rank"), payloads.concat()),
         }
     }
 }

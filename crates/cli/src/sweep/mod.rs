@@ -16,6 +16,7 @@ use crate::link::LinkRate;
 use crate::record::Record;
 use crate::rounds::{self, Job, Progress, Runner, Work};
 use crate::statistics::Summary;
+use crate::text::several;
 use crate::variant::Variant;
 
 /// Payloads up to here are measured many times in a job, longer ones a few times.
@@ -104,8 +105,10 @@ pub(crate) fn run(
         }
     }
     let absent = found.absent.iter().map(|(variant, install)| format!("{variant} is not installed: {install}"));
-    let failed =
-        found.failed.iter().map(|(variant, ranks, error)| format!("{variant} on {ranks} ranks failed: {error}"));
+    let failed = found
+        .failed
+        .iter()
+        .map(|(variant, ranks, error)| format!("{variant} on {} failed: {error}", several(*ranks, "rank")));
     let missing = absent.chain(failed).collect();
     Sweep { environment, command, plan: plan.clone(), took_s: start.elapsed().as_secs_f64(), records, missing }
 }

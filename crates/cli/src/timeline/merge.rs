@@ -33,7 +33,7 @@ pub(crate) fn merge(traces: Vec<Trace>) -> Result<Merged> {
     sizes.dedup();
     if let [one, other, ..] = sizes[..] {
         return Err(Error::argument(
-            format!("the files are of different runs: one of {one} ranks and one of {other}"),
+            format!("the files are of different runs: one of {one} and one of {other} ranks"),
             "name the files of one run, and write those of each into a folder of its own",
         ));
     }
