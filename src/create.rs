@@ -200,6 +200,15 @@ fn warn_of_variables(job: Option<&Dmlc>) {
     }
 }
 
+/// Says once in a job where its processes are.
+#[cfg(any(feature = "mpi", feature = "ps"))]
+fn introduce(job: &str) {
+    static ONCE: Once = Once::new();
+    if !config::is_quiet() {
+        ONCE.call_once(|| ringpull_base::notice::inform(&format!("ringpull: {job}")));
+    }
+}
+
 /// The warning for a kind of one process in one of several, of which a variable tells.
 fn separate_models(kind: Kind, variable: &str, processes: usize) -> String {
     let instead = if variable == "DMLC_NUM_WORKER" { "dist_sync" } else { "dist_sync_mpi" };
@@ -231,6 +240,9 @@ fn over_servers(
     }
     OWNER.get_or_init(Process::this).check("this worker of the job")?;
     let servers = crate::servers::Servers::connect(kind, config, dmlc)?;
+    if servers.rank() == 0 {
+        introduce(&servers.description());
+    }
     timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
     Ok(match devices {
         Some(devices) => before_servers(servers, devices, config.timeout),
@@ -260,6 +272,9 @@ fn no_servers(asked: &str) -> Error {
 #[cfg(feature = "mpi")]
 fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
+    if engine.rank() == 0 {
+        introduce(&format!("{}, {}", engine.placement(), engine.library()));
+    }
     Ok(match devices {
         None => Box::new(crate::allreduce::Allreduce::new(engine)),
         Some(_) if config.check_replicas > 0 => {

@@ -93,6 +93,11 @@ impl Servers {
         })
     }
 
+    /// Who the nodes of the job are, for people: `4 workers and 2 servers on 3 hosts`.
+    pub fn description(&self) -> String {
+        self.worker.job().description()
+    }
+
     fn is_async(&self) -> bool {
         matches!(self.kind, Kind::DistAsync | Kind::DistAsyncDevice)
     }

@@ -198,6 +198,7 @@ impl Config {
     /// variable has an impossible value that is read where no error can be returned.
     pub fn check(&self) -> Result<()> {
         wants_shared_memory()?;
+        wants_quiet()?;
         refuse_encryption()?;
         if SEGMENTS.contains(&self.segment_bytes) {
             return Ok(());
@@ -373,6 +374,9 @@ pub fn launcher_local_rank() -> Option<usize> {
 
 const SHARED_MEMORY: &str = "RINGPULL_SHARED_MEMORY";
 
+/// The variable that `ringpull launch --quiet` sets.
+pub const QUIET: &str = "RINGPULL_QUIET";
+
 /// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different
 /// ones. Another word is an error of [`Config::from_env`] and of whatever creates a store.
 pub fn shared_memory() -> bool {
@@ -381,6 +385,15 @@ pub fn shared_memory() -> bool {
 
 fn wants_shared_memory() -> Result<bool> {
     text(SHARED_MEMORY).map_or(Ok(true), |given| switch(SHARED_MEMORY, &given))
+}
+
+/// `RINGPULL_QUIET` (0): whether a job begins without the line that says where its ranks are.
+pub fn is_quiet() -> bool {
+    wants_quiet() == Ok(true)
+}
+
+fn wants_quiet() -> Result<bool> {
+    text(QUIET).map_or(Ok(false), |given| switch(QUIET, &given))
 }
 
 /// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above

@@ -22,6 +22,15 @@ pub fn notice(text: &str) {
     }
 }
 
+/// As [`notice`], for news that is no warning: a line of the log at level `info` where nobody takes notices.
+pub fn inform(text: &str) {
+    if let Some(sink) = SINK.get() {
+        sink(text);
+    } else {
+        tracing::info!("{text}");
+    }
+}
+
 /// Writes every notice from now on to stderr, each in one piece, which a launcher does not mix with another
 /// process's.
 pub fn to_stderr() {

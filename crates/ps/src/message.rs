@@ -4,6 +4,8 @@
 //! segment where there are any. Decoding is total: whatever cannot be decoded is `None`, and no length inside
 //! a header is used to allocate memory.
 
+use std::collections::BTreeSet;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -236,6 +238,14 @@ impl Job {
     pub(crate) fn has(&self, role: Role) -> bool {
         let own = if role == Role::Server { &self.servers } else { &self.workers };
         !self.servers.is_empty() && self.rank < own.len()
+    }
+
+    /// Who the nodes are, for people: `4 workers and 2 servers on 3 hosts`.
+    pub fn description(&self) -> String {
+        let hosts: BTreeSet<&str> = self.workers.iter().chain(&self.servers).map(|node| node.host.as_str()).collect();
+        let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let workers = counted(self.workers.len(), "worker");
+        format!("{workers} and {} on {}", counted(self.servers.len(), "server"), counted(hosts.len(), "host"))
     }
 
     /// Worker `rank` as errors name it.

@@ -167,6 +167,11 @@ impl Communicator {
         self.executor.size()
     }
 
+    /// Where the ranks are, for people: `8 ranks on 2 hosts, shared memory within each`.
+    pub fn placement(&self) -> String {
+        self.placement.description()
+    }
+
     /// The name of the library under the transport, for messages.
     pub fn library(&self) -> String {
         self.executor.transport.name()

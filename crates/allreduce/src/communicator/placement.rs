@@ -7,6 +7,8 @@
 //! conclusion, and a host on which one attempt failed (a container that hides its processes, say) goes on
 //! with messages.
 
+use std::collections::BTreeSet;
+
 use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::buffer::arena;
@@ -36,6 +38,8 @@ pub(super) struct Placement {
     /// The ranks of each host in ascending order, hosts in the order of their lowest ranks. A rank that
     /// shares no memory is on a host of its own.
     pub(super) hosts: Vec<Vec<usize>>,
+    /// How many hosts MPI runs ranks on, whether these share memory or not.
+    machines: usize,
     /// The racks the hosts stand in, if there are two.
     pub(super) racks: Option<Racks>,
     /// Whether every rank has a name for its rack, be it one for all.
@@ -48,6 +52,20 @@ impl Placement {
     /// Whether all ranks share one host's memory.
     pub(super) fn is_one_host(&self) -> bool {
         self.hosts.len() == 1
+    }
+
+    /// Where the ranks are, for people: `8 ranks on 2 hosts, shared memory within each`.
+    pub(super) fn description(&self) -> String {
+        let (ranks, machines) = (self.hosts.iter().map(Vec::len).sum::<usize>(), self.machines);
+        let plural = |count| if count == 1 { "" } else { "s" };
+        let memory = match (self.hosts.len(), machines) {
+            _ if ranks == machines => "",
+            (1, 1) => ", shared memory",
+            (groups, machines) if groups == machines => ", shared memory within each",
+            (groups, _) if groups == ranks => ", no shared memory",
+            _ => ", shared memory within some",
+        };
+        format!("{ranks} rank{} on {machines} host{}{memory}", plural(ranks), plural(machines))
     }
 
     /// Whether some ranks share memory.
@@ -63,7 +81,13 @@ impl Placement {
 
     /// Every rank on a host of its own.
     pub(super) fn apart(size: usize) -> Self {
-        Placement { hosts: (0..size).map(|rank| vec![rank]).collect(), racks: None, are_racks_named: false, node: None }
+        Placement {
+            hosts: (0..size).map(|rank| vec![rank]).collect(),
+            machines: size,
+            racks: None,
+            are_racks_named: false,
+            node: None,
+        }
     }
 
     /// Finds out. Collective.
@@ -98,12 +122,13 @@ impl Placement {
         });
         let mut shared: Vec<Vec<usize>> = shared.collect();
         shared.sort_unstable();
+        let machines = cards.iter().map(|card| (card[0] << 1, card[1])).collect::<BTreeSet<_>>().len();
         let node = node.filter(|_| succeeded(&own, 0)).map(|(window, arenas)| {
             let arenas = if succeeded(&own, 1) { arenas } else { Vec::new() };
             Node::new(window, arenas, rank)
         });
         tracing::debug!(rank, hosts = ?shared, arenas = succeeded(&own, 1), "ranks that share memory");
-        Ok(Placement { racks: racks(&shared), are_racks_named, hosts: shared, node })
+        Ok(Placement { racks: racks(&shared), are_racks_named, hosts: shared, machines, node })
     }
 }
 

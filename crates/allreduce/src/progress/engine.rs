@@ -41,6 +41,7 @@ pub struct Engine {
     threads: Mutex<Vec<JoinHandle<()>>>,
     limit: Duration,
     library: String,
+    placement: String,
     sums: Sums,
     stores: AtomicU64,
     process: Process,
@@ -87,7 +88,8 @@ impl Engine {
                 };
                 let bucket_bytes = config.fusion_bytes.unwrap_or(comm.bucket_bytes().min(BUCKET_BYTES));
                 let (handle, shared) = crossbeam_channel::bounded::<Arc<Shared>>(1);
-                drop(ready.send(Ok((control, comm.library(), comm.sums_block(), bucket_bytes, handle))));
+                let about = (comm.library(), comm.placement());
+                drop(ready.send(Ok((control, about, comm.sums_block(), bucket_bytes, handle))));
                 if let Ok(shared) = shared.recv() {
                     communicate(&shared, comm, &inbox, &finishing);
                     drop(finishing);
@@ -99,7 +101,7 @@ impl Engine {
                 }
             })?
         };
-        let (control, library, sums_block, bucket_bytes, handle) = wait_for_all(config, &started)?;
+        let (control, (library, placement), sums_block, bucket_bytes, handle) = wait_for_all(config, &started)?;
         let shared = Arc::new(Shared {
             rank: control.rank(),
             size: control.size(),
@@ -138,7 +140,7 @@ impl Engine {
         let sums = Sums::from(config);
         let stores = AtomicU64::new(0);
         let (threads, process) = (Mutex::new(threads), Process::this());
-        Ok(Arc::new(Engine { shared, threads, limit, library, sums, stores, process }))
+        Ok(Arc::new(Engine { shared, threads, limit, library, placement, sums, stores, process }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -176,6 +178,11 @@ impl Engine {
     /// The library under the transport, for people.
     pub fn library(&self) -> &str {
         &self.library
+    }
+
+    /// Where the ranks are, for people: `8 ranks on 2 hosts, shared memory within each`.
+    pub fn placement(&self) -> &str {
+        &self.placement
     }
 
     /// The number of the next store on this engine: the same on every rank, if every rank creates its stores

@@ -29,13 +29,15 @@ pub(super) fn error_text(code: c_int) -> String {
     String::from_utf8_lossy(&text[..len as usize]).into_owned()
 }
 
-/// `Open MPI v4.1.4` or `MPICH Version: 4.0.2`: the first words of the library's own text.
+/// `Open MPI 4.1.4` or `MPICH 4.0.2`: name and version from the library's own text.
 pub(super) fn library_name() -> String {
     first_words(&library_text())
 }
 
 fn first_words(text: &str) -> String {
-    text.split(['\n', ',']).next().unwrap_or("MPI").trim().to_owned()
+    let words = text.split(['\n', ',']).next().unwrap_or("MPI").trim();
+    let plain = words.replacen("Open MPI v", "Open MPI ", 1).replacen("MPICH Version:", "MPICH", 1);
+    plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn library_text() -> String {
@@ -48,7 +50,7 @@ fn library_text() -> String {
     String::from_utf8_lossy(&text).replace('\t', " ")
 }
 
-/// The name and the version of this process's MPI library, such as `Open MPI v4.1.4`.
+/// The name and the version of this process's MPI library, such as `Open MPI 4.1.4`.
 ///
 /// An error if it has none: a wheel's code finds its library when it is loaded, and without one the functions
 /// of MPI are `crates/loader`'s, whose version is the reason.
@@ -139,10 +141,7 @@ pub(super) fn in_place(library: &str) -> Option<*const c_void> {
     if library.starts_with("Open MPI") {
         return Some(FIRST);
     }
-    ["MPICH Version: 3.", "MPICH Version: 4.", "MPICH Version: 5.", "Intel(R) MPI"]
-        .iter()
-        .any(|name| library.starts_with(name))
-        .then_some(LAST)
+    ["MPICH 3.", "MPICH 4.", "MPICH 5.", "Intel(R) MPI"].iter().any(|name| library.starts_with(name)).then_some(LAST)
 }
 
 /// Over TCP a message above the eager limit is sent only after a round trip. A limit above our segments
@@ -189,7 +188,8 @@ mod tests {
 
     #[test]
     fn a_process_without_a_library_says_why_and_what_helps() {
-        assert_eq!(named("Open MPI v4.1.4, package: Debian"), Ok("Open MPI v4.1.4".to_owned()));
+        assert_eq!(named("Open MPI v4.1.4, package: Debian"), Ok("Open MPI 4.1.4".to_owned()));
+        assert_eq!(named("MPICH Version:      4.0.2\nMPICH Release date:"), Ok("MPICH 4.0.2".to_owned()));
         let text = named("no MPI\nno library of MPI was found\ninstall one").unwrap_err().to_string();
         assert!(text.contains("no library of MPI was found") && text.contains("hint: install one"), "{text}");
     }
@@ -197,11 +197,11 @@ mod tests {
     #[test]
     fn only_libraries_whose_word_for_it_is_known_sum_in_place() {
         for (library, word) in [
-            ("Open MPI v4.1.4", Some(1)),
-            ("MPICH Version: 4.0.2", Some(usize::MAX)),
+            ("Open MPI 4.1.4", Some(1)),
+            ("MPICH 4.0.2", Some(usize::MAX)),
             ("Intel(R) MPI Library 2021.12 for Linux* OS", Some(usize::MAX)),
-            ("MPICH Version: 5.0.0", Some(usize::MAX)),
-            ("MPICH Version: 6.0.0", None),
+            ("MPICH 5.0.0", Some(usize::MAX)),
+            ("MPICH 6.0.0", None),
             ("MPI of somebody", None),
         ] {
             assert_eq!(in_place(library).map(|word| word as usize), word, "{library}");

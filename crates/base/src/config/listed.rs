@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 33] = [
+pub const VARIABLES: [Variable; 34] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -28,7 +28,7 @@ pub const VARIABLES: [Variable; 33] = [
         "RINGPULL_TIMEOUT",
         "1800",
         "seconds after which a rank that lives, and for which others wait, is an error on every rank; 0: \
-         never; at most 1e9. At the start of a job with servers 20 s are added",
+         never; 0.1 to 1e9. At the start of a job with servers 20 s are added",
     ),
     variable(
         "RINGPULL_SILENCE",
@@ -42,6 +42,12 @@ pub const VARIABLES: [Variable; 33] = [
         "`ringpull=warn`",
         "the log of the command and of Python on stderr, in `tracing`'s syntax; with `ringpull=debug` \
          Python prints whole tracebacks",
+    ),
+    variable(
+        "RINGPULL_QUIET",
+        "0",
+        "1: a job begins without the line on stderr that says where its ranks are; `ringpull launch --quiet` \
+         sets it",
     ),
     variable(
         "RINGPULL_ALGORITHM",

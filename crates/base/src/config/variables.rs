@@ -1,6 +1,7 @@
 //! Reading one variable of the environment: its value, or an error that names it and says what to do; and
 //! telling names that are nearly ours.
 
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -74,13 +75,13 @@ pub(super) fn required<T: FromStr>(name: &str, expected: &str) -> Result<T> {
 }
 
 pub(super) fn seconds(name: &str, default: Duration) -> Result<Duration> {
-    let expected = "a number of seconds, more than 0 and at most 1e9";
+    let expected = "a number of seconds, 0.1 to 1e9";
     let seconds = parsed(name, expected, default.as_secs_f64())?;
     limit_of(seconds).ok_or_else(|| bad(name, expected))
 }
 
 pub(super) fn seconds_or_never(name: &str, default: Duration) -> Result<Duration> {
-    let expected = "a number of seconds, at most 1e9; 0: never";
+    let expected = "a number of seconds, 0.1 to 1e9; 0: never";
     let seconds = parsed(name, expected, default.as_secs_f64())?;
     limit_or_never(seconds).ok_or_else(|| bad(name, expected))
 }
@@ -89,9 +90,10 @@ fn limit_or_never(seconds: f64) -> Option<Duration> {
     if seconds == 0.0 { Some(NEVER) } else { limit_of(seconds) }
 }
 
-/// A limit that can be added to any moment.
+/// A limit that a healthy process on a busy host can keep, and that can be added to any moment.
 fn limit_of(seconds: f64) -> Option<Duration> {
-    Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero() && limit.as_secs() <= 1_000_000_000)
+    const LIMITS: RangeInclusive<Duration> = Duration::from_millis(100)..=NEVER;
+    Duration::try_from_secs_f64(seconds).ok().filter(|limit| LIMITS.contains(limit))
 }
 
 /// A line for each variable of the environment that is nearly one of ours, and has no effect.
@@ -198,7 +200,7 @@ mod tests {
     fn a_limit_is_a_time_that_can_be_waited_for() {
         assert_eq!(limit_of(0.5), Some(Duration::from_millis(500)));
         assert_eq!([0.0, -0.0, 0.5].map(limit_or_never), [Some(NEVER), Some(NEVER), limit_of(0.5)]);
-        for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e10, 1e18] {
+        for wrong in [0.0, 0.01, -1.0, f64::NAN, f64::INFINITY, 1e10, 1e18] {
             assert_eq!(limit_of(wrong), None, "{wrong}");
         }
     }

@@ -72,9 +72,7 @@ pub fn start(file: Option<String>) {
     });
     if first {
         if let Err(cause) = trace::try_folder(&folder) {
-            tracing::warn!(
-                "{cause}\n  hint: RINGPULL_TIMELINE names a file in a folder that every rank can write to; without one no timeline will be there in the end"
-            );
+            crate::notice(&format!("warning: no timeline will be written: {cause}"));
         }
         ON.store(true, Ordering::Relaxed);
         // SAFETY: `write_at_exit` is a plain function, and may run on the thread that exits.

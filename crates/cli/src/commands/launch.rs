@@ -51,6 +51,9 @@ pub(crate) struct LaunchArgs {
     /// Print output without the name of its process before each line.
     #[arg(long)]
     no_tag: bool,
+    /// Without the line that says where the ranks are; sets RINGPULL_QUIET=1.
+    #[arg(short, long)]
+    quiet: bool,
     /// The command that every process runs.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     command: Vec<OsString>,
@@ -73,7 +76,10 @@ enum Launcher {
 }
 
 /// Runs the job; its exit code.
-pub(crate) fn run(args: LaunchArgs) -> Result<Status> {
+pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
+    if args.quiet {
+        args.variables.env.push((config::QUIET.to_owned(), "1".to_owned()));
+    }
     let default = if args.hostfile.is_some() { Launcher::Ssh } else { Launcher::Local };
     let launcher = args.launcher.unwrap_or(default);
     let (workers, servers) = (args.num_workers as usize, servers(&args) as usize);

@@ -5,14 +5,14 @@ use super::{Verdict, judge};
 use crate::machine::Machine;
 
 fn healthy(name: &str, peer: &str) -> Facts {
-    let rank = ProbedRank { size: 2, level: "multiple".to_owned(), library: "Open MPI v4.1.4".to_owned() };
+    let rank = ProbedRank { size: 2, level: "multiple".to_owned(), library: "Open MPI 4.1.4".to_owned() };
     Facts {
         machine: Machine {
             host: name.to_owned(),
             version: "1".to_owned(),
             cores: 4,
             mpirun: Some("mpirun (Open MPI) 4.1.4".to_owned()),
-            mpi_library: Some("Open MPI v4.1.4".to_owned()),
+            mpi_library: Some("Open MPI 4.1.4".to_owned()),
             ..Machine::default()
         },
         called: name.to_owned(),
@@ -51,7 +51,7 @@ fn each_fault_is_found_by_its_check_and_by_no_other() {
         ("mpi", |f| f.probe_failure = Some("mpirun has detected an attempt to run as root".to_owned())),
         ("mpi", |f| f.probe.iter_mut().for_each(|rank| rank.size = 1)),
         ("mpi", |f| f.machine.mpirun = Some("mpirun (Open MPI) 5.0.7".to_owned())),
-        ("mpi library", |f| f.machine.mpi_library = Some("MPICH Version: 4.0.2".to_owned())),
+        ("mpi library", |f| f.machine.mpi_library = Some("MPICH 4.0.2".to_owned())),
         ("threads", |f| f.probe.iter_mut().for_each(|rank| rank.level = "single".to_owned())),
         ("shared memory", |f| f.shared_memory = Some((64 << 20, 1 << 20))),
         ("shared memory", |f| (f.slots, f.machine.cores, f.shared_memory) = (16, 16, Some((64 << 20, 60 << 20)))),

@@ -23,14 +23,8 @@ struct Package {
 
 fn package(peer: Peer) -> Option<Package> {
     // Each script begins with what they have in common.
-    let mxnet_pushpull = concat!(
-        include_str!("../../../../scripts/peers/replay.py"),
-        include_str!("../../../../scripts/peers/mxnet_pushpull.py")
-    );
-    let allreduce = concat!(
-        include_str!("../../../../scripts/peers/replay.py"),
-        include_str!("../../../../scripts/peers/allreduce.py")
-    );
+    let mxnet_pushpull = concat!(include_str!("../../peers/replay.py"), include_str!("../../peers/mxnet_pushpull.py"));
+    let allreduce = concat!(include_str!("../../peers/replay.py"), include_str!("../../peers/allreduce.py"));
     let (module, install, script, arguments): (_, _, _, &[&str]) = match peer {
         Peer::Mxnet => ("mxnet", "scripts/peers/setup", mxnet_pushpull, &[]),
         Peer::Gloo => ("torch", "scripts/peers/setup --gloo", allreduce, &["--peer", "gloo"]),
@@ -97,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_setup_script_knows_the_option_that_installs_each_peer() {
-        let setup = include_str!("../../../../scripts/peers/setup");
+        let setup = include_str!("../../peers/setup");
         for peer in Peer::value_variants().iter().filter(|peer| !peer.is_mpi()) {
             let install = package(*peer).unwrap().install;
             let options = install.strip_prefix("scripts/peers/setup").unwrap();
