@@ -9,6 +9,8 @@ use ringpull_base::Kind;
 use ringpull_base::config::fashion_mnist;
 use ringpull_base::topology::{host_name, memory_bytes};
 
+use crate::text::several;
+
 /// A survey of the machine, which changes nothing on it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
@@ -20,10 +22,8 @@ pub(crate) struct Machine {
     /// The first line of the version of the `mpirun` that is found first.
     pub mpirun: Option<String>,
     pub host: String,
-    /// Cores this process may use.
-    pub cores: usize,
-    pub processor: Option<String>,
-    pub memory_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub hardware: Hardware,
     pub kernel: String,
     /// Why there can be no emulated hosts here; `None` if there can.
     pub lab_lacks: Option<String>,
@@ -31,6 +31,48 @@ pub(crate) struct Machine {
     pub dataset: Option<String>,
     /// GPUs, and the libraries that they need.
     pub devices: ringpull_device::Survey,
+}
+
+/// What computes on a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hardware {
+    /// Cores this process may use.
+    pub cores: usize,
+    /// The processor's model; `None` where the kernel names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
+
+/// Hosts that are alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hosts {
+    /// How many there are.
+    pub hosts: usize,
+    #[serde(flatten)]
+    pub hardware: Hardware,
+}
+
+impl Hardware {
+    pub(crate) fn survey() -> Self {
+        Hardware {
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            processor: field("/proc/cpuinfo", "model name"),
+            memory_bytes: memory_bytes().map(|bytes| bytes as u64),
+        }
+    }
+
+    /// Such as `2 cores of Intel(R) Xeon(R), 23.4 GiB`, as far as it is known.
+    pub(crate) fn words(&self) -> String {
+        let processor = self.processor.as_ref().map_or(String::new(), |model| format!(" of {model}"));
+        let memory = self.memory_bytes.map_or(String::new(), |bytes| format!(", {}", gib(bytes)));
+        format!("{}{processor}{memory}", several(self.cores, "core"))
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30))
 }
 
 impl Machine {
@@ -42,9 +84,7 @@ impl Machine {
             mpi_library: mpi_library(),
             mpirun: first_line(&ringpull_base::config::mpirun_program(), &["--version"]),
             host: host_name(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-            processor: field("/proc/cpuinfo", "model name"),
-            memory_bytes: memory_bytes().map(|bytes| bytes as u64),
+            hardware: Hardware::survey(),
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             lab_lacks: lab_lacks(),
             dataset: Some(fashion_mnist()).filter(|folder| Path::new(folder).is_dir()).map(str::to_owned),
@@ -55,16 +95,16 @@ impl Machine {
     /// The survey as names and values.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
         let none = || "none".to_owned();
-        let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30));
+        let Hardware { cores, processor, memory_bytes } = &self.hardware;
         vec![
             ("version", self.version.clone()),
             ("kinds", self.kinds.clone()),
             ("mpi library", self.mpi_library.clone().unwrap_or_else(|| "none".to_owned())),
             ("mpirun", self.mpirun.clone().unwrap_or_else(|| "none on PATH (run scripts/setup)".to_owned())),
             ("host", self.host.clone()),
-            ("cores", self.cores.to_string()),
-            ("processor", self.processor.clone().unwrap_or_else(none)),
-            ("memory", self.memory_bytes.map_or_else(none, gib)),
+            ("cores", cores.to_string()),
+            ("processor", processor.clone().unwrap_or_else(none)),
+            ("memory", memory_bytes.map_or_else(none, gib)),
             ("kernel", self.kernel.clone()),
             ("emulated hosts", self.lab_lacks.as_ref().map_or("yes".to_owned(), |lacks| format!("no: {lacks}"))),
             ("fashion-mnist", self.dataset.clone().unwrap_or_else(|| "none (run scripts/setup)".to_owned())),

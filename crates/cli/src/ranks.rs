@@ -1,6 +1,6 @@
 //! What the ranks of a measurement found, gathered on every rank.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,7 @@ use ringpull_base::topology::host_name;
 use ringpull_base::{DType, Error, Result, RowSparse, Tensor};
 
 use crate::commands::to_json_line;
+use crate::machine::{Hardware, Hosts};
 use crate::record::Record;
 use crate::usage::{Usage, cpu_s};
 
@@ -17,6 +18,8 @@ use crate::usage::{Usage, cpu_s};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct RankReport {
     pub(crate) host: String,
+    /// What computes there.
+    pub(crate) hardware: Hardware,
     /// The seconds of each measured iteration.
     pub(crate) seconds: Vec<f64>,
     /// What all of them used.
@@ -57,6 +60,7 @@ impl Default for RankReport {
     fn default() -> Self {
         RankReport {
             host: host_name(),
+            hardware: Hardware::survey(),
             seconds: Vec::new(),
             spent: Spent::default(),
             waiting_cpu: None,
@@ -88,6 +92,7 @@ pub(crate) fn record_of(ranks: &[RankReport], bytes: usize, record: Record) -> R
     Record {
         ranks: ranks.len(),
         hosts: ranks.iter().map(|rank| &rank.host).collect::<BTreeSet<_>>().len(),
+        machines: machines(ranks),
         bytes: bytes as u64,
         seconds: (0..iterations).map(|at| largest(&|rank| rank.seconds[at])).collect(),
         host_bytes: Some(traffic.round() as u64).filter(|bytes| *bytes > 0),
@@ -95,6 +100,19 @@ pub(crate) fn record_of(ranks: &[RankReport], bytes: usize, record: Record) -> R
         ..record
     }
     .with_figures()
+}
+
+/// The hosts of the ranks, those that are alike together.
+fn machines(ranks: &[RankReport]) -> Vec<Hosts> {
+    let hosts: BTreeMap<&str, &Hardware> = ranks.iter().map(|rank| (rank.host.as_str(), &rank.hardware)).collect();
+    let mut machines: Vec<Hosts> = Vec::new();
+    for hardware in hosts.into_values() {
+        match machines.iter_mut().find(|known| known.hardware == *hardware) {
+            Some(known) => known.hosts += 1,
+            None => machines.push(Hosts { hosts: 1, hardware: hardware.clone() }),
+        }
+    }
+    machines
 }
 
 /// Every rank's `own`, in rank order. Collective; `key` and names that begin with it must be new.

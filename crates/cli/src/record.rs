@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use ringpull_base::{DType, Error, Result};
 
 use crate::cost;
+use crate::machine::Hosts;
 use crate::mode::Mode;
 use crate::statistics::Summary;
 use crate::usage::Usage;
@@ -27,6 +28,9 @@ pub(crate) struct Record {
     pub ranks: usize,
     pub hosts: usize,
     pub servers: usize,
+    /// What computes on the hosts, if the ranks said it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub machines: Vec<Hosts>,
     /// Payload bytes of one rank in one iteration.
     pub bytes: u64,
     pub dtype: DType,
@@ -81,6 +85,7 @@ impl Record {
             ranks: 0,
             hosts: 0,
             servers: 0,
+            machines: Vec::new(),
             bytes: 0,
             dtype,
             seconds: Vec::new(),
@@ -147,22 +152,38 @@ impl Record {
         self
     }
 
-    /// Reads the records that a job printed. A record with unverified samples is an error.
-    pub(crate) fn parse_list(origin: &str, json: &str) -> Result<Vec<Record>> {
-        let wrong = |what: String| {
-            let remedy = "a job must print one JSON array of records to stdout and everything else to stderr";
+    /// Reads the records that a job printed, whatever else is between, before or behind them: MPI libraries and
+    /// what they load print to stdout too. A record with unverified samples is an error.
+    pub(crate) fn parse_list(origin: &str, printed: &str) -> Result<Vec<Record>> {
+        let wrong = |what: &str| {
+            let remedy = "a job must print one JSON array of records to stdout: run it by hand to see what it prints";
             Error::argument(format!("{origin}: {what}"), remedy)
         };
-        let records: Vec<Record> =
-            serde_json::from_str(json.trim()).map_err(|cause| wrong(format!("unreadable records ({cause})")))?;
-        if records.is_empty() {
-            return Err(wrong("an empty list of records".to_owned()));
-        }
+        let records = first_list(printed).or_else(|| first_list(&without_other_lines(printed)));
+        let records: Vec<Record> = records.ok_or_else(|| wrong("no records among what it printed"))?;
         match records.iter().find(|record| !record.verified || Summary::of(&record.seconds).is_none()) {
-            Some(record) => Err(wrong(format!("unverified samples of {} bytes", record.bytes))),
+            Some(record) => Err(wrong(&format!("unverified samples of {} bytes", record.bytes))),
             None => Ok(records),
         }
     }
+}
+
+/// The first JSON array of records that begins in a line of `text`, wherever it ends.
+fn first_list(text: &str) -> Option<Vec<Record>> {
+    let starts = text.match_indices('[').map(|(at, _)| at);
+    let list = |at: usize| serde_json::Deserializer::from_str(&text[at..]).into_iter::<Vec<Record>>().next()?.ok();
+    starts.filter_map(list).find(|records| !records.is_empty())
+}
+
+/// The lines that indented JSON consists of: braces and brackets alone, `"name": value`, and numbers.
+fn without_other_lines(text: &str) -> String {
+    let is_json = |line: &&str| {
+        let line = line.trim().trim_end_matches(',');
+        matches!(line, "[" | "]" | "{" | "}")
+            || line.starts_with('"') && line.contains("\": ")
+            || line.parse::<f64>().is_ok()
+    };
+    text.lines().filter(is_json).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -224,6 +245,27 @@ mod tests {
         record.verified = false;
         let json = serde_json::to_string(&[record]).unwrap();
         assert!(Record::parse_list("mxnet", &json).unwrap_err().to_string().contains("unverified"));
-        assert!(Record::parse_list("mxnet", "[]").is_err() && Record::parse_list("mxnet", "hello").is_err());
+        for nothing in ["[]", "hello", "", "[1.5, 2.5]"] {
+            let error = Record::parse_list("mxnet", nothing).unwrap_err().to_string();
+            assert!(error.contains("mxnet: no records among what it printed"), "{error}");
+        }
+    }
+
+    #[test]
+    fn records_are_found_among_whatever_libraries_print() {
+        const OTHER: &str =
+            "[1764.25] [h1:4711:0]  parser.c:2036 UCX  WARN  unused environment variable: UCX_HOME [maybe: UCX_NUMA?]";
+        let records = [record().with_link(1.25e9, None, "dist_sync:2shared".parse().ok()), record()];
+        let line = serde_json::to_string(&records).unwrap();
+        let indented = serde_json::to_string_pretty(&records).unwrap();
+        let between: Vec<&str> = indented.lines().flat_map(|line| [line, OTHER]).collect();
+        for printed in [
+            format!("{OTHER}\n{line}\n{OTHER}\n"),
+            format!("progress 100 %{line} done"),
+            format!("{OTHER}\n{OTHER}\n{indented}{OTHER}"),
+            between.join("\n"),
+        ] {
+            assert_eq!(Record::parse_list("test", &printed).unwrap(), records, "{printed}");
+        }
     }
 }

@@ -1,4 +1,7 @@
-//! The median and spread of samples, and warnings about them that say what to do.
+//! The median and spread of samples, whether two variants differ, and warnings that say what to do.
+//!
+//! The samples of one job share its connections, its memory and the cores that it got, so jobs count, not
+//! samples: variants are compared by the medians of their rounds. Each round is a new job.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +13,11 @@ const ENOUGH: usize = 5;
 const OUTLIER_SCORE: f64 = 3.5;
 /// A smaller part of the median is never called an outlier or a gain.
 pub(crate) const RESOLUTION: f64 = 0.02;
+/// The chance at which variants that do not differ may be called different.
+const SIGNIFICANCE: f64 = 0.05;
+/// The fewest rounds of each variant in which [`relation`] can find a difference: with three, complete
+/// separation is chance once in ten times.
+pub(crate) const FEWEST_ROUNDS: usize = 4;
 /// A larger part of the processors' time taken by the hypervisor causes a warning.
 const STOLEN: f64 = 0.01;
 
@@ -53,13 +61,63 @@ impl Summary {
     pub(crate) fn relative_spread(&self) -> f64 {
         if self.median == 0.0 { 0.0 } else { (self.q3 - self.q1) / 2.0 / self.median }
     }
+}
 
-    /// Whether this differs from `other` beyond noise: the middle halves of the samples do not overlap, and
-    /// the medians differ by more than 2 %.
-    pub(crate) fn differs_from(&self, other: &Summary) -> bool {
-        let apart = self.q3 < other.q1 || other.q3 < self.q1;
-        apart && (self.median - other.median).abs() > RESOLUTION * self.median.min(other.median)
+/// What can be said about the times of two variants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Relation {
+    /// There are too few rounds to find any difference.
+    TooFewRounds,
+    /// No difference was found, or one that is too small to matter.
+    Level,
+    /// They differ.
+    Apart,
+}
+
+/// Compares the medians of the rounds of two variants: they differ if a rank-sum test finds it at 5 % and
+/// their medians differ by more than 2 %.
+pub(crate) fn relation(one: &[f64], other: &[f64]) -> Relation {
+    let (Some(own), Some(theirs)) = (Summary::of(one), Summary::of(other)) else { return Relation::TooFewRounds };
+    let ways = subsets(&vec![1; one.len() + other.len()], one.len()).iter().sum::<f64>();
+    if 2.0 / ways > SIGNIFICANCE {
+        return Relation::TooFewRounds;
     }
+    let matters = (own.median - theirs.median).abs() > RESOLUTION * own.median.min(theirs.median);
+    if matters && rank_sum_chance(one, other) <= SIGNIFICANCE { Relation::Apart } else { Relation::Level }
+}
+
+/// The two-sided chance of a sum of ranks that is as far from its mean as that of `one`, if both have the
+/// same distribution (Mann and Whitney, "On a test of whether one of two random variables is stochastically
+/// larger than the other", 1947). It assumes no distribution, and is exact for few samples and with ties,
+/// whose ranks are the mean of their places: every choice of as many of the ranks is counted.
+fn rank_sum_chance(one: &[f64], other: &[f64]) -> f64 {
+    let all = [one, other].concat();
+    // Twice the rank, a whole number.
+    let rank = |sample: &f64| {
+        let (below, alike) =
+            (all.iter().filter(|it| *it < sample).count(), all.iter().filter(|it| *it == sample).count());
+        2 * below + alike + 1
+    };
+    let ways = subsets(&all.iter().map(rank).collect::<Vec<_>>(), one.len());
+    let mean = one.len() * (all.len() + 1);
+    let found = one.iter().map(rank).sum::<usize>().abs_diff(mean);
+    let as_far = ways.iter().enumerate().filter(|(sum, _)| sum.abs_diff(mean) >= found);
+    as_far.map(|(_, count)| count).sum::<f64>() / ways.iter().sum::<f64>()
+}
+
+/// For each sum, how many choices of `count` of the numbers have it.
+fn subsets(numbers: &[usize], count: usize) -> Vec<f64> {
+    let width = numbers.iter().sum::<usize>() + 1;
+    let mut ways = vec![vec![0.0; width]; count + 1];
+    ways[0][0] = 1.0;
+    for number in numbers {
+        for chosen in (1..=count).rev() {
+            for sum in (*number..width).rev() {
+                ways[chosen][sum] += ways[chosen - 1][sum - number];
+            }
+        }
+    }
+    ways.swap_remove(count)
 }
 
 /// Warnings about `samples`, which are in the order of their measurement.
@@ -176,11 +234,45 @@ mod tests {
     }
 
     #[test]
-    fn times_whose_middle_halves_overlap_do_not_differ() {
-        let of = |samples: &[f64]| Summary::of(samples).unwrap();
-        let (a, b, c) = (of(&[1.0, 1.1, 1.2, 1.3]), of(&[1.15, 1.2, 1.3, 1.4]), of(&[2.0, 2.1, 2.2]));
-        assert!(!a.differs_from(&b));
-        assert!(a.differs_from(&c) && c.differs_from(&a));
-        assert!(!of(&[1.0; 5]).differs_from(&of(&[1.01; 5])));
+    fn the_chance_of_a_sum_of_ranks_is_exact_with_ties_too() {
+        let close = |chance: f64, exact: f64| assert!((chance - exact).abs() < 1e-12, "{chance} is not {exact}");
+        close(rank_sum_chance(&[1.0, 2.0, 3.0, 4.0], &[5.0, 6.0, 7.0, 8.0]), 2.0 / 70.0);
+        close(rank_sum_chance(&[1.0, 2.0, 3.0], &[5.0, 6.0, 7.0]), 0.1);
+        // Eight of the 252 choices of five ranks of ten are as far from the mean.
+        close(rank_sum_chance(&[1.0, 2.0, 3.0, 5.0, 6.0], &[4.0, 7.0, 8.0, 9.0, 10.0]), 8.0 / 252.0);
+        close(rank_sum_chance(&[1.0; 5], &[1.0; 5]), 1.0);
+        close(rank_sum_chance(&[1.0, 1.0], &[1.0, 2.0]), 1.0);
+    }
+
+    #[test]
+    fn three_rounds_never_differ_and_four_do_if_they_are_apart() {
+        let few = relation(&[1.0, 1.0, 1.0], &[9.0, 9.0, 9.0]);
+        assert_eq!(few, Relation::TooFewRounds);
+        let of = |count: usize, from: f64| (0..count).map(|at| from + 0.001 * at as f64).collect::<Vec<_>>();
+        for count in 1..8 {
+            let found = relation(&of(count, 1.0), &of(count, 2.0));
+            assert_eq!(found, if count < FEWEST_ROUNDS { Relation::TooFewRounds } else { Relation::Apart }, "{count}");
+        }
+    }
+
+    #[test]
+    fn a_wide_spread_or_a_small_difference_is_level() {
+        let wide = [[1.0, 3.0, 1.1, 2.9, 2.0], [1.2, 3.5, 1.3, 3.2, 2.5]];
+        assert_eq!(relation(&wide[0], &wide[1]), Relation::Level);
+        assert_eq!(relation(&[1.0; 9], &[1.01; 9]), Relation::Level, "1 % does not matter");
+        assert_eq!(relation(&[1.0, 1.01, 1.0, 1.02, 1.0], &[1.1, 1.12, 1.1, 9.0, 1.1]), Relation::Apart);
+    }
+
+    #[test]
+    fn where_nothing_differs_one_comparison_in_twenty_says_so_at_most() {
+        // Every way to deal ten different ranks to two variants, all equally likely.
+        let deals: Vec<u32> = (0..1u32 << 10).filter(|deal| deal.count_ones() == 5).collect();
+        let apart = deals.iter().filter(|deal| {
+            let of =
+                |bit| (0..10).filter(|at| **deal >> at & 1 == bit).map(|at| 1.0 + f64::from(at)).collect::<Vec<_>>();
+            rank_sum_chance(&of(1), &of(0)) <= SIGNIFICANCE
+        });
+        let part = apart.count() as f64 / deals.len() as f64;
+        assert!(part <= SIGNIFICANCE && part > 0.02, "{part}");
     }
 }

@@ -110,6 +110,19 @@ impl Family {
     ];
 }
 
+impl Family {
+    /// Its class on the page.
+    pub(crate) fn class(self) -> &'static str {
+        match self {
+            Family::Allreduce => "allreduce",
+            Family::Shared => "shared",
+            Family::Dedicated => "dedicated",
+            Family::Compressed => "compressed",
+            Family::Peer => "peer",
+        }
+    }
+}
+
 impl Variant {
     pub(crate) fn ours(mode: Mode) -> Self {
         Variant { peer: None, mode, compression: None, on_mpich: false }

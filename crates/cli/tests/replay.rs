@@ -1,5 +1,6 @@
 //! `ringpull bench train`, `compare --train` and `timeline`, as a user runs them.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -156,14 +157,51 @@ fn modes_are_compared_by_their_steps() {
     command.args(["compare", "--train", "--local", "2", "--model", &model(folder.path()), "--compute", "0.02"]);
     command.args(["--modes", "dist_sync_mpi,dist_sync:1shared,dist_async:1", "--rounds", "1", "--iters", "2"]);
     // Peers that `scripts/peers/setup` has not installed are named and skipped.
+    let pdf = folder.path().join("report.pdf");
+    command.args(["--scaling", "1", "--save"]).arg(&pdf);
     let table = output(command.args(["--peers", "mxnet,horovod,gloo", "--out"]).arg(&out));
-    assert!(table.contains("efficiency") && table.contains("PS dedicated, async"), "{table}");
+    assert!(table.contains("efficiency") && table.contains("\ndist_async:1 "), "{table}");
+    assert!(table.contains("--rounds 4 is the least that can"), "one round tells nothing: {table}");
     let results: Value = serde_json::from_str(&std::fs::read_to_string(out.join("results.json")).unwrap()).unwrap();
     let rows = results["rows"].as_array().unwrap();
     let replayed = |row: &Value| row["outcome"]["record"]["train"].is_object();
     assert!(rows.iter().take(3).all(replayed) && rows.len() == 6, "{results}");
     assert!(rows.iter().skip(3).all(|row| replayed(row) || row["outcome"]["status"] == "absent"), "{results}");
-    assert!(std::fs::read_to_string(out.join("report.html")).unwrap().contains("Scaling efficiency"));
+    let scaled = results["scaling"][0]["rows"].as_array().unwrap();
+    assert!(results["scaling"][0]["workers"] == 1 && scaled.iter().take(3).all(replayed), "{results}");
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("Scaling efficiency") && page.contains("id=\"scaling\""));
+    assert!(std::fs::read(pdf).unwrap().starts_with(b"%PDF-"));
+}
+
+#[test]
+fn the_report_is_opened_by_the_desktop_and_without_one_its_path_is_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (opened, program) = (folder.path().join("opened"), folder.path().join("xdg-open"));
+    std::fs::write(&program, format!("#!/bin/sh\necho \"$1\" >{0}.new && mv {0}.new {0}\n", opened.display())).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let out = folder.path().join("out");
+    let compare = |display: &str| {
+        let mut command = Command::new(BINARY);
+        command.args(["compare", "--local", "2", "--bytes", "4KiB", "--modes", "dist_sync:1", "--rounds", "1"]);
+        command.args(["--iters", "1", "--open", "--out"]).arg(&out);
+        command.env("PATH", &path).env("DISPLAY", display).env_remove("WAYLAND_DISPLAY");
+        let mut processes = Processes::new();
+        succeed(&mut processes, &mut command);
+        processes.written("started").err
+    };
+    let page = out.join("report.html").display().to_string();
+    let said = compare("");
+    assert!(said.contains(&format!("report: {page}")) && said.contains("there is no desktop here"), "{said}");
+    assert!(!said.contains('\u{1b}'), "no codes of a terminal: {said}");
+    assert!(!compare(":9").contains("warning"));
+    let begun = Instant::now();
+    while !opened.exists() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "nothing was opened");
+        std::thread::yield_now();
+    }
+    assert_eq!(std::fs::read_to_string(opened).unwrap().trim(), page);
 }
 
 #[test]
@@ -173,6 +211,8 @@ fn an_impossible_comparison_is_an_error_with_a_hint() {
         (vec!["--train", "--model", "vgg16", "--compute", "1", "--peers", "mpi"], "mxnet, horovod and gloo"),
         (vec!["--train", "--model", "vgg16", "--compute", "1", "--burn", "--peers", "gloo"], "leave out --burn"),
         (vec!["--train", "--model", "vgg16"], "--compute SECONDS"),
+        (vec!["--save", "report.png"], "report.html, and its first chart as chart.svg"),
+        (vec!["--scaling", "3"], "give more --hosts, --local"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let command = &mut Command::new(BINARY);

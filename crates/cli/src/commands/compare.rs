@@ -1,33 +1,35 @@
 //! `ringpull compare`: modes and peers in rotating rounds; a table, a verdict, `results.json`,
-//! `report.html` and its first chart, `chart.svg`.
+//! `report.html`, its first chart, `chart.svg`, and one page of PDF if that is asked for.
 
-use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use ringpull_base::{DType, Error, Result};
+use ringpull_base::{DType, Error, Result, config};
 use ringpull_workload::models::{self, ModelKey};
 
 use super::lab::RackArgs;
 use super::{FAILURE, SUCCESS, Status};
 use super::{Format, MpichArgs, print, to_json, write};
+use crate::compare::results::Scaled;
 use crate::compare::rows::{measurements, rows};
-use crate::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
+use crate::compare::{Comparison, Environment, Setup, published, report, results, sheet, table, training, verdict};
 use crate::lab::{Racks, Shape};
 use crate::launch::host::quote;
 use crate::layers;
 use crate::link::LinkRate;
+use crate::progress::Progress;
 use crate::rounds::launched::{Launched, Testbed};
 use crate::rounds::{self, Job, Measurement, TrainSetup, Work};
 use crate::size::{elements, format_size, parse_size};
+use crate::text::several;
 use crate::variant::{Peer, Variant};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet --out out\n  \
-    ringpull compare --local 4 --model resnet50 --scale 0.1 --out out\n  \
+    ringpull compare --local 4 --model resnet50 --scale 0.1 --out out --open\n  \
+    ringpull compare --hosts 8 --link 200mbit --scaling 2,4 --save report.pdf --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --bytes 100MB --modes dist_sync_mpi,dist_sync_mpi+2bit --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
@@ -89,17 +91,27 @@ pub(crate) struct CompareArgs {
     #[command(flatten)]
     mpich: MpichArgs,
     /// Rounds: in each, every variant runs once, in rotating order.
-    #[arg(long, default_value_t = 3)]
+    /// Fewer than 4 cannot tell a difference from noise.
+    #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Measured iterations of a job.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 2)]
     iters: usize,
     /// Iterations before the measured ones. After two, our jobs send no control message, as in training.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
+    /// Measure with these numbers of workers too, for a chart of scaling.
+    #[arg(long, value_name = "WORKERS", value_delimiter = ',')]
+    scaling: Vec<usize>,
     /// The folder for results.json, report.html and its first chart, chart.svg.
     #[arg(long, default_value = "compare-out")]
     out: PathBuf,
+    /// Write the report as one page of PDF too.
+    #[arg(long, value_name = "FILE.pdf")]
+    save: Option<PathBuf>,
+    /// Open the report with the desktop's browser.
+    #[arg(long)]
+    open: bool,
     /// Continue an interrupted comparison: keep the rounds in --out, and run the others.
     #[arg(long)]
     resume: bool,
@@ -119,6 +131,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
             "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or omit --link",
         ));
     }
+    if let Some(file) = args.save.as_ref().filter(|file| file.extension().is_none_or(|end| end != "pdf")) {
+        return Err(Error::argument(
+            format!("invalid --save {}: expected a name that ends in .pdf", file.display()),
+            "the report is in --out as report.html, and its first chart as chart.svg",
+        ));
+    }
     let variants = Variant::list(&args.modes, &args.peers);
     check_variants(args, &variants)?;
     let payload = Payload::of(args)?;
@@ -132,6 +150,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     };
     let mut runner = Launched::start(testbed, extra, args.mpich.find()?)?;
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
+    let fewer = fewer_workers(args, ranks)?;
     let train = if args.train { Some(replay(args, ranks, bytes)?) } else { None };
     let job = Job { ranks, work: payload.work(args, train.clone())?, iters: args.iters, warmup: args.warmup };
     let setup = Setup {
@@ -148,22 +167,45 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         train,
     };
     let known = if args.resume { known(args, &setup, &variants)? } else { Vec::new() };
-    let environment = Environment::survey();
-    let bar = progress_bar();
-    let rounds = vec![vec![job.clone()]; args.rounds];
-    let found = rounds::run(&mut runner, &variants, &rounds, known, &mut |progress| {
-        bar.set_length(progress.planned as u64);
-        bar.set_position(progress.done as u64);
-        bar.set_message(progress.words);
+    let mut environment = Environment::survey();
+    let counts = fewer.iter().copied().chain([ranks]);
+    let jobs: Vec<Job> = counts.map(|ranks| Job { ranks, ..job.clone() }).collect();
+    let progress = Progress::start("looking for what is to be compared");
+    let found = rounds::run(&mut runner, &variants, &vec![jobs; args.rounds], known, &mut |step| {
+        progress.part(step.done, step.planned, step.words);
     });
-    bar.finish_and_clear();
+    progress.at("removing the hosts");
+    if runner.has_remote_hosts() {
+        environment.hosts = found.machines(ranks);
+    }
     drop(runner);
-    let rows = rows(&found, &variants, &job, &setup);
+    drop(progress);
+    let of = |workers: usize| {
+        let (job, setup) = (Job { ranks: workers, ..job.clone() }, Setup { workers, ..setup.clone() });
+        rows(&found, &variants, &job, &setup)
+    };
+    let scaling = fewer.iter().map(|workers| Scaled { workers: *workers, rows: of(*workers) }).collect();
+    let rows = of(ranks);
     let stolen = results::stolen(&rows);
-    let mut results = Comparison { environment, setup, rows, stolen, verdict: Vec::new(), command: command() };
+    let command = command();
+    let mut results = Comparison { environment, setup, rows, scaling, stolen, verdict: Vec::new(), command };
     results.verdict = verdict::sentences(&results);
     let status = finish(&results, args)?;
     Ok(found.interrupted.map_or(status, super::status_of_signal))
+}
+
+/// The numbers of workers for the chart of scaling besides `most`, the fewest first.
+fn fewer_workers(args: &CompareArgs, most: usize) -> Result<Vec<usize>> {
+    if let Some(wrong) = args.scaling.iter().find(|count| !(1..=most).contains(*count)) {
+        return Err(Error::argument(
+            format!("invalid --scaling {wrong}: expected numbers from 1 to {most}, the workers of this comparison"),
+            "leave it out, or give more --hosts, --local or lines of the hostfile",
+        ));
+    }
+    let mut fewer: Vec<usize> = args.scaling.iter().copied().filter(|count| *count < most).collect();
+    fewer.sort_unstable();
+    fewer.dedup();
+    Ok(fewer)
 }
 
 /// What an earlier comparison in --out measured, which must have had the same setup, but for its rounds.
@@ -178,7 +220,8 @@ fn known(args: &CompareArgs, setup: &Setup, variants: &[Variant]) -> Result<Vec<
             "repeat its options with --resume, or choose another --out",
         ));
     }
-    Ok(measurements(&earlier.rows, variants))
+    let fewer = earlier.scaling.iter().flat_map(|scaled| measurements(&scaled.rows, variants));
+    Ok(fewer.chain(measurements(&earlier.rows, variants)).collect())
 }
 
 fn finish(results: &Comparison, args: &CompareArgs) -> Result<Status> {
@@ -188,8 +231,14 @@ fn finish(results: &Comparison, args: &CompareArgs) -> Result<Status> {
     if let Some(picture) = report::picture(results)? {
         write(&args.out.join("chart.svg"), &picture)?;
     }
+    if let Some(file) = &args.save {
+        std::fs::write(file, sheet::render(results)).map_err(|cause| Error::io("write", file.display(), &cause))?;
+    }
     print(args.format, &results.records(), || table::render(results))?;
     eprintln!("report: {}", page.display());
+    if args.open {
+        open_page(&page);
+    }
     Ok(if results.any_failed() { FAILURE } else { SUCCESS })
 }
 
@@ -238,7 +287,7 @@ impl Payload {
         let bytes = 4 * keys.iter().map(ModelKey::len).sum::<usize>() as u64;
         let size = format_size(bytes as f64);
         let words = match &args.model {
-            Some(model) => format!("{model}, {} tensors, {size}", keys.len()),
+            Some(model) => format!("{model}, {}, {size}", several(keys.len(), "tensor")),
             None => size,
         };
         Ok(Payload { words, bytes, keys, named })
@@ -301,11 +350,11 @@ pub(super) fn command() -> String {
     format!("ringpull {}", words.join(" "))
 }
 
-fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
+/// Shows the page in the desktop's browser. Its path has been printed for those who have none.
+fn open_page(page: &Path) {
+    if ["DISPLAY", "WAYLAND_DISPLAY"].into_iter().all(|name| config::text(name).is_none()) {
+        eprintln!("warning: --open has no effect: there is no desktop here (DISPLAY, WAYLAND_DISPLAY)");
+    } else if let Err(cause) = open::that_detached(page) {
+        eprintln!("warning: --open has no effect: no program opens {}: {cause}", page.display());
     }
-    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} jobs, {elapsed} so far, {eta} left: {msg}");
-    ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

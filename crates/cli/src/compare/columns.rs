@@ -1,64 +1,81 @@
-//! The columns of the comparison's table, in a terminal and on the page alike.
+//! The columns of the comparison's table, in a terminal and on the page alike. A column without a cell is left
+//! out.
 
 use crate::compare::results::{Comparison, Measured};
 use crate::text::format_seconds;
 
-/// A column behind the method, its servers and its machines.
+/// A column behind the variant's name.
 pub(super) struct Column {
-    /// The heading in a terminal; without one it is on the page alone.
+    /// The heading in a terminal, on a phone and on paper.
     pub(super) heading: &'static str,
-    /// The heading on the page, in HTML.
-    pub(super) html: &'static str,
+    /// The heading on the page.
+    pub(super) title: &'static str,
+    /// Whether it is on the page alone.
+    pub(super) is_extra: bool,
     /// The cell of a row, if it has one.
     pub(super) cell: Cell,
 }
 
 type Cell = fn(&Measured<'_>, &Comparison) -> Option<String>;
 
-const fn column(heading: &'static str, html: &'static str, cell: Cell) -> Column {
-    Column { heading, html, cell }
+const fn column(heading: &'static str, title: &'static str, cell: Cell) -> Column {
+    Column { heading, title, is_extra: false, cell }
 }
 
+const fn extra(heading: &'static str, title: &'static str, cell: Cell) -> Column {
+    Column { heading, title, is_extra: true, cell }
+}
+
+const MACHINES: Column =
+    column("machines", "machines", |it, results| results.setup.own_hosts.then(|| it.row.machines.to_string()));
 const SPREAD: Column =
     column("spread", "spread", |it, _| Some(format!("+-{:.1} %", 100.0 * it.summary.relative_spread())));
+const RATIO: Column = column("ratio", "ratio", |it, results| Some(ratio(it.ratio_to(&results.home()?))));
 
 /// Where push and pull are compared.
-const PUSH_PULL: [Column; 7] = [
+const PUSH_PULL: [Column; 8] = [
     column("time", "time", |it, _| Some(format_seconds(it.summary.median))),
+    RATIO,
     SPREAD,
-    column("/ bound", "&divide; allreduce<br>bound", |it, _| Some(format!("{:.2}", it.record.ratio_to_bound?))),
-    column("", "&divide; own<br>bound", |it, _| Some(format!("{:.2}", it.summary.median / it.record.mode_bound_s?))),
-    column("per machine", "time &times; machines<br>&divide; workers", |it, results| {
-        it.row.per_machine_s(results.setup.workers).map(format_seconds)
+    MACHINES,
+    column("charged", "charged for all machines", |it, results| {
+        results.any_needs_more().then(|| it.row.per_machine_s(results.setup.workers).map(format_seconds))?
     }),
-    column("vs best", "vs best", |it, results| {
-        Some(format!("{:.2}x", it.summary.median / results.ranking().first()?.summary.median))
-    }),
-    column("busiest host", "bytes, busiest<br>host", |it, results| it.row.host_bytes_words(results.setup.own_hosts)),
+    column("/ bound", "of the allreduce bound", |it, _| Some(ratio(it.record.ratio_to_bound?))),
+    extra("own bound", "of its own bound", |it, _| Some(ratio(it.summary.median / it.record.mode_bound_s?))),
+    column("busiest host", "through the busiest host", |it, results| it.row.host_bytes_words(results.setup.own_hosts)),
 ];
 
 /// Where steps of training are compared.
-const TRAINING: [Column; 9] = [
+const TRAINING: [Column; 10] = [
     column("step", "step", |it, _| Some(format_seconds(it.summary.median))),
+    RATIO,
     SPREAD,
+    MACHINES,
     // Noise may make it negative.
-    column("exposed", "exposed<br>communication", |it, _| Some(format_seconds(it.train()?.exposed_s))),
-    column("efficiency", "scaling<br>efficiency", |it, _| Some(format!("{:.2} %", 100.0 * it.train()?.efficiency))),
-    column("of possible", "of what is<br>possible", |it, _| {
+    column("exposed", "exposed communication", |it, _| Some(format_seconds(it.train()?.exposed_s))),
+    column("efficiency", "scaling efficiency", |it, _| Some(format!("{:.2} %", 100.0 * it.train()?.efficiency))),
+    column("published", "published efficiency", |it, results| {
+        Some(format!("{:.2} %", it.published(results)?.efficiency))
+    }),
+    column("of possible", "of what is possible", |it, _| {
         let train = it.train()?;
         Some(format!("{:.1} %", 100.0 * train.shortest_s? / (train.compute_s / train.efficiency)))
     }),
-    column("img/s", "images/s<br>per worker", |it, _| Some(format!("{:.2}", it.train()?.images_per_s?))),
-    column("img/s/machine", "images/s<br>per machine", |it, results| {
-        Some(format!("{:.2}", it.images_per_machine(results)?))
+    column("img/s", "images/s per worker", |it, _| Some(format!("{:.2}", it.train()?.images_per_s?))),
+    column("img/s/machine", "images/s per machine", |it, results| {
+        results.any_needs_more().then(|| Some(format!("{:.2}", it.images_per_machine(results)?)))?
     }),
-    column("published", "published<br>efficiency", |it, results| {
-        Some(format!("{:.2} %", it.published(results)?.efficiency))
-    }),
-    column("", "published<br>images/s", |it, results| Some(format!("{:.2}", it.published(results)?.images_per_s))),
 ];
 
-/// The columns that suit what was compared.
-pub(super) fn columns(results: &Comparison) -> &'static [Column] {
-    if results.setup.train.is_some() { &TRAINING } else { &PUSH_PULL }
+/// A time over another one: below `1.00x` it is shorter.
+pub(super) fn ratio(value: f64) -> String {
+    format!("{value:.2}x")
+}
+
+/// The columns that suit what was compared and have a cell.
+pub(super) fn columns(results: &Comparison) -> Vec<&'static Column> {
+    let all: &[Column] = if results.setup.train.is_some() { &TRAINING } else { &PUSH_PULL };
+    let measured = results.ranking();
+    all.iter().filter(|column| measured.iter().any(|it| (column.cell)(it, results).is_some())).collect()
 }

@@ -2,14 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Machine, first_line};
+use crate::compare::Setup;
+use crate::machine::{Hardware, Hosts, Machine, first_line};
 
 /// The machine, the versions and the date.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Environment {
     /// When it began, UTC, such as `2026-01-31 12:00 UTC`.
     pub date: String,
-    pub cores: usize,
+    /// The machine that started the jobs.
+    #[serde(flatten)]
+    pub hardware: Hardware,
+    /// The machines that ran them, if they are others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<Hosts>,
     pub kernel: String,
     pub ringpull: String,
     /// The MPI that starts and joins the ranks, by `mpirun`'s own words.
@@ -18,13 +24,26 @@ pub(crate) struct Environment {
 
 impl Environment {
     pub(crate) fn survey() -> Self {
-        let Machine { cores, kernel, version, mpirun, .. } = Machine::survey();
+        let Machine { hardware, kernel, version, mpirun, .. } = Machine::survey();
         Environment {
             date: first_line("date", &["-u", "+%F %R UTC"]).unwrap_or_default(),
-            cores,
+            hardware,
+            hosts: Vec::new(),
             kernel,
             ringpull: version,
             mpi: mpirun.unwrap_or_else(|| "no mpirun".to_owned()),
         }
+    }
+
+    /// The machines that ran the jobs, in words.
+    pub(super) fn machines(&self, setup: &Setup) -> String {
+        if !setup.own_hosts || setup.is_emulated() {
+            return format!("{}, shared by all processes", self.hardware.words());
+        }
+        if self.hosts.is_empty() {
+            return format!("started on {}", self.hardware.words());
+        }
+        let each = self.hosts.iter().map(|of| format!("{} x {}", of.hosts, of.hardware.words()));
+        each.collect::<Vec<_>>().join("; ")
     }
 }

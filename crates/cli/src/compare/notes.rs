@@ -2,6 +2,7 @@
 
 use crate::compare::results::{Comparison, Outcome};
 use crate::statistics;
+use crate::text::several;
 
 /// Warnings and errors, each with its rows.
 pub(super) fn notes(results: &Comparison) -> Vec<String> {
@@ -10,11 +11,11 @@ pub(super) fn notes(results: &Comparison) -> Vec<String> {
     for row in &results.rows {
         match &row.outcome {
             Outcome::Measured { record, rounds, failure } => {
-                let (done, all) = (rounds.len(), results.setup.rounds);
+                let (done, all) = (rounds.len(), several(results.setup.rounds, "round"));
                 if let Some(failure) = failure {
-                    notes.push(format!("failed: {} after {done} of {all} rounds: {failure}", row.variant));
-                } else if done < all {
-                    notes.push(format!("interrupted: {} was measured in {done} of {all} rounds", row.variant));
+                    notes.push(format!("failed: {} after {done} of {all}: {failure}", row.variant));
+                } else if done < results.setup.rounds {
+                    notes.push(format!("interrupted: {} was measured in {done} of {all}", row.variant));
                 }
                 for doubt in statistics::warnings(&record.seconds) {
                     let name = row.variant.clone();
@@ -29,6 +30,14 @@ pub(super) fn notes(results: &Comparison) -> Vec<String> {
                 notes.push(format!("absent: {} is not installed\n  hint: {install}", row.variant));
             }
         }
+    }
+    for scaled in &results.scaling {
+        let failed = scaled.rows.iter().filter_map(|row| match &row.outcome {
+            Outcome::Failed { error } | Outcome::Measured { failure: Some(error), .. } => Some((row, error)),
+            _ => None,
+        });
+        let workers = several(scaled.workers, "worker");
+        notes.extend(failed.map(|(row, error)| format!("failed: {} with {workers}: {error}", row.variant)));
     }
     let stolen = results.stolen.and_then(statistics::doubt_of_stolen).map(|doubt| format!("warning: {doubt}"));
     let warnings = doubts.into_iter().map(|(doubt, rows)| format!("warning: {}: {doubt}", rows.join(", ")));

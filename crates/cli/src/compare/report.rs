@@ -9,19 +9,21 @@ use minijinja::{AutoEscape, Environment as Templates, Value, context};
 
 use ringpull_base::{Error, Result};
 
-use crate::compare::charts::{Bar, Chart, plain};
-use crate::compare::columns::columns;
+use crate::compare::charts::{Bar, Chart, Curve, Curves, Drawing, plain};
+use crate::compare::columns::{columns, ratio};
 use crate::compare::notes::notes;
 use crate::compare::published;
 use crate::compare::results::{Comparison, Measured, Row};
-use crate::compare::table::how;
-use crate::text::format_seconds;
+use crate::compare::table::{how, order};
+use crate::cost;
+use crate::statistics::FEWEST_ROUNDS;
+use crate::text::{format_seconds, several};
 use crate::variant::Family;
 
 const TEMPLATES: [(&str, &str); 3] = [
     ("report.html", include_str!("report.html")),
     ("chart.svg", include_str!("chart.svg")),
-    ("bars.svg", include_str!("bars.svg")),
+    ("drawing.svg", include_str!("drawing.svg")),
 ];
 
 /// One of the templates, filled.
@@ -42,28 +44,25 @@ fn families(results: &Comparison) -> impl Iterator<Item = (Family, &'static str)
     Family::ALL.into_iter().filter(|(family, _)| results.rows.iter().any(|row| row.family == *family))
 }
 
-/// A method for readers who know no modes, with its mode.
-fn words(row: &Row) -> String {
-    let count = format!("{} server{}", row.servers, if row.servers == 1 { "" } else { "s" });
-    match row.family {
-        Family::Shared => format!("{count} on the workers' hosts ({})", row.variant),
-        Family::Dedicated => format!("{count} on their own hosts ({})", row.variant),
-        _ if row.servers > 0 => format!("{}, {count}", row.method),
-        _ => row.method.clone(),
-    }
+/// What was compared, in one line.
+pub(super) fn headline(results: &Comparison) -> String {
+    let setup = &results.setup;
+    let what = if setup.train.is_some() { "Training " } else { "" };
+    format!("Allreduce or parameter servers? {what}{} on {}", setup.payload, several(setup.workers, "worker"))
+}
+
+/// Where it ran, in half a line.
+pub(super) fn place(results: &Comparison) -> String {
+    let setup = &results.setup;
+    let rate = setup.link.bytes_per_s().map_or_else(String::new, |_| format!(", links of {}", setup.link));
+    format!("{}{rate}", setup.place)
 }
 
 /// The first chart as a file of its own, for a page or a message; none if nothing was measured.
 pub(crate) fn picture(results: &Comparison) -> Result<Option<String>> {
     let setup = &results.setup;
-    let Some(mut chart) = charts(results).into_iter().next() else { return Ok(None) };
-    for bar in &mut chart.bars {
-        if let Some(row) = results.row(&bar.name) {
-            bar.name = words(row);
-        }
-    }
-    let rate = setup.link.bytes_per_s().map_or_else(String::new, |_| format!(", links of {}", setup.link));
-    let subtitle = format!("{} on {} workers, {}{rate}", setup.payload, setup.workers, setup.place);
+    let Some(chart) = drawings(results).into_iter().next() else { return Ok(None) };
+    let subtitle = format!("{} on {}, {}", setup.payload, several(setup.workers, "worker"), place(results));
     let legend: Vec<Value> = (0..)
         .zip(families(results))
         .map(|(index, (family, words))| {
@@ -71,7 +70,7 @@ pub(crate) fn picture(results: &Comparison) -> Result<Option<String>> {
         })
         .collect();
     let top = 90 + 20 * legend.len().div_ceil(2);
-    let values = context! { title => chart.title, subtitle, families => legend, top, chart => chart.drawn() };
+    let values = context! { title => chart.title, subtitle, families => legend, top, chart => Serde(chart) };
     filled("chart.svg", values).map(Some)
 }
 
@@ -81,13 +80,21 @@ pub(crate) fn render(results: &Comparison) -> Result<String> {
     filled(
         "report.html",
         context! {
+            headline => headline(results),
             has_uplink => setup.uplink().bytes_per_s().is_some(),
             results => Serde(results),
             has_link => setup.link.bytes_per_s().is_some(),
+            machines => results.environment.machines(setup),
+            order => order(results),
+            is_charged => results.any_needs_more(),
+            rounds => several(setup.rounds, "round"),
+            iterations => several(setup.iters, if setup.train.is_some() { "step" } else { "iteration" }),
+            warmup => several(setup.warmup, "iteration"),
+            fewest_rounds => FEWEST_ROUNDS,
             notes => notes(results),
             families => families.collect::<Vec<_>>(),
-            charts => charts(results).iter().map(Chart::drawn).collect::<Vec<_>>(),
-            heads => columns(results).iter().map(|column| column.html).collect::<Vec<_>>(),
+            charts => Serde(drawings(results)),
+            heads => columns(results).iter().map(|column| column.title).collect::<Vec<_>>(),
             lines => lines(results),
             published => published_lines(results),
             train => setup.train.as_ref().map(|train| context! {
@@ -99,17 +106,75 @@ pub(crate) fn render(results: &Comparison) -> Result<String> {
     )
 }
 
+/// Every chart, laid out, in the order of the page.
+pub(super) fn drawings(results: &Comparison) -> Vec<Drawing> {
+    let mut drawings: Vec<Drawing> = charts(results).iter().map(Chart::drawn).collect();
+    if let Some(curves) = scaling(results) {
+        drawings.insert(1.min(drawings.len()), curves.drawn());
+    }
+    drawings
+}
+
+/// Time or efficiency over the number of workers, if several were measured.
+fn scaling(results: &Comparison) -> Option<Curves> {
+    let counts = results.counts();
+    if counts.len() < 2 {
+        return None;
+    }
+    let is_training = results.setup.train.is_some();
+    let value = |row: &Row| {
+        let measured = row.measured()?;
+        Some(measured.train().map_or(measured.summary.median, |train| 100.0 * train.efficiency))
+    };
+    let ranking = results.ranking();
+    let mut of_variants: Vec<Curve> = ranking
+        .iter()
+        .map(|it| {
+            let of = |(workers, rows): &(usize, &[Row])| {
+                let row = rows.iter().find(|row| row.variant == it.row.variant)?;
+                Some((*workers, value(row)?))
+            };
+            Curve {
+                name: it.row.variant.clone(),
+                family: Some(it.row.family),
+                points: counts.iter().filter_map(of).collect(),
+            }
+        })
+        .filter(|curve| curve.points.len() > 1)
+        .collect();
+    if let Some(rate) = results.setup.link.bytes_per_s().filter(|_| !is_training) {
+        let bound = |workers: usize| cost::allreduce_bound_s(workers, results.setup.bytes as f64, rate);
+        let points = counts.iter().map(|(workers, _)| (*workers, bound(*workers))).collect();
+        of_variants.push(Curve { name: "allreduce bound".to_owned(), family: None, points });
+    }
+    let (title, axis, tick): (_, _, fn(f64) -> String) = if is_training {
+        (
+            "Scaling efficiency by number of workers",
+            "per cent of a step that computes, over the number of workers",
+            percent,
+        )
+    } else {
+        ("Time by number of workers", "seconds (median) over the number of workers", plain)
+    };
+    Some(Curves { id: "scaling", title, axis, of_variants, tick })
+}
+
+fn percent(value: f64) -> String {
+    format!("{} %", plain(value))
+}
+
 /// Length, label and samples of a row's bar, if it has one.
 type BarOf<'a> = &'a dyn Fn(&Measured<'_>) -> Option<(f64, String, Vec<f64>)>;
 
-/// The charts in the order of the page. All have their bars in the order of the ranking.
+/// The bar charts in the order of the page. All have their bars in the order of the ranking.
 fn charts(results: &Comparison) -> Vec<Chart> {
     let ranking = results.ranking();
     let chart = |id, title, axis, reference: Option<(f64, String)>, tick, of: BarOf<'_>| {
         let bars = ranking.iter().filter_map(|measured| {
             let (value, label, samples) = of(measured)?;
             let Row { variant, family, .. } = measured.row;
-            Some(Bar { name: variant.clone(), family: *family, value, label, samples })
+            let words = measured.row.words();
+            Some(Bar { name: variant.clone(), words, family: *family, value, label, samples })
         });
         Chart { id, title, axis, reference, bars: bars.collect(), tick }
     };
@@ -159,8 +224,9 @@ fn charts(results: &Comparison) -> Vec<Chart> {
                 None,
                 plain,
                 &|measured| {
+                    // Without machines to spare it would be the first chart again.
                     let seconds = measured.row.per_machine_s(results.setup.workers)?;
-                    Some((seconds, format_seconds(seconds), Vec::new()))
+                    results.any_needs_more().then(|| (seconds, format_seconds(seconds), Vec::new()))
                 },
             ),
         ]
@@ -175,16 +241,18 @@ fn efficiency(results: &Comparison, ranking: &[Measured<'_>]) -> Chart {
         let Some(train) = measured.train() else { continue };
         bars.push(Bar {
             name: measured.row.variant.clone(),
+            words: measured.row.words(),
             family: measured.row.family,
             value: 100.0 * train.efficiency,
-            label: format!("{:.2}", 100.0 * train.efficiency),
+            label: format!("{:.2} %", 100.0 * train.efficiency),
             samples: measured.record.seconds.iter().map(|step| 100.0 * train.compute_s / step).collect(),
         });
         bars.extend(measured.published(results).map(|known| Bar {
-            name: format!("published: {}", known.method.split(',').next().unwrap_or_default()),
+            name: "published".to_owned(),
+            words: known.method.to_owned(),
             family: Family::Peer,
             value: known.efficiency,
-            label: format!("{:.2}", known.efficiency),
+            label: format!("{:.2} %", known.efficiency),
             samples: Vec::new(),
         }));
     }
@@ -194,51 +262,54 @@ fn efficiency(results: &Comparison, ranking: &[Measured<'_>]) -> Chart {
         axis: "per cent of a step; ticks: single steps",
         reference: Some((100.0, "all communication hidden".to_owned())),
         bars,
-        tick: |value| format!("{} %", plain(value)),
+        tick: percent,
     }
 }
 
 fn lines(results: &Comparison) -> Vec<Value> {
-    let best = results.ranking().first().map(|measured| measured.row.variant.clone());
+    let home = results.home().map(|measured| measured.row.variant.clone());
+    let heads = columns(results);
     let line = |row: &Row| {
         let cells = row.measured().map(|measured| {
             let cell = |cell: Option<String>| cell.map_or("\u{2013}".to_owned(), |text| text.replace("+-", "\u{b1}"));
-            columns(results).iter().map(|column| cell((column.cell)(&measured, results))).collect::<Vec<_>>()
+            let cells = heads.iter().map(|column| (column.heading, cell((column.cell)(&measured, results))));
+            cells.map(|(head, text)| context! { head, text }).collect::<Vec<_>>()
         });
         context! {
-            method => row.method.as_str(),
+            name => row.variant.as_str(),
+            words => row.words(),
             class => Serde(row.family),
-            servers => row.servers,
-            machines => row.machines,
             status => row.status(),
-            best => best.as_ref() == Some(&row.variant),
+            home => home.as_ref() == Some(&row.variant),
             cells => cells,
         }
     };
-    results.rows.iter().map(line).collect()
+    results.sorted_rows().into_iter().map(line).collect()
 }
 
-/// The published rows, each with ours with as many servers on the workers' hosts.
-fn published_lines(results: &Comparison) -> Vec<Value> {
-    let ratio = |variant: &str| {
-        let ratio = results.row(variant).and_then(|row| row.record()?.ratio_to_bound);
-        ratio.map_or("\u{2013}".to_owned(), |ratio| format!("{ratio:.2}"))
-    };
-    published::PUSH_PULL
-        .into_iter()
-        .map(|row| {
-            let ours = match row.servers {
-                0 => "dist_sync_mpi".to_owned(),
-                servers => format!("dist_sync:{servers}shared"),
-            };
-            let theirs = if row.servers == 0 { "mpi".to_owned() } else { format!("mxnet:{ours}") };
-            context! {
-                method => row.method,
-                time => format_seconds(row.seconds),
-                ratio => format!("{:.2}", row.seconds / published::BOUND_S),
-                ours => ratio(&ours),
-                mxnet => ratio(&theirs),
-            }
-        })
-        .collect()
+/// The published rows, each with ours with as many servers on the workers' hosts. Columns that would have no
+/// figure are left out.
+fn published_lines(results: &Comparison) -> Value {
+    let factor = |variant: &str| results.row(variant).and_then(|row| row.record()?.ratio_to_bound).map(ratio);
+    let lines = published::PUSH_PULL.map(|row| {
+        let ours = match row.servers {
+            0 => "dist_sync_mpi".to_owned(),
+            servers => format!("dist_sync:{servers}shared"),
+        };
+        let theirs = if row.servers == 0 { "mpi".to_owned() } else { format!("mxnet:{ours}") };
+        (row, factor(&ours), factor(&theirs))
+    });
+    let has_ours = lines.iter().any(|(_, ours, _)| ours.is_some());
+    let has_theirs = lines.iter().any(|(.., theirs)| theirs.is_some());
+    let cell = |factor: &Option<String>| factor.clone().unwrap_or_else(|| "\u{2013}".to_owned());
+    let rows = lines.iter().map(|(row, ours, theirs)| {
+        context! {
+            method => row.method,
+            time => format_seconds(row.seconds),
+            ratio => ratio(row.seconds / published::BOUND_S),
+            ours => cell(ours),
+            theirs => cell(theirs),
+        }
+    });
+    context! { has_ours, has_theirs, rows => rows.collect::<Vec<_>>() }
 }

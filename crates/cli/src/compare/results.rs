@@ -9,7 +9,8 @@ use crate::link::LinkRate;
 use crate::record::{Record, Train};
 use crate::rounds::TrainSetup;
 use crate::size::format_size;
-use crate::statistics::Summary;
+use crate::statistics::{self, Relation, Summary};
+use crate::text::several;
 use crate::usage::Usage;
 use crate::variant::Family;
 
@@ -20,6 +21,9 @@ pub(crate) struct Comparison {
     pub setup: Setup,
     /// One row for each variant, in the order of the command line.
     pub rows: Vec<Row>,
+    /// The same variants with fewer workers, the fewest first, if that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scaling: Vec<Scaled>,
     /// The part of this machine's processor time that its hypervisor took during the measured rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
@@ -50,9 +54,18 @@ pub(crate) struct Setup {
     pub train: Option<TrainSetup>,
 }
 
+/// The rows of a smaller number of workers, with servers as many as in the others.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Scaled {
+    pub workers: usize,
+    pub rows: Vec<Row>,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
+    /// Its name: what the command line, the table, the charts and the verdict call it.
     pub variant: String,
+    /// The method, for programs.
     pub method: String,
     pub family: Family,
     pub servers: usize,
@@ -110,6 +123,11 @@ impl Setup {
     pub(crate) fn uplink(&self) -> LinkRate {
         self.racks.map(|racks| racks.uplink).unwrap_or_default()
     }
+
+    /// Whether the hosts are emulated.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.place.contains("emulated")
+    }
 }
 
 impl Row {
@@ -135,9 +153,35 @@ impl Row {
         Some(Measured { row: self, record, summary: Summary::of(&record.seconds)? })
     }
 
+    /// What its name means, for readers who know no modes; empty if the name says it.
+    pub(crate) fn words(&self) -> String {
+        let servers = several(self.servers, "server");
+        match self.family {
+            Family::Allreduce => "allreduce".to_owned(),
+            Family::Shared | Family::Dedicated if self.machines == 1 => servers,
+            Family::Shared => format!("{servers} on the workers' hosts"),
+            Family::Dedicated => format!("{servers} on other hosts"),
+            Family::Compressed if self.servers == 0 => "allreduce of codes".to_owned(),
+            Family::Compressed => format!("{servers}, codes"),
+            Family::Peer if self.servers > 0 => format!("MXNet's own, {servers}"),
+            Family::Peer => self.method.clone(),
+        }
+    }
+
+    /// The median of each round, which is a job of its own.
+    fn round_medians(&self) -> Vec<f64> {
+        let Outcome::Measured { rounds, .. } = &self.outcome else { return Vec::new() };
+        rounds.iter().filter_map(|round| Some(Summary::of(&round.seconds)?.median)).collect()
+    }
+
     /// The samples' summary, if the variant was measured.
     pub(crate) fn summary(&self) -> Option<Summary> {
         Summary::of(&self.record()?.seconds)
+    }
+
+    /// Whether it needs machines beyond the workers' own.
+    pub(crate) fn needs_more(&self, setup: &Setup) -> bool {
+        self.machines > setup.workers
     }
 
     /// The median charged for all machines: time x machines / workers. `None` if workers share one machine.
@@ -173,6 +217,16 @@ pub(crate) struct Measured<'a> {
 }
 
 impl Measured<'_> {
+    /// Its time over that of `other`.
+    pub(super) fn ratio_to(&self, other: &Measured<'_>) -> f64 {
+        self.summary.median / other.summary.median
+    }
+
+    /// Whether their times differ.
+    pub(super) fn relation(&self, other: &Measured<'_>) -> Relation {
+        statistics::relation(&self.row.round_medians(), &other.row.round_medians())
+    }
+
     /// The figures of training, if steps were measured.
     pub(super) fn train(&self) -> Option<Train> {
         self.record.train
@@ -213,11 +267,34 @@ impl Comparison {
         ranking
     }
 
+    /// The first of the ranking that needs no machines but the workers' and does not round gradients: what the
+    /// others' times are divided by.
+    pub(crate) fn home(&self) -> Option<Measured<'_>> {
+        let mut ranking = self.ranking().into_iter();
+        ranking.find(|it| !it.row.needs_more(&self.setup) && it.row.family != Family::Compressed)
+    }
+
+    /// The numbers of workers that were measured, the fewest first, with their rows.
+    pub(super) fn counts(&self) -> Vec<(usize, &[Row])> {
+        let fewer = self.scaling.iter().map(|scaled| (scaled.workers, &scaled.rows[..]));
+        fewer.chain([(self.setup.workers, &self.rows[..])]).collect()
+    }
+
+    /// Whether any variant needs machines beyond the workers' own.
+    pub(super) fn any_needs_more(&self) -> bool {
+        self.rows.iter().any(|row| row.needs_more(&self.setup))
+    }
+
+    /// The rows in the order of every table and chart: the measured ones as ranked, then the others.
+    pub(crate) fn sorted_rows(&self) -> Vec<&Row> {
+        let others = self.rows.iter().filter(|row| row.measured().is_none());
+        self.ranking().iter().map(|it| it.row).chain(others).collect()
+    }
+
     /// Whether a variant failed. An absent peer is not a failure.
     pub(crate) fn any_failed(&self) -> bool {
-        self.rows
-            .iter()
-            .any(|row| matches!(row.outcome, Outcome::Failed { .. } | Outcome::Measured { failure: Some(_), .. }))
+        let mut all = self.rows.iter().chain(self.scaling.iter().flat_map(|scaled| &scaled.rows));
+        all.any(|row| matches!(row.outcome, Outcome::Failed { .. } | Outcome::Measured { failure: Some(_), .. }))
     }
 
     /// The row of a variant by its name on the command line.

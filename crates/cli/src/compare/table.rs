@@ -2,7 +2,7 @@
 
 use crate::compare::columns::columns;
 use crate::compare::notes::notes;
-use crate::compare::results::Comparison;
+use crate::compare::results::{Comparison, Row};
 use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
 
@@ -28,31 +28,63 @@ pub(crate) fn render(results: &Comparison) -> String {
         lines.push(String::new());
         lines.extend(notes);
     }
+    lines.extend(scaling(results));
     lines.push(String::new());
     lines.extend(results.verdict.iter().cloned());
     lines.join("\n") + "\n"
 }
 
 fn rows(results: &Comparison) -> String {
-    let columns: Vec<_> = columns(results).iter().filter(|column| !column.heading.is_empty()).collect();
-    let head = ["method", "servers", "machines"].into_iter().chain(columns.iter().map(|column| column.heading));
-    let count = |count: usize| if count == 0 { "-".to_owned() } else { count.to_string() };
-    let rows = results.rows.iter().map(|row| {
-        let front = [row.method.clone(), count(row.servers), count(row.machines)];
+    let columns: Vec<_> = columns(results).into_iter().filter(|column| !column.is_extra).collect();
+    let head = std::iter::once("method").chain(columns.iter().map(|column| column.heading));
+    let rows = results.sorted_rows().into_iter().map(|row| {
         let cells = columns.iter().enumerate().map(|(at, column)| match row.measured() {
             Some(measured) => (column.cell)(&measured, results),
             None => (at == 0).then(|| row.status().to_owned()),
         });
-        front.into_iter().chain(cells.map(|cell| cell.unwrap_or_else(|| "-".to_owned()))).collect()
+        let dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+        std::iter::once(row.variant.clone()).chain(cells.map(dash)).collect()
     });
     grid(head, rows.collect(), 1)
+}
+
+/// The medians of fewer workers, if they were measured.
+fn scaling(results: &Comparison) -> Option<String> {
+    let counts = results.counts();
+    if counts.len() < 2 {
+        return None;
+    }
+    let head = std::iter::once("workers".to_owned()).chain(counts.iter().map(|(workers, _)| workers.to_string()));
+    let rows = results.ranking().into_iter().map(|measured| {
+        let cell = |(_, rows): &(usize, &[Row])| {
+            let summary = rows.iter().find(|row| row.variant == measured.row.variant).and_then(Row::summary);
+            summary.map_or("-".to_owned(), |summary| format_seconds(summary.median))
+        };
+        std::iter::once(measured.row.variant.clone()).chain(counts.iter().map(cell)).collect()
+    });
+    Some(format!("\n{}", grid(head, rows.collect(), 1)))
+}
+
+/// What the table is sorted by, and what its ratios are: the same on the page.
+pub(super) fn order(results: &Comparison) -> String {
+    let sorted = if results.setup.train.is_some() { "efficiency, the highest" } else { "time, the shortest" };
+    let ratios = results.home().map_or(String::new(), |home| {
+        format!(
+            " A ratio such as 0.75x is a time over another, here 25 % less; ratio: over that of {}.",
+            home.row.variant
+        )
+    });
+    format!("Sorted by {sorted} first.{ratios}")
 }
 
 /// What the columns mean.
 fn below(results: &Comparison) -> Vec<String> {
     let setup = &results.setup;
-    let counted = format!("{} x {}", several(setup.rounds, "round"), several(setup.iters, "iteration"));
-    let mut lines = vec![format!("Every sum was checked. time: median of {counted}; spread: half the middle half.")];
+    let counted = format!("{} of {}", several(setup.rounds, "round"), several(setup.iters, "iteration"));
+    let mut lines = vec![
+        order(results),
+        format!("Every sum was checked. time: median of {counted}; spread: half the middle half."),
+    ];
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
         let uplink = if setup.uplink().bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
         lines.push(format!(
@@ -62,18 +94,23 @@ fn below(results: &Comparison) -> Vec<String> {
     }
     let is_measured = results.rows.iter().any(|row| row.host_bytes(setup.own_hosts).is_some_and(|(_, it)| it));
     let source = if is_measured { "by its interface, * computed" } else { "* computed" };
-    let charged = if setup.own_hosts { "per machine: time x machines / workers. " } else { "" };
+    let charged = if results.any_needs_more() { "charged: time x machines / workers. " } else { "" };
     lines.push(format!("{charged}busiest host: bytes in its busier direction, {source}."));
     lines
 }
 
 fn below_training(results: &Comparison) -> Vec<String> {
+    let setup = &results.setup;
+    let published =
+        if results.ranking().iter().any(|it| it.published(results).is_some()) { "; published: efficiency" } else { "" };
     vec![
+        order(results),
         format!(
-            "Every sum was checked. step: median of {} rounds x {} steps; efficiency: computing / step.",
-            results.setup.rounds, results.setup.iters
+            "Every sum was checked. step: median of {} of {}; efficiency: computing / step{published}.",
+            several(setup.rounds, "round"),
+            several(setup.iters, "step")
         ),
-        "of possible: the longer of computing and this mode's bound on the link / step; img/s: of one worker; published: efficiency."
+        "of possible: the longer of computing and this mode's bound on the link / step; img/s: of one worker."
             .to_owned(),
     ]
 }

@@ -5,9 +5,11 @@ use std::process::{Command, Stdio};
 
 use ringpull_base::{DType, Error};
 
+use super::results::{Outcome, Scaled};
 use super::rows::rows;
-use super::{Comparison, Environment, Setup, report, table, verdict};
+use super::{Comparison, Environment, Setup, report, sheet, table, verdict};
 use crate::committed;
+use crate::machine::{Hardware, Hosts};
 use crate::record::Record;
 use crate::rounds::{Job, Measurement, RoundsOutcome, TrainSetup, Work};
 use crate::variant::{Peer, Variant};
@@ -23,7 +25,7 @@ fn results() -> Comparison {
         racks: None,
         payload: "25 MB".to_owned(),
         bytes: 25_000_000,
-        rounds: 3,
+        rounds: 5,
         iters: 2,
         warmup: 1,
         train: None,
@@ -50,16 +52,16 @@ fn results() -> Comparison {
                 found.failed.push((*variant, 8, error));
                 continue;
             }
-            "dist_sync_mpi" => [1.86, 1.87, 1.88, 1.86, 1.89, 1.87],
-            "dist_sync:1shared" => [7.45, 7.41, 7.52, 7.44, 7.43, 7.46],
-            "dist_sync:2shared" => [4.24, 4.31, 4.27, 4.22, 4.25, 4.26],
-            "dist_sync:8shared" => [1.88, 1.86, 1.91, 1.87, 1.95, 1.86],
-            "dist_sync:8" => [1.08, 1.07, 1.09, 1.08, 1.07, 1.08],
-            "dist_sync_mpi+2bit:0.5" => [0.23, 0.24, 0.25, 0.23, 0.24, 0.24],
-            "mpi" => [3.41, 3.05, 3.11, 3.08, 3.06, 3.09],
-            "mxnet:dist_sync:1shared" => [14.7, 14.9, 14.6, 14.8, 14.7, 14.7],
-            "mxnet:dist_sync:8shared" => [2.31, 2.28, 2.35, 2.30, 2.33, 3.90],
-            "mxnet:dist_sync:8" => [2.11, 2.18, 2.15, 2.10, 2.13, 2.14],
+            "dist_sync_mpi" => [1.86, 1.87, 1.88, 1.86, 1.89, 1.87, 1.87, 1.88, 1.86, 1.89],
+            "dist_sync:1shared" => [7.45, 7.41, 7.52, 7.44, 7.43, 7.46, 7.41, 7.52, 7.44, 7.43],
+            "dist_sync:2shared" => [4.24, 4.31, 4.27, 4.22, 4.25, 4.26, 4.31, 4.27, 4.22, 4.25],
+            "dist_sync:8shared" => [1.88, 1.86, 1.91, 1.87, 1.95, 1.86, 1.86, 1.91, 1.87, 1.95],
+            "dist_sync:8" => [1.08, 1.07, 1.09, 1.08, 1.07, 1.08, 1.07, 1.09, 1.08, 1.07],
+            "dist_sync_mpi+2bit:0.5" => [0.23, 0.24, 0.25, 0.23, 0.24, 0.24, 0.24, 0.25, 0.23, 0.24],
+            "mpi" => [3.41, 3.05, 3.11, 3.08, 3.06, 3.09, 3.05, 3.11, 3.08, 3.06],
+            "mxnet:dist_sync:1shared" => [14.7, 14.9, 14.6, 14.8, 14.7, 14.7, 14.9, 14.6, 14.8, 14.7],
+            "mxnet:dist_sync:8shared" => [2.31, 2.28, 2.35, 2.30, 2.33, 3.90, 2.28, 2.35, 2.30, 2.33],
+            "mxnet:dist_sync:8" => [2.11, 2.18, 2.15, 2.10, 2.13, 2.14, 2.18, 2.15, 2.10, 2.13],
             other => panic!("{other} has no seconds"),
         };
         found.done.extend(rounds(*variant, &setup, &seconds));
@@ -68,13 +70,15 @@ fn results() -> Comparison {
     let rows = rows(&found, &variants, &job, &setup);
     let environment = Environment {
         date: "2026-01-31 12:00 UTC".to_owned(),
-        cores: 2,
+        hardware: Hardware { cores: 2, processor: Some("Xeon 2.8 GHz".to_owned()), memory_bytes: Some(24 << 30) },
+        hosts: Vec::new(),
         kernel: "Linux 6.1".to_owned(),
         ringpull: "0.1.0".to_owned(),
         mpi: "mpirun (Open MPI) 4.1.4".to_owned(),
     };
-    let command = "ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:1shared,dist_sync:2shared,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet,gloo --rounds 3 --iters 2 --out out".to_owned();
-    let mut results = Comparison { environment, setup, rows, stolen: None, verdict: Vec::new(), command };
+    let command = "ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:1shared,dist_sync:2shared,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet,gloo --rounds 5 --iters 2 --out out".to_owned();
+    let scaling = Vec::new();
+    let mut results = Comparison { environment, setup, rows, scaling, stolen: None, verdict: Vec::new(), command };
     results.verdict = verdict::sentences(&results);
     results
 }
@@ -90,11 +94,11 @@ fn training() -> Comparison {
     let variants = ["dist_sync_mpi", "dist_sync:8shared", "dist_sync:8", "dist_sync:4", "dist_sync:2"];
     let variants: Vec<Variant> = variants.map(|mode| mode.parse().unwrap()).to_vec();
     let seconds = [
-        [2.19, 2.20, 2.19, 2.191, 2.19, 2.192],
-        [2.60, 2.61, 2.59, 2.62, 2.60, 2.61],
-        [2.25, 2.26, 2.25, 2.27, 2.25, 2.26],
-        [2.52, 2.51, 2.53, 2.52, 2.50, 2.52],
-        [4.10, 4.12, 4.08, 4.11, 4.10, 4.09],
+        [2.19, 2.20, 2.19, 2.191, 2.19, 2.192, 2.20, 2.19, 2.191, 2.19],
+        [2.60, 2.61, 2.59, 2.62, 2.60, 2.61, 2.61, 2.59, 2.62, 2.60],
+        [2.25, 2.26, 2.25, 2.27, 2.25, 2.26, 2.26, 2.25, 2.27, 2.25],
+        [2.52, 2.51, 2.53, 2.52, 2.50, 2.52, 2.51, 2.53, 2.52, 2.50],
+        [4.10, 4.12, 4.08, 4.11, 4.10, 4.09, 4.12, 4.08, 4.11, 4.10],
     ];
     let done = variants.iter().zip(seconds).flat_map(|(variant, seconds)| rounds(*variant, setup, &seconds));
     let found = RoundsOutcome { done: done.collect(), ..RoundsOutcome::default() };
@@ -105,7 +109,38 @@ fn training() -> Comparison {
     results
 }
 
-/// What three jobs of two iterations measured.
+/// The same with two and with four workers: an allreduce takes its bound, servers the bytes of the busiest.
+fn scaled() -> Comparison {
+    let mut results = results();
+    for workers in [2, 4] {
+        let setup = Setup { workers, ..results.setup.clone() };
+        let variants: Vec<Variant> = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2shared", "dist_sync:8", "mpi"]
+            .map(|name| name.parse().unwrap())
+            .to_vec();
+        let rate = setup.link.bytes_per_s().unwrap();
+        let seconds = |variant: &Variant| cost::mode_bound_s(variant.mode, workers, setup.bytes as f64, rate) * 1.05;
+        let done = variants.iter().flat_map(|variant| rounds(*variant, &setup, &[seconds(variant); 10]));
+        let found = RoundsOutcome { done: done.collect(), ..RoundsOutcome::default() };
+        let job = Job { ranks: workers, work: Work::Buffers(vec![25_000_000]), iters: 2, warmup: 1 };
+        results.scaling.push(Scaled { workers, rows: rows(&found, &variants, &job, &setup) });
+    }
+    results
+}
+
+/// The first rounds of a comparison alone.
+fn cut(mut results: Comparison, rounds: usize) -> Comparison {
+    results.setup.rounds = rounds;
+    for row in &mut results.rows {
+        if let Outcome::Measured { rounds: done, record, .. } = &mut row.outcome {
+            done.truncate(rounds);
+            record.seconds = done.iter().flat_map(|round| round.seconds.clone()).collect();
+        }
+    }
+    results.verdict = verdict::sentences(&results);
+    results
+}
+
+/// What jobs of two iterations measured.
 fn rounds(variant: Variant, setup: &Setup, seconds: &[f64]) -> Vec<Measurement> {
     let bytes = cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64);
     let round = |(index, seconds): (usize, &[f64])| Measurement {
@@ -145,8 +180,8 @@ fn ranks_of_one_machine_are_not_called_machines() {
     local.rows.iter_mut().for_each(|row| row.machines = 1);
     local.verdict = verdict::sentences(&local);
     let text = table::render(&local);
-    assert!(text.contains("On one machine with 8 ranks"), "{text}");
-    for wrong in ["8 machines", "machine more", "machines more", "x machines /"] {
+    assert!(text.contains("On this machine with 8 workers: dist_sync:8"), "{text}");
+    for wrong in ["machines", "8 more", "charged", "other hosts"] {
         assert!(!text.contains(wrong), "{wrong:?} in {text}");
     }
     report::render(&local).unwrap();
@@ -155,6 +190,7 @@ fn ranks_of_one_machine_are_not_called_machines() {
 #[test]
 fn the_terminal_shows_the_committed_text() {
     is_as_committed("compare.txt", &results());
+    is_as_committed("compare_scaling.txt", &scaled());
     is_as_committed("compare_train.txt", &training());
 }
 
@@ -170,8 +206,89 @@ fn is_as_committed(file: &str, results: &Comparison) {
 }
 
 #[test]
-fn results_read_themselves_back_with_every_sample() {
+fn the_verdict_leads_with_the_readers_own_machines_and_then_says_what_more_would_bring() {
+    let mut real = results();
+    real.setup.place = "8 hosts".to_owned();
+    let said = verdict::sentences(&real);
+    assert_eq!(said[0], "On your 8 machines: dist_sync_mpi, 1.87 s; dist_sync:8shared may be as fast.");
+    let more = "With 8 more: dist_sync:8, 42 % less time (0.58x); charged for all 16 machines it is 1.16x, ";
+    assert!(said[1].starts_with(more), "{}", said[1]);
+}
+
+#[test]
+fn too_few_rounds_are_never_called_different_or_level() {
+    let three = cut(results(), 3).verdict.join(" ");
+    assert!(three.contains("if that is no chance") && three.contains("--rounds 4 is the least"), "{three}");
+    assert!(!three.contains("may be as fast"), "{three}");
+    let four = cut(results(), 4).verdict.join(" ");
+    assert!(four.contains("dist_sync:8shared may be as fast") && !four.contains("least that can"), "{four}");
+}
+
+#[test]
+fn one_variant_alone_has_nothing_to_be_compared_with() {
+    let mut alone = results();
+    alone.rows.truncate(1);
+    let said = verdict::sentences(&alone);
+    assert_eq!(said[0], "On 8 machines (emulated): dist_sync_mpi, 1.87 s; nothing else was measured.");
+    assert_eq!(said.len(), 2, "{said:?}");
+    alone.verdict = said;
+    assert!(!table::render(&alone).contains("charged"), "a column that says nothing is left out");
+}
+
+#[test]
+fn the_same_names_are_in_table_charts_verdict_and_pdf() {
     let results = results();
+    let (page, text, pdf) = (report::render(&results).unwrap(), table::render(&results), sheet::render(&results));
+    let pdf = String::from_utf8_lossy(&pdf).into_owned();
+    for measured in results.ranking() {
+        let name = measured.row.variant.as_str();
+        assert!(page.contains(&format!("<code>{name}</code><span class=\"words\">")), "{name} in the table");
+        assert!(page.matches(&format!(">{name}<tspan")).count() >= 2, "{name} in the charts");
+        assert!(text.lines().any(|line| line.starts_with(name)), "{name} in a terminal");
+        assert!(pdf.contains(&format!("({name})")), "{name} in the PDF");
+    }
+}
+
+#[test]
+fn the_machines_are_named_with_processor_cores_and_memory() {
+    let mut results = results();
+    let own = "2 cores of Xeon 2.8 GHz, 24.0 GiB";
+    assert!(report::render(&results).unwrap().contains(&format!("{own}, shared by all processes")));
+    results.setup.place = "8 hosts".to_owned();
+    results.environment.hosts = vec![Hosts { hosts: 8, hardware: results.environment.hardware.clone() }];
+    assert!(report::render(&results).unwrap().contains(&format!("8 x {own}")));
+    assert!(String::from_utf8_lossy(&sheet::render(&results)).contains("8 x 2 cores of Xeon"));
+}
+
+#[test]
+fn a_pdf_has_one_page_with_the_verdict_and_the_charts() {
+    let Ok(output) = Command::new("pdftotext").arg("-v").output() else {
+        eprintln!("skipped: pdftotext (poppler-utils) is not installed");
+        return;
+    };
+    assert!(output.status.success());
+    let folder = tempfile::tempdir().unwrap();
+    for (name, results) in [("pushpull", scaled()), ("training", training())] {
+        let file = folder.path().join(format!("{name}.pdf"));
+        std::fs::write(&file, sheet::render(&results)).unwrap();
+        let run = |program: &str, front: &[&str], back: &[&str]| {
+            let output = Command::new(program).args(front).arg(&file).args(back).output().unwrap();
+            assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        assert!(run("pdfinfo", &[], &[]).lines().any(|line| line.split_whitespace().eq(["Pages:", "1"])));
+        let text = run("pdftotext", &["-layout"], &["-"]);
+        for words in
+            ["On 8 machines (emulated): dist_sync_mpi", "Sorted by", "shared by all processes", "ringpull compare"]
+        {
+            assert!(text.contains(words), "{words} in {text}");
+        }
+    }
+}
+
+#[test]
+fn results_read_themselves_back_with_every_sample() {
+    let results = scaled();
     let json = serde_json::to_string(&results).unwrap();
     assert_eq!(serde_json::from_str::<Comparison>(&json).unwrap(), results);
     assert!(results.any_failed());
@@ -187,7 +304,9 @@ fn the_page_needs_nothing_from_outside() {
     assert!(page.contains("server 1 ended with signal 9") && page.contains("scripts/peers/setup --gloo"));
     assert!(page.contains("apache/mxnet #10696") && page.contains("--link 200mbit"));
     let page = report::render(&training()).unwrap();
-    for words in ["94.74 %", "99.7", "published: MPI allreduce", "2.18 s of computing", "27.76"] {
+    for words in
+        ["94.74 %", "99.7", ">published<tspan class=\"words\" dx=\"10\">MPI allreduce", "2.18 s of computing", "27.76"]
+    {
         assert!(page.contains(words), "{words}");
     }
 }
@@ -207,11 +326,11 @@ fn a_picture_stands_alone_and_has_the_bars_of_the_first_chart() {
     let picture = report::picture(&results()).unwrap().unwrap().replace("&#x2f;", "/");
     let has = |part: &str| picture.matches(part).count();
     assert_eq!(
-        (has("class=\"bar "), has("allreduce bound"), has("prefers-color-scheme: dark")),
+        (has("class=\"bar "), has(">allreduce bound"), has("prefers-color-scheme: dark")),
         (10, 1, 1),
         "{picture}"
     );
-    for words in [">1 server on the workers", ">8 servers on their own hosts (dist_sync:8)", ">MPI_Allreduce<"] {
+    for words in [">1 server on the workers", ">8 servers on other hosts<", ">MPI_Allreduce<", ">dist_sync:8<"] {
         assert_eq!(has(words), 1, "{words}");
     }
     for forbidden in ["<script", "https://", "@import", "url("] {
@@ -238,12 +357,13 @@ fn a_browser_draws_every_chart_without_console_messages_or_sideways_scrolling() 
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let pages = [("pushpull", results(), "10,10,10"), ("training", training(), "10,5,5")];
+    let pages =
+        [("pushpull", results(), "10,10,10"), ("scaled", scaled(), "10,0,10,10"), ("training", training(), "10,5,5")];
     for (name, results, _) in &pages {
         std::fs::write(folder.path().join(format!("{name}.html")), report::render(results).unwrap()).unwrap();
     }
     for (width, (name, _, bars)) in
-        [390, 1280].into_iter().flat_map(|width| pages.iter().map(move |page| (width, page)))
+        [375, 1200].into_iter().flat_map(|width| pages.iter().map(move |page| (width, page)))
     {
         let probe = folder.path().join(format!("probe-{name}-{width}.html"));
         std::fs::write(&probe, PROBE.replace("WIDTH", &width.to_string()).replace("PAGE", name)).unwrap();
@@ -265,12 +385,18 @@ window.onload = () => {
   const page = document.getElementById("page").contentDocument;
   const charts = [...page.querySelectorAll("svg.chart")];
   const fits = (text, chart) => text.right <= chart.right + 0.5 && text.left >= chart.left - 0.5;
+  const crosses = (line, text) => line.left < text.right && line.right > text.left
+    && line.top < text.bottom - 3 && line.bottom > text.top + 3;
   const drawn = charts.map(chart => {
     const box = chart.getBoundingClientRect();
     const bars = [...chart.querySelectorAll("rect.bar")];
     const texts = [...chart.querySelectorAll("text")];
     const whole = box.width > 250 && bars.every(bar => bar.getBoundingClientRect().width > 1)
-      && texts.every(text => fits(text.getBoundingClientRect(), box));
+      && texts.every(text => fits(text.getBoundingClientRect(), box))
+      && [...chart.querySelectorAll("line, rect, circle")].every(mark =>
+        texts.every(text => !crosses(mark.getBoundingClientRect(), text.getBoundingClientRect())))
+      && texts.every(one => texts.every(other =>
+        one === other || !crosses(one.getBoundingClientRect(), other.getBoundingClientRect())));
     return whole ? bars.length : "broken";
   });
   const root = page.documentElement;

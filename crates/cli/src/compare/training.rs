@@ -3,7 +3,7 @@
 use crate::compare::published;
 use crate::compare::results::{Comparison, Measured};
 use crate::cost;
-use crate::text::format_seconds;
+use crate::statistics::Relation;
 
 /// The seconds that a step computes at the published ratio of computing to traffic.
 pub(crate) fn published_compute_s(workers: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
@@ -20,48 +20,41 @@ fn ratio_words(results: &Comparison) -> Option<String> {
     let judged =
         if same { "the published ratio" } else { "not the published ratio, so efficiencies cannot be compared" };
     Some(format!(
-        "Computing takes {here:.2}x of an allreduce's bound here and {there:.2}x there ({:.3} s over {:.3} s): {judged}.",
+        "Computing takes {here:.2}x of the bound of an allreduce here and {there:.2}x there ({:.3} s over {:.3} s): {judged}.",
         published::COMPUTE_S,
         published::TRAINING_BOUND_S
     ))
 }
 
-/// The sentences about `ranking`, the most important first.
+/// The sentences about `ranking` beside what was published, the most important first.
 pub(super) fn sentences(results: &Comparison, ranking: &[Measured<'_>]) -> Vec<String> {
-    let mut said = Vec::new();
-    if let Some((best, train)) = ranking.first().and_then(|best| Some((best, best.train()?))) {
-        said.push(format!(
-            "{} is most efficient: a step takes {}, of which {} computes ({:.2} %).",
-            best.row.variant,
-            format_seconds(best.record.median_s),
-            format_seconds(train.compute_s),
-            100.0 * train.efficiency
-        ));
-    }
     let own = ranking.iter().find(|measured| measured.row.variant == "dist_sync_mpi");
-    said.extend(own.and_then(|own| {
+    let reached = own.and_then(|own| {
         Some(format!(
-            "dist_sync_mpi reaches {:.2} % where {:.2} % was published for an allreduce.",
+            "dist_sync_mpi reaches {:.2} % efficiency where {:.2} % was published for an allreduce.",
             100.0 * own.train()?.efficiency,
             own.published(results)?.efficiency
         ))
-    }));
-    said.extend(order_words(results, ranking));
-    said.extend(ratio_words(results));
-    said
+    });
+    [reached, order_words(results, ranking), ratio_words(results)].into_iter().flatten().collect()
 }
 
-/// Whether the rows with servers have the published order.
+/// Whether the rows with servers have the published order, as far as they differ.
 fn order_words(results: &Comparison, ranking: &[Measured<'_>]) -> Option<String> {
     let served = ranking.iter().filter(|measured| measured.row.servers > 0);
-    let served: Vec<(&str, f64)> = served
-        .filter_map(|measured| Some((measured.row.variant.as_str(), measured.published(results)?.efficiency)))
-        .collect();
+    let served: Vec<(&Measured<'_>, f64)> =
+        served.filter_map(|measured| Some((measured, measured.published(results)?.efficiency))).collect();
     if served.len() < 2 {
         return None;
     }
-    let alike = served.windows(2).all(|pair| pair[0].1 > pair[1].1);
-    let names: Vec<&str> = served.iter().map(|(name, _)| *name).collect();
-    let judged = if alike { "the order that was published" } else { "not the order that was published" };
+    let pairs = || served.windows(2).map(|pair| (pair[0].0.relation(pair[1].0), pair[0].1 > pair[1].1));
+    let judged = if pairs().all(|(relation, _)| relation == Relation::TooFewRounds) {
+        "too few rounds to compare with the order that was published"
+    } else if pairs().all(|(relation, alike)| alike || relation != Relation::Apart) {
+        "the order that was published, as far as they differ"
+    } else {
+        "not the order that was published"
+    };
+    let names: Vec<&str> = served.iter().map(|(measured, _)| measured.row.variant.as_str()).collect();
     Some(format!("With servers, from the most efficient: {}; {judged}.", names.join(", ")))
 }

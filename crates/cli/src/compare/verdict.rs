@@ -1,137 +1,150 @@
-//! The conclusion in two to five sentences, which follow from the samples alone.
+//! The conclusion in a few sentences, which follow from the samples alone. It leads with the reader's own
+//! machines, and then says what more of them would bring.
 
-use crate::compare::results::{Comparison, Measured, Row, Setup};
+use crate::compare::columns::ratio;
+use crate::compare::results::{Comparison, Measured, Row};
 use crate::compare::training;
+use crate::statistics::{FEWEST_ROUNDS, Relation};
 use crate::text::{format_seconds, several};
 use crate::variant::Family;
 
 /// The sentences, the most important first.
 pub(crate) fn sentences(results: &Comparison) -> Vec<String> {
     let ranking = results.ranking();
-    let Some(best) = ranking.first() else {
+    if ranking.is_empty() {
         return vec!["No variant was measured, so there is nothing to compare.".to_owned()];
-    };
+    }
+    let mut said = Vec::new();
+    if let Some(home) = results.home() {
+        said.push(own_machines(&home, &ranking, results));
+        said.extend(more_machines(&home, &ranking, results));
+        said.extend(few_rounds(&home, &ranking));
+        if results.setup.train.is_none() {
+            said.extend(same_bound(&home, &ranking, results));
+        }
+    }
     if results.setup.train.is_some() {
-        return training::sentences(results, &ranking);
-    }
-    let mut sentences = vec![fastest(best, ranking.get(1))];
-    if let Some(allreduce) = ranking.iter().find(|it| it.row.family == Family::Allreduce) {
-        sentences.extend(against_shared(allreduce, &ranking, &results.setup));
-        sentences.extend(against_dedicated(allreduce, &ranking, &results.setup));
-    }
-    sentences.extend(against_mxnet(results));
-    sentences.extend(compressed(results));
-    sentences
-}
-
-fn fastest(best: &Measured<'_>, next: Option<&Measured<'_>>) -> String {
-    let bound =
-        best.record.ratio_to_bound.map_or(String::new(), |ratio| format!(", {ratio:.2}x of the allreduce bound"));
-    let head = format!("{} is fastest with {}{bound}", best.row.variant, format_seconds(best.summary.median));
-    let Some(next) = next else { return format!("{head}; nothing else was measured.") };
-    let factor = next.summary.median / best.summary.median;
-    if best.summary.count.min(next.summary.count) < 3 {
-        format!(
-            "{head}; next is {} with {factor:.2}x of that time: too few samples to tell noise from more.",
-            next.row.variant
-        )
-    } else if next.summary.differs_from(&best.summary) {
-        format!("{head}; next is {} with {factor:.2}x of that time, which is beyond noise.", next.row.variant)
+        said.extend(training::sentences(results, &ranking));
     } else {
-        format!("{head}; {} takes {factor:.2}x of that time, which is within noise: call it a tie.", next.row.variant)
+        said.extend(against_mxnet(results));
     }
+    said.extend(compressed(results));
+    said
 }
 
-/// Allreduce compared with servers on the same hosts.
-fn against_shared(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: &Setup) -> Option<String> {
-    let shared = || ranking.iter().filter(|it| it.row.family == Family::Shared);
-    shared().next()?;
-    let name = |of: &dyn Fn(f64, bool) -> bool| {
-        let parts: Vec<String> = shared()
-            .map(|it| (it, it.summary.median / allreduce.summary.median))
-            .filter(|(it, factor)| of(*factor, it.summary.differs_from(&allreduce.summary)))
-            .map(|(it, factor)| format!("{} ({factor:.2}x)", it.row.variant))
-            .collect();
-        Some(parts.join(", ")).filter(|names| !names.is_empty())
+/// The best on the machines that the workers need anyway, and what no difference to it was found for.
+fn own_machines(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Comparison) -> String {
+    let setup = &results.setup;
+    let place = match (setup.own_hosts, setup.is_emulated()) {
+        (true, false) => format!("On your {}", several(setup.workers, "machine")),
+        (true, true) => format!("On {} (emulated)", several(setup.workers, "machine")),
+        (false, _) => format!("On this machine with {}", several(setup.workers, "worker")),
     };
-    let parts = [
-        name(&|factor, apart| apart && factor > 1.0).map(|names| format!("allreduce is ahead of {names}")),
-        name(&|_, apart| !apart).map(|names| format!("level with {names} within noise")),
-        name(&|factor, apart| apart && factor < 1.0)
-            .map(|names| format!("behind {names}, whose parameter servers beat it here")),
-    ];
-    let parts: Vec<String> = parts.into_iter().flatten().collect();
-    let workers = setup.workers;
-    let place = if setup.own_hosts {
-        format!("the same {workers} machines")
-    } else {
-        format!("one machine with {workers} ranks")
-    };
-    let mut sentence = format!("On {place} {}", parts.join(", "));
-    if setup.own_hosts && shared().any(|it| it.row.servers >= workers) {
-        sentence.push_str(
-            "; a server on every worker's host moves the same bytes through each link as an allreduce, so both have one bound",
-        );
-    }
-    sentence.push('.');
-    Some(sentence)
+    let efficiency =
+        home.train().map_or(String::new(), |train| format!(", {:.2} % efficiency", 100.0 * train.efficiency));
+    let what = if home.train().is_some() { " a step" } else { "" };
+    let level = ranking.iter().filter(|it| {
+        let is_other = it.row.variant != home.row.variant && it.row.family != Family::Compressed;
+        is_other && !it.row.needs_more(setup) && it.relation(home) == Relation::Level
+    });
+    let level: Vec<&str> = level.map(|it| it.row.variant.as_str()).collect();
+    let level = if level.is_empty() { String::new() } else { format!("; {} may be as fast", listed(&level)) };
+    let alone = if ranking.len() == 1 { "; nothing else was measured" } else { "" };
+    format!("{place}: {}, {}{what}{efficiency}{level}{alone}.", home.row.variant, format_seconds(home.summary.median))
 }
 
-/// The gain and the cost of dedicated servers.
-fn against_dedicated(allreduce: &Measured<'_>, ranking: &[Measured<'_>], setup: &Setup) -> Option<String> {
-    let Measured { row, summary, .. } = ranking.iter().find(|it| it.row.family == Family::Dedicated)?;
-    let factor = summary.median / allreduce.summary.median;
-    if !setup.own_hosts {
-        let noise = if summary.differs_from(&allreduce.summary) { "" } else { ", which is within noise" };
-        return Some(format!(
-            "{}, whose servers are more processes of the same machine and none that add a link, takes {factor:.2}x of allreduce's time{noise}.",
-            row.variant
-        ));
-    }
-    let workers = setup.workers;
-    let extra = row.machines - workers;
-    let machines = several(extra, "machine");
-    let charged = factor * row.machines as f64 / workers as f64;
-    Some(if !summary.differs_from(&allreduce.summary) {
-        format!(
-            "{} needs {machines} more and is level with allreduce within noise ({factor:.2}x): the extra machines buy nothing here.",
-            row.variant
-        )
-    } else if factor < 1.0 {
-        let judged = if charged < 1.0 { "they pay for themselves" } else { "that is the price of the shorter wait" };
-        format!(
-            "{} beats allreduce with {factor:.2}x of its time, for {machines} more; charged for all {} machines it costs {charged:.2}x of allreduce's machine time: {judged}.",
-            row.variant, row.machines
-        )
-    } else {
-        format!(
-            "{} needs {machines} more and still takes {factor:.2}x of allreduce's time ({charged:.2}x of its machine time).",
-            row.variant
-        )
+/// What machines beyond the workers' own bring, and cost.
+fn more_machines(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Comparison) -> Option<String> {
+    let setup = &results.setup;
+    let best = ranking.iter().find(|it| it.row.needs_more(setup) && it.row.family != Family::Compressed)?;
+    let factor = best.ratio_to(home);
+    let (extra, name) = (best.row.machines - setup.workers, best.row.variant.as_str());
+    let with = format!("With {extra} more: {name}");
+    Some(match best.relation(home) {
+        Relation::Level => format!("{with} may be no faster ({}): they buy nothing here.", ratio(factor)),
+        Relation::Apart if factor >= 1.0 => {
+            format!(
+                "{with} takes {:.0} % more time ({}): they buy nothing here.",
+                100.0 * (factor - 1.0),
+                ratio(factor)
+            )
+        }
+        found => {
+            let charged = factor * best.row.machines as f64 / setup.workers as f64;
+            let time = if factor < 1.0 { (1.0 - factor, "less") } else { (factor - 1.0, "more") };
+            let doubt = if found == Relation::TooFewRounds { ", if that is no chance" } else { "" };
+            let cost = if charged < 1.0 { "so they pay for themselves" } else { "the price of the shorter wait" };
+            let cost = if factor < 1.0 { format!(", {cost}") } else { String::new() };
+            format!(
+                "{with}, {:.0} % {} time ({}){doubt}; charged for all {} machines it is {}{cost}.",
+                100.0 * time.0,
+                time.1,
+                ratio(factor),
+                best.row.machines,
+                ratio(charged)
+            )
+        }
     })
+}
+
+/// That differences cannot be told from noise, if that is so for all.
+fn few_rounds(home: &Measured<'_>, ranking: &[Measured<'_>]) -> Option<String> {
+    let mut others = ranking.iter().filter(|it| it.row.variant != home.row.variant).peekable();
+    others.peek()?;
+    others.all(|it| it.relation(home) == Relation::TooFewRounds).then(|| {
+        format!("So few rounds cannot tell a difference from noise: --rounds {FEWEST_ROUNDS} is the least that can.")
+    })
+}
+
+/// Why servers on the workers' hosts are at best level with an allreduce.
+fn same_bound(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Comparison) -> Option<String> {
+    let bound = home.record.bound_s?;
+    let has_servers_everywhere =
+        ranking.iter().any(|it| it.row.family == Family::Shared && it.row.servers >= results.setup.workers);
+    let why = if has_servers_everywhere {
+        "; a server on every worker's host has the same bound, since it moves the same bytes through each link"
+    } else {
+        ""
+    };
+    Some(format!(
+        "{} takes {} of the bound of an allreduce, {}{why}.",
+        home.row.variant,
+        ratio(home.summary.median / bound),
+        format_seconds(bound)
+    ))
 }
 
 /// The gain of compression over the same mode without it.
 fn compressed(results: &Comparison) -> Option<String> {
     let pairs = pairs(results, |row| {
-        let plain = results.row(row.variant.split_once('+')?.0)?.summary()?;
-        Some(format!("{:.2}x of the time of {}", plain.median / row.summary()?.median, row.variant))
+        let plain = results.row(row.variant.split_once('+')?.0)?;
+        let factor = row.summary()?.median / plain.summary()?.median;
+        Some(format!("{} {} of {}", row.variant, ratio(factor), plain.variant))
     })?;
-    Some(format!("The same mode without compression takes {pairs}."))
+    Some(format!("Compressed, in the time of the same mode without: {pairs}."))
 }
 
-/// Our servers compared with MXNet's.
+/// MXNet's servers compared with ours.
 fn against_mxnet(results: &Comparison) -> Option<String> {
     let pairs = pairs(results, |theirs| {
         let mode = theirs.variant.strip_prefix("mxnet:")?;
-        let factor = results.row(mode)?.summary()?.median / theirs.summary()?.median;
-        Some(format!("{factor:.2}x with {}", mode.trim_start_matches("dist_sync:")))
+        let factor = theirs.summary()?.median / results.row(mode)?.summary()?.median;
+        Some(format!("{mode} {}", ratio(factor)))
     })?;
-    Some(format!("Our servers take {pairs} of real MXNet's time in the same place."))
+    Some(format!("MXNet's own servers, in the time of ours in the same place: {pairs}."))
 }
 
 /// The texts of the rows that have one.
 fn pairs(results: &Comparison, words: impl Fn(&Row) -> Option<String>) -> Option<String> {
     let pairs: Vec<String> = results.rows.iter().filter_map(words).collect();
     (!pairs.is_empty()).then(|| pairs.join(", "))
+}
+
+/// `a, b and c`.
+pub(super) fn listed(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [all @ .., last] => format!("{} and {last}", all.join(", ")),
+    }
 }

@@ -29,7 +29,7 @@ pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[Stri
     Facts {
         called: called.unwrap_or_else(|| machine.host.clone()),
         own_address: address_of(&machine.host).map(|address| address.to_string()),
-        slots: slots.unwrap_or(machine.cores),
+        slots: slots.unwrap_or(machine.hardware.cores),
         uid: rustix::process::geteuid().as_raw(),
         probe,
         probe_failure,

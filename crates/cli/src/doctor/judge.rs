@@ -2,6 +2,7 @@
 
 use super::facts::Facts;
 use super::{Finding, Verdict};
+use crate::text::several;
 
 /// The size of /dev/shm that Docker and Kubernetes give a container by default.
 const SMALL_SHM: u64 = 64 << 20;
@@ -86,7 +87,7 @@ fn root(facts: &Facts) -> Vec<Found> {
 }
 
 fn slots(facts: &Facts) -> Vec<Found> {
-    let (slots, cores) = (facts.slots, facts.machine.cores);
+    let (slots, cores) = (facts.slots, facts.machine.hardware.cores);
     let what = format!("{slots} slots on {cores} cores");
     if slots > cores {
         return warning(what, format!("write slots={cores} in the hostfile, unless ranks are to share cores"));
@@ -169,7 +170,11 @@ fn keys(facts: &Facts) -> Vec<Found> {
             found.extend(warning(what, fix));
         }
     }
-    if found.is_empty() { good(format!("{} files with modes that ssh accepts", facts.ssh.len())) } else { found }
+    if found.is_empty() {
+        good(format!("{} with modes that ssh accepts", several(facts.ssh.len(), "file")))
+    } else {
+        found
+    }
 }
 
 fn own_name(facts: &Facts) -> Vec<Found> {

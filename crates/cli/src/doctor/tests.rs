@@ -2,7 +2,7 @@
 
 use super::facts::{Facts, PeerHost, ProbedRank, SshFile};
 use super::{Verdict, judge};
-use crate::machine::Machine;
+use crate::machine::{Hardware, Machine};
 
 fn healthy(name: &str, peer: &str) -> Facts {
     let rank = ProbedRank { size: 2, level: "multiple".to_owned(), library: "Open MPI 4.1.4".to_owned() };
@@ -10,7 +10,7 @@ fn healthy(name: &str, peer: &str) -> Facts {
         machine: Machine {
             host: name.to_owned(),
             version: "1".to_owned(),
-            cores: 4,
+            hardware: Hardware { cores: 4, ..Hardware::default() },
             mpirun: Some("mpirun (Open MPI) 4.1.4".to_owned()),
             mpi_library: Some("Open MPI 4.1.4".to_owned()),
             ..Machine::default()
@@ -54,7 +54,9 @@ fn each_fault_is_found_by_its_check_and_by_no_other() {
         ("mpi library", |f| f.machine.mpi_library = Some("MPICH 4.0.2".to_owned())),
         ("threads", |f| f.probe.iter_mut().for_each(|rank| rank.level = "single".to_owned())),
         ("shared memory", |f| f.shared_memory = Some((64 << 20, 1 << 20))),
-        ("shared memory", |f| (f.slots, f.machine.cores, f.shared_memory) = (16, 16, Some((64 << 20, 60 << 20)))),
+        ("shared memory", |f| {
+            (f.slots, f.machine.hardware.cores, f.shared_memory) = (16, 16, Some((64 << 20, 60 << 20)));
+        }),
         ("locked memory", |f| (f.rdma, f.locked_memory) = (vec!["mlx5_0".to_owned()], Some(8 << 20))),
         ("gpu", |f| f.gpus = 1),
         ("ssh", |f| f.ssh[0].mode = 0o640),

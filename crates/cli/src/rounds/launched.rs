@@ -72,7 +72,11 @@ impl Launched {
                 let workers = hosts.len().checked_sub(extra).filter(|workers| *workers > 0).ok_or_else(|| {
                     let (file, count) = (file.display(), hosts.len());
                     Error::argument(
-                        format!("{file} names {count} hosts, too few for {extra} dedicated servers"),
+                        format!(
+                            "{file} names {}, too few for {}",
+                            several(count, "host"),
+                            several(extra, "dedicated server")
+                        ),
                         "name more hosts, or choose modes with shared servers",
                     )
                 })?;
@@ -101,6 +105,11 @@ impl Launched {
     /// Whether each worker has its own host, with its own network interface.
     pub(crate) fn has_own_hosts(&self) -> bool {
         self.hosts[0] != Host::Local
+    }
+
+    /// Whether the jobs run on other machines than this one.
+    pub(crate) fn has_remote_hosts(&self) -> bool {
+        matches!(self.hosts[0], Host::Ssh(_))
     }
 
     pub(crate) fn workers(&self) -> usize {
@@ -133,9 +142,16 @@ impl Launched {
         words
     }
 
-    /// Runs a job with servers to its end; what its first worker printed.
-    fn with_servers(&self, command: Vec<OsString>, servers: usize, placement: Placement) -> Result<String> {
-        let (workers, extra) = self.hosts.split_at(self.workers);
+    /// Runs a job of `workers` with servers to its end; what its first worker printed.
+    fn with_servers(
+        &self,
+        workers: usize,
+        command: Vec<OsString>,
+        servers: usize,
+        placement: Placement,
+    ) -> Result<String> {
+        let (all, extra) = self.hosts.split_at(self.workers);
+        let workers = &all[..workers];
         let of_servers = if placement == Placement::Dedicated { extra } else { workers };
         let of_servers = of_servers.iter().cycle().take(servers).cloned().collect();
         let mut launch = Launch::new(workers.to_vec(), of_servers, command, Variables::default())?;
@@ -203,7 +219,7 @@ impl Runner for Launched {
 
     /// Waits only if the jobs run on this machine.
     fn settle(&mut self, last_job: Duration) {
-        if matches!(self.hosts[0], Host::Ssh(_)) {
+        if self.has_remote_hosts() {
             return;
         }
         wait_until_quiet(last_job, &mut ProcessorTime::read, &mut |time| {
@@ -232,7 +248,7 @@ impl Runner for Launched {
         let command = words.into_iter().chain(loops.map(OsString::from)).collect();
         let name = variant.to_string();
         if let Mode::Servers { servers, placement, .. } = variant.mode {
-            return Record::parse_list(&name, &self.with_servers(command, servers, placement)?);
+            return Record::parse_list(&name, &self.with_servers(job.ranks, command, servers, placement)?);
         }
         let mpirun = mpich.map_or_else(Mpirun::find, |(_, mpirun)| Ok(mpirun.clone()))?;
         let (printed, fault) = self.mpi_job(&mpirun, Ranks { count: job.ranks, command, env: variant.env() })?;

@@ -19,8 +19,9 @@ use ringpull_base::{Error, Result};
 
 pub(crate) use self::job::{Job, TrainSetup, Work};
 use crate::link::LinkRate;
-use crate::machine::ProcessorTime;
+use crate::machine::{Hosts, ProcessorTime};
 use crate::record::Record;
+use crate::text::several;
 use crate::usage::Usage;
 use crate::variant::Variant;
 
@@ -145,8 +146,8 @@ fn expected(variant: Variant, job: &Job, records: Vec<Record>) -> Result<Vec<Rec
     }
     Err(Error::argument(
         format!(
-            "the job of {variant} printed records of {sizes:?} bytes instead of {payloads:?} on {} ranks",
-            job.ranks
+            "the job of {variant} printed records of {sizes:?} bytes instead of {payloads:?} on {}",
+            several(job.ranks, "rank")
         ),
         "run the job by hand to see its output",
     ))
@@ -161,6 +162,12 @@ impl RoundsOutcome {
             (done.variant, done.round, record.ranks) == (variant, round, job.ranks)
                 && sizes.contains(&(record.bytes as usize))
         })
+    }
+
+    /// The hosts of a job of so many ranks, as the ranks of ours describe them.
+    pub(crate) fn machines(&self, ranks: usize) -> Vec<Hosts> {
+        let mut records = self.done.iter().map(|done| &done.record).filter(|record| record.ranks == ranks);
+        records.find(|record| !record.machines.is_empty()).map(|record| record.machines.clone()).unwrap_or_default()
     }
 
     /// The measurements of `variant` with so many ranks and a payload of so many bytes, round by round.

@@ -47,7 +47,7 @@ impl Match<'_> {
         self.gain() < 1.0 - RESOLUTION
     }
 
-    /// Whether it does so beyond noise: in each of its jobs.
+    /// Whether it does so in each of its jobs.
     fn is_lost(&self) -> bool {
         self.is_behind() && self.best_summary.max < self.summary.min
     }
@@ -59,7 +59,7 @@ pub(crate) fn render(sweeps: &[Sweep]) -> String {
         Generated from the JSON files beside it by `ringpull sweep --report`. Every sum of every sample was checked. Times are from a \
         barrier to the slowest rank's end: the median of the jobs' medians, with half the middle half of those as spread, or the middle \
         half itself where it is wide; the ratio is the best other's time over ours, so above 1 is in our favour. The best other is picked in each row, \
-        after the fact. *Lost* is what another does in less time beyond noise: each of its jobs took less than any of ours, which with four \
+        after the fact. *Lost* is what another does in less time: each of its jobs took less than any of ours, which with four \
         jobs each is chance once in seventy times, with two once in six, and the medians differ by more than 2 %. Nothing was set by hand: ours is `auto`. Ranks share \
         the cores of one machine, emulated hosts too: who polls without yielding loses by that alone where payloads are short. The bound counts bytes on the \
         links; it is left out up to 1 MiB, of which a link's first burst is much. With a rest before each iteration every sample finds the links' \
@@ -77,10 +77,10 @@ fn section(page: &mut String, sweep: &Sweep) {
         plan.link.bits_per_s().map_or("links without a limit".to_owned(), |_| format!("links of {}", plan.link));
     let place = &sweep.environment;
     page.extend([format!(
-        "\n## {}, {links}\n\n{}; {} cores, {}; ringpull {}, {}; {}, {:.0} minutes.\n\n```\n{}\n```\n\n",
+        "\n## {}, {links}\n\n{}; {}, {}; ringpull {}, {}; {}, {:.0} minutes.\n\n```\n{}\n```\n\n",
         plan.place,
         place.date,
-        place.cores,
+        place.hardware.words(),
         place.kernel,
         place.ringpull,
         place.mpi,

@@ -81,7 +81,12 @@ fn modes_are_compared_on_the_hosts_of_a_file() {
     let output = command.env("RINGPULL_SSH", sshd.ssh()).stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    assert!(said.contains("by 2 workers, 2 hosts, links of 10gbit") && said.contains("PS shared, async"), "{said}");
+    assert!(
+        said.contains("by 2 workers, 2 hosts, links of 10gbit") && said.contains("\ndist_async:1shared "),
+        "{said}"
+    );
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("2 x ") || page.contains("1 x "), "the hosts' own machines are in the report");
 }
 
 #[test]

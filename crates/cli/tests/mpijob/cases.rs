@@ -267,7 +267,7 @@ fn servers_and_the_comparison_run_on_the_pods_of_one_mpijob() {
     let mut launcher = job.launch(Trouble::default());
     assert_eq!(launcher.ends_within(LIMIT), Some(0), "{}", launcher.text());
     let text = launcher.text();
-    assert!(text.contains("Every sum was checked") && text.contains("PS shared"), "{text}");
+    assert!(text.contains("Every sum was checked") && text.contains("dist_sync:1shared"), "{text}");
     assert!(job.network.volume().join("out/report.html").exists());
 }
 
