@@ -5,14 +5,13 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 
-use ringpull_base::config::{self, Config, Dmlc};
+use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result};
 use ringpull_workload::models::{self, ModelKey};
 
-use super::measured::StoreArgs;
+use super::measured::{StoreArgs, progress};
 use super::{Format, print, train};
 use super::{SUCCESS, Status};
-use crate::progress::Progress;
 use crate::record::Record;
 use crate::size::{elements, format_size, parse_sizes};
 use crate::statistics::{self, Summary};
@@ -143,13 +142,6 @@ fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
     let plan = allreduce::AllreduceOptions { dtype: args.dtype, iters: args.iters, warmup: args.warmup, rest, late };
     allreduce::run(&sizes, args.algorithm, &plan, progress(args.format).as_ref())
-}
-
-/// The progress of a bench: of one rank, and only for people.
-pub(super) fn progress(format: Format) -> Option<Progress> {
-    let job = Dmlc::from_env().ok().flatten();
-    let speaks = format == Format::Table && config::speaks_for_the_job(job.as_ref());
-    speaks.then(|| Progress::start("waiting for all ranks"))
 }
 
 fn run_explain(args: &AllreduceArgs) -> Result<Status> {

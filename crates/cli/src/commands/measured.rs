@@ -2,11 +2,12 @@
 
 use clap::Args;
 
-use ringpull_base::config::Config;
+use ringpull_base::config::{self, Config, Dmlc};
 use ringpull_base::{DType, Kind, Result};
 use ringpull_kernels::compress::Compression;
 
 use super::Format;
+use crate::progress::Progress;
 use crate::pushpull;
 
 /// The options of a measurement of a store.
@@ -36,4 +37,11 @@ impl StoreArgs {
         let algorithm = Config::from_env()?.algorithm;
         Ok(pushpull::StoreOptions { dtype: self.dtype, iters, warmup: self.warmup, compression, algorithm })
     }
+}
+
+/// The progress of a bench: of one rank, and only for people.
+pub(super) fn progress(format: Format) -> Option<Progress> {
+    let job = Dmlc::from_env().ok().flatten();
+    let speaks = format == Format::Table && config::speaks_for_the_job(job.as_ref());
+    speaks.then(|| Progress::start("waiting for all ranks"))
 }

@@ -4,7 +4,7 @@ use clap::Args;
 
 use ringpull_base::Result;
 
-use super::measured::StoreArgs;
+use super::measured::{StoreArgs, progress};
 use crate::record::Record;
 use crate::size::format_size;
 use crate::statistics::{self, Summary};
@@ -48,7 +48,7 @@ pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let keys = args.store.plan(args.iters)?;
     let store = super::store(args.store.kv_store)?;
     let plan = train::ReplayOptions { keys, compute_s: args.compute, burn: args.burn, batch: args.batch };
-    let progress = super::bench::progress(args.store.format);
+    let progress = progress(args.store.format);
     Ok(train::run(&store, &network, &plan, progress.as_ref())?.map(|record| vec![record]))
 }
 

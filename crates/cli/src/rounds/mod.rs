@@ -69,7 +69,7 @@ pub(crate) struct RoundsOutcome {
 }
 
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct NextJob {
     pub done: usize,
     pub planned: usize,
     pub words: String,
@@ -88,7 +88,7 @@ pub(crate) fn run(
     variants: &[Variant],
     rounds: &[Vec<Job>],
     known: Vec<Measurement>,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(NextJob),
 ) -> RoundsOutcome {
     let mut found = RoundsOutcome { done: known, ..RoundsOutcome::default() };
     let mut present = Vec::new();
@@ -106,7 +106,7 @@ pub(crate) fn run(
             for (place, index) in (1..).zip(order(present.len(), round - 1)) {
                 let variant = present[index];
                 let words = format!("round {round} of {}: {variant} {}", rounds.len(), job.words());
-                progress(Progress { done, planned, words });
+                progress(NextJob { done, planned, words });
                 done += 1;
                 if found.failed.iter().any(|(other, ranks, _)| (*other, *ranks) == (variant, job.ranks))
                     || found.has(variant, round, job)

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::compare::Environment;
 use crate::link::LinkRate;
 use crate::record::Record;
-use crate::rounds::{self, Job, Progress, Runner, Work};
+use crate::rounds::{self, Job, NextJob, Runner, Work};
 use crate::statistics::Summary;
 use crate::text::several;
 use crate::variant::Variant;
@@ -89,7 +89,7 @@ pub(crate) fn run(
     plan: &SweepPlan,
     own_hosts: bool,
     (environment, command): (Environment, String),
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(NextJob),
 ) -> Sweep {
     let start = Instant::now();
     let count = plan.sizes.iter().map(|bytes| plan.rounds_of(*bytes)).max().unwrap_or(0);
