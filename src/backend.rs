@@ -88,7 +88,7 @@ pub trait Backend: Send + Sync {
     fn traffic(&self) -> (u64, u64, u64) {
         (0, 0, 0)
     }
-    /// Who is to be told when the caller comes for a tensor that it has pushed, or that a push is going to
+    /// Who is notified when the caller asks for a tensor that it has pushed, or that a push is going to
     /// write.
     fn waiter(&self) -> Option<Weak<dyn Waiter>> {
         None

@@ -1,6 +1,6 @@
 //! How far a worker's pushes may be ahead of what is done: at most [`PUSHES`] unfinished ones of each key,
-//! and [`BYTES`] of a store but for the first of each key. Then a push waits, for otherwise the copies of
-//! pushed values, and with servers the rounds that wait for a slow worker, would fill the memory of this
+//! and [`BYTES`] of a store, not counting the first of each key. Then a push waits, for otherwise the copies
+//! of pushed values, and with servers the rounds that wait for a slow worker, would fill the memory of this
 //! process or of the servers.
 //!
 //! Unfinished is a push whose sum or round is not complete, as far as this worker knows. `PUSHES` lets a
@@ -13,9 +13,9 @@
 //! A push waits only for earlier pushes of the same key; the first unfinished one of a key never waits,
 //! however many bytes there are. Ranks push every key of a step once, in any order within the step. Say that
 //! some rank has come to step s, and none is at an earlier one. A push of step t waits for pushes of step t-1
-//! or earlier, so it waits in vain only while some rank is before step t. No push of a rank at step s does,
-//! and so such a rank goes on, until step s is done everywhere. The same holds where all ranks make their
-//! calls in one order: then the rank with the fewest calls waits for none.
+//! or earlier, so it waits for nothing only while some rank is before step t. No push of a rank at step s
+//! does, and so such a rank goes on, until step s is done everywhere. The same holds where all ranks make
+//! their calls in one order: then the rank with the fewest calls waits for none.
 //!
 //! A program of neither kind (one rank pushes "a" ten times and then "b" ten times, another "b" before "a")
 //! could end in a circle. So a wait ends after [`SHORTEST`] in any case, and the push is made; each further

@@ -22,7 +22,7 @@ struct Checked {
     update: u64,
 }
 
-/// The update of that key called last, with a check before it if one is due.
+/// The update of that key called last, with a check before it if it is time for one.
 pub(super) fn before(slot: &Arc<Slot>, job: Box<dyn Job>) -> Box<dyn Job> {
     match slot.to_check() {
         Some(update) => Box::new(Checked { job, slot: Arc::clone(slot), update }),

@@ -68,7 +68,7 @@ pub fn create(kind: &str) -> Result<KvStore> {
 pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
     let kind = kind.parse::<Kind>()?;
     let job = Dmlc::from_env()?;
-    // A server or the scheduler of the job needs no devices to be told that it has no store.
+    // A server or the scheduler gets the error that it has no store, whether or not it has devices.
     let is_a_node = kind.has_servers() && job.as_ref().is_some_and(|job| job.role != Role::Worker);
     let named = config::devices();
     let devices = match kind {
@@ -123,7 +123,8 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
 /// ```
 ///
 /// # Errors
-/// If the job failed: every node of it has been told, and the process should exit with a status other than 0.
+/// If the job failed: every node has received the error, and the process should exit with a status other than
+/// 0.
 pub fn run_node() -> Result<bool> {
     let Some(job) = Dmlc::from_env()?.filter(|job| job.role != Role::Worker) else { return Ok(false) };
     #[cfg(feature = "ps")]
@@ -209,7 +210,7 @@ fn introduce(job: &str) {
     }
 }
 
-/// The warning for a kind of one process in one of several, of which a variable tells.
+/// The warning if a kind for one process is created in one of several, as a variable shows.
 fn separate_models(kind: Kind, variable: &str, processes: usize) -> String {
     let instead = if variable == "DMLC_NUM_WORKER" { "dist_sync" } else { "dist_sync_mpi" };
     format!(
@@ -331,7 +332,7 @@ mod with_devices {
     }
 }
 
-/// The same names in a build without them, where nobody can have a device.
+/// The same names in a build without devices.
 #[cfg(not(feature = "devices"))]
 #[allow(clippy::needless_pass_by_value, reason = "as the names that a build with devices has")]
 mod without_devices {

@@ -1,7 +1,7 @@
 //! MXNet's push/pull KVStore for Rust: MPI ring allreduce without servers, parameter servers, GPUs.
 //!
 //! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the
-//! job, and pulled by each. The names of this page are all there is to call.
+//! job, and pulled by each. This page has all public names.
 
 /// The examples of the README and of the book are compiled with the tests, and run where they can.
 #[cfg(doctest)]

@@ -50,7 +50,7 @@ struct KeyCalls {
     /// The pushes that are known to be done, by an answer to one of them or to a later call.
     applied: Arc<AtomicU64>,
     len_bytes: u64,
-    /// The question for a push that made the caller wait in vain.
+    /// The request for a push that the caller waited for without success.
     asked: Option<Asked>,
 }
 
@@ -73,7 +73,7 @@ impl Round {
     }
 }
 
-/// The servers have been asked to say when so many rounds are done.
+/// A confirmation was requested from the servers for when this many rounds are done.
 struct Asked {
     rounds: u64,
     /// Answers still to come, one for each segment.
@@ -150,7 +150,7 @@ impl Servers {
         }
     }
 
-    /// Asks to be told when so many of this worker's pushes of the key are done.
+    /// Requests a confirmation for when `rounds` of this worker's pushes of the key are done.
     fn ask_for(&self, entry: &Entry, layout: &Arc<Layout>, rounds: u64, priority: i32) -> Result<Asked> {
         let (sender, answers) = channel();
         let task = Task::Pull { rounds, want: Want::Word, units: Vec::new(), answers: sender };
@@ -158,7 +158,7 @@ impl Servers {
         Ok(Asked { rounds, left: layout.segments.len(), answers })
     }
 
-    /// Notes that so many pushes of the key are known to be done.
+    /// Records that this many pushes of the key are done.
     fn note_applied(&self, key: &Key, rounds: u64) {
         if let Some(found) = self.calls.lock().keys.get(key) {
             found.applied.fetch_max(rounds, Ordering::Relaxed);

@@ -71,7 +71,7 @@ impl Slot {
         update > 0 && update.checked_rem(self.check_every) == Some(0)
     }
 
-    /// The number of the update before the one called last, if it is to be checked.
+    /// The number of the update before the one called last, if it must be checked.
     pub(super) fn to_check(&self) -> Option<u64> {
         if self.check_every == 0 {
             return None;

@@ -14,8 +14,8 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
-/// What is to happen to a gradient; fixed when it is pushed, so that a change applies to the pushes after it
-/// and to no other.
+/// What happens to a gradient; fixed when it is pushed, so that a change applies to the pushes after it and
+/// to no other.
 #[derive(Clone)]
 pub(crate) enum Update {
     /// The value becomes the gradient.
@@ -56,13 +56,13 @@ impl Default for Updates {
 }
 
 impl Updates {
-    /// What a gradient pushed now is to do.
+    /// What happens to a gradient that is pushed now.
     pub(crate) fn present(&self) -> Update {
         self.present.lock().clone()
     }
 
     /// Gradients pushed from now on are applied by `optimizer`. A key's state is carried on where the rule
-    /// stays the same, and begins anew at the first update where it does not.
+    /// stays the same, and starts from zero at the first update with another rule.
     pub(crate) fn set_optimizer(&self, optimizer: &Optimizer) {
         *self.present.lock() = Update::Optimize(Arc::new(optimizer.clone()));
     }
@@ -171,7 +171,7 @@ impl Updates {
         }
     }
 
-    /// Runs `step` on the key's state, which begins anew if another rule left it.
+    /// Runs `step` on the key's state, which starts from zero if another rule left it.
     fn optimize(
         &self,
         optimizer: &Arc<Optimizer>,

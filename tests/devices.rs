@@ -251,7 +251,7 @@ fn jobs_with(
 }
 
 fn is_told(error: &str, who: usize) -> bool {
-    // Whoever uses devices beside the store hears from them only that their sum has ended, and not why.
+    // A user of the devices beside the store learns from them only that their sum has ended, and not why.
     ["injected at step", "aborted", "another rank is lost"].iter().any(|words| error.contains(words))
         || error.contains(&format!("rank {who}"))
 }
@@ -271,7 +271,7 @@ fn meet_the_fault_of(config: fn(Duration) -> Config, counts: &[usize], who: usiz
             .map(|outcome| outcome.as_ref().expect_err("a fault reaches every rank").to_string())
             .collect();
         assert!(texts.iter().all(|text| is_told(text, who)), "after {fault:?}: {texts:#?}");
-        // Who only hears that another is lost does not know why; one rank does.
+        // A rank that only learns that another is lost does not know why; one rank does.
         let knows = |text: &String| ["injected at step", "aborted"].iter().any(|words| text.contains(words));
         assert!(texts.iter().any(knows), "after {fault:?}: {texts:#?}");
     }

@@ -26,7 +26,7 @@ fn main() -> std::process::ExitCode {
     match train(&Options::parse()) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            // A rank that only hears of an error says so in one line.
+            // A rank that only learns of an error reports it in one line.
             let of_store = error.downcast_ref::<ringpull::Error>();
             eprintln!("{}", of_store.map_or_else(|| format!("error: {error}"), ringpull::Error::report));
             std::process::ExitCode::FAILURE
@@ -44,7 +44,7 @@ fn train(options: &Options) -> Outcome<()> {
     // several hosts is faster.
     let config = Config::from_env_or(Config { algorithm: AlgorithmChoice::Ordered, ..Config::default() })?;
     let store = create_with(&options.kv_store, &config)?;
-    // The others hear why this rank ends, whatever the error was about.
+    // The others get the reason why this rank ends, whatever the error was about.
     run(options, &store).inspect_err(|error| store.report_failure(&error.to_string()))
 }
 

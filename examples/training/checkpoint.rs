@@ -113,7 +113,7 @@ impl Checkpoint {
         Self::parse(&bytes).map_err(|why| {
             Error::argument(
                 format!("{} ({} bytes) is no whole checkpoint: {why}", path.display(), bytes.len()),
-                "copy it again if it was copied, give --checkpoint a file that this program wrote, or begin anew without --resume",
+                "copy it again if it was copied, give --checkpoint a file that this program wrote, or start again without --resume",
             )
         })
     }

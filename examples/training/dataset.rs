@@ -90,10 +90,7 @@ fn split_idx(bytes: &[u8]) -> Option<(Vec<usize>, &[u8])> {
 }
 
 fn damaged(path: &Path, what: &str) -> Error {
-    Error::argument(
-        format!("{} {what}", path.display()),
-        "install the data set anew; the file is not what it should be",
-    )
+    Error::argument(format!("{} {what}", path.display()), "install the data set again; the file is damaged")
 }
 
 #[cfg(test)]

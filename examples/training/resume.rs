@@ -78,7 +78,7 @@ fn disagreement(path: &Path, files: &[Option<(u64, u64)>]) -> Option<Error> {
     let views: Vec<String> = views.collect();
     Some(Error::argument(
         format!("the checkpoint {} is not the same on every host: {}", path.display(), views.join(", ")),
-        "put --checkpoint into a folder that all hosts share, or copy one file to every host; to begin anew, remove it on all",
+        "put --checkpoint into a folder that all hosts share, or copy one file to every host; to start again from the beginning, remove it on all",
     ))
 }
 

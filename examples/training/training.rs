@@ -136,7 +136,7 @@ impl Options {
         self.lr * (STAIRS - stair.min(STAIRS - 1)) as f64 / STAIRS as f64
     }
 
-    /// The factor of the gradients of each of so many `workers` before they are pushed.
+    /// The factor by which each of the `workers` multiplies its gradients before it pushes them.
     ///
     /// Each is a sum over a worker's images and grows with about the square root of their number. For codes
     /// of a fixed size it is made so small that few of its elements exceed a code: a residual that grows

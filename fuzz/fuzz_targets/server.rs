@@ -31,7 +31,7 @@ struct Step {
 #[derive(Arbitrary, Debug)]
 enum Payload {
     Any(Vec<u8>),
-    /// So many bytes of one value: what fits is found sooner.
+    /// The length of one value in bytes: a short one makes matching inputs likelier.
     Filled(u8, u8),
     /// Ids of units, and bytes behind them.
     Ids(Vec<u8>, u8),

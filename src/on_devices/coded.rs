@@ -33,8 +33,8 @@ pub(crate) struct DeviceCoding<'a> {
     pub residual: &'a mut Option<Vec<Slice>>,
 }
 
-/// The parts, which are `f32`, become the sums over all ranks of what their compressed gradients say, in the
-/// order of the lanes. Blocks; collective. After an error what is kept of the key is not defined.
+/// The parts, which are `f32`, become the sums over all ranks of their decoded gradients, in the order of the
+/// lanes. Blocks; collective. After an error what is kept of the key is not defined.
 pub(crate) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, coding: DeviceCoding<'_>) -> Result<()> {
     match *coding.compression {
         Compression::Codec(codec @ Codec::TwoBit { threshold }) if sum.layout.is_blocked() => {

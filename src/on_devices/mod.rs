@@ -11,7 +11,7 @@
 //! What waits for what: a push queues its work and returns. Outputs on devices are ready in the order of
 //! their streams, after their guards are free; outputs in host memory are copied before the guard is free,
 //! and so before a push of kind `device` returns. Updaters and row-sparse gradients are for the host: the
-//! value is brought there and back, and whoever applies them waits for that.
+//! value is brought there and back, and the thread that applies them waits for that.
 
 mod coded;
 mod detour;
@@ -234,7 +234,7 @@ impl Backend for OnDevices {
             return Err(self.unsupported(&format!("set_gradient_compression({compression})"), reason));
         }
         if compression.is_none() {
-            // Pushes that are under way keep what they cannot say on the devices.
+            // Pushes that are under way keep their residuals on the devices.
             self.wait_all()?;
             self.slots.read().values().for_each(|slot| slot.forget_residual());
         }

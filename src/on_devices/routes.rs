@@ -8,7 +8,7 @@
 //!
 //! The ranks agree on what is there with a store's first sum. An algorithm that names a plan sums by that
 //! plan, staged or directly, and `nccl` by `joined`, or not at all. `auto` measures: of each size class (a
-//! power of two of bytes) the first sums go by each route in turn. Then every rank tells all others its
+//! power of two of bytes) the first sums go by each route in turn. Then every rank sends all others its
 //! times, and from the same times every rank makes the same choice, which the class keeps. A time is the
 //! shortest that any rank took, as the rank that comes last waits for nobody; and each route's first sum,
 //! which allocates, does not count.
@@ -190,8 +190,8 @@ impl Ways {
     }
 }
 
-/// Which of so many ways was the quickest, and what each took: the least that any rank has counted of it.
-/// `rows` are the ranks' times, of each way in turn.
+/// The quickest of the routes, and the time of each: the shortest that any rank has measured of it. `rows`
+/// are the ranks' times, of each way in turn.
 fn quickest(rows: &[Vec<u64>], ways: usize) -> (usize, Vec<u64>) {
     let of =
         |way: usize| rows.iter().flat_map(|row| row.iter().skip(ways + way).step_by(ways)).copied().min().unwrap_or(0);

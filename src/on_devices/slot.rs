@@ -28,7 +28,7 @@ pub(super) struct Content {
     /// The sum of the last push, or a value that it took the place of.
     pub(super) sum: Vec<Slice>,
     pub(super) scratch: Scratch,
-    /// What gradients encoded on the devices have not said yet.
+    /// The residuals of gradients encoded on the devices.
     pub(super) residual: Option<Vec<Slice>>,
     kept: Option<DeviceState>,
 }
@@ -147,8 +147,8 @@ impl DeviceSlot {
         }
     }
 
-    /// The optimizer's state begins anew, or with what was loaded; what is kept of compressed gradients is
-    /// gone. The devices are idle.
+    /// The optimizer's state starts from zero, or with what was loaded; what is kept of compressed gradients
+    /// is gone. The devices are idle.
     pub(super) fn forget_state(&self) {
         self.forget_residual();
         self.content().kept = None;
@@ -297,7 +297,7 @@ impl Outputs {
         }
     }
 
-    /// Whoever reads an output gets `fault`.
+    /// A reader of an output gets `fault`.
     pub(super) fn fail(self, fault: &Error) {
         self.guards.into_iter().for_each(|out| out.abandon(fault.clone()));
     }

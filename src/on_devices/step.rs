@@ -1,4 +1,4 @@
-//! What is to be done to one key, by way of the ranks' agreement or here and now; and the first value's step.
+//! The steps of one key, which run by the ranks' agreement or at once; and the step of its first value.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ringpull_device::Devices;
 
 use super::slot::DeviceSlot;
 
-/// What is to be done to one key.
+/// A step of one key.
 pub(super) trait Step: Send {
     /// Queues it on the devices; the ranks' part of it blocks.
     fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()>;

@@ -1,7 +1,7 @@
 //! Files of the repository that follow from the sources: pages of the book, drawings.
 //!
 //! A test makes the text and [`keep`] compares it with the file. `RENEW=1 cargo test ...` writes the file
-//! instead, so that whoever changes the sources renews it in the same commit.
+//! instead, so that a change of the sources renews it in the same commit.
 
 use std::path::Path;
 

@@ -208,7 +208,7 @@ fn compression_can_be_switched_off(world: &World) {
         let sum = each.map(|each| each * world.workers() as f32);
         assert_eq!(world.pull_f32("switched", 2), sum);
         if each[1] == 0.0 {
-            // What the first push could not say is gone.
+            // The residual of the first push is dropped.
             world.store.unset_gradient_compression().unwrap();
         } else {
             world.init("doubles after codes", DType::F64, &[2], 3.0);

@@ -298,7 +298,7 @@ fn nan_and_inf_pass_through(world: &World) {
     world.push("not finite", &special);
     let out = Tensor::zeros(DType::F32, &[3]);
     world.store.pull("not finite", std::slice::from_ref(&out), 0).unwrap();
-    // Not hashed: the bits of a NaN are the processor's affair.
+    // Not hashed: the bits of a NaN depend on the processor.
     let values = out.to_vec::<f32>().unwrap();
     assert!(values[0].is_nan() && values[1] == f32::INFINITY && values[2] == world.workers() as f32, "{values:?}");
 }

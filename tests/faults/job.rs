@@ -1,4 +1,4 @@
-//! Jobs under `mpirun`: what every rank said, and whether anything is left of them.
+//! Jobs under `mpirun`: what every rank printed, and whether any process is left.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ impl Job {
         self.wait_for_more(words, &ranks.iter().map(|rank| (*rank, 0)).collect::<Vec<_>>(), 1);
     }
 
-    /// Waits until each rank has written `words` so many times more than the number beside it.
+    /// Waits until each rank has written `words` `times` times more often than the number beside it.
     pub(crate) fn wait_for_more(&self, words: &str, counts: &[(usize, usize)], times: usize) {
         let deadline = Instant::now() + DEADLINE;
         for (rank, count) in counts {
@@ -81,7 +81,7 @@ impl Job {
         (0..self.ranks).map(|rank| (rank, self.processes.rank(rank).count(words))).collect()
     }
 
-    /// Waits until each of `ranks` has said its error.
+    /// Waits until each of `ranks` has printed its error.
     pub(crate) fn wait_for_errors(&self, ranks: &[usize], limit: Duration) {
         let all = |processes: &Processes| ranks.iter().all(|rank| !errors_of(&processes.rank(*rank), *rank).is_empty());
         self.processes.wait_until(limit, &format!("not each of ranks {ranks:?} said an error"), all);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use job::Job;
 use rustix::process::Signal;
 
-/// What the loss of a rank may take until every other has said so.
+/// The limit for every other rank to report the loss of a rank.
 const LOSS: Duration = Duration::from_secs(10);
 /// `RINGPULL_TIMEOUT` where a rank lives but does nothing.
 const PATIENCE_S: u64 = 2;
@@ -231,7 +231,7 @@ fn a_job_that_was_suspended_goes_on() {
     job.wait_for_more("moving", &moved, 2);
     job.signal(1, Signal::KILL);
     for error in job.errors(&[1]) {
-        assert!(error.contains("rank 1 (pid") && !error.contains("nothing was heard"), "{error}");
+        assert!(error.contains("rank 1 (pid") && !error.contains("nothing was received"), "{error}");
     }
 }
 

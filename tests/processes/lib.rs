@@ -52,7 +52,7 @@ impl Processes {
         files::redirected(self.folder.path(), command)
     }
 
-    /// The command that starts so many ranks of `program`, each with files of its own; arguments may be
+    /// The command that starts `ranks` ranks of `program`, each with files of its own; arguments may be
     /// added.
     pub fn mpirun(&self, ranks: usize, program: impl AsRef<Path>) -> Command {
         let launcher = ringpull_base::config::mpirun_program();
@@ -147,7 +147,7 @@ impl Processes {
         }
     }
 
-    /// Waits until the process of this name has written `words` so many times.
+    /// Waits until the process of this name has written `words` `times` times.
     pub fn wait_for(&self, name: &str, words: &str, times: usize, limit: Duration) {
         let complaint = format!("{name} did not write {words:?} {times} times");
         self.wait_until(limit, &complaint, |processes| processes.written(name).count(words) >= times);

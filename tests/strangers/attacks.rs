@@ -72,7 +72,7 @@ fn false_name(speaks: Speaks) -> Name {
     Name { rank: 1, identity, session: [7; 16], goes_on: false, secret: Some(b"the secret of another job".to_vec()) }
 }
 
-/// So many connections, if the port takes as many.
+/// `count` connections, if the port accepts as many.
 fn connections(port: &Port, count: usize) -> Outcome<Vec<TcpStream>> {
     let mut all = Vec::new();
     for _ in 0..count {

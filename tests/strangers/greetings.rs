@@ -67,7 +67,8 @@ impl Speaks {
         }
     }
 
-    /// After so many bytes of garbage the other end knows that it is none, and need not wait for more.
+    /// After this many bytes of garbage the other end knows that it is no greeting, and need not wait for
+    /// more.
     pub(crate) fn enough(self) -> usize {
         match self {
             Speaks::ControlStar => HELLO,
@@ -174,7 +175,7 @@ pub(crate) fn proof(name: &Name, hello: &[u8], challenge: &[u8]) -> [u8; PROOF] 
     proof
 }
 
-/// A frame of a control connection, of so many bytes by its own word.
+/// A frame of a control connection that claims to have this many bytes.
 pub(crate) fn control_frame(len: u32, bytes: &[u8]) -> Vec<u8> {
     [&len.to_le_bytes()[..], &0u64.to_le_bytes(), bytes].concat()
 }

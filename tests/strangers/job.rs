@@ -19,7 +19,8 @@ const CASE: &str = "RINGPULL_TEST_CASE";
 const FILE: &str = "RINGPULL_TEST_FILE";
 /// What the nodes of a job with servers know.
 const SECRET: &str = "what only the nodes of this job know";
-/// A rank is lost after so many seconds of silence: a control thread that a stranger keeps is found soon.
+/// A rank is lost after this many seconds of silence: a control thread that a stranger keeps busy is found
+/// soon.
 const SILENCE_S: &str = "10";
 /// How long a job may take to start, and to end.
 const START: Duration = Duration::from_secs(30);

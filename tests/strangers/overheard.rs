@@ -1,7 +1,7 @@
 //! The greeting of a real node, recorded on its way, and resets of real connections.
 //!
-//! Addresses of control ports travel inside MPI, so nobody can put himself between two ranks by giving one
-//! another address. Whoever starts a process may share its sockets, though (`pidfd_getfd`): a node's
+//! Addresses of control ports travel inside MPI, so no stranger can put itself between two ranks by giving
+//! one another address. Whoever starts a process may share its sockets, though (`pidfd_getfd`): a node's
 //! connection is reset, as anything on the way could do; while the process that listens is stopped, what the
 //! node dials next is accepted here and passed on, both ways.
 

@@ -194,7 +194,7 @@ pub enum Error {
     /// The job was stopped because of another error, which is the one to report.
     #[error("the job was stopped")]
     Stopped {},
-    /// A thread of the store has ended before it was told to.
+    /// A thread of the store has ended although it was not asked to.
     #[error("{thread} has ended{}\n  hint: see what it printed before, and restart the job", on_rank(*rank))]
     ThreadEnded {
         /// Which.
@@ -275,7 +275,7 @@ pub enum Error {
         path: String,
         /// The system's words.
         text: String,
-        /// What to do, where those do not say it.
+        /// What to do, if those do not say it.
         remedy: String,
     },
     /// `RINGPULL_CHECK_NAN=1` found a value that is not finite.
@@ -431,7 +431,7 @@ fn say_variable(variable: &str, value: &str) -> String {
 /// The remedy where ranks give a key different first values.
 pub const INIT_ALIKE: &str = "init the key with one shape and dtype on every rank";
 
-/// Why a peer was lost, and the last error that it had met, if it had told of one.
+/// Why a peer was lost, and the last error that it had met, if it reported one.
 pub fn after_error(cause: &str, why: Option<&str>) -> String {
     why.map_or_else(|| cause.to_owned(), |why| format!("{cause} after this error: {why}"))
 }

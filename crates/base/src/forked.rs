@@ -4,7 +4,7 @@
 //! with peers, but only the thread that forked. So a store belongs to the [`Process`] that made it: in a
 //! child its calls are errors and its end is nothing ([`OfProcess`]). A handler of `pthread_atfork` closes
 //! there what would keep a connection of the parent's open ([`close_in_child`]), and runs the [`Hooks`] of
-//! whoever shares memory or handles signals.
+//! code that shares memory or handles signals.
 //!
 //! What runs in a child's handler is safe in a signal's handler: no lock, no memory from the heap. A child of
 //! `vfork` or `posix_spawn` runs no handlers, as it is about to become another program; what is ours closes
@@ -121,8 +121,9 @@ struct Descriptor {
 
 static DESCRIPTORS: List<Descriptor> = List::new();
 
-/// Forked children close `descriptor`, so that the peer at its other end hears of this process's end at once.
-/// It need not be taken back: a number that means another file later is left open. Nothing if it is not open.
+/// Forked children close `descriptor`, so that the peer at its other end notices the end of this process at
+/// once. It need not be taken back: a number that means another file later is left open. Nothing if it is not
+/// open.
 pub fn close_in_child(descriptor: RawFd) {
     watch();
     let Some((device, inode)) = identity(descriptor) else { return };
@@ -173,7 +174,7 @@ extern "C" fn after_in_child() {
     for place in DESCRIPTORS.iter() {
         let named = (place.device.load(Ordering::Acquire), place.inode.load(Ordering::Acquire));
         if named.1 != 0 && identity(place.number) == Some(named) {
-            // SAFETY: closes the child's copy of a descriptor of ours; whoever owns it is leaked there.
+            // SAFETY: closes the child's copy of a descriptor of ours; its owner is leaked there.
             unsafe { libc::close(place.number) };
             place.inode.store(0, Ordering::Release);
         }

@@ -52,7 +52,7 @@ pub fn is_debugged() -> bool {
 /// The last words of a process about an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastWords {
-    /// What failed, or what was heard of, in one line, without the process's name.
+    /// What failed here or elsewhere, in one line, without the process's name.
     pub line: String,
     /// What to do.
     pub hint: Option<String>,

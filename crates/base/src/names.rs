@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 
 use crate::Key;
 
-/// Names beyond so many of one key are left out.
+/// Names of one key beyond this number are left out.
 const MOST: usize = 3;
 
 static ARE_ANY: AtomicBool = AtomicBool::new(false);

@@ -13,7 +13,7 @@ pub fn send_to(sink: fn(&str)) {
     SINK.get_or_init(|| sink);
 }
 
-/// Hands `text`, of one or more lines without a last line feed, to whoever takes notices.
+/// Hands `text`, of one or more lines without a last line feed, to the handler of notices.
 pub fn notice(text: &str) {
     if let Some(sink) = SINK.get() {
         sink(text);
@@ -35,6 +35,6 @@ pub fn inform(text: &str) {
 /// process's.
 pub fn to_stderr() {
     use std::io::Write;
-    // If stderr is gone, nobody can be told.
+    // If stderr is closed, nobody can read it.
     send_to(|text| drop(std::io::stderr().write_all(format!("{text}\n").as_bytes())));
 }

@@ -50,7 +50,7 @@ fn advice(error: &Error) -> &'static str {
             "Give every rank the same number of steps, or let those without data call `store.join()`. If the text has an error of that rank, mend that first: its own output has the lines of its program."
         }
         Error::PeerLost { .. } => {
-            "Look at the output and at the host of the process named: `dmesg` shows whether the kernel ended it for want of memory. Then start the job again from its last checkpoint. If hosts cannot reach each other, `ringpull doctor -H hosts` names the link."
+            "Look at the output and at the host of the process named: `dmesg` shows whether the kernel ended it because memory ran out. Then start the job again from its last checkpoint. If hosts cannot reach each other, `ringpull doctor -H hosts` names the link."
         }
         Error::Stopped {} => "Look for the error that another call, or another rank, has reported: it is the cause.",
         Error::ThreadEnded { .. } => {

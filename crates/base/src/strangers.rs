@@ -23,7 +23,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Counts one more. Where a line is due: how many it is about.
+    /// Counts one more. Returns for how many a line should be logged now, if one should.
     pub fn count(&mut self) -> Option<usize> {
         self.count += 1;
         let is_due = self.logged.is_none_or(|since| since.elapsed() >= LOG_EVERY);

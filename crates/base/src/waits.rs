@@ -1,7 +1,7 @@
 //! Which threads of this process wait in a call of ours, and where its program is.
 //!
 //! Two questions need this: whether every rank of a job waits for another, so that nothing can come any more,
-//! and what to say of a rank that others wait for. Both are answered with the help of whoever knows the
+//! and what to say of a rank that others wait for. Both are answered with the help of code that knows the
 //! program's language: the Python package looks at the frames of Python's threads.
 
 use std::cell::{Cell, OnceCell};
@@ -236,8 +236,8 @@ pub fn leave_out_this_thread() {
     LIBRARY.push(this_thread());
 }
 
-/// The processor time that this process has used but for the threads that are left out, in seconds; exact to
-/// a hundredth.
+/// The processor time that this process has used except by the threads that are left out, in seconds; exact
+/// to a hundredth.
 pub fn used_s() -> f64 {
     let library = LIBRARY.iter().map(|thread| used_by_s(&format!("task/{thread}/")));
     used_by_s("") - library.sum::<f64>()

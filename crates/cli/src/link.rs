@@ -15,7 +15,7 @@ pub struct LinkRate {
 }
 
 impl LinkRate {
-    /// A link of so many bits a second.
+    /// A link of this many bits per second.
     pub const fn of_bits(bits_per_s: u64) -> Self {
         LinkRate { bits_per_s: Some(bits_per_s) }
     }

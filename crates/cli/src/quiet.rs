@@ -45,7 +45,7 @@ pub(crate) fn wait_until_quiet(
 mod tests {
     use super::*;
 
-    /// The wait after a job, in ms, if the hypervisor has taken so many ticks before, and one more before
+    /// The wait after a job, in ms, if the hypervisor has taken this many ticks before, and one more before
     /// each of these reads.
     fn waited_ms(job_ms: u64, before: u64, taken: &[u64]) -> u128 {
         let (mut looks, mut waited) = (0, Duration::ZERO);

@@ -139,7 +139,7 @@ pub(crate) fn gather_by<T: Serialize + DeserializeOwned>(
     exchange("texts", &padded)?.iter().map(read).collect()
 }
 
-/// Every rank's `own`, in rank order: the sum of matrices that are zero but for one row. Collective; `key`
+/// Every rank's `own`, in rank order: the sum of matrices that are zero except for one row. Collective; `key`
 /// must be new.
 fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     let (ranks, width) = (store.num_workers(), own.len());

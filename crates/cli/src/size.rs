@@ -42,7 +42,7 @@ pub(crate) fn parse_size(text: &str) -> Result<usize> {
     Ok(bytes as usize)
 }
 
-/// The elements of a buffer of so many bytes.
+/// The number of elements of a buffer of `bytes` bytes.
 pub(crate) fn elements(bytes: usize, dtype: DType) -> Result<usize> {
     let size = dtype.size_bytes();
     if bytes > 0 && bytes.is_multiple_of(size) {

@@ -28,7 +28,7 @@ fn error(arguments: &[&str]) -> String {
     text
 }
 
-/// So many ranks, which have succeeded; `None` where there is no `mpirun`.
+/// Ranks that have succeeded; `None` if `mpirun` is missing.
 fn of_ranks(count: usize, environment: &[(&str, &str)], arguments: &[&str]) -> Option<Processes> {
     has_mpi().then(|| {
         let mut processes = Processes::new();
@@ -52,7 +52,7 @@ fn common_hash(processes: &Processes, names: &[&str]) -> String {
     hash
 }
 
-/// The accuracy in per cent that so many ranks reach; `None` where there is no `mpirun`.
+/// The accuracy in per cent that this many ranks reach; `None` if `mpirun` is missing.
 fn accuracy(ranks: usize, arguments: &[&str]) -> Option<f64> {
     let printed = of_ranks(ranks, &[], arguments)?.rank(0).out;
     let figure = printed.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
@@ -260,7 +260,7 @@ fn the_first_worker_prints_the_warnings_of_a_job_with_servers_whatever_its_rank(
     assert_eq!(of("2", &[("DMLC_WORKER_ID", "0")]), (1, 1));
     assert_eq!(of("0", &[("DMLC_WORKER_ID", "1")]), (0, 0));
     assert_eq!(of("2", &[("DMLC_RANK", "0")]), (1, 1));
-    assert_eq!(of("3", &[]), (1, 1), "where nobody numbers the workers each of them says it");
+    assert_eq!(of("3", &[]), (1, 1), "if the workers have no numbers, each of them says it");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use super::loan::{CUDA, CUDA_MANAGED, Loan};
 use super::work::Work;
 
 /// A lender who does not know our streams: kept until what is queued on the tensor's is done, for ever if
-/// that is not to be had.
+/// that cannot be had.
 struct Kept {
     stream: Arc<Stream>,
     limit: Duration,

@@ -57,7 +57,7 @@ pub type Pinned = Arc<RwLock<Buffer>>;
 /// A name that devices of several processes meet under, as long as NCCL's.
 pub type UniqueId = [u8; 128];
 
-/// Asked again and again by whoever waits for other processes: an error ends the wait, and is what the wait
+/// Called again and again while waiting for other processes: an error ends the wait, and is what the wait
 /// ends in.
 pub type GoOn<'a> = &'a dyn Fn() -> Result<()>;
 
@@ -113,8 +113,8 @@ pub trait Platform: Send + Sync {
     /// Puts work on a stream.
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
     /// Who holds it alone may put collectives on the streams of these devices, or give their memory to MPI:
-    /// the two libraries wait for each other for ever if a device runs both at once. Waits for whoever has
-    /// it, who has a deadline for what it waits for itself.
+    /// the two libraries wait for each other for ever if a device runs both at once. Waits for the thread
+    /// that has it, who has a deadline for what it waits for itself.
     fn turn(&self) -> Turn<'_>;
     /// The address of a device's memory for a library that no stream orders, which is about to read or write
     /// it; an error if a device may still use it. By whose [`turn`](Self::turn) it is.

@@ -2,7 +2,7 @@
 //! pages.
 //!
 //! Lengths are rounded up, and each such length is a class of its own. What is given back is what nothing
-//! uses any more; what a library may still write after an error is kept from here for ever by whoever has it.
+//! uses any more; memory that a library may still write after an error never comes back here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! Whether every piece of work is ordered behind what it depends on. Pure; it is told what is queued, not
+//! Whether every piece of work is ordered behind what it depends on. Pure; it receives what is queued, not
 //! when it runs.
 //!
 //! Streams and the host are agents. Each agent's work is numbered, and each agent has a clock: for every
-//! agent the number up to which its work is known to come first. An event is a copy of its stream's clock;
-//! whoever waits for it takes over the greater numbers. Two pieces of work that touch the same bytes, one of
-//! them writing, must be ordered: the later one's clock must hold the earlier one's number. So a missing wait
-//! is found in every run, not only when the threads happen to collide.
+//! agent the number up to which its work is known to come first. An event is a copy of its stream's clock; an
+//! agent that waits for it takes over the greater numbers. Two pieces of work that touch the same bytes, one
+//! of them writing, must be ordered: the later one's clock must hold the earlier one's number. So a missing
+//! wait is found in every run, not only when the threads happen to collide.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -38,7 +38,7 @@ pub(super) struct Races {
 }
 
 impl Races {
-    /// Takes note of work that the host queues on `agent`, or does itself. What is wrong with it, in words.
+    /// Records work that the host queues on `agent`, or does itself. Returns what is wrong with it, as text.
     pub(super) fn step(&mut self, agent: Agent, reads: &[Span], writes: &[Span]) -> Result<(), String> {
         if agent != HOST {
             let host = self.clocks.entry(HOST).or_default().clone();
@@ -126,8 +126,8 @@ impl Races {
         Ok(())
     }
 
-    /// A write stands for everything before it on the same bytes: whoever comes after the write comes after
-    /// that too.
+    /// A write stands for everything before it on the same bytes: what comes after the write comes after that
+    /// too.
     fn note(&mut self, clock: &Clock, address: u64, access: Access) {
         let history = self.memory.entry(address).or_default();
         history.retain(|earlier| {
@@ -187,7 +187,7 @@ mod tests {
         assert!(races.step(B, &span(4..6), &[]).unwrap_err().contains("without waiting for stream 1"));
         races.learn(B, &event);
         races.step(B, &span(4..6), &[]).unwrap();
-        // And whoever overwrites must wait for those who read.
+        // And a writer must wait for all readers.
         assert!(races.step(A, &[], &span(0..8)).unwrap_err().contains("without waiting for stream 2"));
         races.step(A, &[], &span(0..4)).unwrap();
         let event = races.clock(B);

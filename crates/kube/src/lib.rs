@@ -1,7 +1,8 @@
 //! Kubernetes manifests of our jobs, and a linter of other people's MPIJobs.
 //!
-//! - [`request`]: what a job is to be, checked; [`specification`]: the same from the dictionary that Kubeflow
-//!   pipelines pass; [`quantity`]: amounts of processor and memory; `command`: what the job's command says;
+//! - [`request`]: the description of a job, checked; [`specification`]: the same from the dictionary that
+//!   Kubeflow pipelines pass; [`quantity`]: amounts of processor and memory; `command`: what the job's
+//!   command says;
 //! - `jobs`: the objects of each kind of job; `pod`: their pods;
 //! - [`lint`]: what will go wrong with an MPIJob.
 //!

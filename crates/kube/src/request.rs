@@ -1,4 +1,4 @@
-//! What a job is to be: the flags of `ringpull manifest`, and the check that they fit together.
+//! The description of a job: the flags of `ringpull manifest`, and the check that they fit together.
 
 use clap::ValueEnum as _;
 
@@ -34,7 +34,7 @@ pub enum Gang {
     SchedulerPlugins,
 }
 
-/// What a job is to be, and the flags that say so.
+/// The description of a job, by flags.
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 pub struct Request {
     /// The kind of job.

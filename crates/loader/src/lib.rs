@@ -1,4 +1,4 @@
-//! Finds the MPI that this process is to use and loads it, before code that is built against it.
+//! Finds the MPI that this process should use and loads it, before code that is built against it.
 //!
 //! A wheel holds its native code twice: built against Open MPI, and against MPICH, whose binary interface
 //! Intel MPI shares. Neither copy names a library of MPI, so it takes the functions of whichever MPI the

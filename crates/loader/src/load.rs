@@ -10,12 +10,12 @@ use crate::choice::{self, Missing};
 use crate::family::Family;
 use crate::process::Process;
 
-/// Where the functions are that stand in for MPI's.
+/// The file with the functions that stand in for MPI's.
 const NONE: &str = "none/libnone.so";
 
-/// Loads the MPI that this process is to use, for all libraries that are loaded later. `lib` is the
-/// environment's folder for libraries, `variants` the folder with the code for each family. Returns the family whose
-/// code is to be loaded next.
+/// Loads the MPI that this process should use, for all libraries that are loaded later. `lib` is the
+/// environment's folder for libraries, `variants` the folder with the code for each family. Returns the
+/// family whose code is to be loaded next.
 ///
 /// Without a usable MPI the code for MPICH is loaded with functions that fail. An error only if that cannot
 /// be loaded either, or if a library of MPI breaks when it is loaded.

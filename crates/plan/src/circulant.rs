@@ -9,14 +9,13 @@
 //! *Reduce-scatter*, skips downwards. Before the round with skip `s`, the places `0..a` of rank `r` hold sums
 //! that nobody else holds: all contributions to part `r + i` lie in place `i` of `r` and in the places of
 //! other ranks that still count. Rank `r` sends its places `s..a` to rank `r + s`, for which they are the
-//! places `0..a - s`, and adds the like from rank `r - s` to its own places `0..a - s`. Now only the places
-//! `0..s` count. After the round with skip 1 that is place 0: rank `r` holds the sum of part `r`. In total a
-//! rank sends `a - s` parts in each round, `n - 1` parts.
+//! places `0..a - s`, and adds the same places of rank `r - s` to its own places `0..a - s`. Now only the
+//! places `0..s` count. After the round with skip 1 that is place 0: rank `r` holds the sum of part `r`. In
+//! total a rank sends `a - s` parts in each round, `n - 1` parts.
 //!
 //! *Allgather*, skips upwards. Before the round with skip `s`, rank `r` holds the places `0..s`. It sends the
-//! places `0..a - s` to rank `r - s`, for which they are the places `s..a`, and takes the like from rank
-//! `r + s`. After the last round it holds all places: every part as its owner summed it, the same bits
-//! everywhere.
+//! places `0..a - s` to rank `r - s`, for which they are the places `s..a`, and takes the same from rank `r +
+//! s`. After the last round it holds all places: every part as its owner summed it, the same bits everywhere.
 //!
 //! Three ranks, skips 3, 2, 1; a column is a place (not a part), `abc` names whose contributions are summed,
 //! `*` marks what is sent next, `.` what no longer counts:

@@ -78,8 +78,8 @@ impl Default for Model {
     }
 }
 
-/// A link is shaped whose rate in the long run is less than this part of the first one. What caches and noise
-/// cost is to be less than that.
+/// A link is shaped whose rate in the long run is less than this part of the first one. Caches and noise must
+/// cost less than that.
 const SHAPED: f64 = 0.5;
 
 /// What an algorithm does, in the units of the table above.

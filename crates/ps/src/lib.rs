@@ -1,8 +1,8 @@
 //! Parameter servers: scheduler, servers and workers of one job, joined by the `DMLC_*` variables, over TCP.
 //!
 //! Every node (a worker or a server) holds a `link` to the scheduler, which assigns ranks, runs barriers,
-//! listens to heartbeats, and tells every node of a fault or of the end. Values travel between workers and
-//! servers only:
+//! listens to heartbeats, and sends faults and the end of the job to every node. Values travel between
+//! workers and servers only:
 //!
 //! ```text
 //!   worker 0 --push segment--> server 0        shard: which server holds which segment of a key
@@ -17,8 +17,8 @@
 //! - `push_pull` asks for the new value along with the push: segment `i` comes back while segment `i + 1`
 //!   goes out.
 //! - Whatever arrives from a peer that is not of the job, or that cannot be decoded, is logged and dropped.
-//! - A lost node, a stall or a disagreement is reported to the scheduler, which tells every node and ends the
-//!   job.
+//! - A lost node, a stall or a disagreement is reported to the scheduler, which reports it to every node and
+//!   ends the job.
 
 pub mod coded;
 pub(crate) mod link;
@@ -40,7 +40,8 @@ use ringpull_base::{Error, Result};
 /// Runs this process as the job's scheduler or as one of its servers, until the job has ended. Blocks.
 ///
 /// # Errors
-/// If the job failed: every node of it has been told, and the process should exit with a status other than 0.
+/// If the job failed: every node has received the error, and the process should exit with a status other than
+/// 0.
 pub fn run_node(role: Role, config: &Config, dmlc: &Dmlc) -> Result<()> {
     match role {
         Role::Scheduler => scheduler_loop::run(config, dmlc),

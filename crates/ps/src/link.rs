@@ -153,7 +153,7 @@ impl Link {
         Ok(())
     }
 
-    /// How often `beat` and `loss` want to be called.
+    /// How often to call `beat` and `loss`.
     pub(crate) fn interval(&self) -> Duration {
         self.interval.min(Duration::from_millis(200))
     }

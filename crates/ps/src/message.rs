@@ -56,7 +56,7 @@ pub enum Request {
         optimizer: u64,
         /// How the payload is compressed, if it is.
         compression: Option<Compression>,
-        /// Where the new value is to go, if it is wanted.
+        /// Where to send the new value, if it is wanted.
         reply: Option<u64>,
     },
     /// A row-sparse gradient: the payload is `count` ids of units within the segment (i64) and then the
@@ -79,7 +79,7 @@ pub enum Request {
         rounds: u64,
         /// What to send.
         want: Want,
-        /// Where the value is to go.
+        /// Where to send the value.
         reply: u64,
     },
     /// Pushes that name this version are applied by this optimizer.
@@ -108,7 +108,7 @@ pub enum Request {
         optimizer: u64,
         /// The state.
         state: State,
-        /// Where the confirmation is to go.
+        /// Where to send the confirmation.
         reply: u64,
     },
     /// Is answered once everything before it has arrived.
@@ -125,7 +125,7 @@ pub enum Want {
     Value,
     /// The units that the payload names (i64).
     Rows,
-    /// Nothing but to be told.
+    /// Only the confirmation.
     Word,
     /// The optimizer's state.
     State,
@@ -282,7 +282,7 @@ pub enum FromScheduler {
         /// Which.
         number: u64,
     },
-    /// A worker has left: who waits for it waits in vain.
+    /// A worker has left: waiting for it is an error.
     WorkerLeft {
         /// Which.
         rank: usize,

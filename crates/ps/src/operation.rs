@@ -196,7 +196,7 @@ impl Operation {
         self.unsent == 0 && self.unanswered == 0
     }
 
-    /// Ends with `fault` whoever waits for this.
+    /// Ends all waits for this with `fault`.
     pub(crate) fn fail(self, fault: &Error) {
         match self.task {
             Task::Push { outs, gradient, .. } => {

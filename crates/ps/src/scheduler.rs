@@ -1,9 +1,9 @@
 //! The scheduler as a function from (state, message, time) to replies. No I/O: `scheduler_loop` moves the
 //! bytes.
 //!
-//! Until every node has registered it collects them; then it assigns ranks and tells everybody who is who.
-//! From then on it runs barriers, notices nodes that have fallen silent, and ends the job: well after the
-//! last worker's goodbye, or with the first fault, which every node is told.
+//! Until every node has registered it collects them; then it assigns ranks and sends the addresses to every
+//! node. From then on it runs barriers, notices nodes that have fallen silent, and ends the job: well after
+//! the last worker's goodbye, or with the first fault, which is sent to every node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct Settings {
     pub num_workers: usize,
     /// `DMLC_NUM_SERVER`.
     pub num_servers: usize,
-    /// After how long it is said whom the others wait for.
+    /// After how long the ranks are reported that others wait for.
     pub warn: Duration,
     /// How long a wait may go without progress.
     pub timeout: Duration,
@@ -66,7 +66,7 @@ pub enum JobPhase {
     Running,
     /// Every worker has said goodbye.
     Ended,
-    /// It has failed, and every node has been told.
+    /// It has failed, and the error was sent to every node.
     Failed(Error),
 }
 
@@ -291,7 +291,7 @@ impl Scheduler {
         (self.complete && waits.len() > 1).then_some(Error::Deadlock { waits })
     }
 
-    /// Whom the others have waited for long, if that is to be said now.
+    /// The ranks that others have waited for long, if they should be reported now.
     pub fn warning(&mut self, now: Duration) -> Option<String> {
         let (waited, what) = if self.complete {
             let (since, ranks) = self.barriers.values().min_by_key(|(since, _)| *since)?;
@@ -330,7 +330,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends the job with `error`, of which every node is told.
+    /// Ends the job with `error`, which is sent to every node.
     pub fn fail(&mut self, error: &Error) {
         if self.phase != JobPhase::Running {
             return;
@@ -433,7 +433,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Assigns ranks, those asked for first, the others in the order of registration; tells everybody.
+    /// Assigns ranks, those asked for first, the others in the order of registration; sends them to every
+    /// node.
     fn welcome(&mut self, now: Duration) {
         self.complete = true;
         self.next_warning = self.settings.warn;
@@ -492,7 +493,7 @@ impl Scheduler {
     }
 }
 
-/// A node's end as an error, and its rank if it is a worker; whoever receives it says what it was doing.
+/// A node's end as an error, and its rank if it is a worker; the receiver adds what it was doing.
 pub(crate) fn lost_node(peer: String, worker: Option<usize>, cause: String) -> Error {
     let ranks = worker.into_iter().collect();
     Error::PeerLost { peer, ranks, cause, operation: "heartbeat".to_owned(), rank: None }

@@ -13,7 +13,7 @@ use crate::socket::{Bell, Bound, Door, Event, Frame, Limits, Listener};
 /// How long the last words to nodes may take.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Connections beyond those of the job's nodes: of nodes too many, who are told so.
+/// Connections beyond those of the job's nodes: for surplus nodes, which get an error.
 const STRANGERS: usize = 64;
 
 pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::Key;
 
-/// The shortest and the longest segment, in bytes, but for a shard's last one.
+/// The shortest and the longest segment, in bytes, except a shard's last one.
 const SEGMENT_BYTES: (usize, usize) = (32 << 10, MAX_SEGMENT_BYTES);
 
 /// No segment is longer, in bytes.

@@ -3,7 +3,7 @@
 //! A node listens (`Listener`: the scheduler, servers) or connects (`Connection`: a node to the scheduler, a
 //! worker to each server). A message is a `Frame`: a header and a payload. Each pair of nodes has a session,
 //! which outlives its TCP connections: frames are numbered and kept until the peer has confirmed them, so a
-//! connection that breaks is made anew and goes on where the other stopped.
+//! connection that breaks is made again and goes on where the old one stopped.
 //!
 //! ```text
 //!   handshake  who may speak: both prove the job's secret, in messages of a fixed size
@@ -32,8 +32,8 @@ use ringpull_base::Error;
 pub(crate) use self::dialer::{Connection, Target};
 pub(crate) use self::listener::{Bound, Door, Listener};
 
-/// What is sent and not confirmed for so long breaks a connection, in milliseconds. TCP repeats it ever more
-/// rarely, and another connection comes sooner; nothing is lost by it.
+/// A connection breaks if what was sent is not confirmed for this long, in milliseconds. TCP repeats it ever
+/// more rarely, and another connection comes sooner; nothing is lost by it.
 const UNCONFIRMED_MS: u32 = 8000;
 
 /// One message.

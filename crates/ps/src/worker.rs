@@ -75,7 +75,7 @@ pub struct Answer {
     pub state: Option<State>,
 }
 
-/// What the thread is told.
+/// The commands of the thread.
 #[allow(missing_docs, reason = "each variant says what its fields are")]
 pub enum Command {
     /// Do `task` with every segment of a key.
@@ -95,7 +95,7 @@ pub enum Command {
 pub struct WorkerState {
     /// The first fatal fault.
     pub fault: Mutex<Option<Error>>,
-    /// Whether the scheduler was told why this worker would end.
+    /// Whether the scheduler knows why this worker would end.
     failing: AtomicBool,
     /// Whether this worker leaves, or has left, the job.
     leaving: AtomicBool,
@@ -246,13 +246,13 @@ impl Worker {
         }
     }
 
-    /// What the other nodes are told when this worker panics.
+    /// What is reported to the other nodes when this worker panics.
     pub(crate) fn panicked(job: &Job) -> Error {
         lost_node(job.worker_name(job.rank), Some(job.rank), "it panicked".to_owned())
     }
 }
 
-/// What a call is told after the store was closed.
+/// The error of a call after the store was closed.
 pub(crate) fn has_left() -> Error {
     Error::argument("the store has been closed", "create another one")
 }

@@ -22,12 +22,12 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The pattern for `ranks` ranks; an error if so many ranks cannot be summed exactly in `dtype`.
+    /// The pattern for `ranks` ranks; an error if sums over that many ranks are not exact in `dtype`.
     pub fn new(ranks: usize, dtype: DType) -> Result<Self> {
         Pattern::sparse(ranks, dtype, 1)
     }
 
-    /// As [`new`](Self::new), with zeros but for every `stride`-th element.
+    /// As [`new`](Self::new), with zeros except in every `stride`-th element.
     pub fn sparse(ranks: usize, dtype: DType, stride: usize) -> Result<Self> {
         let modulus = (largest_exact(dtype) as usize / ranks.max(1)).min(PERIOD - 1) + 1;
         if modulus < 2 {
@@ -77,7 +77,8 @@ impl Pattern {
         self.check_values(tensor, key, rank, iterations.count(), &values)
     }
 
-    /// Checks that `tensor` holds `values`, one period of sums over so many iterations, again and again.
+    /// Checks that `tensor` holds repetitions of `values`, which is one period of the sums over `iterations`
+    /// iterations.
     pub fn check_values(
         &self,
         tensor: &Tensor,

@@ -1,4 +1,4 @@
-//! Loads the MPI that this process is to use, before `ringpull._native` is imported.
+//! Loads the MPI that this process should use, before `ringpull._native` is imported.
 
 use std::path::Path;
 

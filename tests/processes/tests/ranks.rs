@@ -6,7 +6,7 @@ use ringpull_processes::{Processes, has_mpi};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Four ranks of a shell's program, or nothing where none can be started, which is said.
+/// Four ranks of a shell's program; `None`, with a line that says so, if none can be started.
 fn start(program: &str) -> Option<Processes> {
     if !has_mpi() {
         println!("skipped: there is no mpirun");

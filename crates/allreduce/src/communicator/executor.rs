@@ -44,7 +44,7 @@ impl Executor {
         self.transport.size()
     }
 
-    /// An error when the job was told to stop.
+    /// An error once the job is stopping.
     pub(super) fn go_on(&self) -> Result<()> {
         if self.stop.load(Ordering::Acquire) { Err(Error::Stopped {}) } else { Ok(()) }
     }

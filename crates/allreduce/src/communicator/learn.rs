@@ -1,8 +1,8 @@
 //! Where a cluster's [`Model`] comes from: a file, the cache, or a probe.
 //!
-//! Rank 0 decides and tells, so that all ranks hold the same bits whatever is set or stored elsewhere. Before
-//! a cached model is used the smallest ring is timed: if it takes a quarter or four times what the model
-//! says, the cluster is not what it was, and is probed again.
+//! Rank 0 decides and sends the result, so that all ranks hold the same bits whatever is set or stored
+//! elsewhere. Before a cached model is used the smallest ring is timed: if it takes a quarter or four times
+//! what the model says, the cluster is not what it was, and is probed again.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

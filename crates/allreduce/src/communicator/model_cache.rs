@@ -23,7 +23,7 @@ const KEPT: usize = 32;
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Stored {
     pub(super) model: Model,
-    /// Bit `h` is the rack of host `h` of so many.
+    /// Bit `h` of the first number is the rack of host `h`; the second is the number of hosts.
     #[serde(default)]
     pub(super) racks: (u64, usize),
     /// For people.
@@ -44,7 +44,7 @@ pub(super) fn read(path: &Path) -> Result<Stored> {
     }
 }
 
-/// How long ago `file` was written, where that can be told.
+/// How long ago `file` was written, if that is known.
 pub(super) fn age(file: &Path) -> Option<Duration> {
     // Another host's clock, in a shared folder, may be ahead.
     Some(fs::metadata(file).ok()?.modified().ok()?.elapsed().unwrap_or_default())

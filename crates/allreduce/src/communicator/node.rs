@@ -36,7 +36,7 @@ use crate::transport::window::{Absence, SHORT_BYTES, Window};
 /// Shares of a piece begin on a line of the cache, those of a whole buffer on a page.
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// A share is taken in pieces of so many bytes.
+/// A share is taken in pieces of this many bytes.
 const TAKEN_BYTES: usize = 512 << 10;
 /// What all ranks of a host together read of a short buffer before it is quicker to share the work.
 const SHORT_TOTAL_BYTES: usize = 64 << 10;

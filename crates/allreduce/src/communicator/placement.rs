@@ -2,8 +2,8 @@
 //! is configured.
 //!
 //! MPI says which ranks could share memory; ranks whose hosts have different names do not, whatever it says,
-//! as the emulated hosts of one machine. Every rank then tells all others where its memory can be found,
-//! tries to map that of its neighbours, and tells all others whether it could: all ranks draw the same
+//! as the emulated hosts of one machine. Every rank then sends to all others where its memory can be found,
+//! tries to map that of its neighbours, and sends to all others whether it could: all ranks draw the same
 //! conclusion, and a host on which one attempt failed (a container that hides its processes, say) goes on
 //! with messages.
 
@@ -29,7 +29,7 @@ const FIRST: Stamp = 0;
 /// With fewer hosts, racks make no difference worth asking for.
 const RACKED: usize = 4;
 
-/// What a rank tells all others.
+/// What a rank sends to all others.
 const CARD_WORDS: usize = 12;
 type Card = [u64; CARD_WORDS];
 

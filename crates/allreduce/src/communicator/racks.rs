@@ -10,7 +10,7 @@ use ringpull_plan::Plan;
 
 /// Shorter sums take the plans for one rack, whose messages are fewer.
 const LEAST_BYTES: usize = 1 << 20;
-/// A block of a piece is about so long: some segments.
+/// A block of a piece is about this long: some segments.
 const BLOCK_BYTES: usize = 512 << 10;
 /// More pieces than this save less time than they cost messages.
 const MOST_PIECES: usize = 64;

@@ -1,4 +1,4 @@
-//! What sums by messages are to do: found once and kept for the next sum like it.
+//! The schedules of sums by messages: found once and kept for the next equal sum.
 //!
 //! To find a plan takes a microsecond or more, most of it to predict what each algorithm would take, and a
 //! sum of few bytes no more than twenty. To cut one of 100 MB takes some tenths of a millisecond (`cargo
@@ -21,7 +21,7 @@ pub(super) struct Sum {
     pub(super) len_bytes: usize,
     /// What its step sums in all; 0 where that is not known.
     pub(super) step_bytes: usize,
-    /// Messages are to be as long as this at least, rather than as the model says.
+    /// Messages are at least this long, rather than as long as the model says.
     pub(super) least_bytes: Option<usize>,
     /// Between the hosts' ranks in the place of this one, rather than between all ranks.
     pub(super) between_hosts: bool,

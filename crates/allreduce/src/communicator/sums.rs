@@ -24,7 +24,7 @@ impl Communicator {
         }
     }
 
-    /// What a sum by messages between all ranks is to do.
+    /// The schedule of a sum by messages between all ranks.
     pub(super) fn schedule(&mut self, sum: Sum) -> Arc<Schedule> {
         let (rank, size) = (self.rank(), self.size());
         let (placement, model, cuts) = (&self.placement, &self.learned.model, self.cuts);
@@ -124,7 +124,7 @@ impl Communicator {
     ///
     /// # Safety
     /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until
-    /// the endpoint is told that their message is done; after an error never again.
+    /// the endpoint is notified that their message is done; after an error, never again.
     pub unsafe fn allreduce_between(
         &mut self,
         dtype: DType,

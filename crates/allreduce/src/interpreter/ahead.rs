@@ -52,8 +52,8 @@ impl Ahead {
         self.synchronous == self.messages
     }
 
-    /// Takes note of the next message, of `len` bytes, of an operation that has sent `operation` unasked and
-    /// has `left` bytes to send after it. Returns how it is to be sent.
+    /// Records the next message, of `len` bytes, of an operation that has sent `operation` unasked and has
+    /// `left` bytes to send after it. Returns the mode in which to send it.
     pub(super) fn send(&mut self, len: usize, left: usize, operation: &mut Unasked) -> SendMode {
         self.messages += 1;
         self.unasked.0 += len.max(LEAST_BYTES);
@@ -67,7 +67,7 @@ impl Ahead {
         SendMode::Synchronous
     }
 
-    /// Takes note that a message that was sent so is done.
+    /// Records that a message that was sent in this mode is done.
     pub(super) fn done(&mut self, mode: SendMode) {
         self.messages -= 1;
         self.synchronous -= usize::from(mode == SendMode::Synchronous);

@@ -10,8 +10,8 @@ use ringpull_plan::Message;
 
 use crate::interpreter::scratch::Scratch;
 
-/// One rank's end of one operation. Addresses that it gives stay valid until it is told that their message is
-/// done; after an error, for ever.
+/// One rank's end of one operation. Addresses that it gives stay valid until it is notified that their
+/// message is done; after an error, for ever.
 pub trait Endpoint {
     /// The bytes that a message has on the wire.
     fn wire_bytes(&self, message: &Message) -> usize {
@@ -22,7 +22,7 @@ pub trait Endpoint {
     /// buffer as it arrives.
     fn copies_in_place(&self) -> bool;
 
-    /// Where the bytes of a message to send stand. Asked once, when it is to leave.
+    /// Where the bytes of a message to send stand. Called once, when the message leaves.
     fn outgoing(&mut self, message: &Message, scratch: &mut Scratch) -> Result<*const u8>;
 
     /// The transport is done with what was sent.

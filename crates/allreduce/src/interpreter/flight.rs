@@ -63,7 +63,7 @@ pub(super) struct Flight {
     /// counted as done: when the transport is done with it, or has a copy.
     pending: Vec<u32>,
     unfinished: usize,
-    /// Where the bytes of messages arrive that are to be added and are not yet, and copies of what is sent.
+    /// Buffers for messages that arrive and are not added yet, and for copies of what is sent.
     rooms: HashMap<u32, Room>,
 }
 
@@ -183,8 +183,8 @@ impl Flight {
         Ok(Some((copy, self.release(index, scratch)?)))
     }
 
-    /// Takes note that the transport is done with a message. What was sent is finished; what was received is
-    /// as soon as those before it are done. Returns the bytes of all that this finished.
+    /// Marks a message as done by the transport. What was sent is finished; what was received is as soon as
+    /// those before it are done. Returns the bytes of all that this finished.
     pub(super) fn settle(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let message = &self.schedule.all[index as usize];
         if message.action != Action::Send {
@@ -227,7 +227,7 @@ impl Flight {
         Ok(finished_bytes)
     }
 
-    /// Does with what has arrived what is to be done with it.
+    /// Adds or copies what has arrived.
     fn finish(&mut self, index: u32, scratch: &mut Scratch) -> Result<()> {
         let message = &self.schedule.all[index as usize];
         if message.action == Action::Copy && matches!(self.memory, Memory::Host(_)) {

@@ -1,4 +1,4 @@
-//! What the transport is told a message is, and what is known again when it is done with it.
+//! The numbers by which the transport refers to messages, and what is known of each message when it is done.
 
 use ringpull_base::timeline;
 

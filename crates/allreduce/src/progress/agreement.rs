@@ -16,7 +16,7 @@
 //! A rank that has no data left joins: operations launch without its call, and it stands in for them, until
 //! all ranks have joined. While some rank has joined nothing is frozen.
 //!
-//! Pure: time comes in as a number, and what is to be told to all ranks goes out as [`Order`]s.
+//! Pure: time comes in as a number, and the messages to all ranks go out as [`Order`]s.
 
 mod disagreement;
 mod late;
@@ -124,11 +124,11 @@ impl Agreement {
         }
     }
 
-    /// Takes note of a call; returns what follows from it.
+    /// Records a call; returns what follows from it.
     pub fn call(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
         if matches!(self.phase, Phase::Frozen { .. } | Phase::Stopping { .. }) {
             // It was announced before the rank knew of the freeze; it takes it for part of the cycle, or
-            // announces it anew.
+            // announces it again.
             return Ok(Vec::new());
         }
         self.logs.push(rank, &call);

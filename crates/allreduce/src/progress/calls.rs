@@ -58,9 +58,9 @@ enum RankPhase {
 #[cfg_attr(test, derive(serde::Serialize))]
 enum Data {
     Left,
-    /// None, which is to be said when every call has been announced that has not begun.
+    /// None, which is reported when every call has been announced that has not begun.
     Ended,
-    /// None, and rank 0 was told.
+    /// None, and this was reported to rank 0.
     Joined,
 }
 

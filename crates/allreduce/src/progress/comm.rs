@@ -47,7 +47,7 @@ struct Comm<'a> {
     buckets: Vec<Buffer>,
 }
 
-/// Runs launched jobs until it is told to stop.
+/// Runs launched jobs until it receives the command to stop.
 pub(super) fn communicate(
     shared: &Shared,
     communicator: Communicator,

@@ -1,4 +1,4 @@
-//! From the calls that rank 0 hears to a frozen cycle.
+//! From the calls that rank 0 receives to a frozen cycle.
 //!
 //! Rank 0 looks for a period in its own sequence of calls. When one has come often enough, a line is drawn
 //! behind its last call. What lies before the line launches as ever; what lies behind it, on any rank,
@@ -30,7 +30,7 @@ struct Seen {
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Logs {
     seen: Vec<VecDeque<Seen>>,
-    /// Rank 0's calls, but for those that never repeat.
+    /// Rank 0's calls, except those that never repeat.
     own: VecDeque<Call>,
     /// How many calls rank 0 has made on each topic.
     counts: BTreeMap<Topic, u64>,

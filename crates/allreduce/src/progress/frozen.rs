@@ -100,8 +100,8 @@ impl Frozen {
         Some(spot.cycle * self.freeze.units.len() as u64 + u64::from(self.unit_of[spot.step as usize]))
     }
 
-    /// Takes note of the rank's `index`-th call. Whether it fits: a call that is not part of the cycle,
-    /// differs from what was called before, or is `most` cycles ahead of one that was left out, does not.
+    /// Records the rank's `index`-th call. Whether it fits: a call that is not part of the cycle, differs
+    /// from what was called before, or is `most` cycles ahead of one that was left out, does not.
     pub(super) fn call(&mut self, call: &Call, index: u64, most: u64) -> bool {
         let Some(spot) = self.spot(call) else { return false };
         let fits = self.expected(call).is_some_and(|(_, fits)| fits);

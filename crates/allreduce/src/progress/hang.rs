@@ -1,4 +1,4 @@
-//! The end of a process whose MPI library does not come back, where nobody can be given the fault.
+//! The end of a process whose MPI library does not return, if no caller can be given the fault.
 //!
 //! After a fault the comm thread fails what is under way, and so its callers hear of it. It cannot while it
 //! is in a call of MPI's that never returns: after a reset of a connection Open MPI 4.1 has been seen to go

@@ -31,8 +31,8 @@ pub trait Job: Send {
         Ok(())
     }
 
-    /// For [`Transfer::Sum`]: what is to be summed, and where the sum is to stand; the same memory each time.
-    /// On the comm thread.
+    /// For [`Transfer::Sum`]: the memory to sum, in which the sum is returned; the same memory each time. On
+    /// the comm thread.
     fn addend(&mut self) -> &mut [u8] {
         &mut []
     }

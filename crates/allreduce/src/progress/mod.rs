@@ -5,14 +5,14 @@
 //!   together then, and in which order;
 //! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`); `rest`:
 //!   what is left to begin when that order has been stopped;
-//! - [`messages`]: what ranks tell each other;
+//! - [`messages`]: the messages of the control star;
 //! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
 //!   the collectives; one applies updates, and whatever else takes its time when a sum is there; one
 //!   (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share,
-//!   `standstill` finds out whether this rank waits in vain;
+//!   `standstill` finds out whether this rank waits for what cannot come;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
-//!   `termination`: what it says when a launcher ends it; `hang`: its end where MPI does not come back.
+//!   `termination`: what it reports when a launcher ends it; `hang`: its end if MPI does not return.
 
 pub mod agreement;
 pub mod calls;

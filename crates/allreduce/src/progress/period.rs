@@ -19,7 +19,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// Takes note of a call, unless it is one that never repeats; whether it did.
+    /// Records a call, unless it is one that never repeats; returns whether it did.
     pub(super) fn push(&mut self, call: &Call) -> bool {
         if call.operation == Operation::Init {
             return false;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use crate::progress::messages::Launch;
 
-/// So many may go ahead of the first that cannot begin: fewer than can be under way, so that there is room
+/// This many may go ahead of the first that cannot begin: fewer than can be under way, so that there is room
 /// for that one.
 const AHEAD: usize = 16;
 

@@ -17,7 +17,7 @@ use crate::progress::messages::{Call, ControlMessage, Launch, Order, Topic};
 use crate::transport::control::Control;
 use crate::transport::messages;
 
-/// What the comm thread is told.
+/// The commands of the comm thread.
 pub(super) enum Command {
     /// A job that was agreed on by itself.
     Run(Box<dyn Job>, Launch),
@@ -37,7 +37,7 @@ pub(super) struct Shared {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) fault: OnceLock<Error>,
     pub(super) reported: AtomicBool,
-    /// Whether the others were told why this rank would end.
+    /// Whether the reason why this rank would end was sent to the others.
     pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
     /// All ranks are done, or one has left and its process has ended: ending the library has a limit from
@@ -89,7 +89,7 @@ impl Shared {
         }
     }
 
-    /// Rank 0 tells every other rank; another rank tells rank 0.
+    /// Rank 0 sends it to every other rank; another rank sends it to rank 0.
     pub(super) fn tell_everyone(&self, note: &ControlMessage) {
         let peers = if self.rank == 0 { 1..self.size } else { 0..1 };
         peers.for_each(|peer| self.tell(peer, note));
@@ -104,7 +104,7 @@ impl Shared {
         }
     }
 
-    /// Does what rank 0 has said.
+    /// Carries out an order of rank 0.
     pub(super) fn obey(&self, order: Order) {
         let mut calls = self.calls.lock();
         self.orders.fetch_add(1, Ordering::Relaxed);

@@ -29,7 +29,7 @@ struct CallsSnapshot {
     orders: u64,
 }
 
-/// What was seen last, since when, and what rank 0 was told.
+/// What was seen last, since when, and what was reported to rank 0.
 #[derive(Default)]
 pub(super) struct Standstill {
     seen: Option<(CallsSnapshot, Since)>,
@@ -48,7 +48,7 @@ struct Since {
 }
 
 impl Standstill {
-    /// Looks, and has `tell` say to rank 0 what has changed.
+    /// Looks, and has `tell` report to rank 0 what has changed.
     pub(super) fn tell(&mut self, shared: &Shared, now_s: f64, tell: impl FnOnce(Option<Stuck>)) {
         let stuck = self.look(shared, now_s);
         if stuck != self.told {

@@ -284,7 +284,7 @@ impl Watcher {
                     shared.poison(&fault, true);
                 } else if now_s - self.heard_s[peer] > self.silence_s {
                     if awaited {
-                        self.lost(shared, peer, &format!("nothing was heard from it for {:.0} s", self.silence_s));
+                        self.lost(shared, peer, &format!("nothing was received from it for {:.0} s", self.silence_s));
                     } else {
                         // It left in order; its process may be gone, and the library would wait for it for
                         // ever.
@@ -448,7 +448,7 @@ impl Watcher {
     }
 }
 
-/// Rank 0 tells every rank, itself last: the others have further to go.
+/// Rank 0 sends to every rank, to itself last, since the way to the others is longer.
 fn spread(shared: &Shared, orders: Vec<Order>) {
     for order in orders {
         (1..shared.size).for_each(|peer| shared.tell(peer, &ControlMessage::Order(order.clone())));

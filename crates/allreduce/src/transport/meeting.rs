@@ -72,8 +72,8 @@ pub(super) struct Meeting<'a, N> {
 }
 
 impl<N: Bed> Meeting<'_, N> {
-    /// Comes to a meeting of so many ranks; `met` is what this one shows of how many it came to. The meeting
-    /// to wait for, unless this was the last rank.
+    /// Comes to a meeting of `ranks` ranks; `met` publishes how many this rank has come to. Returns the
+    /// meeting to wait for, unless this was the last rank.
     pub(super) fn come(&self, met: &N, ranks: u32) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         met.store(generation.wrapping_add(1), Ordering::Relaxed);

@@ -45,7 +45,7 @@ pub struct Mpi {
     finished: Vec<c_int>,
     statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
     sockets: Sockets,
-    /// What is to be summed, for a library that is not known to sum in place.
+    /// A copy of the input, for a library that is not known to sum in place.
     copy: Vec<u8>,
     /// Whether a look at requests that are not done yields the processor.
     yields: bool,
@@ -63,7 +63,7 @@ struct InFlight {
 
 impl Mpi {
     /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all
-    /// ranks. Messages of up to `eager_bytes` are to be sent without asking, the same on every rank; `None`
+    /// ranks. Messages of up to `eager_bytes` must be sent without asking, the same on every rank; `None`
     /// leaves the library its own limit. Collective.
     pub fn initialise(eager_bytes: Option<usize>) -> Result<Self> {
         let name = mpi_library()?;
@@ -325,8 +325,8 @@ impl Transport for Mpi {
     }
 
     fn takes_device_memory(&self) -> bool {
-        // Open MPI and MPICH have it, other libraries need not: one program is to run on all of them.
-        // SAFETY: the name ends with a zero; any library of this process may have it.
+        // Open MPI and MPICH have it, other libraries need not: one program must run on all of them. SAFETY:
+        // the name ends with a zero; any library of this process may have it.
         let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"MPIX_Query_cuda_support".as_ptr()) };
         if found.is_null() {
             return false;

@@ -1,5 +1,5 @@
 //! The control star over TCP: rank 0 listens, the others connect. One thread in each process reads, writes
-//! and connects anew.
+//! and connects again.
 //!
 //! | what happens to a connection | what follows |
 //! | --- | --- |
@@ -41,7 +41,7 @@ const NEXT_ATTEMPT: Duration = Duration::from_millis(100);
 pub struct StartLimits {
     /// A rank that does not come is named after this time, and each time it has doubled.
     pub warn: Duration,
-    /// A rank that could not be reached for so long is lost.
+    /// A rank that could not be reached for this long is lost.
     pub silence: Duration,
 }
 
@@ -152,7 +152,7 @@ fn greet(stream: &TcpStream, secret: &Secret, hello: Hello, limit: Duration) -> 
     let mut stream = stream;
     stream.set_read_timeout(Some(limit))?;
     stream.set_write_timeout(Some(limit))?;
-    // Where this end gives up, rank 0 is not to take that for the end of the process.
+    // If this end gives up, rank 0 must not take that for the end of the process.
     sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
     let mut challenge: Nonce = [0; CHALLENGE_BYTES];
     stream.read_exact(&mut challenge)?;

@@ -55,7 +55,7 @@ const LONGEST_NAP: Duration = Duration::from_millis(200);
 pub enum Absence {
     /// The job was stopped.
     Stopped,
-    /// These local ranks did not come, and nobody got on with anything for so long.
+    /// These local ranks did not come, and no rank made progress for this long.
     Missing {
         /// The local ranks.
         local_ranks: Vec<usize>,
@@ -75,7 +75,7 @@ pub struct Window {
     slot_bytes: usize,
 }
 
-/// What a slot holds in a window of so many local ranks.
+/// What a slot holds in a window of this many local ranks.
 fn slot_bytes(local_size: usize) -> usize {
     let equal = ALL_SLOTS_BYTES / (2 * (local_size + 1));
     (equal / SLOT_BYTES * SLOT_BYTES).clamp(SLOT_BYTES, LONGEST_SLOT_BYTES)
@@ -245,7 +245,7 @@ impl Window {
     }
 }
 
-/// How long a rank has waited while nobody came or got on.
+/// How long a rank has waited while none came or made progress.
 struct Inactivity {
     waited: Duration,
     activity: u32,

@@ -73,7 +73,7 @@ impl Wire {
     pub(super) fn attach(&self, stream: TcpStream, theirs: u64, silence: Duration) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        // Only so does the peer hear of this process's end.
+        // Otherwise the peer would not notice the end of this process.
         forked::close_in_child(stream.as_raw_fd());
         // What was sent and is not confirmed for so long breaks the connection. TCP repeats it ever more
         // rarely, and another connection comes sooner; nothing is lost by it.
@@ -242,7 +242,7 @@ impl State {
         Ok(())
     }
 
-    /// The peer has so many frames.
+    /// The peer has this many frames.
     fn acknowledge(&mut self, theirs: u64) -> std::io::Result<()> {
         let sent = self.acknowledged + self.kept.len() as u64;
         if theirs > sent || theirs < self.acknowledged {

@@ -115,7 +115,7 @@ impl Arena {
         (offset + bytes.len() <= self.region.len_bytes()).then_some(offset)
     }
 
-    /// A range of the region for so many bytes, `None` if there is no room.
+    /// A range of the region for `len_bytes` bytes, `None` if there is no room.
     pub(super) fn allocate(&self, len_bytes: usize) -> Option<Room> {
         if !self.process.is_here() {
             return None;

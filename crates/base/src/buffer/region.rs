@@ -23,7 +23,7 @@ use crate::forked::{self, OfProcess, Process};
 /// The descriptors of the regions that this process has made.
 static MADE: Mutex<Vec<(RawFd, Process)>> = Mutex::new(Vec::new());
 
-/// The bytes of memory behind the regions that this process has made, whoever touched them.
+/// The bytes of memory behind the regions that this process has made, whichever process touched them.
 pub fn resident_bytes() -> u64 {
     /// The unit of `st_blocks`, whatever the file system's own.
     const BLOCK_BYTES: u64 = 512;

@@ -117,7 +117,7 @@ pub const VARIABLES: [Variable; 34] = [
     variable(
         "RINGPULL_TIMELINE",
         "",
-        "the file to which each process writes what it did when, as a Chrome trace; its folder is made",
+        "the file to which each process writes what it did when, as a Chrome trace; its folder is created",
     ),
     variable(
         "RINGPULL_MPIRUN",

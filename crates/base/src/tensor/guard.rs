@@ -136,7 +136,7 @@ impl TensorMut {
         }
     }
 
-    /// Says whose value is being written, for the timeline of whoever waits for it.
+    /// Names the key whose value is being written, for the timeline of the thread that waits for it.
     pub fn write_of(&mut self, key: &Key) {
         self.content.written = Some(key.clone());
     }
@@ -164,7 +164,7 @@ impl TensorMut {
         self.fail(fault);
     }
 
-    /// Gives up writing: whoever reads the tensor next gets `fault`.
+    /// Ends the write without a value: the next reader of the tensor gets `fault`.
     pub fn fail(mut self, fault: Error) {
         self.content.fault = Some(fault);
     }

@@ -1,4 +1,4 @@
-//! Which store has been given a tensor that its owner has not come for since, and who is told of what.
+//! Which store holds a tensor that its owner has not asked for since, and who is notified of what.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::Key;
 use crate::forked::Process;
 
-/// What a store hears of the tensors that it holds.
+/// What a store is notified of about the tensors that it holds.
 pub trait Waiter: Send + Sync {
     /// The caller may be about to block until the store is done with a tensor.
     fn wait(&self);
@@ -61,7 +61,8 @@ impl Lent {
         }
     }
 
-    /// The owner comes for it: tells the store, if it has the tensor in a way that may make the owner block.
+    /// The owner asks for it: notifies the store, if it holds the tensor in a way that may make the owner
+    /// block.
     pub(super) fn come_for(&self, blocks_from: u8) {
         if self.how.load(Ordering::Acquire) >= blocks_from {
             self.take_back().into_iter().for_each(|waiter| waiter.wait());

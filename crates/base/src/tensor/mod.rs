@@ -12,8 +12,8 @@
 //!
 //! Tensors over one piece of another library's memory, or over views of it, are locked as one (`ranges`).
 //!
-//! The store that holds a tensor hears when its owner asks for it again (`Waiter`): once, and before the owner
-//! may block.
+//! The store that holds a tensor is notified when its owner asks for it again (`Waiter`): once, and before
+//! the owner may block.
 
 mod guard;
 mod lent;
@@ -130,7 +130,8 @@ impl Tensor {
 
     /// As [`from_buffer`](Self::from_buffer); calls `released` when the last handle and the last guard are
     /// gone: no store uses the memory any more. The call may come on a store's thread and must not block it.
-    /// Give the tensor to stores of one kind at a time: only the first that holds it hears of its return.
+    /// Give the tensor to stores of one kind at a time: only the first that holds it is notified of its
+    /// return.
     pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
         let lent = Arc::new(Lent::watched());
         let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };
@@ -357,7 +358,7 @@ impl Tensor {
         Ok(self.guard_mut(content, range.map_err(|other| self.in_use(&other, limit))?))
     }
 
-    /// Why the memory of an output was not to be had within `limit`: `other` has it.
+    /// Why the memory of an output could not be locked within `limit`: `other` holds it.
     fn in_use(&self, other: &Lent, limit: Duration) -> Error {
         let name = |lent: &Lent| {
             lent.given().map_or(("another tensor".to_owned(), String::new()), |(key, rank)| {

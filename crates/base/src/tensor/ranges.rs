@@ -89,13 +89,13 @@ fn wait(
     is_written: bool,
     deadline: Option<Instant>,
 ) -> Result<(), Arc<Lent>> {
-    /// A tensor is locked before it is lent: its store is told again after this time.
+    /// A tensor is locked before it is lent: its store is notified again after this time.
     const AGAIN: Duration = Duration::from_millis(50);
     while let Some((number, holder)) = table.conflict(range, is_written) {
         if table.is_of_another_process() {
             continue;
         }
-        // Without the table, as a store may let go of ranges when it is told.
+        // Without the table, as a store may let go of ranges when it is notified.
         MutexGuard::unlocked(table, || holder.come_for(READ));
         if table.conflict(range, is_written).is_none_or(|(now, _)| now != number) {
             continue;

@@ -12,8 +12,8 @@ pub struct Offset {
 }
 
 impl Offset {
-    /// Takes note of an answer: asked at `sent_ns` and received at `now_ns` by this clock, answered at
-    /// `there_ns` by rank 0's. Rank 0 is taken to have answered in the middle. Returns whether to ask again.
+    /// Records an answer: asked at `sent_ns` and received at `now_ns` by this clock, answered at `there_ns`
+    /// by rank 0's. Rank 0 is taken to have answered in the middle. Returns whether to ask again.
     pub fn answered(&mut self, sent_ns: u64, there_ns: u64, now_ns: u64) -> bool {
         let round_trip = now_ns.saturating_sub(sent_ns);
         let ahead = i128::from(sent_ns) + i128::from(round_trip / 2) - i128::from(there_ns);

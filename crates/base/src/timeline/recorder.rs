@@ -31,7 +31,8 @@ struct Recorder {
     writing: Mutex<()>,
 }
 
-/// One thread's spans. Only that thread adds to them, so that its lock is free but for the moment of writing.
+/// One thread's spans. Only that thread adds to them, so that its lock is free except while the file is
+/// written.
 struct Lane {
     name: String,
     events: Mutex<Vec<Event>>,
@@ -118,7 +119,7 @@ pub fn now_ns() -> u64 {
     if is_on() { RECORDER.get().map_or(0, |recorder| recorder.zero.elapsed().as_nanos() as u64) } else { 0 }
 }
 
-/// Nanoseconds since 1970, by the recorder's clock where there is one: that clock is never set while it runs.
+/// Nanoseconds since 1970, by the recorder's clock if it exists: that clock is never set while it runs.
 pub fn clock_ns() -> u64 {
     recorder().map_or_else(system_ns, |recorder| {
         let zero_ns = recorder.about.lock().zero_unix_ns;

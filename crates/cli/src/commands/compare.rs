@@ -208,7 +208,7 @@ fn fewer_workers(args: &CompareArgs, most: usize) -> Result<Vec<usize>> {
     Ok(fewer)
 }
 
-/// What an earlier comparison in --out measured, which must have had the same setup, but for its rounds.
+/// What an earlier comparison in --out measured, which must have had the same setup, except for its rounds.
 fn known(args: &CompareArgs, setup: &Setup, variants: &[Variant]) -> Result<Vec<Measurement>> {
     let path = args.out.join("results.json");
     let failed = |cause: std::io::Error| Error::io("read", path.display(), &cause);
@@ -326,7 +326,7 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
     Ok(())
 }
 
-/// How steps of training are replayed by so many workers with gradients of so many bytes.
+/// How steps of training are replayed by `workers` workers with gradients of `bytes` bytes.
 fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> {
     let model = args.model.clone().unwrap_or_default();
     let scaled = args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, bytes as f64, rate));

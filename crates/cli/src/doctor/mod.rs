@@ -1,4 +1,4 @@
-//! What would keep a job from running on these hosts, and the fix.
+//! What would stop a job from running on these hosts, and the fix.
 //!
 //! - [`facts`]: what is known of a host; `gather`: reads the facts of this host; [`hosts`]: gets those of
 //!   other hosts, by ssh or, under `mpirun`, from the ranks; `probe`: two ranks that report what MPI gives

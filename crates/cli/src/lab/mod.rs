@@ -103,7 +103,7 @@ pub fn address(host: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 55, 0, host as u8)
 }
 
-/// How many hosts the lab that is up has, whoever holds it; 0 if none is up.
+/// How many hosts the present lab has, whichever process holds it; 0 if none is up.
 pub fn hosts_up() -> usize {
     read_shape().map_or(0, |shape| shape.hosts)
 }

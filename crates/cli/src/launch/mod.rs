@@ -31,7 +31,7 @@ pub(crate) use self::supervise::JobEnd;
 use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result, Secret};
 
-/// What a job runs, whoever starts its processes.
+/// What a job runs, however its processes are started.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
     pub workers: usize,

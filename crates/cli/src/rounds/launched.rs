@@ -32,7 +32,7 @@ pub(crate) enum Testbed {
     Lab(Shape),
     /// The hosts of this file, the last of them for dedicated servers.
     Hostfile(PathBuf),
-    /// This machine without shaped links, for so many workers.
+    /// This machine without shaped links, for this many workers.
     Local(usize),
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Launched {
     hosts: Vec<Host>,
     lab: Option<Lab>,
     program: PathBuf,
-    /// This program built with MPICH, and its `mpirun`.
+    /// A `ringpull` that was built with MPICH, and its `mpirun`.
     mpich: Option<(PathBuf, Mpirun)>,
     /// After Ctrl-C no further job starts, and the hosts are removed in order.
     interrupt: Interrupt,

@@ -33,7 +33,7 @@ pub(crate) trait Runner {
     /// What this machine's processors have done so far, if it is known.
     fn processor_time(&mut self) -> Option<ProcessorTime>;
 
-    /// Waits until the last job, which took so long, no longer slows down the machine.
+    /// Waits until the last job, which took `last_job`, no longer slows down the machine.
     fn settle(&mut self, last_job: Duration);
 
     /// The signal that asked for an end, if one came.
@@ -170,7 +170,7 @@ impl RoundsOutcome {
         records.find(|record| !record.machines.is_empty()).map(|record| record.machines.clone()).unwrap_or_default()
     }
 
-    /// The measurements of `variant` with so many ranks and a payload of so many bytes, round by round.
+    /// The measurements of `variant` with `ranks` ranks and a payload of `bytes` bytes, round by round.
     pub(crate) fn of(&self, variant: Variant, ranks: usize, bytes: u64) -> Vec<&Measurement> {
         let alike =
             |done: &&Measurement| done.variant == variant && (done.record.ranks, done.record.bytes) == (ranks, bytes);

@@ -1,4 +1,4 @@
-//! Other people's programs: whether they are installed, and our scripts that measure them.
+//! The programs of others: whether they are installed, and our scripts that measure them.
 //!
 //! This program contains the scripts. They run with the Python of `.venv-peers`, which `scripts/peers/setup`
 //! creates. It is searched in the working folder, beside this program, and in all folders above these.

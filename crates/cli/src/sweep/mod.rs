@@ -41,7 +41,7 @@ pub(crate) struct SweepPlan {
 }
 
 impl SweepPlan {
-    /// Rounds in which payloads of so many bytes are measured.
+    /// Rounds in which payloads of `bytes` bytes are measured.
     pub(crate) fn rounds_of(&self, bytes: usize) -> usize {
         if bytes <= SHORT_BYTES { self.rounds.max(self.short_rounds) } else { self.rounds }
     }

@@ -42,7 +42,7 @@ fn load() -> Option<BTreeMap<(String, String), Value>> {
     Some(found)
 }
 
-/// What is wrong with an object; nothing where its kind is Kubernetes' own or no schema is to be had.
+/// What is wrong with an object; nothing if its kind is one of Kubernetes itself, or its schema is missing.
 pub(crate) fn faults(object: &Value) -> Vec<String> {
     let Some(schemas) = schemas() else { return Vec::new() };
     let name = (text(&object["apiVersion"]), text(&object["kind"]));

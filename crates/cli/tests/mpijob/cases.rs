@@ -18,7 +18,7 @@ const CHECKPOINT: [&str; 3] = ["--checkpoint", "/train/run.safetensors", "--resu
 
 const CALM: Trouble = Trouble { workers_late: None, names_late: None };
 
-/// The image, or nothing where pods cannot be had, which is said.
+/// The image; `None`, with a line that says so, if pods cannot be simulated here.
 fn image() -> Option<Image> {
     let lacks = pod::lacks().or_else(|| {
         (!Path::new(FASHION_MNIST).exists()).then(|| "the package dataset-fashion-mnist is not installed".to_owned())
@@ -75,7 +75,7 @@ fn hashes(job: &Job) -> Vec<String> {
     files::names(&folder).iter().filter_map(of).collect()
 }
 
-/// The hash of the same training by a plain `mpirun` of so many ranks here.
+/// The hash of the same training by a plain `mpirun` of this many ranks here.
 fn plain(ranks: usize) -> String {
     let mut processes = Processes::new();
     let mut command = processes.mpirun(ranks, example());

@@ -139,8 +139,8 @@ pub(super) fn version() -> Option<String> {
     })
 }
 
-/// Whether ranks can meet: NCCL is here, in a version whose calls can be given up, and has not been told that
-/// they cannot.
+/// Whether ranks can meet: NCCL is here, in a version whose calls can be aborted, and is not set so that they
+/// cannot.
 pub(super) fn can_join() -> bool {
     !config::nccl_blocks() && api().is_some_and(|api| api.init_rank.is_some())
 }
@@ -377,7 +377,7 @@ impl Group {
                 tracing::debug!(code, "ncclCommAbort");
             }
             if done.send(()).is_err() {
-                tracing::debug!("nobody waits any more for NCCL's communicators to end");
+                tracing::debug!("no thread waits any more for NCCL's communicators to end");
             }
         };
         let begun = std::thread::Builder::new().name("nccl-abort".to_owned()).spawn(work);

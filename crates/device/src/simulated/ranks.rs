@@ -19,7 +19,7 @@ use super::super::work::CollectiveKind;
 use super::super::{GoOn, UniqueId, failed, parted, reference};
 use super::health::Health;
 
-/// How often whoever waits for a member looks whether to go on.
+/// How often a wait for a member checks whether to go on.
 const LOOK: Duration = Duration::from_millis(2);
 /// What is sent to members when all have come.
 const ALL_HERE: [u8; 1] = [1];
@@ -155,7 +155,7 @@ impl Link {
         exchange().map_err(|cause| parted("a sum over ranks", cause.to_string()))
     }
 
-    /// Ends it for all members; whoever waits for a sum gets an error.
+    /// Ends it for all members; a wait for a sum returns an error.
     pub(super) fn close(&self) {
         if let Err(cause) = self.0.shutdown(Shutdown::Both) {
             tracing::debug!(%cause, "the link had ended");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_a_member_that_does_not_come_stops_when_told() {
+    fn a_wait_for_a_member_that_does_not_come_stops_on_request() {
         let health: Arc<Health> = Arc::default();
         let (id, since) = (host(&health).unwrap(), Instant::now());
         let go_on = || {

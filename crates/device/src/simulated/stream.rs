@@ -16,7 +16,7 @@ use super::ranks::Link;
 /// Bytes of one allocation, by the allocation.
 pub(super) type Bytes = (Pinned, Range<usize>);
 
-/// What a stream's thread is told.
+/// The commands of a stream's thread.
 pub(super) enum Task {
     Run(Operation, Vec<Bytes>, Vec<Bytes>),
     Meet(Arc<Rendezvous>),

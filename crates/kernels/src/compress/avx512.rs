@@ -29,7 +29,7 @@ checked! {
     decode_planes(width: Width, count: usize, sums: &[u8], bits: usize, unit: f32, values: &mut [f32]) -> usize;
 }
 
-/// From so many values on, decoded ones that begin at a whole line go past the caches: they are a segment of
+/// From this many values on, decoded ones that begin at a whole line bypass the caches: they are a segment of
 /// a gradient of megabytes, and its memory need not be read before it is written.
 const STREAMED_LEN: usize = 64 << 10;
 
@@ -165,7 +165,7 @@ mod loops {
             }
         }
         if streams {
-            // Whoever is told that the values are there sees them.
+            // A thread that learns that the values are written sees them.
             _mm_sfence();
         }
         done

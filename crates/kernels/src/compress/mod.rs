@@ -1,8 +1,8 @@
 //! Gradient compression: codecs as data and pure functions, layered beside the optimizers. What a codec keeps
 //! of a key between pushes belongs to the caller.
 //!
-//! Every codec feeds its error back: what a push could not say is kept in the key's [`Feedback`] and added to
-//! the next gradient, so nothing is lost for good. The map:
+//! Every codec feeds its error back: what a push could not express is kept in the key's [`Feedback`] and
+//! added to the next gradient, so nothing is lost for good. The map:
 //!
 //! - `codec`: the element-wise codecs, [`Codec`]: what they encode, how codes are added up, and how sums are
 //!   decoded;
@@ -186,7 +186,7 @@ impl Feedback {
         elements(&mut self.residual, len)
     }
 
-    /// Gives the residual away, if there is one: whoever takes it goes on with it, and this begins anew.
+    /// Takes the residual out, if there is one: the caller goes on with it, and this starts again from zero.
     pub fn take_residual(&mut self) -> Option<Buffer> {
         self.residual.take()
     }

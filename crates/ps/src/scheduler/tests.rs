@@ -63,7 +63,7 @@ fn a_silent_node_is_named_to_all() {
     assert_eq!(aborts.count(), 3);
 }
 
-/// Rank 1 has waited so long for rank 0's push of key 3.
+/// Rank 1 has waited this long for rank 0's push of key 3.
 fn stalled(waited_s: u64) -> ToScheduler {
     let (operation, key, why) = ("push".to_owned(), Key::Int(3), String::new());
     ToScheduler::Stalled(Error::Stalled { operation, key, rank: 1, missing: vec![0], waited_s, why })

@@ -1,6 +1,6 @@
 //! The end that accepts: it finds out who connects, and gives each node of the job its session.
 //!
-//! Whoever connects has a thread of his own for a handshake of at most a few seconds, and there are few of
+//! Each connection has a thread of its own for a handshake of at most a few seconds, and there are few of
 //! these: when they are all busy, the oldest makes room if it has had its time, or else who comes is turned
 //! away and may try again. So silent or slow strangers delay nobody, a crowd does not keep a node out, and
 //! what they cost is bounded.
@@ -308,7 +308,7 @@ impl ListenerState {
             Some(known) if known.id == client.hello.session && client.resumption.goes_on => {
                 (Verdict::Admitted(0), Some(Arc::clone(known)))
             }
-            // The client has not heard that it was admitted.
+            // The client does not know that it was admitted.
             Some(known) if known.id == client.hello.session && known.received() == 0 => {
                 (Verdict::Admitted(0), Some(Arc::clone(known)))
             }
@@ -366,8 +366,8 @@ fn refused(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Ends a connection for want of room. A node takes that for a connection that broke, and not for the end of
-/// this process: it tries again for as long as heartbeats may be missing.
+/// Ends a connection because there is no room for it. A node takes that for a connection that broke, and not
+/// for the end of this process: it tries again for as long as heartbeats may be missing.
 fn reset(stream: &TcpStream) {
     if let Err(cause) = rustix::net::connect_unspec(stream) {
         tracing::debug!(%cause, "a connection had ended before it was reset");

@@ -25,14 +25,14 @@ const CONFIRMATION: u64 = 0;
 /// The number of a goodbye.
 const GOODBYE: u64 = u64::MAX;
 
-/// What is received is confirmed at the latest after so many frames or bytes, ...
+/// What is received is confirmed at the latest after this many frames or bytes, ...
 const CONFIRM_FRAMES: u64 = 64;
 const CONFIRM_BYTES: usize = 1 << 20;
 
-/// ... or when nothing has been sent for so long.
+/// ... or when nothing has been sent for this long.
 const CONFIRM_AFTER: Duration = Duration::from_millis(500);
 
-/// Short frames are written together, so many bytes at a time.
+/// Short frames are written together, this many bytes at a time.
 const BATCH_BYTES: usize = 32 << 10;
 
 /// How long a peer whose system has closed or refused connections has to make another, before it is taken for
@@ -77,7 +77,7 @@ impl Frame {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SessionPhase {
     Open,
-    /// What is to be sent is still sent, and then a goodbye.
+    /// What is queued is still sent, and then a goodbye.
     Closing,
     Over,
 }
@@ -114,7 +114,7 @@ pub(super) struct Session {
     limits: Limits,
     mail: Arc<Mail>,
     state: Mutex<State>,
-    /// Whatever changes in `state`, but for: there is room for what was received.
+    /// Signals every change of `state`, except that there is room for what was received.
     changed: Condvar,
     room: Condvar,
 }
@@ -272,7 +272,7 @@ impl Session {
         self.state.lock().received
     }
 
-    /// Gives up connection `number`, which nobody serves.
+    /// Drops connection `number`, which no thread serves.
     pub(super) fn release(&self, number: u64) {
         let mut state = self.state.lock();
         if state.connection == number {
@@ -337,7 +337,7 @@ impl Session {
         }
         drop(state);
         match writer.map(std::thread::JoinHandle::join) {
-            // The system tells of a failure once: after the writer has met it the reader sees a connection
+            // The system reports a failure once: after the writer has met it the reader sees a connection
             // that was closed.
             Ok(Ok(Err(cause))) if matches!(end, End::Closed) => end = cause.into(),
             Ok(Err(_)) => tracing::error!("a thread that writes to a node panicked"),
@@ -412,7 +412,7 @@ impl Session {
         Ok(())
     }
 
-    /// The node has taken a frame of so many bytes.
+    /// The node has taken a frame of `bytes` bytes.
     fn taken(&self, bytes: usize) {
         let mut state = self.state.lock();
         state.waiting -= 1;

@@ -430,7 +430,7 @@ impl Network {
         network
     }
 
-    /// Breaks what is open once so many more bytes have passed, or some time.
+    /// Breaks what is open once this many more bytes have passed, or some time.
     fn reset_after(&self, bytes: usize) {
         let limit = *self.moved.lock() + bytes;
         let start = Instant::now();

@@ -21,9 +21,9 @@ pub(crate) struct Patience {
     next_warning: Duration,
     /// A wait for a live rank is an error after it.
     timeout: Duration,
-    /// A server that says nothing for so long is lost.
+    /// A server that sends nothing for this long is lost.
     pub(super) silence: Duration,
-    /// Whether the scheduler was told that this worker only waits.
+    /// Whether it was reported to the scheduler that this worker only waits.
     has_told: bool,
     /// What was moved, called and computed when nothing had moved for the first time.
     still: Option<(Instant, f64)>,
@@ -70,7 +70,7 @@ impl WorkerLoop {
             return Ok(());
         }
         match self.asked {
-            // An answer clears this; a server that gives none for so long is lost.
+            // An answer clears this; a server that sends none for this long is lost.
             Some(since) if since.elapsed() > self.patience.silence => {
                 if !self.servers[waiting.server].connection.has_room(1) {
                     // The question has not left: what was pushed before it has not.

@@ -16,9 +16,9 @@ use super::State;
 pub enum Move {
     /// This end sends its next frame.
     Send(usize),
-    /// The system takes so many bytes from this end, at most.
+    /// The system takes at most this many bytes from this end.
     Write(usize, usize),
-    /// So many bytes arrive at this end, at most.
+    /// At most this many bytes arrive at this end.
     Arrive(usize, usize),
     /// The other rank finds the connection broken.
     Break,
@@ -32,7 +32,7 @@ pub enum Move {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Leaf {
     Detached,
-    /// Rank 0 had received so many frames when it answered.
+    /// Rank 0 had received this many frames when it answered.
     Greeted(u64),
     Attached,
 }
@@ -48,10 +48,10 @@ pub struct Link {
     sent: [u64; 2],
 }
 
-/// Everything that tells one state of a link from another, as far as the future goes.
+/// Everything that distinguishes two states of a link by what they can do next.
 pub type Snapshot = (bool, String, [VecDeque<u8>; 2], [u64; 2]);
 
-/// Takes so many bytes.
+/// Takes this many bytes.
 struct BoundedSocket<'a>(usize, &'a mut VecDeque<u8>);
 
 impl Write for BoundedSocket<'_> {
