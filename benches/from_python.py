@@ -71,7 +71,8 @@ def main():
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--python", default=sys.executable, help="the Python that has the package")
     options = parser.parse_args()
-    # A median within one per cent takes some hundred turns of a millisecond or two; the turns of a whole model are longer and steadier.
+    # A median within one per cent takes some hundred turns of a millisecond or two; the turns of a whole
+    # model are longer and steadier.
     options.iters = options.iters or (60 if options.model else 400)
     turns = {way: [] for way in WAYS}
     for number in range(options.rounds):

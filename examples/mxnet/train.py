@@ -130,7 +130,8 @@ def main():
     net.hybridize()
     net(prepare(images[:1]))
 
-    # The rate falls to nothing, so that the last batches do not decide the accuracy. An asynchronous server counts every worker's pushes.
+    # The rate falls to 0, so that the last batches do not decide the accuracy. An asynchronous server counts
+    # every worker's pushes.
     batches = len(labels) // options.batch * options.epochs
     steps = batches if options.steps is None else min(options.steps, batches)
     counted = workers if options.kv_store.startswith("dist_async") and not options.update_on_worker else 1

@@ -20,7 +20,8 @@ import torch
 
 __all__ = ["CombiningOptimizer"]
 
-#: The frame of a backward function that is written in Python, such as that of a checkpoint, which runs a backward pass in a pass.
+#: The frame of a backward function that is written in Python, such as that of a checkpoint, which runs a
+#: backward pass in a pass.
 _NESTING = vars(torch.autograd.function.BackwardCFunction)["apply"].__code__
 
 # PyTorch's types do not have it.
@@ -48,13 +49,15 @@ class CombiningOptimizer(torch.optim.Optimizer):
     #: How many backward passes add up before gradients travel.
     backward_passes_per_step: int
 
-    # The inner optimizer has made groups and states, so that the constructor of the base class has nothing to do.
+    # The inner optimizer has made groups and states, so that the constructor of the base class has nothing to
+    # do.
     def __init__(self, optimizer: torch.optim.Optimizer, backward_passes_per_step: int = 1) -> None:
         if backward_passes_per_step < 1:
             raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
         self.optimizer = optimizer
         self.backward_passes_per_step = backward_passes_per_step
-        #: Set to False while gradients of several backward passes add up here; :meth:`no_sync` does so for a while.
+        #: Set to False while gradients of several backward passes add up here; :meth:`no_sync` does so for a
+        #: while.
         self.communicates = True
         #: Each parameter, with the node that accumulates its gradient where that has to be kept.
         self._watched: dict[Any, Any] = {}
@@ -63,7 +66,8 @@ class CombiningOptimizer(torch.optim.Optimizer):
         #: What has left in this pass, and how often each has in this step.
         self._sent: set[Any] = set()
         self._calls: dict[Any, int] = {}
-        #: Whether a pass is under way that combines; whether gradients are combined; whether some have been added to since.
+        #: Whether a pass is under way that combines; whether gradients are combined; whether some have been
+        #: added to since.
         self._is_open = self._is_combined = self._is_local = False
         self._passes = 0
         self._watch_all()
@@ -129,7 +133,8 @@ class CombiningOptimizer(torch.optim.Optimizer):
             if hasattr(parameter, "register_post_accumulate_grad_hook"):
                 parameter.register_post_accumulate_grad_hook(ready)
                 return None
-            # Before PyTorch 2.1: the node that accumulates the gradient, which lives as long as somebody holds it.
+            # Before PyTorch 2.1: the node that accumulates the gradient, which lives as long as somebody
+            # holds it.
             with torch.enable_grad():
                 node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
             node.register_hook(ready)

@@ -24,8 +24,8 @@ import numpy
 from . import _native
 from .kvstore import KVStore, create, zeros
 
-#: Elements are filled and compared in runs of about this many, as Rust does it: a run as long as the arrays would take their place in the
-#: processor's caches before the clock starts.
+#: Elements are filled and compared in runs of about this many, as Rust does it: a run as long as the arrays
+#: would take their place in the processor's caches before the clock starts.
 RUN_LEN = 512 * 17
 
 

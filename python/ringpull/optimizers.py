@@ -15,7 +15,8 @@ class Optimizer:
     learning_rate: float = 0.01
     #: Weight decay.
     wd: float = 0.0
-    #: Every gradient is multiplied by this first; gradients are summed over workers, so 1 / (batch * num_workers) is a mean.
+    #: Every gradient is multiplied by this first; gradients are summed over workers, so 1 / (batch *
+    #: num_workers) is a mean.
     rescale_grad: float = 1.0
     #: Rescaled gradients are clipped to [-c, c]; None for no limit.
     clip_gradient: float | None = None

@@ -61,7 +61,8 @@ def _broadcast(store: KVStore, key: str, parameter: torch.Tensor) -> None:
 _raised: list[BaseException] = []
 uncaught.knows(lambda: _raised[-1] if _raised else None)
 
-#: How long the end of a program waits for a thread that has stores' results to pass on: none can come any more.
+#: How long the end of a program waits for a thread that has stores' results to pass on: none can come any
+#: more.
 _LAST_RESULT_S = 5.0
 
 
@@ -72,15 +73,16 @@ class _Waiter:
         self._queue: queue.SimpleQueue[tuple[Handle, Callable[[], Any], Any, torch.futures.Future[Any]] | None] = queue.SimpleQueue()
         #: Since when the backward pass has only waited for the last result, by the timeline.
         self._since: int | None = None
-        #: The last result of a backward pass: DistributedDataParallel waits in the pass for its results once it has all of them.
+        #: The last result of a backward pass: DistributedDataParallel waits in the pass for its results once
+        #: it has all of them.
         self.last: torch.futures.Future[Any] | None = None
         self._thread = threading.Thread(target=self._run, name="ringpull-torch", daemon=True)
         self._thread.start()
         after_stores(self._end)
 
     def _end(self) -> None:
-        # Whoever waited for the last result goes on while this thread is still on its way out of PyTorch, where the end of the
-        # interpreter would be the end of the process.
+        # Whoever waited for the last result goes on while this thread is still on its way out of PyTorch,
+        # where the end of the interpreter would be the end of the process.
         self._queue.put(None)
         self._thread.join(_LAST_RESULT_S)
 
@@ -155,7 +157,8 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
     """A hook that averages DistributedDataParallel's buckets over the ranks of ``store``, a store or a kind, while the backward pass goes on.
 
         store = ringpull.create("dist_sync_mpi")
-        # DistributedDataParallel wants a process group, which moves the first parameters only; the host is that of rank 0.
+        # DistributedDataParallel wants a process group, which moves the first parameters only; the host is
+        # that of rank 0.
         where = "tcp://127.0.0.1:29500"
         torch.distributed.init_process_group("gloo", init_method=where, rank=store.rank, world_size=store.num_workers)
         model = DistributedDataParallel(model)

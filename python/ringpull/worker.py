@@ -103,7 +103,8 @@ def in_words(raised: BaseException) -> str:
     return str(known) if known is not None else f"{type(raised).__name__}: {raised}"
 
 
-#: The stores that are open, each with the process that opened it: a forked child leaves those of its parent alone.
+#: The stores that are open, each with the process that opened it: a forked child leaves those of its parent
+#: alone.
 _open: weakref.WeakKeyDictionary[Leaving, int] = weakref.WeakKeyDictionary()
 
 

@@ -369,7 +369,7 @@ impl Store {
     }
 }
 
-/// Prints what an updater has raised. Not by `PyErr::print`, which ends the process here if that is `SystemExit`.
+/// Prints the exception of an updater. `PyErr::print` would end the process if that is `SystemExit`.
 fn show(py: Python<'_>, cause: &PyErr) {
     // Only so does the exception have its traceback.
     let raised = cause.clone_ref(py).into_value(py);

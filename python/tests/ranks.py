@@ -31,8 +31,8 @@ DEADLINE = 120
 HAS_IMAGES = any(Path(folder, "datasets/fashion-mnist").is_dir() for folder in ("/usr/share", ROOT / ".deps/usr/share"))
 
 #: Runs the command that follows the folder, with its output in files there: `1.out` and `1.err` for rank or
-#: worker 1, `server0.out`, `scheduler.out`. Open MPI and MPICH's Hydra set a process's rank, `ringpull launch`
-#: its role.
+#: worker 1, `server0.out`, `scheduler.out`. Open MPI and MPICH's Hydra set a process's rank, `ringpull
+#: launch` its role.
 REDIRECT = """
 case ${DMLC_ROLE:-} in
   '') name=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} ;;

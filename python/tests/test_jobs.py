@@ -52,7 +52,8 @@ def test_pushes_ahead_of_a_slow_worker_take_little_memory_and_wait_for_nobody_fo
     all_done(job(2, "backlog", kind, case) if is_mpi else launched(2, 1, HERE / "jobs/backlog.py", kind, case))
 
 
-#: Rows of MXNet's table of bad input that are wrong by themselves: `jobs/faults.py` lists the calls with their exceptions.
+#: Rows of MXNet's table of bad input that are wrong by themselves: `jobs/faults.py` lists the calls with
+#: their exceptions.
 ALONE = ["arguments", "numbers"]
 
 
@@ -75,8 +76,8 @@ def tried_all(done):
         assert f"rank {rank} has tried all\n" in printed.out and not re.search(r"got .* from ", printed.out), f"{done}"
 
 
-#: The rows in which a rank does something else than the others, as cases of `jobs/faults.py`: the exception that every rank gets, and
-#: that of the last rank where it is another one.
+#: The rows in which a rank does something else than the others, as cases of `jobs/faults.py`: the exception
+#: that every rank gets, and that of the last rank where it is another one.
 FAULTS = [
     ("other_size_initialised", "DisagreementError", None),
     ("other_size_pushed_by_one", "StalledError", "ShapeMismatchError"),

@@ -3,7 +3,8 @@
 import pytest
 from ranks import launch, mpi
 
-#: Writes its line in two pieces, which a launcher may join with another rank's, and an error without a newline.
+#: Writes its line in two pieces, which a launcher may join with another rank's, and an error without a
+#: newline.
 PIECES = """
 import os, sys
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or os.environ["DMLC_WORKER_ID"]

@@ -289,8 +289,8 @@ impl Dmlc {
     }
 }
 
-/// `RINGPULL_MPIRUN`: the program that starts MPI ranks. Unset, it is the `mpirun` beside this program, as in a
-/// virtual environment that has both, and else that of the `PATH`.
+/// `RINGPULL_MPIRUN`: the program that starts MPI ranks. If it is unset: the `mpirun` beside this program, as
+/// in a virtual environment that has both, otherwise that of the `PATH`.
 pub fn mpirun_program() -> String {
     let beside = || Some(std::env::current_exe().ok()?.with_file_name("mpirun")).filter(|program| program.is_file());
     let found = text("RINGPULL_MPIRUN").or_else(|| Some(beside()?.to_string_lossy().into_owned()));

@@ -1,7 +1,7 @@
 //! The pages of the book that follow from this crate: every error, every variable.
 //!
-//! A new variant of [`Error`] does not compile here before [`advice`] says what its reader can do, and the test
-//! fails before [`examples`] has one.
+//! A new variant of [`Error`] does not compile until [`advice`] has advice for its reader, and the test fails
+//! until [`examples`] has an example.
 
 #[path = "../../../tests/committed/mod.rs"]
 mod committed;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 /// How long a greeting may take.
 pub const GREETING: Duration = Duration::from_secs(5);
 
-/// The time that no greeting is cut short of, however many connect. A process of the job needs less, on a busy
-/// host too.
+/// The time that every greeting has at least, however many strangers connect. A process of the job needs
+/// less, even on a busy host.
 pub const SPARED: Duration = Duration::from_millis(100);
 
 /// How many connections the system keeps until they are accepted. It lets others wait for a second.

@@ -1,5 +1,5 @@
-//! What a command is doing, on stderr, once it has taken two seconds: a bar or a spinner in a terminal, a line
-//! now and then elsewhere. Nothing is coloured.
+//! What a command is doing, on stderr, once it has taken two seconds: a bar or a spinner in a terminal, a
+//! line now and then elsewhere. Nothing is coloured.
 
 use std::io::IsTerminal as _;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

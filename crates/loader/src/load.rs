@@ -26,7 +26,7 @@ pub fn load(lib: Option<&Path>, variants: &Path) -> Result<Family, String> {
         Ok(candidates) => {
             let mut failures = Vec::new();
             for candidate in candidates {
-                // SAFETY: a library of MPI does nothing when it is loaded that another's loading would not do.
+                // SAFETY: loading an MPI library does nothing that loading another library would not do.
                 match unsafe { Library::open(Some(&candidate.path), RTLD_NOW | RTLD_GLOBAL) } {
                     Ok(library) => {
                         keep(library);

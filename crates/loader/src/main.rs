@@ -23,7 +23,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether the command only prints what it knows of itself: that needs no MPI, whose loading takes most of the time.
+/// Whether the command only prints text of its own, such as help. That needs no MPI, whose loading takes most
+/// of the time.
 fn is_help() -> bool {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let of_shells = |word: &std::ffi::OsString| ["help", "completions", "man"].iter().any(|known| word == known);

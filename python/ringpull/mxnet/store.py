@@ -46,7 +46,8 @@ def _end_mxnet() -> None:
             raise
 
 
-# What is registered last runs first: MXNet's own end of the program drops operations that its engine has not begun.
+# What is registered last runs first: MXNet's own end of the program drops operations that its engine has not
+# begun.
 atexit.unregister(mxnet.base._notify_shutdown)
 atexit.register(_end_mxnet)
 atexit.register(close_stores)
@@ -312,7 +313,8 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             self._push_rows(slot, values, priority, what)
             return
         slot.gather(values)
-        # Without an updater in the store the sum, which comes back in place, is the value or what the updater is given.
+        # Without an updater in the store the sum, which comes back in place, is the value or what the updater
+        # is given.
         slot.submit(what if self._stored else "sum", priority)
         if self._updater is not None and slot.weight is not None and not self._stored:
             self._updater(slot.key, slot.array, slot.weight)

@@ -205,7 +205,8 @@ except ringpull.KVStoreError as error:
     print(error, flush=True)
 print(f"rank {rank} got {outcome} after {time.monotonic() - begun:.1f} s", flush=True)
 try:
-    # Nobody leaves while another is at work; after a fault that every rank has met there is nothing to wait for.
+    # No rank leaves while another is at work; after a fault that every rank has met there is nothing to wait
+    # for.
     store.barrier()
 except ringpull.KVStoreError:
     pass

@@ -105,7 +105,8 @@ if kind != "ringpull_local":
         packed.pushpull("packed", mx.nd.array([0.3, 0.6, -0.9]), out=out)
         if kind == "dist_sync_mpi":
             holds(out, ranks * np.array(codes, "float32"))
-    # The same by push and then pull, with an optimizer, in a tensor whose codes fill no whole number of words.
+    # The same by push and then pull, with an optimizer, in a tensor whose codes fill no whole number of
+    # words.
     packed.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE))
     packed.init("ragged", mx.nd.zeros((37, 3)))
     said = 0.0
@@ -140,7 +141,8 @@ if kind == "dist_sync_mpi":
             raise SystemExit("a distributed store was reset")
         except RuntimeError as error:
             assert "reset" in str(error)
-    # What a trainer asks for and may not have with a distributed store; row-sparse weights; unnormalised sums.
+    # What a trainer asks for and may not have with a distributed store; row-sparse weights; unnormalised
+    # sums.
     for stype, grad_stype, on_store, outcome in (
         ("default", "default", None, True),
         ("default", "default", False, False),

@@ -41,7 +41,7 @@ if sys.argv[1] == "optimizer":
     train(net, optimizer, slice(rank, None, ranks))
 else:
     net = network(0)
-    # A process group is what DistributedDataParallel wants to be made of; one of a single process carries no gradient.
+    # DistributedDataParallel requires a process group; one of a single process carries no gradient.
     with tempfile.NamedTemporaryFile() as file:
         torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
         model: Any = nn.parallel.DistributedDataParallel(net)

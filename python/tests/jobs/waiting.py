@@ -78,7 +78,7 @@ def passes():
     if front == "torch":
         steps = [ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store, key) for net, key in zip(nets, keys)]
     else:
-        # A process group is what DistributedDataParallel wants to be made of; one of a single process carries no gradient.
+        # DistributedDataParallel requires a process group; one of a single process carries no gradient.
         with tempfile.NamedTemporaryFile() as file:
             torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
         nets = [nn.parallel.DistributedDataParallel(net) for net in nets]

@@ -253,8 +253,8 @@ impl Engine {
         Ok(())
     }
 
-    /// To be told when a caller waits for what it has called, or looks at what that has given. What is fused
-    /// with what never reaches across such a point.
+    /// Notified when a caller waits for a call's result, or reads it. What is fused with what never reaches
+    /// across such a point.
     pub fn wait(&self) {
         self.shared.wait();
     }

@@ -3,8 +3,8 @@
 //! After a fault the comm thread fails what is under way, and so its callers hear of it. It cannot while it
 //! is in a call of MPI's that never returns: after a reset of a connection Open MPI 4.1 has been seen to go
 //! round in its list of events. A program that only waits for such an operation would wait for ever. So its
-//! process says the fault and ends. One that does something else is left alone: it hears of the fault by its
-//! next call, and may save its work before.
+//! process prints the fault and ends. One that does something else is left alone: it hears of the fault by
+//! its next call, and may save its work before.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;

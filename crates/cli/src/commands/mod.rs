@@ -162,7 +162,8 @@ pub(crate) fn status_of_signal(signal: i32) -> Status {
     u8::try_from(128 + signal).unwrap_or(FAILURE)
 }
 
-/// Runs the command of this process's arguments, and returns the exit code. An invalid command line ends the process.
+/// Runs the command of this process's arguments, and returns the exit code. An invalid command line ends the
+/// process.
 pub fn run() -> Status {
     if std::env::args_os().len() < 2 {
         print!("{FIRST_SCREEN}");

@@ -1,5 +1,5 @@
-//! The columns of the comparison's table, in a terminal and on the page alike. A column without a cell is left
-//! out.
+//! The columns of the comparison's table, in a terminal and on the page alike. A column without a cell is
+//! left out.
 
 use crate::compare::results::{Comparison, Measured};
 use crate::text::format_seconds;

@@ -267,8 +267,8 @@ impl Comparison {
         ranking
     }
 
-    /// The first of the ranking that needs no machines but the workers' and does not round gradients: what the
-    /// others' times are divided by.
+    /// The first of the ranking that needs only the workers' machines and does not round gradients. The
+    /// others' times are divided by its time.
     pub(crate) fn home(&self) -> Option<Measured<'_>> {
         let mut ranking = self.ranking().into_iter();
         ranking.find(|it| !it.row.needs_more(&self.setup) && it.row.family != Family::Compressed)

@@ -17,7 +17,8 @@ use crate::interrupt::Interrupt;
 use crate::mpirun::{Mpirun, Ranks};
 
 /// Runs a program, as the shell's own process, with a name before each line of its output: `$0`, or its rank
-/// if that is `rank`. The filters are nobody's children, so that the program can wait for its own, and end only with its output.
+/// if that is `rank`. The filters are no children of the program, so that it can wait for its own children;
+/// they end when its output ends.
 pub(super) const TAG: &str = r#"name=$0
 [ "$name" != rank ] || name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-?}}"
 pipes=$(mktemp -d) || exec "$@"

@@ -5,8 +5,9 @@
 //! divided in this order: waiting for the straggler, the rank that called the awaited operation last, until
 //! it did; the update; packing and unpacking; the rest is exposed communication.
 //!
-//! A framework may call the store on threads of its own, and block the program's thread itself. Such a wait is
-//! recorded as one for results, on whichever thread: it is for all that the rank has called and others have not.
+//! A framework may call the store on threads of its own, and block the program's thread itself. Such a wait
+//! is recorded as a wait for results, on any thread: it waits for everything that this rank has called and
+//! others have not.
 
 use std::collections::BTreeMap;
 

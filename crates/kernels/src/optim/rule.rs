@@ -1,5 +1,5 @@
-//! The rules as data: what each is called, its parameters with their defaults and ranges, how much it keeps for
-//! a key, and what kernels of devices are given of it. Their formulas are in `sgd` and `adam`.
+//! The rules as data: the name of each, its parameters with their defaults and ranges, how much state it has
+//! per key, and the parameters of its device kernel. The formulas are in `sgd` and `adam`.
 
 use serde::{Deserialize, Serialize};
 
@@ -94,8 +94,8 @@ impl Optimizer {
         }
     }
 
-    /// What a kernel of a device is given for update number `updates`: the rule's number and its parameters, as
-    /// `Rule` and `Step` of update.cu order them.
+    /// The parameters of a device kernel for update number `updates`: the rule's number and its parameters,
+    /// in the order of `Rule` and `Step` in update.cu.
     pub fn step_on_device(&self, updates: u64) -> (i32, [f64; 7]) {
         let (rule, [first, second, epsilon]) = match self.rule {
             Rule::Sgd { momentum: 0.0, .. } => (0, [0.0; 3]),
