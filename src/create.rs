@@ -281,7 +281,7 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
         Some(_) if config.check_replicas > 0 => {
             return Err(Error::argument(
                 format!(
-                    "replicas are to be compared every {} updates, but values on devices are not",
+                    "cannot compare replicas every {} updates: that is not implemented for values on devices",
                     config.check_replicas
                 ),
                 "unset RINGPULL_CHECK_REPLICAS, or RINGPULL_DEVICES for values in host memory",

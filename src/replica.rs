@@ -63,7 +63,7 @@ impl StandIn for Replica {
         };
         let slot = self.slots.read().get(key).cloned().filter(|_| *operation != Operation::Init);
         let slot =
-            slot.ok_or_else(|| wrong("it has no such key".to_owned(), "init every key before any rank joins"))?;
+            slot.ok_or_else(|| wrong("that rank has no such key".to_owned(), "init every key before any rank joins"))?;
         let update = match (&theirs.optimizer, self.updates.present()) {
             (Some(optimizer), _) => Update::Optimize(Arc::new(optimizer.clone())),
             (None, Update::Call(updater)) => Update::Call(updater),

@@ -114,7 +114,7 @@ impl Servers {
     }
 
     /// Whether there is room for one more push of the key after `limit`. Asks the servers what is done, where
-    /// no answer has told it.
+    /// no answer has reported it.
     fn has_room_within(&self, entry: &Entry, priority: i32, limit: Duration) -> Result<bool> {
         let deadline = Instant::now() + limit;
         loop {

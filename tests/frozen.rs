@@ -245,7 +245,7 @@ fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
 /// rank from running.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// What each of 3 ranks is told when rank 1 goes its own way in step 100. The others may be told while they
+/// The error of each of 3 ranks when rank 1 goes its own way in step 100. The others may get it while they
 /// still read what step 99 gave.
 fn odd_step(patience: Duration, odd: impl Fn(&KvStore) -> Result<()> + Sync) -> Vec<Error> {
     workers(3, &patient(patience), |store| {

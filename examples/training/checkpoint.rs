@@ -71,7 +71,7 @@ impl Checkpoint {
         let metadata = [("step", self.step), ("seed", self.seed)].into_iter().chain(workers);
         let metadata: HashMap<_, _> = metadata.map(|(name, value)| (name.to_owned(), value.to_string())).collect();
         let bytes = views.and_then(|views| safetensors::serialize(views, Some(metadata))).map_err(|cause| {
-            Error::argument(format!("the weights make no safetensors file: {cause}"), "rename them")
+            Error::argument(format!("cannot write the weights as safetensors: {cause}"), "rename them")
         })?;
         replace_file("write the checkpoint", path, &[&bytes])
     }
@@ -112,14 +112,14 @@ impl Checkpoint {
         };
         Self::parse(&bytes).map_err(|why| {
             Error::argument(
-                format!("{} ({} bytes) is no whole checkpoint: {why}", path.display(), bytes.len()),
+                format!("{} ({} bytes) is not a complete checkpoint: {why}", path.display(), bytes.len()),
                 "copy it again if it was copied, give --checkpoint a file that this program wrote, or start again without --resume",
             )
         })
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
-        let other = |_| "it was cut short, or is no safetensors file";
+        let other = |_| "it was cut short, or is not a safetensors file";
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(other)?;
         let tensors = SafeTensors::deserialize(bytes).map_err(other)?;
         let number = |name: &str| header.metadata().as_ref()?.get(name)?.parse::<u64>().ok();
@@ -196,7 +196,7 @@ mod tests {
         for len in (0..bytes.len()).step_by(7) {
             std::fs::write(&path, &bytes[..len]).unwrap();
             let error = Checkpoint::read(&path).unwrap_err().to_string();
-            assert!(error.contains("no whole checkpoint") && error.contains("hint:"), "{error}");
+            assert!(error.contains("not a complete checkpoint") && error.contains("hint:"), "{error}");
         }
     }
 

@@ -70,12 +70,14 @@ fn read_idx(folder: &Path, name: &str) -> Result<(PathBuf, Vec<usize>, Vec<u8>)>
     })?;
     let bytes = if path.extension().is_some_and(|extension| extension == "gz") {
         let mut unpacked = Vec::new();
-        GzDecoder::new(&bytes[..]).read_to_end(&mut unpacked).map_err(|_| damaged(&path, "is no whole gzip file"))?;
+        GzDecoder::new(&bytes[..])
+            .read_to_end(&mut unpacked)
+            .map_err(|_| damaged(&path, "is not a complete gzip file"))?;
         unpacked
     } else {
         bytes
     };
-    let (shape, elements) = split_idx(&bytes).ok_or_else(|| damaged(&path, "is no whole IDX file of bytes"))?;
+    let (shape, elements) = split_idx(&bytes).ok_or_else(|| damaged(&path, "is not a complete IDX file of bytes"))?;
     let elements = elements.to_vec();
     Ok((path, shape, elements))
 }

@@ -1,5 +1,5 @@
-//! Control connections: what strangers say first is believed only with the job's secret, what ranks tell each
-//! other is decoded without a panic and written as it was, and frames arrive once and in order over
+//! Control connections: what strangers say first is believed only with the job's secret, what ranks send to
+//! each other is decoded without a panic and written as it was, and frames arrive once and in order over
 //! connections that break anywhere.
 #![no_main]
 

@@ -172,7 +172,7 @@ class KVStore(Worker):
         """
         if not isinstance(optimizer, (Optimizer, str)):
             raise ArgumentError(
-                f"{optimizer!r} is no optimizer of a store\n  hint: give ringpull.SGD(learning_rate=0.1) or the like, or"
+                f"{optimizer!r} is not an optimizer of ringpull\n  hint: give one such as ringpull.SGD(learning_rate=0.1), or"
                 " 'sgd,learning_rate=0.1'; MXNet's own optimizers work with stores of ringpull.mxnet"
             )
         self._native.set_optimizer(optimizer.spec() if isinstance(optimizer, Optimizer) else optimizer)
@@ -198,7 +198,7 @@ class KVStore(Worker):
         """Switches gradient compression on, as ``{"type": "2bit", "threshold": 0.5}`` or in one word, as ``"2bit:0.5"``.
 
         The types are ``fp16``, ``bf16``, ``2bit`` and ``1bit`` with a ``threshold`` (0.5), ``topk`` with a ``ratio`` (0.01) and a ``momentum`` (0);
-        ``none`` switches it off and drops what compressed gradients could not say.
+        ``none`` switches it off and drops the residuals of compressed gradients.
         """
         self._compress(compression_params)
 
@@ -221,10 +221,10 @@ class KVStore(Worker):
     _barrier = barrier
 
     def join(self) -> int:
-        """To be called by a worker that has no data left: until every worker has joined it adds zeros to what the others push.
+        """For a worker that has no data left: until every worker has joined, it adds zeros to what the others push.
 
-        Covers all of the process's stores. Returns the rank that joined last. For `dist_sync_mpi` in host memory; `local` has nobody to
-        wait for, other kinds raise. Blocks; collective.
+        It applies to all stores of the process. Returns the rank that joined last. For `dist_sync_mpi` in host memory; with
+        `local` it returns at once, other kinds raise. Blocks; collective.
         """
         return self._native.join()
 
@@ -260,7 +260,7 @@ def create(kind: str = "local") -> KVStore:
 
     The distributed kinds find their peers by what started the process: ``mpirun`` for ``dist_sync_mpi``, ``ringpull launch`` for
     the kinds with servers. In a server or the scheduler of such a job the process becomes that node, and the call does not
-    return. MPI is initialised unless the program has done so (mpi4py), and finalised at exit by whoever initialised it.
+    return. MPI is initialised unless the program has done so (mpi4py), and the library that initialised it finalises it at exit.
     """
     return KVStore(kind)
 

@@ -49,11 +49,11 @@ class Worker:
         return self._native.stats()
 
     def report_failure(self, why: str) -> None:
-        """Tells the other workers why this one is about to end: data that cannot be read, a loss that is no number.
+        """Reports to the other workers why this one is about to end: data that cannot be read, a loss that is NaN.
 
-        Workers that wait for this one when it has ended raise an error with the first line of it; a call of a store that succeeds takes it
-        back. An exception that ends the program, or leaves a ``with`` of the store, is told without this. Does not wait; not collective. Does
-        nothing after a fault, and where there is nobody to tell.
+        After this worker has ended, workers that wait for it raise an error with the first line of ``why``. A call of a
+        store that succeeds withdraws the report. An exception that ends the program, or leaves a ``with`` of the store,
+        is reported without this call. Does not wait; not collective. Does nothing after a fault, and in a job of one worker.
         """
         self._native.report_failure(why)
 
@@ -98,7 +98,7 @@ class Leaving(Protocol):
 
 
 def in_words(raised: BaseException) -> str:
-    """An exception as other workers are told of it."""
+    """An exception as it is reported to other workers."""
     known = uncaught.ours(raised)
     return str(known) if known is not None else f"{type(raised).__name__}: {raised}"
 
@@ -128,7 +128,7 @@ def after_stores(end: Callable[[], None]) -> None:
 
 @atexit.register
 def close_stores() -> None:
-    """Ends every store that is still open, once. Servers take a worker that ends without a goodbye for lost; and an updater needs Python to finish what was pushed."""
+    """Ends every store that is still open, once. Servers count a worker that ends without a goodbye as lost, and an updater needs Python to finish what was pushed."""
     raised = getattr(sys, "last_value", None)
     for store in [store for store, pid in list(_open.items()) if pid == os.getpid()]:
         try:

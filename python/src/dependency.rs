@@ -1,5 +1,5 @@
-//! Operations in MXNet's dependency engine: it calls us when an array's earlier uses are done, and we tell it
-//! when ours is.
+//! Operations in MXNet's dependency engine: it calls us when an array's earlier uses are done, and we notify
+//! it when ours is.
 //!
 //! `MXEnginePushAsyncND` of MXNet's C API takes a function, which is called on one of the engine's threads,
 //! and a completion, which we call from the store's thread when nothing uses the array any more. So an
@@ -63,7 +63,7 @@ struct OnComplete {
     parameter: *mut c_void,
 }
 
-// SAFETY: MXNet's engine may be told from any thread.
+// SAFETY: MXNet's engine may be called from any thread.
 unsafe impl Send for OnComplete {}
 // SAFETY: a shared reference can only be copied.
 unsafe impl Sync for OnComplete {}
@@ -127,7 +127,7 @@ struct Work {
 }
 
 impl Work {
-    /// Starts the operation. The engine is told when the last use of the array's memory has ended.
+    /// Starts the operation. The engine is notified when the last use of the array's memory has ended.
     fn start(self, done: OnComplete) {
         let len_bytes = self.shape.iter().product::<usize>() * self.dtype.size_bytes();
         let start = NonNull::new(self.start as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());

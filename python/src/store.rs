@@ -48,12 +48,12 @@ impl Store {
 
     /// Runs `work` on the store without holding the interpreter.
     fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> Result<T> + Send) -> PyResult<T> {
-        self.told(py, |store| detached(py, store, work))
+        self.reporting(py, |store| detached(py, store, work))
     }
 
-    /// Runs `work` on the store, and tells the other workers what it raises: most of what can be wrong with
-    /// Python's arguments is found before the store is called with them.
-    fn told<T>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> PyResult<T>) -> PyResult<T> {
+    /// Runs `work` on the store, and reports to the other workers what it raises: most of what can be wrong
+    /// with Python's arguments is found before the store is called with them.
+    fn reporting<T>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> PyResult<T>) -> PyResult<T> {
         let store = self.open(py)?;
         work(&store).inspect_err(|raised| {
             let text = raised.value(py).to_string();
@@ -180,7 +180,7 @@ impl Store {
     }
 
     fn init(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.told(py, |store| {
+        self.reporting(py, |store| {
             let (key, value) = (key_of(key)?, Foreign::of(value, Access::Read, store.devices())?.into_tensor(py)?);
             detached(py, store, |store| store.init(key, &value))
         })
@@ -194,7 +194,7 @@ impl Store {
         values: Vec<Bound<'_, PyAny>>,
         priority: i32,
     ) -> PyResult<()> {
-        self.told(py, |store| {
+        self.reporting(py, |store| {
             let (key, devices) = (key_of(key)?, store.devices());
             let tensors = values.iter().map(|value| {
                 let foreign = Foreign::of(value, Access::Read, devices)?;
@@ -217,7 +217,7 @@ impl Store {
         priority: i32,
         keep: bool,
     ) -> PyResult<Handle> {
-        self.told(py, |store| {
+        self.reporting(py, |store| {
             let devices = store.devices();
             let outs_of = |index: usize| outs.as_ref().map(|outs| &outs[index].1[..]);
             let borrowed = values
@@ -234,7 +234,7 @@ impl Store {
     }
 
     fn pull(&self, py: Python<'_>, key: &Bound<'_, PyAny>, outs: Vec<Bound<'_, PyAny>>, priority: i32) -> PyResult<()> {
-        self.told(py, |store| {
+        self.reporting(py, |store| {
             let (key, devices) = (key_of(key)?, store.devices());
             let outs = outputs(&outs, devices)?.into_iter().map(|out| out.into_tensor(py));
             let outs = outs.collect::<PyResult<Vec<Tensor>>>()?;
@@ -254,7 +254,7 @@ impl Store {
         shape: Vec<usize>,
         priority: i32,
     ) -> PyResult<()> {
-        self.told(py, |store| {
+        self.reporting(py, |store| {
             let key = key_of(key)?;
             let rows = values.into_iter().map(|(ids, rows)| {
                 let rows = Foreign::of(&rows, Access::Read, None)?.into_tensor(py)?;
@@ -274,7 +274,7 @@ impl Store {
         out: &Bound<'_, PyAny>,
         priority: i32,
     ) -> PyResult<()> {
-        self.told(py, |store| {
+        self.reporting(py, |store| {
             let (key, out) = (key_of(key)?, Foreign::of(out, Access::Write, None)?.into_tensor(py)?);
             detached(py, store, |store| pull_rows(store, &key, &ids, &out, priority))
         })

@@ -142,7 +142,7 @@ def test_a_job_that_is_to_be_encrypted_is_refused():
     assert run([sys.executable, "-c", code], RINGPULL_ENCRYPT=0) == (0, "")
 
 
-#: How the last rank ends while the others wait for it, and what they are to be told of it.
+#: How the last rank ends while the others wait for it, and what the others' error must say.
 ENDS = [
     ("ends_by_argument", "this error: .*complex|this error: a tensor of"),
     ("ends_by_exception", "this error: ZeroDivisionError: the batch is empty\n"),

@@ -11,7 +11,7 @@ use ringpull_processes::{Processes, free_port, own_path};
 
 use crate::world::{Promise, World};
 
-/// The variable that tells a process of a job what it is: kind, group of promises, folder.
+/// The variable with the description of a process of a job: kind, group of promises, folder.
 const CHILD: &str = "RINGPULL_CONTRACT_CHILD";
 /// How long a job may take. It takes a second or two on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use ringpull_base::{Result, config};
 use ringpull_processes::{Processes, Written, own_path};
 
-/// The variable that tells a process which case it is part of.
+/// The variable with the case that a process is part of.
 const CHILD: &str = "RINGPULL_FAULTS_CHILD";
 /// How long a job may take to end once its fate is sealed.
 const DEADLINE: Duration = Duration::from_secs(25);

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-/// The example, which `cargo test` has built, unless it was told to build this test alone: then it is absent,
-/// or older than what it is made of, and built here.
+/// The example, which `cargo test` has built, unless it was asked to build this test alone: then it is
+/// absent, or older than what it is made of, and built here.
 pub fn example() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let profile = own.ancestors().nth(2).unwrap();

@@ -19,7 +19,7 @@ pub(crate) enum Speaks {
     ControlStar,
     /// A scheduler's or a server's.
     Servers,
-    /// Another rank's. It tells rank 0 that its process lives, and accepts no connection.
+    /// Another rank's. It shows rank 0 that its process lives, and accepts no connection.
     Nothing,
 }
 

@@ -1,4 +1,5 @@
-//! Jobs of real processes, which make one step after another until they are told to end, and check every sum.
+//! Jobs of real processes, which make one step after another until they are asked to end, and check every
+//! sum.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -71,7 +72,7 @@ impl Job {
     ///
     /// MPI has ports of its own, at which no secret is proved: Open MPI's launcher listens on three, and each
     /// rank for ranks on other hosts, by IPv4 and by IPv6, on all interfaces. Nothing of ours can guard them.
-    /// The launcher's are told apart by their process. The ranks run here without the component that opens
+    /// The launcher's are distinguished by their process. The ranks run here without the component that opens
     /// theirs, which they need only for other hosts, so all that a rank listens on is ours.
     pub(crate) fn of_ranks(ranks: usize) -> Self {
         let mut job = Job::empty();

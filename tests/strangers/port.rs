@@ -97,7 +97,7 @@ impl Port {
                 break;
             }
         }
-        if self.speaks.tells_nothing(&said) { Ok(()) } else { Err(format!("a stranger was told {said:?}")) }
+        if self.speaks.tells_nothing(&said) { Ok(()) } else { Err(format!("a stranger received {said:?}")) }
     }
 }
 

@@ -403,8 +403,7 @@ pub fn rack() -> Option<String> {
     text("RINGPULL_RACK").or_else(switches)
 }
 
-/// `NCCL_COMM_BLOCKING`: whether NCCL was told to let its calls wait for other processes, so that none can be
-/// given up.
+/// `NCCL_COMM_BLOCKING`: whether NCCL lets its calls wait for other processes, so that none can be given up.
 pub fn nccl_blocks() -> bool {
     text("NCCL_COMM_BLOCKING").is_some_and(|given| given.trim() == "1")
 }

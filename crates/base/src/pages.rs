@@ -21,7 +21,7 @@ fn advice(error: &Error) -> &'static str {
             "Do what the hint says, or choose another kind. `ringpull info` shows what this build and this machine have; `ringpull doctor` shows what would stop a job from running."
         }
         Error::Unsupported { .. } => {
-            "Use another kind of store, or leave the call out. `store.is_capable(...)` tells a program beforehand. [Kinds of store](kinds.md) has what each kind can do."
+            "Use another kind of store, or leave the call out. A program can check with `store.is_capable(...)` beforehand. [Kinds of store](kinds.md) has what each kind can do."
         }
         Error::MixedKeyTypes { .. } => "Name all keys of a store by integers, or all by strings.",
         Error::NotInitialized { .. } => {
@@ -182,7 +182,7 @@ fn examples() -> Vec<Error> {
             "rank 1 is 65536 calls of set_optimizer ahead of another rank",
             "call set_optimizer at the same step on every rank",
         ),
-        Error::on_rank(0, "rank 0 could not use what its RINGPULL_MODEL names"),
+        Error::on_rank(0, "rank 0 could not use the model that its RINGPULL_MODEL names"),
         Error::bug("a code of the wrong length arrived on rank 2"),
         Error::protocol(2, "10.55.0.3:4711", "a frame of 4 GiB"),
         Error::Library {

@@ -30,7 +30,7 @@ impl Remote {
 
     pub(crate) fn refuse(&self) -> Error {
         Error::argument(
-            format!("the tensor is in the memory of {}, and its bytes are wanted on the host", self.place),
+            format!("the tensor is in the memory of {}, but this call needs it in host memory", self.place),
             "copy it with `Devices::download`, or use a store that works on devices",
         )
     }

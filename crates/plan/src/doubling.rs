@@ -5,10 +5,10 @@
 //! buffer to the odd one after it, which adds it and takes part for both, and gets the result back at the
 //! end.
 //!
-//! The ranks of the core are numbered anew from 0, in order. In the round with distance 1, 2, 4, ..., core
-//! rank `c` exchanges its sum with core rank `c xor distance`, and each adds what it got. Before the round
-//! with distance `d` every block of `d` core ranks holds the block's sum; after the last round every rank
-//! holds the sum of all.
+//! The ranks of the core get new numbers from 0, in order. In the round with distance 1, 2, 4, ..., core rank
+//! `c` exchanges its sum with core rank `c xor distance`, and each adds what it got. Before the round with
+//! distance `d` every block of `d` core ranks holds the block's sum; after the last round every rank holds
+//! the sum of all.
 //!
 //! Three ranks; `a`, `b`, `c` are contributions, the core is ranks 1 and 2:
 //!

@@ -59,10 +59,10 @@ impl Move {
 /// What one rank does, in program order.
 ///
 /// The meaning of a plan is its moves executed one after the other, with sends that copy their elements out
-/// at once and never wait. An interpreter may do better, as long as nobody can tell the difference: moves
-/// that touch different parts run concurrently, and messages are cut into segments. Between two ranks, in
-/// each direction, messages arrive in the order in which they were sent: the k-th send of `a` to `b` is the
-/// k-th receive of `b` from `a`, and both name the same parts.
+/// at once and never wait. An interpreter may do better, as long as the result is the same: moves that touch
+/// different parts run concurrently, and messages are cut into segments. Between two ranks, in each
+/// direction, messages arrive in the order in which they were sent: the k-th send of `a` to `b` is the k-th
+/// receive of `b` from `a`, and both name the same parts.
 ///
 /// Every plan of this module also makes progress when nothing is buffered, by these rules: a send is issued
 /// once the earlier receives into its parts and the earlier sends to the same rank are done; a receive is

@@ -41,7 +41,7 @@ impl Expected {
         };
         if kind == Kind::DistAsync && codec.is_some_and(|codec| !codec.adds_exactly()) {
             return Err(Error::argument(
-                "sums that round and come in any order cannot be checked".to_owned(),
+                "sums that are rounded and arrive in any order cannot be checked".to_owned(),
                 "measure dist_async with a threshold such as 0.5",
             ));
         }

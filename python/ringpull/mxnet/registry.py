@@ -40,7 +40,7 @@ def _register(name: str, kind: str) -> None:
 
 
 def register() -> None:
-    """Registers every kind, and makes a name that nobody knows an error: MXNet would make a local store or a worker of servers of it."""
+    """Registers every kind, and makes an unknown name an error: MXNet would create a local store, or a worker of a job with servers."""
     for kind in _native.KINDS:
         _register(f"ringpull_{kind}" if kind in _NATIVE else kind, kind)
     if getattr(kvstore.create, "_of_ringpull", False):

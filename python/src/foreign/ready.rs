@@ -1,6 +1,6 @@
 //! Where a DLPack tensor is, and the stream that it is ready on.
 //!
-//! A consumer tells `__dlpack__` the stream that it will use the tensor on, and the producer makes that
+//! A consumer passes to `__dlpack__` the stream that it will use the tensor on, and the producer makes that
 //! stream wait for its work. Here that is the producer's own present stream, where `ringpull/streams.py` can
 //! find it out: then whatever the producer does next comes after what the store does. Otherwise it is a
 //! stream of ours, and the host waits for it before the caller goes on.

@@ -141,7 +141,7 @@ pub(super) fn learn(
     let is_of_these = !are_named && told.hosts == hosts.len() as u64;
     let (known, racks) = (told.model, if is_of_these { told.racks } else { 0 });
     if told.origin == Told::WRONG {
-        return Err(Error::on_rank(0, "rank 0 could not use what its RINGPULL_MODEL names"));
+        return Err(Error::on_rank(0, "rank 0 could not use the model that its RINGPULL_MODEL names"));
     }
     if told.origin == Told::GIVEN {
         return Ok(Learned { model: known, racks, source: format!("{source}, on rank 0's word"), age: None });

@@ -224,7 +224,7 @@ pub(super) fn fit(times: &Times) -> Model {
         let most = (step - n * shared_message_us).max(least);
         ((star - step + shared_message_us) / (n - 2.0)).clamp(least, most)
     } else {
-        // Two ranks cannot tell latency from work; a quarter is work, as on larger clusters.
+        // With two ranks latency and work cannot be separated; a quarter is work, as on larger clusters.
         (0.25 * (step - n * shared_message_us)).max(least)
     };
     let latency_us = (step - message_us - n * shared_message_us).max(least);

@@ -364,7 +364,7 @@ impl Engine {
         self.process
     }
 
-    /// Ends the engine: waits for what was called, tells the peers, ends the library. After a fault it ends
+    /// Ends the engine: waits for what was called, informs the peers, ends the library. After a fault it ends
     /// at once. Nothing in a forked child, whose parent goes on.
     pub fn leave(&self) {
         const LOOK: Duration = Duration::from_millis(1);

@@ -264,7 +264,7 @@ pub struct Stuck {
     pub site: Option<String>,
 }
 
-/// What ranks tell each other over the control star.
+/// A message of the control star.
 #[derive(Serialize, Deserialize)]
 pub(super) enum ControlMessage {
     Here(Peer),

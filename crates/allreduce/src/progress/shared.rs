@@ -60,7 +60,7 @@ pub(super) struct Shared {
     pub(super) commands: Sender<Command>,
     /// Jobs that the finishing thread has been given and has not finished.
     pub(super) unfinished: Handover,
-    /// Tensors that were lent and have not been returned, of those whose owners are told when they are.
+    /// Tensors that were lent and have not been returned, of those whose owners are notified when they are.
     pub(super) watched: AtomicU64,
     /// Whether there was none of them left at some time since the last call.
     pub(super) all_returned: AtomicBool,
@@ -79,7 +79,7 @@ impl Shared {
         }
         if let Err(fault) = self.control.send(to, &bytes) {
             // Too long, or too many that the peer has not taken: others would wait for it in vain. Kept
-            // first, so that to tell of it does not come here again.
+            // first, so that reporting it does not come here again.
             if self.fault.set(fault).is_ok() {
                 self.stop.store(true, Ordering::Release);
                 let fault = self.fault.get().expect("it was just set").clone();
@@ -163,7 +163,7 @@ impl Shared {
     }
 
     fn launch(&self, launch: Launch) {
-        // Held until the job is on its way: who finds nothing waiting may tell the comm thread to stop.
+        // Held until the job is on its way: a thread that finds nothing waiting may stop the comm thread.
         let mut waiting = self.waiting.lock();
         if let Some(job) = waiting.remove(&(launch.topic.clone(), launch.ordinal)) {
             drop(self.commands.send(Command::Run(job, launch)));

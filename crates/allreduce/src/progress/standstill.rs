@@ -33,8 +33,8 @@ struct CallsSnapshot {
 #[derive(Default)]
 pub(super) struct Standstill {
     seen: Option<(CallsSnapshot, Since)>,
-    /// How many messages of MPI had moved, since when no other has, and whether rank 0 was told that some are
-    /// awaited.
+    /// How many messages of MPI had moved, since when no other has, and whether it was reported to rank 0
+    /// that some are awaited.
     data: Option<(u64, f64)>,
     told_data: bool,
     told: Option<Stuck>,

@@ -54,8 +54,8 @@ pub(super) struct Watcher {
     silence_s: f64,
     /// How long a frozen cycle may stand still before every rank says how far it is.
     patience_s: f64,
-    /// On rank 0: when to tell of a rank that others wait for, which doubles each time; and where those ranks
-    /// have said they are.
+    /// On rank 0: when to warn about a rank that others wait for, which doubles each time; and where those
+    /// ranks have said they are.
     warn_s: f64,
     next_warning_s: f64,
     sites: BTreeMap<usize, String>,

@@ -125,7 +125,7 @@ pub(super) fn check_threads(is_initialised_here: bool, provided: c_int) -> Resul
 }
 
 /// Whether the library yields the processor whenever nothing has come, as Open MPI does where `mpirun` finds
-/// or is told that ranks are more than cores. Yielding once more would cost another turn of all others.
+/// or knows that there are more ranks than cores. Yielding once more would cost another turn of all others.
 pub(super) fn yields_when_idle(library: &str) -> bool {
     let says =
         |name| config::text(name).map(|value| !matches!(value.as_str(), "0" | "f" | "false" | "n" | "no" | "disabled"));

@@ -310,7 +310,7 @@ impl Transport for Mpi {
         let count = c_int::try_from(count).map_err(|_| Error::Unsupported {
             kind: self.name.clone(),
             operation: "native allreduce".to_owned(),
-            reason: format!("MPI_Allreduce counts elements in an int, and here are {count}; choose another algorithm"),
+            reason: format!("MPI_Allreduce counts elements in an int, too short for {count}; choose another algorithm"),
         })?;
         let from = in_place(&self.name).unwrap_or_else(|| {
             self.copy.clear();

@@ -1,6 +1,6 @@
 //! Memory that several processes of one host map: an unnamed file of the kernel's.
 //!
-//! A process makes a [`Region`] and tells its peers the region's [`Address`], which they open. The kernel
+//! A process makes a [`Region`] and sends the region's [`Address`] to its peers, which open it. The kernel
 //! frees it with the last process that has it, however that ends: no name is left anywhere. Pages exist once
 //! they are touched.
 //!
@@ -89,7 +89,7 @@ impl Region {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let found = file.metadata()?;
         if (found.dev(), found.ino()) != address.identity || found.len() != address.len_bytes {
-            return Err(io::Error::other("another file is there: the ranks do not see each other's processes"));
+            return Err(io::Error::other("found another file: the ranks do not see each other's processes"));
         }
         Self::map(file, address.len_bytes as usize)
     }

@@ -13,7 +13,7 @@ use crate::{Buffer, DType, Element, Error, Key, Remote, Result};
 pub struct TensorRef {
     pub(super) dtype: DType,
     pub(super) shape: Arc<[usize]>,
-    /// Let go before the content, with which the memory may be given back and lent anew.
+    /// Released before the content, with which the memory may be given back and lent again.
     #[allow(dead_code)]
     pub(super) range: Option<Held>,
     pub(super) content: ArcRwLockReadGuard<RawRwLock, Content>,

@@ -484,7 +484,7 @@ mod tests {
         assert!(!last.is_simply_dropped());
     }
 
-    /// Tensors over parts of one array of eight elements, each as another library would lend it anew.
+    /// Tensors over parts of one array of eight elements, each as another library would lend it again.
     fn over_one_array<const N: usize>(parts: [std::ops::Range<usize>; N]) -> [Tensor; N] {
         let memory: Arc<[std::sync::atomic::AtomicU32; 8]> = Arc::default();
         parts.map(|part| {

@@ -1,10 +1,10 @@
 //! Who has memory of other libraries locked, by address.
 //!
 //! Tensors over memory of our own share it by clones of one handle, and so they share its lock. Memory of
-//! another library may come anew with every call: two tensors may lie over one array, or over views of it. So
-//! a guard of such a tensor holds, besides the tensor's own lock, the range of addresses. A range that is
-//! written overlaps no other that is held; ranges that are read may overlap each other. Whoever wants a range
-//! that is held waits for it, as for the lock of one tensor.
+//! another library may come again with every call: two tensors may lie over one array, or over views of it.
+//! So a guard of such a tensor holds, besides the tensor's own lock, the range of addresses. A range that is
+//! written overlaps no other that is held; ranges that are read may overlap each other. A thread that needs a
+//! range that is held waits for it, as for the lock of one tensor.
 //!
 //! An access costs a lookup in a sorted set of what is held at present.
 

@@ -1,4 +1,4 @@
-//! How far this process's clock is ahead of rank 0's: by messages there and back, of which the quickest tells
+//! How far this process's clock is ahead of rank 0's: by messages there and back, of which the quickest shows
 //! most.
 
 /// Round trips that are made; a quiet one among them is enough.

@@ -26,7 +26,7 @@ pub(crate) struct CompletionsArgs {
 pub(crate) fn completions(args: &CompletionsArgs) -> Status {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "ringpull", &mut text);
-    // If the reader has closed the pipe, there is nobody to tell.
+    // If the reader has closed the pipe, nobody reads an error.
     drop(std::io::stdout().write_all(&text));
     SUCCESS
 }

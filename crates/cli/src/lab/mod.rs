@@ -30,7 +30,7 @@ pub use self::shape::{Racks, Shape};
 use crate::progress::Progress;
 use ringpull_base::{Error, Result};
 
-/// The network of the lab's hosts, for programs that must be told which interface to use.
+/// The network of the lab's hosts, for programs that have an option for the interface to use.
 pub const NETWORK: &str = "10.55.0.0/24";
 
 const FOLDER: &str = "/run/ringpull/lab";

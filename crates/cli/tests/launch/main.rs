@@ -1,4 +1,4 @@
-//! `ringpull launch` with real processes: what they are told, and that all of them end together.
+//! `ringpull launch` with real processes: the environment that they get, and that all of them end together.
 
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -311,7 +311,7 @@ fn servers_are_started_for_a_command_that_names_a_kind_with_servers_or_as_many_a
 #[test]
 fn an_mpirun_that_outlives_its_processes_is_ended_and_said() {
     if !Path::new("/proc/thread-self/children").exists() {
-        eprintln!("skipped: this kernel does not tell children");
+        eprintln!("skipped: this kernel does not list children");
         return;
     }
     let folder = tempfile::tempdir().unwrap();

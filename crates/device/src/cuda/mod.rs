@@ -182,7 +182,7 @@ impl Platform for Cuda {
         checked("cuPointerGetAttribute", outcome.result())?;
         if ordinal != gpu.ordinal {
             return Err(Error::argument(
-                format!("memory of GPU {ordinal} that is said to be on GPU {}", gpu.ordinal),
+                format!("memory of GPU {ordinal} was given as memory of GPU {}", gpu.ordinal),
                 "give the tensor with the device that it is on",
             ));
         }

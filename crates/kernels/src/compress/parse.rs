@@ -126,7 +126,7 @@ impl FromStr for Compression {
         let values: Vec<&str> = words.collect();
         if values.len() > keys.len() && Compression::of_type(name).is_ok() {
             return Err(Error::argument(
-                format!("{text:?} has more parameters than {name} has"),
+                format!("{text:?} has more parameters than {name} takes"),
                 "write fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD, topk:RATIO or topk:RATIO:MOMENTUM",
             ));
         }

@@ -79,7 +79,7 @@ fn launch_words(words: &[String]) -> Option<&[String]> {
     words.windows(2).position(is_ours).map(|at| &words[at..])
 }
 
-/// How many servers the words of `ringpull launch` tell it to start.
+/// The number of servers that the arguments of `ringpull launch` request.
 fn servers(words: &[String]) -> Option<u64> {
     let own = words.iter().take_while(|word| *word != "--");
     let own: Vec<&str> = own.map(String::as_str).collect();

@@ -282,6 +282,6 @@ fn codes_that_no_worker_sends_end_the_job_with_a_protocol_error() {
         let [Output::Fault(error @ Error::Protocol { .. })] = &outputs[..] else { panic!("{part}: no fault") };
         assert!(error.to_string().contains(part) && error.to_string().contains("key \"w\""), "{error}");
         let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
-        assert!(server.handle(0, pull, Vec::new()).is_empty(), "nobody is told a value that may have been spoilt");
+        assert!(server.handle(0, pull, Vec::new()).is_empty(), "no worker gets a value that may be wrong");
     }
 }

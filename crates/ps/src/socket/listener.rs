@@ -366,8 +366,8 @@ fn refused(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Ends a connection because there is no room for it. A node takes that for a connection that broke, and not
-/// for the end of this process: it tries again for as long as heartbeats may be missing.
+/// Ends a connection because there is no room for it. A node counts that as a connection that broke, and not
+/// as the end of this process: it tries again for as long as heartbeats may be missing.
 fn reset(stream: &TcpStream) {
     if let Err(cause) = rustix::net::connect_unspec(stream) {
         tracing::debug!(%cause, "a connection had ended before it was reset");

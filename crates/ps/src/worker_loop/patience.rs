@@ -1,5 +1,6 @@
-//! What a worker does about nodes that keep it waiting: it asks its servers who is missing, says so after
-//! `RINGPULL_WARN`, tells the scheduler when it waits for nothing else, and notices which server is lost.
+//! What a worker does about nodes that keep it waiting: it asks its servers which workers are missing, warns
+//! after `RINGPULL_WARN`, reports to the scheduler when it waits for nothing else, and notices which server
+//! is lost.
 
 use std::time::{Duration, Instant};
 
