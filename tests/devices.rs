@@ -106,7 +106,7 @@ fn job_of(
 }
 
 #[test]
-fn a_rank_on_devices_among_ranks_in_host_memory_is_told_which_variable_to_set() {
+fn a_rank_on_devices_among_ranks_in_host_memory_gets_an_error_with_the_variable_to_set() {
     let config = config(Duration::from_secs(30));
     let engines = Engine::in_process(2, &config).unwrap();
     let stores: Vec<KvStore> = engines

@@ -128,7 +128,7 @@ def test_a_pushed_tensor_may_be_changed_at_once(store):
         assert out.tolist() == [total] * 5
 
 
-def test_the_producer_is_told_the_stream_that_the_tensor_is_used_on(store):
+def test_the_producer_gets_the_stream_that_the_tensor_is_used_on(store):
     store.init("w", np.zeros(5, np.float32))
     first, second = full(1), full(2, 1)
     for value in (first, first, second):

@@ -152,7 +152,7 @@ ENDS = [
 
 @pytest.mark.parametrize("kind", ["dist_sync_mpi", "dist_sync"])
 @pytest.mark.parametrize(("case", "told"), ENDS)
-def test_why_a_rank_has_ended_is_told_to_those_who_wait_for_it(kind, case, told):
+def test_ranks_that_wait_get_the_reason_why_another_has_ended(kind, case, told):
     of = HERE / "jobs/faults.py", case, kind
     done = mpi(2, *of) if kind == "dist_sync_mpi" else launch(2, 1, *of, RINGPULL_TIMEOUT=2)
     assert re.search(told, done.ranks[0].text) and outcomes(done)[0] == "PeerLostError", f"{done}"

@@ -40,7 +40,7 @@ def hears(done, rank, line, hint=None):
 
 
 @pytest.mark.parametrize("front", FRONTS)
-def test_shapes_that_differ_are_said_by_the_ranks_that_have_them(front):
+def test_differing_shapes_are_reported_by_the_ranks_that_have_them(front):
     done = run(front, "shape")
     # The first two that call it with different shapes are enough.
     said = rf"the ranks disagree on key {NAMES[front]} in init: rank \d has .*, rank \d has .*"
@@ -54,7 +54,7 @@ def test_shapes_that_differ_are_said_by_the_ranks_that_have_them(front):
 
 
 @pytest.mark.parametrize("front", FRONTS)
-def test_a_rank_that_was_killed_is_said_once_by_each_that_is_left_and_hinted_at_by_one(front):
+def test_a_killed_rank_is_reported_once_by_each_survivor_with_a_hint_from_one(front):
     done = run(front, "kill")
     said = rf"rank 1 \(pid \d+ on .*\) is lost: its process ended \(during .* key {NAMES[front]} on rank 0\)"
     hears(done, 0, said, "see that process's own output and its host's log, and restart .*")
@@ -62,7 +62,7 @@ def test_a_rank_that_was_killed_is_said_once_by_each_that_is_left_and_hinted_at_
 
 
 @pytest.mark.parametrize("front", FRONTS)
-def test_an_exception_of_the_program_ends_with_its_rank_and_others_say_it_in_a_line(front):
+def test_an_exception_of_the_program_ends_with_its_rank_and_others_report_it_in_a_line(front):
     done = run(front, "raise")
     lines = done.ranks[1].err.splitlines()
     assert lines[-3:-1] == ["ZeroDivisionError: the batch is empty", "and so is the rest"] and len(lines) < 12, f"{done}"
@@ -72,7 +72,7 @@ def test_an_exception_of_the_program_ends_with_its_rank_and_others_say_it_in_a_l
 
 
 @pytest.mark.parametrize("front", ["ringpull", "mxnet"])
-def test_a_deadlock_is_said_whole_by_the_first_rank_and_each_other_says_its_own_wait(front):
+def test_the_first_rank_reports_a_deadlock_in_full_and_each_other_its_own_wait(front):
     done = run(front, "deadlock")
     wait = r"rank {0} waits at \S*last_words.py:\d+ in wait_for_each_other for push of key \"key{0}\", which rank\(s\) \[[\d, ]+\] have not called"
     speaks(done, 0, "DeadlockError: every rank waits for another: " + "; ".join(wait.format(rank) for rank in range(3)), "call every key .*")
@@ -87,13 +87,13 @@ def test_a_rank_that_leaves_early_is_hinted_at_with_what_every_framework_can_do(
     hears(done, 0, line, "give every rank the same number of steps")
 
 
-def test_a_push_that_nobody_waits_for_and_that_fails_at_the_end_is_said():
+def test_a_push_that_no_call_waits_for_and_that_fails_at_the_end_is_reported():
     done = run("ringpull", "push", ranks=2)
     line = 'rank 0 ended its run without calling push of key "w", for which rank 1 waits'
     hears(done, 1, line, "give every rank the same number of steps")
 
 
-def test_what_an_updater_raises_is_said_by_its_rank_with_its_lines_and_others_say_it_in_a_line():
+def test_the_rank_of_an_updater_reports_its_exception_with_its_lines_and_others_in_a_line():
     done = run("ringpull", "updater")
     lines = spoken(done, 1, 16)
     line = 'the updater of key "w" on rank 1 raised ZeroDivisionError: the updater\'s own and this'
@@ -118,7 +118,7 @@ def test_a_store_of_one_process_hears_of_no_other_whatever_the_launcher_says():
 
 
 @pytest.mark.parametrize("front", ["ringpull", "mxnet"])
-def test_with_servers_the_same_is_said_and_servers_say_a_line(front):
+def test_with_servers_the_same_is_reported_and_servers_print_a_line(front):
     pytest.importorskip(front)
     for case, line, hint in (
         ("kill", r"worker rank 1 .* is lost: .*", "see that process's own output .*"),
@@ -141,7 +141,7 @@ def test_the_log_can_have_whole_tracebacks_and_an_exception_that_is_caught_is_as
     assert "\n  hint: " in done.ranks[0].out and done.ranks[0].err.splitlines()[-1] == "KeyError: 'own'", f"{done}"
 
 
-def test_an_error_of_a_process_alone_is_said_without_lines_of_ours():
+def test_an_error_of_a_process_alone_is_reported_without_lines_of_ours():
     done = mpi(1, "-c", "import ringpull\nringpull.create('none')")
     lines = done.ranks[0].err.splitlines()
     assert lines[-2].startswith("ringpull: failed: UnknownKindError: unknown kind of store \"none\"") and len(lines) == 4, f"{done}"

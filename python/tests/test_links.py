@@ -20,7 +20,7 @@ pytestmark = [
         ("RST of MPI's connections", "after"),
     ],
 )
-def test_what_mpi_carries_is_mended_by_tcp_or_the_job_ends_with_one_error(fault, outcome):
+def test_messages_of_mpi_are_repeated_by_tcp_or_the_job_ends_with_one_error(fault, outcome):
     words = [ROOT / "scripts/partition", "--ringpull", ringpull_binary(), "--only", f"dist_sync_mpi, {fault}, large sum"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 and outcome in done.stdout and "WRONG" not in done.stdout, done.stdout + done.stderr

@@ -190,7 +190,7 @@ def test_the_rows_of_several_keys_are_pulled_each_with_its_own_ids_or_all_with_o
         store.row_sparse_pull(keys, out=[mx.nd.ones(SHAPE)] * len(keys), row_ids=[mx.nd.array([1])] * len(keys))
 
 
-def test_a_row_sparse_output_is_ignored_by_pull_unless_told_otherwise():
+def test_a_row_sparse_output_is_ignored_by_pull_by_default():
     store = mx.kv.create("ringpull_local")
     store.init("e", mx.nd.ones(SHAPE))
     out = (mx.nd.ones(SHAPE) * 3).tostype("row_sparse")
@@ -312,7 +312,7 @@ def test_a_fault_reaches_who_reads_the_output(case, expected, ranks):
         assert printed.out.count(f"rank {rank}: and then KVStoreError") == 1, f"{done}"
 
 
-def test_a_fault_that_nobody_catches_is_told_once_in_a_few_lines_with_mxnets_name_of_the_key():
+def test_an_uncaught_fault_is_reported_once_in_a_few_lines_with_mxnets_name_of_the_key():
     done = mpi(2, HERE / "jobs/mxnet_uncaught.py", RINGPULL_TIMEOUT=2)
     lines = done.ranks[0].err.splitlines()
     assert done.status and len(lines) <= 6 and lines[0].startswith("Traceback"), f"{done}"

@@ -239,7 +239,7 @@ def test_what_an_updater_raises_is_an_error_that_names_the_key(store, capfd):
         (lambda s: s.pushpull(["a", 1.5], [np.ones(2), np.ones(2)]), ringpull.ArgumentError, "type for keys"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_changes(store, call, error, words):
+def test_a_wrong_call_is_an_error_and_changes_nothing(store, call, error, words):
     store.init("a", np.full(2, 5.0))
     with pytest.raises(error, match=words) as caught:
         call(store)

@@ -27,7 +27,7 @@ def test_whoever_reads_a_gradient_reads_the_average_and_passes_add_up():
         assert printed.out == f"rank {rank} is done\n", printed.err
 
 
-def test_processes_that_would_train_alone_are_told():
+def test_processes_that_would_train_alone_get_a_warning():
     # What torchrun sets.
     of_torchrun = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "none"}
     code = """if True:

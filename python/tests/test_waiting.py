@@ -45,7 +45,7 @@ def test_a_rank_that_loads_longer_than_the_others_is_waited_for(kind, front):
 
 
 @pytest.mark.parametrize(("kind", "front"), ALL_FRONTS)
-def test_ranks_that_wait_for_each_other_are_told_where_within_ten_seconds(kind, front):
+def test_ranks_that_wait_for_each_other_get_an_error_with_their_lines_within_ten_seconds(kind, front):
     done = run("deadlock", kind, front)
     for rank, printed in enumerate(done.ranks):
         found = re.search(rf"^rank {rank} got (\w+): (.*) after ([\d.]+) s$", printed.out, re.MULTILINE)

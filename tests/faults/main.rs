@@ -56,7 +56,7 @@ fn a_shape_that_differs_is_an_error_that_names_each_ranks_shape() {
 }
 
 #[test]
-fn shapes_of_two_ranks_that_differ_are_said_by_init_while_a_third_has_not_called_it() {
+fn differing_shapes_of_two_ranks_are_an_error_of_init_while_a_third_has_not_called_it() {
     Job::start("shapes_of_two", 3, Some(60))
         .fails(&[], &["\"odd_one\" in init: rank 0 has", "rank 1 has", "[8]", "[6]"]);
 }
@@ -97,7 +97,7 @@ fn a_rank_that_ends_early_with_success_is_an_error_for_the_others_at_once() {
 }
 
 #[test]
-fn a_rank_that_ends_by_an_error_is_told_to_the_others_with_the_error() {
+fn the_others_get_the_error_by_which_a_rank_ends() {
     let words = ["rank 1", "\"next\"", "this error: push_pull of key \"next\" on rank 1: shape [7], but init gave [6]"];
     Job::start("ends_by_error", 3, Some(60)).fails(&[1], &words);
     Job::start("aborts_after_error", 3, Some(60)).fails(&[1], &words);
@@ -106,7 +106,7 @@ fn a_rank_that_ends_by_an_error_is_told_to_the_others_with_the_error() {
 }
 
 #[test]
-fn an_error_that_a_rank_got_over_is_not_told_when_it_ends() {
+fn an_error_that_a_rank_recovered_from_is_not_reported_when_it_ends() {
     for error in Job::start("gets_over_error", 3, Some(60)).errors(&[1]) {
         assert!(error.contains("rank 1 ended its run") && !error.contains("this error"), "{error}");
     }
@@ -135,7 +135,7 @@ fn a_rank_that_is_late_is_warned_about_and_costs_time_alone() {
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_are_told_so_in_ten_seconds() {
+fn ranks_that_wait_for_each_other_get_an_error_in_ten_seconds() {
     for (case, ranks) in [("deadlock", 2), ("deadlock", 3), ("deadlock_in_step_20", 2), ("deadlock_in_step_20", 3)] {
         let job = Job::start(case, ranks, None);
         let all: Vec<usize> = (0..ranks).collect();

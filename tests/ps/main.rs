@@ -98,7 +98,7 @@ fn a_rank_that_never_pushes_is_named_to_every_worker() {
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_are_told_so_in_ten_seconds() {
+fn ranks_that_wait_for_each_other_get_an_error_in_ten_seconds() {
     for workers in [2, 3] {
         let words: Vec<String> = (0..workers)
             .map(|rank| format!("rank {rank} waits for push of key \"of rank {rank}\", which rank(s) ["))
@@ -180,7 +180,7 @@ fn a_rank_that_pushes_twice_waits_for_those_that_pushed_once() {
 }
 
 #[test]
-fn a_worker_that_ends_by_an_error_is_told_to_the_others_with_the_error() {
+fn the_others_get_the_error_by_which_a_worker_ends() {
     let words = ["rank 1", "this error: push_pull of key \"next_key\" on rank 1: shape [7], but init gave [6]"];
     Job::start("ends_by_error", 3, 2).fails(&["worker 1"], &words);
     Job::start("exits_after_error", 3, 2).fails(&["worker 1"], &words);
@@ -196,7 +196,7 @@ fn a_rank_that_ends_early_with_success_is_named_to_every_other() {
 }
 
 #[test]
-fn a_push_that_nobody_waits_for_is_told_of_when_the_worker_it_needs_has_ended() {
+fn a_push_that_no_call_waits_for_fails_when_a_worker_that_it_needs_has_ended() {
     let ends = Job::start("ends_with_a_push", 2, 1).ends(Duration::from_secs(10));
     let told = ends.iter().filter(|end| end.written.contains("ended its run without calling push of key \"next_key\""));
     assert_eq!(told.map(|end| end.name.as_str()).collect::<Vec<_>>(), ["scheduler", "server 0", "worker 0"]);

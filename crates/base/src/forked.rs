@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_knows_that_it_is_none_of_its_parents() {
+    fn a_child_knows_that_it_is_not_its_parent() {
         let process = Process::this();
         assert!(process.is_here());
         assert!(in_child(|| !process.is_here() && Process::this().is_here()));

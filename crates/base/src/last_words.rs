@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_met_an_error_gives_its_hint_and_others_say_in_one_line_that_they_stop() {
+    fn the_rank_that_met_an_error_prints_its_hint_and_others_print_one_line() {
         let error = Error::ShapeMismatch {
             key: Key::from(3),
             operation: "push".to_owned(),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_a_peer_is_said_without_a_hint_as_that_peer_gives_it() {
+    fn the_error_that_ended_a_peer_has_no_hint_here_as_the_peer_prints_it() {
         let ended = |why: &str| Error::Finished {
             peer: "rank 1".to_owned(),
             ranks: vec![1],

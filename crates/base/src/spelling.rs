@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_are_told_from_other_words() {
+    fn misspellings_are_distinguished_from_other_words() {
         let names = ["ring", "direct", "ordered", "dist_sync_mpi", "dist_sync"];
         for (given, meant) in [
             ("rign", Some("ring")),

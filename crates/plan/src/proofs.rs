@@ -261,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn numbers_sum_to_the_same_bits_whoever_is_late(
+    fn numbers_sum_to_the_same_bits_whichever_rank_is_late(
         size in 1usize..20,
         len in 0usize..70,
         seed in any::<u64>(),

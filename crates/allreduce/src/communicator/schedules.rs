@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_longer_than_the_model_says_where_that_is_wished_and_nobody_has_fixed_them() {
+    fn messages_may_be_longer_than_the_model_says_unless_their_length_is_fixed() {
         let segment_bytes = |choice, least_bytes, is_fixed| {
             let cuts = Segments { most_bytes: 1 << 16, is_fixed };
             let sum = Sum { least_bytes, ..Sum::of(choice, DType::F32, 1 << 20) };

@@ -254,7 +254,7 @@ pub(crate) mod tests {
     /// is weakened from `SeqCst` before a load that has kept its own is not found: the fence of that load
     /// stands for both.
     #[test]
-    fn what_two_ranks_write_before_a_meeting_is_seen_after_it_and_none_sleeps_through_it() {
+    fn writes_before_a_meeting_are_visible_after_it_and_no_rank_sleeps_through_it() {
         ranks(2, 3, rounds(3, 2, 0));
     }
 

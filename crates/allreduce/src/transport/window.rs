@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_before_a_meeting_is_seen_after_it() {
+    fn counters_published_before_a_meeting_are_visible_after_it() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for window in windows(5) {

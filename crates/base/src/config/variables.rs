@@ -119,7 +119,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_wrong_name_is_told_with_its_variable_the_names_and_the_closest() {
+    fn the_error_of_a_wrong_name_has_its_variable_the_names_and_the_closest() {
         let error = |given| not_one_of("RINGPULL_ALGORITHM", given, &["ring", "direct"]).to_string();
         for part in ["RINGPULL_ALGORITHM=\"rign\"", "one of ring, direct", "hint: did you mean ring?"] {
             assert!(error("rign").contains(part), "{}", error("rign"));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_nearly_ours_is_told_from_others() {
+    fn a_misspelt_variable_is_found_among_others() {
         for (given, meant) in [
             ("RINGPULL_TIMOUT", "RINGPULL_TIMEOUT"),
             ("RINGPUL_TIMEOUT", "RINGPULL_TIMEOUT"),

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_told_once_when_the_owner_comes_for_what_it_was_given() {
+    fn a_store_is_notified_once_when_the_owner_asks_for_its_tensor() {
         let (count, waiter) = counter();
         let (input, output) = (Tensor::zeros(DType::F32, &[1]), Tensor::zeros(DType::F32, &[1]));
         input.lend(&waiter, false);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_knows_how_many_watched_tensors_it_has_before_their_owners_are_told() {
+    fn a_store_knows_how_many_watched_tensors_it_has_before_their_owners_are_notified() {
         let (count, waiter) = counter();
         let held = {
             let count = Arc::clone(&count);

@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_memory_that_overlaps_is_waited_for_and_named_after_the_limit() {
+    fn the_holder_of_overlapping_memory_is_waited_for_and_named_after_the_limit() {
         let [first, second] = over_one_array([0..5, 3..8]);
         first.give(&Key::from("a"), 1);
         second.give(&Key::from("b"), 1);
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_told_when_somebody_comes_for_the_memory_of_a_tensor_that_it_has() {
+    fn a_store_is_notified_when_another_tensor_needs_memory_that_it_holds() {
         #[derive(Default)]
         struct Told(std::sync::Mutex<Option<TensorMut>>);
         impl Waiter for Told {

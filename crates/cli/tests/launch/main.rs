@@ -87,7 +87,7 @@ fn start_stayers(words: &[&str], count: usize, mark: &str) -> Child {
 }
 
 #[test]
-fn every_process_is_told_its_role_and_its_number() {
+fn every_process_gets_its_role_and_its_number() {
     let words = "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER $DMLC_NUM_SERVER at $DMLC_PS_ROOT_URI \
                  a=$A b=$B c=$C; \
                  test $DMLC_PS_ROOT_PORT -gt 1023 -a $RINGPULL_LOCAL_WORKERS = 2";
@@ -309,7 +309,7 @@ fn servers_are_started_for_a_command_that_names_a_kind_with_servers_or_as_many_a
 }
 
 #[test]
-fn an_mpirun_that_outlives_its_processes_is_ended_and_said() {
+fn an_mpirun_that_outlives_its_processes_is_ended_and_reported() {
     if !Path::new("/proc/thread-self/children").exists() {
         eprintln!("skipped: this kernel does not list children");
         return;

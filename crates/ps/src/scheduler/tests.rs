@@ -80,7 +80,7 @@ fn a_stall_is_believed_only_when_the_missing_rank_moves_nothing() {
 }
 
 #[test]
-fn who_waits_for_a_worker_that_has_ended_is_told_at_once() {
+fn waiting_for_a_worker_that_has_ended_is_an_error_at_once() {
     for (waits, told) in [(stalled(0), "push of key 3"), (ToScheduler::Barrier { number: 1 }, "barrier")] {
         let mut scheduler = complete();
         scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND).unwrap();
@@ -97,7 +97,7 @@ fn who_waits_for_a_worker_that_has_ended_is_told_at_once() {
 }
 
 #[test]
-fn who_waits_for_a_worker_that_failed_is_told_at_once_and_with_its_error() {
+fn waiting_for_a_worker_that_failed_is_an_error_at_once_and_has_its_error() {
     for (waits, told) in [(stalled(0), "push of key 3"), (ToScheduler::Barrier { number: 1 }, "barrier")] {
         let mut scheduler = complete();
         scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND).unwrap();
@@ -158,7 +158,7 @@ fn workers_of_different_kinds_are_one_error() {
 }
 
 #[test]
-fn workers_that_wait_for_each_other_are_told_so_when_that_is_certain() {
+fn workers_that_wait_for_each_other_get_an_error_once_that_is_certain() {
     let mut scheduler = complete();
     let waits = |rank: usize| ToScheduler::Waits { what: format!(" for push of key {rank}"), missing: vec![1 - rank] };
     // `a` has asked for rank 1.

@@ -207,7 +207,7 @@ fn after_a_fault_nothing_is_answered() {
 }
 
 #[test]
-fn ranks_that_push_with_different_optimizers_are_told_apart() {
+fn ranks_that_push_with_different_optimizers_get_an_error() {
     let mut server = Server::new(2, true);
     answers(&mut server, vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1))]);
     let set = Request::SetOptimizer { version: 1, oldest: 1, optimizer: Optimizer::sgd(0.5) };
@@ -246,7 +246,7 @@ fn codes_are_decoded_and_added_up_whatever_the_order_they_come_in() {
 }
 
 #[test]
-fn ranks_that_compress_differently_are_told_apart() {
+fn ranks_that_compress_differently_get_an_error() {
     for other in [None, Some(two_bit(0.25)), Some("bf16".parse().unwrap())] {
         let mut server = Server::new(2, true);
         let first = coded(two_bit(0.5), 1, &[1.0, 0.0], &mut Feedback::default());

@@ -201,7 +201,7 @@ fn every_rank_that_waits_for_another_is_named_with_what_it_waits_for() {
 }
 
 #[test]
-fn what_has_been_waited_for_longest_is_told_first() {
+fn the_longest_wait_is_reported_first() {
     let mut table = Agreement::new(3, 1800.0, 1000);
     assert_eq!(table.late(), None);
     assert_eq!(table.call(2, call(7, 0, DType::F32), 4.0), Ok(vec![]));

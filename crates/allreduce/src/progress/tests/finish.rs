@@ -42,7 +42,7 @@ impl Job for Told {
 }
 
 #[test]
-fn what_is_soon_finished_needs_no_other_thread_but_overtakes_nothing() {
+fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     let engine = Engine::in_process(1, &Config::default()).unwrap().remove(0);
     let ((told, heard), (runs, running)) = (unbounded(), unbounded());
     let submit = |name: i64, is_short, may: &Receiver<()>| {

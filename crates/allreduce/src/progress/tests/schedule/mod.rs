@@ -252,7 +252,7 @@ fn a_rank_that_joins_while_a_call_is_outstanding_makes_up_for_that() {
 /// As MXNet's engine calls: the keys of a step in any order, and those of the next when all of these are
 /// done, which nobody says.
 #[test]
-fn a_cycle_of_one_who_does_not_say_where_steps_end_is_not_fused_across_their_end() {
+fn a_cycle_without_marked_ends_of_steps_is_not_fused_across_them() {
     let orders = [[1, 2, 3, 4], [2, 1, 3, 4], [1, 3, 2, 4], [4, 1, 2, 3]];
     let program = |of: &dyn Fn(usize) -> usize| {
         let step = |step: usize| orders[of(step) % 4].map(push).into_iter().chain([Do::Watch]);
