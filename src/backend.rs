@@ -28,8 +28,8 @@ pub trait Backend: Send + Sync {
     fn devices(&self) -> Option<&Arc<ringpull_device::Devices>> {
         None
     }
-    /// Why this worker would end, if it ended now: its last call failed so, or it says so itself. `None`
-    /// after a call that succeeded.
+    /// Why this worker would end, if it ended now: its last call failed with this error, or it reported this
+    /// itself. `None` after a call that succeeded.
     fn failing(&self, _why: Option<&str>) {}
     /// Gives the key its first value; rank 0's wins. Does not wait for the peers, so that ranks may init in
     /// different orders.
@@ -39,9 +39,9 @@ pub trait Backend: Send + Sync {
     fn make_room(&self, _entry: &Entry, _priority: i32) -> Result<()> {
         Ok(())
     }
-    /// Adds this worker's gradient: several values where there are devices to sum them, otherwise one.
-    /// Returns before it has travelled. When the round of pushes is complete, writes the key's value into
-    /// each of `outs` and drops it; on failure calls [`TensorMut::fail`] on each.
+    /// Adds this worker's gradient: several values if there are devices to sum them, otherwise one. Returns
+    /// before it has travelled. When the round of pushes is complete, writes the key's value into each of
+    /// `outs` and drops it; on failure calls [`TensorMut::fail`] on each.
     fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, priority: i32) -> Result<()>;
     /// As [`push`](Self::push) for a row-sparse gradient.
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()>;

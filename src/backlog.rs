@@ -14,8 +14,8 @@
 //! however many bytes there are. Ranks push every key of a step once, in any order within the step. Say that
 //! some rank has come to step s, and none is at an earlier one. A push of step t waits for pushes of step t-1
 //! or earlier, so it waits for nothing only while some rank is before step t. No push of a rank at step s
-//! does, and so such a rank goes on, until step s is done everywhere. The same holds where all ranks make
-//! their calls in one order: then the rank with the fewest calls waits for none.
+//! does, and so such a rank goes on, until step s is done everywhere. The same holds if all ranks make their
+//! calls in one order: then the rank with the fewest calls waits for none.
 //!
 //! A program of neither kind (one rank pushes "a" ten times and then "b" ten times, another "b" before "a")
 //! could end in a circle. So a wait ends after [`SHORTEST`] in any case, and the push is made; each further

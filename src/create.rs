@@ -184,7 +184,7 @@ fn check_role(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     }
 }
 
-/// Says once in a job that its processes know nothing of each other's stores.
+/// Warns once in a job that its processes know nothing of each other's stores.
 fn warn_of_separate_models(kind: Kind, job: Option<&Dmlc>) {
     static ONCE: Once = Once::new();
     let told = if matches!(kind, Kind::Local | Kind::Device) { config::first_of_several(job) } else { None };
@@ -201,7 +201,7 @@ fn warn_of_variables(job: Option<&Dmlc>) {
     }
 }
 
-/// Says once in a job where its processes are.
+/// Reports once in a job on which hosts its processes are.
 #[cfg(any(feature = "mpi", feature = "ps"))]
 fn introduce(job: &str) {
     static ONCE: Once = Once::new();

@@ -3,7 +3,7 @@
 //! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the
 //! job, and pulled by each. This page has all public names.
 
-/// The examples of the README and of the book are compiled with the tests, and run where they can.
+/// The examples of the README and of the book are compiled with the tests, and run if they can.
 #[cfg(doctest)]
 mod book {
     #[doc = include_str!("../README.md")]

@@ -25,7 +25,7 @@ pub(super) struct Slot {
     unfinished_bytes: Arc<AtomicU64>,
     /// After how many updates its replicas are compared; 0: never.
     check_every: u64,
-    /// Held while an update is called, where there are checks.
+    /// Held while an update is called, if replicas are checked.
     calling: Mutex<()>,
 }
 

@@ -42,7 +42,7 @@ impl Entry {
         })
     }
 
-    /// The error of an operation on the key where it has no value.
+    /// The error of an operation on the key if it has no value.
     pub fn not_initialized(&self, operation: &str, rank: usize) -> Error {
         Error::NotInitialized { key: self.key.clone(), operation: operation.to_owned(), rank }
     }

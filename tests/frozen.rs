@@ -241,8 +241,7 @@ fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
     }
 }
 
-/// How long a call may stay alone where that is what a test is about. Longer than a crowded machine keeps a
-/// rank from running.
+/// How long a call may stay alone in tests of that. Longer than a crowded machine keeps a rank from running.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// The error of each of 3 ranks when rank 1 goes its own way in step 100. The others may get it while they

@@ -59,7 +59,7 @@ class CombiningOptimizer(torch.optim.Optimizer):
         #: Set to False while gradients of several backward passes add up here; :meth:`no_sync` does so for a
         #: while.
         self.communicates = True
-        #: Each parameter, with the node that accumulates its gradient where that has to be kept.
+        #: Each parameter, with the node that accumulates its gradient if that has to be kept.
         self._watched: dict[Any, Any] = {}
         #: What travels. None of it may be read or written.
         self._in_flight: dict[Any, Any] = {}

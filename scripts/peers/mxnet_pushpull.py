@@ -20,7 +20,7 @@ options = arguments.parse_args()
 
 import numpy  # noqa: E402
 
-# MXNet 1.9.1 asks for names that later numpy took away; where they exist nothing changes.
+# MXNet 1.9.1 needs names that later versions of numpy removed; if they exist nothing changes.
 for name, stand_in in (("bool", bool), ("object", object)):
     if name not in vars(numpy):
         setattr(numpy, name, stand_in)

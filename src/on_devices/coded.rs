@@ -10,9 +10,9 @@
 //!   host                        exchange with the ranks
 //! ```
 //!
-//! Any other codec, and a gradient of less than a block a device, passes through host memory whole, where it
-//! is encoded and the residual stays. Either way goes on with what the other has kept, and both give the same
-//! bits.
+//! Any other codec, and a gradient of less than a block a device, passes through host memory whole, and there
+//! it is encoded and the residual stays. Either way goes on with what the other has kept, and both give the
+//! same bits.
 
 use std::sync::Arc;
 

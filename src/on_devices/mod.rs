@@ -5,8 +5,8 @@
 //! Between ranks the parts pass through pinned memory of the host and an allreduce over MPI, straight through
 //! MPI where it takes memory of devices, or by NCCL (`routes`).
 //!
-//! Compressed gradients are encoded on the devices where those know the codec, and otherwise pass through
-//! host memory whole (`coded`); either way the bits are those of `dist_sync_mpi` without devices.
+//! Compressed gradients are encoded on the devices if those have the codec, and otherwise pass through host
+//! memory whole (`coded`); either way the bits are those of `dist_sync_mpi` without devices.
 //!
 //! What waits for what: a push queues its work and returns. Outputs on devices are ready in the order of
 //! their streams, after their guards are free; outputs in host memory are copied before the guard is free,

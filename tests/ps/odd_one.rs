@@ -1,4 +1,4 @@
-//! What workers do where one of them does something else.
+//! What workers do if one of them does something else.
 
 use std::time::{Duration, Instant};
 

@@ -49,7 +49,7 @@ pub struct Dmlc {
 /// Where the model of the cluster comes from, by which `auto` chooses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSource {
-    /// `cached`: the cache, and a probe that fills it where it has nothing or nothing credible.
+    /// `cached`: the cache, and a probe that fills it if it has nothing or nothing credible.
     Cached,
     /// `probe`: a probe at start, whatever the cache has; its result goes there.
     Probe,
@@ -65,7 +65,7 @@ pub enum ModelSource {
 /// # use ringpull_base::config as ringpull;
 /// use std::time::Duration;
 ///
-/// // The environment where it says something, and otherwise these.
+/// // The environment's settings, and otherwise these.
 /// let own = ringpull::Config { timeout: Duration::from_secs(60), ..ringpull::Config::default() };
 /// let config = ringpull::Config::from_env_or(own)?;
 /// # assert!(config.timeout > Duration::ZERO);
@@ -304,7 +304,7 @@ pub fn ssh_command() -> Vec<String> {
 
 /// Parameters of MPI libraries, set before `MPI_Init` unless the user has set them: ranks that wait yield the
 /// processor, and `eager_bytes`, if given, are one eager message over TCP. UCX, under MPICH, has one limit
-/// for all networks: it is left alone where there is InfiniBand.
+/// for all networks: it is left alone if there is InfiniBand.
 pub fn library_settings(eager_bytes: Option<usize>) -> Vec<(&'static str, String)> {
     let mut settings = vec![("OMPI_MCA_mpi_yield_when_idle", "1".to_owned())];
     let Some(eager_bytes) = eager_bytes else { return settings };

@@ -428,7 +428,7 @@ fn say_variable(variable: &str, value: &str) -> String {
     if value.is_empty() { format!("{variable} is not set") } else { format!("{variable}={value:?} cannot be used") }
 }
 
-/// The remedy where ranks give a key different first values.
+/// The remedy if ranks give a key different first values.
 pub const INIT_ALIKE: &str = "init the key with one shape and dtype on every rank";
 
 /// Why a peer was lost, and the last error that it had met, if it reported one.

@@ -9,7 +9,7 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Runs `work`, in which this thread gets an error where a file would become too long, and no signal.
+/// Runs `work`. If a file would become too long in it, this thread gets an error, and no signal.
 pub fn without_signal<T>(work: impl FnOnce() -> T) -> T {
     let _blocked = Blocked::new();
     work()

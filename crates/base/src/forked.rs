@@ -51,8 +51,8 @@ impl Process {
     }
 }
 
-/// A value that only the process which made it may end: where a forked child drops it, it is leaked, since
-/// its end would wait for threads that are not there, or speak on the parent's connections.
+/// A value that only the process which made it may end: if a forked child drops it, it is leaked, since its
+/// end would wait for threads that are not there, or speak on the parent's connections.
 pub struct OfProcess<T> {
     value: Option<T>,
     process: Process,
@@ -181,7 +181,7 @@ extern "C" fn after_in_child() {
     }
 }
 
-/// A list that only grows, to be read where no lock may be taken. What is in it lives for ever.
+/// A list that only grows, for readers that may take no lock. What is in it lives for ever.
 pub(crate) struct List<T: 'static> {
     first: AtomicPtr<Node<T>>,
 }

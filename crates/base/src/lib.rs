@@ -2,7 +2,7 @@
 //! error are.
 //!
 //! - [`Key`], [`Kind`], [`DType`], [`AlgorithmChoice`], [`Error`]: the words of the KVStore's contract;
-//! - [`Buffer`]: bytes, in the memory that ranks of a host share where they can ([`buffer`]); [`Tensor`]: a
+//! - [`Buffer`]: bytes, in the memory that ranks of a host share, if they can ([`buffer`]); [`Tensor`]: a
 //!   buffer behind a lock, or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
 //! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
 //!   [`notice()`]: what people should read although

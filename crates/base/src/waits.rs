@@ -113,8 +113,8 @@ pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// `wait` for something, which is given how long at most; in pieces where this thread may be interrupted,
-/// `None` after `limit`. Without one it waits for ever. It is no [`wait`] for another rank by itself: one
+/// Calls `wait` with the longest time to wait, in pieces if this thread may be interrupted. Returns `None`
+/// after `limit`; without one it waits for ever. It does not count as a [`wait`] for another rank: a wait
 /// that ends by its limit is none.
 pub fn in_pieces<T>(
     limit: Option<Duration>,

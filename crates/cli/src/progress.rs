@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// What is shorter shows nothing.
 const SHORT: Duration = Duration::from_secs(2);
-/// How often a line is printed where there is no terminal.
+/// How often a line is printed if stderr is not a terminal.
 const INTERVAL: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(200);
 

@@ -23,8 +23,8 @@ pub struct Pool(Mutex<BTreeMap<Class, Vec<Arc<Memory>>>>);
 
 impl Pool {
     /// Memory of at least `len_bytes` on `device`, or pinned on the host. Its content is not defined. May
-    /// wait for the device, and is an error where there is not as much, only if more of its class is in use
-    /// than ever before.
+    /// wait for the device, and is an error if there is not enough, only if more of its class is in use than
+    /// ever before.
     pub fn take(&self, platform: &Arc<dyn Platform>, device: Option<usize>, len_bytes: usize) -> Result<Arc<Memory>> {
         let len_bytes = rounded(len_bytes);
         if let Some(kept) = self.0.lock().get_mut(&(device, len_bytes)).and_then(Vec::pop) {

@@ -109,7 +109,7 @@ fn partners(rank: usize, skip: usize, size: usize) -> (usize, usize) {
     ((rank + skip) % size, (rank + size - skip) % size)
 }
 
-/// The parts in consecutive places of a rank: one range, or two where they pass the last part.
+/// The parts in consecutive places of a rank: one range, or two if they pass the last part.
 fn parts_at(rank: usize, places: Range<usize>, size: usize) -> [Range<usize>; 2] {
     if size.is_power_of_two() {
         // The places of a round begin at a multiple of their number, which is a power of two or 0.

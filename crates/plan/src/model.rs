@@ -8,8 +8,8 @@
 //! - `b` is the rate of a link in each direction, `short_bytes_per_us`, for the first `P` bytes,
 //!   `short_bytes`; `B` is its rate in the long run, `long_bytes_per_us`. Caches, and shapers that let a
 //!   burst through, make the difference;
-//! - `F` is the factor on the wire's time where flows meet, `fan_factor`: where a rank's partners change or
-//!   are many, flows meet in the switch and wait for one another, which the ring's fixed pairs do not;
+//! - `F` is the factor on the wire's time if flows meet, `fan_factor`: if a rank's partners change or are
+//!   many, flows meet in the switch and wait for one another, which the ring's fixed pairs do not;
 //! - `C` is the rate at which a rank adds while its neighbours do the same, `sum_bytes_per_us`.
 //!
 //! The table has what the rank with most to do does, for `S` bytes on `n` ranks, with `q = ceil(log2 n)` and

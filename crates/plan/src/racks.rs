@@ -17,9 +17,8 @@
 //!
 //! The stages of different pieces use different links, so they run at the same time: in program order stage 1
 //! of piece `p` is followed by stage 2 of piece `p-1` and stage 3 of piece `p-2`. The link between the racks
-//! is idle only during the first and the last piece's stages within the racks: with `k` pieces about
-//! `S/U + 2 S/(k B)` for a link of rate `U` between the racks and `B` within them, where a ring takes
-//! `2 (n-1)/n S/U`.
+//! is idle only during the first and the last piece's stages within the racks: with `k` pieces about `S/U + 2
+//! S/(k B)` for a link of rate `U` between the racks and `B` within them, while a ring takes `2 (n-1)/n S/U`.
 
 use std::ops::Range;
 

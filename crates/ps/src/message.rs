@@ -1,8 +1,8 @@
 //! What the nodes of a job say to each other.
 //!
 //! A message is a frame: a header, which is [`MAGIC`] and a `postcard` encoded enum, and the raw bytes of a
-//! segment where there are any. Decoding is total: whatever cannot be decoded is `None`, and no length inside
-//! a header is used to allocate memory.
+//! segment if there are any. Decoding is total: whatever cannot be decoded is `None`, and no length inside a
+//! header is used to allocate memory.
 
 use std::collections::BTreeSet;
 
@@ -207,7 +207,7 @@ pub enum ToScheduler {
     Waits {
         /// Where it waits, if that is known, and for what: the words after `rank 1 waits`.
         what: String,
-        /// The ranks; none where it waits no more.
+        /// The ranks; none if it no longer waits.
         missing: Vec<usize>,
     },
     /// The node is done.

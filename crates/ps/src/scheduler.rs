@@ -46,8 +46,8 @@ impl Settings {
     }
 }
 
-/// How long the nodes have to register where a wait has that limit: a short one is for steps, and processes
-/// start more slowly.
+/// How long the nodes have to register if the limit of a wait is `timeout`: longer, since a short limit is
+/// meant for steps, and processes start more slowly.
 pub(crate) fn startup_limit(timeout: Duration) -> Duration {
     timeout + (timeout * 2).min(Duration::from_secs(20))
 }

@@ -41,7 +41,7 @@ const UNCONFIRMED_MS: u32 = 8000;
 pub(crate) struct Frame {
     /// An encoded message.
     pub(crate) header: Vec<u8>,
-    /// The raw bytes of a segment, where there are any.
+    /// The raw bytes of a segment, if there are any.
     pub(crate) payload: Vec<u8>,
 }
 

@@ -130,7 +130,8 @@ impl Pattern {
     }
 }
 
-/// The largest integer up to which every integer is exact in `dtype`, capped where no sum of ours can reach.
+/// The largest integer up to which every integer is exact in `dtype`, capped at a number that no sum of ours
+/// reaches.
 fn largest_exact(dtype: DType) -> f64 {
     match dtype {
         DType::I8 => 127.0,

@@ -14,8 +14,8 @@
 //! the wire, adding up and decoding overlap. A code leaves before the sum of its segment can come back, so
 //! the result may take the gradient's place.
 //!
-//! With `c` bits for a code and `s` for a sum a rank sends `(c + s)/32 (n-1)/n S` bytes where an allreduce of
-//! floats sends `2 (n-1)/n S`.
+//! With `c` bits for a code and `s` for a sum a rank sends `(c + s)/32 (n-1)/n S` bytes, while an allreduce
+//! of floats sends `2 (n-1)/n S`.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;

@@ -73,8 +73,7 @@ impl Placement {
         self.hosts.iter().any(|ranks| ranks.len() > 1)
     }
 
-    /// The plan of `rank` between racks, where every rank is on a host of its own and the buffer is long
-    /// enough.
+    /// The plan of `rank` between racks, if every rank is on a host of its own and the buffer is long enough.
     pub(super) fn plan_in_racks(&self, rank: usize, len_bytes: usize, element_bytes: usize) -> Option<Plan> {
         self.racks.as_ref()?.plan(rank, len_bytes / element_bytes, element_bytes)
     }

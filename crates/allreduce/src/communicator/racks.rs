@@ -1,9 +1,9 @@
 //! Two racks: which hosts stand in which, and the plan that crosses the link between them as little as can
 //! be.
 //!
-//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm where that knows the network. Names
-//! matter only if all ranks have one and there are two different ones; where they do not, `rack_probe` looks
-//! for racks by timing.
+//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm, if that knows the network. Names matter
+//! only if all ranks have one and there are two different ones; otherwise `rack_probe` looks for racks by
+//! timing.
 
 use ringpull_base::config;
 use ringpull_plan::Plan;

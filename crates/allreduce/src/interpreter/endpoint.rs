@@ -1,5 +1,5 @@
-//! What happens to a segment before it leaves a rank and after it has arrived, where that is more than to add
-//! or copy it in host memory.
+//! What happens to a segment before it leaves a rank and after it has arrived, if that is more than to add or
+//! copy it in host memory.
 //!
 //! The interpreter decides which message goes when. For most operations the bytes of a message are those of
 //! the buffer, and what arrives is added to them or takes their place. An [`Endpoint`] may do otherwise:

@@ -2,7 +2,7 @@
 //! and advanced together.
 //!
 //! `flight` is a schedule under way; `run` the interpreter; `idle` how it waits; `ahead` how far it may be
-//! ahead of a peer; `endpoint` what happens to a segment at an end, where that is not only to add or copy it;
+//! ahead of a peer; `endpoint` what happens to a segment at an end, if that is more than to add or copy it;
 //! `scratch` what arrives to be added; `tokens` what a message is to the transport.
 
 mod ahead;

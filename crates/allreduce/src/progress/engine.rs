@@ -359,7 +359,7 @@ impl Engine {
         shared.poison(&fault, true);
     }
 
-    /// The process that it serves, which is not the caller's where that is a forked child.
+    /// The process that it serves, which is not the caller's if that is a forked child.
     pub fn process(&self) -> Process {
         self.process
     }
@@ -412,7 +412,7 @@ impl Engine {
             }
         }
         if is_stuck && shared.fault.get().is_none() {
-            // The log may be gone where a process exits.
+            // The log may be gone when a process exits.
             notice(&format!(
                 "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: what was summed is there, but mpirun may call the job failed; MPICH 4.0 over TCP is known for it, Open MPI is not",
                 shared.rank, self.library, self.limit

@@ -1,6 +1,6 @@
 //! The control thread: takes what arrives over the control star, launches what every rank has called, and
 //! notices who is missing or gone. It goes by three clocks, which are `RINGPULL_WARN`, `RINGPULL_TIMEOUT` and
-//! `RINGPULL_SILENCE`, and by none where every rank waits for another.
+//! `RINGPULL_SILENCE`, and by none if every rank waits for another.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -62,7 +62,7 @@ pub(super) struct Watcher {
     /// When they were asked.
     asked_s: Option<f64>,
     timeout: Duration,
-    /// Whether this rank is to say where its program is, since when.
+    /// Since when rank 0 has been asking where this rank's program is, if it has.
     asked: Option<Instant>,
     still: Standstill,
     hang: Hang,
@@ -328,7 +328,7 @@ impl Watcher {
         }
     }
 
-    /// Says who keeps others waiting, with where those are.
+    /// Reports which ranks keep others waiting, and where their programs are.
     fn warn(&mut self, shared: &Shared, now_s: f64) {
         let Some(late) = self.agreement.late() else {
             self.next_warning_s = self.warn_s;
@@ -387,7 +387,7 @@ impl Watcher {
         )
     }
 
-    /// Answers rank 0 that wants to know where this rank's program is.
+    /// Answers rank 0's question where this rank's program is.
     fn say_where(&mut self, shared: &Shared) {
         if let Some(place) = self.asked.and_then(waits::seen) {
             self.asked = None;

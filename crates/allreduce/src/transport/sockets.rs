@@ -3,7 +3,7 @@
 //! MPI has no call that waits without using a core. Over TCP the kernel knows better: what a rank waits for
 //! arrives on one of its sockets, and they can be found without asking the library. A wait that ends for
 //! another socket's sake, or for part of a message, costs one look at the library. So it is only a better
-//! sleep: where it finds no socket, or woke for nothing, it sleeps.
+//! sleep: if it finds no socket, or woke for nothing, it sleeps.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;

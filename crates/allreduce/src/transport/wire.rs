@@ -19,7 +19,7 @@ use ringpull_base::{Error, Result, forked};
 
 /// The longest frame; a longer one is a protocol error.
 pub(crate) const MAX_FRAME_BYTES: usize = 64 << 20;
-/// What may be on its way to one peer; more only gathers where that peer takes nothing.
+/// What may be on its way to one peer; more accumulates only if that peer takes nothing.
 const MAX_QUEUED_BYTES: usize = 4 * MAX_FRAME_BYTES;
 const HEADER_BYTES: usize = 4 + 8;
 /// How much is handed to the system, or taken from it, at once.

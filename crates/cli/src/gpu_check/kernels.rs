@@ -9,8 +9,8 @@ use ringpull_kernels::optim::{Optimizer, Rule};
 
 use super::{Check, FIRST, LIMIT, check};
 
-/// Elements: none but a few, no multiple of anything, and, where it costs nothing, more than one wave of
-/// blocks.
+/// Numbers of elements: one, some that are no multiple of a block, and, if it costs nothing, more than one
+/// wave of blocks.
 const LENGTHS: [usize; 4] = [1, 37, 1000, (1 << 20) + 3];
 
 fn lengths(devices: &Devices) -> &'static [usize] {

@@ -30,7 +30,7 @@ pub enum Host {
 }
 
 /// Runs a process in a session of its own, ends it on request or when its input ends, and exits as it does. A
-/// shell lets what it runs in the background ignore SIGINT and SIGQUIT: `env` undoes that where it can.
+/// shell lets what it runs in the background ignore SIGINT and SIGQUIT: `env` undoes that if it can.
 const SUPERVISOR: &str = r#"exec 3<&0
 own='env --default-signal=INT,QUIT'
 $own true 2>/dev/null || own=

@@ -331,7 +331,7 @@ impl Group {
         self.aborted.store(true, Ordering::Release);
     }
 
-    /// Parts from other processes when all that these devices still send has left; aborts where that fails or
+    /// Parts from other processes when all that these devices still send has left; aborts if that fails or
     /// takes long.
     fn part(&self) {
         let finalize = || {

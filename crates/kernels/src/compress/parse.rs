@@ -9,7 +9,7 @@ use ringpull_base::{Error, Result};
 use super::{Codec, Compression, TopK};
 
 impl Compression {
-    /// The types by their names, with the parameters where none are given; the thresholds are MXNet's.
+    /// The types by their names, with their default parameters; the thresholds are MXNet's.
     pub const ALL: [(&'static str, Compression); 5] = [
         ("fp16", Compression::Codec(Codec::Fp16)),
         ("bf16", Compression::Codec(Codec::Bf16)),

@@ -10,8 +10,8 @@
 //! after each addition, integers wrap. Only which of two NaNs comes out of their sum is the processor's
 //! business.
 //!
-//! There are no stores past the caches: where a sum overwrites its own operands the lines have just been
-//! read, and such stores took a multiple of the time.
+//! No store bypasses the caches: if a sum overwrites its own operands, the lines have just been read, and
+//! such stores took a multiple of the time.
 #![allow(unsafe_code)]
 
 mod portable;

@@ -121,8 +121,8 @@ impl Agreement {
         self.stuck[rank].as_ref().is_some_and(known)
     }
 
-    /// This rank and what of another it waits for, as [`Error::Deadlock`] has them; none where it waits for
-    /// data of a sum that all have called, which a link may hold up.
+    /// This rank and what of another it waits for, as [`Error::Deadlock`] has them; none if it waits for data
+    /// of a sum that all have called, which a link may hold up.
     fn awaits(&self, rank: usize) -> Option<(usize, String)> {
         let is_alone = |pending: &&Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
         let outstanding = || {
