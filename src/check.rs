@@ -3,7 +3,7 @@
 //! The update that follows each K-th one of a key begins with the check: on the comm thread, with nothing
 //! else under way, the ranks gather eight bytes of each, the hash of what the K-th update has left. So a
 //! check is no call of its own: ranks agree on nothing more, and steps are frozen as without it. The hash is
-//! made where the update is done, on the finishing thread. Where the value is not kept (MXNet's and PyTorch's
+//! made where the update is done, on the finishing thread. If the value is not kept (MXNet's and PyTorch's
 //! own arrays hold it) the sum is hashed instead. Hashes are of bits: two zeros of different sign differ.
 
 use std::collections::BTreeMap;

@@ -129,7 +129,7 @@ impl Servers {
             }
             let Some(found) = calls.keys.get_mut(&entry.key) else { return Ok(true) };
             let (asked, layout, applied) = (found.asked.take(), Arc::clone(&found.layout), Arc::clone(&found.applied));
-            // Where the number is the limit some pushes may stay, so that not each is asked for.
+            // At the limit some pushes may stay unconfirmed, so that not every push needs a request.
             let rounds = if found.unfinished() < PUSHES { found.pushes } else { found.pushes - PUSHES / 2 };
             drop(calls);
             let mut asked = match asked {

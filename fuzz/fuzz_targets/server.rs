@@ -15,7 +15,7 @@ use ringpull_ps::server::{Output, Server};
 struct Input {
     workers: u8,
     is_sync: bool,
-    /// Where it is set, every rank's first request is an init that fits.
+    /// If it is set, every rank's first request is an init that fits.
     init: Option<(u8, u8)>,
     steps: Vec<Step>,
 }

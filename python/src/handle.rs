@@ -49,7 +49,8 @@ impl Handle {
 }
 
 /// Takes outputs from the end, each once it holds its result, until there is none or one does not within
-/// `limit`. Where the timeline is on it has when this thread was blocked since `since_ns`, and for which.
+/// `limit`. If the timeline is on, it records when this thread was blocked since `since_ns`, and for which
+/// output.
 fn drop_done(outs: &mut Vec<Tensor>, limit: Duration, since_ns: &mut Option<u64>) -> ringpull_base::Result<()> {
     let end = Instant::now() + limit;
     while let Some(last) = outs.last() {

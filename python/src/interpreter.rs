@@ -1,9 +1,9 @@
 //! The interpreter, as threads of a store's may use it: until the program ends.
 //!
 //! A thread that waits for the interpreter while it ends never returns: before Python 3.14
-//! `PyGILState_Ensure` would end the thread, and `PyO3` stops it for good. With a store's thread its whole
-//! job would stand still. So the end of the program waits for those who are inside, and lets nobody in after.
-//! Python's own threads are no concern of the door: Python ends or waits for them.
+//! `PyGILState_Ensure` would end the thread, and `PyO3` stops it for good. If that is a store's thread, its
+//! whole job hangs. So the end of the program waits for the threads that are inside, and lets none in after.
+//! This door does not concern Python's own threads: Python ends or waits for them.
 
 use std::time::{Duration, Instant};
 

@@ -280,8 +280,8 @@ impl Store {
         })
     }
 
-    /// What the other workers fail with if this one ends now and they wait for it. A store that was closed
-    /// has nobody to tell.
+    /// The error of other workers that wait for this one, if it ends now. Does nothing if the store was
+    /// closed.
     fn report_failure(&self, py: Python<'_>, why: &str) {
         if let Ok(store) = self.open(py) {
             py.detach(|| store.report_failure(why));

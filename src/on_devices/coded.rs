@@ -1,9 +1,9 @@
 //! Allreduce of compressed gradients that lie on devices, over ranks that reach each other through host
 //! memory.
 //!
-//! Where the devices know the codec, and each has whole blocks of the gradient, only codes leave them and
-//! only sums of codes come back; the residual stays there. The codes of the parts, one after the other, are
-//! those of the whole, so what is exchanged is what host memory would have given:
+//! If the devices have the codec, and each has whole blocks of the gradient, only codes leave them and only
+//! sums of codes come back; the residual stays there. The codes of the parts, one after the other, are those
+//! of the whole, so what is exchanged is what host memory would have given:
 //!
 //! ```text
 //!   lanes  quantise, codes down                         sums up, decode

@@ -1,8 +1,8 @@
 //! Allreduce of memory that lies on devices, over ranks, by one of three routes:
 //!
 //! * `staged`: copies in the host's pinned memory, summed as any memory of the host. Always there.
-//! * `direct`: the transport is given the devices' memory. Where every rank's transport takes it, and all
-//!   have as many devices.
+//! * `direct`: the transport is given the devices' memory. If every rank's transport takes it, and all have
+//!   as many devices.
 //! * `joined`: the devices sum by themselves with those of their number in the other ranks; on GPUs by NCCL.
 //!   Where all could join, and all have as many devices.
 //!

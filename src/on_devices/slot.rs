@@ -128,7 +128,7 @@ impl DeviceSlot {
         self.state_of(&self.content(), optimizer, devices, limit)
     }
 
-    /// As [`state`](Self::state), by who has the content.
+    /// As [`state`](Self::state), for the holder of the content.
     pub(super) fn state_of(
         &self,
         content: &Content,

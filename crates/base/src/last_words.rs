@@ -1,8 +1,8 @@
 //! What a process prints of the error that ends it: one line of who, what and why, and then at most one hint.
 //!
-//! An error reaches every rank, with the same text. The rank that met it says what failed and gives the hint;
-//! who only hears of it says in one line that it stops, and why. A lost process says nothing itself, so the
-//! lowest rank that is left gives the hint.
+//! An error reaches every rank, with the same text. The rank that met it prints what failed, and the hint. A
+//! rank that only learns of it prints one line: that it stops, and why. A lost process prints nothing itself,
+//! so the lowest rank that is left prints the hint.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

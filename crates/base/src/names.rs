@@ -1,6 +1,6 @@
 //! What a framework calls the values whose keys are numbers, for errors and warnings: `3 ('dense0_weight')`.
 //!
-//! Names are of this process: nothing depends on them, and ranks need not know them alike. Where several
+//! Names belong to this process: nothing depends on them, and they may differ between ranks. If several
 //! stores use one key for different values, all its names are shown.
 
 use std::collections::BTreeMap;

@@ -45,7 +45,7 @@ impl Secret {
         &self.0
     }
 
-    /// A code for `purpose` that only who knows the secret can make (HMAC-SHA256, RFC 2104). Each of `parts`
+    /// A code for `purpose` that cannot be made without the secret (HMAC-SHA256, RFC 2104). Each of `parts`
     /// has a fixed length for one purpose, so no two lists of parts are one text.
     pub fn code(&self, purpose: &str, parts: &[&[u8]]) -> [u8; CODE_BYTES] {
         self.hash(purpose, parts).finalize()

@@ -8,8 +8,8 @@ use rustix::time::{ClockId, clock_gettime};
 /// A simulated device that works for given times, one after the other.
 ///
 /// By the clock it is never late: what the caller does meanwhile (fill a gradient, check a sum) is part of
-/// the device's time, and the next work makes up for a late wake-up. On the processor it needs its share of
-/// processor time, however long that takes on busy cores.
+/// the device's time, and the next work is shorter by the delay of a late wake-up. On the processor it needs
+/// its share of processor time, however long that takes on busy cores.
 #[derive(Debug)]
 pub(crate) struct Compute {
     /// The part of its time that it spends on the processor; `None` by the clock.

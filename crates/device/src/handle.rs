@@ -177,7 +177,7 @@ impl Slice {
         match &self.memory.home {
             Home::Host(pinned) => Ok(pinned),
             Home::Device(device) => Err(Error::argument(
-                format!("the host wants to touch memory of {}:{device}", self.memory.platform.name()),
+                format!("the host would touch memory of {}:{device}", self.memory.platform.name()),
                 "copy it to pinned memory first",
             )),
         }

@@ -112,9 +112,9 @@ pub trait Platform: Send + Sync {
     fn is_done(&self, event: &Event) -> Result<bool>;
     /// Puts work on a stream.
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
-    /// Who holds it alone may put collectives on the streams of these devices, or give their memory to MPI:
-    /// the two libraries wait for each other for ever if a device runs both at once. Waits for the thread
-    /// that has it, who has a deadline for what it waits for itself.
+    /// Only the thread that holds it may put collectives on the streams of these devices, or give their
+    /// memory to MPI: the two libraries wait for each other for ever if a device runs both at once. Waits for
+    /// the thread that holds it, which has a deadline for its own waits.
     fn turn(&self) -> Turn<'_>;
     /// The address of a device's memory for a library that no stream orders, which is about to read or write
     /// it; an error if a device may still use it. By whose [`turn`](Self::turn) it is.

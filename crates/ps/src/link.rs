@@ -63,7 +63,7 @@ impl Link {
         let (role, preferred) = (info.role, dmlc.preferred_rank);
         let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
         link.send(&ToScheduler::Register { info, preferred, kind, num_workers, num_servers })?;
-        // The scheduler says after the limit who is missing; it is given the time to.
+        // After the limit the scheduler reports which nodes are missing; this waits a little longer for that.
         let limit = startup_limit(config.timeout) + FAREWELL;
         let (mut answered, mut warning) = (false, config.warn);
         loop {

@@ -205,7 +205,7 @@ pub enum ToScheduler {
     /// The worker's program waits in a call for what these ranks have not called, and does nothing else.
     /// Until it moves payload again.
     Waits {
-        /// Where it waits, if that is known, and for what: the words after `rank 1 waits`.
+        /// Where it waits, if that is known, and for what: the text after `rank 1 waits`.
         what: String,
         /// The ranks; none if it no longer waits.
         missing: Vec<usize>,

@@ -223,7 +223,7 @@ impl Scheduler {
         self.outputs.iter().any(|(to, _)| to == identity)
     }
 
-    /// Looks at the clock: who is silent, who has not come.
+    /// Looks at the clock: which nodes are silent, which have not come.
     pub fn tick(&mut self, now: Duration) {
         if self.phase != JobPhase::Running {
             return;

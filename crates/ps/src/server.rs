@@ -231,7 +231,7 @@ impl Server {
             version => Some(Arc::clone(&self.optimizers.get(&version).ok_or("an optimizer never sent")?.1)),
         };
         let segment = self.segments.get_mut(place).ok_or("a push before init")?;
-        // Where each push is applied by itself, a push of higher priority may overtake an earlier one.
+        // If each push is applied by itself, a push of higher priority may overtake an earlier one.
         let done = if self.sync { segment.completed } else { 0 };
         let applied = if self.sync { segment.completed } else { segment.applied[rank] };
         if round > applied.saturating_add(MAX_AHEAD) {

@@ -62,7 +62,7 @@ for average in by_hook, by_optimizer:
         values = values.to(dtype)
         exact = values.double().mean(0)
         got = average(values[rank].clone()).double()
-        # Each addition rounds once, and so does what makes up for a number of ranks that is no power of two.
+        # Each addition rounds once, and so does the correction for a number of ranks that is no power of two.
         largest = values.double().abs().sum(0) / ranks
         roundings = ranks - 1 + (ranks & (ranks - 1) != 0)
         bound = roundings * largest * 2.0**-digits * 1.001 + ranks * smallest

@@ -28,7 +28,7 @@ pub struct Learned {
     pub model: Model,
     /// Which of two racks each host was found in, bit `h` for host `h`; 0 for one rack.
     pub racks: u64,
-    /// Where they are from.
+    /// Their source.
     pub source: String,
     /// How long ago the cache got them, on rank 0.
     pub age: Option<Duration>,

@@ -1,9 +1,9 @@
 //! Collectives among the ranks of one host, through shared memory.
 //!
-//! Where every rank's buffer lies in its arena (`buffer::arena`), nothing is copied: each rank takes an equal
+//! If every rank's buffer is in its arena (`buffer::arena`), nothing is copied: each rank takes an equal
 //! share of the elements, reads them from all buffers, sums them in the order of the local ranks and stores
-//! the sum to all buffers. Every byte is read once and written once, and ranks meet twice. Who is done helps
-//! those who wait for a core.
+//! the sum to all buffers. Every byte is read once and written once, and ranks meet twice. A rank that is
+//! done helps ranks that wait for a core.
 //!
 //! A buffer elsewhere, such as an array of `NumPy`'s, goes through the window in pieces. While piece `t` is
 //! copied in, piece `t-1` is summed, each rank its share, and the sums of piece `t-2` are copied out:
@@ -17,7 +17,7 @@
 //! every rank sums all of them by itself: one meeting.
 //!
 //! All ranks of a host make the same calls in the same order. Elements are summed in the order of the local
-//! ranks whoever does it, so that the bits depend on the placement of the ranks and on nothing else.
+//! ranks, whichever rank sums them. So the bits depend only on the placement of the ranks.
 #![allow(unsafe_code)]
 
 use std::ops::Range;

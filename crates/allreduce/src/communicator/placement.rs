@@ -142,7 +142,8 @@ fn card(lowest: usize, window: Option<&Region>) -> Card {
         })
     };
     let (window, arena) = (words(window), words(arena));
-    // The rank where MPI says that memory is shared, in its upper half whether this rank wants to.
+    // The rank where MPI says that memory is shared; the upper half says whether this rank is set to use
+    // that.
     let place = lowest as u64 | u64::from(is_willing) << 63;
     let pid = u64::from(std::process::id());
     [

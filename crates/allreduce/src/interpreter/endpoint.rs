@@ -22,7 +22,7 @@ pub trait Endpoint {
     /// buffer as it arrives.
     fn copies_in_place(&self) -> bool;
 
-    /// Where the bytes of a message to send stand. Called once, when the message leaves.
+    /// The address of the bytes of a message to send. Called once, when the message leaves.
     fn outgoing(&mut self, message: &Message, scratch: &mut Scratch) -> Result<*const u8>;
 
     /// The transport is done with what was sent.

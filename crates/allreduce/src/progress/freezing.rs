@@ -40,7 +40,7 @@ pub(super) struct Logs {
 /// A cycle that is being frozen.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Freezing {
-    /// Where the line is drawn in each topic: calls of this ordinal and higher lie behind it.
+    /// The first ordinal of each topic behind the point of the freeze.
     line: BTreeMap<Topic, u64>,
     /// Rank 0's calls of the last period.
     cycle: Vec<Call>,

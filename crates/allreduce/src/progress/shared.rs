@@ -78,7 +78,7 @@ impl Shared {
             self.control_messages.fetch_add(1, Ordering::Relaxed);
         }
         if let Err(fault) = self.control.send(to, &bytes) {
-            // Too long, or too many that the peer has not taken: others would wait for it in vain. Kept
+            // Too long, or too many that the peer has not taken: others would wait for it without end. Kept
             // first, so that reporting it does not come here again.
             if self.fault.set(fault).is_ok() {
                 self.stop.store(true, Ordering::Release);

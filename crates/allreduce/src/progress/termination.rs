@@ -1,7 +1,7 @@
 //! What a rank says when its launcher ends it: a launcher that has lost a rank sends SIGTERM to the others.
 //!
-//! Where a program left SIGTERM alone, its process ends by it as ever, but a moment later: until the fault
-//! that is the reason has come, and the caller, or else this file, has reported it. A program that handles
+//! If a program left SIGTERM alone, its process ends by it as ever, but a moment later: until the fault that
+//! is the reason has come, and the caller, or else this file, has reported it. A program that handles
 //! SIGTERM, or ignores it, keeps it, whether it said so before `create` or after: it may need all of its
 //! grace to write a checkpoint. A handler that was installed later and calls the one that it found calls
 //! nothing here.

@@ -1,6 +1,6 @@
 //! The control thread: takes what arrives over the control star, launches what every rank has called, and
-//! notices who is missing or gone. It goes by three clocks, which are `RINGPULL_WARN`, `RINGPULL_TIMEOUT` and
-//! `RINGPULL_SILENCE`, and by none if every rank waits for another.
+//! notices which ranks are missing or gone. It has three time limits, `RINGPULL_WARN`, `RINGPULL_TIMEOUT` and
+//! `RINGPULL_SILENCE`, and needs none if every rank waits for another.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -47,12 +47,12 @@ pub(super) struct Watcher {
     all_heard_s: f64,
     /// Peers that left in order and whose processes have ended since.
     departed: Vec<bool>,
-    /// On rank 0: who has done all that it had called.
+    /// On rank 0: which ranks have done all that they had called.
     done: Vec<bool>,
     clock: Clock,
     interval: Duration,
     silence_s: f64,
-    /// How long a frozen cycle may stand still before every rank says how far it is.
+    /// How long a frozen cycle may make no progress before every rank reports how far it is.
     patience_s: f64,
     /// On rank 0: when to warn about a rank that others wait for, which doubles each time; and where those
     /// ranks have said they are.
@@ -402,7 +402,8 @@ impl Watcher {
         }
     }
 
-    /// Has the frozen cycle stopped when it has stood still for long: rank 0 then finds out who is behind.
+    /// Stops the frozen cycle when it has made no progress for long: rank 0 then finds out which rank is
+    /// behind.
     fn look(&mut self, shared: &Shared, now_s: f64) {
         let Some(sight) = see(shared) else {
             self.standstill = None;

@@ -11,7 +11,7 @@ use crate::transport::{SendMode, Stamp, Transport};
 
 struct Message {
     data: Vec<u8>,
-    /// Where the sender waits to hear that this was received, and its token.
+    /// The sender's queue for the confirmation that this was received, and its token.
     waiting: Option<(Sender<u32>, u32)>,
 }
 

@@ -179,18 +179,18 @@ impl Window {
         meeting::offer(self.taken(self.local_rank));
     }
 
-    /// The next piece of a local rank's work that nobody has taken, if there are `pieces`.
+    /// The next piece of a local rank's work, of `pieces`, that no rank has taken.
     pub fn take(&self, local_rank: usize, pieces: usize) -> Option<usize> {
         meeting::take(self.taken(local_rank), pieces)
     }
 
-    /// Lets those who wait know that this rank gets on with what they wait for.
+    /// Shows the ranks that wait that this one makes progress with what they wait for.
     pub fn beat(&self) {
         self.number(LOCAL_RANKS + self.local_rank * LINE_BYTES + BEATS).fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns when every local rank has called it as often as this one. An error soon after `stop` is set,
-    /// or if for `limit` nobody came or got on. After an error the window is of no use.
+    /// or if for `limit` no rank came or made progress. After an error the window cannot be used.
     pub fn meet(&self, stop: &AtomicBool, limit: Duration) -> Result<(), Absence> {
         let [arrived, generation, sleepers] = [ARRIVED, GENERATION, SLEEPERS].map(|offset| self.number(offset));
         let meeting = Meeting { arrived, generation, sleepers };

@@ -1,6 +1,6 @@
 //! Memory of a tensor: owned and aligned, or somebody else's with its owner kept alive.
 //!
-//! Where a host has several ranks, large owned buffers come from the process's `arena`, which the other ranks
+//! If a host has several ranks, large owned buffers come from the process's `arena`, which the other ranks
 //! map.
 #![allow(unsafe_code)]
 

@@ -133,7 +133,7 @@ impl Region {
 
     /// In a forked child's handler: puts memory of the child's own in the place of the shared. It has the
     /// same content, and goes on to follow what the parent writes to each page that the child has not
-    /// written. Where the system has no room for that, and in one that promises no memory that it has not, it
+    /// written. If the system has no room for that, and in one that promises no memory that it has not, it
     /// cannot be touched.
     pub(super) fn make_private(&self) {
         let (start, flags) = (self.start.as_ptr().cast(), libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED);

@@ -51,7 +51,7 @@ fn said_of(cause: &io::Error) -> String {
 
 /// The secret of this process's job, if it has one: `RINGPULL_SECRET`, or what the file of
 /// `RINGPULL_SECRET_FILE` holds. One that is too short, which an empty one is too, is an error: whoever sets
-/// it wants to be protected by it.
+/// it expects protection.
 pub fn secret() -> Result<Option<Secret>> {
     if let Some(given) = std::env::var_os(SECRET) {
         let found = given.to_str().map_or(Err(given.len()), Secret::within);

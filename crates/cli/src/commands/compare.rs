@@ -350,7 +350,7 @@ pub(super) fn command() -> String {
     format!("ringpull {}", words.join(" "))
 }
 
-/// Shows the page in the desktop's browser. Its path has been printed for those who have none.
+/// Shows the page in the desktop's browser. Its path has been printed for readers without a desktop.
 fn open_page(page: &Path) {
     if ["DISPLAY", "WAYLAND_DISPLAY"].into_iter().all(|name| config::text(name).is_none()) {
         eprintln!("warning: --open has no effect: there is no desktop here (DISPLAY, WAYLAND_DISPLAY)");

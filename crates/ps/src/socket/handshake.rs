@@ -12,10 +12,10 @@
 //!     | <-- verdict, proof(secret, all above) ------ |
 //! ```
 //!
-//! Each message has a fixed size, and all of them together a deadline: who has proved nothing costs the
-//! server a buffer of some hundred bytes. The client proves first, so strangers get nothing that depends on
-//! the secret. The connection is not encrypted: who can change what travels between two hosts can change
-//! values.
+//! Each message has a fixed size, and all of them together a deadline: a client that has proved nothing costs
+//! the server a buffer of some hundred bytes. The client proves first, so strangers get nothing that depends
+//! on the secret. The connection is not encrypted: an attacker who can change what travels between two hosts
+//! can change values.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

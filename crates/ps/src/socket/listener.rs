@@ -1,9 +1,9 @@
 //! The end that accepts: it finds out who connects, and gives each node of the job its session.
 //!
 //! Each connection has a thread of its own for a handshake of at most a few seconds, and there are few of
-//! these: when they are all busy, the oldest makes room if it has had its time, or else who comes is turned
-//! away and may try again. So silent or slow strangers delay nobody, a crowd does not keep a node out, and
-//! what they cost is bounded.
+//! these: when they are all busy, the oldest connection is closed if it has had its time; otherwise the new
+//! one is closed, and may try again. So silent or slow strangers delay nobody, a crowd does not keep a node
+//! out, and what they cost is bounded.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -105,7 +105,7 @@ impl Bound {
         self.address.port()
     }
 
-    /// Answers who has connected and who will.
+    /// Answers all connections, present and future.
     pub(crate) fn open(self, door: Door, bell: &Bell) -> Result<Listener> {
         let shared = Arc::new(ListenerState {
             socket: self.socket,

@@ -8,9 +8,9 @@
 //!
 //! In every state: all ranks have the same under one number, and no rank begins a call twice, or one that it
 //! has not made (`World::begin`). In every state with no way on: programs that fit together have come to
-//! their end with everything done; of others there is a fault, or rank 0 knows what is missing, and that all
-//! wait in vain if they do. Programs fit together if they end over a store of one line, which does what all
-//! have called ([`fit`]).
+//! their end with everything done; other programs end with a fault, or rank 0 knows what is missing, and if
+//! all ranks wait, that none can go on. Programs fit together if they end over a store of one line, which
+//! does what all have called ([`fit`]).
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};

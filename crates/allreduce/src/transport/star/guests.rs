@@ -16,8 +16,8 @@ use ringpull_base::{Error, Result, Secret, forked};
 
 use crate::transport::greeting::{HELLO_BYTES, Hello, Nonce};
 
-/// How many connections that have not greeted yet are kept beside those of the ranks that are missing. When
-/// there are as many, the oldest makes room if it has had its time; or else who comes is turned away, and may
+/// How many connections that have not greeted yet are kept beside those of the ranks that are missing. At
+/// this number the oldest is closed if it has had its time; otherwise the new connection is closed, and may
 /// try again.
 const MOST_GUESTS: usize = 64;
 /// How many connections are taken before those that are there have their turn.
