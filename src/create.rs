@@ -98,7 +98,7 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
     let kind = kind.parse::<Kind>()?;
     if matches!(kind, Kind::Local | Kind::DistSync | Kind::DistAsync) {
         return Err(Error::argument(
-            format!("store kind {kind} sums in host memory and was given devices"),
+            format!("store kind {kind} sums in host memory, but devices were given"),
             "choose device, dist_sync_device, dist_async_device or dist_sync_mpi",
         ));
     }
@@ -214,7 +214,7 @@ fn introduce(job: &str) {
 fn separate_models(kind: Kind, variable: &str, processes: usize) -> String {
     let instead = if variable == "DMLC_NUM_WORKER" { "dist_sync" } else { "dist_sync_mpi" };
     format!(
-        "warning: store kind {kind} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process"
+        "warning: store kind {kind} is for one process, but this is one of {processes} ({variable}): each trains a model of its own\n  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process"
     )
 }
 
@@ -377,7 +377,7 @@ fn no_devices(kind: Kind, cause: &Error) -> Error {
     };
     Error::KindUnavailable {
         kind: kind.to_string(),
-        reason: format!("it sums on GPUs, which takes a CUDA driver and, for several, NCCL 2: {what}"),
+        reason: format!("it sums on GPUs, which needs a CUDA driver and, for several GPUs, NCCL 2: {what}"),
         remedy: match kind {
             Kind::DistSyncMpi => format!("{how}; or unset RINGPULL_DEVICES: the same sums of tensors in host memory"),
             _ => format!("{how}; or use {host_kind}, which gives the same results with tensors in host memory"),

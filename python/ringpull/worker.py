@@ -162,7 +162,7 @@ def warn_of_separate_models(kind: str) -> None:
     variable, processes = told
     instead = "ringpull_dist_sync" if variable == "DMLC_NUM_WORKER" else "dist_sync_mpi"
     print(
-        f"warning: store kind {kind} is of one process, and this is one of {processes} ({variable}): each trains a model of its own\n"
+        f"warning: store kind {kind} is for one process, but this is one of {processes} ({variable}): each trains a model of its own\n"
         f"  hint: ask for {instead}, in our examples with --kv-store {instead}; or start one process",
         file=sys.stderr,
         flush=True,

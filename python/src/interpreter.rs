@@ -82,7 +82,7 @@ fn close_interpreter(py: Python<'_>, importer: u32) -> PyResult<()> {
         py.check_signals()?;
         if begun.elapsed() > limit {
             eprintln!(
-                "ringpull: an updater, or what frees a tensor's memory, has run in Python for more than {limit:?} while the program was to end: it ends without\n  hint: let it return, or give it RINGPULL_SILENCE seconds"
+                "ringpull: an updater, or what frees a tensor's memory, has run in Python for more than {limit:?} while the program was ending: it ends now\n  hint: let it return, or give it RINGPULL_SILENCE seconds"
             );
             leave_at_once(py);
         }

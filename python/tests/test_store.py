@@ -112,7 +112,7 @@ def test_an_array_of_shared_memory_is_an_array_of_numpy(store, dtype):
     made += 1
     store.pushpull("k", made, keep=False)
     assert (made == 1).all() and ringpull.zeros(5).shape == (5,)
-    with pytest.raises(ringpull.ArgumentError, match="more bytes than there are addresses"):
+    with pytest.raises(ringpull.ArgumentError, match="more bytes than can be addressed"):
         ringpull.zeros((2**32, 2**32), dtype)
 
 

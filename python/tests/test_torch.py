@@ -38,7 +38,7 @@ def test_processes_that_would_train_alone_get_a_warning():
     status, output = run([sys.executable, "-c", code.replace("KIND", "'dist_sync_mpi'")], **of_torchrun)
     assert status == 1 and "is alone" not in output and "torchrun starts no ranks of MPI: start it with mpirun" in output, output
     status, output = run([sys.executable, "-c", code.replace("KIND", "'local'")], **of_torchrun)
-    warning = "warning: store kind local is of one process, and this is one of 2 (WORLD_SIZE): each trains a model of its own"
+    warning = "warning: store kind local is for one process, but this is one of 2 (WORLD_SIZE): each trains a model of its own"
     assert status == 0 and output.endswith("is alone\n") and warning in output, output
 
 

@@ -120,7 +120,7 @@ impl Ways {
             (Err(cause), AlgorithmChoice::Nccl) => return Err(cause),
             (Err(cause), _) => {
                 if unlike(1).is_none() {
-                    tracing::warn!(rank = comm.rank(), %cause, "the ranks' devices do not sum by themselves (nccl)");
+                    tracing::warn!(rank = comm.rank(), %cause, "the ranks' devices cannot sum among themselves (nccl)");
                 }
                 None
             }

@@ -49,7 +49,7 @@ impl DType {
         let most = isize::MAX.unsigned_abs() - (64 << 10);
         product.filter(|bytes| *bytes <= most).ok_or_else(|| {
             Error::argument(
-                format!("a tensor of {self} and shape {shape:?} has more bytes than there are addresses"),
+                format!("a tensor of {self} and shape {shape:?} has more bytes than can be addressed"),
                 "give a smaller shape",
             )
         })

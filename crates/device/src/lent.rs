@@ -58,7 +58,7 @@ impl Devices {
         let len_bytes = dtype.len_bytes(shape)?;
         if loan.len_bytes() != len_bytes {
             return Err(Error::argument(
-                format!("{} bytes on {} as {dtype} {shape:?}", loan.len_bytes(), self.place(device)),
+                format!("cannot use {} bytes on {} as {dtype} {shape:?}", loan.len_bytes(), self.place(device)),
                 "lend as much memory as the tensor has",
             ));
         }

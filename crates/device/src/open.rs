@@ -42,7 +42,7 @@ fn open_cuda(which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
 #[cfg(not(feature = "cuda"))]
 fn open_cuda(_which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
     Err(Error::argument(
-        "GPUs take the CUDA driver, NVRTC and, for several, NCCL 2; this build was made without them",
+        "GPUs need the CUDA driver, NVRTC and, for several GPUs, NCCL 2; this build cannot use them",
         "build with the feature `cuda`, which is on by default and needs no CUDA to build",
     ))
 }

@@ -47,7 +47,7 @@ pub fn run_node(role: Role, config: &Config, dmlc: &Dmlc) -> Result<()> {
         Role::Scheduler => scheduler_loop::run(config, dmlc),
         Role::Server => server_loop::run(config, dmlc),
         Role::Worker => Err(Error::argument(
-            "a worker is not a node to be run",
+            "run_node was called in a worker, which runs no node",
             "create a store of kind dist_sync or dist_async in the worker's program",
         )),
     }

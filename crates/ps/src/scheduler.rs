@@ -401,7 +401,10 @@ impl Scheduler {
         };
         if let Some(error) = refusal {
             self.outputs.push((from.to_vec(), FromScheduler::Abort(error)));
-            return Err(format!("a {} of pid {} on {} too many or of another job", info.role, info.pid, info.host));
+            return Err(format!(
+                "a {} (pid {} on {}) that is surplus or belongs to another job",
+                info.role, info.pid, info.host
+            ));
         }
         let node = Node {
             identity: from.to_vec(),

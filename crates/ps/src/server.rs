@@ -169,7 +169,7 @@ impl Server {
         }
         if self.segments.len() >= MAX_SEGMENTS && !self.segments.contains_key(place) {
             self.outputs.push(Output::Fault(Error::limit(
-                format!("key {} is more than a server holds: it has {MAX_SEGMENTS} segments of keys", place.key),
+                format!("key {} exceeds the limit of a server: it has {MAX_SEGMENTS} segments of keys", place.key),
                 "start more servers (DMLC_NUM_SERVER, `ringpull launch -s`)",
             )));
             return Ok(());

@@ -63,7 +63,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
 fn take(server: &mut Server, job: &Job, listener: &Listener, link: &Link, identity: &[u8], frame: Frame) -> Result<()> {
     let Frame { header, payload } = frame;
     let (Some(rank), Some(request)) = (job.rank_of(identity), decode::<Request>(&header)) else {
-        tracing::warn!("server {}: dropped a message that is none of this job's", job.rank);
+        tracing::warn!("server {}: dropped a message that does not belong to this job", job.rank);
         return Ok(());
     };
     let _span = timeline::span(Phase::Serve, || Name::Peer(rank)).bytes(payload.len());

@@ -42,7 +42,10 @@ impl ModelKey {
 /// At a scale other than 1 the tensors become vectors: only their sizes matter to a store.
 pub fn load(model: &str, scale: f64) -> Result<Vec<ModelKey>> {
     if !(scale > 0.0 && scale <= 1000.0) {
-        return Err(Error::argument(format!("--scale {scale} cannot be used"), "give a factor above 0, such as 0.1"));
+        return Err(Error::argument(
+            format!("invalid --scale {scale}: expected a factor above 0 and at most 1000"),
+            "give a factor above 0, such as 0.1",
+        ));
     }
     let keys = load_whole(model)?.into_iter().map(|(key, _)| key);
     if scale == 1.0 {

@@ -144,7 +144,7 @@ pub(super) fn learn(
         return Err(Error::on_rank(0, "rank 0 could not use the model that its RINGPULL_MODEL names"));
     }
     if told.origin == Told::GIVEN {
-        return Ok(Learned { model: known, racks, source: format!("{source}, on rank 0's word"), age: None });
+        return Ok(Learned { model: known, racks, source: format!("{source}, as rank 0 reports"), age: None });
     }
     if told.origin == Told::CACHED {
         let then = known.predicted_us(Algorithm::Ring, size, size, prober.executor.runner.segment_bytes());
@@ -239,7 +239,7 @@ mod tests {
         model_cache::store(&path, &wrong).unwrap();
         let errors: Vec<String> =
             learned(2, &ModelSource::File(path)).into_iter().map(|it| it.unwrap_err().to_string()).collect();
-        assert!(errors[0].contains("numbers are those of no cluster"), "{errors:?}");
+        assert!(errors[0].contains("numbers are impossible"), "{errors:?}");
         assert!(errors[1].contains("rank 0"), "{errors:?}");
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn read(path: &Path) -> Result<Stored> {
     if stored.model.is_sound() {
         Ok(stored)
     } else {
-        Err(io(std::io::Error::other("its numbers are those of no cluster")))
+        Err(io(std::io::Error::other("its numbers are impossible for a cluster")))
     }
 }
 

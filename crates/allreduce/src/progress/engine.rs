@@ -236,7 +236,7 @@ impl Engine {
             let mut calls = shared.calls.lock();
             if calls.has_joined() {
                 return Err(Error::argument(
-                    format!("{operation} of key {} on rank {} while it has joined", topic.key(), shared.rank),
+                    format!("{operation} of key {} on rank {} after it has joined", topic.key(), shared.rank),
                     "call nothing on this rank until `join` has returned",
                 ));
             }
@@ -295,7 +295,7 @@ impl Engine {
             let mut calls = shared.calls.lock();
             if calls.has_joined() {
                 return Err(Error::argument(
-                    format!("join on rank {} while it has joined", shared.rank),
+                    format!("join on rank {} after it has joined", shared.rank),
                     "let one thread join, once",
                 ));
             }
@@ -414,7 +414,7 @@ impl Engine {
         if is_stuck && shared.fault.get().is_none() {
             // The log may be gone when a process exits.
             notice(&format!(
-                "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: what was summed is there, but mpirun may call the job failed; MPICH 4.0 over TCP is known for it, Open MPI is not",
+                "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: the results are complete, but mpirun may report a failed job; this happens with MPICH 4.0 over TCP, not with Open MPI",
                 shared.rank, self.library, self.limit
             ));
         }

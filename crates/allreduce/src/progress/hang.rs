@@ -44,7 +44,7 @@ impl Hang {
         if !shared.reported.load(Ordering::Acquire) {
             notice(&format!("ringpull: rank {}: {fault}", shared.rank));
         }
-        notice(&format!("ringpull: rank {}: the MPI library does not come back: this process ends", shared.rank));
+        notice(&format!("ringpull: rank {}: the MPI library does not return: this process ends", shared.rank));
         timeline::flush();
         // SAFETY: ends the process at once; the library cannot be finalised.
         unsafe { libc::_exit(1) }

@@ -119,7 +119,7 @@ pub(super) fn check_threads(is_initialised_here: bool, provided: c_int) -> Resul
     let who = if is_initialised_here { "gives" } else { "was initialised by this program with" };
     Err(Error::KindUnavailable {
         kind: "dist_sync_mpi".to_owned(),
-        reason: format!("MPI {who} the thread level {provided}, and the thread that sums needs {}", needed.0),
+        reason: format!("MPI {who} the thread level {provided}, but the thread that sums needs {}", needed.0),
         remedy,
     })
 }

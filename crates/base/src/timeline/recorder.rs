@@ -78,7 +78,7 @@ pub fn start(file: Option<String>) {
         ON.store(true, Ordering::Relaxed);
         // SAFETY: `write_at_exit` is a plain function, and may run on the thread that exits.
         if unsafe { libc::atexit(write_at_exit) } != 0 {
-            tracing::warn!("the timeline is written only where the process ends in order: atexit is full");
+            tracing::warn!("the timeline is written only if the process ends normally: atexit is full");
         }
     }
 }

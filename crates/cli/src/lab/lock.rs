@@ -32,7 +32,7 @@ impl LabLock {
                 file.read_to_string(&mut holder).map_err(io)?;
                 return Err(Error::argument(
                     format!("the emulated hosts are in use by process {}", holder.trim()),
-                    "wait until it ends, or end it; its hosts then go with it or by `ringpull lab down`",
+                    "wait until it ends, or end it; `ringpull lab down` then removes hosts that are left",
                 ));
             }
             Err(cause) => return Err(io(cause.into())),

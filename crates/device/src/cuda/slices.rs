@@ -39,7 +39,7 @@ impl Devices {
         })?;
         if stream.cu_stream() as usize == PER_THREAD {
             return Err(Error::argument(
-                "a slice on the stream that each thread has for itself, which a store's threads cannot name",
+                "a slice on the per-thread default stream, which a store's threads cannot use",
                 "work on a stream of your own: `CudaContext::new_stream`, candle's `Device::new_cuda_with_stream`",
             ));
         }

@@ -44,7 +44,7 @@ pub(super) fn broken_code(rank: usize, place: &Place, what: String) -> Error {
 
 pub(super) fn in_words(compression: Option<Compression>) -> String {
     compression
-        .map_or("a gradient as it is".to_owned(), |compression| format!("a gradient compressed by {compression}"))
+        .map_or("an uncompressed gradient".to_owned(), |compression| format!("a gradient compressed by {compression}"))
 }
 
 pub(super) fn ids_of(bytes: &[u8]) -> Vec<i64> {
