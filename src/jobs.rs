@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::communicator::Parts;
 use ringpull_allreduce::progress::{Job, Launch, Transfer};
-use ringpull_base::{Buffer, Error, Result, TensorMut, unshare};
+use ringpull_base::{Buffer, Error, Reduction, Result, TensorMut, unshare};
 
 use crate::compressed::Coding;
 use crate::slot::Slot;
@@ -155,7 +155,8 @@ impl Push {
 impl Job for Push {
     fn transfer(&self) -> Transfer {
         let entry = &self.slot.entry;
-        Transfer::Sum { dtype: entry.dtype, len_bytes: entry.len_bytes(), priority: self.priority }
+        let (reduction, len_bytes) = (Reduction::Sum, entry.len_bytes());
+        Transfer::Sum { dtype: entry.dtype, reduction, len_bytes, priority: self.priority }
     }
 
     fn addend(&mut self) -> &mut [u8] {

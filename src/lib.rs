@@ -1,7 +1,7 @@
 //! MXNet's push/pull KVStore for Rust: MPI ring allreduce without servers, parameter servers, GPUs.
 //!
 //! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the
-//! job, and pulled by each. This page has all public names.
+//! job, and pulled by each. [`communicator`] has collectives without keys. This page has all public names.
 
 /// The examples of the README and of the book are compiled with the tests, and run if they can.
 #[cfg(doctest)]
@@ -23,6 +23,8 @@ mod backend;
 mod backlog;
 #[cfg(feature = "allreduce")]
 mod check;
+#[cfg(feature = "allreduce")]
+mod communicator;
 #[cfg(any(feature = "allreduce", feature = "ps"))]
 mod compressed;
 mod contribution;
@@ -45,6 +47,8 @@ mod states;
 mod table;
 mod update;
 
+#[cfg(feature = "allreduce")]
+pub use communicator::{CallOptions, Communicator, Handle, communicator, communicator_with};
 #[cfg(feature = "devices")]
 pub use create::create_on;
 pub use create::{create, create_with, run_node};
@@ -54,8 +58,8 @@ pub use kvstore::{Capability, KvStore, Stats, Updater};
 pub use ringpull_base::config::{Config, ModelSource};
 #[doc(inline)]
 pub use ringpull_base::{
-    Algorithm, AlgorithmChoice, Buffer, DType, Element, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut,
-    TensorRef,
+    Algorithm, AlgorithmChoice, Buffer, DType, Element, Error, Key, Kind, Reduction, Result, RowSparse, Tensor,
+    TensorMut, TensorRef,
 };
 #[cfg(feature = "devices")]
 #[doc(inline)]

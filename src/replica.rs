@@ -52,7 +52,7 @@ impl Replica {
 pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compression>) -> Terms {
     let optimizer = if let Update::Optimize(optimizer) = update { Some(Optimizer::clone(optimizer)) } else { None };
     let (value, has_updater) = (Some((entry.dtype, entry.shape.to_vec())), matches!(update, Update::Call(_)));
-    Terms { value, optimizer, has_updater, compression, sums: None }
+    Terms { value, optimizer, has_updater, compression, ..Terms::default() }
 }
 
 impl StandIn for Replica {

@@ -11,7 +11,7 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ringpull_allreduce::progress::agreement::Agreement;
 use ringpull_allreduce::progress::messages::{Call, Operation, Order, Overdue, Stopped, Stuck, Terms, Topic, Transfer};
-use ringpull_base::{DType, Key};
+use ringpull_base::{DType, Key, Reduction};
 
 #[allow(dead_code)]
 #[path = "."]
@@ -166,14 +166,14 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
                 let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)) };
                 let dtype = if terms { DType::F32 } else { DType::F16 };
                 let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
-                let sum = Transfer::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
+                let sum = Transfer::Sum { dtype: DType::F32, reduction: Reduction::Sum, len_bytes: 100, priority: 0 };
                 let transfer = if alone { Transfer::Alone } else { sum };
                 let ordinal = ordinal.map_or_else(|| next(usize::from(key)), u64::from);
                 let operation = Operation::Push;
                 agreement.call(rank, Call { topic, ordinal, operation, terms, transfer, waited }, now_s)
             }
             Message::Barrier => {
-                let transfer = Transfer::Sum { dtype: DType::U8, len_bytes: 1, priority: 0 };
+                let transfer = Transfer::Sum { dtype: DType::U8, reduction: Reduction::Sum, len_bytes: 1, priority: 0 };
                 let (topic, ordinal, operation) = (Topic::Barrier, next(4), Operation::Barrier);
                 let call = Call { topic, ordinal, operation, terms: Terms::default(), transfer, waited: true };
                 agreement.call(rank, call, now_s)
@@ -199,7 +199,7 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
             }
             Message::Tick => agreement
                 .check_time(now_s)
-                .and_then(|()| agreement.check_deadlock(0, now_s))
+                .and_then(|()| agreement.check_deadlock(&[0; 8], now_s))
                 .map(|()| drop((agreement.late(), agreement.oldest())))
                 .map(|()| Vec::new()),
         };

@@ -8,8 +8,8 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ringpull_base::DType;
 use ringpull_plan::{
-    Action, Algorithm, Goal, Lane, Model, Parts, Plan, Schedule, Segments, allgather, allreduce, allreduce_in_order,
-    allreduce_in_racks, broadcast, check, choose,
+    Action, Algorithm, Goal, Lane, Model, Parts, Plan, ReduceScatter, Schedule, Segments, allgather, allreduce,
+    allreduce_in_order, allreduce_in_racks, alltoall, broadcast, check, choose, reduce_scatter,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -19,6 +19,8 @@ enum Collective {
     InRacks { first: u8, pieces: u8 },
     Broadcast { root: u8 },
     Allgather { lens: Vec<u8> },
+    ReduceScatter { lens: Vec<u8>, is_ring: bool },
+    Alltoall { lens: Vec<u8> },
 }
 
 #[derive(Arbitrary, Debug)]
@@ -47,7 +49,8 @@ fuzz_target!(|input: Input| {
     let choice = choose(&Model::default(), len * dtype.size_bytes(), size, segments);
     assert!(choice.time_us.is_finite() && choice.time_us >= 0.0, "{choice:?}");
 
-    if plans[0].parts.len() <= MOST_LEN {
+    // The ranks of an alltoall have buffers of their own, which the lanes' places are compared in.
+    if goal != Goal::Alltoall && plans[0].parts.len() <= MOST_LEN {
         let schedules: Vec<Schedule> = plans.iter().map(|plan| Schedule::of(plan, dtype, segment_bytes)).collect();
         let most_bytes = segment_bytes.max(dtype.size_bytes());
         assert_lanes_fit(&schedules, most_bytes);
@@ -77,14 +80,22 @@ fn plans(collective: &Collective, size: usize, len: usize) -> (Vec<Plan>, Goal) 
             (ranks.map(|rank| broadcast(root, rank, size, len)).collect(), Goal::Broadcast { root })
         }
         Collective::Allgather { lens } => {
-            let mut bounds = vec![0];
-            for rank in 0..size {
-                // Some long enough for a ring.
-                let len = lens.get(rank).map_or(0, |len| usize::from(*len)) * if len > 60_000 { 1000 } else { 1 };
-                bounds.push(bounds[rank] + len);
-            }
-            let parts = Parts::of(bounds);
+            // Some long enough for a ring.
+            let each = |rank: usize| lens.get(rank).map_or(0, |len| usize::from(*len));
+            let parts = Parts::of_lens((0..size).map(|rank| each(rank) * if len > 60_000 { 1000 } else { 1 }));
             (ranks.map(|rank| allgather(rank, size, parts.clone())).collect(), Goal::Allgather)
+        }
+        Collective::ReduceScatter { lens, is_ring } => {
+            let parts = Parts::of_lens((0..size).map(|rank| lens.get(rank).map_or(0, |len| usize::from(*len))));
+            let way = if *is_ring { ReduceScatter::Ring } else { ReduceScatter::Direct };
+            (ranks.map(|rank| reduce_scatter(way, rank, size, parts.clone())).collect(), Goal::ReduceScatter)
+        }
+        Collective::Alltoall { lens } => {
+            let split = |from: usize, to: usize| lens.get(from * size + to).map_or(0, |len| usize::from(*len));
+            let out = |rank: usize| (0..size).map(move |to| split(rank, to));
+            let into = |rank: usize| (0..size).map(move |from| split(from, rank));
+            let parts = |rank: usize| Parts::of_lens(out(rank).chain(into(rank)));
+            (ranks.map(|rank| alltoall(rank, size, parts(rank))).collect(), Goal::Alltoall)
         }
     }
 }
@@ -234,6 +245,8 @@ fn assert_ends_with(parts: &Parts, goal: Goal, values: Vec<Vec<u64>>) {
                 Goal::Allreduce => all,
                 Goal::Broadcast { root } => of_rank(root),
                 Goal::Allgather => of_rank(part),
+                Goal::ReduceScatter if part == rank => all,
+                Goal::ReduceScatter | Goal::Alltoall => continue,
             };
             let found = &values[parts.range(part..part + 1)];
             assert!(found.iter().all(|value| *value == expected), "part {part} of rank {rank} after {goal:?}");

@@ -21,6 +21,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from . import errors, uncaught
+from .collectives import Communicator, Operation, communicator
 from .errors import *  # noqa: F403
 from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds, zeros
 from .optimizers import NAG, SGD, Adam, Optimizer, Test
@@ -29,13 +30,16 @@ __all__ = [
     "NAG",
     "SGD",
     "Adam",
+    "Communicator",
     "Handle",
     "KVStore",
     "Key",
+    "Operation",
     "Optimizer",
     "RowSparse",
     "Test",
     "__version__",
+    "communicator",
     "create",
     "errors",
     "kinds",

@@ -5,6 +5,7 @@
 
 mod array;
 mod bench;
+mod communicator;
 mod dependency;
 mod dlpack;
 mod errors;
@@ -67,5 +68,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<bench::RustIterations>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<array::Array>()?;
+    module.add_class::<communicator::Communicator>()?;
+    module.add_class::<communicator::Called>()?;
     module.add_class::<dependency::DependencyEngine>()
 }

@@ -69,7 +69,7 @@ fn detached<T: Send>(py: Python<'_>, store: &KvStore, work: impl FnOnce(&KvStore
 }
 
 /// The same without a store.
-fn interruptible<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+pub(crate) fn interruptible<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
     let outcome = py.detach(|| waits::interruptible(is_interrupted, work));
     outcome.map_err(|error| RAISED.take().unwrap_or_else(|| raise(py, &error)))
 }

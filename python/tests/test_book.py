@@ -88,7 +88,7 @@ def test_every_page_has_a_place_in_the_book():
 
 #: The modules of the reference with their files, in its order.
 MODULES = {
-    "ringpull": ["kvstore.py", "worker.py", "optimizers.py", "errors.py"],
+    "ringpull": ["kvstore.py", "worker.py", "collectives.py", "optimizers.py", "errors.py"],
     "ringpull.torch": ["torch.py"],
     "ringpull.mxnet": ["mxnet/__init__.py", "mxnet/registry.py", "mxnet/store.py"],
 }

@@ -93,6 +93,18 @@ pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed
     /// `self + other` in this type's arithmetic: integers wrap, halves round once from f32.
     #[must_use]
     fn plus(self, other: Self) -> Self;
+    /// `self * other`, likewise.
+    #[must_use]
+    fn times(self, other: Self) -> Self;
+    /// The lesser of both, whichever comes first: NaN is the least, and -0 is less than 0.
+    #[must_use]
+    fn least(self, other: Self) -> Self;
+    /// The greater of both, whichever comes first: NaN is the greatest, and 0 is greater than -0.
+    #[must_use]
+    fn greatest(self, other: Self) -> Self;
+    /// `self / divisor` of an integer, rounded towards zero; of another in its arithmetic.
+    #[must_use]
+    fn over(self, divisor: u32) -> Self;
     /// Widened, for checks and messages.
     fn to_f64(self) -> f64;
     /// The nearest value of this type.
@@ -100,27 +112,101 @@ pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed
 }
 
 macro_rules! elements {
-    ($($type:ty => $dtype:ident, |$a:ident, $b:ident| $plus:expr, |$v:ident| $to:expr, |$w:ident| $from:expr;)*) => {$(
+    ($($type:ty => $dtype:ident, $arithmetic:ident, |$v:ident| $to:expr, |$w:ident| $from:expr;)*) => {$(
         impl sealed::Sealed for $type {}
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self { let ($a, $b) = (self, other); $plus }
+            $arithmetic!($type);
             fn to_f64(self) -> f64 { let $v = self; $to }
             fn from_f64(value: f64) -> Self { let $w = value; $from }
         }
     )*};
 }
 
+macro_rules! integer {
+    ($type:ty) => {
+        #[inline(always)]
+        fn plus(self, other: Self) -> Self {
+            self.wrapping_add(other)
+        }
+        #[inline(always)]
+        fn times(self, other: Self) -> Self {
+            self.wrapping_mul(other)
+        }
+        #[inline(always)]
+        fn least(self, other: Self) -> Self {
+            self.min(other)
+        }
+        #[inline(always)]
+        fn greatest(self, other: Self) -> Self {
+            self.max(other)
+        }
+        #[inline(always)]
+        fn over(self, divisor: u32) -> Self {
+            (i64::from(self) / i64::from(divisor)) as $type
+        }
+    };
+}
+
+/// With comparisons that the type itself has.
+macro_rules! order {
+    () => {
+        #[inline(always)]
+        fn least(self, other: Self) -> Self {
+            if self < other || (self == other && self.is_sign_negative()) || self.is_nan() { self } else { other }
+        }
+        #[inline(always)]
+        fn greatest(self, other: Self) -> Self {
+            if self > other || (self == other && self.is_sign_positive()) || self.is_nan() { self } else { other }
+        }
+    };
+}
+
+macro_rules! float {
+    ($type:ty) => {
+        #[inline(always)]
+        fn plus(self, other: Self) -> Self {
+            self + other
+        }
+        #[inline(always)]
+        fn times(self, other: Self) -> Self {
+            self * other
+        }
+        order!();
+        #[inline(always)]
+        fn over(self, divisor: u32) -> Self {
+            self / divisor as $type
+        }
+    };
+}
+
+macro_rules! half_float {
+    ($type:ty) => {
+        #[inline(always)]
+        fn plus(self, other: Self) -> Self {
+            <$type>::from_f32(self.to_f32() + other.to_f32())
+        }
+        #[inline(always)]
+        fn times(self, other: Self) -> Self {
+            <$type>::from_f32(self.to_f32() * other.to_f32())
+        }
+        order!();
+        #[inline(always)]
+        fn over(self, divisor: u32) -> Self {
+            <$type>::from_f32(self.to_f32() / divisor as f32)
+        }
+    };
+}
+
 elements! {
-    f32 => F32, |a, b| a + b, |v| v.into(), |w| w as f32;
-    f64 => F64, |a, b| a + b, |v| v, |w| w;
-    f16 => F16, |a, b| f16::from_f32(a.to_f32() + b.to_f32()), |v| v.to_f64(), |w| f16::from_f64(w);
-    bf16 => BF16, |a, b| bf16::from_f32(a.to_f32() + b.to_f32()), |v| v.to_f64(), |w| bf16::from_f64(w);
-    i8 => I8, |a, b| a.wrapping_add(b), |v| v.into(), |w| w as i8;
-    u8 => U8, |a, b| a.wrapping_add(b), |v| v.into(), |w| w as u8;
-    i32 => I32, |a, b| a.wrapping_add(b), |v| v.into(), |w| w as i32;
-    i64 => I64, |a, b| a.wrapping_add(b), |v| v as f64, |w| w as i64;
+    f32 => F32, float, |v| v.into(), |w| w as f32;
+    f64 => F64, float, |v| v, |w| w;
+    f16 => F16, half_float, |v| v.to_f64(), |w| f16::from_f64(w);
+    bf16 => BF16, half_float, |v| v.to_f64(), |w| bf16::from_f64(w);
+    i8 => I8, integer, |v| v.into(), |w| w as i8;
+    u8 => U8, integer, |v| v.into(), |w| w as u8;
+    i32 => I32, integer, |v| v.into(), |w| w as i32;
+    i64 => I64, integer, |v| v as f64, |w| w as i64;
 }
 
 /// Runs `$body` with `$T` standing for the Rust type of a [`DType`].

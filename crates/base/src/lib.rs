@@ -1,7 +1,8 @@
 //! The ground that every crate of ringpull stands on: what a key, a kind, an element type, a tensor and an
 //! error are.
 //!
-//! - [`Key`], [`Kind`], [`DType`], [`AlgorithmChoice`], [`Error`]: the words of the KVStore's contract;
+//! - [`Key`], [`Kind`], [`DType`], [`Reduction`], [`AlgorithmChoice`], [`Error`]: the words of the KVStore's
+//!   contract;
 //! - [`Buffer`]: bytes, in the memory that ranks of a host share, if they can ([`buffer`]); [`Tensor`]: a
 //!   buffer behind a lock, or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
 //! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
@@ -28,6 +29,7 @@ mod names;
 pub mod notice;
 #[cfg(test)]
 mod pages;
+mod reduction;
 mod remote;
 pub mod secret;
 mod sparse;
@@ -49,6 +51,7 @@ pub use kind::Kind;
 pub use last_words::LastWords;
 pub use names::name_key;
 pub use notice::notice;
+pub use reduction::Reduction;
 pub use remote::Remote;
 pub use secret::Secret;
 pub use sparse::{RowSparse, check_row_ids};

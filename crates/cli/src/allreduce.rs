@@ -151,7 +151,7 @@ fn measure(
 
 /// Waits without sleeping: ranks that share cores wake up one after the other, and the next sum would wait
 /// for the last.
-fn rest(time: Duration) {
+pub(crate) fn rest(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
         std::thread::yield_now();
@@ -159,12 +159,12 @@ fn rest(time: Duration) {
 }
 
 /// Returns when every rank is here, by a sum of one byte.
-fn barrier(comm: &mut Communicator, stamp: u32, flag: &Tensor) -> Result<()> {
+pub(crate) fn barrier(comm: &mut Communicator, stamp: u32, flag: &Tensor) -> Result<()> {
     comm.allreduce_tensor(AlgorithmChoice::Auto, flag, stamp)
 }
 
 /// Every rank's `own`.
-fn gather(comm: &mut Communicator, stamp: u32, own: &[f64]) -> Result<Vec<Vec<f64>>> {
+pub(crate) fn gather(comm: &mut Communicator, stamp: u32, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     let parts = Parts::of((0..=comm.size()).map(|rank| rank * size_of_val(own)).collect());
     let all = comm.gather(parts, stamp, |part| part.copy_from_slice(bytemuck::cast_slice(own)))?;
     let row = |row: &[u8]| row.chunks_exact(size_of::<f64>()).map(bytemuck::pod_read_unaligned).collect();

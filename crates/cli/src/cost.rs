@@ -11,6 +11,13 @@ pub(crate) fn allreduce_bound_s(ranks: usize, bytes: f64, link_bytes_per_s: f64)
     bus_factor(ranks) * bytes / link_bytes_per_s
 }
 
+/// From the payload of an operation to what every rank must send at least: (n-1)/n for a reduce-scatter, an
+/// allgather and an alltoall, which are half of an allreduce.
+pub(crate) fn factor_of(op: &str, ranks: usize) -> f64 {
+    let half = ["reduce_scatter", "allgather", "alltoall"].contains(&op);
+    if half { bus_factor(ranks) / 2.0 } else { bus_factor(ranks) }
+}
+
 /// 2(n-1)/n: from the payload to what an optimal allreduce sends on every rank.
 pub(crate) fn bus_factor(ranks: usize) -> f64 {
     if ranks == 0 { 0.0 } else { 2.0 * (ranks as f64 - 1.0) / ranks as f64 }

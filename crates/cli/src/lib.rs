@@ -7,8 +7,8 @@
 //! - `machine`: what this machine can do; `doctor`, `gpu_check`: what would stop a job from running on it;
 //! - `mode`: how our store sums; `variant`: what can be measured, ours and peers; `cost`: the bytes that each
 //!   must move;
-//! - `pushpull`, `allreduce`, `train`: the measuring ranks; `ranks`: gathers their reports; `layers`,
-//!   `compute`: the parts of a replayed step;
+//! - `pushpull`, `allreduce`, `collectives`, `train`: the measuring ranks; `ranks`: gathers their reports;
+//!   `layers`, `compute`: the parts of a replayed step;
 //! - `record`, `statistics`, `usage`: a measurement, its spread and its cost; `explain`: what `auto` does;
 //! - `rounds`: jobs of all variants in rotating rounds; `compare`: their table, verdict and report; `sweep`:
 //!   allreduce over all sizes, against others; `quiet`: the wait between jobs;
@@ -17,6 +17,7 @@
 
 mod allreduce;
 mod child;
+mod collectives;
 pub mod commands;
 #[cfg(test)]
 #[path = "../../../tests/committed/mod.rs"]

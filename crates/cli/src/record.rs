@@ -11,7 +11,7 @@ use crate::statistics::Summary;
 use crate::usage::Usage;
 
 /// What the figures of a record mean; every record contains it.
-pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, and with two racks at least bytes / uplink; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x 2(n-1)/n; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory";
+pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, and with two racks at least bytes / uplink; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory";
 
 /// What the figures of a record of training mean.
 pub(crate) const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
@@ -113,7 +113,7 @@ impl Record {
         })?;
         self.median_s = summary.median;
         self.algbw_bytes_per_s = self.bytes as f64 / summary.median;
-        self.busbw_bytes_per_s = self.algbw_bytes_per_s * cost::bus_factor(self.ranks);
+        self.busbw_bytes_per_s = self.algbw_bytes_per_s * cost::factor_of(&self.op, self.ranks);
         self.verified = true;
         Ok(self)
     }
@@ -144,7 +144,8 @@ impl Record {
         mode: Option<Mode>,
     ) -> Self {
         let bytes = self.bytes as f64;
-        let bound = Some(cost::allreduce_bound_s(self.ranks, bytes, link_bytes_per_s)).filter(|bound| *bound > 0.0);
+        let bound = cost::factor_of(&self.op, self.ranks) * bytes / link_bytes_per_s;
+        let bound = Some(bound).filter(|bound| *bound > 0.0);
         let across = uplink_bytes_per_s.map_or(0.0, |rate| bytes / rate);
         self.bound_s = bound.map(|bound| bound.max(across));
         self.ratio_to_bound = self.bound_s.map(|bound| self.median_s / bound);

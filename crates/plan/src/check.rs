@@ -4,15 +4,17 @@
 //! where.
 //!
 //! 1. *Form.* All ranks divide the buffer alike; no move is empty, to its own rank or out of bounds; and the
-//!    sends of each rank to each other are, in order, the receives over there, with the same parts.
+//!    sends of each rank to each other are, in order, the receives over there, with the same parts. In an
+//!    alltoall each rank divides a buffer of its own, and both ends have parts of the same lengths.
 //! 2. *Progress.* Nothing waits for itself, even if no message is buffered anywhere. The events of all ranks,
 //!    posting a move and its being done, form a graph of what waits for what, by the rules that [`Plan`]
 //!    states; a plan can stop only if that graph has a cycle. The graph's longest path is the number of
 //!    messages that follow one another, the [`Traffic::rounds`].
-//! 3. *Value.* The plans are executed with symbols in place of numbers: a symbol is a rank's contribution or
-//!    the sum of two symbols, and `x + y` is `y + x`, but `(x + y) + z` is not `x + (y + z)`, as with floats.
-//!    At the end each part must have each contribution that the goal names exactly once, and be the same
-//!    symbol on every rank: the same bits.
+//! 3. *Value.* The plans are executed with symbols in place of numbers: a symbol is what a rank had in a
+//!    part, its contribution, or the sum of two symbols. As with floats, `x + y` is `y + x`, but
+//!    `(x + y) + z` is not `x + (y + z)`. At the end each part that the goal speaks of must have each
+//!    contribution that the goal names exactly once. A part that the goal gives to every rank must be the
+//!    same symbol on each: the same bits.
 //!
 //! Elements of a part go the same way, so a symbol per part stands for all of them. Time and space grow with
 //! the square of the number of ranks: it is for tests and debug assertions.
@@ -22,7 +24,7 @@ use std::ops::Range;
 
 use super::plan::{Move, Plan, Then};
 
-/// What the plans are for.
+/// What the plans are for: which contributions each part of each rank ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal {
     /// Every rank ends with the sum of all ranks' buffers.
@@ -34,6 +36,40 @@ pub enum Goal {
     },
     /// Every rank ends with part `r` of rank `r`, for each `r`.
     Allgather,
+    /// Rank `r` ends with the sum of all ranks' parts `r`. What its other parts hold has no meaning.
+    ReduceScatter,
+    /// Of `n` ranks each has `2 n` parts: rank `r` ends with part `r` of rank `s` in its part `n + s`, for
+    /// each other `s`. Its first `n` parts stay as they were.
+    Alltoall,
+}
+
+/// What a rank had in a part at first: the rank, and the part.
+pub type Contribution = (usize, usize);
+
+impl Goal {
+    /// Whether all ranks divide one buffer, alike.
+    fn has_one_buffer(self) -> bool {
+        self != Goal::Alltoall
+    }
+
+    /// Whether every rank ends with the same.
+    fn is_for_all(self) -> bool {
+        matches!(self, Goal::Allreduce | Goal::Broadcast { .. } | Goal::Allgather)
+    }
+
+    /// What `part` of `rank` of `size` has to end with; `None` if that has no meaning.
+    fn expected(self, rank: usize, part: usize, size: usize) -> Option<Vec<Contribution>> {
+        let of_all = || Some((0..size).map(|other| (other, part)).collect());
+        match self {
+            Goal::Allreduce => of_all(),
+            Goal::ReduceScatter if part == rank => of_all(),
+            Goal::Broadcast { root } => Some(vec![(root, part)]),
+            Goal::Allgather => Some(vec![(part, part)]),
+            Goal::Alltoall if part < size => Some(vec![(rank, part)]),
+            Goal::Alltoall if part != size + rank => Some(vec![(part - size, rank)]),
+            Goal::ReduceScatter | Goal::Alltoall => None,
+        }
+    }
 }
 
 /// What correct plans cost.
@@ -93,16 +129,16 @@ pub enum Fault {
         step: Move,
     },
     /// A part does not end with the contributions it should have.
-    #[error("part {part} of rank {rank} ends with the contributions of ranks {got:?}, expected {expected:?}")]
+    #[error("part {part} of rank {rank} ends with {got:?}, expected {expected:?} (rank and part of each)")]
     WrongSum {
         /// The rank.
         rank: usize,
         /// The part.
         part: usize,
-        /// The ranks whose contributions it has, repeated as often as it has them.
-        got: Vec<usize>,
-        /// The ranks whose contributions it should have.
-        expected: Vec<usize>,
+        /// The contributions that it has, repeated as often as it has them.
+        got: Vec<Contribution>,
+        /// The contributions that it should have.
+        expected: Vec<Contribution>,
     },
     /// A part has the right contributions, but added in another order than on rank 0.
     #[error("part {part} of rank {rank} is added in another order than on rank 0: the bits may differ")]
@@ -116,8 +152,8 @@ pub enum Fault {
 
 /// Proves that `plans`, one for each rank in order, reach `goal`; see the module's text for what that means.
 pub fn check(plans: &[Plan], goal: Goal) -> Result<Traffic, Fault> {
-    check_form(plans)?;
-    let messages = match_messages(plans)?;
+    check_form(plans, goal)?;
+    let messages = match_messages(plans, goal)?;
     let rounds = longest_chain(plans, &messages)?;
     check_values(plans, goal)?;
     let received = |plan: &Plan| {
@@ -133,9 +169,11 @@ pub fn check(plans: &[Plan], goal: Goal) -> Result<Traffic, Fault> {
     })
 }
 
-fn check_form(plans: &[Plan]) -> Result<(), Fault> {
+fn check_form(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
     for (rank, plan) in plans.iter().enumerate() {
-        if plan.parts != plans[0].parts {
+        let fits =
+            if goal.has_one_buffer() { plan.parts == plans[0].parts } else { plan.parts.count() == 2 * plans.len() };
+        if !fits {
             return Err(Fault::PartsDiffer { rank });
         }
         for (index, step) in plan.moves.iter().enumerate() {
@@ -158,8 +196,15 @@ struct MatchedMessage {
 }
 
 /// Pairs the k-th send of each rank to each other with the k-th receive over there.
-fn match_messages(plans: &[Plan]) -> Result<Vec<MatchedMessage>, Fault> {
+fn match_messages(plans: &[Plan], goal: Goal) -> Result<Vec<MatchedMessage>, Fault> {
     let size = plans.len();
+    let fit = |from: usize, sent: &Option<Range<usize>>, to: usize, received: &Option<Range<usize>>| {
+        let lens = |rank: usize, parts: &Option<Range<usize>>| -> Vec<usize> {
+            let parts = parts.clone().into_iter().flatten();
+            parts.map(|part| plans[rank].parts.range(part..part + 1).len()).collect()
+        };
+        if goal.has_one_buffer() { sent == received } else { lens(from, sent) == lens(to, received) }
+    };
     let mut sends: Vec<Vec<usize>> = vec![Vec::new(); size * size];
     let mut recvs = sends.clone();
     for (rank, plan) in plans.iter().enumerate() {
@@ -178,7 +223,7 @@ fn match_messages(plans: &[Plan]) -> Result<Vec<MatchedMessage>, Fault> {
             let parts_sent = send.map(|at| plans[from].moves[*at].parts());
             let parts_received = recv.map(|at| plans[to].moves[*at].parts());
             match (send, recv) {
-                (Some(&send), Some(&recv)) if parts_sent == parts_received => {
+                (Some(&send), Some(&recv)) if fit(from, &parts_sent, to, &parts_received) => {
                     messages.push(MatchedMessage { from, send, to, recv });
                 }
                 _ => {
@@ -277,16 +322,17 @@ fn conflict(before: &Move, after: &Move) -> bool {
     is_write && one.start < other.end && other.start < one.end
 }
 
-/// Symbols, numbered: rank `r`'s contribution is number `r`, every sum has a number of its own.
+/// Symbols, numbered: contributions in the order of ranks and parts, then sums as they are made.
 struct Symbols {
     sums: HashMap<(usize, usize), usize>,
-    /// The ranks in each symbol, ascending, repeated as often as they were added.
-    contributions: Vec<Vec<usize>>,
+    /// The contributions in each symbol, ascending, repeated as often as they were added.
+    contributions: Vec<Vec<Contribution>>,
 }
 
 impl Symbols {
-    fn of_ranks(size: usize) -> Self {
-        Symbols { sums: HashMap::new(), contributions: (0..size).map(|rank| vec![rank]).collect() }
+    fn of_ranks(size: usize, parts: usize) -> Self {
+        let contributions = (0..size).flat_map(|rank| (0..parts).map(move |part| vec![(rank, part)])).collect();
+        Symbols { sums: HashMap::new(), contributions }
     }
 
     /// The symbol `one + other`, which is `other + one`.
@@ -305,22 +351,18 @@ impl Symbols {
 
 fn check_values(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
     let (size, count) = (plans.len(), plans.first().map_or(0, |plan| plan.parts.count()));
-    let mut symbols = Symbols::of_ranks(size);
+    let mut symbols = Symbols::of_ranks(size, count);
     let values = execute(plans, &mut symbols)?;
     for (rank, values) in values.iter().enumerate() {
         for part in (0..count).filter(|part| !plans[rank].parts.range(*part..part + 1).is_empty()) {
-            let expected = match goal {
-                Goal::Allreduce => (0..size).collect(),
-                Goal::Broadcast { root } => vec![root],
-                Goal::Allgather => vec![part],
-            };
+            let Some(expected) = goal.expected(rank, part, size) else { continue };
             let got = &symbols.contributions[values[part]];
             if *got != expected {
                 return Err(Fault::WrongSum { rank, part, got: got.clone(), expected });
             }
         }
     }
-    for (rank, of_rank) in values.iter().enumerate() {
+    for (rank, of_rank) in values.iter().enumerate().filter(|_| goal.is_for_all()) {
         for part in (0..count).filter(|part| !plans[rank].parts.range(*part..part + 1).is_empty()) {
             if of_rank[part] != values[0][part] {
                 return Err(Fault::BitsDiffer { rank, part });
@@ -334,7 +376,8 @@ fn check_values(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
 /// part.
 fn execute(plans: &[Plan], symbols: &mut Symbols) -> Result<Vec<Vec<usize>>, Fault> {
     let size = plans.len();
-    let mut values: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank; plans[rank].parts.count()]).collect();
+    let count = plans.first().map_or(0, |plan| plan.parts.count());
+    let mut values: Vec<Vec<usize>> = (0..size).map(|rank| (rank * count..(rank + 1) * count).collect()).collect();
     let mut wires: Vec<VecDeque<Vec<usize>>> = vec![VecDeque::new(); size * size];
     let mut next = vec![0; size];
     let mut ready: Vec<usize> = (0..size).collect();

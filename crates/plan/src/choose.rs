@@ -15,8 +15,8 @@
 //! | 16 | 30 KB | circulant | 1.25 MB |
 //! | 64 | 24 KB | circulant | 6.9 MB |
 
-use super::Algorithm;
 use super::model::Model;
+use super::{Algorithm, ReduceScatter};
 
 /// Shortest first: of equal predictions the longest segment wins.
 const SEGMENTS: [usize; 5] = [256 << 10, 128 << 10, 64 << 10, 32 << 10, 16 << 10];
@@ -58,6 +58,23 @@ pub fn predict(model: &Model, algorithm: Algorithm, len_bytes: usize, size: usiz
     shorter
         .map(with)
         .fold(with(segments.most_bytes), |best, other| if other.time_us < best.time_us { other } else { best })
+}
+
+/// How a reduce-scatter is best done, in messages of so many bytes at most: as the allreduce of which it is
+/// the first half, and which takes twice its time.
+pub fn choose_reduce_scatter(
+    model: &Model,
+    len_bytes: usize,
+    size: usize,
+    segments: Segments,
+) -> (ReduceScatter, usize) {
+    let [ring, direct] =
+        [Algorithm::Ring, Algorithm::Direct].map(|algorithm| predict(model, algorithm, len_bytes, size, segments));
+    if direct.time_us < ring.time_us {
+        (ReduceScatter::Direct, direct.segment_bytes)
+    } else {
+        (ReduceScatter::Ring, ring.segment_bytes)
+    }
 }
 
 /// How many times the shortest sum's time a bucket's bytes may take. A bucket saves about as much for each
@@ -115,6 +132,15 @@ mod tests {
             assert_eq!(chosen(&model, (len_bytes * 0.95) as usize, size), below, "{size} ranks below {len_bytes}");
             assert_eq!(chosen(&model, (len_bytes * 1.05) as usize, size), above, "{size} ranks above {len_bytes}");
         }
+    }
+
+    #[test]
+    fn short_reduce_scatters_take_one_message_in_a_row_and_long_ones_the_ring() {
+        let of = |len_bytes| choose_reduce_scatter(&Model::default(), len_bytes, 8, SEGMENTS).0;
+        assert_eq!(
+            [of(4), of(100_000), of(100_000_000)],
+            [ReduceScatter::Direct, ReduceScatter::Direct, ReduceScatter::Ring]
+        );
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! [`Plan`], the list of its sends and receives, without a message and without a buffer. The map:
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
-//! - `ring`, `direct`, `turns`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`: one family of
-//!   plans each, opened by the prose that explains it;
+//! - `ring`, `direct`, `turns`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`, `alltoall`: one
+//!   family of plans each, opened by the prose that explains it;
 //! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of
 //!   `ringpull-allreduce` does it;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by
@@ -13,7 +13,7 @@
 //!
 //! Promises of every plan here:
 //!
-//! - after it, all ranks hold the same bits, in every run with the same arguments;
+//! - after it, all ranks hold the same bits of what all of them hold, in every run with the same arguments;
 //! - each rank's contribution is in each sum exactly once;
 //! - it ends, however little is buffered, and leaves no message unread;
 //! - no message is empty: ranks without a part are passed over by both sides.
@@ -35,7 +35,11 @@
 //! | broadcast, chain of `k` pieces | `n - 1`, the pieces behind one another | `k` | `S` |
 //! | allgather, circulant | at most `q` | `q`, up to `2 q` where ranges wrap | `S` less its receiver's part |
 //! | allgather, ring | `n - 1` | `n - 1` | `S` less its receiver's part |
+//! | reduce-scatter, ring | `n - 1` | `n - 1` | `S` less its own part |
+//! | reduce-scatter, direct | 1 | `n - 1` | `S` less its own part |
+//! | alltoall | 1 | `n - 1` | what it has for the others |
 
+mod alltoall;
 mod check;
 mod choose;
 mod circulant;
@@ -56,8 +60,8 @@ mod star;
 mod tree;
 mod turns;
 
-pub use check::{Fault, Goal, Traffic, check};
-pub use choose::{Prediction, Segments, choose, predict};
+pub use check::{Contribution, Fault, Goal, Traffic, check};
+pub use choose::{Prediction, Segments, choose, choose_reduce_scatter, predict};
 pub use model::Model;
 pub use parts::Parts;
 pub use plan::{Move, Plan, Then};
@@ -183,5 +187,40 @@ pub fn allgather(rank: usize, size: usize, parts: Parts) -> Plan {
     } else {
         ring::allgather(&mut plan, rank, size);
     }
+    plan
+}
+
+/// How a reduce-scatter goes: the first half of an allreduce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReduceScatter {
+    /// Along a ring.
+    Ring,
+    /// From every rank to every rank.
+    Direct,
+}
+
+/// The plan of `rank` that gives rank `r` the sum of part `r`, for each `r`. Parts may differ in length.
+///
+/// # Panics
+/// If `rank` is not below `size`, or there is not one part per rank.
+pub fn reduce_scatter(way: ReduceScatter, rank: usize, size: usize, parts: Parts) -> Plan {
+    assert!(rank < size && parts.count() == size, "rank {rank} of {size} with {} parts", parts.count());
+    let mut plan = Plan::new(parts);
+    match way {
+        ReduceScatter::Ring => ring::reduce_scatter(&mut plan, rank, size),
+        ReduceScatter::Direct => direct::reduce_scatter(&mut plan, rank, size),
+    }
+    plan
+}
+
+/// The plan of `rank` that gives each other rank what this one has for it. `parts` are this rank's own: first
+/// one for each rank, then one from each rank, whose length is that of the part over there.
+///
+/// # Panics
+/// If `rank` is not below `size`, or there are not two parts per rank.
+pub fn alltoall(rank: usize, size: usize, parts: Parts) -> Plan {
+    assert!(rank < size && parts.count() == 2 * size, "rank {rank} of {size} with {} parts", parts.count());
+    let mut plan = Plan::new(parts);
+    alltoall::alltoall(&mut plan, rank, size);
     plan
 }

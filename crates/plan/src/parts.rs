@@ -39,6 +39,18 @@ impl Parts {
         Parts { bounds }
     }
 
+    /// Parts of these lengths.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of_lens(lens: impl IntoIterator<Item = usize>) -> Self {
+        let ends = lens.into_iter().scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        });
+        Parts::of(std::iter::once(0).chain(ends).collect())
+    }
+
     /// The number of parts, at least 1.
     pub fn count(&self) -> usize {
         self.bounds.len() - 1
@@ -96,11 +108,7 @@ mod tests {
 
         #[test]
         fn uneven_parts_tile_their_sum(lens in prop::collection::vec(0usize..50, 1..40)) {
-            let mut bounds = vec![0];
-            for len in &lens {
-                bounds.push(bounds[bounds.len() - 1] + len);
-            }
-            let parts = Parts::of(bounds);
+            let parts = Parts::of_lens(lens.clone());
             prop_assert_eq!(parts.count(), lens.len());
             assert_parts_tile(&parts, lens.iter().sum());
             for (part, len) in lens.iter().enumerate() {

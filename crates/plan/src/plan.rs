@@ -12,7 +12,7 @@ pub(crate) use super::parts::Parts;
 /// What a receiver does with the elements that arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// Adds them to its own: `own = own + arrived`.
+    /// Adds them to its own: `own = own + arrived`; or what else the operation makes of two elements.
     Reduce,
     /// Puts them in the place of its own.
     Copy,
@@ -62,7 +62,8 @@ impl Move {
 /// at once and never wait. An interpreter may do better, as long as the result is the same: moves that touch
 /// different parts run concurrently, and messages are cut into segments. Between two ranks, in each
 /// direction, messages arrive in the order in which they were sent: the k-th send of `a` to `b` is the k-th
-/// receive of `b` from `a`, and both name the same parts.
+/// receive of `b` from `a`, and both name the same parts; where each rank divides a buffer of its own, both name
+/// parts of the same lengths.
 ///
 /// Every plan of this module also makes progress when nothing is buffered, by these rules: a send is issued
 /// once the earlier receives into its parts and the earlier sends to the same rank are done; a receive is
@@ -71,7 +72,7 @@ impl Move {
 /// that follows these rules may bound what is in flight per peer as tightly as it likes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// How the buffer is divided; the same on every rank.
+    /// How the buffer is divided; the same on every rank, but in an alltoall.
     pub parts: Parts,
     /// This rank's moves. No move is without elements, and none is to this rank itself.
     pub moves: Vec<Move>,
@@ -97,6 +98,20 @@ impl Plan {
         }
     }
 
+    /// The same plan among some ranks of a job: rank `r` of the plan is `members[r]`.
+    ///
+    /// # Panics
+    /// If a rank of the plan is no member.
+    #[must_use]
+    pub fn among(mut self, members: &[usize]) -> Self {
+        for step in &mut self.moves {
+            match step {
+                Move::Send { to: peer, .. } | Move::Recv { from: peer, .. } => *peer = members[*peer],
+            }
+        }
+        self
+    }
+
     /// The number of elements this rank sends.
     pub fn sent_len(&self) -> usize {
         let sends = self.moves.iter().filter(|step| matches!(step, Move::Send { .. }));
@@ -116,5 +131,12 @@ mod tests {
         assert_eq!(plan.moves, []);
         plan.send(1, 1..3);
         assert_eq!((plan.moves.len(), plan.sent_len()), (1, 1));
+    }
+
+    #[test]
+    fn among_some_ranks_every_peer_is_a_member() {
+        let plan = crate::allreduce(crate::Algorithm::Ring, 1, 3, 9).among(&[4, 2, 7]);
+        let peers: Vec<usize> = plan.moves.iter().map(Move::peer).collect();
+        assert_eq!(peers, [7, 4, 7, 4, 7, 4, 7, 4]);
     }
 }

@@ -6,7 +6,10 @@ use proptest::prelude::*;
 
 use super::check::{Fault, Goal, Traffic, check};
 use super::plan::Parts;
-use super::{Algorithm, Move, Plan, Then, allgather, allreduce, allreduce_in_order, allreduce_in_turns, broadcast};
+use super::{
+    Algorithm, Move, Plan, ReduceScatter, Then, allgather, allreduce, allreduce_in_order, allreduce_in_turns, alltoall,
+    broadcast, reduce_scatter,
+};
 
 const SIZES: std::ops::RangeInclusive<usize> = 1..=33;
 
@@ -29,15 +32,6 @@ fn ceil_log2(size: usize) -> usize {
 
 fn floor_log2(size: usize) -> usize {
     size.ilog2() as usize
-}
-
-/// Parts whose lengths are `lens`.
-fn parts_of(lens: &[usize]) -> Parts {
-    let mut bounds = vec![0];
-    for len in lens {
-        bounds.push(bounds[bounds.len() - 1] + len);
-    }
-    Parts::of(bounds)
 }
 
 /// Executes plans on numbers, the ranks taking turns as `turns` says; moves run in order and sends never
@@ -252,7 +246,7 @@ proptest! {
     fn an_allgather_of_uneven_parts_reaches_every_rank(
         lens in prop::collection::vec(prop_oneof![Just(0usize), 1usize..10, 1usize..2000, 20_000usize..90_000], 1..34),
     ) {
-        let (size, parts) = (lens.len(), parts_of(&lens));
+        let (size, parts) = (lens.len(), Parts::of_lens(lens.iter().copied()));
         let plans: Vec<Plan> = (0..size).map(|rank| allgather(rank, size, parts.clone())).collect();
         let traffic = proved(&plans, Goal::Allgather, &format!("{lens:?}"));
         for (received, own) in traffic.received_len.iter().zip(&lens) {
@@ -307,7 +301,7 @@ proptest! {
 fn allgathers_and_broadcasts_move_the_numbers_of_their_owners() {
     for size in SIZES {
         let lens: Vec<usize> = (0..size).map(|rank| rank * 3 % 5).collect();
-        let parts = parts_of(&lens);
+        let parts = Parts::of_lens(lens.iter().copied());
         let own = |rank: usize| vec![rank as f32; parts.len()];
         let plans: Vec<Plan> = (0..size).map(|rank| allgather(rank, size, parts.clone())).collect();
         let gathered = executed(&plans, (0..size).map(own).collect(), |_| 0);
@@ -318,6 +312,150 @@ fn allgathers_and_broadcasts_move_the_numbers_of_their_owners() {
         let received = executed(&plans, (0..size).map(|rank| vec![rank as f32; 7]).collect(), |_| 0);
         assert!(received.iter().all(|of_rank| *of_rank == vec![root as f32; 7]), "{size} ranks");
     }
+}
+
+/// Every rank's plan of a reduce-scatter.
+fn reduce_scatters(way: ReduceScatter, parts: &Parts) -> Vec<Plan> {
+    let size = parts.count();
+    (0..size).map(|rank| reduce_scatter(way, rank, size, parts.clone())).collect()
+}
+
+const WAYS: [ReduceScatter; 2] = [ReduceScatter::Ring, ReduceScatter::Direct];
+
+#[test]
+fn a_reduce_scatter_gives_each_rank_the_sum_of_its_part_with_the_fewest_bytes() {
+    for size in SIZES {
+        for len in lens(size) {
+            let parts = Parts::even(len, size);
+            for way in WAYS {
+                let what = format!("{way:?} of {len} elements on {size} ranks");
+                let traffic = proved(&reduce_scatters(way, &parts), Goal::ReduceScatter, &what);
+                let has_moves = size > 1 && len > 0;
+                let rounds = if way == ReduceScatter::Direct { 1 } else { (size - 1).min(len.max(1)) };
+                assert!(traffic.rounds <= if has_moves { rounds.max(size - 1) } else { 0 }, "{what}");
+                if way == ReduceScatter::Direct {
+                    assert_eq!(traffic.rounds, usize::from(has_moves), "{what}");
+                }
+                for (rank, sent) in traffic.sent_len.iter().enumerate() {
+                    assert_eq!(*sent, len - parts.range(rank..rank + 1).len(), "{what}, rank {rank}");
+                }
+                assert!(traffic.messages.iter().all(|messages| *messages < size.max(1)), "{what}");
+            }
+        }
+    }
+}
+
+/// Every rank's plan of an alltoall, in which rank `r` has `splits[r][d]` elements for rank `d`.
+fn alltoalls(splits: &[Vec<usize>]) -> Vec<Plan> {
+    let size = splits.len();
+    let parts = |rank: usize| {
+        let arriving = splits.iter().map(|row| row[rank]);
+        Parts::of_lens(splits[rank].iter().copied().chain(arriving))
+    };
+    (0..size).map(|rank| alltoall(rank, size, parts(rank))).collect()
+}
+
+fn assert_alltoall(splits: &[Vec<usize>]) {
+    let size = splits.len();
+    let plans = alltoalls(splits);
+    let traffic = proved(&plans, Goal::Alltoall, &format!("{splits:?}"));
+    for rank in 0..size {
+        let others = || (0..size).filter(|other| *other != rank);
+        assert_eq!(traffic.sent_len[rank], others().map(|other| splits[rank][other]).sum::<usize>());
+        assert_eq!(traffic.received_len[rank], others().map(|other| splits[other][rank]).sum::<usize>());
+        assert_eq!(traffic.messages[rank], others().filter(|other| splits[rank][*other] > 0).count());
+    }
+    assert_eq!(traffic.rounds, usize::from(traffic.sent_len.iter().any(|sent| *sent > 0)));
+    let buffers = (0..size).map(|rank| {
+        let own = (0..size).flat_map(|to| vec![(rank * size + to) as f32; splits[rank][to]]);
+        own.chain(vec![-1.0; splits.iter().map(|row| row[rank]).sum()]).collect()
+    });
+    for (rank, buffer) in executed(&plans, buffers.collect(), |able| able - 1).into_iter().enumerate() {
+        let parts = &plans[rank].parts;
+        for from in (0..size).filter(|from| *from != rank) {
+            let part = &buffer[parts.range(size + from..size + from + 1)];
+            assert_eq!(part, vec![(from * size + rank) as f32; splits[from][rank]], "{from} to {rank}");
+        }
+    }
+}
+
+#[test]
+fn an_alltoall_gives_each_rank_what_each_other_has_for_it() {
+    for size in SIZES {
+        for len in [0, 1, 7] {
+            assert_alltoall(&vec![vec![len; size]; size]);
+        }
+        assert_alltoall(
+            &(0..size).map(|rank| (0..size).map(|to| (rank * 5 + to * 3) % 4).collect()).collect::<Vec<_>>(),
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn an_alltoall_of_any_lengths_is_right(
+        size in 1usize..34,
+        lens in prop::collection::vec(prop_oneof![Just(0usize), 1usize..50], 33 * 33),
+    ) {
+        let splits: Vec<Vec<usize>> = lens.chunks(33).take(size).map(|row| row[..size].to_vec()).collect();
+        assert_alltoall(&splits);
+    }
+
+    #[test]
+    fn a_reduce_scatter_of_uneven_parts_sums_each_once(
+        lens in prop::collection::vec(prop_oneof![Just(0usize), 1usize..10, 1usize..2000], 1..34),
+        way in prop::sample::select(WAYS.to_vec()),
+    ) {
+        let parts = Parts::of_lens(lens.iter().copied());
+        let (size, plans) = (lens.len(), reduce_scatters(way, &parts));
+        proved(&plans, Goal::ReduceScatter, &format!("{way:?}, {lens:?}"));
+        let value = |rank: usize, i: usize| (rank + i % 97) as f32;
+        let buffers = (0..size).map(|rank| (0..parts.len()).map(|i| value(rank, i)).collect()).collect();
+        for (rank, buffer) in executed(&plans, buffers, |able| able - 1).into_iter().enumerate() {
+            for i in parts.range(rank..rank + 1) {
+                prop_assert_eq!(buffer[i], (size * (i % 97) + size * (size - 1) / 2) as f32);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_checker_finds_what_is_wrong_where_ranks_end_with_different_things() {
+    let parts = Parts::of_lens([2, 0, 3, 1]);
+    for way in WAYS {
+        let good = reduce_scatters(way, &parts);
+        assert!(check(&good, Goal::ReduceScatter).is_ok());
+        assert!(matches!(check(&good, Goal::Allreduce), Err(Fault::WrongSum { .. })));
+        for (rank, plan) in good.iter().enumerate() {
+            for index in 0..plan.moves.len() {
+                let mut wrong = good.clone();
+                wrong[rank].moves.remove(index);
+                assert!(check(&wrong, Goal::ReduceScatter).is_err(), "{way:?}: {rank} without {index}");
+            }
+        }
+    }
+    let splits = vec![vec![1, 2, 2], vec![2, 1, 2], vec![2, 2, 1]];
+    let good = alltoalls(&splits);
+    assert!(check(&good, Goal::Alltoall).is_ok());
+    for (rank, plan) in good.iter().enumerate() {
+        for index in 0..plan.moves.len() {
+            let mut wrong = good.clone();
+            let taken = wrong[rank].moves.remove(index);
+            assert!(check(&wrong, Goal::Alltoall).is_err(), "{rank} without {index}");
+            // The right length to the right rank, but another rank's part.
+            if let Move::Send { to, parts } = taken {
+                let other = (0..3).find(|part| *part != rank && *part != to).expect("of three ranks");
+                assert_ne!(parts, other..other + 1);
+                wrong[rank].moves.insert(index, Move::Send { to, parts: other..other + 1 });
+                assert!(matches!(check(&wrong, Goal::Alltoall), Err(Fault::WrongSum { .. })), "{rank}, {index}");
+            }
+        }
+    }
+    let shorter = alltoalls(&[vec![1, 2, 2], vec![2, 1, 2], vec![2, 1, 1]]);
+    let mixed = vec![good[0].clone(), good[1].clone(), shorter[2].clone()];
+    assert!(matches!(check(&mixed, Goal::Alltoall), Err(Fault::Unmatched { from: 2, to: 1, .. })));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use ringpull_base::DType;
+use ringpull_base::{DType, Reduction};
 
 use crate::plan::{Move, Plan, Then};
 
@@ -15,7 +15,7 @@ use crate::plan::{Move, Plan, Then};
 pub enum Action {
     /// Send bytes of the buffer.
     Send,
-    /// Receive bytes, and add them to those of the buffer.
+    /// Receive bytes, and add them to those of the buffer, or what else the reduction is.
     Reduce,
     /// Receive bytes into the buffer.
     Copy,
@@ -55,6 +55,8 @@ pub struct Lane {
 pub struct Schedule {
     /// The element type.
     pub dtype: DType,
+    /// What becomes of two elements.
+    pub reduction: Reduction,
     /// Of the buffer that it runs on.
     pub len_bytes: usize,
     /// Of all messages.
@@ -78,6 +80,7 @@ impl Schedule {
         let cells = Cells::of(plan, most);
         let mut schedule = Schedule {
             dtype,
+            reduction: Reduction::Sum,
             len_bytes: plan.parts.len() * element,
             traffic_bytes: 0,
             all: Vec::new(),
@@ -131,6 +134,12 @@ impl Schedule {
         schedule.pending.shrink_to_fit();
         schedule.out.iter_mut().chain(&mut schedule.into).for_each(|lane| lane.queue.shrink_to_fit());
         schedule
+    }
+
+    /// The same, by another reduction than a sum.
+    #[must_use]
+    pub fn by(self, reduction: Reduction) -> Self {
+        Schedule { reduction, ..self }
     }
 
     /// The number of messages.

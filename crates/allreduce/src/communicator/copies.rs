@@ -31,6 +31,12 @@ impl Communicator {
         unsafe { self.executor.send_out(&schedule, data, stamp) }
     }
 
+    /// Every rank's `own` word.
+    pub fn gather_word(&mut self, own: u64, stamp: Stamp) -> Result<Vec<u64>> {
+        let rows = self.executor.gather_rows(&[own], stamp)?;
+        Ok(rows.into_iter().map(|[word]| word).collect())
+    }
+
     /// Every rank's part, bounded in bytes, of which `fill` writes this rank's. After an error the transport
     /// keeps the memory.
     pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {

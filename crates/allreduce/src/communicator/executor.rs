@@ -11,7 +11,7 @@ use ringpull_base::{Buffer, DType, Error, Result};
 use ringpull_plan::{Parts, Plan, Schedule};
 
 use crate::interpreter::{Endpoint, Runner, Ticket};
-use crate::transport::group::Group;
+use crate::transport::observed::Observed;
 use crate::transport::{Stamp, Transport};
 
 /// All ranks of a job, as far as messages go.
@@ -64,6 +64,21 @@ impl Executor {
         unsafe { self.runner.begin(schedule, data, stamp, priority) }
     }
 
+    /// Begins a schedule with an end of this rank's own making.
+    ///
+    /// # Safety
+    /// As for [`Runner::begin_between`].
+    pub(super) unsafe fn begin_between(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        endpoint: Box<dyn Endpoint>,
+        stamp: Stamp,
+        priority: i32,
+    ) -> Ticket {
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.begin_between(schedule, endpoint, stamp, priority) }
+    }
+
     /// Moves what can be moved now; whether anything did. Does not block.
     pub fn advance(&mut self) -> Result<bool> {
         self.runner.advance(&mut *self.transport, &self.stop)
@@ -85,16 +100,6 @@ impl Executor {
         self.runner.take_finished()
     }
 
-    /// Returns when everything begun is finished.
-    pub(super) fn drain(&mut self) -> Result<()> {
-        while self.runner.is_busy() {
-            if !self.advance()? {
-                self.pause()?;
-            }
-        }
-        Ok(())
-    }
-
     /// Runs a schedule on `data` to its end.
     ///
     /// # Safety
@@ -105,22 +110,20 @@ impl Executor {
         unsafe { self.runner.run(schedule, data, &mut *self.transport, stamp, &self.stop) }
     }
 
-    /// As [`run`](Self::run), among some ranks, of which this is one: rank `r` of the schedule is
-    /// `members[r]`. `on_progress` is called when messages have moved.
+    /// As [`run`](Self::run). `on_progress` is called when messages have moved.
     ///
     /// # Safety
     /// As for [`run`](Self::run).
-    pub(super) unsafe fn run_among(
+    pub(super) unsafe fn run_observed(
         &mut self,
-        members: &[usize],
         on_progress: &dyn Fn(),
         schedule: &Arc<Schedule>,
         data: &mut [u8],
         stamp: Stamp,
     ) -> Result<()> {
-        let mut group = Group::of(&mut *self.transport, members, on_progress);
+        let mut observed = Observed::new(&mut *self.transport, on_progress);
         // SAFETY: as the caller promises.
-        unsafe { self.runner.run(schedule, data, &mut group, stamp, &self.stop) }
+        unsafe { self.runner.run(schedule, data, &mut observed, stamp, &self.stop) }
     }
 
     /// As [`run`](Self::run), of a schedule that only sends.
@@ -155,18 +158,6 @@ impl Executor {
     pub(super) fn move_buffer(&mut self, schedule: &Arc<Schedule>, data: Buffer, stamp: Stamp) -> Result<Buffer> {
         // SAFETY: after an error the memory is never freed.
         keep_after_error(data, |bytes| unsafe { self.run(schedule, bytes, stamp) })
-    }
-
-    /// As [`move_buffer`](Self::move_buffer), among some ranks.
-    pub(super) fn move_buffer_among(
-        &mut self,
-        members: &[usize],
-        schedule: &Arc<Schedule>,
-        data: Buffer,
-        stamp: Stamp,
-    ) -> Result<Buffer> {
-        // SAFETY: after an error the memory is never freed.
-        keep_after_error(data, |bytes| unsafe { self.run_among(members, &|| (), schedule, bytes, stamp) })
     }
 
     /// Every rank's part, of which `fill` writes this rank's.

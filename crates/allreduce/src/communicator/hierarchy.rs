@@ -10,7 +10,8 @@
 //! which depend on the placement.
 #![allow(unsafe_code)]
 
-use ringpull_base::{AlgorithmChoice, DType, Result};
+use ringpull_base::{AlgorithmChoice, Result};
+use ringpull_kernels::reduce::Arithmetic;
 use ringpull_plan::{Model, Parts, Segments};
 
 use super::executor::Executor;
@@ -45,26 +46,26 @@ pub(super) struct Hosts<'a> {
 pub(super) unsafe fn allreduce(
     (hosts, node): (Hosts, Option<&mut Node>),
     (executor, schedules): (&mut Executor, &mut Schedules),
-    dtype: DType,
+    arithmetic: Arithmetic,
     data: &mut [u8],
     limits: WaitLimits,
 ) -> Result<()> {
-    let element = dtype.size_bytes();
+    let element = arithmetic.1.size_bytes();
     let leaders = leaders(hosts.ranks, data.len());
     let shares = Parts::even(data.len() / element, leaders);
     let bounds = Parts::of((0..=leaders).map(|leader| shares.range(0..leader).end * element).collect());
     let Some(node) = node else {
         // Alone on its host: then every host has one leader, and the share is the buffer.
         // SAFETY: as the caller promises.
-        return unsafe { between_hosts(hosts, 0, (executor, schedules), dtype, data, limits, &|| ()) };
+        return unsafe { between_hosts(hosts, 0, (executor, schedules), arithmetic, data, limits, &|| ()) };
     };
-    node.reduce_scatter(dtype, data, &bounds, limits)?;
+    node.reduce_scatter(arithmetic, data, &bounds, limits)?;
     if node.local_rank() < leaders {
         let share = bounds.range(node.local_rank()..node.local_rank() + 1);
         let beat = || node.beat();
         // SAFETY: as the caller promises.
         unsafe {
-            between_hosts(hosts, node.local_rank(), (executor, schedules), dtype, &mut data[share], limits, &beat)
+            between_hosts(hosts, node.local_rank(), (executor, schedules), arithmetic, &mut data[share], limits, &beat)
         }?;
     }
     node.allgather(data, &bounds, limits)
@@ -82,7 +83,7 @@ unsafe fn between_hosts(
     hosts: Hosts,
     leader: usize,
     (executor, schedules): (&mut Executor, &mut Schedules),
-    dtype: DType,
+    (reduction, dtype): Arithmetic,
     share: &mut [u8],
     limits: WaitLimits,
     beat: &dyn Fn(),
@@ -92,15 +93,15 @@ unsafe fn between_hosts(
     let (size, len) = (members.len(), share.len() / dtype.size_bytes());
     let plan = || {
         if let Some(plan) = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes())) {
-            return (plan, hosts.segments.most_bytes);
+            return (plan.among(&members), hosts.segments.most_bytes);
         }
         let chosen = ringpull_plan::choose(hosts.model, share.len(), size, hosts.segments);
-        (ringpull_plan::allreduce(chosen.algorithm, place, size, len), chosen.segment_bytes)
+        (ringpull_plan::allreduce(chosen.algorithm, place, size, len).among(&members), chosen.segment_bytes)
     };
-    let schedule =
-        schedules.find(Sum { between_hosts: true, ..Sum::of(AlgorithmChoice::Auto, dtype, share.len()) }, plan);
+    let schedule = schedules
+        .find(Sum { between_hosts: true, reduction, ..Sum::of(AlgorithmChoice::Auto, dtype, share.len()) }, plan);
     // SAFETY: as the caller promises.
-    unsafe { executor.run_among(&members, beat, &schedule, share, limits.stamp) }
+    unsafe { executor.run_observed(beat, &schedule, share, limits.stamp) }
 }
 
 #[cfg(test)]

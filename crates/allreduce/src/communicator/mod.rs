@@ -1,6 +1,7 @@
-//! All ranks of a job as one object: allreduce, broadcast and allgather of host memory. `sums` and `copies`
-//! run them as plans over a transport, or by the MPI library's own allreduce; `executor` runs the schedules
-//! of plans.
+//! All ranks of a job as one object: the collectives of host memory. `sums` and `copies` run them as plans
+//! over a transport, or by the MPI library's own allreduce; `begun` begins those that run beside others, of
+//! all ranks or of some, with `two_buffers` for those whose input and output are different buffers;
+//! `executor` runs the schedules of plans.
 //!
 //! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`.
 //!
@@ -9,6 +10,7 @@
 //! `schedules` caches the schedule of each kind of sum; `compressed` sums gradients that `ends` encodes and
 //! decodes. The store sums the memory of devices (`src/on_devices`).
 
+mod begun;
 mod compressed;
 mod copies;
 mod ends;
@@ -25,6 +27,7 @@ mod schedules;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod two_buffers;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -40,14 +43,15 @@ use crate::communicator::racks::Racks;
 use crate::communicator::schedules::Schedules;
 use crate::transport::Transport;
 
+pub use crate::interpreter::Ticket;
+pub use begun::{Passage, ProcessSet};
 pub use executor::Executor;
 pub use learn::Learned;
 pub use ringpull_plan::Parts;
 
 /// All ranks of a job, seen from one of them. Every operation is collective, and has the same length, dtype
-/// and stamp on all ranks. Every operation blocks, except a sum begun with
-/// [`begin_allreduce`](Self::begin_allreduce). All ranks call blocking operations in the same order, and only
-/// when no other operation is running.
+/// and stamp on all ranks. Every operation blocks, except those whose names begin with `begin`. All ranks
+/// call blocking operations in the same order, and only when no other operation of all ranks is running.
 pub struct Communicator {
     executor: Executor,
     choice: AlgorithmChoice,

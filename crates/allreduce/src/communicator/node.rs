@@ -14,7 +14,9 @@
 //!
 //! Slots and sums stay in the cache, so memory is still read once and written once. Buffers of both sorts may
 //! meet: those in an arena are read and written where they are. The shortest buffers are shown to all, and
-//! every rank sums all of them by itself: one meeting.
+//! every rank takes from all of them what it needs by itself: one meeting.
+//!
+//! In an alltoall a slot has room for every other local rank, and each takes its own out of all slots.
 //!
 //! All ranks of a host make the same calls in the same order. Elements are summed in the order of the local
 //! ranks, whichever rank sums them. So the bits depend only on the placement of the ranks.
@@ -26,8 +28,8 @@ use std::time::Duration;
 
 use ringpull_base::buffer::arena;
 use ringpull_base::buffer::region::Region;
-use ringpull_base::{DType, Error, Result};
-use ringpull_kernels::reduce;
+use ringpull_base::{Error, Result};
+use ringpull_kernels::reduce::{self, Arithmetic};
 use ringpull_plan::Parts;
 
 use crate::transport::Stamp;
@@ -58,6 +60,15 @@ enum Keepers<'a> {
     All,
     /// Local rank `s` needs part `s`, bounded in bytes.
     Owners(&'a Parts),
+}
+
+/// What a rank gives to a reduction, and where its result goes.
+struct Given {
+    from: *const u8,
+    len_bytes: usize,
+    /// Where the first byte that this rank keeps of the result goes: into the same buffer, or another.
+    to: *mut u8,
+    is_in_place: bool,
 }
 
 /// This rank among the ranks of its host.
@@ -120,23 +131,116 @@ impl Node {
     }
 
     /// `data` becomes the sum over all local ranks.
-    pub(super) fn allreduce(&mut self, dtype: DType, data: &mut [u8], limits: WaitLimits) -> Result<()> {
+    pub(super) fn allreduce(&mut self, arithmetic: Arithmetic, data: &mut [u8], limits: WaitLimits) -> Result<()> {
         if data.len() <= SHORT_BYTES && data.len() * self.window.local_size() <= SHORT_TOTAL_BYTES {
-            return self.allreduce_short(dtype, data, limits);
+            return self.allreduce_short(arithmetic, data, limits);
         }
-        self.reduce(dtype, data, Keepers::All, limits)
+        let (from, len_bytes, to) = (data.as_ptr(), data.len(), data.as_mut_ptr());
+        self.reduce(arithmetic, &Given { from, len_bytes, to, is_in_place: true }, Keepers::All, limits)
     }
 
     /// Part `s` of `data`, bounded in bytes, becomes its sum over all local ranks at local rank `s`. The rest
     /// of `data` has no meaning afterwards.
     pub(super) fn reduce_scatter(
         &mut self,
-        dtype: DType,
+        arithmetic: Arithmetic,
         data: &mut [u8],
         parts: &Parts,
         limits: WaitLimits,
     ) -> Result<()> {
-        self.reduce(dtype, data, Keepers::Owners(parts), limits)
+        let (len_bytes, to) = (data.len(), data[self.part_of(parts)].as_mut_ptr());
+        let given = Given { from: data.as_ptr(), len_bytes, to, is_in_place: true };
+        self.reduce(arithmetic, &given, Keepers::Owners(parts), limits)
+    }
+
+    /// `out` becomes what the reduction makes of all local ranks' parts `s` at local rank `s`.
+    pub(super) fn reduce_scatter_into(
+        &mut self,
+        arithmetic: Arithmetic,
+        (input, out): (&[u8], &mut [u8]),
+        parts: &Parts,
+        limits: WaitLimits,
+    ) -> Result<()> {
+        if input.len() <= SHORT_BYTES {
+            let own = self.part_of(parts);
+            let take = |slots: &[*const u8]| {
+                let inputs: Vec<*const u8> = slots.iter().map(|slot| slot.wrapping_add(own.start)).collect();
+                // SAFETY: every slot holds as many bytes as the parts have, and is filled; `out` is none of
+                // them.
+                unsafe { reduce::reduce_shared(arithmetic, &inputs, &[out.as_mut_ptr()], own.len()) };
+            };
+            return self.show_short(input, input.len(), take, limits);
+        }
+        let given = Given { from: input.as_ptr(), len_bytes: input.len(), to: out.as_mut_ptr(), is_in_place: false };
+        self.reduce(arithmetic, &given, Keepers::Owners(parts), limits)
+    }
+
+    /// Block `s` of `out` becomes block `l` of the local rank `s`, where `l` is this one. `input` and `out`
+    /// have as many blocks of one length as there are local ranks.
+    pub(super) fn alltoall(&mut self, input: &[u8], out: &mut [u8], limits: WaitLimits) -> Result<()> {
+        let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
+        let block_bytes = input.len() / local_size;
+        if input.len() <= SHORT_BYTES {
+            let take = |slots: &[*const u8]| {
+                for (slot, block) in slots.iter().zip(out.chunks_exact_mut(block_bytes.max(1))) {
+                    // SAFETY: every slot holds as many blocks, and is filled.
+                    unsafe { copy(slot.add(local_rank * block_bytes), block.as_mut_ptr(), block_bytes) };
+                }
+            };
+            return self.show_short(input, input.len(), take, limits);
+        }
+        self.begin(input.len(), limits.stamp);
+        self.meet_first(input.len(), limits)?;
+        // What one slot holds for each local rank.
+        let room_bytes = (self.window.slot_bytes() / local_size / LINE_BYTES).max(1) * LINE_BYTES;
+        let rounds = block_bytes.div_ceil(room_bytes);
+        let piece = |round: usize| round * room_bytes..((round + 1) * room_bytes).min(block_bytes);
+        for round in 0..=rounds {
+            if round < rounds {
+                let piece = piece(round);
+                for other in (0..local_size).filter(|other| *other != local_rank) {
+                    let from = input[other * block_bytes..][piece.clone()].as_ptr();
+                    let to = self.window.slot(round, local_rank).wrapping_add(other * room_bytes);
+                    // SAFETY: the slot is this local rank's, has a room for each, and was last read before
+                    // the last meeting.
+                    unsafe { copy(from, to, piece.len()) };
+                }
+            }
+            if round > 0 {
+                let piece = piece(round - 1);
+                for other in 0..local_size {
+                    let room = self.window.slot(round - 1, other).wrapping_add(local_rank * room_bytes);
+                    let own = input[local_rank * block_bytes..][piece.clone()].as_ptr();
+                    let to = out[other * block_bytes..][piece.clone()].as_mut_ptr();
+                    // SAFETY: the owner of the slot has filled it before the last meeting; `out` is borrowed.
+                    unsafe { copy(if other == local_rank { own } else { room }, to, piece.len()) };
+                }
+            }
+            if round < rounds {
+                self.meet(limits)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows at most `SHORT_BYTES` to all local ranks, and lets `take` have what each shows. `name_bytes` is
+    /// the same on all.
+    fn show_short(
+        &mut self,
+        own: &[u8],
+        name_bytes: usize,
+        take: impl FnOnce(&[*const u8]),
+        limits: WaitLimits,
+    ) -> Result<()> {
+        self.begin(name_bytes, limits.stamp);
+        let turn = self.turn;
+        // SAFETY: the slot is this local rank's, long enough, and nobody has read it since the meeting before
+        // the last.
+        unsafe { copy(own.as_ptr(), self.window.short_slot(turn, self.local_rank()), own.len()) };
+        self.meet_first(name_bytes, limits)?;
+        let slots = (0..self.window.local_size()).map(|other| self.window.short_slot(turn, other).cast_const());
+        take(&slots.collect::<Vec<_>>());
+        Ok(())
     }
 
     /// Every local rank gets part `s` of `data`, bounded in bytes, from local rank `s`.
@@ -144,10 +248,21 @@ impl Node {
         if data.is_empty() {
             return Ok(());
         }
+        let all = || (0..parts.count()).map(|owner| parts.range(owner..owner + 1));
+        if all().all(|part| part.len() <= SHORT_BYTES) {
+            let own = data[self.part_of(parts)].to_vec();
+            let take = |slots: &[*const u8]| {
+                for (slot, part) in slots.iter().zip(all()) {
+                    // SAFETY: every slot holds the part of its local rank, and is filled.
+                    unsafe { copy(*slot, data[part.clone()].as_mut_ptr(), part.len()) };
+                }
+            };
+            return self.show_short(&own, parts.len(), take, limits);
+        }
         self.begin(data.len(), limits.stamp);
         self.show(data);
         self.meet_first(data.len(), limits)?;
-        let buffers = self.buffers(data);
+        let buffers = self.buffers(data.as_mut_ptr(), data.len());
         let owners = 0..parts.count();
         if owners.clone().all(|local_rank| buffers.is_shared(local_rank)) {
             for owner in owners.filter(|owner| *owner != self.local_rank()) {
@@ -189,36 +304,38 @@ impl Node {
         if self.local_rank() < parts.count() { parts.range(self.local_rank()..self.local_rank() + 1) } else { 0..0 }
     }
 
-    fn allreduce_short(&mut self, dtype: DType, data: &mut [u8], limits: WaitLimits) -> Result<()> {
-        self.begin(data.len(), limits.stamp);
-        let turn = self.turn;
-        // SAFETY: the slot is this local rank's, long enough, and nobody has read it since the meeting before
-        // the last.
-        unsafe { copy(data.as_ptr(), self.window.short_slot(turn, self.local_rank()), data.len()) };
-        self.meet_first(data.len(), limits)?;
-        let inputs: Vec<*const u8> = (0..self.window.local_size())
-            .map(|local_rank| self.window.short_slot(turn, local_rank).cast_const())
-            .collect();
-        // SAFETY: every local rank has filled its slot before the meeting; `data` is none of them.
-        unsafe { reduce::sum_shared(dtype, &inputs, &[data.as_mut_ptr()], data.len()) };
-        Ok(())
+    fn allreduce_short(&mut self, arithmetic: Arithmetic, data: &mut [u8], limits: WaitLimits) -> Result<()> {
+        let own = data.as_mut_ptr();
+        let sum = |slots: &[*const u8]| {
+            // SAFETY: every local rank has filled its slot before the meeting; `data` is none of them, and is
+            // borrowed until this returns.
+            unsafe { reduce::reduce_shared(arithmetic, slots, &[own], data.len()) };
+        };
+        self.show_short(data, data.len(), sum, limits)
     }
 
-    fn reduce(&mut self, dtype: DType, data: &mut [u8], keepers: Keepers, limits: WaitLimits) -> Result<()> {
-        if data.is_empty() {
+    fn reduce(&mut self, arithmetic: Arithmetic, given: &Given, keepers: Keepers, limits: WaitLimits) -> Result<()> {
+        let (from, len_bytes) = (given.from, given.len_bytes);
+        if len_bytes == 0 {
             return Ok(());
         }
-        self.begin(data.len(), limits.stamp);
-        let is_shared = self.show(data);
+        self.begin(len_bytes, limits.stamp);
+        let is_shared = if given.is_in_place {
+            // SAFETY: the caller has borrowed it; only its address is looked at.
+            self.show(unsafe { std::slice::from_raw_parts(from, len_bytes) })
+        } else {
+            self.window.show(0);
+            false
+        };
         self.window.offer();
         if !is_shared {
-            self.copy_in(data.as_ptr(), 0..data.len().min(self.window.slot_bytes()), 0);
+            self.copy_in(from, 0..len_bytes.min(self.window.slot_bytes()), 0);
         }
-        self.meet_first(data.len(), limits)?;
-        let buffers = self.buffers(data);
+        self.meet_first(len_bytes, limits)?;
+        let buffers = self.buffers(from.cast_mut(), len_bytes);
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         if buffers.all_shared() {
-            self.sum_where_they_are(dtype, &buffers, keepers);
+            self.sum_where_they_are(arithmetic, &buffers, keepers);
             return self.meet(limits);
         }
         let kept = match keepers {
@@ -232,15 +349,19 @@ impl Node {
             }
             if round <= count {
                 let share = share_of(buffers.piece(round - 1), LINE_BYTES, local_rank, local_size);
-                self.sum(dtype, &buffers, share, Some(round - 1), keepers);
+                self.sum(arithmetic, &buffers, share, Some(round - 1), keepers);
             }
             if round >= 2 && !is_shared {
                 let piece = buffers.piece(round - 2);
                 let taken = overlap(&piece, &kept);
                 let from = self.window.sums(round - 2);
-                // SAFETY: the piece was summed before the last meeting, and is overwritten after the next
-                // one.
-                unsafe { copy(from.add(taken.start - piece.start), buffers.own.add(taken.start), taken.len()) };
+                if !taken.is_empty() {
+                    // SAFETY: the piece was summed before the last meeting, and is overwritten after the next
+                    // one.
+                    unsafe {
+                        copy(from.add(taken.start - piece.start), given.to.add(taken.start - kept.start), taken.len());
+                    }
+                }
             }
             if round <= count {
                 self.meet(limits)?;
@@ -251,21 +372,28 @@ impl Node {
 
     /// Sums this rank's share of buffers that lie in arenas, then what ranks that did not get a core have
     /// left of theirs.
-    fn sum_where_they_are(&self, dtype: DType, buffers: &Buffers, keepers: Keepers) {
+    fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &Buffers, keepers: Keepers) {
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         for owner in (local_rank..local_size).chain(0..local_rank) {
             let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, local_size);
             let pieces = share.len().div_ceil(TAKEN_BYTES);
             while let Some(piece) = self.window.take(owner, pieces) {
                 let start = share.start + piece * TAKEN_BYTES;
-                self.sum(dtype, buffers, start..(start + TAKEN_BYTES).min(share.end), None, keepers);
+                self.sum(arithmetic, buffers, start..(start + TAKEN_BYTES).min(share.end), None, keepers);
             }
         }
     }
 
     /// Sums `range` of all buffers for those who keep it; what is in no arena stands in the slots of piece
     /// `turn`.
-    fn sum(&self, dtype: DType, buffers: &Buffers, range: Range<usize>, turn: Option<usize>, keepers: Keepers) {
+    fn sum(
+        &self,
+        arithmetic: Arithmetic,
+        buffers: &Buffers,
+        range: Range<usize>,
+        turn: Option<usize>,
+        keepers: Keepers,
+    ) {
         let local_size = self.window.local_size();
         let slot_start = turn.map_or(0, |turn| buffers.piece(turn).start);
         let sum = |range: Range<usize>, keepers: Range<usize>| {
@@ -288,7 +416,7 @@ impl Node {
             // SAFETY: this local rank alone has taken the range: nobody else touches it between two meetings.
             // It is within every buffer, slot and place; outputs are inputs, or the place for sums, which is
             // no input.
-            unsafe { reduce::sum_shared(dtype, &inputs, &outputs, range.len()) };
+            unsafe { reduce::reduce_shared(arithmetic, &inputs, &outputs, range.len()) };
         };
         match keepers {
             Keepers::All => sum(range, 0..local_size),
@@ -315,15 +443,14 @@ impl Node {
     }
 
     /// What the local ranks have shown. An own buffer keeps its own address: it is the one the caller lent.
-    fn buffers(&self, data: &mut [u8]) -> Buffers {
-        let own = data.as_mut_ptr();
+    fn buffers(&self, own: *mut u8, len_bytes: usize) -> Buffers {
         let place = |local_rank: usize| {
             let offset = self.window.see(local_rank).checked_sub(1)? as usize;
             let peers = self.arenas.get(local_rank)?;
-            assert!(offset + data.len() <= peers.len_bytes(), "a buffer lies within its rank's arena");
+            assert!(offset + len_bytes <= peers.len_bytes(), "a buffer lies within its rank's arena");
             Some(if local_rank == self.local_rank() { own } else { peers.start().as_ptr().wrapping_add(offset) })
         };
-        let (len_bytes, piece_bytes) = (data.len(), self.window.slot_bytes());
+        let piece_bytes = self.window.slot_bytes();
         Buffers { own, len_bytes, piece_bytes, places: (0..self.window.local_size()).map(place).collect() }
     }
 

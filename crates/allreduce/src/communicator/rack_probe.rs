@@ -68,12 +68,12 @@ impl Prober<'_> {
         let members: Vec<usize> = hosts.iter().map(|ranks| ranks[0]).collect();
         let mut own_us = 0.0;
         if let Some(place) = members.iter().position(|member| *member == self.executor.rank()) {
-            let plan = ringpull_plan::allreduce(Algorithm::Ring, place, members.len(), len);
+            let plan = ringpull_plan::allreduce(Algorithm::Ring, place, members.len(), len).among(&members);
             let (schedule, mut data) = (self.executor.schedule(&plan), Buffer::zeroed(len));
             // The second time what shapers let through at first has been used up.
             for _ in 0..2 {
                 let start = Instant::now();
-                data = self.executor.move_buffer_among(&members, &schedule, data, STAMP)?;
+                data = self.executor.move_buffer(&schedule, data, STAMP)?;
                 own_us = start.elapsed().as_secs_f64() * 1e6;
             }
         }

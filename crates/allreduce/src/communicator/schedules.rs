@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ringpull_base::{AlgorithmChoice, DType};
+use ringpull_base::{AlgorithmChoice, DType, Reduction};
 use ringpull_kernels::compress::Codec;
 use ringpull_plan::{Model, Plan, Schedule, Segments};
 
@@ -18,6 +18,7 @@ use crate::communicator::placement::Placement;
 pub(super) struct Sum {
     pub(super) choice: AlgorithmChoice,
     pub(super) dtype: DType,
+    pub(super) reduction: Reduction,
     pub(super) len_bytes: usize,
     /// What its step sums in all; 0 where that is not known.
     pub(super) step_bytes: usize,
@@ -35,7 +36,16 @@ pub(super) type Planned = (Plan, usize);
 impl Sum {
     /// A sum between all ranks, of which no more is known.
     pub(super) fn of(choice: AlgorithmChoice, dtype: DType, len_bytes: usize) -> Self {
-        Sum { choice, dtype, len_bytes, step_bytes: 0, least_bytes: None, between_hosts: false, is_coded: false }
+        Sum {
+            choice,
+            dtype,
+            reduction: Reduction::Sum,
+            len_bytes,
+            step_bytes: 0,
+            least_bytes: None,
+            between_hosts: false,
+            is_coded: false,
+        }
     }
 
     /// The plan of `rank` of `size`, between all ranks.
@@ -115,7 +125,7 @@ impl Schedules {
             return Arc::clone(schedule);
         }
         let (plan, segment_bytes) = &kept.planned;
-        let schedule = Arc::new(Schedule::of(plan, sum.dtype, *segment_bytes));
+        let schedule = Arc::new(Schedule::of(plan, sum.dtype, *segment_bytes).by(sum.reduction));
         if self.messages + schedule.messages() <= MOST_MESSAGES {
             self.messages += schedule.messages();
             kept.schedule = Some(Arc::clone(&schedule));
@@ -147,6 +157,7 @@ mod tests {
         for other in [
             Sum { choice: AlgorithmChoice::Ordered, ..sum(8) },
             Sum { dtype: DType::I32, ..sum(8) },
+            Sum { reduction: Reduction::Max, ..sum(8) },
             Sum { step_bytes: 1 << 20, ..sum(8) },
             Sum { least_bytes: Some(1 << 20), ..sum(8) },
             Sum { between_hosts: true, ..sum(8) },

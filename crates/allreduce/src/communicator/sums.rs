@@ -1,9 +1,10 @@
-//! Sums over all ranks, each begun to be advanced beside others, or run to its end.
+//! Sums over all ranks, and other reductions, each begun to be advanced beside others, or run to its end.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
-use ringpull_base::{AlgorithmChoice, DType, Result, Tensor};
+use ringpull_base::{AlgorithmChoice, DType, Reduction, Result, Tensor};
+use ringpull_kernels::reduce::Arithmetic;
 use ringpull_plan::Schedule;
 
 use crate::communicator::Communicator;
@@ -14,6 +15,11 @@ use crate::interpreter::{Endpoint, Ticket};
 use crate::transport::Stamp;
 
 impl Communicator {
+    /// How a reduction is done: the library's own allreduce is a sum.
+    fn choice_for(choice: AlgorithmChoice, reduction: Reduction) -> AlgorithmChoice {
+        if choice == AlgorithmChoice::Native && reduction != Reduction::Sum { AlgorithmChoice::Auto } else { choice }
+    }
+
     /// Whether sums by `choice` are done in shared memory or by the library, and not by a plan.
     fn sums_at_once(&self, choice: AlgorithmChoice) -> bool {
         match choice {
@@ -42,10 +48,15 @@ impl Communicator {
         self.sums_at_once(self.choice)
     }
 
-    /// Begins to sum `data` over all ranks; its ticket, or `None` if it had to be done at once and is: what
-    /// is under way is then finished first. Sums of higher `priority` go first. Operations under way together
-    /// have stamps of their own. `step_bytes` is what the step that it is part of sums in all, the same on
-    /// every rank, and 0 where that is not known.
+    /// Whether all ranks share one host's memory, and collectives go through it.
+    pub(super) fn is_in_one_memory(&self) -> bool {
+        self.sums_block() && self.placement.is_one_host()
+    }
+
+    /// Begins to sum `data` over all ranks, or another reduction; its ticket, or `None` if it had to be done
+    /// at once and is: no other collective of all ranks is to be under way then. Sums of higher `priority` go
+    /// first. Operations under way together have stamps of their own. `step_bytes` is what the step that it
+    /// is part of sums in all, the same on every rank, and 0 where that is not known.
     ///
     /// # Safety
     /// `data` stays valid, and nobody else touches it, until the ticket is reported by
@@ -53,17 +64,17 @@ impl Communicator {
     /// ever.
     pub unsafe fn begin_allreduce(
         &mut self,
-        dtype: DType,
+        (reduction, dtype): Arithmetic,
         data: *mut [u8],
         stamp: Stamp,
         (priority, step_bytes): (i32, usize),
     ) -> Result<Option<Ticket>> {
-        if self.sums_block() {
-            self.executor.drain()?;
+        let choice = Self::choice_for(self.choice, reduction);
+        if self.sums_at_once(choice) {
             // SAFETY: the caller gives the memory away until this is done.
-            return unsafe { self.allreduce(dtype, &mut *data, stamp) }.map(|()| None);
+            return unsafe { self.reduce_by(choice, (reduction, dtype), &mut *data, stamp) }.map(|()| None);
         }
-        let schedule = self.schedule(Sum { step_bytes, ..Sum::of(self.choice, dtype, data.len()) });
+        let schedule = self.schedule(Sum { reduction, step_bytes, ..Sum::of(choice, dtype, data.len()) });
         // SAFETY: as the caller promises.
         Ok(Some(unsafe { self.executor.begin(&schedule, data, stamp, priority) }))
     }
@@ -101,14 +112,27 @@ impl Communicator {
         data: &mut [u8],
         stamp: Stamp,
     ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.reduce_by(choice, (Reduction::Sum, dtype), data, stamp) }
+    }
+
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    unsafe fn reduce_by(
+        &mut self,
+        choice: AlgorithmChoice,
+        (reduction, dtype): Arithmetic,
+        data: &mut [u8],
+        stamp: Stamp,
+    ) -> Result<()> {
         if self.sums_at_once(choice) {
             return match choice {
                 AlgorithmChoice::Native => self.executor.transport.native_allreduce(dtype, data),
                 // SAFETY: as the caller promises.
-                _ => unsafe { self.allreduce_by_host(dtype, data, stamp) },
+                _ => unsafe { self.allreduce_by_host((reduction, dtype), data, stamp) },
             };
         }
-        let schedule = self.schedule(Sum::of(choice, dtype, data.len()));
+        let schedule = self.schedule(Sum { reduction, ..Sum::of(choice, dtype, data.len()) });
         // SAFETY: as the caller promises.
         unsafe { self.executor.run(&schedule, data, stamp) }
     }
@@ -143,13 +167,13 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`allreduce`](Self::allreduce).
-    unsafe fn allreduce_by_host(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
+    unsafe fn allreduce_by_host(&mut self, arithmetic: Arithmetic, data: &mut [u8], stamp: Stamp) -> Result<()> {
         let stop = Arc::clone(&self.executor.stop);
         let limits = WaitLimits { stamp, stop: &stop, limit: self.executor.runner.limit };
         if self.placement.is_one_host()
             && let Some(node) = &mut self.placement.node
         {
-            return node.allreduce(dtype, data, limits);
+            return node.allreduce(arithmetic, data, limits);
         }
         let hosts = Hosts {
             ranks: &self.placement.hosts,
@@ -160,6 +184,6 @@ impl Communicator {
         let node = self.placement.node.as_mut();
         let executor = (&mut self.executor, &mut self.schedules);
         // SAFETY: as the caller promises.
-        unsafe { hierarchy::allreduce((hosts, node), executor, dtype, data, limits) }
+        unsafe { hierarchy::allreduce((hosts, node), executor, arithmetic, data, limits) }
     }
 }

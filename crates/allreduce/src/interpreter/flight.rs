@@ -240,7 +240,8 @@ impl Flight {
             (Room::Own(room), Memory::Host(base)) => {
                 // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
                 let sum = unsafe { std::slice::from_raw_parts_mut(base.add(message.start), message.len()) };
-                reduce::add_assign(self.schedule.dtype, sum, &room.bytes()[..message.len()]);
+                let Schedule { reduction, dtype, .. } = *self.schedule;
+                reduce::reduce_assign(reduction, dtype, sum, &room.bytes()[..message.len()]);
                 scratch.put(room);
                 Ok(())
             }

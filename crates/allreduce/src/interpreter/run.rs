@@ -115,6 +115,20 @@ impl Runner {
         self.board(schedule, Memory::Host(data.cast()), stamp, priority)
     }
 
+    /// As [`begin`](Self::begin), with an end of this rank's own making.
+    ///
+    /// # Safety
+    /// As for [`run_between`](Self::run_between).
+    pub unsafe fn begin_between(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        endpoint: Box<dyn Endpoint>,
+        stamp: Stamp,
+        priority: i32,
+    ) -> Ticket {
+        self.board(schedule, Memory::Endpoint(endpoint), stamp, priority)
+    }
+
     fn board(&mut self, schedule: &Arc<Schedule>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
         self.begun += 1;
         self.changed = true;

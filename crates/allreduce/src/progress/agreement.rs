@@ -13,6 +13,10 @@
 //! is inferred, and that does follow from time.) A cycle that stood still although every rank had come as far
 //! is the last.
 //!
+//! A process set's operations launch when all of its ranks have called them, in any phase: no cycle has them,
+//! their numbers are their own, and only their ranks are told. Calls of one communicator's operation that do
+//! not fit together fail that operation, on every rank that it has, and nothing else.
+//!
 //! A rank that has no data left joins: operations launch without its call, and it stands in for them, until
 //! all ranks have joined. While some rank has joined nothing is frozen.
 //!
@@ -23,18 +27,26 @@ mod late;
 
 use std::collections::BTreeMap;
 
-use ringpull_base::{Error, Key};
+use ringpull_base::{Error, Key, Reduction};
 
 use crate::progress::agreement::disagreement::disagreement;
 use crate::progress::freezing::{Freezing, Logs};
-use crate::progress::messages::{Call, Freeze, Launch, Operation, Order, Overdue, RunTo, Stopped, Stuck, Topic};
+use crate::progress::messages::{
+    Call, Freeze, Launch, Operation, Order, Overdue, Refusal, RunTo, Stopped, Stuck, Topic, Transfer,
+};
+use crate::transport::OF_A_SET;
 
 pub use late::{Late, STILL_S};
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Pending {
+    /// By rank of the job.
     calls: Vec<Option<Call>>,
+    /// The ranks that are to call it, if not all.
+    set: Option<Vec<usize>>,
     since_s: f64,
+    /// Whether some of its calls do not fit together.
+    is_refused: bool,
 }
 
 /// A call of a frozen cycle that `by` has begun and another rank has not made.
@@ -73,6 +85,12 @@ pub struct Agreement {
     limit_s: f64,
     bucket_bytes: usize,
     pending: BTreeMap<(Topic, u64), Pending>,
+    /// The same of process sets.
+    of_sets: BTreeMap<(Topic, u64), Pending>,
+    /// Whether there are process sets, and whether sums block, so that no cycle that blocks may be frozen
+    /// beside them.
+    has_sets: bool,
+    sums_block: bool,
     left: Vec<bool>,
     /// The error that each rank would end with, if it ended now.
     failing: Vec<Option<String>>,
@@ -87,6 +105,7 @@ pub struct Agreement {
     /// Since when a rank that has messages under way has seen none move.
     still_s: Vec<Option<f64>>,
     launched: u32,
+    launched_of_sets: u32,
     logs: Logs,
     phase: Phase,
     epochs: u32,
@@ -107,6 +126,9 @@ impl Agreement {
             limit_s,
             bucket_bytes,
             pending: BTreeMap::new(),
+            of_sets: BTreeMap::new(),
+            has_sets: false,
+            sums_block: false,
             left: vec![false; size],
             failing: vec![None; size],
             joined: vec![false; size],
@@ -115,6 +137,7 @@ impl Agreement {
             stuck: vec![None; size],
             still_s: vec![None; size],
             launched: 0,
+            launched_of_sets: 0,
             logs: Logs::new(size),
             phase: Phase::Open,
             epochs: 0,
@@ -124,8 +147,17 @@ impl Agreement {
         }
     }
 
+    /// Each sum is done when the one before it is, on every rank in one order.
+    pub fn sums_block(&mut self) {
+        self.sums_block = true;
+    }
+
     /// Records a call; returns what follows from it.
     pub fn call(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
+        self.has_sets |= call.operation == Operation::split();
+        if call.topic.set().is_some() {
+            return self.call_of_set(rank, call, now_s);
+        }
         if matches!(self.phase, Phase::Frozen { .. } | Phase::Stopping { .. }) {
             // It was announced before the rank knew of the freeze; it takes it for part of the cycle, or
             // announces it again.
@@ -135,12 +167,9 @@ impl Agreement {
         self.heard_s = now_s;
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
-        let pending =
-            self.pending.entry(name.clone()).or_insert_with(|| Pending { calls: vec![None; size], since_s: now_s });
+        let pending = self.pending.entry(name.clone()).or_insert_with(|| Pending::new(size, None, now_s));
         // Not only when the last rank has called it, which may be long after. Earlier calls are alike.
-        let fits = pending.calls.iter().flatten().next().is_none_or(|first| first.is_like(&call));
-        pending.calls[rank] = Some(call);
-        if !fits {
+        if !pending.take(rank, call) && !name.0.is_collective() {
             return Err(disagreement(pending));
         }
         let is_complete = pending.missing().iter().all(|rank| self.joined[*rank]);
@@ -155,7 +184,12 @@ impl Agreement {
         let is_held = matches!(&self.phase, Phase::Freezing(freezing) if freezing.is_beyond(&name.0, name.1));
         let mut orders = Vec::new();
         if is_complete && !is_held {
-            orders.push(Order::Launch(self.launch(&name)));
+            orders.push(self.launch(&name));
+            if matches!(orders.last(), Some(Order::Refuse(_))) {
+                // A sequence with such a call is none to be repeated.
+                self.logs.clear();
+                orders.extend(self.reopen());
+            }
             if let Phase::Freezing(freezing) = &mut self.phase {
                 freezing.launched();
             }
@@ -174,22 +208,61 @@ impl Agreement {
     /// Looks for a cycle after a call of rank 0.
     fn find_cycle(&mut self) {
         let are_ready = [&self.left, &self.joined].iter().all(|ranks| !ranks.contains(&true))
-            && self.outstanding.iter().all(Option::is_none);
+            && self.outstanding.iter().all(Option::is_none)
+            && !self.pending.values().any(|pending| pending.is_refused);
         if self.size > 1
             && are_ready
             && !self.has_stood_still
             && let Some(period) = self.logs.period(self.times)
+            && !(self.has_sets && (self.sums_block || self.logs.runs_alone(period)))
         {
             let open = self.pending.iter().map(|(name, pending)| (name, pending.missing()));
             self.phase = Phase::Freezing(self.logs.freezing(period, open));
         }
     }
 
-    fn launch(&mut self, name: &(Topic, u64)) -> Launch {
-        let calls = self.pending.remove(name).map(|done| done.calls).unwrap_or_default();
+    /// What every rank has called, or has left out because it has joined.
+    fn launch(&mut self, name: &(Topic, u64)) -> Order {
+        let pending = self.pending.remove(name).expect("what launches was pending");
+        if pending.is_refused {
+            return refuse(name, disagreement(&pending));
+        }
+        let (_, first) = pending.first();
+        let has_zeros = matches!(first.transfer, Transfer::Sum { reduction: Reduction::Sum, .. });
+        let joined = pending.missing();
+        if !joined.is_empty() && name.0.is_collective() && !has_zeros {
+            let what = format!("{} of {} while rank(s) {joined:?} have joined", first.operation, name.0.key());
+            return refuse(name, Error::argument(what, "until every rank has joined, call only sums and averages"));
+        }
         self.launched = self.launched.wrapping_add(1);
+        let calls = pending.calls;
         let call = if calls.contains(&None) { calls.into_iter().flatten().next().map(Box::new) } else { None };
-        Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call }
+        Order::Launch(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call })
+    }
+
+    /// A call of an operation of a process set.
+    fn call_of_set(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
+        self.heard_s = now_s;
+        let (name, size) = ((call.topic.clone(), call.ordinal), self.size);
+        let set = name.0.set().unwrap_or_default();
+        if set.iter().any(|member| *member >= size) || !set.contains(&rank) {
+            let what = format!("a call of ranks {set:?}");
+            return Err(Error::protocol(None, format!("rank {rank}"), what));
+        }
+        let pending = self.of_sets.entry(name.clone());
+        let pending = pending.or_insert_with(|| Pending::new(size, Some(set.to_vec()), now_s));
+        pending.take(rank, call);
+        if !pending.missing().is_empty() {
+            self.check_left()?;
+            return Ok(Vec::new());
+        }
+        let pending = self.of_sets.remove(&name).expect("it was just called");
+        if pending.is_refused {
+            return Ok(vec![refuse(&name, disagreement(&pending))]);
+        }
+        self.launched_of_sets = self.launched_of_sets.wrapping_add(1);
+        let number = OF_A_SET | self.launched_of_sets;
+        Ok(vec![Order::Launch(Launch { topic: name.0, ordinal: name.1, number, call: None })])
     }
 
     fn freeze(&mut self, last: Launch) -> Order {
@@ -208,7 +281,7 @@ impl Agreement {
         self.phase = Phase::Open;
         let complete = self.pending.iter().filter(|(_, pending)| self.lacking(pending).is_empty());
         let complete: Vec<_> = complete.map(|(name, _)| name.clone()).collect();
-        complete.iter().map(|name| Order::Launch(self.launch(name))).collect()
+        complete.iter().map(|name| self.launch(name)).collect()
     }
 
     /// A cycle that did not last has to come more often before the next is frozen.
@@ -322,7 +395,9 @@ impl Agreement {
 
     /// The ranks that an operation waits for.
     fn lacking(&self, pending: &Pending) -> Vec<usize> {
-        pending.missing().into_iter().filter(|rank| !self.joined[*rank]).collect()
+        // A rank that has joined does not stand in for calls of a process set.
+        let is_awaited = |rank: &usize| pending.set.is_some() || !self.joined[*rank];
+        pending.missing().into_iter().filter(is_awaited).collect()
     }
 
     /// The rank that left, what another waits for, and that other.
@@ -332,8 +407,13 @@ impl Agreement {
         Error::Finished { peer, ranks: vec![rank], operation, rank: by, why }
     }
 
+    /// What some ranks have called and others have not.
+    fn waiting(&self) -> impl Iterator<Item = &Pending> {
+        self.pending.values().chain(self.of_sets.values())
+    }
+
     fn check_left(&self) -> Result<(), Error> {
-        for pending in self.pending.values() {
+        for pending in self.waiting() {
             if let Some(rank) = self.lacking(pending).into_iter().find(|rank| self.left[*rank]) {
                 let (by, call) = pending.first();
                 return Err(self.gone(rank, &format!("{} of key {}", call.operation, call.topic.key()), by));
@@ -347,9 +427,30 @@ impl Agreement {
     }
 }
 
+/// The error of that operation alone.
+fn refuse((topic, ordinal): &(Topic, u64), fault: Error) -> Order {
+    Order::Refuse(Refusal { topic: topic.clone(), ordinal: *ordinal, fault })
+}
+
 impl Pending {
+    fn new(size: usize, set: Option<Vec<usize>>, since_s: f64) -> Self {
+        Pending { calls: vec![None; size], set, since_s, is_refused: false }
+    }
+
+    /// Takes note of a rank's call; whether it fits to the others.
+    fn take(&mut self, rank: usize, call: Call) -> bool {
+        let fits = self.calls.iter().flatten().next().is_none_or(|first| first.is_like(&call));
+        self.calls[rank] = Some(call);
+        self.is_refused |= !fits;
+        fits
+    }
+
     fn missing(&self) -> Vec<usize> {
-        (0..self.calls.len()).filter(|rank| self.calls[*rank].is_none()).collect()
+        let is_missing = |rank: &usize| self.calls[*rank].is_none();
+        match &self.set {
+            Some(set) => set.iter().copied().filter(is_missing).collect(),
+            None => (0..self.calls.len()).filter(is_missing).collect(),
+        }
     }
 
     fn made(&self) -> impl Iterator<Item = (usize, &Call)> {

@@ -119,6 +119,11 @@ impl Calls {
         let next = self.ordinals.entry(topic.clone()).or_default();
         let ordinal = *next;
         *next += 1;
+        if topic.set().is_some() {
+            // No part of any frozen cycle, and behind nothing that is outstanding: its ranks are not all.
+            self.made += 1;
+            return vec![Act::Announce(Call { topic, ordinal, operation, terms, transfer, waited: false })];
+        }
         let waited = std::mem::take(&mut self.waited);
         let index = self.open(Call { topic, ordinal, operation, terms, transfer, waited });
         self.place(index)
@@ -204,6 +209,16 @@ impl Calls {
             acts.push(Act::Run(launch));
         }
         acts
+    }
+
+    /// An operation has failed by itself, and will not be launched.
+    pub fn refused(&mut self, topic: &Topic, ordinal: u64) {
+        let found = self.open.iter().find(|(_, call)| call.ordinal == ordinal && call.topic == *topic);
+        let index = found.map(|(index, _)| *index);
+        index.into_iter().for_each(|index| drop(self.open.remove(&index)));
+        // A rank that has joined has not called it.
+        let next = self.ordinals.entry(topic.clone()).or_default();
+        *next = (*next).max(ordinal + 1);
     }
 
     /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.

@@ -1,11 +1,16 @@
 //! The comm thread: begins what is launched, keeps several sums under way, and hands on what is finished.
 //!
 //! It alone talks to the transport. Sums are begun as they are launched, up to a number, and move together; a
-//! job that wants the host to itself is run when nothing else is under way. The sums of a bucket are copied
-//! into one buffer, and back. Finished sums are handed on in the order in which they were begun, except that
-//! one may overtake those of lower priority; never one of its own topic.
+//! job that wants the communicator to itself is run when nothing else of all ranks is under way. The sums of
+//! a bucket are copied into one buffer, and back. A job that sends messages of its own choice is asked again
+//! when those are done. What is finished is handed on in the order in which it was begun, except that one may
+//! overtake those of lower priority; never one of its own topic.
+//!
+//! What is of a process set begins at once and is waited for by nothing: its ranks begin it between other
+//! operations of all ranks, each where it hears of it.
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -21,15 +26,17 @@ use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Topic, Transfer};
 use crate::progress::shared::{Command, Shared};
 
-/// Sums under way at once: enough to hide the latency of each, few enough to keep the messages posted for
-/// them few.
+/// Operations of all ranks under way at once: enough to hide the latency of each, few enough to keep the
+/// messages posted for them few.
 const MOST_RUNNING: usize = 32;
 
-/// A sum under way: of one job, or of several in a bucket.
-struct RunningSum {
+/// An operation under way: of one job, or of several sums in a bucket.
+struct Running {
     jobs: Vec<(Topic, Box<dyn Job>)>,
     bucket: Option<Buffer>,
-    number: u32,
+    launch: Launch,
+    /// Whether the job is asked what comes next.
+    advances: bool,
     priority: i32,
     /// `None` when it is finished.
     ticket: Option<Ticket>,
@@ -41,7 +48,9 @@ struct Comm<'a> {
     shared: &'a Shared,
     communicator: Communicator,
     /// In the order in which they were begun.
-    running: Vec<RunningSum>,
+    running: Vec<Running>,
+    /// What is of all ranks and has no room yet, in order.
+    held: VecDeque<Command>,
     finishing: &'a Sender<Box<dyn Job>>,
     /// Memory of buckets, for the next ones of the same length.
     buckets: Vec<Buffer>,
@@ -56,21 +65,25 @@ pub(super) fn communicate(
 ) {
     let _guard = AbortOnPanic;
     waits::leave_out_this_thread();
-    let mut comm = Comm { shared, communicator, running: Vec::new(), finishing, buckets: Vec::new() };
+    let mut comm =
+        Comm { shared, communicator, running: Vec::new(), held: VecDeque::new(), finishing, buckets: Vec::new() };
     let mut lingers = false;
     loop {
-        let command = match comm.running.len() {
-            0 => comm.next(inbox, std::mem::take(&mut lingers)).unwrap_or(Command::Stop),
-            MOST_RUNNING.. => Command::Go,
-            _ => inbox.try_recv().unwrap_or(Command::Go),
+        let held = comm.take_held();
+        let was_held = held.is_some();
+        let command = match held {
+            Some(command) => command,
+            None if comm.running.is_empty() => comm.next(inbox, std::mem::take(&mut lingers)).unwrap_or(Command::Stop),
+            None => inbox.try_recv().unwrap_or(Command::Go),
         };
         match command {
+            command if !was_held && comm.holds(&command) => comm.held.push_back(command),
             // Every rank has called it: for a barrier there is nothing left to be done.
             Command::Run(job, launch) if launch.topic == Topic::Barrier => match shared.fault.get() {
                 Some(fault) => job.fail(fault),
                 None => comm.done(job, launch.topic),
             },
-            Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], &launch, 0),
+            Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], launch, 0),
             Command::Unit(jobs, unit) => comm.take_unit(jobs, unit),
             Command::Go => {
                 comm.go_on();
@@ -79,7 +92,9 @@ pub(super) fn communicate(
             Command::Stop => break,
         }
     }
-    comm.drain();
+    while !comm.running.is_empty() {
+        comm.go_on();
+    }
     if shared.fault.get().is_some() {
         // Requests may be in sum; the library must not be called any more, not even to free it.
         std::mem::forget(comm.communicator);
@@ -87,6 +102,26 @@ pub(super) fn communicate(
 }
 
 impl Comm<'_> {
+    /// How many operations of all ranks are under way.
+    fn running_of_all(&self) -> usize {
+        self.running.iter().filter(|running| !running.is_of_a_set()).count()
+    }
+
+    /// Whether a command has to wait for room, behind those that do. What is of a process set never does: its
+    /// ranks may wait for it before they come to what is under way.
+    fn holds(&self, command: &Command) -> bool {
+        let is_of_all = match command {
+            Command::Run(_, launch) => launch.topic.set().is_none(),
+            Command::Unit(..) | Command::Stop => true,
+            Command::Go => false,
+        };
+        is_of_all && (!self.held.is_empty() || self.running_of_all() >= MOST_RUNNING)
+    }
+
+    fn take_held(&mut self) -> Option<Command> {
+        if self.held.is_empty() || self.running_of_all() >= MOST_RUNNING { None } else { self.held.pop_front() }
+    }
+
     /// The next command, while nothing is under way. A caller that waited for what is just done may have one
     /// soon, and to sleep would make it wait longer.
     fn next(&mut self, inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvTimeoutError> {
@@ -116,28 +151,36 @@ impl Comm<'_> {
         let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
         let topics = unit.members.into_iter().map(|(topic, _)| topic);
         let launch = Launch { topic, ordinal, number: unit.number, call: None };
-        self.take(topics.zip(jobs).collect(), &launch, unit.cycle_bytes);
+        self.take(topics.zip(jobs).collect(), launch, unit.cycle_bytes);
     }
 
-    /// Begins a sum, of a step that sums so many bytes if that is known, or runs a job that wants the host to
-    /// itself.
-    fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: &Launch, step_bytes: usize) {
+    /// Begins a sum, of a step that sums so many bytes if that is known, or a job's messages, or runs a job
+    /// that wants the communicator to itself.
+    fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, step_bytes: usize) {
         if let Some(fault) = self.shared.fault.get() {
             return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
         }
         if jobs.iter().any(|(_, job)| job.checks())
-            && let Err(fault) = self.check(&mut jobs, launch)
+            && let Err(fault) = self.check(&mut jobs, &launch)
         {
             return jobs.into_iter().for_each(|(_, job)| job.fail(&fault));
         }
+        if let [(_, job)] = &jobs[..]
+            && let Transfer::Messages { priority } = job.transfer()
+        {
+            return self.begin(jobs, launch, priority);
+        }
         let sums = jobs.iter().map(|(_, job)| match job.transfer() {
-            Transfer::Sum { dtype, len_bytes, priority } => Some((dtype, len_bytes, priority)),
-            Transfer::Alone => None,
+            Transfer::Sum { dtype, reduction, len_bytes, priority } => Some(((reduction, dtype), len_bytes, priority)),
+            Transfer::Alone | Transfer::Messages { .. } => None,
         });
         let Some(sums) = sums.collect::<Option<Vec<_>>>() else {
-            return jobs.into_iter().for_each(|(_, job)| self.run_alone(job, launch));
+            return jobs.into_iter().for_each(|(_, job)| self.run_alone(job, &launch));
         };
-        let (dtype, _, priority) = sums.iter().copied().max_by_key(|sum| sum.2).expect("a unit has a member");
+        if self.communicator.sums_block() {
+            self.drain();
+        }
+        let (arithmetic, _, priority) = sums.iter().copied().max_by_key(|sum| sum.2).expect("a unit has a member");
         let span = timeline::span(Phase::Pack, || launch.topic.name());
         let mut bucket = None;
         let addend: *mut [u8] = if let [(_, job)] = &mut jobs[..] {
@@ -153,16 +196,49 @@ impl Comm<'_> {
         // SAFETY: the sum owns the bucket, or the job that owns the memory or its lock, and is kept until
         // its ticket is reported; after a fault buckets are kept for ever, and jobs are told to fail and then
         // keep what the transport may still use.
-        let begun = unsafe { self.communicator.begin_allreduce(dtype, addend, launch.number, (priority, step_bytes)) };
+        let begun =
+            unsafe { self.communicator.begin_allreduce(arithmetic, addend, launch.number, (priority, step_bytes)) };
         let ticket = *begun.as_ref().unwrap_or(&None);
         if ticket.is_none() {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
         }
-        self.running.push(RunningSum { jobs, bucket, number: launch.number, priority, ticket, since_ns });
+        self.running.push(Running { jobs, bucket, launch, advances: false, priority, ticket, since_ns });
         match begun {
             Ok(_) => self.note(),
             Err(cause) => self.fail(&cause, None),
         }
+    }
+
+    /// Begins the messages of a job.
+    fn begin(&mut self, jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, priority: i32) {
+        if launch.topic.set().is_none() && self.communicator.sums_block() {
+            self.drain();
+            if let Some(fault) = self.shared.fault.get() {
+                return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
+            }
+        }
+        // What blocks is at it from here on.
+        self.shared.running.lock().push((launch.number, launch.topic.clone()));
+        let since_ns = timeline::now_ns();
+        self.running.push(Running { jobs, bucket: None, launch, advances: true, priority, ticket: None, since_ns });
+        match self.advance(self.running.len() - 1) {
+            Ok(()) => {
+                self.count_traffic();
+                self.hand_on();
+            }
+            Err(cause) => self.fail(&cause, None),
+        }
+    }
+
+    /// Asks the job of an operation what comes next.
+    fn advance(&mut self, at: usize) -> Result<(), Error> {
+        let Running { jobs, launch, ticket, since_ns, .. } = &mut self.running[at];
+        let [(topic, job)] = &mut jobs[..] else { unreachable!("messages are one job's") };
+        *ticket = job.advance(&mut self.communicator, launch)?;
+        if ticket.is_none() {
+            timeline::record(Phase::Collective, || topic.name(), *since_ns, 0);
+        }
+        Ok(())
     }
 
     /// What comes before the sums of these jobs; the first fault, if there was one.
@@ -172,14 +248,15 @@ impl Comm<'_> {
             if let Some(fault) = self.shared.fault.get() {
                 return Err(fault.clone());
             }
-            *self.shared.running.lock() = vec![(launch.number, topic.clone())];
+            self.note();
+            self.shared.running.lock().push((launch.number, topic.clone()));
             if let Err(cause) = job.check(&mut self.communicator, launch) {
                 self.fail(&cause, None);
                 return Err(self.shared.fault.get().unwrap_or(&cause).clone());
             }
         }
         self.count_traffic();
-        self.shared.running.lock().clear();
+        self.note();
         Ok(())
     }
 
@@ -218,14 +295,14 @@ impl Comm<'_> {
         if let Some(fault) = self.shared.fault.get() {
             return job.fail(fault);
         }
-        *self.shared.running.lock() = vec![(launch.number, launch.topic.clone())];
+        self.shared.running.lock().push((launch.number, launch.topic.clone()));
         let span = timeline::span(Phase::Collective, || launch.topic.name());
         let outcome = job.run(&mut self.communicator, launch);
         drop(span);
         self.count_traffic();
         match outcome {
             Ok(()) => {
-                self.shared.running.lock().clear();
+                self.note();
                 self.done(job, launch.topic.clone());
             }
             Err(cause) => self.fail(&cause, Some(job)),
@@ -249,24 +326,35 @@ impl Comm<'_> {
         }
     }
 
-    /// Returns when nothing is under way.
+    /// Returns when nothing of all ranks is under way.
     fn drain(&mut self) {
-        while !self.running.is_empty() {
+        while self.running_of_all() > 0 {
             self.go_on();
         }
     }
 
     /// Hands on what is finished and may go.
     fn hand_on(&mut self) {
-        let mut finished = 0;
-        for ticket in self.communicator.executor().take_finished() {
-            let sum = self.running.iter_mut().find(|sum| sum.ticket == Some(ticket));
-            let sum = sum.expect("a ticket belongs to a sum under way");
-            timeline::record(Phase::Collective, || sum.jobs[0].0.name(), sum.since_ns, 0);
-            sum.ticket = None;
-            finished += 1;
+        loop {
+            let finished: Vec<Ticket> = self.communicator.executor().take_finished().collect();
+            if finished.is_empty() {
+                break;
+            }
+            for ticket in finished {
+                let at = self.running.iter().position(|running| running.ticket == Some(ticket));
+                let at = at.expect("a ticket belongs to an operation under way");
+                let running = &mut self.running[at];
+                if running.advances {
+                    if let Err(cause) = self.advance(at) {
+                        return self.fail(&cause, None);
+                    }
+                } else {
+                    timeline::record(Phase::Collective, || running.jobs[0].0.name(), running.since_ns, 0);
+                    running.ticket = None;
+                }
+            }
         }
-        if finished == 0 && self.running.iter().all(|sum| sum.ticket.is_some()) {
+        if self.running.iter().all(|running| running.ticket.is_some()) {
             return;
         }
         while let Some(at) = (0..self.running.len()).find(|at| self.may_go(*at)) {
@@ -283,8 +371,9 @@ impl Comm<'_> {
     fn may_go(&self, at: usize) -> bool {
         let sum = &self.running[at];
         let shares =
-            |earlier: &RunningSum| earlier.jobs.iter().any(|(topic, _)| sum.jobs.iter().any(|(own, _)| own == topic));
-        let gives_way = |earlier: &RunningSum| earlier.priority < sum.priority && !shares(earlier);
+            |earlier: &Running| earlier.jobs.iter().any(|(topic, _)| sum.jobs.iter().any(|(own, _)| own == topic));
+        let is_apart = |earlier: &Running| !earlier.launch.topic.shares_ranks(&sum.launch.topic);
+        let gives_way = |earlier: &Running| is_apart(earlier) || (earlier.priority < sum.priority && !shares(earlier));
         sum.ticket.is_none() && self.running[..at].iter().all(gives_way)
     }
 
@@ -314,7 +403,14 @@ impl Comm<'_> {
     }
 
     fn note(&self) {
-        *self.shared.running.lock() = self.running.iter().map(|sum| (sum.number, sum.jobs[0].0.clone())).collect();
+        let under_way = self.running.iter().map(|running| (running.launch.number, running.jobs[0].0.clone()));
+        *self.shared.running.lock() = under_way.collect();
+    }
+}
+
+impl Running {
+    fn is_of_a_set(&self) -> bool {
+        self.launch.topic.set().is_some()
     }
 }
 

@@ -6,6 +6,7 @@
 //! thread hands out itself. The first fault poisons the engine: it is spread to every rank, running
 //! collectives stop, every job that waits fails with it, and so does every later call.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -24,7 +25,7 @@ use crate::progress::calls::Calls;
 use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::handover::Handover;
-use crate::progress::job::{Barrier, Direct, Job, StandIn};
+use crate::progress::job::{Answer, Barrier, Direct, Job, StandIn};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::shared::{Command, Shared};
 use crate::progress::watcher::Watcher;
@@ -44,6 +45,7 @@ pub struct Engine {
     placement: String,
     sums: Sums,
     stores: AtomicU64,
+    sets: Mutex<BTreeMap<Vec<usize>, u32>>,
     process: Process,
 }
 
@@ -134,13 +136,17 @@ impl Engine {
         let sharing = Arc::clone(&shared);
         threads.push(spawn("ringpull-finish", move || finish(&sharing, &finished))?);
         let (watching, mut watcher) = (Arc::downgrade(&shared), Watcher::new(config, shared.size, bucket_bytes));
+        if sums_block || config.check_replicas > 0 {
+            watcher.sums_block();
+        }
         // Ends by itself when the last owner of `shared` is gone; it is not joined.
         spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
         let limit = config.silence();
         let sums = Sums::from(config);
         let stores = AtomicU64::new(0);
         let (threads, process) = (Mutex::new(threads), Process::this());
-        Ok(Arc::new(Engine { shared, threads, limit, library, placement, sums, stores, process }))
+        let sets = Mutex::default();
+        Ok(Arc::new(Engine { shared, threads, limit, library, placement, sums, stores, sets, process }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -316,22 +322,44 @@ impl Engine {
         self.answered(&answer)
     }
 
+    /// The number of the next process set of these ranks: the same on each of them, if each makes its sets in
+    /// one order.
+    pub fn next_set(&self, set: &[usize]) -> u32 {
+        let mut sets = self.sets.lock();
+        let next = sets.entry(set.to_vec()).or_default();
+        *next += 1;
+        *next
+    }
+
     /// What a job answers when it is done, or a fault. Blocks.
+    pub fn wait_for<T>(&self, answer: &Answer<T>) -> Result<T> {
+        self.wait();
+        self.answered(&answer.0)
+    }
+
+    /// As [`wait_for`](Self::wait_for); `None` after `limit`.
+    pub fn wait_within<T>(&self, answer: &Answer<T>, limit: Duration) -> Result<Option<T>> {
+        self.wait();
+        waits::in_pieces(Some(limit), |limit| self.answer(&answer.0, limit))
+    }
+
     fn answered<T>(&self, answer: &Receiver<Result<T>>) -> Result<T> {
         let _wait = waits::wait();
-        waits::until(|limit| {
-            let received = match limit {
-                Some(limit) => answer.recv_timeout(limit),
-                None => answer.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match received {
-                Ok(outcome) => outcome.map(Some),
-                Err(RecvTimeoutError::Timeout) => Ok(None),
-                Err(RecvTimeoutError::Disconnected) => {
-                    Err(self.fault().unwrap_or_else(|| lost_thread(Some(self.shared.rank))))
-                }
+        waits::until(|limit| self.answer(answer, limit))
+    }
+
+    fn answer<T>(&self, answer: &Receiver<Result<T>>, limit: Option<Duration>) -> Result<Option<T>> {
+        let received = match limit {
+            Some(limit) => answer.recv_timeout(limit),
+            None => answer.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match received {
+            Ok(outcome) => outcome.map(Some),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(self.fault().unwrap_or_else(|| lost_thread(Some(self.shared.rank))))
             }
-        })
+        }
     }
 
     /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when

@@ -2,8 +2,8 @@
 //! their callers wait.
 //!
 //! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element
-//! type that travel as one. Long sums are not copied into buckets, and do not end them: a bucket collects the
-//! short sums between them.
+//! type and one reduction that travel as one. Long sums are not copied into buckets, and do not end them: a
+//! bucket collects the short sums between them.
 //!
 //! No unit has operations from both sides of a wait. If some rank waits for `a` before it calls `b`, the
 //! phase of `a` is lower than that of `b` (`phases`). So an operation that a rank waits for never needs a
@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use ringpull_base::DType;
+use ringpull_base::{DType, Reduction};
 
 use crate::progress::messages::{Step, Topic, Transfer};
 
@@ -40,7 +40,7 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
     let mut place = vec![0; steps.len()];
     order.iter().enumerate().for_each(|(at, index)| place[*index as usize] = at);
     let mut units: Vec<Vec<u32>> = Vec::new();
-    let mut open: BTreeMap<DType, Open> = BTreeMap::new();
+    let mut open: BTreeMap<(DType, Reduction), Open> = BTreeMap::new();
     let mut phase = None;
     for index in order {
         let step = &steps[index as usize];
@@ -49,14 +49,14 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
             units.extend(std::mem::take(&mut open).into_values().map(|bucket| bucket.members));
         }
         match step.transfer {
-            Transfer::Alone => {
+            Transfer::Alone | Transfer::Messages { .. } => {
                 units.extend(std::mem::take(&mut open).into_values().map(|bucket| bucket.members));
                 units.push(vec![index]);
             }
-            Transfer::Sum { dtype, len_bytes, .. }
+            Transfer::Sum { dtype, reduction, len_bytes, .. }
                 if step.topic != Topic::Barrier && len_bytes <= bucket_bytes / SHORT_PART =>
             {
-                let bucket = open.entry(dtype).or_default();
+                let bucket = open.entry((dtype, reduction)).or_default();
                 let again = bucket.members.iter().any(|member| steps[*member as usize].topic == step.topic);
                 if again || bucket.bytes + len_bytes > bucket_bytes {
                     units.push(std::mem::take(bucket).members);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     fn sums(lens: &[usize]) -> Vec<Step> {
-        let sum = |len_bytes| Transfer::Sum { dtype: DType::F32, len_bytes, priority: 0 };
+        let sum = |len_bytes| Transfer::Sum { dtype: DType::F32, reduction: Reduction::Sum, len_bytes, priority: 0 };
         lens.iter().enumerate().map(|(key, len)| step(key as i64, sum(*len))).collect()
     }
 
@@ -119,9 +119,11 @@ mod tests {
     }
 
     #[test]
-    fn element_types_do_not_mix() {
+    fn element_types_and_reductions_do_not_mix() {
         let mut steps = sums(&[10, 10, 10, 10]);
-        steps[2].transfer = Transfer::Sum { dtype: DType::F16, len_bytes: 10, priority: 0 };
+        steps[2].transfer = Transfer::Sum { dtype: DType::F16, reduction: Reduction::Sum, len_bytes: 10, priority: 0 };
+        assert_eq!(units(&steps, &[0; 4], 100), [vec![2], vec![0, 1, 3]]);
+        steps[2].transfer = Transfer::Sum { dtype: DType::F32, reduction: Reduction::Max, len_bytes: 10, priority: 0 };
         assert_eq!(units(&steps, &[0; 4], 100), [vec![2], vec![0, 1, 3]]);
     }
 

@@ -1,10 +1,11 @@
 //! Jobs: operations between their call and their end.
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 
-use ringpull_base::{DType, Error, Key, Result, Tensor};
+use ringpull_base::{DType, Error, Key, Reduction, Result, Tensor};
 
 use crate::communicator::Communicator;
+use crate::interpreter::Ticket;
 use crate::progress::messages::{Launch, Operation, Terms, Transfer};
 
 /// Makes the jobs of a store on a rank that has joined.
@@ -37,7 +38,14 @@ pub trait Job: Send {
         &mut []
     }
 
-    /// The collective part as a whole, on the comm thread.
+    /// For [`Transfer::Messages`]: begins what the job has to send and receive, on the comm thread; asked
+    /// again whenever the ticket that it has returned last is finished. `None` if nothing is left. It blocks
+    /// only if it is of all ranks and [`sums_block`](Communicator::sums_block).
+    fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<Ticket>> {
+        Ok(None)
+    }
+
+    /// For [`Transfer::Alone`]: the collective part as a whole, on the comm thread.
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()>;
 
     /// Whether `finish` takes less than to wake another thread for it: then the comm thread does it, if
@@ -50,8 +58,34 @@ pub trait Job: Send {
     fn finish(self: Box<Self>) -> Result<()>;
 
     /// Called instead of `finish` when the job will never be done. The transport may still use the job's
-    /// memory.
+    /// memory, if it was ever given any of it.
     fn fail(self: Box<Self>, fault: &Error);
+}
+
+/// Where what a job gives its caller goes.
+pub struct Reply<T>(Sender<Result<T>>);
+
+/// What a job gives its caller, who may wait for it: see [`Engine::wait_for`](super::Engine::wait_for).
+pub struct Answer<T>(pub(super) Receiver<Result<T>>);
+
+/// The two ends of an answer.
+pub fn answer<T>() -> (Reply<T>, Answer<T>) {
+    let (result, answer) = crossbeam_channel::bounded(1);
+    (Reply(result), Answer(answer))
+}
+
+impl<T> Reply<T> {
+    /// Gives it; a caller that has gone needs none.
+    pub fn send(self, outcome: Result<T>) {
+        drop(self.0.send(outcome));
+    }
+}
+
+impl<T> Answer<T> {
+    /// Whether it is there.
+    pub fn is_there(&self) -> bool {
+        !self.0.is_empty()
+    }
 }
 
 type Work<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
@@ -113,7 +147,7 @@ impl Barrier {
 
 impl Job for Barrier {
     fn transfer(&self) -> Transfer {
-        Transfer::Sum { dtype: DType::U8, len_bytes: 1, priority: i32::MAX }
+        Transfer::Sum { dtype: DType::U8, reduction: Reduction::Sum, len_bytes: 1, priority: i32::MAX }
     }
 
     fn addend(&mut self) -> &mut [u8] {

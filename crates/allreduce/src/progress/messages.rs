@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use ringpull_base::config::Config;
 use ringpull_base::timeline::Name;
 use ringpull_base::topology::Peer;
-use ringpull_base::{AlgorithmChoice, DType, Error, Key};
+use ringpull_base::{AlgorithmChoice, DType, Error, Key, Reduction};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
@@ -23,6 +23,15 @@ pub enum Topic {
     Barrier,
     /// A collective that is called directly, outside any store.
     Direct,
+    /// A collective of a communicator.
+    Collective {
+        /// The `comm`-th communicator or store that the process created.
+        comm: u32,
+        /// The ranks of the job that it is of, if not all: its process set.
+        set: Option<Vec<usize>>,
+        /// What its callers call it; without a name it is known by its place among those without one.
+        name: Option<Key>,
+    },
 }
 
 impl Topic {
@@ -31,15 +40,33 @@ impl Topic {
         match self {
             Topic::Key { key, .. } => key.into(),
             Topic::Barrier => "barrier".into(),
-            Topic::Direct => "collective".into(),
+            Topic::Direct | Topic::Collective { name: None, .. } => "collective".into(),
+            Topic::Collective { name: Some(name), .. } => name.into(),
         }
+    }
+
+    /// The ranks that call it, if not all.
+    pub fn set(&self) -> Option<&[usize]> {
+        if let Topic::Collective { set, .. } = self { set.as_deref() } else { None }
+    }
+
+    /// Whether calls of it that do not fit together are an error of that one operation alone.
+    pub(super) fn is_collective(&self) -> bool {
+        matches!(self, Topic::Collective { .. })
+    }
+
+    /// Whether it is of the same communicator as another: all stores of the job count as one.
+    pub(super) fn shares_ranks(&self, other: &Topic) -> bool {
+        self.set() == other.set()
     }
 
     pub(super) fn key(&self) -> Key {
         match self {
             Topic::Key { key, .. } => key.clone(),
             Topic::Barrier => Key::from("barrier"),
-            Topic::Direct => Key::from("collective"),
+            Topic::Collective { name: Some(name), .. } => name.clone(),
+            Topic::Direct | Topic::Collective { set: None, .. } => Key::from("collective"),
+            Topic::Collective { set: Some(set), .. } => Key::from(format!("collective of ranks {set:?}").as_str()),
         }
     }
 }
@@ -49,10 +76,17 @@ impl Topic {
 pub enum Transfer {
     /// A collective that runs alone.
     Alone,
-    /// A sum over all ranks, which may run beside others.
+    /// Messages of the job's own choice, which may run beside others.
+    Messages {
+        /// A higher one goes first.
+        priority: i32,
+    },
+    /// A sum over all ranks, or another reduction, which may run beside others.
     Sum {
         /// Its element type.
         dtype: DType,
+        /// What becomes of two elements.
+        reduction: Reduction,
         /// Its length.
         len_bytes: usize,
         /// A higher one goes first.
@@ -73,6 +107,13 @@ pub enum Operation {
     Barrier,
     /// A collective that is called directly, by its name.
     Collective(String),
+}
+
+impl Operation {
+    /// Some ranks of a communicator become one of their own.
+    pub fn split() -> Self {
+        Operation::Collective("split".to_owned())
+    }
 }
 
 impl std::fmt::Display for Operation {
@@ -131,6 +172,8 @@ pub struct Terms {
     pub compression: Option<Compression>,
     /// The settings of sums. Only an init has them, so that they are compared once per key.
     pub sums: Option<Sums>,
+    /// Whatever else has to be the same, in words.
+    pub arguments: String,
 }
 
 impl std::fmt::Display for Terms {
@@ -138,7 +181,8 @@ impl std::fmt::Display for Terms {
         self.value.iter().try_for_each(|(dtype, shape)| f.write_str(&dtype.of_shape(shape)))?;
         self.optimizer.iter().try_for_each(|optimizer| write!(f, " with {optimizer}"))?;
         f.write_str(if self.has_updater { " with an updater" } else { "" })?;
-        self.compression.iter().try_for_each(|compression| write!(f, " compressed by {compression}"))
+        self.compression.iter().try_for_each(|compression| write!(f, " compressed by {compression}"))?;
+        f.write_str(&self.arguments)
     }
 }
 
@@ -177,6 +221,17 @@ pub struct Launch {
     pub number: u32,
     /// The call, if a rank has joined and needs it to make up a call of its own.
     pub call: Option<Box<Call>>,
+}
+
+/// An operation of a communicator that its ranks have called differently.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// What it is about.
+    pub topic: Topic,
+    /// Which operation of the topic.
+    pub ordinal: u64,
+    /// What differs.
+    pub fault: Error,
 }
 
 /// One operation of a frozen cycle.
@@ -236,6 +291,8 @@ pub struct RunTo {
 pub enum Order {
     /// An operation may begin.
     Launch(Launch),
+    /// An operation of a communicator fails, and nothing else.
+    Refuse(Refusal),
     /// The sequence of calls is frozen.
     Freeze(Freeze),
     /// The frozen cycle of this epoch is stopped: report how far you have come.
@@ -244,6 +301,14 @@ pub enum Order {
     RunTo(RunTo),
     /// Every rank has joined, this one last.
     Joined(usize),
+}
+
+impl Order {
+    /// Whether it is told to this rank: what is about a process set concerns its ranks alone.
+    pub(super) fn concerns(&self, rank: usize) -> bool {
+        let (Order::Launch(Launch { topic, .. }) | Order::Refuse(Refusal { topic, .. })) = self else { return true };
+        topic.set().is_none_or(|set| set.contains(&rank))
+    }
 }
 
 /// A rank has waited long for a unit of a frozen cycle.

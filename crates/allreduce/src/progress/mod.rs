@@ -41,5 +41,5 @@ mod tests;
 mod watcher;
 
 pub use engine::Engine;
-pub use job::{Job, StandIn};
+pub use job::{Answer, Job, Reply, StandIn, answer};
 pub use messages::{Call, Launch, Operation, Sums, Terms, Topic, Transfer};

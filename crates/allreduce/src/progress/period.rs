@@ -21,7 +21,7 @@ pub(super) struct Sequence {
 impl Sequence {
     /// Records a call, unless it is one that never repeats; returns whether it did.
     pub(super) fn push(&mut self, call: &Call) -> bool {
-        if call.operation == Operation::Init {
+        if call.operation == Operation::Init || call.operation == Operation::split() {
             return false;
         }
         if self.calls.len() >= MEMORY {

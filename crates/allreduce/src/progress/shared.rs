@@ -13,7 +13,7 @@ use crate::progress::calls::{Act, Calls};
 use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
 use crate::progress::job::{Barrier, Job, StandIn};
-use crate::progress::messages::{Call, ControlMessage, Launch, Order, Topic};
+use crate::progress::messages::{Call, ControlMessage, Launch, Order, Refusal, Topic};
 use crate::transport::control::Control;
 use crate::transport::messages;
 
@@ -110,6 +110,12 @@ impl Shared {
         self.orders.fetch_add(1, Ordering::Relaxed);
         let acts = match order {
             Order::Launch(launch) => calls.launched(launch),
+            Order::Refuse(Refusal { topic, ordinal, fault }) => {
+                calls.refused(&topic, ordinal);
+                let job = self.waiting.lock().remove(&(topic, ordinal));
+                job.into_iter().for_each(|job| job.fail(&fault));
+                Vec::new()
+            }
             Order::Freeze(freeze) => calls.freeze(freeze),
             Order::Stop(epoch) => {
                 calls.stop(epoch).into_iter().for_each(|stopped| self.tell_rank_0(ControlMessage::Stopped(stopped)));
@@ -158,6 +164,12 @@ impl Shared {
             }
             // Nobody waits for it here.
             Topic::Barrier => Ok(Box::new(Barrier::new(crossbeam_channel::bounded(1).0))),
+            Topic::Collective { comm, .. } => {
+                let comm = self.stand_ins.lock().get(comm).and_then(Weak::upgrade);
+                let comm =
+                    comm.ok_or_else(|| impossible(self.rank, call, "its communicator has been dropped there"))?;
+                comm.stand_in(&call.topic.key(), &call.operation, &call.terms)
+            }
             Topic::Direct => Err(impossible(self.rank, call, "that rank does not know what it does")),
         }
     }
@@ -256,6 +268,8 @@ fn in_words(topic: &Topic) -> String {
     match topic {
         Topic::Key { key, .. } => format!("an operation on key {key}"),
         Topic::Barrier => "barrier".to_owned(),
-        Topic::Direct => "a collective".to_owned(),
+        Topic::Direct | Topic::Collective { set: None, name: None, .. } => "a collective".to_owned(),
+        Topic::Collective { set: Some(set), name: None, .. } => format!("a collective of ranks {set:?}"),
+        Topic::Collective { name: Some(name), .. } => format!("the collective {name}"),
     }
 }

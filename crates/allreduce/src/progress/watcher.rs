@@ -68,6 +68,8 @@ pub(super) struct Watcher {
     hang: Hang,
     /// This process's clock against rank 0's, for the timeline.
     offset: Offset,
+    /// On rank 0: how many orders each rank was given.
+    orders: Vec<u64>,
     /// What was seen of a frozen cycle that does not come on, and since when.
     standstill: Option<(CycleSnapshot, f64)>,
 }
@@ -106,8 +108,14 @@ impl Watcher {
             still: Standstill::default(),
             hang: Hang::default(),
             offset: Offset::default(),
+            orders: vec![0; size],
             standstill: None,
         }
+    }
+
+    /// Each sum is done when the one before it is, on every rank in one order.
+    pub(super) fn sums_block(&mut self) {
+        self.agreement.sums_block();
     }
 
     pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<ControlMessage>) {
@@ -178,19 +186,20 @@ impl Watcher {
             }
             ControlMessage::Called(call) => {
                 let now_s = self.clock.now_s();
-                self.agreement.call(from, call, now_s).map(|orders| spread(shared, orders))
+                self.agreement.call(from, call, now_s).map(|orders| spread(shared, &mut self.orders, orders))
             }
             ControlMessage::Joined => {
                 let now_s = self.clock.now_s();
-                self.agreement.join(from, now_s).map(|orders| spread(shared, orders))
+                self.agreement.join(from, now_s).map(|orders| spread(shared, &mut self.orders, orders))
             }
             ControlMessage::Invalidate(epoch, overdue) => {
-                spread(shared, self.agreement.invalidate(epoch, overdue));
+                let orders = self.agreement.invalidate(epoch, overdue);
+                spread(shared, &mut self.orders, orders);
                 Ok(())
             }
             ControlMessage::Stopped(stopped) => {
                 let now_s = self.clock.now_s();
-                self.agreement.stopped(from, stopped, now_s).map(|orders| spread(shared, orders))
+                self.agreement.stopped(from, stopped, now_s).map(|orders| spread(shared, &mut self.orders, orders))
             }
             ControlMessage::CaughtUp => {
                 self.agreement.caught_up(from);
@@ -229,7 +238,7 @@ impl Watcher {
             }
             ControlMessage::Leaving(begun) => {
                 let now_s = self.clock.now_s();
-                self.agreement.leave(from, begun, now_s).map(|orders| spread(shared, orders))
+                self.agreement.leave(from, begun, now_s).map(|orders| spread(shared, &mut self.orders, orders))
             }
             ControlMessage::Done => {
                 self.done[from] = true;
@@ -300,7 +309,7 @@ impl Watcher {
             if !shared.running.lock().is_empty() {
                 self.agreement.heard(now_s);
             }
-            let orders = shared.orders.load(Ordering::Relaxed);
+            let orders = &self.orders;
             let checked = self.agreement.check_time(now_s).and_then(|()| self.agreement.check_deadlock(orders, now_s));
             if let Err(fault) = checked {
                 shared.poison(&fault, true);
@@ -449,11 +458,17 @@ impl Watcher {
     }
 }
 
-/// Rank 0 sends to every rank, to itself last, since the way to the others is longer.
-fn spread(shared: &Shared, orders: Vec<Order>) {
+/// Rank 0 sends to every rank that an order concerns, to itself last, since the way to the others is longer.
+fn spread(shared: &Shared, given: &mut [u64], orders: Vec<Order>) {
     for order in orders {
-        (1..shared.size).for_each(|peer| shared.tell(peer, &ControlMessage::Order(order.clone())));
-        shared.obey(order);
+        for peer in (1..shared.size).filter(|peer| order.concerns(*peer)) {
+            given[peer] += 1;
+            shared.tell(peer, &ControlMessage::Order(order.clone()));
+        }
+        if order.concerns(0) {
+            given[0] += 1;
+            shared.obey(order);
+        }
     }
 }
 

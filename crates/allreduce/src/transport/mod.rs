@@ -4,21 +4,21 @@
 //! without MPI) and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on
 //! what is launched, carry errors, and notice at once when a process is gone. It carries no gradient.
 //!
-//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); some ranks of a
-//! transport are a [`group`].
+//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); who has to know
+//! that messages move has the transport [`observed`].
 #![allow(unsafe_code)]
 
 pub mod control;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod greeting;
-pub mod group;
 pub mod inproc;
 #[cfg(feature = "mpi")]
 mod library;
 pub(crate) mod meeting;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod observed;
 #[cfg(feature = "mpi")]
 mod sockets;
 pub mod star;
@@ -61,9 +61,23 @@ fn moved(messages: usize) {
 }
 
 /// Names the operation a message belongs to: the messages of operations that are in flight together do not
-/// mix, and none waits behind another's. Operations whose stamps differ by a multiple of 32768 must not be in
-/// flight together.
+/// mix, and none waits behind another's. Operations whose stamps differ by a multiple of 16384 must not be in
+/// flight together, but for those of which one has the bit [`OF_A_SET`] and the other has not.
 pub type Stamp = u32;
+
+/// In the stamp of a process set's operation. These are numbered by themselves.
+pub const OF_A_SET: Stamp = 1 << 31;
+
+/// A collective of equal blocks, such as a library may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BlockCollective {
+    /// All ranks' inputs.
+    Allgather,
+    /// A block of every rank's input.
+    Alltoall,
+    /// The sum of all ranks' blocks for this one.
+    ReduceScatter(ringpull_base::DType),
+}
 
 /// When a send is done, in MPI's words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,6 +138,15 @@ pub trait Transport {
             kind: self.name(),
             operation: "native allreduce".to_owned(),
             reason: "this transport has no allreduce of its own; choose another algorithm".to_owned(),
+        })
+    }
+
+    /// `out` becomes what `which` gives of `input`, by the library's own collective, if it has one. Blocks.
+    fn native_collective(&mut self, _which: BlockCollective, _input: &[u8], _out: &mut [u8]) -> Result<()> {
+        Err(ringpull_base::Error::Unsupported {
+            kind: self.name(),
+            operation: "native collectives".to_owned(),
+            reason: "this transport has none of its own; choose another algorithm".to_owned(),
         })
     }
 

@@ -18,10 +18,16 @@ use crate::transport::library::{
     yields_when_idle,
 };
 use crate::transport::sockets::Sockets;
-use crate::transport::{SendMode, Stamp, Transport};
+use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
 
-/// Bits of a tag that carry the stamp: every MPI allows tags up to 32767.
-const TAG_MASK: u32 = 0x7fff;
+/// Bits of a tag that carry the stamp, and the one for process sets: every MPI allows tags up to 32767.
+const TAG_MASK: u32 = 0x3fff;
+const TAG_OF_A_SET: u32 = 0x4000;
+
+fn tag(stamp: Stamp) -> c_int {
+    let of_a_set = if stamp & OF_A_SET == 0 { 0 } else { TAG_OF_A_SET };
+    (of_a_set | stamp & TAG_MASK) as c_int
+}
 
 /// `MPI_Isend`, or another that is called like it.
 type SendCall = unsafe extern "C" fn(
@@ -180,7 +186,7 @@ impl Transport for Mpi {
                 data.len() as c_int,
                 ffi::RSMPI_UINT8_T,
                 to as c_int,
-                (stamp & TAG_MASK) as c_int,
+                tag(stamp),
                 self.comm,
                 request.as_mut_ptr(),
             )
@@ -201,7 +207,7 @@ impl Transport for Mpi {
                 into.len() as c_int,
                 ffi::RSMPI_UINT8_T,
                 from as c_int,
-                (stamp & TAG_MASK) as c_int,
+                tag(stamp),
                 self.comm,
                 request.as_mut_ptr(),
             )
@@ -288,30 +294,8 @@ impl Transport for Mpi {
     }
 
     fn native_allreduce(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {
-        // SAFETY: constants of the MPI library.
-        let datatype = unsafe {
-            match dtype {
-                DType::F32 => ffi::RSMPI_FLOAT,
-                DType::F64 => ffi::RSMPI_DOUBLE,
-                DType::I8 => ffi::RSMPI_INT8_T,
-                DType::U8 => ffi::RSMPI_UINT8_T,
-                DType::I32 => ffi::RSMPI_INT32_T,
-                DType::I64 => ffi::RSMPI_INT64_T,
-                DType::F16 | DType::BF16 => {
-                    return Err(Error::Unsupported {
-                        kind: self.name.clone(),
-                        operation: "native allreduce".to_owned(),
-                        reason: format!("MPI has no {dtype}; choose another algorithm"),
-                    });
-                }
-            }
-        };
-        let count = data.len() / dtype.size_bytes();
-        let count = c_int::try_from(count).map_err(|_| Error::Unsupported {
-            kind: self.name.clone(),
-            operation: "native allreduce".to_owned(),
-            reason: format!("MPI_Allreduce counts elements in an int, too short for {count}; choose another algorithm"),
-        })?;
+        let datatype = self.datatype(dtype)?;
+        let count = self.count(data.len() / dtype.size_bytes())?;
         let from = in_place(&self.name).unwrap_or_else(|| {
             self.copy.clear();
             self.copy.extend_from_slice(data);
@@ -322,6 +306,36 @@ impl Transport for Mpi {
         let code =
             unsafe { ffi::MPI_Allreduce(from, data.as_mut_ptr().cast(), count, datatype, ffi::RSMPI_SUM, self.comm) };
         check("MPI_Allreduce", self.rank, code)
+    }
+
+    fn native_collective(&mut self, which: BlockCollective, input: &[u8], out: &mut [u8]) -> Result<()> {
+        let (from, to) = (input.as_ptr().cast::<c_void>(), out.as_mut_ptr().cast::<c_void>());
+        let (name, code) = match which {
+            BlockCollective::Allgather => {
+                let count = self.count(input.len())?;
+                // SAFETY: `input` holds `count` bytes, `out` as many of each rank; the call blocks.
+                let code = unsafe {
+                    ffi::MPI_Allgather(from, count, ffi::RSMPI_UINT8_T, to, count, ffi::RSMPI_UINT8_T, self.comm)
+                };
+                ("MPI_Allgather", code)
+            }
+            BlockCollective::Alltoall => {
+                let count = self.count(input.len() / self.size)?;
+                // SAFETY: both hold `count` bytes for each rank; the call blocks.
+                let code = unsafe {
+                    ffi::MPI_Alltoall(from, count, ffi::RSMPI_UINT8_T, to, count, ffi::RSMPI_UINT8_T, self.comm)
+                };
+                ("MPI_Alltoall", code)
+            }
+            BlockCollective::ReduceScatter(dtype) => {
+                let (datatype, count) = (self.datatype(dtype)?, self.count(out.len() / dtype.size_bytes())?);
+                // SAFETY: `out` holds `count` elements, `input` as many for each rank; the call blocks.
+                let code =
+                    unsafe { ffi::MPI_Reduce_scatter_block(from, to, count, datatype, ffi::RSMPI_SUM, self.comm) };
+                ("MPI_Reduce_scatter_block", code)
+            }
+        };
+        check(name, self.rank, code)
     }
 
     fn takes_device_memory(&self) -> bool {
@@ -362,6 +376,34 @@ impl Transport for Mpi {
 }
 
 impl Mpi {
+    /// MPI's name of an element type.
+    fn datatype(&self, dtype: DType) -> Result<ffi::MPI_Datatype> {
+        // SAFETY: constants of the MPI library.
+        Ok(unsafe {
+            match dtype {
+                DType::F32 => ffi::RSMPI_FLOAT,
+                DType::F64 => ffi::RSMPI_DOUBLE,
+                DType::I8 => ffi::RSMPI_INT8_T,
+                DType::U8 => ffi::RSMPI_UINT8_T,
+                DType::I32 => ffi::RSMPI_INT32_T,
+                DType::I64 => ffi::RSMPI_INT64_T,
+                DType::F16 | DType::BF16 => {
+                    return Err(self.unsupported(format!("MPI has no {dtype}; choose another algorithm")));
+                }
+            }
+        })
+    }
+
+    /// What MPI counts in an int.
+    fn count(&self, count: usize) -> Result<c_int> {
+        let reason = || format!("MPI counts elements in an int, too short for {count}; choose another algorithm");
+        c_int::try_from(count).map_err(|_| self.unsupported(reason()))
+    }
+
+    fn unsupported(&self, reason: String) -> Error {
+        Error::Unsupported { kind: self.name.clone(), operation: "a collective of MPI's own".to_owned(), reason }
+    }
+
     /// The error of a failed `MPI_Testsome`: that of the first request which failed, by the peer it came
     /// from.
     fn first_failure(&self, code: c_int, finished: usize) -> Error {

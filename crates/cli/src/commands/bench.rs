@@ -12,6 +12,8 @@ use ringpull_workload::models::{self, ModelKey};
 use super::measured::{StoreArgs, progress};
 use super::{Format, print, train};
 use super::{SUCCESS, Status};
+use crate::collectives::{self, Collective, CollectiveOptions, Way};
+use crate::link::LinkRate;
 use crate::record::Record;
 use crate::size::{elements, format_size, parse_sizes};
 use crate::statistics::{self, Summary};
@@ -33,6 +35,13 @@ pub(crate) struct BenchArgs {
 enum What {
     /// Sum plain buffers over all ranks, without the store.
     Allreduce(AllreduceArgs),
+    /// Give each rank its part of the sum, without the store.
+    #[command(name = "reduce_scatter")]
+    ReduceScatter(CollectiveArgs),
+    /// Give every rank what each has, without the store.
+    Allgather(CollectiveArgs),
+    /// Give each rank what every other has for it, without the store.
+    Alltoall(CollectiveArgs),
     /// Push and pull keys through the store, of any kind.
     Pushpull(PushpullArgs),
     /// Replay the training steps of a model: computing by the clock or on the processor, real communication.
@@ -80,6 +89,39 @@ pub(crate) struct AllreduceArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
+    mpirun -n 4 ringpull bench allgather --sizes 4,64KiB,25MB\n  \
+    mpirun -n 4 ringpull bench alltoall --sizes 25MB --algorithms auto,native\n  \
+    mpirun -n 4 ringpull bench reduce_scatter --sizes 25MB --link 1gbit --format json")]
+pub(crate) struct CollectiveArgs {
+    /// What each rank has of a `reduce_scatter` or an alltoall, and gets of an allgather, separated by commas
+    /// and rounded down to equal blocks; MB is 10^6 bytes, MiB is 2^20.
+    #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
+    sizes: String,
+    /// How it is done, separated by commas; several take turns, iteration by iteration.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "auto")]
+    algorithms: Vec<Way>,
+    /// Measured iterations of each size.
+    #[arg(long, default_value_t = 10)]
+    iters: usize,
+    /// Iterations before the measured ones.
+    #[arg(long, default_value_t = 2)]
+    warmup: usize,
+    /// Milliseconds without traffic before each iteration, in which shapers save up a burst.
+    #[arg(long, default_value_t = allreduce::REST_MS, allow_negative_numbers = true)]
+    rest: f64,
+    /// Element type.
+    #[arg(long, default_value = "f32", value_parser = super::dtypes())]
+    dtype: DType,
+    /// The rate of each host's link, such as 1gbit, for the least time that is possible.
+    #[arg(long, default_value = "none")]
+    link: LinkRate,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
     mpirun -n 4 ringpull bench pushpull --sizes 25MB\n  \
     mpirun -n 4 ringpull bench pushpull --sizes 25MB --compression 2bit:0.5\n  \
     mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
@@ -107,6 +149,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
     let (records, format) = match &args.what {
         What::Allreduce(args) if args.explain => return run_explain(args),
         What::Allreduce(args) => (run_allreduce(args)?, args.format),
+        What::ReduceScatter(args) => (run_collective(Collective::ReduceScatter, args)?, args.format),
+        What::Allgather(args) => (run_collective(Collective::Allgather, args)?, args.format),
+        What::Alltoall(args) => (run_collective(Collective::Alltoall, args)?, args.format),
         What::Pushpull(args) => (run_pushpull(args)?, args.store.format),
         What::Train(args) => (train::measure(args)?, args.store.format),
     };
@@ -130,14 +175,23 @@ fn algorithms() -> impl TypedValueParser<Value = AlgorithmChoice> {
         .try_map(|name| name.parse::<AlgorithmChoice>())
 }
 
+fn run_collective(which: Collective, args: &CollectiveArgs) -> Result<Option<Vec<Record>>> {
+    let CollectiveArgs { dtype, iters, warmup, link, .. } = *args;
+    let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
+    let options = CollectiveOptions { dtype, iters, warmup, rest, link };
+    collectives::run(which, &parse_sizes(&args.sizes)?, &args.algorithms, options)
+}
+
+/// A time of an option, in so many seconds a unit.
+fn time(option: &str, given: f64, unit: &str, factor: f64) -> Result<Duration> {
+    let invalid = || format!("invalid {option} {given}: expected non-negative {unit}");
+    let wrong = |_| Error::argument(invalid(), format!("give {unit}, such as {}", 0.25 / factor));
+    Duration::try_from_secs_f64(given * factor).map_err(wrong)
+}
+
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
-    let time = |option: &str, given: f64, unit: &str, factor: f64| {
-        let invalid = || format!("invalid {option} {given}: expected non-negative {unit}");
-        let wrong = |_| Error::argument(invalid(), format!("give {unit}, such as {}", 0.25 / factor));
-        Duration::try_from_secs_f64(given * factor).map_err(wrong)
-    };
     let late = time("--late", args.late, "seconds", 1.0)?;
     let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
     let plan = allreduce::AllreduceOptions { dtype: args.dtype, iters: args.iters, warmup: args.warmup, rest, late };
@@ -202,7 +256,7 @@ fn table(records: &[Record]) -> String {
         ]);
     }
     format!(
-        "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n; waiting: part of a core, for a late rank; memory: beyond the payload\n{}",
+        "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n, of reduce_scatter, allgather and alltoall half of it; waiting: part of a core, for a late rank; memory: beyond the payload\n{}",
         grid(HEAD.split(','), rows, 3),
         doubts.concat()
     )

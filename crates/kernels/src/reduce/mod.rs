@@ -1,4 +1,5 @@
-//! Sums of buffers, element by element: the only arithmetic on the path of a gradient.
+//! Sums of buffers, element by element: the only arithmetic on the path of a gradient. And what else a
+//! collective may make of the ranks' elements, by [`Reduction`].
 //!
 //! A [`Kernel`] is one set of machine code for all element types; the best that the processor has is chosen
 //! when the first sum is asked for. `x86` holds those for AVX-512 and for AVX2 with F16C, `portable` the one
@@ -20,10 +21,13 @@ mod x86;
 
 use std::sync::OnceLock;
 
-use ringpull_base::{DType, Element, with_element};
+use ringpull_base::{DType, Element, Reduction, with_element};
 
-/// Sums `inputs` from left to right and stores the sum to each of `outputs`, `len_bytes` bytes each.
-type Sum = unsafe fn(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize);
+/// Reduces `inputs` from left to right and stores the result to each of `outputs`, `len_bytes` bytes each.
+type Reduce = unsafe fn(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize);
+
+/// What becomes of two elements, and of which type they are.
+pub type Arithmetic = (Reduction, DType);
 
 /// One set of machine code for every sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,14 +72,23 @@ impl Kernel {
         }
     }
 
-    fn sum(self, dtype: DType) -> Sum {
+    fn of(self, reduction: Reduction, dtype: DType) -> Reduce {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2 => x86::avx2(dtype),
+            Kernel::Avx2 => x86::avx2(reduction, dtype),
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512 => x86::avx512(dtype),
-            _ => portable::of(dtype),
+            Kernel::Avx512 => x86::avx512(reduction, dtype),
+            _ => portable::of(reduction, dtype),
         }
+    }
+
+    /// As [`reduce_assign`], by this kernel.
+    ///
+    /// # Panics
+    /// If the lengths differ or are not whole elements, or this processor cannot run it.
+    pub fn reduce_assign(self, reduction: Reduction, dtype: DType, own: &mut [u8], other: &[u8]) {
+        assert!(Kernel::available().contains(&self), "{} is not for this processor", self.name());
+        reduce_by(self, reduction, dtype, own, other);
     }
 
     /// As [`add_assign`], by this kernel.
@@ -84,7 +97,7 @@ impl Kernel {
     /// If the lengths differ or are not whole elements, or this processor cannot run it.
     pub fn add_assign(self, dtype: DType, sum: &mut [u8], addend: &[u8]) {
         assert!(Kernel::available().contains(&self), "{} is not for this processor", self.name());
-        add_by(self, dtype, sum, addend);
+        reduce_by(self, Reduction::Sum, dtype, sum, addend);
     }
 
     /// As [`sum_into`], by this kernel.
@@ -102,7 +115,34 @@ impl Kernel {
 /// # Panics
 /// If the lengths differ or are not whole elements: the caller has checked shapes before.
 pub fn add_assign(dtype: DType, sum: &mut [u8], addend: &[u8]) {
-    add_by(Kernel::best(), dtype, sum, addend);
+    reduce_by(Kernel::best(), Reduction::Sum, dtype, sum, addend);
+}
+
+/// `own[i]` becomes what `reduction` makes of it and `other[i]`: as [`add_assign`] for a sum, and for an
+/// average, whose division [`divide`] is.
+///
+/// # Panics
+/// If the lengths differ or are not whole elements.
+pub fn reduce_assign(reduction: Reduction, dtype: DType, own: &mut [u8], other: &[u8]) {
+    reduce_by(Kernel::best(), reduction, dtype, own, other);
+}
+
+/// Multiplies every element by `factor`, in f64, and rounds it.
+///
+/// # Panics
+/// If the bytes are not whole, aligned elements.
+pub fn scale(dtype: DType, bytes: &mut [u8], factor: f64) {
+    with_element!(dtype, T => bytemuck::cast_slice_mut::<u8, T>(bytes)
+        .iter_mut().for_each(|value| *value = T::from_f64(Element::to_f64(*value) * factor)));
+}
+
+/// Divides every element by `divisor`: what makes an average of a sum.
+///
+/// # Panics
+/// If the bytes are not whole, aligned elements.
+pub fn divide(dtype: DType, bytes: &mut [u8], divisor: u32) {
+    with_element!(dtype, T => bytemuck::cast_slice_mut::<u8, T>(bytes)
+        .iter_mut().for_each(|value| *value = value.over(divisor)));
 }
 
 /// `sum[i]` becomes the sum of all `addends[..][i]` from left to right, in one pass: the same bits as a copy
@@ -114,13 +154,13 @@ pub fn sum_into(dtype: DType, sum: &mut [u8], addends: &[&[u8]]) {
     sum_by(Kernel::best(), dtype, sum, addends);
 }
 
-fn add_by(kernel: Kernel, dtype: DType, sum: &mut [u8], addend: &[u8]) {
-    assert_eq!(sum.len(), addend.len(), "both buffers of a sum have one length");
-    assert_eq!(sum.len() % dtype.size_bytes(), 0, "a sum is of whole elements");
-    let own = sum.as_mut_ptr();
+fn reduce_by(kernel: Kernel, reduction: Reduction, dtype: DType, own: &mut [u8], other: &[u8]) {
+    assert_eq!(own.len(), other.len(), "both buffers of a sum have one length");
+    assert_eq!(own.len() % dtype.size_bytes(), 0, "a sum is of whole elements");
+    let start = own.as_mut_ptr();
     // SAFETY: both are valid for the length; the output is the first input itself; the processor has been
     // asked.
-    unsafe { kernel.sum(dtype)(&[own.cast_const(), addend.as_ptr()], &[own], sum.len()) }
+    unsafe { kernel.of(reduction, dtype)(&[start.cast_const(), other.as_ptr()], &[start], own.len()) }
 }
 
 fn sum_by(kernel: Kernel, dtype: DType, sum: &mut [u8], addends: &[&[u8]]) {
@@ -129,18 +169,23 @@ fn sum_by(kernel: Kernel, dtype: DType, sum: &mut [u8], addends: &[&[u8]]) {
     assert_eq!(sum.len() % dtype.size_bytes(), 0, "a sum is of whole elements");
     let inputs: Vec<*const u8> = addends.iter().map(|addend| addend.as_ptr()).collect();
     // SAFETY: all are valid for the length, and the output overlaps no input; the processor has been asked.
-    unsafe { kernel.sum(dtype)(&inputs, &[sum.as_mut_ptr()], sum.len()) }
+    unsafe { kernel.of(Reduction::Sum, dtype)(&inputs, &[sum.as_mut_ptr()], sum.len()) }
 }
 
-/// Sums memory that other processes may map as well: `inputs` from left to right, the sum to each of
+/// Reduces memory that other processes may map as well: `inputs` from left to right, the result to each of
 /// `outputs`.
 ///
 /// # Safety
 /// All are valid for `len_bytes` bytes of whole elements, and nobody else touches them meanwhile. An output
 /// is one of the inputs, or overlaps none of them. There is at least one input.
-pub unsafe fn sum_shared(dtype: DType, inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize) {
+pub unsafe fn reduce_shared(
+    (reduction, dtype): Arithmetic,
+    inputs: &[*const u8],
+    outputs: &[*mut u8],
+    len_bytes: usize,
+) {
     // SAFETY: as the caller promises; the processor has been asked.
-    unsafe { Kernel::best().sum(dtype)(inputs, outputs, len_bytes) }
+    unsafe { Kernel::best().of(reduction, dtype)(inputs, outputs, len_bytes) }
 }
 
 /// The index and value of the first element that is NaN or Inf.
@@ -236,6 +281,72 @@ mod tests {
         }
     }
 
+    fn combined(reduction: Reduction, dtype: DType, own: &[u8], other: &[u8]) -> Vec<u8> {
+        with_element!(dtype, T => {
+            let read = |bytes: &[u8]| -> Vec<T> {
+                bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+            };
+            let combine = |(one, other): (T, T)| match reduction {
+                Reduction::Sum | Reduction::Average => one.plus(other),
+                Reduction::Min => one.least(other),
+                Reduction::Max => one.greatest(other),
+                Reduction::Product => one.times(other),
+            };
+            let all: Vec<T> = read(own).into_iter().zip(read(other)).map(combine).collect();
+            bytemuck::cast_slice(&all).to_vec()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn every_reduction_of_every_kernel_gives_the_element_s_own_and_the_same_from_both_sides(
+            bytes in proptest::collection::vec(any::<u8>(), 2 * 8 * 75 + 8),
+            len in 0usize..75,
+            shift in 0usize..8,
+        ) {
+            for reduction in Reduction::ALL {
+                for dtype in DType::ALL {
+                    let len_bytes = len * dtype.size_bytes();
+                    let (one, other) = (&bytes[shift..][..len_bytes], &bytes[600 + shift..][..len_bytes]);
+                    let expected = combined(reduction, dtype, one, other);
+                    for kernel in Kernel::available() {
+                        for (own, addend) in [(one, other), (other, one)] {
+                            let mut own = own.to_vec();
+                            kernel.reduce_assign(reduction, dtype, &mut own, addend);
+                            assert_same(dtype, kernel, &own, &expected);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_least_and_the_greatest_of_two_do_not_depend_on_their_order() {
+        for (one, other, least, greatest) in
+            [(1.0, 2.0, 1.0, 2.0), (-0.0, 0.0, -0.0, 0.0), (f32::NEG_INFINITY, 3.0, f32::NEG_INFINITY, 3.0)]
+        {
+            for (one, other) in [(one, other), (other, one)] {
+                assert_eq!(Element::least(one, other).to_bits(), f32::to_bits(least));
+                assert_eq!(Element::greatest(one, other).to_bits(), f32::to_bits(greatest));
+                assert!(Element::least(one, f32::NAN).is_nan() && Element::greatest(f32::NAN, one).is_nan());
+            }
+        }
+    }
+
+    #[test]
+    fn averages_of_integers_are_rounded_towards_zero_and_factors_are_rounded_once() {
+        let mut values = [-7i64, 7, i64::MAX];
+        divide(DType::I64, bytemuck::cast_slice_mut(&mut values), 2);
+        assert_eq!(values, [-3, 3, i64::MAX / 2]);
+        let mut values = [1.0f32, 3.0];
+        divide(DType::F32, bytemuck::cast_slice_mut(&mut values), 4);
+        scale(DType::F32, bytemuck::cast_slice_mut(&mut values), 0.5);
+        assert_eq!(values, [0.125, 0.375]);
+    }
+
     #[test]
     fn every_pair_of_halves_near_a_tie_is_rounded_to_even() {
         for dtype in [DType::F16, DType::BF16] {
@@ -258,7 +369,7 @@ mod tests {
         let starts: Vec<*mut u8> = memory.iter_mut().map(|row| row.as_mut_ptr().cast()).collect();
         let inputs: Vec<*const u8> = starts.iter().map(|start| start.cast_const()).collect();
         // SAFETY: three rows of 12 bytes that do not overlap; each output is an input.
-        unsafe { sum_shared(DType::F32, &inputs, &starts, 12) };
+        unsafe { reduce_shared((Reduction::Sum, DType::F32), &inputs, &starts, 12) };
         assert_eq!(memory, [[111.0, 222.0, 333.0]; 3]);
     }
 }

@@ -2,39 +2,88 @@
 //! vectors of.
 #![allow(unsafe_code)]
 
-use ringpull_base::{DType, Element, with_element};
+use ringpull_base::{DType, Element, Reduction, with_element};
 
-use super::Sum;
+use super::Reduce;
 
-/// Elements summed at a time.
+/// Elements reduced at a time.
 const RUN: usize = 32;
 
-pub(super) fn of(dtype: DType) -> Sum {
-    with_element!(dtype, T => sum::<T>)
+/// What becomes of two elements.
+pub(super) trait Combine {
+    fn combine<T: Element>(one: T, other: T) -> T;
+}
+
+pub(super) struct Plus;
+pub(super) struct Times;
+pub(super) struct Least;
+pub(super) struct Greatest;
+
+impl Combine for Plus {
+    #[inline(always)]
+    fn combine<T: Element>(one: T, other: T) -> T {
+        one.plus(other)
+    }
+}
+
+impl Combine for Times {
+    #[inline(always)]
+    fn combine<T: Element>(one: T, other: T) -> T {
+        one.times(other)
+    }
+}
+
+impl Combine for Least {
+    #[inline(always)]
+    fn combine<T: Element>(one: T, other: T) -> T {
+        one.least(other)
+    }
+}
+
+impl Combine for Greatest {
+    #[inline(always)]
+    fn combine<T: Element>(one: T, other: T) -> T {
+        one.greatest(other)
+    }
+}
+
+pub(super) fn of(reduction: Reduction, dtype: DType) -> Reduce {
+    with_element!(dtype, T => match reduction {
+        Reduction::Sum | Reduction::Average => reduce::<T, Plus>,
+        Reduction::Min => reduce::<T, Least>,
+        Reduction::Max => reduce::<T, Greatest>,
+        Reduction::Product => reduce::<T, Times>,
+    })
 }
 
 /// # Safety
 /// All of `inputs` and `outputs` are valid for `len_bytes`; an output is one of the inputs or overlaps none
 /// of them.
-unsafe fn sum<T: Element>(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize) {
+unsafe fn reduce<T: Element, C: Combine>(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize) {
     // SAFETY: as the caller promises.
-    unsafe { sum_from::<T>(inputs, outputs, 0, len_bytes) }
+    unsafe { reduce_from::<T, C>(inputs, outputs, 0, len_bytes) }
 }
 
-/// As [`sum`], from byte `at` on.
+/// As [`reduce`], from byte `at` on.
 ///
 /// # Safety
-/// As of [`sum`]; `at` is at the start of an element.
-pub(super) unsafe fn sum_from<T: Element>(inputs: &[*const u8], outputs: &[*mut u8], mut at: usize, len_bytes: usize) {
+/// As of [`reduce`]; `at` is at the start of an element.
+#[inline(always)]
+pub(super) unsafe fn reduce_from<T: Element, C: Combine>(
+    inputs: &[*const u8],
+    outputs: &[*mut u8],
+    mut at: usize,
+    len_bytes: usize,
+) {
     let run_bytes = RUN * size_of::<T>();
     while at + run_bytes <= len_bytes {
         // SAFETY: `run_bytes` bytes at `at` are within every buffer.
-        unsafe { sum_run::<T, RUN>(inputs, outputs, at) };
+        unsafe { reduce_run::<T, C, RUN>(inputs, outputs, at) };
         at += run_bytes;
     }
     while at < len_bytes {
         // SAFETY: `len_bytes` is whole elements, so one more is within every buffer.
-        unsafe { sum_run::<T, 1>(inputs, outputs, at) };
+        unsafe { reduce_run::<T, C, 1>(inputs, outputs, at) };
         at += size_of::<T>();
     }
 }
@@ -42,18 +91,18 @@ pub(super) unsafe fn sum_from<T: Element>(inputs: &[*const u8], outputs: &[*mut 
 /// # Safety
 /// `LEN` elements at byte `at` are within every buffer.
 #[inline(always)]
-unsafe fn sum_run<T: Element, const LEN: usize>(inputs: &[*const u8], outputs: &[*mut u8], at: usize) {
+unsafe fn reduce_run<T: Element, C: Combine, const LEN: usize>(inputs: &[*const u8], outputs: &[*mut u8], at: usize) {
     // SAFETY: as the caller promises; a `T` may have any bits.
     unsafe {
-        let mut sum = inputs[0].add(at).cast::<[T; LEN]>().read_unaligned();
+        let mut total = inputs[0].add(at).cast::<[T; LEN]>().read_unaligned();
         for input in &inputs[1..] {
-            let addend = input.add(at).cast::<[T; LEN]>().read_unaligned();
+            let next = input.add(at).cast::<[T; LEN]>().read_unaligned();
             for lane in 0..LEN {
-                sum[lane] = sum[lane].plus(addend[lane]);
+                total[lane] = C::combine(total[lane], next[lane]);
             }
         }
         for output in outputs {
-            output.add(at).cast::<[T; LEN]>().write_unaligned(sum);
+            output.add(at).cast::<[T; LEN]>().write_unaligned(total);
         }
     }
 }

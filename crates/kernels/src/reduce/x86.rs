@@ -22,10 +22,11 @@ use std::arch::x86_64::{
     _mm512_set1_epi32, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_pd, _mm512_storeu_ps, _mm512_storeu_si512,
 };
 
-use ringpull_base::DType;
 use ringpull_base::half::{bf16, f16};
+use ringpull_base::{DType, Element, Reduction, with_element};
 
-use super::{Sum, portable};
+use super::portable::{Combine, Greatest, Least, Plus, Times};
+use super::{Reduce, portable};
 
 /// A kernel from how many bytes a register stands for, and how it is loaded, added to and stored.
 macro_rules! kernels {
@@ -78,7 +79,7 @@ macro_rules! kernels {
                     at += $bytes;
                 }
                 if at < len_bytes {
-                    portable::sum_from::<$element>(inputs, outputs, at, len_bytes);
+                    portable::reduce_from::<$element, Plus>(inputs, outputs, at, len_bytes);
                 }
             }
         }
@@ -125,7 +126,27 @@ kernels! {
         );
 }
 
-pub(super) fn avx2(dtype: DType) -> Sum {
+/// The portable kernel, compiled for AVX2.
+///
+/// # Safety
+/// As of a kernel above.
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn by_avx2<T: Element, C: Combine>(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { portable::reduce_from::<T, C>(inputs, outputs, 0, len_bytes) }
+}
+
+/// The kernels that are sums; the others are the portable ones, which the compiler makes vectors of.
+pub(super) fn avx2(reduction: Reduction, dtype: DType) -> Reduce {
+    match reduction {
+        Reduction::Sum | Reduction::Average => avx2_sum(dtype),
+        Reduction::Min => with_element!(dtype, T => by_avx2::<T, Least>),
+        Reduction::Max => with_element!(dtype, T => by_avx2::<T, Greatest>),
+        Reduction::Product => with_element!(dtype, T => by_avx2::<T, Times>),
+    }
+}
+
+fn avx2_sum(dtype: DType) -> Reduce {
     match dtype {
         DType::F32 => avx2_f32,
         DType::F64 => avx2_f64,
@@ -137,15 +158,16 @@ pub(super) fn avx2(dtype: DType) -> Sum {
     }
 }
 
-pub(super) fn avx512(dtype: DType) -> Sum {
-    match dtype {
-        DType::F32 => avx512_f32,
-        DType::F64 => avx512_f64,
-        DType::F16 => avx512_f16,
-        DType::BF16 => avx512_bf16,
-        DType::I8 | DType::U8 => avx512_i8,
-        DType::I32 => avx512_i32,
-        DType::I64 => avx512_i64,
+pub(super) fn avx512(reduction: Reduction, dtype: DType) -> Reduce {
+    match (reduction, dtype) {
+        (Reduction::Min | Reduction::Max | Reduction::Product, _) => avx2(reduction, dtype),
+        (_, DType::F32) => avx512_f32,
+        (_, DType::F64) => avx512_f64,
+        (_, DType::F16) => avx512_f16,
+        (_, DType::BF16) => avx512_bf16,
+        (_, DType::I8 | DType::U8) => avx512_i8,
+        (_, DType::I32) => avx512_i32,
+        (_, DType::I64) => avx512_i64,
     }
 }
 

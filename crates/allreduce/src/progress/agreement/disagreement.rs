@@ -11,9 +11,19 @@ pub(super) fn disagreement(pending: &Pending) -> Error {
     let alike = |are: fn(&Call, &Call) -> bool| pending.made().all(|(_, call)| are(call, first));
     let is_same_sum = alike(|one, other| Terms { sums: other.terms.sums.clone(), ..one.terms.clone() } == other.terms);
     let (view, remedy): (fn(&Call) -> String, _) = if !alike(|one, other| one.operation == other.operation) {
-        (|call| format!("{} of {}", call.operation, call.terms), "every rank must call the same operations on a key")
+        let remedy = if first.topic.is_collective() {
+            "every rank must call the same collectives in one order, or give each a name"
+        } else {
+            "every rank must call the same operations on a key"
+        };
+        (|call| format!("{} of {}", call.operation, call.terms), remedy)
     } else if !is_same_sum && first.operation == Operation::Init {
         (|call| call.terms.to_string(), INIT_ALIKE)
+    } else if first.topic.is_collective() {
+        (
+            |call| format!("{} of {}", call.operation, call.terms),
+            "give every rank of the communicator the same dtype, shape and arguments",
+        )
     } else if !is_same_sum {
         (
             |call| format!("{} of {}", call.operation, call.terms),

@@ -42,7 +42,8 @@ impl Agreement {
         if let Some(late) = self.late_in_cycle().find(|late| now_s - late.since_s > self.limit_s) {
             return Err(late.error(now_s, String::new()));
         }
-        if let Some((topic, overdue)) = self.pending.iter().find(|(_, pending)| self.is_overdue(pending, now_s)) {
+        let named = || self.pending.iter().chain(&self.of_sets);
+        if let Some((topic, overdue)) = named().find(|(_, pending)| self.is_overdue(pending, now_s)) {
             let late = self.late_for(if topic.0 == Topic::Barrier { self.behind_barrier(overdue) } else { overdue });
             let why = self.wait_of(&late.missing).unwrap_or_default();
             return Err(late.error(now_s, why));
@@ -59,7 +60,7 @@ impl Agreement {
 
     /// What has been waited for longest.
     pub fn late(&self) -> Option<Late> {
-        let pending = self.pending.values().map(|pending| self.late_for(pending));
+        let pending = self.waiting().map(|pending| self.late_for(pending));
         let pending = pending.filter(|late| !late.missing.is_empty());
         self.late_in_cycle().chain(pending).min_by(|a, b| a.since_s.total_cmp(&b.since_s))
     }
@@ -82,14 +83,41 @@ impl Agreement {
         self.stuck[rank] = stuck.map(|stuck| (stuck, now_s));
     }
 
-    /// An error if every rank that has not left has waited for `CERTAIN_S` and had heard of all the
-    /// `orders` that were given, while some call is missing.
-    pub fn check_deadlock(&self, orders: u64, now_s: f64) -> Result<(), Error> {
+    /// An error if every rank that has not left has waited for `CERTAIN_S` and had heard of all the `orders`
+    /// that it was given, while some call is missing; or if that holds of some ranks of which each waits for
+    /// calls of the others alone.
+    pub fn check_deadlock(&self, orders: &[u64], now_s: f64) -> Result<(), Error> {
         let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
         let waits = ranks().map(|rank| self.awaits(rank).filter(|_| self.is_stuck(rank, orders, now_s)));
         // When all have left, none waits.
         let waits = waits.collect::<Option<Vec<_>>>().filter(|waits| !waits.is_empty());
+        let waits = waits.or_else(|| self.circle(orders, now_s));
         waits.map_or(Ok(()), |waits| Err(Error::Deadlock { waits }))
+    }
+
+    /// Ranks of process sets that wait for each other: whatever one of them has called and that has not begun
+    /// lacks the call of another. The others may go on, and will never call it.
+    fn circle(&self, orders: &[u64], now_s: f64) -> Option<Vec<(usize, String)>> {
+        if self.of_sets.is_empty() {
+            return None;
+        }
+        let is_stuck = |rank: &usize| !self.left[*rank] && self.is_stuck(*rank, orders, now_s);
+        let mut ranks: Vec<usize> = (0..self.size).filter(is_stuck).collect();
+        loop {
+            let before = ranks.len();
+            let of = |rank: usize| {
+                self.waiting().filter(move |pending| pending.calls[rank].is_some()).map(|pending| self.lacking(pending))
+            };
+            let is_caught = |rank: &usize| {
+                of(*rank).next().is_some() && of(*rank).all(|lacking| lacking.iter().any(|other| ranks.contains(other)))
+            };
+            ranks = ranks.iter().copied().filter(is_caught).collect();
+            if ranks.len() == before {
+                break;
+            }
+        }
+        let waits: Option<Vec<_>> = ranks.into_iter().map(|rank| self.awaits(rank)).collect();
+        waits.filter(|waits| !waits.is_empty())
     }
 
     /// Messages of MPI are under way on a rank, and none has moved for [`STILL_S`]; or they move again.
@@ -102,7 +130,7 @@ impl Agreement {
     /// in a frozen cycle, its data may be theirs to send: then every rank has to wait. The limit counts from
     /// `heard_s`, when some rank was last silent for a while: after a link was down TCP sends again when as
     /// much time has passed at most.
-    pub fn lost_data(&self, orders: u64, now_s: f64, limit_s: f64, heard_s: f64) -> Option<Vec<usize>> {
+    pub fn lost_data(&self, orders: &[u64], now_s: f64, limit_s: f64, heard_s: f64) -> Option<Vec<usize>> {
         let all_have_called = matches!(self.phase, Phase::Open) && self.outstanding.iter().all(Option::is_none);
         let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
         let is_still = |rank: usize| self.still_s[rank].is_some_and(|since_s| now_s - since_s.max(heard_s) >= limit_s);
@@ -115,9 +143,9 @@ impl Agreement {
         (!awaiting.is_empty() && ranks().all(expects)).then_some(awaiting)
     }
 
-    /// Whether a rank has waited for `CERTAIN_S` and had heard of all the `orders` that were given.
-    fn is_stuck(&self, rank: usize, orders: u64, now_s: f64) -> bool {
-        let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders && now_s - since_s >= CERTAIN_S;
+    /// Whether a rank has waited for `CERTAIN_S` and had heard of all the `orders` that it was given.
+    fn is_stuck(&self, rank: usize, orders: &[u64], now_s: f64) -> bool {
+        let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders[rank] && now_s - since_s >= CERTAIN_S;
         self.stuck[rank].as_ref().is_some_and(known)
     }
 
@@ -131,7 +159,7 @@ impl Agreement {
                 .enumerate()
                 .find_map(|(late_rank, outstanding)| Some((late_rank, outstanding.as_ref()?)))
         };
-        let awaited = if let Some(pending) = self.pending.values().find(is_alone) {
+        let awaited = if let Some(pending) = self.waiting().find(is_alone) {
             let ((_, call), missing) = (pending.first(), self.lacking(pending));
             format!("{} of key {}, which rank(s) {missing:?} have not called", call.operation, call.topic.key())
         } else if let Some((late_rank, outstanding)) = outstanding().filter(|_| self.outstanding[rank].is_none()) {
@@ -160,7 +188,7 @@ impl Agreement {
     fn behind_barrier<'a>(&'a self, barrier: &'a Pending) -> &'a Pending {
         let awaited = self.lacking(barrier);
         let is_held = |pending: &Pending| awaited.iter().any(|rank| pending.calls[*rank].is_some());
-        let of_keys = self.pending.iter().filter(|((topic, _), _)| *topic != Topic::Barrier);
+        let of_keys = self.pending.iter().chain(&self.of_sets).filter(|((topic, _), _)| *topic != Topic::Barrier);
         let mut held =
             of_keys.map(|(_, pending)| pending).filter(|pending| !self.lacking(pending).is_empty() && is_held(pending));
         held.next().unwrap_or(barrier)
@@ -169,7 +197,7 @@ impl Agreement {
     /// What one of these ranks has called and others have not: two ranks may wait for each other.
     fn wait_of(&self, ranks: &[usize]) -> Option<String> {
         let of = |pending: &Pending| ranks.iter().copied().find(|rank| pending.calls[*rank].is_some());
-        self.pending.values().find_map(|pending| {
+        self.waiting().find_map(|pending| {
             let (rank, lacking) = (of(pending)?, self.lacking(pending));
             let call = pending.calls[rank].as_ref().filter(|_| !lacking.is_empty())?;
             let (operation, key) = (&call.operation, call.topic.key());
@@ -179,7 +207,7 @@ impl Agreement {
 
     /// A call that this rank is part of or awaited in, to say what a lost peer interrupted.
     pub fn oldest(&self) -> Option<String> {
-        let oldest = self.pending.values().min_by(|a, b| a.since_s.total_cmp(&b.since_s))?;
+        let oldest = self.waiting().min_by(|a, b| a.since_s.total_cmp(&b.since_s))?;
         let (_, call) = oldest.first();
         Some(format!("{} of key {}", call.operation, call.topic.key()))
     }

@@ -4,7 +4,7 @@ use super::*;
 use ringpull_base::DType;
 use ringpull_base::config::Config;
 
-use crate::progress::messages::{Sums, Terms, Transfer};
+use crate::progress::messages::{Sums, Terms};
 
 fn of(dtype: DType) -> Terms {
     Terms { value: Some((dtype, Vec::new())), ..Terms::default() }
@@ -12,7 +12,7 @@ fn of(dtype: DType) -> Terms {
 
 fn call(key: i64, ordinal: u64, dtype: DType) -> Call {
     let topic = Topic::Key { store: 0, key: key.into() };
-    let transfer = Transfer::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
+    let transfer = Transfer::Sum { dtype: DType::F32, reduction: Reduction::Sum, len_bytes: 100, priority: 0 };
     Call { topic, ordinal, operation: Operation::Push, terms: of(dtype), transfer, waited: false }
 }
 
@@ -182,11 +182,11 @@ fn every_rank_that_waits_for_another_is_named_with_what_it_waits_for() {
     assert_eq!(table.call(1, call(7, 0, DType::F32), 0.0), Ok(vec![]));
     let stuck = |orders, site: &str| Some(Stuck { orders, site: Some(site.to_owned()) });
     table.stuck(0, stuck(5, "train.py:3"), 10.0);
-    assert_eq!(table.check_deadlock(5, 100.0), Ok(()), "rank 1 computes");
+    assert_eq!(table.check_deadlock(&[5; 3], 100.0), Ok(()), "rank 1 computes");
     table.stuck(1, stuck(5, "train.py:4"), 100.0);
-    assert_eq!(table.check_deadlock(5, 101.0), Ok(()), "something may be on its way");
-    assert_eq!(table.check_deadlock(6, 103.0), Ok(()), "an order is on its way");
-    let text = table.check_deadlock(5, 103.0).unwrap_err().to_string();
+    assert_eq!(table.check_deadlock(&[5; 3], 101.0), Ok(()), "something may be on its way");
+    assert_eq!(table.check_deadlock(&[6; 3], 103.0), Ok(()), "an order is on its way");
+    let text = table.check_deadlock(&[5; 3], 103.0).unwrap_err().to_string();
     for part in [
         "rank 0 waits at train.py:3 for push of key 3, which rank(s) [1] have not called",
         "rank 1 waits at train.py:4 for push of key 7, which rank(s) [0] have not called",
@@ -194,10 +194,10 @@ fn every_rank_that_waits_for_another_is_named_with_what_it_waits_for() {
         assert!(text.contains(part), "{text}");
     }
     table.stuck(1, None, 104.0);
-    assert_eq!(table.check_deadlock(5, 200.0), Ok(()), "rank 1 goes on");
+    assert_eq!(table.check_deadlock(&[5; 3], 200.0), Ok(()), "rank 1 goes on");
     let mut ended = Agreement::new(2, 1800.0, 1000);
     (0..2).for_each(|rank| drop(ended.leave(rank, None, 0.0)));
-    assert_eq!(ended.check_deadlock(0, 200.0), Ok(()), "all have left");
+    assert_eq!(ended.check_deadlock(&[0; 3], 200.0), Ok(()), "all have left");
 }
 
 #[test]
@@ -231,18 +231,22 @@ fn ranks_that_wait_for_data_are_no_deadlock() {
     }
     assert_eq!(table.late().map(|late| late.missing), Some(vec![1]));
     (0..3).for_each(|rank| table.stuck(rank, Some(stuck(5)), 5.0));
-    assert_eq!(table.check_deadlock(5, 100.0), Ok(()));
+    assert_eq!(table.check_deadlock(&[5; 3], 100.0), Ok(()));
     // Rank 0 waits for a call of theirs, and they for data: after the limit that is lost.
     (1..3).for_each(|rank| table.data_still(rank, true, 4.0));
-    assert_eq!(table.lost_data(5, 31.9, 30.0, 0.0), None);
-    assert_eq!(table.lost_data(5, 32.0, 30.0, 0.0), Some(vec![1, 2]));
-    assert_eq!(table.lost_data(5, 54.9, 30.0, 25.0), None, "a rank was silent until 25 s");
-    assert_eq!(table.lost_data(6, 100.0, 30.0, 0.0), None, "an order is on its way");
+    assert_eq!(table.lost_data(&[5; 3], 31.9, 30.0, 0.0), None);
+    assert_eq!(table.lost_data(&[5; 3], 32.0, 30.0, 0.0), Some(vec![1, 2]));
+    assert_eq!(table.lost_data(&[5; 3], 54.9, 30.0, 25.0), None, "a rank was silent until 25 s");
+    assert_eq!(table.lost_data(&[6; 3], 100.0, 30.0, 0.0), None, "an order is on its way");
     table.data_still(2, false, 5.0);
-    assert_eq!(table.lost_data(5, 100.0, 30.0, 0.0), None, "rank 2 is at something else");
+    assert_eq!(table.lost_data(&[5; 3], 100.0, 30.0, 0.0), None, "rank 2 is at something else");
     table.data_still(2, true, 6.0);
     table.stuck(2, None, 6.0);
-    assert_eq!(table.lost_data(5, 100.0, 30.0, 0.0), None, "rank 2 computes, and may have to call what they wait for");
+    assert_eq!(
+        table.lost_data(&[5; 3], 100.0, 30.0, 0.0),
+        None,
+        "rank 2 computes, and may have to call what they wait for"
+    );
 }
 
 #[test]
@@ -251,10 +255,88 @@ fn data_of_sums_that_all_have_called_is_lost_also_while_they_compute() {
     assert_eq!(table.call(0, call(3, 0, DType::F32), 0.0), Ok(vec![]));
     assert!(matches!(table.call(1, call(3, 0, DType::F32), 0.0).unwrap()[..], [Order::Launch(_)]));
     table.data_still(0, true, 2.0);
-    assert_eq!(table.lost_data(1, 100.0, 30.0, 0.0), None, "rank 1 has nothing under way");
+    assert_eq!(table.lost_data(&[1; 3], 100.0, 30.0, 0.0), None, "rank 1 has nothing under way");
     table.data_still(1, true, 2.0);
-    assert_eq!(table.lost_data(1, 29.9, 30.0, 0.0), None);
-    assert_eq!(table.lost_data(1, 30.0, 30.0, 0.0), Some(vec![0, 1]));
+    assert_eq!(table.lost_data(&[1; 3], 29.9, 30.0, 0.0), None);
+    assert_eq!(table.lost_data(&[1; 3], 30.0, 30.0, 0.0), Some(vec![0, 1]));
     table.data_still(0, false, 40.0);
-    assert_eq!(table.lost_data(1, 100.0, 30.0, 0.0), None, "it moves again");
+    assert_eq!(table.lost_data(&[1; 3], 100.0, 30.0, 0.0), None, "it moves again");
+}
+
+/// A call without a name of a communicator, of its ranks in `set` or of all.
+fn collective(set: Option<&[usize]>, ordinal: u64, dtype: DType) -> Call {
+    let topic = Topic::Collective { comm: 0, set: set.map(<[usize]>::to_vec), name: None };
+    Call { topic, operation: Operation::Collective("allreduce".to_owned()), ..call(0, ordinal, dtype) }
+}
+
+#[test]
+fn a_set_launches_when_its_own_ranks_have_called_it_by_numbers_of_its_own() {
+    let mut table = Agreement::new(3, 10.0, 1000);
+    let set = Some(&[2, 0][..]);
+    assert_eq!(table.call(2, collective(set, 0, DType::F32), 0.0), Ok(vec![]));
+    let launch = launched(table.call(0, collective(set, 0, DType::F32), 0.0));
+    assert_eq!((launch.number, launch.call), (OF_A_SET | 1, None));
+    assert!(!Order::Launch(Launch { call: None, ..launch }).concerns(1));
+    (0..2).for_each(|rank| assert_eq!(table.call(rank, call(1, 0, DType::F32), 0.0), Ok(vec![])));
+    assert_eq!(launched(table.call(2, call(1, 0, DType::F32), 0.0)).number, 1);
+    // A rank that is not of it, and one that does not exist.
+    assert!(table.call(1, collective(set, 1, DType::F32), 0.0).is_err());
+    assert!(table.call(0, collective(Some(&[0, 3]), 0, DType::F32), 0.0).is_err());
+    // Who has not called it is named, though others have nothing to do with it.
+    assert_eq!(table.call(2, collective(set, 1, DType::F32), 0.0), Ok(vec![]));
+    let error = table.check_time(11.0).unwrap_err();
+    assert!(matches!(error, Error::Stalled { ref missing, .. } if missing == &[0]), "{error}");
+}
+
+#[test]
+fn calls_of_a_communicator_that_differ_fail_that_operation_when_all_have_called_it() {
+    for set in [None, Some(&[0, 1, 2][..])] {
+        let mut table = Agreement::new(3, 10.0, 1000);
+        assert_eq!(table.call(0, collective(set, 0, DType::F32), 0.0), Ok(vec![]));
+        assert_eq!(table.call(1, collective(set, 0, DType::F64), 0.0), Ok(vec![]));
+        let orders = table.call(2, collective(set, 0, DType::F32), 0.0).unwrap();
+        let [Order::Refuse(refusal)] = &orders[..] else { panic!("{orders:?}") };
+        let text = refusal.fault.to_string();
+        assert!(text.contains("rank 0 has allreduce of f32") && text.contains("rank 1 has allreduce of f64"), "{text}");
+        (0..2).for_each(|rank| assert_eq!(table.call(rank, collective(set, 1, DType::F32), 0.0), Ok(vec![])));
+        assert_eq!(launched(table.call(2, collective(set, 1, DType::F32), 0.0)).ordinal, 1);
+    }
+}
+
+#[test]
+fn nothing_that_blocks_is_frozen_once_there_are_sets() {
+    let frozen = |sums_block: bool, has_sets: bool| {
+        let mut table = Agreement::new(2, 10.0, 1000);
+        if sums_block {
+            table.sums_block();
+        }
+        if has_sets {
+            let split = Call { operation: Operation::split(), ..collective(None, 0, DType::F32) };
+            (0..2).for_each(|rank| drop(table.call(rank, split.clone(), 0.0).unwrap()));
+        }
+        (0..20).any(|step| {
+            let orders = (0..2).flat_map(|rank| table.call(rank, call(1, step, DType::F32), 0.0).unwrap());
+            orders.collect::<Vec<_>>().iter().any(|order| matches!(order, Order::Freeze(_)))
+        })
+    };
+    assert_eq!(
+        [(false, false), (false, true), (true, false), (true, true)].map(|(block, sets)| frozen(block, sets)),
+        [true, true, true, false]
+    );
+}
+
+#[test]
+fn ranks_of_sets_that_wait_for_each_other_are_in_a_deadlock_while_another_goes_on() {
+    let mut table = Agreement::new(3, 1000.0, 1000);
+    let (left, right) = (Some(&[0, 1][..]), Some(&[1, 0][..]));
+    assert_eq!(table.call(0, collective(left, 0, DType::F32), 0.0), Ok(vec![]));
+    assert_eq!(table.call(1, collective(right, 0, DType::F32), 0.0), Ok(vec![]));
+    (0..2).for_each(|rank| table.stuck(rank, Some(Stuck { orders: 5, site: None }), 0.0));
+    let text = table.check_deadlock(&[5; 3], 10.0).unwrap_err().to_string();
+    assert!(text.contains("rank 0 waits") && text.contains("rank 1 waits") && !text.contains("rank 2 waits"), "{text}");
+    assert_eq!(table.check_deadlock(&[5, 6, 5], 10.0), Ok(()), "an order is on its way to rank 1");
+    // What the third may still call ends one of the waits.
+    let third = Some(&[0, 2][..]);
+    assert_eq!(table.call(0, collective(third, 0, DType::F32), 0.0), Ok(vec![]));
+    assert_eq!(table.check_deadlock(&[5; 3], 10.0), Ok(()));
 }

@@ -130,7 +130,7 @@ fn assert_missing(world: &World, expect: Expect) {
     for (rank, waits) in world.waits.iter().enumerate() {
         agreement.stuck(rank, waits.then_some(Stuck { orders: 9, site: None }), 0.0);
     }
-    let in_vain = agreement.check_deadlock(9, 3.0);
+    let in_vain = agreement.check_deadlock(&[9; 8], 3.0);
     let all_wait = world.waits.iter().all(|waits| *waits);
     let is_right = if all_wait { in_vain.is_err() || expect == Expect::Known } else { in_vain.is_ok() };
     assert!(is_right, "{:?}, {in_vain:?}", world.programs);

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ringpull_base::{DType, Error, Key};
+use ringpull_base::{DType, Error, Key, Reduction};
 
 use crate::progress::agreement::Agreement;
 use crate::progress::calls::{Act, Calls};
@@ -182,7 +182,8 @@ impl World {
                     self.ranks[rank].all_returned();
                 }
                 self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
-                let sum = Transfer::Sum { dtype: DType::F32, len_bytes: 100, priority: 0 };
+                let (dtype_of_sum, reduction) = (DType::F32, Reduction::Sum);
+                let sum = Transfer::Sum { dtype: dtype_of_sum, reduction, len_bytes: 100, priority: 0 };
                 let transfer = if is_alone(&topic) { Transfer::Alone } else { sum };
                 let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
                 self.ranks[rank].call(topic, Operation::Push, terms, transfer)
@@ -290,6 +291,7 @@ impl World {
         let Some(order) = self.down[rank].pop_front() else { return };
         let acts = match order {
             Order::Launch(launch) => self.ranks[rank].launched(launch),
+            Order::Refuse(refusal) => unreachable!("no store's call is refused: {refusal:?}"),
             Order::Freeze(freeze) => self.ranks[rank].freeze(freeze),
             Order::Stop(epoch) => {
                 let stopped = self.ranks[rank].stop(epoch);

@@ -1,0 +1,344 @@
+"""Collectives without keys: of all ranks of a job, or of a process set."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from . import _native
+from .worker import leave_at_exit
+
+__all__ = ["Communicator", "Operation", "communicator"]
+
+#: An object with the buffer protocol or ``__dlpack__``: NumPy, PyTorch, JAX.
+Array = Any
+
+T = TypeVar("T")
+
+
+class Operation(Generic[T]):
+    """A collective under way. Its input may not be changed, nor its output touched, until :meth:`wait` has returned.
+
+    It goes on if nobody waits for it.
+    """
+
+    def __init__(self, called: _native.Called, finish: Callable[[Any, list[int] | None], T]) -> None:
+        self._called, self._finish = called, finish
+        self._lock = threading.Lock()
+        self._result: list[T] = []
+        self._raised: BaseException | None = None
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The result, when it is there.
+
+        Raises what kept it from coming, and ``TimeoutError`` if that takes longer than ``timeout`` seconds. Another thread may run Python
+        meanwhile, and Ctrl-C ends it.
+        """
+        with self._lock:
+            if not self._result:
+                if self._raised is not None:
+                    raise self._raised
+                try:
+                    given = self._called.wait(timeout)
+                except RuntimeError as error:
+                    self._raised = error
+                    raise
+                if given is None:
+                    raise TimeoutError(f"the collective was not done within {timeout} s")
+                self._result.append(self._finish(*given))
+            return self._result[0]
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return or raise at once."""
+        return bool(self._result) or self._raised is not None or self._called.done()
+
+
+class _Group(Operation[list[T]]):
+    """Several operations as one."""
+
+    def __init__(self, members: Sequence[Operation[T]]) -> None:
+        self._members = members
+
+    def wait(self, timeout: float | None = None) -> list[T]:
+        # Each is waited for, also behind one that fails.
+        raised, results = None, []
+        for member in self._members:
+            try:
+                results.append(member.wait(timeout))
+            except (RuntimeError, TimeoutError) as error:
+                raised = raised or error
+        if raised is not None:
+            raise raised
+        return results
+
+    def done(self) -> bool:
+        return all(member.done() for member in self._members)
+
+
+def _is_torch(array: Array) -> bool:
+    return type(array).__module__.partition(".")[0] == "torch"
+
+
+def _travels(array: Array) -> Array:
+    """The array as stores take it: without its history, and truth values as bytes."""
+    if _is_torch(array):
+        import torch
+
+        array = array.detach()
+        return array.view(torch.uint8) if array.dtype == torch.bool else array
+    import numpy
+
+    if isinstance(array, (numpy.ndarray, numpy.generic)) and array.dtype == numpy.bool_:
+        return array.view(numpy.uint8)
+    return array
+
+
+def _like(array: Array, made: _native.Array | None) -> Array:
+    """A result as an array of the library and the element type of ``array``."""
+    import numpy
+
+    found = numpy.asarray(made)
+    if _is_torch(array):
+        import torch
+
+        tensor = torch.from_numpy(found)
+        if array.dtype == torch.bfloat16:
+            return tensor.view(torch.bfloat16).reshape(found.shape[:-1])
+        return tensor.view(torch.bool) if array.dtype == torch.bool else tensor
+    dtype = getattr(array, "dtype", None)
+    if isinstance(array, (numpy.ndarray, numpy.generic)) and dtype == numpy.bool_:
+        return found.view(numpy.bool_)
+    if str(dtype) == "bfloat16":
+        return found.view(dtype).reshape(found.shape[:-1])
+    return found
+
+
+class Communicator:
+    """The ranks of a job, or some of them, and what they can do together. Made by :func:`communicator` and by :meth:`split`.
+
+    Every method but :meth:`send` and :meth:`recv` is collective: all ranks of the communicator call it, with arguments that fit. Calls with
+    a ``name`` go together by it, in whichever order each rank makes them; calls without one go together in the order of the calls. They
+    return an :class:`Operation` at once.
+
+    Arrays are anything with the buffer protocol or DLPack in host memory, contiguous: NumPy arrays, torch tensors, JAX arrays as
+    inputs. They are borrowed, not copied. Without ``out`` the result is a new array: a torch tensor for a torch tensor, else NumPy's. Element
+    types are ``float32``, ``float64``, ``float16``, ``bfloat16``, ``int8``, ``uint8``, ``int32`` and ``int64``; ``bool`` travels, too, but is not
+    reduced.
+
+    Where calls do not fit together, ``wait`` raises :class:`ringpull.DisagreementError` for that operation on every rank of the communicator, once
+    all have called it, and the job goes on. Only in a sequence that has repeated itself, and goes on without messages, it is an error of the
+    whole job. So is a rank that is lost, or late for too long.
+    """
+
+    def __init__(self, native: _native.Communicator) -> None:
+        self._native = native
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among those of the communicator, from 0."""
+        return self._native.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return self._native.size
+
+    @property
+    def ranks(self) -> list[int]:
+        """Its ranks by their numbers in the job."""
+        return self._native.ranks
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among those of the communicator on its host."""
+        return self._native.local[0]
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks of the communicator are on this host."""
+        return self._native.local[1]
+
+    @property
+    def cross_rank(self) -> int:
+        """This host's number among those that have a rank with this local rank."""
+        return self._native.cross[0]
+
+    @property
+    def cross_size(self) -> int:
+        """How many hosts have a rank with this local rank."""
+        return self._native.cross[1]
+
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        """A communicator of some of its ranks, a process set, numbered there in this order; None on a rank that is not one of them.
+
+        Collective: every rank gives the same. Process sets work beside each other and beside the whole job. Ranks make the sets that they are in
+        in one order. Blocks.
+        """
+        native = self._native.split(list(ranks))
+        return None if native is None else Communicator(native)
+
+    def allreduce(
+        self,
+        array: Array,
+        op: str = "sum",
+        name: str | int | None = None,
+        out: Array = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        priority: int = 0,
+    ) -> Operation[Any]:
+        """The ``sum``, ``average``, ``min``, ``max`` or ``product`` of all ranks' arrays, the same bits on each.
+
+        All have one shape and dtype. ``out`` may be the array itself. Inputs are multiplied by ``prescale`` first and the result by
+        ``postscale``. An average of integers is rounded towards zero. A higher ``priority`` leaves earlier.
+        """
+        options = _options(name, priority, prescale, postscale)
+        return _operation(array, out, self._native.allreduce(_travels(array), op, _out(out), options))
+
+    def grouped_allreduce(
+        self,
+        arrays: Sequence[Array],
+        op: str = "sum",
+        name: str | int | None = None,
+        outs: Sequence[Array] | None = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        priority: int = 0,
+    ) -> Operation[list[Any]]:
+        """:meth:`allreduce` of several arrays as one operation, whose result is a list. With a name each has that name and its number."""
+        places = [None] * len(arrays) if outs is None else list(outs)
+        names = [None if name is None else f"{name}.{at}" for at in range(len(arrays))]
+        called = [
+            self.allreduce(array, op, each, out, prescale, postscale, priority)
+            for array, each, out in zip(arrays, names, places, strict=True)
+        ]
+        return _Group(called)
+
+    def reduce_scatter(
+        self,
+        array: Array,
+        op: str = "sum",
+        lengths: Sequence[int] | None = None,
+        name: str | int | None = None,
+        out: Array = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        priority: int = 0,
+    ) -> Operation[Any]:
+        """This rank's rows of what :meth:`allreduce` would give, without the rest.
+
+        The first dimension is divided: ``lengths[r]`` rows for rank ``r``, the same list on every rank. By default all are as equal as they can
+        be, and the first ranks have one row more.
+        """
+        options = _options(name, priority, prescale, postscale)
+        return _operation(array, out, self._native.reduce_scatter(_travels(array), op, _list(lengths), _out(out), options))
+
+    def allgather(
+        self,
+        array: Array,
+        name: str | int | None = None,
+        lengths: Sequence[int] | None = None,
+        out: Array = None,
+        priority: int = 0,
+    ) -> Operation[Any]:
+        """All ranks' arrays, one behind the other along the first dimension, on every rank.
+
+        First dimensions may differ; the others and the dtype may not. A scalar is one row. ``lengths``, the rows of each rank and the same list on
+        every rank, saves a round; only with it there may be an ``out``.
+        """
+        options = _options(name, priority)
+        return _operation(array, out, self._native.allgather(_travels(array), _list(lengths), _out(out), options))
+
+    def alltoall(
+        self,
+        array: Array,
+        splits: Sequence[int] | None = None,
+        name: str | int | None = None,
+        received_splits: Sequence[int] | None = None,
+        out: Array = None,
+        priority: int = 0,
+    ) -> Operation[tuple[Any, list[int]]]:
+        """Gives ``splits[r]`` rows of the array to rank ``r``. The result is what the others have for this rank, in their order, and how many rows
+        came from each.
+
+        Without ``splits`` all are equal. ``received_splits`` saves a round where each rank knows what comes: every rank gives it, or none does.
+        Without ``splits`` or with ``received_splits`` there may be an ``out``.
+        """
+        called = self._native.alltoall(
+            _travels(array), _list(splits), _list(received_splits), _out(out), _options(name, priority)
+        )
+        return Operation(called, lambda made, taken: (_result(array, out, made), taken or []))
+
+    def broadcast(
+        self, array: Array, root: int, name: str | int | None = None, out: Array = None, priority: int = 0
+    ) -> Operation[Any]:
+        """The array of rank ``root`` on every rank; with ``out=array`` in place. All have one shape and dtype."""
+        options = _options(name, priority)
+        return _operation(array, out, self._native.broadcast(_travels(array), root, _out(out), options))
+
+    def barrier(self) -> None:
+        """Returns when every rank of the communicator has called it."""
+        self._native.barrier()
+
+    def send(self, array: Array, to: int, tag: int = 0) -> Operation[None]:
+        """Sends the array to rank ``to``, which receives it. Calls of one tag between two ranks go together in their order."""
+        return Operation(self._native.send(_travels(array), to, tag), lambda _made, _taken: None)
+
+    def recv(self, out: Array, source: int, tag: int = 0) -> Operation[Any]:
+        """Receives into ``out`` what rank ``source`` sends: as many elements of its dtype."""
+        return _operation(out, out, self._native.recv(_travels(out), source, tag))
+
+    def join(self) -> int:
+        """To be called by a rank that has no data left: until every rank of the job has joined it adds zeros to the sums and averages of others.
+
+        Returns the rank that joined last. What else the others call meanwhile raises on them. Of the whole job alone; blocks.
+        """
+        return self._native.join()
+
+    # What the end of a program asks of it.
+
+    def finish(self) -> None:
+        """Nothing is left to be done before the program ends."""
+
+    def report_failure(self, why: str) -> None:
+        """Tells the other ranks why this one is about to end. Those that wait for it raise an error with the first line of it."""
+        self._native.report_failure(why)
+
+    def close(self) -> None:
+        """Nothing: the job ends with the program."""
+
+    def __repr__(self) -> str:
+        return f"<ringpull.Communicator rank {self.rank} of {self.size}>"
+
+
+def _options(
+    name: str | int | None, priority: int, prescale: float = 1.0, postscale: float = 1.0
+) -> dict[str, Any]:
+    return {"name": name, "priority": priority, "prescale": float(prescale), "postscale": float(postscale)}
+
+
+def _list(lengths: Sequence[int] | None) -> list[int] | None:
+    return None if lengths is None else [int(length) for length in lengths]
+
+
+def _out(out: Array) -> Array:
+    return None if out is None else _travels(out)
+
+
+def _result(array: Array, out: Array, made: _native.Array | None) -> Array:
+    return _like(array, made) if out is None else out
+
+
+def _operation(array: Array, out: Array, called: _native.Called) -> Operation[Any]:
+    return Operation(called, lambda made, _taken: _result(array, out, made))
+
+
+def communicator() -> Communicator:
+    """All ranks of this process's MPI job; without ``mpirun`` it is a job of one.
+
+    The first call, or the first ``dist_sync_mpi`` store, initialises MPI. Collective: it blocks until every rank has called it.
+    """
+    found = Communicator(_native.Communicator())
+    leave_at_exit(found)
+    return found

@@ -1,0 +1,321 @@
+//! Communicators as `ringpull/collectives.py` uses them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use ringpull::{CallOptions, Handle};
+use ringpull_base::{DType, Reduction, Result, Tensor};
+
+use crate::array::Array;
+use crate::errors::raise;
+use crate::foreign::{Access, Foreign};
+use crate::store::{interruptible, key_of};
+
+/// Ranks of a job; `ringpull.Communicator` is what users see of it.
+#[pyclass(frozen, module = "ringpull._native")]
+pub(crate) struct Communicator(Arc<ringpull::Communicator>);
+
+/// What a call gives.
+enum Under {
+    Tensor(Handle<Tensor>),
+    Blocks(Handle<(Tensor, Vec<usize>)>),
+    Sent(Handle<()>),
+}
+
+/// A collective under way.
+#[pyclass(frozen, module = "ringpull._native")]
+pub(crate) struct Called {
+    under: Mutex<Option<Under>>,
+    /// The tensors over other libraries' memory, so that it is given back on the caller's thread.
+    tensors: Mutex<Vec<Tensor>>,
+    has_output: bool,
+}
+
+/// A result: a new array if there was no output, and the rows that came from each rank in an alltoall.
+type Given = (Option<Array>, Option<Vec<usize>>);
+
+impl Called {
+    fn new(under: Under, tensors: Vec<Tensor>, has_output: bool) -> Self {
+        Called { under: Mutex::new(Some(under)), tensors: Mutex::new(tensors), has_output }
+    }
+
+    fn given(&self, tensor: Tensor, taken: Option<Vec<usize>>) -> Result<Given> {
+        let array = if self.has_output { None } else { Some(Array::given(tensor)?) };
+        Ok((array, taken))
+    }
+}
+
+#[pymethods]
+impl Called {
+    /// The result, once; None if it is not there within `timeout` seconds. Raises what kept it from coming.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Given>> {
+        let limit = timeout.map(|seconds| Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
+        // Another thread may wait for the same.
+        let found = interruptible(py, || {
+            let mut place = self.under.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = match (place.as_ref(), limit) {
+                (None, _) => return Ok(None),
+                (Some(Under::Tensor(handle)), None) => handle.wait_here().map(|tensor| Some((tensor, None))),
+                (Some(Under::Blocks(handle)), None) => {
+                    handle.wait_here().map(|(tensor, taken)| Some((tensor, Some(taken))))
+                }
+                (Some(Under::Sent(handle)), None) => {
+                    handle.wait_here()?;
+                    place.take();
+                    return Ok(Some((None, None)));
+                }
+                (Some(Under::Tensor(handle)), Some(limit)) => {
+                    handle.wait_within(limit).map(|found| found.map(|tensor| (tensor, None)))
+                }
+                (Some(Under::Blocks(handle)), Some(limit)) => {
+                    handle.wait_within(limit).map(|found| found.map(|(tensor, taken)| (tensor, Some(taken))))
+                }
+                (Some(Under::Sent(handle)), Some(limit)) => {
+                    let found = handle.wait_within(limit)?;
+                    if found.is_some() {
+                        place.take();
+                    }
+                    return Ok(found.map(|()| (None, None)));
+                }
+            };
+            match found? {
+                Some((tensor, taken)) => {
+                    place.take();
+                    self.given(tensor, taken).map(Some)
+                }
+                None => Ok(None),
+            }
+        })?;
+        if found.is_some() {
+            self.tensors.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        Ok(found)
+    }
+
+    /// Whether `wait` would return or raise at once.
+    fn done(&self, py: Python<'_>) -> bool {
+        py.detach(|| match self.under.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            Some(Under::Tensor(handle)) => handle.is_done(),
+            Some(Under::Blocks(handle)) => handle.is_done(),
+            Some(Under::Sent(handle)) => handle.is_done(),
+            None => true,
+        })
+    }
+}
+
+/// The tensors of a call: the input, and the output if there is one, which may be the input.
+fn tensors(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    out: Option<&Bound<'_, PyAny>>,
+) -> PyResult<(Tensor, Option<Tensor>)> {
+    let input = Foreign::of(array, Access::Read, None)?;
+    let Some(out) = out else { return Ok((input.into_tensor(py)?, None)) };
+    let out = Foreign::of(out, Access::Write, None)?;
+    if out.is_same(&input) {
+        let out = out.into_tensor(py)?;
+        return Ok((out.clone(), Some(out)));
+    }
+    Ok((input.into_tensor(py)?, Some(out.into_tensor(py)?)))
+}
+
+#[derive(FromPyObject)]
+struct Options<'py> {
+    #[pyo3(item)]
+    name: Option<Bound<'py, PyAny>>,
+    #[pyo3(item)]
+    priority: i32,
+    #[pyo3(item)]
+    prescale: f64,
+    #[pyo3(item)]
+    postscale: f64,
+}
+
+impl Options<'_> {
+    fn with(&self, out: Option<&Tensor>) -> PyResult<CallOptions> {
+        let name = self.name.as_ref().map(key_of).transpose()?;
+        Ok(CallOptions {
+            name,
+            priority: self.priority,
+            out: out.cloned(),
+            prescale: self.prescale,
+            postscale: self.postscale,
+        })
+    }
+}
+
+impl Communicator {
+    /// Calls a collective of one input, and keeps its tensors.
+    fn call(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        options: &Options<'_>,
+        work: impl FnOnce(&ringpull::Communicator, &Tensor, &CallOptions) -> Result<Under> + Send,
+    ) -> PyResult<Called> {
+        let (input, output) = tensors(py, array, out)?;
+        let options = options.with(output.as_ref())?;
+        let under = interruptible(py, || work(&self.0, &input, &options))?;
+        let has_output = output.is_some();
+        Ok(Called::new(under, std::iter::once(input).chain(output).collect(), has_output))
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    #[new]
+    fn new(py: Python<'_>) -> PyResult<Self> {
+        Ok(Communicator(Arc::new(interruptible(py, ringpull::communicator)?)))
+    }
+
+    #[getter]
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    #[getter]
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    #[getter]
+    fn ranks(&self) -> Vec<usize> {
+        self.0.ranks().to_vec()
+    }
+
+    /// The local rank, and how many ranks share this host.
+    #[getter]
+    fn local(&self) -> (usize, usize) {
+        self.0.local()
+    }
+
+    /// This host among those with that local rank, and how many those are.
+    #[getter]
+    fn cross(&self) -> (usize, usize) {
+        self.0.cross()
+    }
+
+    fn split(&self, py: Python<'_>, ranks: Vec<usize>) -> PyResult<Option<Communicator>> {
+        let split = interruptible(py, || self.0.split(&ranks))?;
+        Ok(split.map(|split| Communicator(Arc::new(split))))
+    }
+
+    fn allreduce(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        reduction: &str,
+        out: Option<&Bound<'_, PyAny>>,
+        options: Options<'_>,
+    ) -> PyResult<Called> {
+        let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
+        self.call(py, array, out, &options, |comm, input, options| {
+            comm.allreduce(input, reduction, options).map(Under::Tensor)
+        })
+    }
+
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        reduction: &str,
+        lens: Option<Vec<usize>>,
+        out: Option<&Bound<'_, PyAny>>,
+        options: Options<'_>,
+    ) -> PyResult<Called> {
+        let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
+        self.call(py, array, out, &options, |comm, input, options| {
+            comm.reduce_scatter(input, reduction, lens.as_deref(), options).map(Under::Tensor)
+        })
+    }
+
+    fn allgather(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        lens: Option<Vec<usize>>,
+        out: Option<&Bound<'_, PyAny>>,
+        options: Options<'_>,
+    ) -> PyResult<Called> {
+        self.call(py, array, out, &options, |comm, input, options| {
+            comm.allgather(input, lens.as_deref(), options).map(Under::Tensor)
+        })
+    }
+
+    fn alltoall(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        splits: Option<Vec<usize>>,
+        taken: Option<Vec<usize>>,
+        out: Option<&Bound<'_, PyAny>>,
+        options: Options<'_>,
+    ) -> PyResult<Called> {
+        self.call(py, array, out, &options, |comm, input, options| {
+            comm.alltoall(input, splits.as_deref(), taken.as_deref(), options).map(Under::Blocks)
+        })
+    }
+
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        root: usize,
+        out: Option<&Bound<'_, PyAny>>,
+        options: Options<'_>,
+    ) -> PyResult<Called> {
+        self.call(py, array, out, &options, |comm, input, options| {
+            comm.broadcast(input, root, options).map(Under::Tensor)
+        })
+    }
+
+    fn send(&self, py: Python<'_>, array: &Bound<'_, PyAny>, to: usize, tag: u32) -> PyResult<Called> {
+        let input = Foreign::of(array, Access::Read, None)?.into_tensor(py)?;
+        let under = interruptible(py, || self.0.send(&input, to, tag).map(Under::Sent))?;
+        Ok(Called::new(under, vec![input], true))
+    }
+
+    fn recv(&self, py: Python<'_>, out: &Bound<'_, PyAny>, from: usize, tag: u32) -> PyResult<Called> {
+        let out = Foreign::of(out, Access::Write, None)?.into_tensor(py)?;
+        let under = interruptible(py, || self.0.recv(&out, from, tag).map(Under::Tensor))?;
+        Ok(Called::new(under, vec![out], true))
+    }
+
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        interruptible(py, || self.0.barrier())
+    }
+
+    fn join(&self, py: Python<'_>) -> PyResult<usize> {
+        interruptible(py, || self.0.join())
+    }
+
+    fn report_failure(&self, py: Python<'_>, why: &str) {
+        py.detach(|| self.0.report_failure(why));
+    }
+
+    /// Payload bytes sent and received, and control messages.
+    fn traffic(&self) -> (u64, u64, u64) {
+        self.0.traffic()
+    }
+}
+
+impl Array {
+    /// The elements of a tensor of ours that nobody else has, for Python to keep. What the buffer protocol
+    /// has no name for is seen as bytes, in one more dimension.
+    fn given(tensor: Tensor) -> Result<Self> {
+        let (dtype, mut shape) = (tensor.dtype(), tensor.shape().to_vec());
+        let data = tensor.read()?.snapshot();
+        data.keep_for_children();
+        let dtype = if dtype == DType::BF16 {
+            shape.push(dtype.size_bytes());
+            DType::U8
+        } else {
+            dtype
+        };
+        Ok(Array::over(dtype, shape, data))
+    }
+}

@@ -1,0 +1,60 @@
+"""Communicators under `mpirun`, in shared memory and by messages."""
+
+import pytest
+from ranks import FOUR, all_done, job, mpi
+
+WHERE = {"shared": "1", "apart": "0"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, FOUR])
+@pytest.mark.parametrize("where", WHERE)
+def test_collectives_keep_their_promises(ranks, where):
+    all_done(job(ranks, "collectives", RINGPULL_SHARED_MEMORY=WHERE[where]))
+
+
+def test_collectives_of_torch_tensors():
+    pytest.importorskip("torch")
+    all_done(job(2, "collectives", "torch"))
+
+
+#: What each of three ranks does, who of them waits in vain, and the exception and the words that they get.
+FAULTS = {
+    "late": ("time.sleep(60) if comm.rank == 0 else comm.allreduce(ones, name='late').wait()", [1, 2], "StalledError", "rank(s) [0] have not called it"),
+    "late in a set": ("half.allreduce(ones).wait() if comm.rank == 0 else busy(60)", [0], "StalledError", "collective of ranks [0, 1]"),
+    "gone": ("os._exit(3) if comm.rank == 0 else comm.allgather(ones).wait()", [1, 2], "PeerLostError", "rank 0"),
+    "gone from a set": (
+        "os._exit(3) if comm.rank == 0 else half.allgather(ones).wait() if comm.rank == 1 else busy(60)",
+        [1],
+        "PeerLostError",
+        "collective of ranks [0, 1]",
+    ),
+    "circle": (
+        "busy(60) if comm.rank == 2 else (half if comm.rank else flah).allreduce(ones).wait()",
+        [0, 1],
+        "DeadlockError",
+        "collective of ranks [1, 0]",
+    ),
+}
+
+PROGRAM = """
+import os, sys, time, numpy, ringpull
+comm = ringpull.communicator()
+half, flah = comm.split([0, 1]), comm.split([1, 0])
+ones = numpy.ones(3)
+def busy(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(10**5))
+try:
+    WHAT
+except ringpull.KVStoreError as error:
+    print(type(error).__name__, error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whoever_waits_is_told_what_went_wrong(fault):
+    what, waiting, name, words = FAULTS[fault]
+    done = mpi(3, "-c", PROGRAM.replace("WHAT", what), RINGPULL_TIMEOUT=20 if fault == "circle" else 2, deadline=50)
+    for rank in waiting:
+        assert done.ranks[rank].out.startswith(name) and words in done.ranks[rank].out, f"{done}"

@@ -1,0 +1,93 @@
+//! How collectives are called, and what their callers wait at.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringpull_allreduce::progress::{Answer, Engine};
+use ringpull_base::forked::OfProcess;
+use ringpull_base::{Key, Reduction, Result, Tensor, waits};
+
+use super::jobs::Arrival;
+
+/// How a collective is called. Names, factors and what is in them are the same on every rank.
+///
+/// ```
+/// use ringpull::CallOptions;
+///
+/// let named = CallOptions { name: Some("loss".into()), ..CallOptions::default() };
+/// # assert!(named.out.is_none());
+/// ```
+#[derive(Clone)]
+pub struct CallOptions {
+    /// By which its calls go together; without one they do in the order of the calls.
+    pub name: Option<Key>,
+    /// A higher one leaves earlier.
+    pub priority: i32,
+    /// Where the result goes; without one it is a new tensor.
+    pub out: Option<Tensor>,
+    /// A factor on every input of a reduction.
+    pub prescale: f64,
+    /// A factor on its result.
+    pub postscale: f64,
+}
+
+impl Default for CallOptions {
+    fn default() -> Self {
+        CallOptions { name: None, priority: 0, out: None, prescale: 1.0, postscale: 1.0 }
+    }
+}
+
+impl CallOptions {
+    pub(super) fn arrival(&self, reduction: Reduction, size: usize) -> Arrival {
+        let divisor = if reduction == Reduction::Average { size as u32 } else { 1 };
+        // The division comes when the sum is there.
+        let reduction = if reduction == Reduction::Average { Reduction::Sum } else { reduction };
+        Arrival { reduction, divisor, postscale: self.postscale }
+    }
+
+    pub(super) fn factors(&self) -> String {
+        let factor = |what: &str, factor: f64| if factor == 1.0 { String::new() } else { format!(", {what} {factor}") };
+        factor("prescale", self.prescale) + &factor("postscale", self.postscale)
+    }
+}
+
+/// An operation under way. It goes on if the handle is dropped.
+#[must_use = "the result is given to who waits for it"]
+pub struct Handle<T> {
+    engine: OfProcess<Arc<Engine>>,
+    answer: OfProcess<Answer<T>>,
+}
+
+impl<T> Handle<T> {
+    pub(super) fn new(engine: Arc<Engine>, answer: Answer<T>) -> Self {
+        Handle { engine: OfProcess::new(engine), answer: OfProcess::new(answer) }
+    }
+
+    /// The result, when it is there, or what kept it from coming. Blocks.
+    pub fn wait(self) -> Result<T> {
+        self.wait_here()
+    }
+
+    /// As [`wait`](Self::wait), for one who keeps the handle: to be called once.
+    #[doc(hidden)]
+    pub fn wait_here(&self) -> Result<T> {
+        self.engine.process().check("this handle")?;
+        waits::call();
+        self.engine.wait_for(&self.answer)
+    }
+
+    /// As [`wait`](Self::wait); `None` after `limit`. To be called until it gives the result, once.
+    pub fn wait_within(&self, limit: Duration) -> Result<Option<T>> {
+        self.engine.process().check("this handle")?;
+        waits::call();
+        self.engine.wait_within(&self.answer, limit)
+    }
+
+    /// Whether [`wait`](Self::wait) would return at once.
+    pub fn is_done(&self) -> bool {
+        if !self.answer.is_there() && self.answer.process().is_here() {
+            self.engine.wait();
+        }
+        self.answer.is_there()
+    }
+}

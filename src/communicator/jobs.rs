@@ -1,0 +1,555 @@
+//! What a communicator asks of its engine. A job owns the locks of its tensors, and memory of its own, from
+//! the call to the end; after a fault it keeps for ever what the transport may still use.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use ringpull_allreduce::communicator::{Communicator, Parts, Passage, Ticket};
+use ringpull_allreduce::progress::{Job, Launch, Reply, Transfer};
+use ringpull_base::{DType, Error, Reduction, Result, Tensor, TensorMut, TensorRef};
+use ringpull_kernels::reduce;
+
+use super::Given;
+
+/// Where an operation takes place.
+#[derive(Clone, Default)]
+pub(super) struct Site {
+    /// Its ranks, where they are not all of the job.
+    pub(super) set: Option<Arc<[usize]>>,
+    pub(super) priority: i32,
+}
+
+impl Site {
+    pub(super) fn with_priority(self, priority: i32) -> Self {
+        Site { priority, ..self }
+    }
+
+    fn transfer(&self) -> Transfer {
+        Transfer::Messages { priority: self.priority }
+    }
+
+    fn passage(&self, launch: &Launch) -> Passage {
+        Passage { stamp: launch.number, priority: self.priority }
+    }
+}
+
+/// What becomes of the ranks' elements, and of the result when it is there.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    pub(super) reduction: Reduction,
+    pub(super) divisor: u32,
+    pub(super) postscale: f64,
+}
+
+impl Default for Arrival {
+    fn default() -> Self {
+        Arrival { reduction: Reduction::Sum, divisor: 1, postscale: 1.0 }
+    }
+}
+
+impl Arrival {
+    fn is_nothing(self) -> bool {
+        self.divisor == 1 && self.postscale == 1.0
+    }
+
+    fn apply(self, out: &mut TensorMut) {
+        let dtype = out.dtype();
+        if self.divisor > 1 {
+            reduce::divide(dtype, out.bytes_mut(), self.divisor);
+        }
+        if self.postscale != 1.0 {
+            reduce::scale(dtype, out.bytes_mut(), self.postscale);
+        }
+    }
+}
+
+/// A result that is not to be read, and whose memory the transport may use if the job was begun.
+fn give_up(out: TensorMut, was_begun: bool, fault: &Error) {
+    if was_begun { out.abandon(fault.clone()) } else { out.fail(fault.clone()) }
+}
+
+/// What is short is finished by the comm thread, sooner than another would wake up.
+const SHORT_BYTES: usize = 64 << 10;
+
+fn is_soon_let_go(out: &TensorMut) -> bool {
+    out.bytes().len() <= SHORT_BYTES && out.is_simply_dropped()
+}
+
+/// An allreduce, in the memory of its result.
+pub(super) struct Reduce {
+    site: Site,
+    tensor: Tensor,
+    out: TensorMut,
+    arrival: Arrival,
+    reply: Reply<Tensor>,
+    was_begun: bool,
+}
+
+impl Reduce {
+    /// `out` is the lock of `tensor`, which holds this rank's contribution.
+    pub(super) fn new(site: Site, tensor: Tensor, out: TensorMut, arrival: Arrival, reply: Reply<Tensor>) -> Self {
+        Reduce { site, tensor, out, arrival, reply, was_begun: false }
+    }
+}
+
+impl Job for Reduce {
+    fn transfer(&self) -> Transfer {
+        if self.site.set.is_some() {
+            return self.site.transfer();
+        }
+        Transfer::Sum {
+            dtype: self.tensor.dtype(),
+            reduction: self.arrival.reduction,
+            len_bytes: self.tensor.len_bytes(),
+            priority: self.site.priority,
+        }
+    }
+
+    fn addend(&mut self) -> &mut [u8] {
+        self.was_begun = true;
+        self.out.bytes_mut()
+    }
+
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+        if std::mem::replace(&mut self.was_begun, true) {
+            return Ok(None);
+        }
+        let (arithmetic, passage) = ((self.arrival.reduction, self.tensor.dtype()), self.site.passage(launch));
+        let set = self.site.set.as_deref().unwrap_or_default();
+        // SAFETY: the job owns the lock until it is done; `fail` never frees the memory.
+        Ok(Some(unsafe { comm.begin_allreduce_among(set, arithmetic, self.out.bytes_mut(), passage) }))
+    }
+
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_soon_finished(&self) -> bool {
+        self.arrival.is_nothing() && is_soon_let_go(&self.out)
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        self.arrival.apply(&mut self.out);
+        drop(self.out);
+        self.reply.send(Ok(self.tensor));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        give_up(self.out, self.was_begun, fault);
+        self.reply.send(Err(fault.clone()));
+    }
+}
+
+/// A reduce-scatter.
+pub(super) struct Scatter {
+    site: Site,
+    given: Given,
+    /// The elements of each rank's part.
+    lens: Vec<usize>,
+    tensor: Tensor,
+    out: TensorMut,
+    arrival: Arrival,
+    reply: Reply<Tensor>,
+    was_begun: bool,
+}
+
+impl Scatter {
+    pub(super) fn new(
+        site: Site,
+        (given, lens): (Given, Vec<usize>),
+        (tensor, out): (Tensor, TensorMut),
+        arrival: Arrival,
+        reply: Reply<Tensor>,
+    ) -> Self {
+        Scatter { site, given, lens, tensor, out, arrival, reply, was_begun: false }
+    }
+}
+
+impl Job for Scatter {
+    fn transfer(&self) -> Transfer {
+        self.site.transfer()
+    }
+
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+        if std::mem::replace(&mut self.was_begun, true) {
+            return Ok(None);
+        }
+        let (arithmetic, passage) = ((self.arrival.reduction, self.tensor.dtype()), self.site.passage(launch));
+        let parts = Parts::of_lens(self.lens.iter().copied());
+        let buffers = (std::ptr::from_ref(self.given.bytes()), std::ptr::from_mut(self.out.bytes_mut()));
+        // SAFETY: the job owns both locks until it is done; `fail` never frees the memory.
+        unsafe { comm.begin_reduce_scatter(self.site.set.as_deref(), arithmetic, parts, buffers, passage) }
+    }
+
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        self.arrival.apply(&mut self.out);
+        drop((self.out, self.given));
+        self.reply.send(Ok(self.tensor));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        give_up(self.out, self.was_begun, fault);
+        if self.was_begun {
+            std::mem::forget(self.given);
+        }
+        self.reply.send(Err(fault.clone()));
+    }
+}
+
+/// Numbers that ranks tell each other first.
+struct Words(Box<[u64]>);
+
+impl Words {
+    fn zeroed(count: usize) -> Self {
+        Words(vec![0; count].into())
+    }
+
+    fn bytes_mut(&mut self) -> *mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+
+    fn lens(&self) -> Vec<usize> {
+        self.0.iter().map(|word| *word as usize).collect()
+    }
+}
+
+/// An allgather. Unless every rank has said how many rows there are, the ranks tell each other first.
+pub(super) struct Allgather {
+    site: Site,
+    input: TensorRef,
+    /// The rows of each rank.
+    lens: Option<Vec<usize>>,
+    told: Option<Words>,
+    shape: Vec<usize>,
+    out: Option<(Tensor, TensorMut)>,
+    reply: Reply<Tensor>,
+    was_begun: bool,
+}
+
+impl Allgather {
+    /// The first number of `shape` is to be all rows.
+    pub(super) fn new(
+        site: Site,
+        (input, lens): (TensorRef, Option<Vec<usize>>),
+        shape: Vec<usize>,
+        out: Option<(Tensor, TensorMut)>,
+        reply: Reply<Tensor>,
+    ) -> Self {
+        Allgather { site, input, lens, told: None, shape, out, reply, was_begun: false }
+    }
+
+    fn own_rows(&self) -> usize {
+        self.input.shape().first().copied().unwrap_or(1)
+    }
+}
+
+impl Job for Allgather {
+    fn transfer(&self) -> Transfer {
+        self.site.transfer()
+    }
+
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+        if self.was_begun {
+            return Ok(None);
+        }
+        let (set, passage) = (self.site.set.clone(), self.site.passage(launch));
+        let set = set.as_deref();
+        let (place, size) = comm.place_in(set);
+        if self.lens.is_none() && self.told.is_none() {
+            let own = self.own_rows() as u64;
+            let told = self.told.insert(Words::zeroed(size));
+            told.0[place] = own;
+            let parts = Parts::of((0..=size).map(|rank| rank * size_of::<u64>()).collect());
+            // SAFETY: the job owns the words; `fail` never frees them.
+            let ticket = unsafe { comm.begin_allgather(set, parts, told.bytes_mut(), passage) }?;
+            if ticket.is_some() {
+                return Ok(ticket);
+            }
+        }
+        let lens = self.lens.take().or_else(|| self.told.take().map(|told| told.lens())).unwrap_or_default();
+        let (_, out) = match &mut self.out {
+            Some(out) => out,
+            none => {
+                self.shape[0] = lens.iter().sum();
+                self.input.dtype().len_bytes(&self.shape)?;
+                let tensor = Tensor::zeros(self.input.dtype(), &self.shape);
+                let guard = tensor.write();
+                none.insert((tensor, guard))
+            }
+        };
+        self.was_begun = true;
+        let row_bytes = self.shape[1..].iter().product::<usize>() * self.input.dtype().size_bytes();
+        let parts = Parts::of_lens(lens.iter().map(|rows| rows * row_bytes));
+        let own = parts.range(place..place + 1);
+        out.bytes_mut()[own].copy_from_slice(self.input.bytes());
+        // SAFETY: the job owns the lock until it is done; `fail` never frees the memory.
+        unsafe { comm.begin_allgather(set, parts, out.bytes_mut(), passage) }
+    }
+
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        drop(self.input);
+        let Some((tensor, out)) = self.out else { return Err(Error::bug("an allgather has ended without a result")) };
+        drop(out);
+        self.reply.send(Ok(tensor));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        self.out.into_iter().for_each(|(_, out)| give_up(out, self.was_begun, fault));
+        // It may be on its way.
+        std::mem::forget(self.told);
+        self.reply.send(Err(fault.clone()));
+    }
+}
+
+/// The rows of each block of an alltoall.
+pub(super) struct Blocks {
+    /// For each rank.
+    pub(super) given: Vec<usize>,
+    /// From each rank, if that is known.
+    pub(super) taken: Option<Vec<usize>>,
+    pub(super) are_equal: bool,
+}
+
+/// An alltoall. Unless a rank knows what comes from each other, they tell each other first.
+pub(super) struct Alltoall {
+    site: Site,
+    input: TensorRef,
+    blocks: Blocks,
+    told: Option<(Words, Words)>,
+    shape: Vec<usize>,
+    out: Option<(Tensor, TensorMut)>,
+    reply: Reply<(Tensor, Vec<usize>)>,
+    was_begun: bool,
+}
+
+impl Alltoall {
+    /// The first number of `shape` is to be all rows that come.
+    pub(super) fn new(
+        site: Site,
+        input: TensorRef,
+        blocks: Blocks,
+        shape: Vec<usize>,
+        out: Option<(Tensor, TensorMut)>,
+        reply: Reply<(Tensor, Vec<usize>)>,
+    ) -> Self {
+        Alltoall { site, input, blocks, told: None, shape, out, reply, was_begun: false }
+    }
+}
+
+impl Job for Alltoall {
+    fn transfer(&self) -> Transfer {
+        self.site.transfer()
+    }
+
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+        if self.was_begun {
+            return Ok(None);
+        }
+        let (set, passage) = (self.site.set.clone(), self.site.passage(launch));
+        let set = set.as_deref();
+        let (_, size) = comm.place_in(set);
+        if self.blocks.taken.is_none() && self.told.is_none() {
+            let own = Words(self.blocks.given.iter().map(|rows| *rows as u64).collect());
+            let (own, theirs) = self.told.insert((own, Words::zeroed(size)));
+            let lens = vec![size_of::<u64>(); size];
+            let buffers = (own.bytes_mut().cast_const(), theirs.bytes_mut());
+            // SAFETY: the job owns the words; `fail` never frees them.
+            let ticket = unsafe { comm.begin_alltoall(set, (&lens, &lens), true, buffers, passage) }?;
+            if ticket.is_some() {
+                return Ok(ticket);
+            }
+        }
+        if let Some((_, theirs)) = self.told.take() {
+            self.blocks.taken = Some(theirs.lens());
+        }
+        let (dtype, taken) = (self.input.dtype(), self.blocks.taken.as_deref().unwrap_or_default());
+        let (_, out) = match &mut self.out {
+            Some(out) => out,
+            none => {
+                self.shape[0] = taken.iter().sum();
+                dtype.len_bytes(&self.shape)?;
+                let tensor = Tensor::zeros(dtype, &self.shape);
+                let guard = tensor.write();
+                none.insert((tensor, guard))
+            }
+        };
+        self.was_begun = true;
+        let row_bytes = self.shape[1..].iter().product::<usize>() * dtype.size_bytes();
+        let bytes = |rows: &[usize]| -> Vec<usize> { rows.iter().map(|rows| rows * row_bytes).collect() };
+        let lens = (bytes(&self.blocks.given), bytes(taken));
+        let buffers = (std::ptr::from_ref(self.input.bytes()), std::ptr::from_mut(out.bytes_mut()));
+        // SAFETY: the job owns both locks until it is done; `fail` never frees the memory.
+        unsafe { comm.begin_alltoall(set, (&lens.0, &lens.1), self.blocks.are_equal, buffers, passage) }
+    }
+
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        drop(self.input);
+        let Some((tensor, out)) = self.out else { return Err(Error::bug("an alltoall has ended without a result")) };
+        drop(out);
+        self.reply.send(Ok((tensor, self.blocks.taken.unwrap_or_default())));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        self.out.into_iter().for_each(|(_, out)| give_up(out, self.was_begun, fault));
+        if self.was_begun {
+            std::mem::forget(self.input);
+        }
+        // They may be on their way.
+        std::mem::forget(self.told);
+        self.reply.send(Err(fault.clone()));
+    }
+}
+
+/// What a broadcast is of.
+pub(super) enum Travels {
+    /// On the root of a send: its input, which is only read.
+    Input(TensorRef),
+    /// The result, with its lock.
+    Out(Tensor, TensorMut),
+}
+
+/// What a broadcast gives to who waits for it.
+pub(super) trait Outcome: Send + Sized {
+    fn of(tensor: Option<Tensor>) -> Option<Self>;
+}
+
+impl Outcome for () {
+    fn of(_tensor: Option<Tensor>) -> Option<Self> {
+        Some(())
+    }
+}
+
+impl Outcome for Tensor {
+    fn of(tensor: Option<Tensor>) -> Option<Self> {
+        tensor
+    }
+}
+
+/// A broadcast; of two ranks it is a send and a receive.
+pub(super) struct Bcast<T> {
+    site: Site,
+    root: usize,
+    travels: Travels,
+    reply: Reply<T>,
+    was_begun: bool,
+}
+
+impl<T> Bcast<T> {
+    pub(super) fn new(site: Site, root: usize, travels: Travels, reply: Reply<T>) -> Self {
+        Bcast { site, root, travels, reply, was_begun: false }
+    }
+}
+
+impl<T: Outcome> Job for Bcast<T> {
+    fn transfer(&self) -> Transfer {
+        self.site.transfer()
+    }
+
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+        if std::mem::replace(&mut self.was_begun, true) {
+            return Ok(None);
+        }
+        let data: *mut [u8] = match &mut self.travels {
+            Travels::Input(input) => std::ptr::from_ref(input.bytes()).cast_mut(),
+            Travels::Out(_, out) => out.bytes_mut(),
+        };
+        let passage = self.site.passage(launch);
+        // SAFETY: the job owns the lock until it is done, and the root's data are only read; `fail` never
+        // frees the memory.
+        Ok(Some(unsafe { comm.begin_broadcast(self.site.set.as_deref(), self.root, data, passage) }))
+    }
+
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_soon_finished(&self) -> bool {
+        matches!(&self.travels, Travels::Out(_, out) if is_soon_let_go(out))
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        let Bcast { travels, reply, .. } = *self;
+        let tensor = match travels {
+            Travels::Input(_) => None,
+            Travels::Out(tensor, out) => {
+                drop(out);
+                Some(tensor)
+            }
+        };
+        if let Some(outcome) = T::of(tensor) {
+            reply.send(Ok(outcome));
+        }
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        match self.travels {
+            Travels::Input(input) if self.was_begun => std::mem::forget(input),
+            Travels::Input(_) => {}
+            Travels::Out(_, out) => give_up(out, self.was_begun, fault),
+        }
+        self.reply.send(Err(fault.clone()));
+    }
+}
+
+/// What every rank has called is all that is to be done: a barrier, a split.
+pub(super) struct Nothing {
+    site: Site,
+    reply: Reply<()>,
+    /// In a frozen cycle nobody else need have come: the ranks meet in a sum of one byte.
+    byte: Box<[u8; 1]>,
+}
+
+impl Nothing {
+    pub(super) fn new(site: Site, reply: Reply<()>) -> Self {
+        Nothing { site, reply, byte: Box::new([0]) }
+    }
+}
+
+impl Job for Nothing {
+    fn transfer(&self) -> Transfer {
+        if self.site.set.is_some() {
+            return self.site.transfer();
+        }
+        Transfer::Sum { dtype: DType::U8, reduction: Reduction::Sum, len_bytes: 1, priority: self.site.priority }
+    }
+
+    fn addend(&mut self) -> &mut [u8] {
+        &mut *self.byte
+    }
+
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_soon_finished(&self) -> bool {
+        true
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.reply.send(Ok(()));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        self.reply.send(Err(fault.clone()));
+        // The transport may still write it.
+        std::mem::forget(self.byte);
+    }
+}

@@ -1,0 +1,591 @@
+//! Collectives of all ranks of a job, or of some of them, without keys and values: allreduce, reduce-scatter,
+//! allgather, alltoall, broadcast, barrier, send and receive.
+//!
+//! They go the way of a store's sums: a call is a job (`jobs`) of the same engine, agreed on by name or by
+//! the order of calls, and done by the same interpreter. `called` has what their callers wait at.
+
+mod called;
+mod jobs;
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ringpull_allreduce::progress::{Engine, Job, Operation, Reply, StandIn, Terms, Topic, answer};
+use ringpull_base::config::Config;
+use ringpull_base::forked::OfProcess;
+#[cfg(feature = "mpi")]
+use ringpull_base::last_words;
+use ringpull_base::topology::host_name;
+use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result, Tensor, TensorMut, TensorRef, waits};
+use ringpull_kernels::reduce;
+use xxhash_rust::xxh3::xxh3_64;
+
+pub use called::{CallOptions, Handle};
+use jobs::{Allgather, Alltoall, Arrival, Bcast, Blocks, Nothing, Reduce, Scatter, Site, Travels};
+
+/// The ranks of a job, or some of them, seen from one: what they can do together.
+///
+/// Made by [`communicator`] for all ranks of the job; [`split`](Self::split) makes one of some of its ranks,
+/// a process set, whose collectives go on beside those of the others. Every operation is collective: all
+/// ranks of the communicator call it, with arguments that fit. Calls with a name go together by that name, in
+/// whichever order each rank makes them; calls without one go together in the order of the calls. They return
+/// at once, with a [`Handle`] to wait at.
+///
+/// Inputs stay locked for writers and results for all until an operation is done. Where calls do not fit
+/// together, that operation is an [`Error::Disagreement`] on every rank of the communicator once all have
+/// called it, and the job goes on. A lost rank, or one that is late for too long, is an error of the whole
+/// job.
+pub struct Communicator {
+    engine: OfProcess<Arc<Engine>>,
+    /// Which communicator, of those of the same ranks.
+    number: u32,
+    /// Its ranks, where they are not all of the job.
+    set: Option<Arc<[usize]>>,
+    /// Its ranks of the job.
+    ranks: Arc<[usize]>,
+    place: usize,
+    /// A number of each rank's host, by the rank of the job.
+    hosts: Arc<[u64]>,
+    /// How long an output may stay locked by the caller before that is an error.
+    output_limit: Duration,
+    /// Adds zeros to sums when this rank has joined.
+    zeros: Arc<Zeros>,
+}
+
+/// All ranks of this process's MPI job, as [`create`](crate::create) finds them for `dist_sync_mpi`, with
+/// which it shares an engine: a process without `mpirun` is a job of one rank. Collective; blocks until every
+/// rank has called it.
+///
+/// ```no_run
+/// use ringpull::{CallOptions, Reduction, Tensor};
+///
+/// # fn main() -> ringpull::Result<()> {
+/// let comm = ringpull::communicator()?;
+/// let mine = Tensor::from_slice(&[2], &[comm.rank() as f32, 1.0]);
+/// let most = comm.allreduce(&mine, Reduction::Max, &CallOptions::default())?;
+/// // Computing goes on meanwhile.
+/// assert_eq!(most.wait()?.to_vec::<f32>()?, [comm.size() as f32 - 1.0, 1.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`create`](crate::create) for `dist_sync_mpi`.
+pub fn communicator() -> Result<Communicator> {
+    communicator_with(&Config::from_env()?)
+}
+
+/// As [`communicator`], with the caller's settings, which are the same on every rank.
+pub fn communicator_with(config: &Config) -> Result<Communicator> {
+    config.check()?;
+    #[cfg(feature = "mpi")]
+    {
+        let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
+        last_words::introduce(engine.rank(), engine.size());
+        Communicator::over(engine, config)
+    }
+    #[cfg(not(feature = "mpi"))]
+    Err(Error::KindUnavailable {
+        kind: "a communicator".to_owned(),
+        reason: "this build has no MPI".to_owned(),
+        remedy: "build it with the feature `mpi`, which is on by default".to_owned(),
+    })
+}
+
+/// What adds zeros to the sums of others.
+struct Zeros;
+
+impl StandIn for Zeros {
+    fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Box<dyn Job>> {
+        let Some((dtype, shape)) = &terms.value else {
+            return Err(Error::bug(format!("{operation} of {key} has no shape to stand in for")));
+        };
+        let zeros = Tensor::zeros(*dtype, shape);
+        let (reply, _) = answer();
+        Ok(Box::new(Reduce::new(Site::default(), zeros.clone(), zeros.write(), Arrival::default(), reply)))
+    }
+}
+
+/// The rows of a tensor: its first dimension, and the shape of one. A scalar is one row.
+fn rows(tensor: &Tensor) -> (usize, &[usize]) {
+    tensor.shape().split_first().map_or((1, &[]), |(first, rest)| (*first, rest))
+}
+
+impl Communicator {
+    /// All ranks of an engine. Collective; blocks. For tests, as the engine is.
+    #[doc(hidden)]
+    pub fn over(engine: Arc<Engine>, config: &Config) -> Result<Self> {
+        let own = xxh3_64(host_name().as_bytes());
+        let found =
+            engine.collective("communicator", Vec::new(), move |comm, _, stamp| comm.gather_word(own, stamp))?;
+        let number = engine.next_store();
+        let zeros = Arc::new(Zeros);
+        // The annotation makes the trait object out of a `Weak` of a sized type.
+        let stand_in: Weak<Zeros> = Arc::downgrade(&zeros);
+        engine.introduce(number, stand_in);
+        let (ranks, place) = ((0..engine.size()).collect(), engine.rank());
+        Ok(Communicator {
+            engine: OfProcess::new(engine),
+            number,
+            set: None,
+            ranks,
+            place,
+            hosts: found.into(),
+            output_limit: config.timeout,
+            zeros,
+        })
+    }
+
+    /// This rank's number among those of the communicator.
+    pub fn rank(&self) -> usize {
+        self.place
+    }
+
+    /// How many ranks it has.
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Its ranks by their numbers in the job.
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    fn host(&self, place: usize) -> u64 {
+        self.hosts[self.ranks[place]]
+    }
+
+    /// This rank's number among those of the communicator on its host, and how many they are.
+    pub fn local(&self) -> (usize, usize) {
+        let own = self.host(self.place);
+        let neighbours = || (0..self.size()).filter(|place| self.host(*place) == own);
+        (neighbours().filter(|place| *place < self.place).count(), neighbours().count())
+    }
+
+    /// This host's number among those on which a rank of the communicator has this one's local rank, and how
+    /// many those hosts are.
+    pub fn cross(&self) -> (usize, usize) {
+        let (local_rank, _) = self.local();
+        let mut hosts: Vec<(u64, usize)> = Vec::new();
+        for place in 0..self.size() {
+            match hosts.iter_mut().find(|(host, _)| *host == self.host(place)) {
+                Some((_, ranks)) => *ranks += 1,
+                None => hosts.push((self.host(place), 1)),
+            }
+        }
+        hosts.retain(|(_, ranks)| *ranks > local_rank);
+        let own = hosts.iter().position(|(host, _)| *host == self.host(self.place));
+        (own.expect("this rank has its own local rank"), hosts.len())
+    }
+
+    /// A communicator of some of its ranks, a process set; none on a rank that is not one of them. They are
+    /// numbered there in the order of `ranks`. Collective: every rank of this one gives the same; ranks make
+    /// the sets that they are in in one order. Blocks.
+    ///
+    /// Once a job has a process set, ranks that share a host's memory agree on each operation of all ranks
+    /// anew: a repeating sequence of them is not run without messages.
+    pub fn split(&self, ranks: &[usize]) -> Result<Option<Self>> {
+        let size = self.size();
+        if ranks.is_empty() || ranks.iter().any(|rank| *rank >= size) {
+            return Err(Error::argument(
+                format!("a process set of ranks {ranks:?} of {size}"),
+                "give one or more ranks of the communicator",
+            ));
+        }
+        if let Some(twice) = (1..ranks.len()).find(|at| ranks[..*at].contains(&ranks[*at])) {
+            return Err(Error::argument(
+                format!("a process set of ranks {ranks:?}, of which {} is named twice", ranks[twice]),
+                "name each rank once",
+            ));
+        }
+        let terms = Terms { arguments: format!("ranks {ranks:?}"), ..Terms::default() };
+        self.call(None, Operation::split(), |site, reply| Ok((terms, Box::new(Nothing::new(site, reply)))))?.wait()?;
+        let members: Arc<[usize]> = ranks.iter().map(|rank| self.ranks[*rank]).collect();
+        let is_whole = members.iter().copied().eq(0..self.engine.size());
+        let Some(place) = ranks.iter().position(|rank| *rank == self.place) else { return Ok(None) };
+        let number = if is_whole { self.engine.next_store() } else { self.engine.next_set(&members) };
+        if is_whole {
+            let stand_in: Weak<Zeros> = Arc::downgrade(&self.zeros);
+            self.engine.introduce(number, stand_in);
+        }
+        Ok(Some(Communicator {
+            engine: OfProcess::new(Arc::clone(&self.engine)),
+            number,
+            set: (!is_whole).then(|| Arc::clone(&members)),
+            ranks: members,
+            place,
+            hosts: Arc::clone(&self.hosts),
+            output_limit: self.output_limit,
+            zeros: Arc::clone(&self.zeros),
+        }))
+    }
+
+    /// The sum of all ranks' `input`, or what else the reduction makes of them, on every rank: in
+    /// `options.out`, which may be the input itself, or in a new tensor. All have one shape and dtype, and
+    /// the result has the same bits on every rank.
+    pub fn allreduce(&self, input: &Tensor, reduction: Reduction, options: &CallOptions) -> Result<Handle<Tensor>> {
+        let arrival = options.arrival(reduction, self.size());
+        self.call(options.name.clone(), Operation::Collective("allreduce".to_owned()), |site, reply| {
+            let (out, mut guard) = self.result(input, options.out.as_ref(), input.dtype(), input.shape())?;
+            if !out.is_same(input) {
+                guard.copy_from(input.read()?.bytes());
+            }
+            if options.prescale != 1.0 {
+                reduce::scale(input.dtype(), guard.bytes_mut(), options.prescale);
+            }
+            let arguments = format!(" by {reduction}{}", options.factors());
+            let terms = terms(input.dtype(), input.shape(), arguments);
+            Ok((terms, Box::new(Reduce::new(site.with_priority(options.priority), out, guard, arrival, reply))))
+        })
+    }
+
+    /// Several allreduces that are called together: one handle each.
+    pub fn grouped_allreduce(
+        &self,
+        inputs: &[Tensor],
+        reduction: Reduction,
+        options: &[CallOptions],
+    ) -> Result<Vec<Handle<Tensor>>> {
+        if inputs.len() != options.len() {
+            let what = format!("{} tensors with {} sets of options", inputs.len(), options.len());
+            return Err(Error::argument(what, "give one for each tensor"));
+        }
+        inputs.iter().zip(options).map(|(input, options)| self.allreduce(input, reduction, options)).collect()
+    }
+
+    /// This rank's rows of the sum of all ranks' `input`, or of what else the reduction makes of them. The
+    /// first dimension is divided: `lens[r]` rows for rank `r`, the same on every rank; by default as evenly
+    /// as it can be, where the first ranks have a row more.
+    pub fn reduce_scatter(
+        &self,
+        input: &Tensor,
+        reduction: Reduction,
+        lens: Option<&[usize]>,
+        options: &CallOptions,
+    ) -> Result<Handle<Tensor>> {
+        let arrival = options.arrival(reduction, self.size());
+        self.call(options.name.clone(), Operation::Collective("reduce_scatter".to_owned()), |site, reply| {
+            let ((count, rest), size) = (rows(input), self.size());
+            let lens = match lens {
+                Some(lens) => lens.to_vec(),
+                None => (0..size).map(|rank| count / size + usize::from(rank < count % size)).collect(),
+            };
+            self.check_lens("reduce_scatter", &lens, Some(count))?;
+            let shape: Vec<usize> = std::iter::once(lens[self.place]).chain(rest.iter().copied()).collect();
+            let (out, guard) = self.result_apart(input, options.out.as_ref(), &shape)?;
+            let mut given = Given::Held(input.read()?);
+            if options.prescale != 1.0 {
+                let mut scaled = Buffer::copy_of(given.bytes());
+                reduce::scale(input.dtype(), scaled.bytes_mut(), options.prescale);
+                given = Given::Own(scaled);
+            }
+            let arguments = format!(" by {reduction} in parts of {lens:?} rows{}", options.factors());
+            let terms = terms(input.dtype(), input.shape(), arguments);
+            let row_len: usize = rest.iter().product();
+            let lens = lens.iter().map(|rows| rows * row_len).collect();
+            let job = Scatter::new(site.with_priority(options.priority), (given, lens), (out, guard), arrival, reply);
+            Ok((terms, Box::new(job)))
+        })
+    }
+
+    /// All ranks' `input`, one behind the other along the first dimension, on every rank. First dimensions
+    /// may differ. `lens`, the rows of each rank, saves a round where every rank knows them; only then there
+    /// may be an output.
+    pub fn allgather(&self, input: &Tensor, lens: Option<&[usize]>, options: &CallOptions) -> Result<Handle<Tensor>> {
+        self.call(options.name.clone(), Operation::Collective("allgather".to_owned()), |site, reply| {
+            let (count, rest) = rows(input);
+            let mut shape = vec![0];
+            shape.extend_from_slice(rest);
+            let out = match (lens, options.out.as_ref()) {
+                (Some(lens), out) => {
+                    self.check_lens("allgather", lens, None)?;
+                    if lens[self.place] != count {
+                        return Err(Error::argument(
+                            format!("allgather on rank {}: {count} rows where {lens:?} are given", self.place),
+                            "give the number of each rank's rows",
+                        ));
+                    }
+                    shape[0] = lens.iter().sum();
+                    Some(self.result_apart(input, out, &shape)?)
+                }
+                (None, None) => None,
+                (None, Some(_)) => {
+                    return Err(Error::argument(
+                        format!("allgather into an output on rank {} without lengths", self.place),
+                        "give the number of each rank's rows, or no output",
+                    ));
+                }
+            };
+            let arguments = lens.map_or_else(String::new, |lens| format!(" of {lens:?} rows"));
+            let terms = terms(input.dtype(), rest, arguments);
+            let given = (input.read()?, lens.map(<[usize]>::to_vec));
+            Ok((terms, Box::new(Allgather::new(site.with_priority(options.priority), given, shape, out, reply))))
+        })
+    }
+
+    /// Gives `splits[r]` rows of `input` to rank `r`, and takes what the others have for this one: these rows
+    /// in the order of the ranks, and how many came from each. Without `splits` all are equal, and no rank
+    /// asks another how many there are; nor where `taken` says what comes from each, which every rank says or
+    /// none. Only where it is known what comes there may be an output.
+    pub fn alltoall(
+        &self,
+        input: &Tensor,
+        splits: Option<&[usize]>,
+        taken: Option<&[usize]>,
+        options: &CallOptions,
+    ) -> Result<Handle<(Tensor, Vec<usize>)>> {
+        self.call(options.name.clone(), Operation::Collective("alltoall".to_owned()), |site, reply| {
+            let ((count, rest), size) = (rows(input), self.size());
+            let are_equal = splits.is_none();
+            let (given, taken, arguments) = match (splits, taken) {
+                (None, _) if count.is_multiple_of(size) => {
+                    (vec![count / size; size], Some(vec![count / size; size]), " in equal blocks")
+                }
+                (None, _) => {
+                    return Err(Error::argument(
+                        format!("alltoall of {count} rows between {size} ranks on rank {}", self.place),
+                        "give the rows for each rank as splits, or as many for each",
+                    ));
+                }
+                (Some(splits), None) => (splits.to_vec(), None, " in blocks of each rank's own"),
+                (Some(splits), Some(taken)) => {
+                    (splits.to_vec(), Some(taken.to_vec()), " in blocks that both ends know")
+                }
+            };
+            self.check_lens("alltoall", &given, Some(count))?;
+            taken.as_ref().map_or(Ok(()), |taken| self.check_lens("alltoall", taken, None))?;
+            let mut shape = vec![0];
+            shape.extend_from_slice(rest);
+            let out = match (&taken, options.out.as_ref()) {
+                (Some(taken), out) => {
+                    shape[0] = taken.iter().sum();
+                    Some(self.result_apart(input, out, &shape)?)
+                }
+                (None, None) => None,
+                (None, Some(_)) => {
+                    return Err(Error::argument(
+                        format!("alltoall into an output on rank {} without what comes from each", self.place),
+                        "give the rows that come from each rank, or no output",
+                    ));
+                }
+            };
+            let compared = if are_equal { input.shape() } else { rest };
+            let terms = terms(input.dtype(), compared, arguments.to_owned());
+            let blocks = Blocks { given, taken, are_equal };
+            let site = site.with_priority(options.priority);
+            Ok((terms, Box::new(Alltoall::new(site, input.read()?, blocks, shape, out, reply))))
+        })
+    }
+
+    /// The `input` of rank `root` on every rank: in `options.out`, which may be the input itself, or in a new
+    /// tensor. All have one shape and dtype.
+    pub fn broadcast(&self, input: &Tensor, root: usize, options: &CallOptions) -> Result<Handle<Tensor>> {
+        self.call(options.name.clone(), Operation::Collective("broadcast".to_owned()), |site, reply| {
+            self.check_rank("broadcast from", root)?;
+            let (out, mut guard) = self.result(input, options.out.as_ref(), input.dtype(), input.shape())?;
+            if self.place == root && !out.is_same(input) {
+                guard.copy_from(input.read()?.bytes());
+            }
+            let terms = terms(input.dtype(), input.shape(), format!(" from rank {root}"));
+            let site = site.with_priority(options.priority);
+            Ok((terms, Box::new(Bcast::new(site, root, Travels::Out(out, guard), reply))))
+        })
+    }
+
+    /// Returns when every rank of the communicator has called it.
+    pub fn barrier(&self) -> Result<()> {
+        if self.set.is_none() {
+            self.check()?;
+            return self.engine.barrier();
+        }
+        let operation = Operation::Barrier;
+        self.call(None, operation, |site, reply| Ok((Terms::default(), Box::new(Nothing::new(site, reply)))))?.wait()
+    }
+
+    /// Sends `input` to rank `to`, which [receives](Self::recv) it. Those of one tag go together in the order
+    /// of the calls.
+    pub fn send(&self, input: &Tensor, to: usize, tag: u32) -> Result<Handle<()>> {
+        self.between((self.place, to), tag, input, |site, reply| {
+            let travels = Travels::Input(input.read()?);
+            Ok(Box::new(Bcast::new(site, 0, travels, reply)))
+        })
+    }
+
+    /// Receives into `out` what rank `from` [sends](Self::send): as many elements of its dtype.
+    pub fn recv(&self, out: &Tensor, from: usize, tag: u32) -> Result<Handle<Tensor>> {
+        self.between((from, self.place), tag, out, |site, reply| {
+            let guard = out.write_within(self.output_limit)?;
+            out.lend(&self.engine.waiter(), true);
+            Ok(Box::new(Bcast::new(site, 0, Travels::Out(out.clone(), guard), reply)))
+        })
+    }
+
+    /// A broadcast between two ranks, from the first.
+    fn between<T>(
+        &self,
+        (from, to): (usize, usize),
+        tag: u32,
+        tensor: &Tensor,
+        job: impl FnOnce(Site, Reply<T>) -> Result<Box<dyn Job>>,
+    ) -> Result<Handle<T>> {
+        self.reporting(|| {
+            let other = if from == self.place { to } else { from };
+            self.check_rank("send and recv with", other)?;
+            if from == to {
+                let what = format!("rank {from} of the communicator sends to itself");
+                return Err(Error::argument(what, "send to another rank"));
+            }
+            let set = vec![self.ranks[from], self.ranks[to]];
+            let name = Key::from(format!("from rank {from} to rank {to}, tag {tag}").as_str());
+            let topic = Topic::Collective { comm: self.number, set: Some(set.clone()), name: Some(name) };
+            let terms = terms(tensor.dtype(), &[tensor.len()], String::new());
+            let (reply, answer) = answer();
+            let job = job(Site { set: Some(set.into()), priority: 0 }, reply)?;
+            self.engine.submit(topic, Operation::Collective("send and recv".to_owned()), terms, job)?;
+            Ok(Handle::new(Arc::clone(&self.engine), answer))
+        })
+    }
+
+    /// This rank has no data left: until every rank of the job has joined it adds zeros to the sums and
+    /// averages of the others. Returns the rank that joined last. An average still divides by the number of
+    /// ranks. Of the whole job alone. Blocks.
+    pub fn join(&self) -> Result<usize> {
+        if self.set.is_some() {
+            return Err(Error::argument("join of a process set", "join with the communicator of the whole job"));
+        }
+        self.check()?;
+        self.engine.join()
+    }
+
+    /// Payload bytes sent and received by this process, and messages that carried no payload.
+    pub fn traffic(&self) -> (u64, u64, u64) {
+        self.engine.traffic()
+    }
+
+    /// Tells the other ranks why this one is about to end, as
+    /// [`KvStore::report_failure`](crate::KvStore::report_failure) does.
+    pub fn report_failure(&self, why: &str) {
+        if self.engine.process().is_here() {
+            self.engine.failing(Some(why));
+        }
+    }
+
+    /// The first error of the whole job, if there was one: every later call returns it.
+    pub fn fault(&self) -> Option<Error> {
+        self.engine.fault()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.engine.process().check("this communicator")?;
+        waits::call();
+        self.engine.fault().map_or(Ok(()), Err)
+    }
+
+    fn check_rank(&self, what: &str, rank: usize) -> Result<()> {
+        if rank < self.size() {
+            return Ok(());
+        }
+        let what = format!("{what} rank {rank} of a communicator of {} on rank {}", self.size(), self.place);
+        Err(Error::argument(what, "ranks are counted from 0, within the communicator"))
+    }
+
+    fn check_lens(&self, what: &str, lens: &[usize], total: Option<usize>) -> Result<()> {
+        let sum: usize = lens.iter().sum();
+        if lens.len() == self.size() && total.is_none_or(|total| total == sum) {
+            return Ok(());
+        }
+        let total = total.map_or_else(String::new, |total| format!(" and {total} rows"));
+        Err(Error::argument(
+            format!("{what} on rank {}: lengths {lens:?} with {} ranks{total}", self.place, self.size()),
+            "give a number of rows for each rank, which together are all rows",
+        ))
+    }
+
+    /// A tensor for the result, locked: `out` if there is one.
+    fn result(
+        &self,
+        input: &Tensor,
+        out: Option<&Tensor>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<(Tensor, TensorMut)> {
+        let out = out.cloned().unwrap_or_else(|| Tensor::zeros(dtype, shape));
+        let len: usize = shape.iter().product();
+        if out.dtype() != dtype || out.len() != len {
+            return Err(Error::argument(
+                format!("an output of {} for {}", out.dtype().of_shape(out.shape()), dtype.of_shape(shape)),
+                "give an output of the result's dtype and shape",
+            ));
+        }
+        if !out.is_same(input) && out.overlaps(input) {
+            return Err(Error::argument(
+                "an output that shares memory with the input, and is not the same",
+                "give the input itself, or memory of its own",
+            ));
+        }
+        let guard = out.write_within(self.output_limit)?;
+        out.lend(&self.engine.waiter(), true);
+        Ok((out, guard))
+    }
+
+    /// As [`result`](Self::result), in memory other than the input's.
+    fn result_apart(&self, input: &Tensor, out: Option<&Tensor>, shape: &[usize]) -> Result<(Tensor, TensorMut)> {
+        if out.is_some_and(|out| out.is_same(input)) {
+            return Err(Error::argument("an output that is the input", "give memory of its own"));
+        }
+        self.result(input, out, input.dtype(), shape)
+    }
+
+    /// Calls an operation, with the terms and the job that `make` gives.
+    fn call<T>(
+        &self,
+        name: Option<Key>,
+        operation: Operation,
+        make: impl FnOnce(Site, Reply<T>) -> Result<(Terms, Box<dyn Job>)>,
+    ) -> Result<Handle<T>> {
+        self.reporting(|| {
+            let set = self.set.as_ref().map(|set| set.to_vec());
+            let (reply, answer) = answer();
+            let (terms, job) = make(Site { set: self.set.clone(), priority: 0 }, reply)?;
+            let topic = Topic::Collective { comm: self.number, set, name };
+            self.engine.submit(topic, operation, terms, job)?;
+            Ok(Handle::new(Arc::clone(&self.engine), answer))
+        })
+    }
+
+    /// Does what a caller asks for, and lets the other ranks know if it fails, should this rank end by that.
+    fn reporting<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.check()?;
+        let outcome = work();
+        let why = outcome.as_ref().err().map(|error| error.last_words(None).line);
+        self.engine.failing(why.as_deref());
+        outcome
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if std::thread::panicking() && self.engine.process().is_here() {
+            self.engine.give_up();
+        }
+    }
+}
+
+/// What a job gives: a tensor that is only read, or memory of its own.
+enum Given {
+    Held(TensorRef),
+    Own(Buffer),
+}
+
+impl Given {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Given::Held(held) => held.bytes(),
+            Given::Own(own) => own.bytes(),
+        }
+    }
+}
+
+fn terms(dtype: DType, shape: &[usize], arguments: String) -> Terms {
+    Terms { value: Some((dtype, shape.to_vec())), arguments, ..Terms::default() }
+}

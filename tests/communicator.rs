@@ -1,0 +1,475 @@
+//! Collectives of a communicator over ranks that are threads: what each gives, for every dtype and reduction,
+//! lengths that differ, process sets beside each other, and calls that do not fit together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringpull::{CallOptions, Communicator, DType, Element, Error, Reduction, Tensor};
+use ringpull_allreduce::progress::Engine;
+use ringpull_base::config::Config;
+use ringpull_base::with_element;
+
+/// Runs `work` as each of `size` ranks.
+fn on_ranks<T: Send>(size: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    let config = Config { timeout: Duration::from_secs(20), ..Config::default() };
+    on_ranks_with(size, &config, work)
+}
+
+fn on_ranks_with<T: Send>(size: usize, config: &Config, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    let engines = Engine::in_process(size, config).unwrap();
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads = engines.into_iter().map(|engine| {
+            scope.spawn(move || {
+                let comm = Communicator::over(Arc::clone(&engine), config).unwrap();
+                let value = work(&comm);
+                drop(comm);
+                (value, engine)
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let (values, engines): (Vec<T>, Vec<Arc<Engine>>) = ends.into_iter().unzip();
+        for engine in engines {
+            scope.spawn(move || drop(engine));
+        }
+        values
+    })
+}
+
+fn plain() -> CallOptions {
+    CallOptions::default()
+}
+
+fn named(name: &str) -> CallOptions {
+    CallOptions { name: Some(name.into()), ..plain() }
+}
+
+fn ints(shape: &[usize], values: impl IntoIterator<Item = i64>) -> Tensor {
+    Tensor::from_slice(shape, &values.into_iter().collect::<Vec<i64>>())
+}
+
+/// What rank `rank` has at `i`.
+fn given(rank: usize, i: usize) -> f64 {
+    ((rank * 3 + i * 5) % 7 + 1) as f64
+}
+
+fn expected(reduction: Reduction, size: usize, i: usize) -> f64 {
+    let all = (0..size).map(|rank| given(rank, i));
+    match reduction {
+        Reduction::Sum => all.sum(),
+        Reduction::Average => all.sum::<f64>() / size as f64,
+        Reduction::Min => all.fold(f64::MAX, f64::min),
+        Reduction::Max => all.fold(0.0, f64::max),
+        Reduction::Product => all.product(),
+    }
+}
+
+fn assert_close<T: Element>(found: T, expected: f64, what: &str) {
+    let rounded = T::from_f64(expected).to_f64();
+    // Only an average is no integer, and is rounded once more in halves.
+    assert!((found.to_f64() - rounded).abs() <= rounded.abs() / 100.0, "{what}: {} and {expected}", found.to_f64());
+}
+
+#[test]
+fn an_allreduce_and_a_reduce_scatter_of_every_dtype_by_every_reduction() {
+    for size in [1, 2, 3, 5] {
+        on_ranks(size, |comm| {
+            for dtype in DType::ALL {
+                for reduction in Reduction::ALL {
+                    // The product of five ranks' numbers is too much for the shortest integers.
+                    if dtype.size_bytes() == 1 && reduction == Reduction::Product && size > 2 {
+                        continue;
+                    }
+                    with_element!(dtype, T => {
+                        for len in [0, 1, 7, 3000] {
+                            let what = format!("{reduction} of {len} {dtype} on {size} ranks");
+                            let mine: Vec<T> = (0..len).map(|i| T::from_f64(given(comm.rank(), i))).collect();
+                            let mine = Tensor::from_slice(&[len], &mine);
+                            let all = comm.allreduce(&mine, reduction, &plain()).unwrap();
+                            let part = comm.reduce_scatter(&mine, reduction, None, &plain()).unwrap();
+                            let is_exact = reduction != Reduction::Average && dtype != DType::F16 && dtype != DType::BF16;
+                            for (i, found) in all.wait().unwrap().to_vec::<T>().unwrap().into_iter().enumerate() {
+                                let expected = expected(reduction, size, i);
+                                if is_exact {
+                                    assert_eq!(found, T::from_f64(expected), "{what}, {i}");
+                                } else if dtype.is_float() {
+                                    assert_close(found, expected, &what);
+                                } else {
+                                    assert_eq!(found.to_f64(), expected.trunc(), "{what}, {i}");
+                                }
+                            }
+                            let part = part.wait().unwrap();
+                            let before = |rank: usize| rank * (len / size) + rank.min(len % size);
+                            assert_eq!(part.shape(), [before(comm.rank() + 1) - before(comm.rank())], "{what}");
+                            for (i, found) in part.to_vec::<T>().unwrap().into_iter().enumerate() {
+                                let expected = expected(reduction, size, before(comm.rank()) + i);
+                                if dtype.is_float() {
+                                    assert_close(found, expected, &what);
+                                } else {
+                                    assert_eq!(found.to_f64(), expected.trunc(), "{what}, {i}");
+                                }
+                            }
+                            // The input stays as it was.
+                            assert_eq!(mine.to_vec::<T>().unwrap().len(), len);
+                            let first = mine.to_vec::<T>().unwrap().first().map(|first| first.to_f64());
+                            assert_eq!(first, (len > 0).then(|| T::from_f64(given(comm.rank(), 0)).to_f64()));
+                        }
+                    });
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn parts_of_a_reduce_scatter_and_rows_of_an_allgather_may_differ() {
+    for size in [1, 2, 4] {
+        on_ranks(size, |comm| {
+            let lens: Vec<usize> = (0..size).map(|rank| rank * 3 % 5 * 40).collect();
+            let rows: usize = lens.iter().sum();
+            let mine = ints(&[rows, 100], (0..rows as i64 * 100).map(|i| i + comm.rank() as i64));
+            let part = comm.reduce_scatter(&mine, Reduction::Sum, Some(&lens), &plain()).unwrap().wait().unwrap();
+            let start: usize = lens[..comm.rank()].iter().sum::<usize>() * 100;
+            assert_eq!(part.shape(), [lens[comm.rank()], 100]);
+            let of_ranks = (size * (size - 1) / 2) as i64;
+            let sums: Vec<i64> = (0..part.len()).map(|i| (size * (start + i)) as i64 + of_ranks).collect();
+            assert_eq!(part.to_vec::<i64>().unwrap(), sums);
+            for known in [None, Some(&lens[..])] {
+                let own = ints(&[lens[comm.rank()], 2], vec![comm.rank() as i64; 2 * lens[comm.rank()]]);
+                let all = comm.allgather(&own, known, &plain()).unwrap().wait().unwrap();
+                assert_eq!(all.shape(), [rows, 2]);
+                let expected = lens.iter().enumerate().flat_map(|(rank, len)| vec![rank as i64; 2 * len]);
+                assert_eq!(all.to_vec::<i64>().unwrap(), expected.collect::<Vec<_>>());
+            }
+            let one = comm.allgather(&ints(&[], [comm.rank() as i64]), None, &plain()).unwrap().wait().unwrap();
+            assert_eq!((one.shape(), one.to_vec::<i64>().unwrap()), (&[size][..], (0..size as i64).collect()));
+        });
+    }
+}
+
+#[test]
+fn an_alltoall_brings_each_rank_what_the_others_have_for_it() {
+    for size in [1, 2, 3, 4] {
+        on_ranks(size, |comm| {
+            let me = comm.rank();
+            // As many for each.
+            let equal = ints(&[2 * size], (0..2 * size).map(|i| (me * 100 + i / 2) as i64));
+            let (found, taken) = comm.alltoall(&equal, None, None, &plain()).unwrap().wait().unwrap();
+            let expected: Vec<i64> = (0..size).flat_map(|rank| vec![(rank * 100 + me) as i64; 2]).collect();
+            assert_eq!((found.to_vec::<i64>().unwrap(), taken), (expected, vec![2; size]));
+            // Something else for each, and nothing for some.
+            let split = |from: usize, to: usize| (from * 2 + to * 3) % 4 * 500;
+            let splits: Vec<usize> = (0..size).map(|to| split(me, to)).collect();
+            let comes: Vec<usize> = (0..size).map(|from| split(from, me)).collect();
+            let rows = splits.iter().enumerate().flat_map(|(to, rows)| vec![(me * 100 + to) as i64; 3 * rows]);
+            let mine = ints(&[splits.iter().sum(), 3], rows);
+            for known in [None, Some(&comes[..])] {
+                let called = comm.alltoall(&mine, Some(&splits), known, &plain()).unwrap();
+                let (found, taken) = called.wait().unwrap();
+                assert_eq!((found.shape(), &taken), (&[comes.iter().sum(), 3][..], &comes));
+                let expected =
+                    comes.iter().enumerate().flat_map(|(from, rows)| vec![(from * 100 + me) as i64; 3 * rows]);
+                assert_eq!(found.to_vec::<i64>().unwrap(), expected.collect::<Vec<_>>());
+            }
+        });
+    }
+}
+
+#[test]
+fn a_broadcast_goes_from_any_root_into_an_output_or_in_place() {
+    on_ranks(3, |comm| {
+        for root in 0..3 {
+            let mine = ints(&[5000], vec![comm.rank() as i64; 5000]);
+            let found = comm.broadcast(&mine, root, &plain()).unwrap().wait().unwrap();
+            assert_eq!(found.to_vec::<i64>().unwrap(), vec![root as i64; 5000]);
+            assert_eq!(mine.to_vec::<i64>().unwrap()[0], comm.rank() as i64);
+            let in_place = CallOptions { out: Some(mine.clone()), ..plain() };
+            let found = comm.broadcast(&mine, root, &in_place).unwrap().wait().unwrap();
+            assert!(found.is_same(&mine));
+            assert_eq!(mine.to_vec::<i64>().unwrap(), vec![root as i64; 5000]);
+        }
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn factors_and_an_output_in_place() {
+    on_ranks(2, |comm| {
+        let tensor = Tensor::full(DType::F32, &[4], 3.0);
+        let options = CallOptions { out: Some(tensor.clone()), prescale: 2.0, postscale: 0.25, ..plain() };
+        comm.allreduce(&tensor, Reduction::Sum, &options).unwrap().wait().unwrap();
+        assert_eq!(tensor.to_vec::<f32>().unwrap(), [3.0; 4]);
+        let options = CallOptions { prescale: 2.0, postscale: 0.5, ..plain() };
+        let part = comm.reduce_scatter(&tensor, Reduction::Max, None, &options).unwrap().wait().unwrap();
+        assert_eq!(part.to_vec::<f32>().unwrap(), [3.0; 2]);
+        assert_eq!(tensor.to_vec::<f32>().unwrap(), [3.0; 4], "the input is not changed");
+    });
+}
+
+#[test]
+fn calls_with_names_go_together_in_any_order_and_repeating_ones_need_no_messages() {
+    on_ranks(3, |comm| {
+        for step in 0..40 {
+            let mut keys: Vec<usize> = (0..6).collect();
+            keys.rotate_left((comm.rank() * 2 + step) % 6);
+            let call = |key: usize| {
+                let mine = ints(&[10 + key], vec![(key * step + comm.rank()) as i64; 10 + key]);
+                (key, comm.allreduce(&mine, Reduction::Sum, &named(&format!("key {key}"))).unwrap())
+            };
+            let called: Vec<_> = keys.into_iter().map(call).collect();
+            for (key, handle) in called {
+                assert_eq!(
+                    handle.wait().unwrap().to_vec::<i64>().unwrap(),
+                    vec![(3 * key * step + 3) as i64; 10 + key]
+                );
+            }
+        }
+        // The same order on each rank, every reduction of its own: frozen, fused with nothing of another
+        // sort.
+        let before = comm.traffic().2;
+        for step in 0..30 {
+            let (sum, max) = (ints(&[3], [step; 3]), ints(&[3], [step + comm.rank() as i64; 3]));
+            let (sum, max) = (
+                comm.allreduce(&sum, Reduction::Sum, &named("sum")),
+                comm.allreduce(&max, Reduction::Max, &named("max")),
+            );
+            assert_eq!(sum.unwrap().wait().unwrap().to_vec::<i64>().unwrap(), [3 * step; 3]);
+            assert_eq!(max.unwrap().wait().unwrap().to_vec::<i64>().unwrap(), [step + 2; 3]);
+        }
+        assert!(comm.traffic().2 - before < 60, "{} messages for 60 calls", comm.traffic().2 - before);
+    });
+}
+
+#[test]
+fn repeating_collectives_of_other_sorts_are_right_without_messages_too() {
+    on_ranks(3, |comm| {
+        for step in 0..30usize {
+            let own = ints(&[(comm.rank() + step) % 4], vec![comm.rank() as i64; (comm.rank() + step) % 4]);
+            let all = comm.allgather(&own, None, &named("rows")).unwrap();
+            let scattered = comm.reduce_scatter(&ints(&[6], [1; 6]), Reduction::Sum, None, &named("parts")).unwrap();
+            let splits = [0, 1, 2].map(|to| (to + step) % 3);
+            let blocks = ints(&[splits.iter().sum()], vec![comm.rank() as i64; splits.iter().sum()]);
+            let blocks = comm.alltoall(&blocks, Some(&splits), None, &named("blocks")).unwrap();
+            let expected: Vec<i64> = (0..3).flat_map(|rank| vec![rank as i64; (rank + step) % 4]).collect();
+            assert_eq!(all.wait().unwrap().to_vec::<i64>().unwrap(), expected);
+            assert_eq!(scattered.wait().unwrap().to_vec::<i64>().unwrap(), [3; 2]);
+            let each = (comm.rank() + step) % 3;
+            let expected: Vec<i64> = (0..3).flat_map(|rank| vec![rank; each]).collect();
+            assert_eq!(blocks.wait().unwrap().0.to_vec::<i64>().unwrap(), expected);
+        }
+    });
+}
+
+#[test]
+fn a_handle_says_whether_it_is_done_and_a_wait_may_have_a_limit() {
+    on_ranks(2, |comm| {
+        if comm.rank() == 0 {
+            let called = comm.allreduce(&ints(&[1], [1]), Reduction::Sum, &plain()).unwrap();
+            assert!(!called.is_done() && called.wait_within(Duration::from_millis(20)).unwrap().is_none());
+            comm.send(&ints(&[1], [7]), 1, 0).unwrap().wait().unwrap();
+            while !called.is_done() {
+                std::thread::yield_now();
+            }
+            assert_eq!(called.wait().unwrap().to_vec::<i64>().unwrap(), [3]);
+        } else {
+            let out = ints(&[1], [0]);
+            comm.recv(&out, 0, 0).unwrap().wait().unwrap();
+            assert_eq!(out.to_vec::<i64>().unwrap(), [7]);
+            let called = comm.allreduce(&ints(&[1], [2]), Reduction::Sum, &plain()).unwrap();
+            assert_eq!(called.wait().unwrap().to_vec::<i64>().unwrap(), [3]);
+        }
+    });
+}
+
+#[test]
+fn messages_between_two_ranks_are_told_apart_by_their_tags_and_ends() {
+    on_ranks(3, |comm| {
+        let (me, right, left) = (comm.rank(), (comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+        let sent: Vec<_> = (0..4u32)
+            .map(|tag| comm.send(&ints(&[2, 500], vec![(me * 10) as i64 + i64::from(tag); 1000]), right, tag).unwrap())
+            .collect();
+        for tag in (0..4u32).rev() {
+            let out = ints(&[1000], vec![0; 1000]);
+            let found = comm.recv(&out, left, tag).unwrap().wait().unwrap();
+            assert_eq!(found.to_vec::<i64>().unwrap(), vec![(left * 10) as i64 + i64::from(tag); 1000]);
+        }
+        sent.into_iter().for_each(|sent| sent.wait().unwrap());
+    });
+}
+
+#[test]
+fn process_sets_go_on_beside_each_other_and_beside_the_job() {
+    on_ranks(5, |comm| {
+        let even = comm.split(&[4, 0, 2]).unwrap();
+        let odd = comm.split(&[1, 3]).unwrap();
+        assert_eq!(even.is_some(), comm.rank() % 2 == 0);
+        let own = even.or(odd).unwrap();
+        assert_eq!(own.ranks(), if comm.rank() % 2 == 0 { &[4, 0, 2][..] } else { &[1, 3] });
+        assert_eq!(own.ranks()[own.rank()], comm.rank());
+        for step in 0..30i64 {
+            // The whole job's repeating calls are frozen meanwhile.
+            let whole = comm.allreduce(&ints(&[100], vec![step; 100]), Reduction::Sum, &named("whole")).unwrap();
+            // Ranks of one set are far ahead of the other's.
+            for round in 0..(if comm.rank() % 2 == 0 { 3 } else { 1 }) {
+                let mine = ints(&[9], vec![comm.rank() as i64 + round; 9]);
+                let max = own.allreduce(&mine, Reduction::Max, &plain()).unwrap();
+                let all = own.allgather(&ints(&[1], [comm.rank() as i64]), None, &named("rows")).unwrap();
+                let part = own
+                    .reduce_scatter(&ints(&[own.size()], vec![1; own.size()]), Reduction::Sum, None, &plain())
+                    .unwrap();
+                let from = own.broadcast(&mine, 1, &plain()).unwrap();
+                assert_eq!(from.wait().unwrap().to_vec::<i64>().unwrap(), [own.ranks()[1] as i64 + round; 9]);
+                assert_eq!(part.wait().unwrap().to_vec::<i64>().unwrap(), [own.size() as i64]);
+                let expected: Vec<i64> = own.ranks().iter().map(|rank| *rank as i64).collect();
+                assert_eq!(all.wait().unwrap().to_vec::<i64>().unwrap(), expected);
+                let most = *own.ranks().iter().max().unwrap() as i64 + round;
+                assert_eq!(max.wait().unwrap().to_vec::<i64>().unwrap(), [most; 9]);
+            }
+            own.barrier().unwrap();
+            assert_eq!(whole.wait().unwrap().to_vec::<i64>().unwrap(), vec![5 * step; 100]);
+        }
+        // A set of a set, and one of all ranks.
+        let pair = own.split(&[1, 0]).unwrap();
+        if let Some(pair) = pair {
+            let all = pair.allgather(&ints(&[1], [comm.rank() as i64]), None, &plain()).unwrap().wait().unwrap();
+            assert_eq!(all.to_vec::<i64>().unwrap(), [own.ranks()[1] as i64, own.ranks()[0] as i64]);
+        }
+        let again = comm.split(&[0, 1, 2, 3, 4]).unwrap().unwrap();
+        let sum = again.allreduce(&ints(&[1], [1]), Reduction::Sum, &plain()).unwrap().wait().unwrap();
+        assert_eq!(sum.to_vec::<i64>().unwrap(), [5]);
+    });
+}
+
+#[test]
+fn more_operations_than_go_at_once_are_done_in_order_while_those_of_a_set_pass_them() {
+    on_ranks(3, |comm| {
+        let set = comm.split(&[0, 2]).unwrap();
+        let called: Vec<_> = (0..120i64)
+            .map(|at| comm.allreduce(&ints(&[20_000], vec![at; 20_000]), Reduction::Sum, &plain()).unwrap())
+            .collect();
+        // Rank 1 calls the same; the set's ranks wait for what was called last.
+        if let Some(set) = set {
+            let last = set.allreduce(&ints(&[1], [1]), Reduction::Sum, &plain()).unwrap();
+            assert_eq!(last.wait().unwrap().to_vec::<i64>().unwrap(), [2]);
+        }
+        for (at, handle) in called.into_iter().enumerate() {
+            assert_eq!(handle.wait().unwrap().to_vec::<i64>().unwrap(), vec![3 * at as i64; 20_000]);
+        }
+    });
+}
+
+fn assert_disagrees(error: &Error, words: &[&str]) {
+    assert!(matches!(error, Error::Disagreement { .. }), "{error}");
+    let text = error.to_string();
+    words.iter().for_each(|word| assert!(text.contains(word), "{word:?} in {text}"));
+}
+
+#[test]
+fn calls_that_do_not_fit_fail_on_every_rank_and_the_job_goes_on() {
+    on_ranks(3, |comm| {
+        let me = comm.rank();
+        let set = comm.split(&[0, 1]).unwrap();
+        for round in 0..3 {
+            let one = ints(&[2 + me % 2], vec![1; 2 + me % 2]);
+            let error = comm.allreduce(&one, Reduction::Sum, &named("grad")).unwrap().wait().err().unwrap();
+            assert_disagrees(&error, &["\"grad\"", "allreduce", "rank 1 has", "i64 of shape [3]", "i64 of shape [2]"]);
+            let reduction = if me == 2 { Reduction::Max } else { Reduction::Sum };
+            let error = comm.allreduce(&ints(&[1], [1]), reduction, &plain()).unwrap().wait().err().unwrap();
+            assert_disagrees(&error, &["collective", "rank 2 has allreduce of i64 of shape [1] by max", "by sum"]);
+            let error = comm.broadcast(&ints(&[1], [1]), me, &plain()).unwrap().wait().err().unwrap();
+            assert_disagrees(&error, &["from rank 0", "from rank 1", "from rank 2"]);
+            let error = if me == 0 {
+                comm.allgather(&ints(&[1], [1]), None, &plain()).unwrap().wait().err().unwrap()
+            } else {
+                comm.reduce_scatter(&ints(&[1], [1]), Reduction::Sum, None, &plain()).unwrap().wait().err().unwrap()
+            };
+            assert_disagrees(
+                &error,
+                &["rank 0 has allgather", "rank 1 has reduce_scatter", "in one order, or give each a name"],
+            );
+            if let Some(set) = &set {
+                let shape = [1 + me];
+                let own = ints(&shape, vec![1; 1 + me]);
+                let error = set.allreduce(&own, Reduction::Sum, &plain()).unwrap().wait().err().unwrap();
+                assert_disagrees(&error, &["ranks [0, 1]", "rank 0 has", "rank 1 has"]);
+                let sum = set.allreduce(&ints(&[1], [round]), Reduction::Sum, &plain()).unwrap().wait().unwrap();
+                assert_eq!(sum.to_vec::<i64>().unwrap(), [2 * round]);
+            }
+            let sum = comm.allreduce(&ints(&[1], [round]), Reduction::Sum, &plain()).unwrap().wait().unwrap();
+            assert_eq!(sum.to_vec::<i64>().unwrap(), [3 * round]);
+        }
+        let error = comm.split(&[me]).err().unwrap();
+        assert_disagrees(&error, &["split", "ranks [0]", "ranks [2]"]);
+    });
+}
+
+#[test]
+fn wrong_arguments_are_errors_of_the_caller_and_change_nothing() {
+    on_ranks(2, |comm| {
+        let tensor = ints(&[3], [1, 2, 3]);
+        let wrong = |text: &str, error: Option<Error>| {
+            let text_of_error = error.map_or_else(String::new, |error| error.to_string());
+            assert!(text_of_error.contains(text) && text_of_error.contains("hint:"), "{text:?} in {text_of_error:?}");
+        };
+        wrong("alltoall of 3 rows", comm.alltoall(&tensor, None, None, &plain()).err());
+        wrong("lengths [1, 1]", comm.reduce_scatter(&tensor, Reduction::Sum, Some(&[1, 1]), &plain()).err());
+        wrong("[3]", comm.allgather(&tensor, Some(&[3]), &plain()).err());
+        wrong("rank 2 of a communicator of 2", comm.broadcast(&tensor, 2, &plain()).err());
+        wrong(
+            "an output of",
+            comm.allreduce(&tensor, Reduction::Sum, &CallOptions { out: Some(ints(&[1], [0])), ..plain() }).err(),
+        );
+        wrong(
+            "an output that is the input",
+            comm.reduce_scatter(&tensor, Reduction::Sum, None, &CallOptions { out: Some(tensor.clone()), ..plain() })
+                .err(),
+        );
+        wrong(
+            "without lengths",
+            comm.allgather(&tensor, None, &CallOptions { out: Some(ints(&[6], [0; 6])), ..plain() }).err(),
+        );
+        wrong("sends to itself", comm.send(&tensor, comm.rank(), 0).err());
+        wrong("ranks [0, 5]", comm.split(&[0, 5]).err());
+        wrong("named twice", comm.split(&[0, 0]).err());
+        let sum = comm.allreduce(&tensor, Reduction::Sum, &plain()).unwrap().wait().unwrap();
+        assert_eq!(sum.to_vec::<i64>().unwrap(), [2, 4, 6]);
+    });
+}
+
+#[test]
+fn a_rank_that_never_comes_to_a_set_is_named() {
+    let config = Config { timeout: Duration::from_secs(2), ..Config::default() };
+    let errors = on_ranks_with(3, &config, |comm| {
+        let set = comm.split(&[0, 2]).unwrap();
+        let Some(set) = set.filter(|_| comm.rank() == 0) else {
+            // Until the error has come here too.
+            while comm.fault().is_none() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            return None;
+        };
+        set.allreduce(&ints(&[1], [1]), Reduction::Sum, &named("late")).unwrap().wait().err()
+    });
+    let text = errors[0].as_ref().unwrap().to_string();
+    assert!(text.contains("\"late\"") && text.contains("rank(s) [2] have not called it"), "{text}");
+}
+
+#[test]
+fn a_rank_that_has_joined_adds_zeros_to_sums_and_refuses_what_has_no_zeros() {
+    on_ranks(3, |comm| {
+        for step in 0..(2 + comm.rank() as i64) {
+            let sum = comm.allreduce(&ints(&[4], [1; 4]), Reduction::Sum, &named("steps")).unwrap().wait().unwrap();
+            let with_data = (0..3).filter(|rank| step < 2 + rank).count() as i64;
+            assert_eq!(sum.to_vec::<i64>().unwrap(), [with_data; 4]);
+        }
+        if comm.rank() == 2 {
+            let max = comm.allreduce(&ints(&[1], [1]), Reduction::Max, &plain()).unwrap().wait();
+            let text = max.err().map_or_else(String::new, |error| error.to_string());
+            assert!(text.contains("have joined"), "{text}");
+        }
+        assert!(comm.join().unwrap() < 3);
+        let sum = comm.allreduce(&ints(&[1], [1]), Reduction::Sum, &plain()).unwrap().wait().unwrap();
+        assert_eq!(sum.to_vec::<i64>().unwrap(), [3]);
+    });
+}
