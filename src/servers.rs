@@ -93,7 +93,7 @@ impl Servers {
         })
     }
 
-    /// Who the nodes of the job are, for people: `4 workers and 2 servers on 3 hosts`.
+    /// The nodes of the job, as text: `4 workers and 2 servers on 3 hosts`.
     pub fn description(&self) -> String {
         self.worker.job().description()
     }

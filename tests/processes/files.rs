@@ -80,7 +80,7 @@ pub fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Everything that was written, with the writer's name before each line: for people, and not to be searched.
+/// Everything that was written, with the writer's name before each line: for reading, not for searching.
 pub fn tagged(folder: &Path) -> String {
     let mut text = String::new();
     for name in names(folder) {

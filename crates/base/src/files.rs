@@ -28,7 +28,8 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     serde_json::from_slice(&fs::read(path)?).map_err(io::Error::other)
 }
 
-/// As [`replace`] by `value` as JSON for people, without waiting for the disk: for what can be made again.
+/// As [`replace`] by `value` as indented JSON, without waiting for the disk: for files that can be made
+/// again.
 pub fn replace_by_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     put(path, &[&serde_json::to_vec_pretty(value).map_err(io::Error::other)?], false)
 }

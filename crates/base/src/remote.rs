@@ -13,7 +13,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Memory that belongs to `owner` and lies at `place`, a name for people.
+    /// Memory that belongs to `owner`, at `place`, which is a name for messages.
     pub fn new(owner: Arc<dyn Any + Send + Sync>, place: &str) -> Self {
         Remote { owner, place: place.into() }
     }
@@ -23,7 +23,7 @@ impl Remote {
         self.owner.downcast_ref()
     }
 
-    /// Where it lies, for people.
+    /// Where it is, as text.
     pub fn place(&self) -> &str {
         &self.place
     }

@@ -59,7 +59,7 @@ pub(crate) fn parse_sizes(text: &str) -> Result<Vec<usize>> {
     text.split(',').map(|part| parse_size(part.trim())).collect()
 }
 
-/// Bytes for people, in decimal units and three digits: `25 MB`, `138 kB`, `4 B`.
+/// Bytes as text, in decimal units and three digits: `25 MB`, `138 kB`, `4 B`.
 pub(crate) fn format_size(bytes: f64) -> String {
     let (value, unit) = match bytes {
         b if b < 1e3 => return format!("{b:.0} B"),

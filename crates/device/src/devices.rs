@@ -104,7 +104,7 @@ impl Devices {
         &self.up[device]
     }
 
-    /// A device's name, for people and errors.
+    /// A device's name, for messages.
     pub fn place(&self, device: usize) -> String {
         format!("{}:{device}", self.platform.name())
     }

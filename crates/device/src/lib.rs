@@ -80,7 +80,7 @@ pub trait Platform: Send + Sync {
     fn name(&self) -> &'static str;
     /// The number of devices.
     fn count(&self) -> usize;
-    /// A device, for people.
+    /// A device's name.
     fn describe(&self, device: usize) -> String;
     /// Whether [`collective`](Self::collective) can be called.
     fn has_collectives(&self) -> bool;

@@ -48,7 +48,7 @@ pub struct Survey {
     pub nccl: Library,
     /// NVRTC.
     pub nvrtc: Library,
-    /// Each device, for people.
+    /// Each device's name.
     pub devices: Vec<String>,
     /// Pairs of devices that reach each other's memory.
     pub peers: Vec<(usize, usize)>,

@@ -240,7 +240,7 @@ impl Job {
         !self.servers.is_empty() && self.rank < own.len()
     }
 
-    /// Who the nodes are, for people: `4 workers and 2 servers on 3 hosts`.
+    /// The nodes, as text: `4 workers and 2 servers on 3 hosts`.
     pub fn description(&self) -> String {
         let hosts: BTreeSet<&str> = self.workers.iter().chain(&self.servers).map(|node| node.host.as_str()).collect();
         let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });

@@ -171,7 +171,7 @@ impl Communicator {
         self.executor.size()
     }
 
-    /// Where the ranks are, for people: `8 ranks on 2 hosts, shared memory within each`.
+    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each`.
     pub fn placement(&self) -> String {
         self.placement.description()
     }

@@ -54,7 +54,7 @@ impl Placement {
         self.hosts.len() == 1
     }
 
-    /// Where the ranks are, for people: `8 ranks on 2 hosts, shared memory within each`.
+    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each`.
     pub(super) fn description(&self) -> String {
         let (ranks, machines) = (self.hosts.iter().map(Vec::len).sum::<usize>(), self.machines);
         let plural = |count| if count == 1 { "" } else { "s" };

@@ -181,12 +181,12 @@ impl Engine {
         &self.sums
     }
 
-    /// The library under the transport, for people.
+    /// The name of the library under the transport.
     pub fn library(&self) -> &str {
         &self.library
     }
 
-    /// Where the ranks are, for people: `8 ranks on 2 hosts, shared memory within each`.
+    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each`.
     pub fn placement(&self) -> &str {
         &self.placement
     }

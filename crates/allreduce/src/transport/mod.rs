@@ -161,6 +161,6 @@ pub trait Transport {
         Ok((0..self.size()).collect())
     }
 
-    /// The library behind it, for people.
+    /// The name of the library behind it.
     fn name(&self) -> String;
 }

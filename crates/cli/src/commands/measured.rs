@@ -39,7 +39,7 @@ impl StoreArgs {
     }
 }
 
-/// The progress of a bench: of one rank, and only for people.
+/// The progress of a bench: of one rank, and only with a table as output.
 pub(super) fn progress(format: Format) -> Option<Progress> {
     let job = Dmlc::from_env().ok().flatten();
     let speaks = format == Format::Table && config::speaks_for_the_job(job.as_ref());

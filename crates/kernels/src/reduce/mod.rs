@@ -63,7 +63,7 @@ impl Kernel {
         *BEST.get_or_init(|| *Kernel::available().last().expect("the portable kernel is always there"))
     }
 
-    /// Its name, for people.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Portable => "portable",
