@@ -95,18 +95,20 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 fn draw(bar: &ProgressBar, state: &State) {
+    // Each change is drawn, so the style comes first.
     let template = match state.parts {
-        Some((done, all)) => {
-            bar.set_length(all as u64);
-            bar.set_position(done as u64);
-            "{bar:24} {pos} of {len}, {elapsed} so far, {eta} left: {msg}"
-        }
         None => "{spinner} {elapsed}: {msg}",
+        Some((0, _)) => "{bar:24} {pos} of {len}, {elapsed} so far: {msg}",
+        Some(_) => "{bar:24} {pos} of {len}, {elapsed} so far, {eta} left: {msg}",
     };
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
     bar.set_message(state.words.clone());
+    if let Some((done, all)) = state.parts {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    }
     bar.tick();
 }
 

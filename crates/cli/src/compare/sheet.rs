@@ -65,8 +65,10 @@ impl Font {
         let of = |c: char| match (self, (c as usize).checked_sub(32)) {
             (Font::Code, _) => 600,
             (Font::Plain, Some(at)) => HELVETICA.get(at).copied().unwrap_or(556),
-            // No letter of the bold face is wider by more than this.
-            (Font::Bold, Some(at)) => HELVETICA.get(at).map_or(611, |width| width + 56),
+            // Letters are wider in the bold face by at most this, and the signs of figures are not.
+            (Font::Bold, Some(at)) => {
+                HELVETICA.get(at).map_or(611, |width| if c.is_ascii_alphabetic() { width + 56 } else { *width })
+            }
             (_, None) => 0,
         };
         text.chars().map(|c| f32::from(of(c))).sum::<f32>() * size / 1000.0
