@@ -62,8 +62,8 @@ impl Move {
 /// at once and never wait. An interpreter may do better, as long as the result is the same: moves that touch
 /// different parts run concurrently, and messages are cut into segments. Between two ranks, in each
 /// direction, messages arrive in the order in which they were sent: the k-th send of `a` to `b` is the k-th
-/// receive of `b` from `a`, and both name the same parts; where each rank divides a buffer of its own, both name
-/// parts of the same lengths.
+/// receive of `b` from `a`, and both name the same parts; where each rank divides a buffer of its own, both
+/// name parts of the same lengths.
 ///
 /// Every plan of this module also makes progress when nothing is buffered, by these rules: a send is issued
 /// once the earlier receives into its parts and the earlier sends to the same rank are done; a receive is

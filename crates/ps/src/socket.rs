@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   handshake  who may speak: both prove the job's secret, in messages of a fixed size
-//!   session    frames in order, each once, over one connection after another; a thread reads, a thread writes
+//!   session    frames in order, each once, over several connections; one thread reads, one writes
 //!   dialer     the end that connects, and connects again
 //!   listener   the end that accepts; strangers cost it a few kilobytes each, and not for long
 //! ```
