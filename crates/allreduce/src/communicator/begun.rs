@@ -21,7 +21,7 @@ use crate::communicator::Communicator;
 use crate::communicator::node::WaitLimits;
 use crate::communicator::placement::Placement;
 use crate::communicator::schedules::Sum;
-use crate::communicator::two_buffers::{Exchange, Scatter};
+use crate::communicator::two_buffers::{BlockExchange, Scatter};
 use crate::interpreter::Ticket;
 use crate::transport::{BlockCollective, Stamp};
 
@@ -258,7 +258,7 @@ impl Communicator {
             let to = out.cast::<u8>().wrapping_add(kept.start - input.len());
             copy(input.cast::<u8>().wrapping_add(own.start), to, own.len());
         }
-        let endpoint = Box::new(Exchange::new(input.cast(), input.len(), out.cast()));
+        let endpoint = Box::new(BlockExchange::new(input.cast(), input.len(), out.cast()));
         let schedule = self.cut_bytes(ringpull_plan::alltoall(place, size, parts), set);
         // SAFETY: as the caller promises.
         Ok(Some(unsafe { self.executor.begin_between(&schedule, endpoint, passage.stamp, passage.priority) }))

@@ -63,7 +63,7 @@ enum Keepers<'a> {
 }
 
 /// What a rank gives to a reduction, and where its result goes.
-struct Given {
+struct NodeInput {
     from: *const u8,
     len_bytes: usize,
     /// Where the first byte that this rank keeps of the result goes: into the same buffer, or another.
@@ -136,7 +136,7 @@ impl Node {
             return self.allreduce_short(arithmetic, data, limits);
         }
         let (from, len_bytes, to) = (data.as_ptr(), data.len(), data.as_mut_ptr());
-        self.reduce(arithmetic, &Given { from, len_bytes, to, is_in_place: true }, Keepers::All, limits)
+        self.reduce(arithmetic, &NodeInput { from, len_bytes, to, is_in_place: true }, Keepers::All, limits)
     }
 
     /// Part `s` of `data`, bounded in bytes, becomes its sum over all local ranks at local rank `s`. The rest
@@ -149,7 +149,7 @@ impl Node {
         limits: WaitLimits,
     ) -> Result<()> {
         let (len_bytes, to) = (data.len(), data[self.part_of(parts)].as_mut_ptr());
-        let given = Given { from: data.as_ptr(), len_bytes, to, is_in_place: true };
+        let given = NodeInput { from: data.as_ptr(), len_bytes, to, is_in_place: true };
         self.reduce(arithmetic, &given, Keepers::Owners(parts), limits)
     }
 
@@ -171,7 +171,8 @@ impl Node {
             };
             return self.show_short(input, input.len(), take, limits);
         }
-        let given = Given { from: input.as_ptr(), len_bytes: input.len(), to: out.as_mut_ptr(), is_in_place: false };
+        let given =
+            NodeInput { from: input.as_ptr(), len_bytes: input.len(), to: out.as_mut_ptr(), is_in_place: false };
         self.reduce(arithmetic, &given, Keepers::Owners(parts), limits)
     }
 
@@ -314,7 +315,13 @@ impl Node {
         self.show_short(data, data.len(), sum, limits)
     }
 
-    fn reduce(&mut self, arithmetic: Arithmetic, given: &Given, keepers: Keepers, limits: WaitLimits) -> Result<()> {
+    fn reduce(
+        &mut self,
+        arithmetic: Arithmetic,
+        given: &NodeInput,
+        keepers: Keepers,
+        limits: WaitLimits,
+    ) -> Result<()> {
         let (from, len_bytes) = (given.from, given.len_bytes);
         if len_bytes == 0 {
             return Ok(());

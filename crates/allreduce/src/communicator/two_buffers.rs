@@ -76,19 +76,19 @@ impl Endpoint for Scatter {
 }
 
 /// An alltoall: what is sent stands in the input, and behind its `input_bytes` come the places of the output.
-pub(super) struct Exchange {
+pub(super) struct BlockExchange {
     input: *const u8,
     input_bytes: usize,
     out: *mut u8,
 }
 
-impl Exchange {
+impl BlockExchange {
     pub(super) fn new(input: *const u8, input_bytes: usize, out: *mut u8) -> Self {
-        Exchange { input, input_bytes, out }
+        BlockExchange { input, input_bytes, out }
     }
 }
 
-impl Endpoint for Exchange {
+impl Endpoint for BlockExchange {
     fn copies_in_place(&self) -> bool {
         true
     }
