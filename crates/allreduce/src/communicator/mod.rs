@@ -117,7 +117,7 @@ impl Communicator {
         &self.learned
     }
 
-    /// The longest bucket that the network is good for; unlimited if all ranks are on one host.
+    /// The limit of a bucket's length that suits the network; unlimited if all ranks are on one host.
     pub fn bucket_bytes(&self) -> usize {
         if self.placement.is_one_host() {
             return usize::MAX;
