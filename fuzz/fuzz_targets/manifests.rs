@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use ringpull_kube::lint::{Report, lint};
-use ringpull_kube::request::{JobKind, Request};
+use ringpull_kube::options::{JobKind, Request};
 use ringpull_kube::{documents, specification};
 
 fuzz_target!(|text: &str| {
@@ -37,7 +37,7 @@ static TRAIN: LazyLock<Request> = LazyLock::new(|| {
 const JOB: &str = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: a}\nspec:\n";
 
 fn check(text: &str) {
-    let report: Report = lint(text);
+    let report: Report = lint(text, None);
     for finding in &report.findings {
         assert!(!finding.at.is_empty() && !finding.rule.is_empty());
     }

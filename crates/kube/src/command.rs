@@ -2,7 +2,7 @@
 
 use ringpull_base::Result;
 
-use super::request::{JobKind, Request, wrong};
+use crate::options::{JobKind, Request, wrong};
 
 impl Request {
     /// An error if the command asks for a store that cannot work in this kind of job.
@@ -12,7 +12,7 @@ impl Request {
             JobKind::Train | JobKind::Trainjob => store == "dist_sync_mpi",
             JobKind::Ps | JobKind::Mxjob => store.starts_with("dist_") && store != "dist_sync_mpi",
             JobKind::Job => !store.starts_with("dist_"),
-            JobKind::Compare | JobKind::Tfjob => true,
+            _ => true,
         };
         if fits {
             return Ok(());
@@ -28,12 +28,26 @@ impl Request {
         )
     }
 
+    /// Whether the command is our example `train` and saves no checkpoint.
+    pub(super) fn loses_its_work(&self) -> bool {
+        let ours = example(&self.command).is_some_and(|word| word.rsplit('/').next() == Some("train"));
+        ours && !self.command.iter().any(|word| word.starts_with("--checkpoint"))
+    }
+
     /// A warning about the command, with a hint. The job may still be what is wanted.
     pub fn doubt(&self) -> Option<String> {
+        let resumes = |word: &String| ["checkpoint", "resume", "restore"].iter().any(|part| word.contains(part));
+        if self.min_workers.is_some() && !self.command.iter().any(resumes) {
+            return Some(
+                "--min-workers, and the command names no checkpoint: each loss of a worker may start the training anew\n  \
+                 hint: let the command save its state on the claim and go on from there"
+                    .to_owned(),
+            );
+        }
         let wanted = match self.kind {
             JobKind::Train | JobKind::Trainjob => "dist_sync_mpi",
             JobKind::Ps | JobKind::Mxjob => "dist_sync",
-            JobKind::Job | JobKind::Compare | JobKind::Tfjob => return None,
+            _ => return None,
         };
         let example = example(&self.command)?;
         store_of(&self.command).is_none().then(|| {

@@ -2,12 +2,26 @@
 
 use serde_json::{Value, json};
 
-use super::pod::{metadata, plain, ssh_folder, ssh_worker, variable, worker};
-use super::quantity::Quantity;
-use super::request::{Gang, JobKind, Request};
+use crate::options::{Gang, JobKind, Request};
+use crate::pod::{Role, metadata, pod, selector, ssh_folder, variable};
 
 /// Where the operators put the list of hosts.
-const HOSTFILE: &str = "/etc/mpi/hostfile";
+pub(super) const HOSTFILE: &str = "/etc/mpi/hostfile";
+/// The version of Kubeflow Trainer's objects.
+pub(super) const TRAINER: &str = "trainer.kubeflow.org/v1alpha1";
+
+/// The objects of the request, in the order to apply them in.
+pub(super) fn objects(request: &Request) -> Vec<Value> {
+    match request.kind {
+        JobKind::Train | JobKind::Compare | JobKind::Ps => vec![mpijob(request)],
+        JobKind::Job => vec![job(request)],
+        JobKind::Trainjob => vec![runtime(request), trainjob(request)],
+        JobKind::Mxjob => vec![mxjob(request)],
+        JobKind::Tfjob => vec![tfjob(request)],
+        JobKind::Claim => vec![claim(request)],
+        JobKind::NetworkPolicy => vec![network_policy(request)],
+    }
+}
 
 /// Adds the variables that Open MPI 5 needs, since the operators set those of Open MPI 4. Without the first,
 /// every rank runs on the launcher.
@@ -36,21 +50,9 @@ fn launcher_args(request: &Request) -> Vec<String> {
     words
 }
 
-fn launcher_limits(request: &Request) -> Value {
-    json!({ "cpu": request.launcher_cpus, "memory": request.launcher_memory })
-}
-
-fn worker_limits(request: &Request) -> Value {
-    json!({ "cpu": request.cpus, "memory": request.memory })
-}
-
 /// The MPIJob of a training, of parameter servers or of a comparison.
-pub(super) fn mpijob(request: &Request) -> Value {
-    let mut launcher = if request.launcher_works {
-        worker(request, "launcher")
-    } else {
-        plain(request, "launcher", &launcher_limits(request))
-    };
+fn mpijob(request: &Request) -> Value {
+    let mut launcher = pod(request, "launcher", if request.launcher_works { Role::Worker } else { Role::Launcher });
     let container = &mut launcher["spec"]["containers"][0];
     container["args"] = json!(launcher_args(request));
     add_open_mpi_5(container);
@@ -58,24 +60,16 @@ pub(super) fn mpijob(request: &Request) -> Value {
         env.push(variable("RINGPULL_MIN_HOSTS", &least.to_string()));
     }
     let (pods, elastic) = (request.workers - u32::from(request.launcher_works), request.min_workers.is_some());
-    let mut policy = run_policy(request);
-    if let Some(gang) = request.gang {
-        policy["schedulingPolicy"] = json!({
-            // The launcher is not counted: a gang of all pods never starts while the launcher waits for
-            // workers.
-            "minAvailable": pods.max(1),
-            "queue": request.queue,
-            "scheduleTimeoutSeconds": (gang == Gang::SchedulerPlugins).then_some(300),
-        });
-    }
     let spec = json!({
         "slotsPerWorker": request.slots(),
         "runLauncherAsWorker": request.launcher_works.then_some(true),
         "sshAuthMountPath": ssh_folder(request),
-        // A job that goes on with fewer workers must not wait for all of them.
-        "launcherCreationPolicy": if elastic || pods == 0 { "AtStartup" } else { "WaitForWorkersReady" },
+        // A job that goes on with fewer workers must not wait for all of them. A gang is all pods, so its
+        // launcher cannot wait for the others to run. In both cases the entrypoint waits.
+        "launcherCreationPolicy":
+            if elastic || pods == 0 || request.gang.is_some() { "AtStartup" } else { "WaitForWorkersReady" },
         "mpiImplementation": "OpenMPI",
-        "runPolicy": policy,
+        "runPolicy": run_policy(request),
         "mpiReplicaSpecs": {
             // Each start is a new pod, so that the log of a failed one can still be read.
             "Launcher": { "replicas": 1, "restartPolicy": "Never", "template": launcher },
@@ -83,29 +77,32 @@ pub(super) fn mpijob(request: &Request) -> Value {
                 "replicas": pods,
                 // A worker that comes back has lost its ranks. An elastic job takes it in at its next start.
                 "restartPolicy": if elastic { "OnFailure" } else { "Never" },
-                "template": ssh_worker(request, "worker"),
+                "template": pod(request, "worker", Role::SshWorker),
             })),
         },
     });
-    object("kubeflow.org/v2beta1", "MPIJob", &metadata(request, &request.name), &spec)
+    object("kubeflow.org/v2beta1", "MPIJob", &job_metadata(request), &spec)
 }
 
 /// The Job of one process.
-pub(super) fn job(request: &Request) -> Value {
-    let mut pod = worker(request, "training-container");
+fn job(request: &Request) -> Value {
+    let mut pod = pod(request, "training-container", Role::Worker);
     pod["spec"]["restartPolicy"] = json!("Never");
     pod["spec"]["containers"][0]["args"] = json!(request.command);
     let spec = json!({
         "backoffLimit": request.backoff_limit,
-        "activeDeadlineSeconds": request.deadline_s,
+        "activeDeadlineSeconds": request.deadline,
+        "ttlSecondsAfterFinished": request.ttl,
+        "suspend": request.suspend.then_some(true),
         "template": pod,
     });
-    object("batch/v1", "Job", &metadata(request, &request.name), &spec)
+    object("batch/v1", "Job", &job_metadata(request), &spec)
 }
 
-/// The ClusterTrainingRuntime that a TrainJob refers to: how MPI jobs of this image run.
-pub(super) fn runtime(request: &Request) -> Value {
-    let mut launcher = worker(request, "node");
+/// The `TrainingRuntime` that a TrainJob refers to: how MPI jobs of this image run. It has a namespace, so
+/// that two teams do not overwrite each other's.
+fn runtime(request: &Request) -> Value {
+    let mut launcher = pod(request, "node", Role::Worker);
     add_open_mpi_5(&mut launcher["spec"]["containers"][0]);
     let spec = json!({
         "mlPolicy": {
@@ -121,11 +118,16 @@ pub(super) fn runtime(request: &Request) -> Value {
             "spec": {
                 "network": { "publishNotReadyAddresses": true },
                 "successPolicy": { "operator": "All", "targetReplicatedJobs": ["launcher"] },
+                "ttlSecondsAfterFinished": request.ttl,
                 "replicatedJobs": [
-                    { "name": "node", "template": { "spec": { "template": ssh_worker(request, "node") } } },
+                    {
+                        "name": "node",
+                        "template": { "spec": { "template": pod(request, "node", Role::SshWorker) } },
+                    },
                     {
                         "name": "launcher",
-                        "dependsOn": [{ "name": "node", "status": "Ready" }],
+                        // A gang is all pods, so none of them can wait for another to run.
+                        "dependsOn": request.gang.is_none().then(|| json!([{ "name": "node", "status": "Ready" }])),
                         "template": {
                             "metadata": { "labels": { "trainer.kubeflow.org/trainjob-ancestor-step": "trainer" } },
                             "spec": { "backoffLimit": request.backoff_limit, "template": launcher },
@@ -135,20 +137,30 @@ pub(super) fn runtime(request: &Request) -> Value {
             },
         },
     });
-    // A runtime belongs to the whole cluster, so it has no namespace.
-    let mut name = metadata(request, &format!("{}-runtime", request.name));
-    name["namespace"] = Value::Null;
-    object("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", &name, &spec)
+    let mut metadata = metadata(request, &format!("{}-runtime", request.name));
+    // By it the SDK of Trainer knows what the runtime is for.
+    metadata["labels"]["trainer.kubeflow.org/framework"] = json!("mpi");
+    let mut runtime = object(TRAINER, "TrainingRuntime", &metadata, &spec);
+    match request.gang {
+        Some(Gang::SchedulerPlugins) => {
+            runtime["spec"]["podGroupPolicy"] = json!({ "coscheduling": { "scheduleTimeoutSeconds": 300 } });
+        }
+        Some(Gang::Volcano) => runtime["spec"]["podGroupPolicy"] = json!({ "volcano": {} }),
+        None => {}
+    }
+    runtime
 }
 
 /// The TrainJob.
-pub(super) fn trainjob(request: &Request) -> Value {
+fn trainjob(request: &Request) -> Value {
     let spec = json!({
         "runtimeRef": {
             "apiGroup": "trainer.kubeflow.org",
-            "kind": "ClusterTrainingRuntime",
+            "kind": "TrainingRuntime",
             "name": format!("{}-runtime", request.name),
         },
+        "activeDeadlineSeconds": request.deadline,
+        "suspend": request.suspend.then_some(true),
         "trainer": {
             "image": request.image,
             "args": launcher_args(request),
@@ -156,60 +168,90 @@ pub(super) fn trainjob(request: &Request) -> Value {
             "numProcPerNode": request.slots(),
         },
     });
-    object("trainer.kubeflow.org/v1alpha1", "TrainJob", &metadata(request, &request.name), &spec)
+    object(TRAINER, "TrainJob", &job_metadata(request), &spec)
 }
 
 /// The MXJob: every process runs the same command and learns its role from `DMLC_*`.
-pub(super) fn mxjob(request: &Request) -> Value {
-    let role = |replicas, pod| replica(request, replicas, "Never", pod);
+fn mxjob(request: &Request) -> Value {
+    let role = |replicas, role| replica(request, replicas, "Never", "mxnet", role);
     let spec = json!({
         "jobMode": "MXTrain",
         "runPolicy": run_policy(request),
         "mxReplicaSpecs": {
-            "Scheduler": role(1, plain(request, "mxnet", &launcher_limits(request))),
-            "Server": role(request.servers(), plain(request, "mxnet", &worker_limits(request))),
-            "Worker": role(request.workers, worker(request, "mxnet")),
+            "Scheduler": role(1, Role::Launcher),
+            "Server": role(request.servers(), Role::Server),
+            "Worker": role(request.workers, Role::Worker),
         },
     });
-    object("kubeflow.org/v1", "MXJob", &metadata(request, &request.name), &spec)
+    object("kubeflow.org/v1", "MXJob", &job_metadata(request), &spec)
 }
 
 /// The TFJob.
-pub(super) fn tfjob(request: &Request) -> Value {
-    let role = |replicas, pod| replica(request, replicas, "OnFailure", pod);
-    let servers = || role(request.servers, plain(request, "tensorflow", &worker_limits(request)));
+fn tfjob(request: &Request) -> Value {
+    let role = |replicas, role| replica(request, replicas, "OnFailure", "tensorflow", role);
     let spec = json!({
         "runPolicy": run_policy(request),
         "tfReplicaSpecs": {
-            "PS": (request.servers > 0).then(servers),
-            "Worker": role(request.workers, worker(request, "tensorflow")),
+            "PS": (request.servers > 0).then(|| role(request.servers, Role::Server)),
+            "Worker": role(request.workers, Role::Worker),
         },
     });
-    object("kubeflow.org/v1", "TFJob", &metadata(request, &request.name), &spec)
+    object("kubeflow.org/v1", "TFJob", &job_metadata(request), &spec)
 }
 
-/// The PersistentVolumeClaim. Launcher and workers mount it at the same time, on any nodes.
-pub(super) fn claim(request: &Request, name: &str, size: &Quantity) -> Value {
+/// The claim that every pod of a job mounts at once.
+fn claim(request: &Request) -> Value {
     let spec = json!({
         "accessModes": ["ReadWriteMany"],
         "storageClassName": request.storage_class,
-        "resources": { "requests": { "storage": size } },
+        "resources": { "requests": { "storage": request.claim_size } },
     });
-    object("v1", "PersistentVolumeClaim", &metadata(request, name), &spec)
+    object("v1", "PersistentVolumeClaim", &metadata(request, request.claim.as_deref().unwrap_or_default()), &spec)
+}
+
+/// The policy that nobody else connects to the pods of the job, whose ranks listen on ports of the system's
+/// choice.
+fn network_policy(request: &Request) -> Value {
+    let spec = json!({
+        "podSelector": selector(request),
+        "policyTypes": ["Ingress"],
+        "ingress": [{ "from": [{ "podSelector": selector(request) }] }],
+    });
+    object("networking.k8s.io/v1", "NetworkPolicy", &metadata(request, &request.name), &spec)
+}
+
+/// The metadata of the object that starts the job.
+fn job_metadata(request: &Request) -> Value {
+    let mut metadata = metadata(request, &request.name);
+    metadata["labels"]["kueue.x-k8s.io/queue-name"] = json!(request.kueue);
+    metadata
 }
 
 /// A role of a job all of whose pods run the request's command.
-fn replica(request: &Request, replicas: u32, restart: &str, mut pod: Value) -> Value {
+fn replica(request: &Request, replicas: u32, restart: &str, container: &str, role: Role) -> Value {
+    let mut pod = pod(request, container, role);
     pod["spec"]["containers"][0]["args"] = json!(request.command);
     json!({ "replicas": replicas, "restartPolicy": restart, "template": pod })
 }
 
 fn run_policy(request: &Request) -> Value {
-    json!({
+    let gang = request.gang.map(|gang| match gang {
+        Gang::Volcano => json!({ "queue": request.queue.as_deref().unwrap_or("default") }),
+        Gang::SchedulerPlugins => json!({ "queue": request.queue, "scheduleTimeoutSeconds": 300 }),
+    });
+    let mut policy = json!({
         "cleanPodPolicy": "Running",
         "backoffLimit": request.backoff_limit,
-        "activeDeadlineSeconds": request.deadline_s,
-    })
+        "activeDeadlineSeconds": request.deadline,
+        "ttlSecondsAfterFinished": request.ttl,
+        "suspend": request.suspend.then_some(true),
+        "schedulingPolicy": gang,
+    });
+    if let (Some(least), true) = (request.min_workers, request.gang.is_some()) {
+        // By default all pods.
+        policy["schedulingPolicy"]["minAvailable"] = json!(least + u32::from(!request.launcher_works));
+    }
+    policy
 }
 
 fn object(api_version: &str, kind: &str, metadata: &Value, spec: &Value) -> Value {
@@ -219,7 +261,7 @@ fn object(api_version: &str, kind: &str, metadata: &Value, spec: &Value) -> Valu
 }
 
 /// Removes the fields that are null or empty.
-fn prune(value: &mut Value) {
+pub(super) fn prune(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             fields.values_mut().for_each(prune);

@@ -1,41 +1,47 @@
-//! Kubernetes manifests of our jobs, and a linter of other people's MPIJobs.
+//! Kubernetes manifests of our jobs, and a linter of other people's.
 //!
-//! - [`request`]: the description of a job, checked; [`specification`]: the same from the dictionary that
-//!   Kubeflow pipelines pass; [`quantity`]: amounts of processor and memory; `command`: what the job's
-//!   command says;
-//! - `jobs`: the objects of each kind of job; `pod`: their pods;
-//! - [`lint`]: what will go wrong with an MPIJob.
+//! - [`options`]: the description of a job, and which kinds of job use which option; [`specification`]: the same from
+//!   the dictionary that Kubeflow pipelines pass; [`quantity`]: amounts of processor and memory; `command`:
+//!   what the job's command says;
+//! - `jobs`: the objects of each kind of job; `pod`: their pods; [`patch`]: what users merge into them;
+//! - [`schema`]: the fields that objects may have; [`security`]: what Pod Security allows;
+//! - [`lint`]: what will go wrong with a job; [`convert`]: a job of another kind.
 //!
 //! All manifests expect the image of `mpijob/`, whose entrypoint waits for the hosts and passes the
 //! environment on.
 
 mod command;
+pub mod convert;
 mod jobs;
 pub mod lint;
+pub mod options;
+pub mod patch;
 mod pod;
 pub mod quantity;
-pub mod request;
+pub mod schema;
+pub mod security;
 pub mod specification;
 
 use serde_json::Value;
 
 use ringpull_base::{Error, Result};
 
-use self::request::{JobKind, Request};
+use self::options::{Request, wrong};
 
 /// The objects that run what `request` asks for, in the order to apply them in.
 pub fn documents(request: &Request) -> Result<Vec<Value>> {
     request.check()?;
-    let claim = request.claim.as_ref().zip(request.claim_size.as_ref());
-    let claim = claim.map(|(name, size)| jobs::claim(request, name, size));
-    let job = match request.kind {
-        JobKind::Train | JobKind::Compare | JobKind::Ps => vec![jobs::mpijob(request)],
-        JobKind::Job => vec![jobs::job(request)],
-        JobKind::Trainjob => vec![jobs::runtime(request), jobs::trainjob(request)],
-        JobKind::Mxjob => vec![jobs::mxjob(request)],
-        JobKind::Tfjob => vec![jobs::tfjob(request)],
-    };
-    Ok(claim.into_iter().chain(job).collect())
+    let mut objects = jobs::objects(request);
+    // What a file or a resource's name has brought.
+    for object in &objects {
+        if let Some(fault) = schema::check(object).into_iter().next() {
+            wrong(format!("{}: {}", fault.path, fault.what), fault.fix)?;
+        }
+    }
+    for patch in request.patch.iter().flat_map(|file| &file.0) {
+        patch::apply(&mut objects, patch)?;
+    }
+    Ok(objects)
 }
 
 /// The documents as YAML, divided by `---`.

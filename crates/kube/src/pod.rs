@@ -4,7 +4,21 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::request::{Request, SSH_PORT, USER};
+use crate::options::{JobKind, PullPolicy, Request, SSH_PORT, USER};
+use crate::quantity::Quantity;
+
+/// What a pod does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Runs ranks or workers, and has the devices for them.
+    Worker,
+    /// A worker in which `mpirun` starts ranks by ssh. It is ready when its sshd listens.
+    SshWorker,
+    /// Has a worker's processors and memory, and no devices.
+    Server,
+    /// Has processors and memory of its own: a launcher without ranks, a scheduler.
+    Launcher,
+}
 
 /// Where the image's user keeps the keys of ssh.
 pub(super) fn ssh_folder(request: &Request) -> &'static str {
@@ -13,7 +27,14 @@ pub(super) fn ssh_folder(request: &Request) -> &'static str {
 
 /// The labels of every object of the job.
 fn labels(request: &Request) -> Value {
-    json!({ "app.kubernetes.io/name": "ringpull", "app.kubernetes.io/instance": request.name })
+    let own = [("app.kubernetes.io/name", "ringpull"), ("app.kubernetes.io/instance", &request.name)];
+    let given = request.label.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    json!(own.into_iter().chain(given).collect::<BTreeMap<_, _>>())
+}
+
+/// The labels by which the job's pods are found.
+pub(super) fn selector(request: &Request) -> Value {
+    json!({ "matchLabels": { "app.kubernetes.io/name": "ringpull", "app.kubernetes.io/instance": request.name } })
 }
 
 /// The name, the namespace and the labels of an object of the job.
@@ -26,88 +47,149 @@ pub(super) fn variable(name: &str, value: &str) -> Value {
     json!({ "name": name, "value": value })
 }
 
-/// A pod that runs ranks and has the devices for them.
-pub(super) fn worker(request: &Request, container: &str) -> Value {
-    let mut pod = plain(request, container, &json!({ "cpu": request.cpus, "memory": request.memory }));
-    let own = &mut pod["spec"]["containers"][0];
-    if request.gpus > 0 {
-        own["resources"]["limits"]["nvidia.com/gpu"] = json!(request.gpus.to_string());
-    }
-    if let Some(device) = &request.rdma {
-        own["resources"]["limits"][device] = json!("1");
-        // Registered memory is locked memory.
-        own["securityContext"]["capabilities"]["add"] = json!(["IPC_LOCK"]);
-    }
-    pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!(request.rdma_network);
-    pod["spec"]["hostNetwork"] = json!(request.host_network.then_some(true));
-    pod["spec"]["nodeSelector"] = json!(request.node_selector.iter().cloned().collect::<BTreeMap<_, _>>());
-    pod
-}
-
-/// A worker that `mpirun` starts ranks in by ssh, and that is ready when its sshd listens.
-pub(super) fn ssh_worker(request: &Request, container: &str) -> Value {
-    let mut pod = worker(request, container);
-    let sshd = &mut pod["spec"]["containers"][0];
-    sshd["command"] = json!(["/usr/sbin/sshd", "-De"]);
-    sshd["env"] = Value::Null;
-    sshd["ports"] = json!([{ "name": "ssh", "containerPort": SSH_PORT }]);
-    sshd["readinessProbe"] = json!({ "tcpSocket": { "port": SSH_PORT }, "initialDelaySeconds": 1, "periodSeconds": 2 });
-    if request.host_network {
-        // Two workers of a node could not both listen on the port.
-        let workers = json!({
-            "training.kubeflow.org/job-name": request.name,
-            "training.kubeflow.org/job-role": "worker",
-        });
-        pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
-            json!([{ "labelSelector": { "matchLabels": workers }, "topologyKey": "kubernetes.io/hostname" }]);
-    }
-    pod
-}
-
-/// A pod with the image, the volumes and the user of the job, within `limits`.
-pub(super) fn plain(request: &Request, container: &str, limits: &Value) -> Value {
-    // Sorted by name; the last value of a name counts.
-    let env: BTreeMap<_, _> = request.env.iter().map(|(name, value)| (name, value)).collect();
-    let env: Vec<Value> = env.into_iter().map(|(name, value)| variable(name, value)).collect();
-    let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
-    if let Some(claim) = &request.claim {
-        volumes.push(json!({ "name": "training", "persistentVolumeClaim": { "claimName": claim } }));
-        mounts.push(json!({ "name": "training", "mountPath": request.mount }));
-    }
-    if let Some(size) = request.shm() {
-        volumes.push(json!({ "name": "shm", "emptyDir": { "medium": "Memory", "sizeLimit": size } }));
-        mounts.push(json!({ "name": "shm", "mountPath": "/dev/shm" }));
-    }
+/// A pod whose container has this name.
+pub(super) fn pod(request: &Request, container: &str, role: Role) -> Value {
+    let annotations = request.annotation.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    // A mesh's proxy refuses the ranks' connections, and it never ends.
+    let own = ("sidecar.istio.io/inject", "false");
+    let (volumes, mounts) = volumes(request, role);
+    let is_worker = matches!(role, Role::Worker | Role::SshWorker);
     let mut pod = json!({
         "metadata": {
             "labels": labels(request),
-            // A mesh's proxy refuses the ranks' connections, and it never ends.
-            "annotations": { "sidecar.istio.io/inject": "false" },
+            "annotations": std::iter::once(own).chain(annotations).collect::<BTreeMap<_, _>>(),
         },
         "spec": {
             "enableServiceLinks": false,
             "automountServiceAccountToken": false,
+            "serviceAccountName": request.service_account,
+            "priorityClassName": request.priority_class,
+            "imagePullSecrets": request.pull_secret.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>(),
+            "nodeSelector": request.node_selector.iter().cloned().collect::<BTreeMap<_, _>>(),
+            "tolerations": request.toleration,
+            "affinity": request.affinity_file.as_ref().map(|file| &file.0[0]),
+            "securityContext": { "seccompProfile": { "type": "RuntimeDefault" } },
             "containers": [{
                 "name": container,
                 "image": request.image,
-                "env": env,
-                "resources": { "limits": limits },
+                "imagePullPolicy": match request.pull_policy {
+                    PullPolicy::IfNotPresent => "IfNotPresent",
+                    PullPolicy::Always => "Always",
+                    PullPolicy::Never => "Never",
+                },
+                "resources": resources(request, role),
                 "volumeMounts": mounts,
+                // Root's sshd needs some of the others.
+                "securityContext": {
+                    "allowPrivilegeEscalation": false,
+                    "capabilities": { "drop": ["MKNOD", "NET_RAW"] },
+                },
             }],
             "volumes": volumes,
         },
     });
+    let spec = &mut pod["spec"];
     if request.non_root {
-        pod["spec"]["securityContext"] = json!({
+        spec["securityContext"] = json!({
             "runAsNonRoot": true,
             "runAsUser": USER,
             "runAsGroup": USER,
             "fsGroup": USER,
             // By default every file of a large volume is chowned at each start.
             "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": { "type": "RuntimeDefault" },
         });
-        pod["spec"]["containers"][0]["securityContext"] =
-            json!({ "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } });
+        spec["containers"][0]["securityContext"]["capabilities"]["drop"] = json!(["ALL"]);
+    }
+    if role == Role::SshWorker {
+        let sshd = &mut spec["containers"][0];
+        sshd["command"] = json!(["/usr/sbin/sshd", "-De"]);
+        sshd["ports"] = json!([{ "name": "ssh", "containerPort": SSH_PORT }]);
+        sshd["readinessProbe"] =
+            json!({ "tcpSocket": { "port": SSH_PORT }, "initialDelaySeconds": 1, "periodSeconds": 2 });
+    } else {
+        // Ranks in a worker have the launcher's variables and not those of their pod.
+        spec["containers"][0]["env"] = json!(env(request));
+        spec["containers"][0]["envFrom"] =
+            json!(request.env_from.iter().map(|(kind, name)| json!({ *kind: { "name": name } })).collect::<Vec<_>>());
+    }
+    if is_worker {
+        if request.locks_memory() {
+            spec["containers"][0]["securityContext"]["capabilities"]["add"] = json!(["IPC_LOCK"]);
+        }
+        if request.host_network {
+            spec["hostNetwork"] = json!(true);
+            // Else names are those that the node knows.
+            spec["dnsPolicy"] = json!("ClusterFirstWithHostNet");
+        }
+        pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!(request.rdma_network);
+    }
+    if request.host_network && (role == Role::SshWorker || is_worker && request.kind == JobKind::Trainjob) {
+        keep_apart(request, &mut pod["spec"]["affinity"]);
     }
     pod
+}
+
+/// Two workers of a node could not both listen on the port of ssh.
+fn keep_apart(request: &Request, affinity: &mut Value) {
+    let workers = match request.kind {
+        // Trainer gives its pods no labels of its own; JobSet does.
+        JobKind::Trainjob => json!({ "jobset.sigs.k8s.io/jobset-name": request.name }),
+        _ => json!({
+            "training.kubeflow.org/job-name": request.name,
+            "training.kubeflow.org/job-role": "worker",
+        }),
+    };
+    let term = json!({ "labelSelector": { "matchLabels": workers }, "topologyKey": "kubernetes.io/hostname" });
+    let terms = &mut affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    match terms.as_array_mut() {
+        Some(terms) => terms.push(term),
+        None => *terms = json!([term]),
+    }
+}
+
+/// Sorted by name; the last value of a name counts.
+fn env(request: &Request) -> Vec<Value> {
+    let env: BTreeMap<_, _> = request.env.iter().map(|(name, value)| (name, value)).collect();
+    env.into_iter().map(|(name, value)| variable(name, value)).collect()
+}
+
+fn resources(request: &Request, role: Role) -> Value {
+    let default = |text: &str, given: bool| (!given).then(|| text.to_owned());
+    let text = |quantity: &Option<Quantity>| quantity.as_ref().map(Quantity::to_string);
+    let (cpus, memory) = match role {
+        Role::Launcher => (&request.launcher_cpus, &request.launcher_memory),
+        _ => (&request.cpus, &request.memory),
+    };
+    // A limit without a request is the request too.
+    let requests = match role {
+        Role::Launcher => json!({
+            "cpu": default("100m", cpus.is_some()),
+            "memory": default("256Mi", memory.is_some()),
+        }),
+        _ => json!({
+            "cpu": text(&request.request_cpu).or(default("1", cpus.is_some())),
+            "memory": text(&request.request_memory).or(default("1Gi", memory.is_some())),
+        }),
+    };
+    let mut limits = json!({ "cpu": cpus, "memory": memory });
+    if matches!(role, Role::Worker | Role::SshWorker) {
+        let devices =
+            request.gpu().into_iter().chain(request.rdma.as_ref().map(|(name, count)| (name.as_str(), *count)));
+        devices.for_each(|(name, count)| limits[name] = json!(count.to_string()));
+    }
+    json!({ "limits": limits, "requests": requests })
+}
+
+fn volumes(request: &Request, role: Role) -> (Vec<Value>, Vec<Value>) {
+    let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
+    if let Some(claim) = &request.claim {
+        volumes.push(json!({ "name": "training", "persistentVolumeClaim": { "claimName": claim } }));
+        mounts.push(json!({ "name": "training", "mountPath": request.mount }));
+    }
+    if let Some(size) = request.shm().filter(|_| role != Role::Launcher) {
+        volumes.push(json!({ "name": "shm", "emptyDir": { "medium": "Memory", "sizeLimit": size } }));
+        mounts.push(json!({ "name": "shm", "mountPath": "/dev/shm" }));
+    }
+    (volumes, mounts)
 }

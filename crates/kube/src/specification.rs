@@ -1,129 +1,115 @@
 //! The `distribution_specification` dictionary of the train-model-job component of Kubeflow pipelines, read
 //! strictly.
 //!
-//! `distribution_type` is `Job` (also if the dictionary is empty), `MPI`, `TF`, or our `PS`; the default of
-//! `number_of_workers` is 2. The component multiplies strings and ignores unknown keys; here counts may be
-//! numbers or digits, and an unknown key is an error.
+//! `distribution_type` is `Job` (also if the dictionary is empty), `MPI`, `TF`, or our `PS`. The component
+//! multiplies strings and ignores unknown keys; here counts may be numbers or digits, and an unknown key is an
+//! error, as is one that the distribution does not use. Options of the command line set what the dictionary
+//! leaves open.
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use ringpull_base::{Error, Result};
 
-use super::quantity::Quantity;
-use super::request::{JobKind, Request};
+use crate::options::{JobKind, Request};
+use crate::quantity::Quantity;
 
-const KEYS: &str = "distribution_type, number_of_workers, number_of_servers, worker_cpus, worker_memory, launcher_cpus, launcher_memory";
+/// Sets an option from the value of a key.
+type Set = fn(&mut Request, &str, &Value) -> Result<()>;
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Dictionary {
-    distribution_type: Option<String>,
-    number_of_workers: Option<Value>,
-    number_of_servers: Option<Value>,
-    worker_cpus: Option<Value>,
-    worker_memory: Option<Value>,
-    launcher_cpus: Option<Value>,
-    launcher_memory: Option<Value>,
-}
+/// The keys beside `distribution_type`, and the options that they stand for.
+const KEYS: [(&str, &str, Set); 6] = [
+    ("number_of_workers", "workers", |request, key, value| count(key, value).map(|count| request.workers = count)),
+    ("number_of_servers", "servers", |request, key, value| count(key, value).map(|count| request.servers = count)),
+    ("worker_cpus", "cpus", |request, key, value| {
+        amount(key, value, Quantity::cpus).map(|amount| request.cpus = Some(amount))
+    }),
+    ("worker_memory", "memory", |request, key, value| {
+        amount(key, value, Quantity::memory).map(|amount| request.memory = Some(amount))
+    }),
+    ("launcher_cpus", "launcher-cpus", |request, key, value| {
+        amount(key, value, Quantity::cpus).map(|amount| request.launcher_cpus = Some(amount))
+    }),
+    ("launcher_memory", "launcher-memory", |request, key, value| {
+        amount(key, value, Quantity::memory).map(|amount| request.launcher_memory = Some(amount))
+    }),
+];
 
 /// Sets in `request` what the dictionary, as JSON or YAML, says.
 pub fn apply(text: &str, request: &mut Request) -> Result<()> {
-    let bad = |cause: &dyn std::fmt::Display| {
-        let cause = cause.to_string();
+    let bad = |cause: &str| {
+        let keys = KEYS.map(|(key, ..)| key).join(", ");
         Error::argument(
-            format!("invalid distribution specification: {}", cause.lines().next().unwrap_or("")),
-            format!("give one dictionary with some of the keys {KEYS}"),
+            format!("invalid distribution specification: {cause}"),
+            format!("give one dictionary with some of the keys distribution_type, {keys}"),
         )
     };
-    let value: Value =
-        if text.trim().is_empty() { Value::Null } else { serde_saphyr::from_str(text).map_err(|cause| bad(&cause))? };
-    let dictionary: Dictionary = match value {
-        Value::Null => Dictionary::default(),
-        value => serde_json::from_value(value).map_err(|cause| bad(&cause))?,
+    let value: Value = if text.trim().is_empty() {
+        Value::Null
+    } else {
+        serde_saphyr::from_str(text).map_err(|cause| bad(cause.to_string().lines().next().unwrap_or("")))?
     };
-    request.kind = match dictionary.distribution_type.as_deref() {
-        None | Some("Job") => JobKind::Job,
+    let dictionary = match value {
+        Value::Null => Map::new(),
+        Value::Object(dictionary) => dictionary,
+        other => return Err(bad(&format!("{other} is no dictionary"))),
+    };
+    let known = |key: &str| key == "distribution_type" || KEYS.iter().any(|(other, ..)| *other == key);
+    if let Some(key) = dictionary.keys().find(|key| !known(key)) {
+        return Err(bad(&format!("unknown key {key}")));
+    }
+    let kind = &dictionary.get("distribution_type").cloned().unwrap_or_default();
+    request.kind = match kind.as_str() {
+        None if kind.is_null() => JobKind::Job,
+        Some("Job") => JobKind::Job,
         Some("MPI") => JobKind::Train,
         Some("TF") => JobKind::Tfjob,
         Some("PS") => JobKind::Ps,
-        Some(other) => {
+        _ => {
             return Err(Error::argument(
-                format!("unknown distribution_type {other:?}"),
+                format!("unknown distribution_type {kind}"),
                 "write Job, MPI, TF or PS, with these capital letters",
             ));
         }
     };
-    refuse_unused_keys(&dictionary, request.kind)?;
-    request.workers = count("number_of_workers", dictionary.number_of_workers.as_ref())?.unwrap_or(2);
-    request.servers = count("number_of_servers", dictionary.number_of_servers.as_ref())?.unwrap_or(0);
-    let cpus = amount("worker_cpus", dictionary.worker_cpus.as_ref(), Quantity::cpus)?;
-    let memory = amount("worker_memory", dictionary.worker_memory.as_ref(), Quantity::memory)?;
-    if cpus.is_some() || memory.is_some() {
-        (request.cpus, request.memory) = (cpus, memory);
-    }
-    request.launcher_cpus = amount("launcher_cpus", dictionary.launcher_cpus.as_ref(), Quantity::cpus)?;
-    request.launcher_memory = amount("launcher_memory", dictionary.launcher_memory.as_ref(), Quantity::memory)?;
-    Ok(())
-}
-
-/// An error if the dictionary has a key that this kind of job does not use.
-fn refuse_unused_keys(dictionary: &Dictionary, kind: JobKind) -> Result<()> {
-    let (is_job, has_launcher) = (kind == JobKind::Job, matches!(kind, JobKind::Train | JobKind::Ps));
-    for (key, given, used) in [
-        ("number_of_workers", dictionary.number_of_workers.is_some(), !is_job),
-        ("number_of_servers", dictionary.number_of_servers.is_some(), kind == JobKind::Ps),
-        ("worker_cpus", dictionary.worker_cpus.is_some(), !is_job),
-        ("worker_memory", dictionary.worker_memory.is_some(), !is_job),
-        ("launcher_cpus", dictionary.launcher_cpus.is_some(), has_launcher),
-        ("launcher_memory", dictionary.launcher_memory.is_some(), has_launcher),
-    ] {
-        if given && !used {
-            let remedy = if is_job {
-                "leave it out (--cpus and --memory limit a Job), or add \"distribution_type\": \"MPI\""
-            } else {
-                "leave it out, or choose another distribution_type"
-            };
-            let name = dictionary.distribution_type.as_deref().unwrap_or("Job");
-            return Err(Error::argument(format!("{key} has no effect in a distribution of type {name}"), remedy));
+    for (key, option, set) in KEYS {
+        let Some(value) = dictionary.get(key).filter(|value| !value.is_null()) else { continue };
+        set(request, key, value)?;
+        if let Some(word) = request.given.insert(option.to_owned(), key.to_owned()) {
+            return Err(Error::argument(
+                format!("{key} and {word} set the same"),
+                format!("leave out {word}, or {key} in the dictionary"),
+            ));
         }
     }
     Ok(())
 }
 
-fn count(key: &str, value: Option<&Value>) -> Result<Option<u32>> {
-    let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
+fn count(key: &str, value: &Value) -> Result<u32> {
     let number = match value {
         Value::Number(number) => number.as_u64(),
         Value::String(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => text.parse().ok(),
         _ => None,
     };
-    match number.and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0) {
-        Some(number) => Ok(Some(number)),
-        None => Err(Error::argument(
-            format!("invalid {key}: {value}"),
-            "write a whole number of at least 1, such as 4 or \"4\"",
-        )),
-    }
+    number.and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0).ok_or_else(|| {
+        Error::argument(format!("invalid {key}: {value}"), "write a whole number of at least 1, such as 4 or \"4\"")
+    })
 }
 
-fn amount(key: &str, value: Option<&Value>, read: fn(&str) -> Result<Quantity>) -> Result<Option<Quantity>> {
+fn amount(key: &str, value: &Value, read: fn(&str) -> Result<Quantity>) -> Result<Quantity> {
     let text = match value {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Number(number)) => number.to_string(),
-        Some(other) => {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        other => {
             return Err(Error::argument(
                 format!("invalid {key}: {other}"),
                 "write a quantity, such as \"4\" or \"8Gi\"",
             ));
         }
     };
-    match read(&text) {
-        Ok(quantity) => Ok(Some(quantity)),
-        Err(Error::InvalidArgument { what, remedy }) => Err(Error::argument(format!("{key}: {what}"), remedy)),
-        Err(other) => Err(other),
-    }
+    read(&text).map_err(|error| match error {
+        Error::InvalidArgument { what, remedy } => Error::argument(format!("{key}: {what}"), remedy),
+        other => other,
+    })
 }
 
 #[cfg(test)]
@@ -132,7 +118,9 @@ mod tests {
 
     fn read(text: &str) -> Result<Request> {
         let mut request = Request::new(JobKind::Job);
-        apply(text, &mut request).map(|()| request)
+        request.command = vec!["python3".to_owned()];
+        apply(text, &mut request)?;
+        request.check().map(|()| request)
     }
 
     #[test]
@@ -155,6 +143,18 @@ mod tests {
     }
 
     #[test]
+    fn an_option_wins_over_a_default_of_the_dictionary_and_both_are_an_error() {
+        let given = |text: &str| {
+            let mut request = Request { workers: 5, ..Request::new(JobKind::Job) };
+            request.given.insert("workers".to_owned(), "--workers".to_owned());
+            apply(text, &mut request).map(|()| request.workers)
+        };
+        assert_eq!(given("{\"distribution_type\": \"MPI\"}").unwrap(), 5);
+        let error = given("{\"distribution_type\": \"MPI\", \"number_of_workers\": 5}").unwrap_err().to_string();
+        assert!(error.contains("leave out --workers, or number_of_workers"), "{error}");
+    }
+
+    #[test]
     fn input_that_the_component_would_ignore_is_an_error_with_a_remedy() {
         for (text, expected) in [
             ("{\"distribution_type\": \"mpi\"}", "Job, MPI, TF or PS"),
@@ -164,7 +164,7 @@ mod tests {
             ("{\"distribution_type\": \"MPI\", \"number_of_workers\": 1.5}", "whole number"),
             ("{\"distribution_type\": \"MPI\", \"worker_memory\": \"8GB\"}", "write 8G"),
             ("{\"distribution_type\": \"MPI\", \"worker_memory\": [1]}", "quantity"),
-            ("{\"number_of_workers\": 4}", "\"MPI\""),
+            ("{\"number_of_workers\": 4}", "no effect on a job"),
             ("{\"distribution_type\": \"TF\", \"launcher_cpus\": \"1\"}", "no effect"),
             ("{\"distribution_type\": \"MPI\", \"number_of_servers\": 1}", "no effect"),
             ("[1]", "one dictionary"),

@@ -1,14 +1,20 @@
 //! The linter finds each mistake of `mistakes.yaml` by its rule and by no other.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use ringpull_kube::lint::lint;
+use ringpull_kube::lint::{Level, Report, rules::RULES};
+use ringpull_kube::options::PodSecurity;
 use ringpull_kube::to_yaml;
 
 const CLEAN: &str = include_str!("clean.yaml");
+
+fn lint(text: &str) -> Report {
+    ringpull_kube::lint::lint(text, None)
+}
 
 /// A change of the clean job, and the rule that must find it.
 #[derive(Deserialize)]
@@ -36,6 +42,8 @@ fn set(job: &mut Value, path: &str, value: &Value) {
     match (parent, value) {
         (Value::Object(fields), Value::Null) => assert!(fields.remove(last).is_some(), "{path} is not there"),
         (Value::Array(list), Value::Null) => drop(list.remove(last.parse().unwrap())),
+        (Value::Array(list), value) if last.parse() == Ok(list.len()) => list.push(value.clone()),
+        (Value::Array(list), value) => list[last.parse::<usize>().unwrap()] = value.clone(),
         (parent, value) => parent[last] = value.clone(),
     }
 }
@@ -60,6 +68,79 @@ fn each_mistake_is_found_by_its_rule_and_by_no_other() {
         let is_one_line = |text: &str| !text.contains('\n');
         assert!(report.findings.iter().all(|it| is_one_line(&it.fix) && it.at.contains("document 1: ")), "{why}");
     }
+}
+
+#[test]
+fn every_rule_is_tested_and_every_finding_has_a_rule() {
+    let mistakes: Vec<Mistake> = serde_saphyr::from_str(include_str!("mistakes.yaml")).unwrap();
+    let of_others: Vec<OfOther> = serde_saphyr::from_str(include_str!("others.yaml")).unwrap();
+    let mut tested: BTreeSet<&str> = mistakes.iter().map(|it| it.rule.as_str()).collect();
+    tested.extend(of_others.iter().map(|it| it.rule.as_str()));
+    // Tested below.
+    tested.extend(["yaml", "pod-security"]);
+    assert_eq!(tested, RULES.iter().map(|rule| rule.name).collect());
+}
+
+/// A whole job of another kind than an MPIJob, and a rule that must find something in it.
+#[derive(Deserialize)]
+struct OfOther {
+    rule: String,
+    why: String,
+    objects: Vec<Value>,
+}
+
+#[test]
+fn mistakes_in_jobs_of_other_kinds_are_found() {
+    let jobs: Vec<OfOther> = serde_saphyr::from_str(include_str!("others.yaml")).unwrap();
+    for OfOther { rule, why, objects } in jobs {
+        let report = lint(&to_yaml(&objects).unwrap());
+        let found: BTreeSet<&str> =
+            report.findings.iter().filter(|it| it.level < Level::Note || it.rule == rule).map(|it| it.rule).collect();
+        assert_eq!(found, BTreeSet::from([rule.as_str()]), "{why}: {:?}", report.findings);
+    }
+}
+
+#[test]
+fn samples_of_the_operators_have_no_error_and_few_warnings() {
+    let text = include_str!("samples.yaml");
+    let report = lint(text);
+    let errors: Vec<_> = report.findings.iter().filter(|it| it.level == Level::Error).collect();
+    assert!(report.jobs == 10 && errors.is_empty(), "{errors:?}");
+    for number in 1..=10 {
+        let of = format!("document {number}: ");
+        let warnings = report.findings.iter().filter(|it| it.level == Level::Warning && it.at.starts_with(&of));
+        let warnings: Vec<_> = warnings.collect();
+        assert!(warnings.len() < 2, "{warnings:?}");
+    }
+}
+
+#[test]
+fn pod_security_is_reported_by_level() {
+    let found = |level| ringpull_kube::lint::lint(CLEAN, Some(level)).findings;
+    assert_eq!(found(PodSecurity::Baseline), []);
+    let restricted = found(PodSecurity::Restricted);
+    assert!(restricted.iter().all(|it| it.rule == "pod-security") && restricted.len() == 8, "{restricted:?}");
+    let host = CLEAN
+        .replace("emptyDir:\n              medium: Memory\n              sizeLimit: 8Gi", "hostPath: {path: /dev/shm}");
+    let found = ringpull_kube::lint::lint(&host, Some(PodSecurity::Baseline)).findings;
+    assert_eq!(found.iter().filter(|it| it.rule == "pod-security").count(), 1, "{found:?}");
+}
+
+/// The book's page of rules.
+#[test]
+fn the_page_of_rules_has_every_rule() {
+    let mut page = "# What the linter finds\n\n`ringpull manifest lint` compares each object with the schema of its kind, then tries these rules on it. An\nerror is a job that fails or does not do what it says. A warning costs something or is probably not what is\nmeant. A note depends on the image or the cluster; `--level note` shows notes too.\n".to_owned();
+    for (level, title) in [(Level::Error, "Errors"), (Level::Warning, "Warnings"), (Level::Note, "Notes")] {
+        write!(page, "\n## {title}\n\n| rule | what it finds |\n| --- | --- |\n").unwrap();
+        for rule in RULES.iter().filter(|rule| rule.level == level) {
+            writeln!(page, "| <a id=\"{0}\"></a>`{0}` | {1} |", rule.name, rule.finds).unwrap();
+        }
+    }
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/lint.md");
+    if std::env::var_os("RENEW").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    assert!(std::fs::read_to_string(&path).unwrap_or_default() == page, "{} is stale: RENEW=1", path.display());
 }
 
 #[test]

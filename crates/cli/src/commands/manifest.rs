@@ -1,29 +1,34 @@
-//! `ringpull manifest`: writes Kubernetes manifests of our jobs, and checks other people's.
+//! `ringpull manifest`: writes Kubernetes manifests of our jobs, and checks and converts other people's.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use ringpull_base::{Error, Result};
-use ringpull_kube::lint::{self, Finding, Severity};
-use ringpull_kube::request::{JobKind, Request};
+use ringpull_kube::convert::{self, Target};
+use ringpull_kube::lint::rules::{RULES, rule_of};
+use ringpull_kube::lint::{self, Finding, KINDS, Level};
+use ringpull_kube::options::{Asked, JobKind, PodSecurity, Request};
 use ringpull_kube::{documents, specification, to_yaml};
 
+use super::to_json;
 use super::{FAILURE, SUCCESS, Status};
-use super::{Format, to_json};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Examples:
+  ringpull manifest claim --claim data --claim-size 10Gi | kubectl apply -f -
   ringpull manifest train --workers 4 --image reg/ringpull:1 --claim data -- train --kv-store dist_sync_mpi --data /train/data
   ringpull manifest train --workers 4 --claim data -- train --kv-store dist_sync_mpi --checkpoint /train/run.safetensors --resume-if-any
   ringpull manifest train --workers 2 --gpus 8 --rdma rdma/ib --gang volcano -- python3 train.py
+  ringpull manifest train --non-root --kueue team --patch mine.yaml -- train --kv-store dist_sync_mpi
   ringpull manifest compare --workers 4 -- --modes dist_sync_mpi,dist_sync:4shared --bytes 100MB
   ringpull manifest specification '{\"distribution_type\": \"MPI\", \"number_of_workers\": 4}' -- train --kv-store dist_sync_mpi
-  ringpull manifest train -- train --kv-store dist_sync_mpi | kubectl apply -f -
-  ringpull manifest lint job.yaml                  what will go wrong with an MPIJob; exit code 1 if it would fail, or if the file has no MPIJob")]
+  ringpull manifest lint job.yaml                  what will go wrong with a job; exit code 1 if it would fail, or if there is none
+  ringpull manifest convert job.yaml --to trainjob an MPIJob as a TrainJob")]
 pub(crate) struct ManifestArgs {
     #[command(subcommand)]
     other: Option<ManifestCommand>,
@@ -31,15 +36,17 @@ pub(crate) struct ManifestArgs {
     #[arg(value_enum, required = true)]
     kind: Option<JobKind>,
     #[command(flatten)]
-    job: Request,
+    job: Asked,
 }
 
 #[derive(Debug, Subcommand)]
 enum ManifestCommand {
     /// Write the job that a `distribution_specification` of Kubeflow pipelines describes.
     Specification(Box<SpecificationArgs>),
-    /// Check MPIJobs: what will go wrong, and the fix.
+    /// Check jobs of Kubeflow's operators: what will go wrong, and the fix.
     Lint(LintArgs),
+    /// Write an MPIJob or an MXJob as a job of another kind; what cannot be carried over goes to stderr.
+    Convert(ConvertArgs),
 }
 
 #[derive(Debug, Args)]
@@ -47,32 +54,77 @@ struct SpecificationArgs {
     /// The dictionary as JSON or YAML, a file with it, or - for stdin.
     specification: String,
     #[command(flatten)]
-    job: Request,
+    job: Asked,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ringpull manifest lint job.yaml
+  ringpull manifest lint --level error --ignore mesh --format sarif jobs/*.yaml > lint.sarif
+  ringpull manifest lint --pod-security restricted job.yaml
   kubectl get mpijob my-job -o yaml | ringpull manifest lint - --format json")]
 struct LintArgs {
     /// YAML files with one or several documents; - for stdin.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// A table for people or JSON for programs.
+    /// A list for people, JSON for programs, or SARIF for code scanners.
     #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    format: LintFormat,
+    /// What is reported: errors, warnings too, or also notes, which depend on the image or the cluster.
+    #[arg(long, value_enum, default_value = "warning")]
+    level: Level,
+    /// Leave out the findings of a rule.
+    #[arg(long, value_name = "RULE", value_parser = rule)]
+    ignore: Vec<String>,
+    /// Report what this level of Pod Security does not allow.
+    #[arg(long, value_enum)]
+    pod_security: Option<PodSecurity>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ringpull manifest convert mpijob.yaml --to trainjob
+  ringpull manifest convert mxjob.yaml --to mpijob | kubectl apply -f -")]
+struct ConvertArgs {
+    /// A YAML file with the job; - for stdin.
+    file: PathBuf,
+    /// The kind to write.
+    #[arg(long, value_enum)]
+    to: Target,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum LintFormat {
+    #[default]
+    Table,
+    Json,
+    Sarif,
+}
+
+fn rule(name: &str) -> Result<String, String> {
+    if rule_of(name).is_some() {
+        return Ok(name.to_owned());
+    }
+    let near = ringpull_base::closest(name, RULES.iter().map(|rule| rule.name));
+    Err(near.map_or("no rule has this name".to_owned(), |near| format!("did you mean {near}?")))
 }
 
 /// Prints the manifest, or what lint found.
 pub(crate) fn run(args: ManifestArgs) -> Result<Status> {
     let request = match args.other {
-        None => Request { kind: args.kind.unwrap_or(args.job.kind), ..args.job },
+        None => Request { kind: args.kind.unwrap_or(args.job.0.kind), ..args.job.0 },
         Some(ManifestCommand::Specification(args)) => {
-            let mut request = args.job;
+            let mut request = args.job.0;
             specification::apply(&dictionary(&args.specification)?, &mut request)?;
             request
         }
         Some(ManifestCommand::Lint(args)) => return run_lint(&args),
+        Some(ManifestCommand::Convert(args)) => {
+            let converted = convert::convert(&read(&args.file)?, args.to)?;
+            converted.lost.iter().for_each(|lost| eprintln!("warning: {lost}"));
+            print!("{}", to_yaml(&converted.objects)?);
+            return Ok(SUCCESS);
+        }
     };
     let text = to_yaml(&documents(&request)?)?;
     if let Some(doubt) = request.doubt() {
@@ -105,33 +157,83 @@ struct InFile<'a> {
 }
 
 fn run_lint(args: &LintArgs) -> Result<Status> {
+    let (mut all, mut jobs, mut empty) = (Vec::new(), 0, Vec::new());
     let mut reports = Vec::new();
     for path in &args.files {
-        reports.push((path.display().to_string(), lint::lint(&read(path)?)));
+        reports.push((path.display().to_string(), lint::lint(&read(path)?, args.pod_security)));
     }
-    let found = || reports.iter().flat_map(|(file, report)| report.findings.iter().map(move |one| (file, one)));
-    let errors = found().filter(|(_, finding)| finding.severity == Severity::Error).count();
+    for (file, report) in &reports {
+        jobs += report.jobs;
+        if report.jobs == 0 && report.findings.is_empty() {
+            empty.push(file);
+        }
+        let shown = report
+            .findings
+            .iter()
+            .filter(|it| it.level <= args.level && !args.ignore.iter().any(|rule| rule == it.rule));
+        all.extend(shown.map(|finding| InFile { file: file.clone(), finding }));
+    }
+    let count = |level| all.iter().filter(|one| one.finding.level == level).count();
     match args.format {
-        Format::Json => {
-            let all: Vec<InFile> = found().map(|(file, finding)| InFile { file: file.clone(), finding }).collect();
-            println!("{}", to_json(&all)?);
-        }
-        Format::Table => {
-            for (file, one) in found() {
-                let severity = if one.severity == Severity::Error { "error" } else { "warning" };
-                println!("{file}: {}\n  {severity}: {} [{}]\n  fix: {}", one.at, one.what, one.rule, one.fix);
+        LintFormat::Json => println!("{}", to_json(&all)?),
+        LintFormat::Sarif => println!("{}", to_json(&sarif(&all))?),
+        LintFormat::Table => {
+            for InFile { file, finding } in &all {
+                let Finding { level, rule, at, what, fix } = finding;
+                println!("{file}: {at}\n  {}: {what} [{rule}]\n  fix: {fix}", level_name(*level));
             }
-            let jobs: usize = reports.iter().map(|(_, report)| report.jobs).sum();
-            let warnings = found().count() - errors;
-            println!("{jobs} MPIJob(s): {errors} error(s), {warnings} warning(s)");
+            let (errors, warnings, notes) = (count(Level::Error), count(Level::Warning), count(Level::Note));
+            let notes = if args.level == Level::Note { format!(", {notes} note(s)") } else { String::new() };
+            println!("{jobs} job(s): {errors} error(s), {warnings} warning(s){notes}");
         }
     }
-    let empty = reports.iter().filter(|(_, report)| report.jobs == 0 && report.findings.is_empty());
-    let empty: Vec<&String> = empty.map(|(file, _)| file).collect();
     for file in &empty {
-        eprintln!(
-            "error: {file} holds no MPIJob, so nothing was checked\n  hint: lint checks only objects of kind: MPIJob"
-        );
+        eprintln!("error: {file} holds no job, so nothing was checked\n  hint: lint checks only {}", KINDS.join(", "));
     }
-    Ok(if errors > 0 || !empty.is_empty() { FAILURE } else { SUCCESS })
+    Ok(if count(Level::Error) > 0 || !empty.is_empty() { FAILURE } else { SUCCESS })
+}
+
+fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::Error => "error",
+        Level::Warning => "warning",
+        Level::Note => "note",
+    }
+}
+
+/// Where the book explains a rule.
+const BOOK: &str = "docs/reference/lint.md";
+
+/// The findings in the format of code scanners (SARIF 2.1.0).
+fn sarif(all: &[InFile]) -> Value {
+    let rules: Vec<Value> = RULES
+        .iter()
+        .map(|rule| {
+            json!({
+                "id": rule.name,
+                "shortDescription": { "text": rule.finds },
+                "help": { "text": format!("{BOOK}#{}", rule.name) },
+                "defaultConfiguration": { "level": level_name(rule.level) },
+            })
+        })
+        .collect();
+    let result = |InFile { file, finding }: &InFile| {
+        json!({
+            "ruleId": finding.rule,
+            "level": level_name(finding.level),
+            "message": { "text": format!("{}; fix: {}", finding.what, finding.fix) },
+            "locations": [{
+                "physicalLocation": { "artifactLocation": { "uri": file }, "region": { "startLine": 1 } },
+                "logicalLocations": [{ "fullyQualifiedName": finding.at }],
+            }],
+        })
+    };
+    json!({
+        "version": "2.1.0",
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "runs": [{
+            "tool": { "driver": { "name": "ringpull manifest lint", "version": env!("CARGO_PKG_VERSION"), "rules": rules } },
+            "results": all.iter().map(result).collect::<Vec<_>>(),
+        }],
+    })
 }

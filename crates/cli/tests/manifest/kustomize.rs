@@ -18,7 +18,7 @@ pub(crate) fn render(folder: &Path) -> Vec<Value> {
 fn build(folder: &Path, objects: &mut Vec<Value>) {
     let settings = parse(&read(&folder.join("kustomization.yaml"))).remove(0);
     for (field, _) in settings.as_object().unwrap() {
-        let known = ["apiVersion", "kind", "resources", "components", "patches"];
+        let known = ["apiVersion", "kind", "resources", "components", "patches", "configurations"];
         assert!(known.contains(&field.as_str()), "{}: {field} is not rendered here", folder.display());
     }
     for resource in list(&settings["resources"]) {
@@ -45,15 +45,19 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// One step of RFC 6902: `add` and `replace`.
+/// One step of RFC 6902: `add`, `replace` and `copy`.
 fn apply(object: &mut Value, step: &Value) {
-    let (path, value) = (step["path"].as_str().unwrap(), step["value"].clone());
+    let path = step["path"].as_str().unwrap();
+    let value = match step["from"].as_str() {
+        Some(from) => object.pointer(from).unwrap_or_else(|| panic!("{from} leads nowhere")).clone(),
+        None => step["value"].clone(),
+    };
     let (parent, last) = path.rsplit_once('/').unwrap();
     let last = last.replace("~1", "/").replace("~0", "~");
     let parent = object.pointer_mut(parent).unwrap_or_else(|| panic!("{path} leads nowhere"));
     match (step["op"].as_str(), parent) {
         (Some("add"), Value::Array(elements)) if last == "-" => elements.push(value),
-        (Some("add"), Value::Object(fields)) => drop(fields.insert(last, value)),
+        (Some("add" | "copy"), Value::Object(fields)) => drop(fields.insert(last, value)),
         (Some("replace"), Value::Object(fields)) => {
             assert!(fields.insert(last, value).is_some(), "{path}: there is nothing to replace");
         }

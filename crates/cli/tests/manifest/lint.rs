@@ -20,26 +20,46 @@ fn the_exit_code_tells_errors_from_warnings_and_paths_lead_to_them() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("spec.mpiReplicaSpecs.Launcher.template.spec.containers[0].command"), "{text}");
-    assert!(text.contains("2 MPIJob(s): 1 error(s), 0 warning(s)"), "{text}");
+    assert!(text.contains("2 job(s): 1 error(s), 0 warning(s)"), "{text}");
     let doubtful =
         write("doubtful.yaml", "readinessProbe:\n              tcpSocket:\n                port: 2222", "tty: false");
-    let output = ringpull(&["manifest", "lint", "--format", "json", &doubtful]);
-    assert_eq!(output.status.code(), Some(0));
-    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&found[0]["rule"], &found[0]["severity"]), (&"no-probe".into(), &"warning".into()));
+    let of = |words: &[&str]| {
+        let output = ringpull(&[&["manifest", "lint", "--format", "json", &doubtful], words].concat());
+        assert_eq!(output.status.code(), Some(0));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let found = of(&["--level", "note"]);
+    assert_eq!((&found[0]["rule"], &found[0]["level"]), (&"no-probe".into(), &"note".into()));
+    assert_eq!(
+        (of(&[]), of(&["--level", "note", "--ignore", "no-probe"])),
+        (serde_json::json!([]), serde_json::json!([]))
+    );
+    let output = ringpull(&["manifest", "lint", "--format", "sarif", &wrong]);
+    let sarif: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let result = &sarif["runs"][0]["results"][0];
+    assert_eq!(
+        (output.status.code(), &result["ruleId"], &result["level"]),
+        (Some(1), &"too-few-slots".into(), &"error".into())
+    );
+    assert_eq!(ringpull(&["manifest", "lint", "--ignore", "too-few-slots", &wrong]).status.code(), Some(0));
+    let output = ringpull(&["manifest", "lint", "--ignore", "too-few-slot", &wrong]);
+    assert!(
+        output.status.code() == Some(2)
+            && String::from_utf8_lossy(&output.stderr).contains("did you mean too-few-slots")
+    );
 }
 
 #[test]
-fn stdin_is_linted_too_and_a_file_without_an_mpijob_is_an_error() {
+fn stdin_is_linted_too_and_a_file_without_a_job_is_an_error() {
     let output = Command::new(env!("CARGO_BIN_EXE_ringpull"))
         .args(["manifest", "lint", "-"])
         .stdin(Stdio::from(std::fs::File::open(root().join(CLEAN)).unwrap()))
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 MPIJob(s): 0 error(s)"), "{text}");
+    assert!(output.status.success() && text.contains("1 job(s): 0 error(s)"), "{text}");
     let output = ringpull(&["manifest", "lint", CLEAN, "mpijob/job/job.yaml"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("error: mpijob/job/job.yaml holds no MPIJob") && text.contains("hint:"), "{text}");
+    assert!(text.contains("error: mpijob/job/job.yaml holds no job") && text.contains("hint:"), "{text}");
 }

@@ -1,14 +1,12 @@
-//! `ringpull manifest`: what it writes is valid and says what was asked for; what `lint` finds.
-//!
-//! The schemas of Kubeflow's objects are not part of this repository: they are read from `RINGPULL_CRDS` or
-//! from `../shared/crds`, and the tests that need them say so where they are absent.
+//! `ringpull manifest` as a command: what it writes is what `mpijob/` holds, and the programs in the pods
+//! understand their words. Its options and rules are tested in `crates/kube/tests`.
 
 mod args;
+mod image;
 mod kustomize;
 mod lint;
-mod matrix;
 mod overlays;
-mod schema;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

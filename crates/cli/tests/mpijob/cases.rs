@@ -33,8 +33,8 @@ fn image() -> Option<Image> {
     })
 }
 
-/// The MPIJob that `ringpull manifest` writes with these options for these words.
-fn manifest(options: &[&str], command: &[&str]) -> Value {
+/// The objects that `ringpull manifest` writes with these options for these words.
+fn manifest(options: &[&str], command: &[&str]) -> Vec<Value> {
     let output = Command::new(env!("CARGO_BIN_EXE_ringpull"))
         .arg("manifest")
         .args(options)
@@ -43,7 +43,7 @@ fn manifest(options: &[&str], command: &[&str]) -> Value {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_saphyr::from_str(&String::from_utf8(output.stdout).unwrap()).unwrap()
+    serde_saphyr::from_multiple(&String::from_utf8(output.stdout).unwrap()).unwrap()
 }
 
 fn train() -> Vec<&'static str> {
@@ -58,7 +58,7 @@ fn redirected(command: &[&str]) -> Vec<String> {
 }
 
 /// As [`manifest`], of a job whose ranks write to files of their own.
-fn manifest_of_ranks(options: &[&str], command: &[&str]) -> Value {
+fn manifest_of_ranks(options: &[&str], command: &[&str]) -> Vec<Value> {
     let words = redirected(command);
     manifest(options, &words.iter().map(String::as_str).collect::<Vec<_>>())
 }
@@ -87,7 +87,8 @@ fn plain(ranks: usize) -> String {
 fn trains_alike(test: &str, image: &Image, options: &[&str], hosts: usize, ranks: usize, trouble: Trouble) {
     let script = format!("echo host=$(hostname) probe=$PROBE; exec {}", train().join(" "));
     let words = [options, &["--env", "PROBE=passed on"]].concat();
-    let options = [&["train", "--name", "sim"], &words[..]].concat();
+    let options = if words[0].starts_with("--") { [&["train"], &words[..]].concat() } else { words };
+    let options = [&options[..], &["--name", "sim"]].concat();
     let mut job = Job::new(test, image, &manifest_of_ranks(&options, &["sh", "-c", &script]));
     let mut launcher = job.launch(trouble);
     let code = launcher.ends_within(LIMIT);
@@ -133,6 +134,112 @@ fn a_launcher_that_works_holds_the_first_ranks() {
     let Some(image) = image() else { return };
     trains_alike("d", &image, &["--workers", "2", "--launcher-works"], 2, 2, CALM);
     trains_alike("e", &image, &["--workers", "2", "--launcher-works", "--non-root"], 2, 2, CALM);
+}
+
+/// With the nodes' network pods have the names of their nodes, and not their own.
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn pods_with_the_names_of_their_nodes_are_taken_for_the_hosts_that_they_are() {
+    let Some(image) = image() else { return };
+    trains_alike("q", &image, &["--workers", "2", "--host-network"], 2, 2, CALM);
+    trains_alike("r", &image, &["trainjob", "--workers", "2", "--host-network"], 2, 2, CALM);
+}
+
+/// Trainer's key has mode 0640, which root's client would refuse.
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn a_trainjob_trains_as_root_and_as_uid_1000() {
+    let Some(image) = image() else { return };
+    trains_alike("s", &image, &["trainjob", "--workers", "3"], 3, 3, CALM);
+    trains_alike("t", &image, &["trainjob", "--workers", "2", "--non-root"], 2, 2, CALM);
+    trains_alike("u", &image, &["trainjob", "--workers", "2", "--gang", "volcano"], 2, 2, CALM);
+}
+
+/// A rank that takes three seconds to save its state when it is told to end.
+const SAVES: &str = "file=/train/rank-$OMPI_COMM_WORLD_RANK; trap 'sleep 3; echo saved >>$file; exit 143' TERM; echo started >$file; while :; do sleep 0.1; done";
+
+fn await_lines(job: &Job, expected: &str, ranks: usize) {
+    let read = |rank| std::fs::read_to_string(job.network.volume().join(format!("rank-{rank}"))).unwrap_or_default();
+    let begun = Instant::now();
+    while (0..ranks).any(|rank| read(rank) != expected) {
+        let found: Vec<String> = (0..ranks).map(read).collect();
+        assert!(begun.elapsed() < Duration::from_secs(30), "{expected:?}: {found:?}");
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+}
+
+/// The kubelet ends a pod by SIGTERM to its first process, and after its grace by SIGKILL to all.
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn ranks_of_a_pod_that_is_terminated_are_told_and_have_its_grace() {
+    let Some(image) = image() else { return };
+    for (test, of_worker) in [("v", true), ("w", false)] {
+        let options = ["train", "--name", "sim", "--workers", "2"];
+        let mut job = Job::new(test, &image, &manifest(&options, &["sh", "-c", SAVES]));
+        let mut launcher = job.launch(Trouble::default());
+        await_lines(&job, "started\n", 2);
+        if of_worker {
+            job.workers[0].terminate();
+            assert!(job.workers[0].ends_within(Duration::from_secs(20)).is_some(), "the worker does not end");
+        } else {
+            launcher.terminate();
+        }
+        let ended = launcher.ends_within(Duration::from_secs(40));
+        assert!(ended.is_some(), "the launcher does not end: {of_worker} {}", launcher.text());
+        await_lines(&job, "started\nsaved\n", if of_worker { 1 } else { 2 });
+    }
+}
+
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn a_launcher_that_waits_ends_within_two_seconds_of_sigterm() {
+    let Some(image) = image() else { return };
+    let mut job = Job::new("x", &image, &manifest(&["train", "--name", "sim", "--workers", "2"], &["true"]));
+    job.start_worker(0);
+    let mut launcher = job.start_launcher(true);
+    let begun = Instant::now();
+    // Its first process has set its traps by then.
+    while !launcher.text().contains("waiting for") {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{}", launcher.text());
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+    launcher.terminate();
+    assert_eq!(launcher.ends_within(Duration::from_secs(2)), Some(143), "{}", launcher.text());
+}
+
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn a_gang_starts_its_launcher_with_its_workers() {
+    let Some(image) = image() else { return };
+    trains_alike("y", &image, &["--workers", "2", "--gang", "volcano"], 2, 2, CALM);
+    trains_alike("z", &image, &["--workers", "2", "--gang", "volcano", "--launcher-works"], 2, 2, CALM);
+}
+
+/// The examples of Python, in an image that has it: one of MXNet, or one of PyTorch.
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn the_examples_of_python_train_in_an_mpijob_and_in_a_trainjob() {
+    let Some(image) = image() else { return };
+    let examples = "/opt/ringpull/examples";
+    if !image.has(&format!("{examples}/mxnet/train.py")) {
+        println!("skipped: the image has no Python; RINGPULL_IMAGE_ROOT names one that has");
+        return;
+    }
+    let framework = std::env::var("RINGPULL_IMAGE_FRAMEWORK").unwrap_or_else(|_| "mxnet".to_owned());
+    let script = format!("{examples}/{framework}/train.py");
+    let start: &[&str] = if framework == "mxnet" { &["python3", "-m", "ringpull.mxnet"] } else { &["python3"] };
+    let words =
+        [start, &[&script, "--kv-store", "dist_sync_mpi", "--limit-train", "640", "--limit-test", "640"]].concat();
+    for (test, kind) in [("pm", &["train"][..]), ("pt", &["trainjob"]), ("pn", &["train", "--non-root"])] {
+        let options = [kind, &["--name", "sim", "--workers", "2"]].concat();
+        let mut job = Job::new(test, &image, &manifest_of_ranks(&options, &words));
+        let mut launcher = job.launch(Trouble::default());
+        let code = launcher.ends_within(LIMIT);
+        let text = all(&job, &launcher);
+        assert_eq!(code, Some(0), "{text}");
+        let found = hashes(&job);
+        assert!(found.len() == 2 && found[0] == found[1], "{found:?} {text}");
+    }
 }
 
 #[test]
@@ -233,7 +340,7 @@ fn a_worker_that_never_comes_is_named_and_nothing_runs() {
 fn ranks_that_would_all_land_on_the_launcher_are_refused() {
     let Some(image) = image() else { return };
     let mut manifest = manifest(&["train", "--name", "sim", "--workers", "2"], &["echo", "ran"]);
-    let container = &mut manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0];
+    let container = &mut manifest[0]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0];
     // The pod's own copy of mpirun: it forgets where the hosts are.
     let words: Vec<String> = redirected(&["echo", "ran"]).iter().map(|word| format!("'{word}'")).collect();
     let deaf = "mkdir -p /tmp/bin; printf '#!/bin/sh\\nexport OMPI_MCA_rmaps_base_oversubscribe=1\\nunset OMPI_MCA_orte_default_hostfile\\nexec /usr/bin/mpirun \"$@\"\\n' >/tmp/bin/mpirun; chmod +x /tmp/bin/mpirun; PATH=/tmp/bin:$PATH exec ringpull-entrypoint mpirun";
@@ -244,7 +351,7 @@ fn ranks_that_would_all_land_on_the_launcher_are_refused() {
     assert_eq!(launcher.ends_within(LIMIT), Some(1), "{}", launcher.text());
     let text = launcher.text();
     assert!(
-        text.contains("the ranks would run on [sim-launcher], but the hostfile names [sim-worker-0 sim-worker-1]"),
+        text.contains("the ranks would run on [sim-launcher], but the hosts are [sim-worker-0 sim-worker-1]"),
         "{text}"
     );
     assert!(files::names(&job.network.printed()).is_empty(), "{}", all(&job, &launcher));
@@ -294,12 +401,14 @@ fn pods_make_host_keys_of_their_own_or_take_those_that_are_mounted() {
         .map(|((uid, before), number)| {
             let plan = pod::Plan {
                 name: format!("{test}-worker-{number}"),
+                host: format!("{test}-worker-{number}"),
                 address: number,
                 uid,
                 group: None,
-                drop_all: uid != 0,
+                drop: if uid == 0 { Vec::new() } else { vec!["ALL".to_owned()] },
                 no_new_privs: false,
                 ssh_folder: if uid == 0 { "/root/.ssh" } else { "/home/mpiuser/.ssh" }.to_owned(),
+                key_mode: None,
                 env: vec![("PATH".to_owned(), "/usr/sbin:/usr/bin:/sbin:/bin".to_owned())],
                 words: ["sh", "-c", &format!("{before}; exec /usr/sbin/sshd -De")].map(str::to_owned).to_vec(),
             };

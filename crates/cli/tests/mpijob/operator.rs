@@ -1,5 +1,5 @@
-//! The part of mpi-operator's contract that a job sees: names, hostfile, key, variables, order of starting,
-//! retries.
+//! The part of mpi-operator's and of Trainer's contract that a job sees: names, hostfile, key, variables,
+//! order of starting, retries.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -22,12 +22,21 @@ pub(crate) struct Trouble {
     pub(crate) names_late: Option<Duration>,
 }
 
-/// An MPIJob that runs.
+/// A job that runs, by the contract of its operator.
 pub(crate) struct Job {
     pub(crate) network: Network,
     image: Image,
-    spec: Value,
     name: String,
+    /// The pods' specifications.
+    launcher: Value,
+    worker: Value,
+    worker_pods: u8,
+    slots: i64,
+    launcher_works: bool,
+    waits_for_workers: bool,
+    ssh_folder: String,
+    /// Kubeflow Trainer runs it, and not mpi-operator.
+    by_trainer: bool,
     pub(crate) workers: Vec<Pod>,
 }
 
@@ -40,37 +49,65 @@ fn words(value: &Value) -> Vec<String> {
 }
 
 impl Job {
-    pub(crate) fn new(test: &str, image: &Image, manifest: &Value) -> Job {
-        let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
+    /// An MPIJob, or a TrainingRuntime and its TrainJob.
+    pub(crate) fn new(test: &str, image: &Image, objects: &[Value]) -> Job {
+        let job = objects.last().unwrap();
+        let name = job["metadata"]["name"].as_str().unwrap().to_owned();
+        let (network, image, workers) = (Network::up(test), image.clone(), Vec::new());
+        let spec = &job["spec"];
+        if job["kind"] == "MPIJob" {
+            let replicas = &spec["mpiReplicaSpecs"];
+            return Job {
+                launcher: replicas["Launcher"]["template"]["spec"].clone(),
+                worker: replicas["Worker"]["template"]["spec"].clone(),
+                worker_pods: number(&replicas["Worker"]["replicas"], 0) as u8,
+                slots: number(&spec["slotsPerWorker"], 1),
+                launcher_works: spec["runLauncherAsWorker"] == true,
+                waits_for_workers: spec["launcherCreationPolicy"] == "WaitForWorkersReady",
+                ssh_folder: spec["sshAuthMountPath"].as_str().unwrap_or("/root/.ssh").to_owned(),
+                by_trainer: false,
+                network,
+                image,
+                name,
+                workers,
+            };
+        }
+        let runtime = &objects[0]["spec"];
+        assert_eq!(spec["runtimeRef"]["name"], objects[0]["metadata"]["name"]);
+        let jobs = runtime["template"]["spec"]["replicatedJobs"].as_array().unwrap();
+        let job_of = |name: &str| jobs.iter().find(|job| job["name"] == name).unwrap();
+        let pod = |name: &str| job_of(name)["template"]["spec"]["template"]["spec"].clone();
+        let (mut launcher, policy) = (pod("launcher"), &runtime["mlPolicy"]["mpi"]);
+        // In the container named `node`.
+        assert_eq!(launcher["containers"][0]["name"], "node");
+        launcher["containers"][0]["args"] = spec["trainer"]["args"].clone();
+        assert_eq!(policy["runLauncherAsNode"], true);
         Job {
-            network: Network::up(test),
-            image: image.clone(),
-            spec: manifest["spec"].clone(),
+            launcher,
+            worker: pod("node"),
+            worker_pods: number(&spec["trainer"]["numNodes"], 1) as u8 - 1,
+            slots: number(&spec["trainer"]["numProcPerNode"], 1),
+            launcher_works: true,
+            waits_for_workers: job_of("launcher")["dependsOn"][0]["status"] == "Ready",
+            ssh_folder: policy["sshAuthMountPath"].as_str().unwrap().to_owned(),
+            by_trainer: true,
+            network,
+            image,
             name,
-            workers: Vec::new(),
+            workers,
         }
     }
 
-    fn role(&self, role: &str) -> &Value {
-        &self.spec["mpiReplicaSpecs"][role]
-    }
-
-    fn worker_pods(&self) -> u8 {
-        number(&self.role("Worker")["replicas"], 0) as u8
-    }
-
-    fn launcher_works(&self) -> bool {
-        self.spec["runLauncherAsWorker"] == true
-    }
-
     fn pod_names(&self) -> Vec<(String, u8)> {
-        let launcher = (format!("{}-launcher", self.name), FIRST - 1);
-        let workers = (0..self.worker_pods()).map(|number| (format!("{}-worker-{number}", self.name), FIRST + number));
+        let (launcher, worker) = if self.by_trainer { ("launcher-0-0", "node-0") } else { ("launcher", "worker") };
+        let launcher = (format!("{}-{launcher}", self.name), FIRST - 1);
+        let workers = (0..self.worker_pods).map(|number| (format!("{}-{worker}-{number}", self.name), FIRST + number));
         std::iter::once(launcher).chain(workers).collect()
     }
 
     fn full_name(&self, pod: &str) -> String {
-        format!("{pod}.{}.{NAMESPACE}.svc", self.name)
+        let rest = if self.by_trainer { String::new() } else { format!(".{NAMESPACE}.svc") };
+        format!("{pod}.{}{rest}", self.name)
     }
 
     /// The names that a pod of this role can resolve; short ones in workers only.
@@ -84,19 +121,17 @@ impl Job {
     }
 
     fn hostfile(&self) -> String {
-        let slots = number(&self.spec["slotsPerWorker"], 1);
-        let first = usize::from(!self.launcher_works());
+        let slots = self.slots;
+        let first = usize::from(!self.launcher_works);
         let names = self.pod_names();
         let lines = names[first..].iter().map(|(pod, _)| format!("{} slots={slots}", self.full_name(pod)));
         lines.collect::<Vec<_>>().join("\n") + "\n"
     }
 
-    fn plan(&self, role: &str, name: &str, number: u8) -> Plan {
-        let pod = &self.role(role)["template"]["spec"];
+    fn plan(&self, launcher: bool, name: &str, number: u8) -> Plan {
+        let pod = if launcher { &self.launcher } else { &self.worker };
         let container = &pod["containers"][0];
         let own = &container["securityContext"];
-        let drops = words(&own["capabilities"]["drop"]);
-        let launcher = role == "Launcher";
         let mut env: Vec<(String, String)> = [
             ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
             ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
@@ -109,9 +144,11 @@ impl Job {
         for one in container["env"].as_array().into_iter().flatten() {
             env.push((one["name"].as_str().unwrap().to_owned(), one["value"].as_str().unwrap().to_owned()));
         }
-        env.push(("K_MPI_JOB_ROLE".to_owned(), role.to_lowercase()));
+        if !self.by_trainer {
+            env.push(("K_MPI_JOB_ROLE".to_owned(), if launcher { "launcher" } else { "worker" }.to_owned()));
+        }
         if launcher {
-            let slots = number_text(&self.spec["slotsPerWorker"]);
+            let slots = self.slots.to_string();
             let operators = [
                 ("OMPI_MCA_orte_keep_fqdn_hostnames", "true"),
                 ("OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile"),
@@ -119,12 +156,13 @@ impl Job {
                 ("OMPI_MCA_orte_set_default_slots", &slots),
             ];
             env.extend(operators.map(|(name, value)| (name.to_owned(), value.to_owned())));
-            if !self.launcher_works() {
+            if !self.launcher_works {
                 let hidden = ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"];
                 env.extend(hidden.map(|name| (name.to_owned(), String::new())));
             }
         }
         let (command, args) = (words(&container["command"]), words(&container["args"]));
+        let drop = words(&own["capabilities"]["drop"]);
         let words = if command.is_empty() && args.is_empty() && !launcher {
             ["/usr/sbin/sshd", "-De"].map(str::to_owned).to_vec()
         } else if command.is_empty() {
@@ -134,12 +172,14 @@ impl Job {
         };
         Plan {
             name: name.to_owned(),
+            host: if pod["hostNetwork"] == true { format!("node-{number}") } else { name.to_owned() },
             address: number,
             uid: pod["securityContext"]["runAsUser"].as_u64().unwrap_or(0) as u32,
             group: pod["securityContext"]["fsGroup"].as_u64().map(|group| group as u32),
-            drop_all: drops.iter().any(|word| word == "ALL"),
+            drop,
             no_new_privs: own["allowPrivilegeEscalation"] == false,
-            ssh_folder: self.spec["sshAuthMountPath"].as_str().unwrap_or("/root/.ssh").to_owned(),
+            ssh_folder: self.ssh_folder.clone(),
+            key_mode: self.by_trainer.then_some("0640"),
             env,
             words,
         }
@@ -148,7 +188,7 @@ impl Job {
     /// Starts worker `number`, again if it has run before.
     pub(crate) fn start_worker(&mut self, number: u8) {
         let (name, address) = self.pod_names()[usize::from(number) + 1].clone();
-        let (plan, hosts) = (self.plan("Worker", &name, address), self.hosts(true));
+        let (plan, hosts) = (self.plan(false, &name, address), self.hosts(true));
         let pod = self.network.start(&self.image, &plan, &hosts, None);
         let at = usize::from(number);
         if at < self.workers.len() {
@@ -159,12 +199,12 @@ impl Job {
     }
 
     pub(crate) fn start_workers(&mut self) {
-        (0..self.worker_pods()).for_each(|number| self.start_worker(number));
+        (0..self.worker_pods).for_each(|number| self.start_worker(number));
     }
 
     pub(crate) fn await_workers(&mut self) {
         let begun = Instant::now();
-        for number in 0..self.worker_pods() {
+        for number in 0..self.worker_pods {
             while !self.network.answers(FIRST + number) {
                 let worker = &mut self.workers[usize::from(number)];
                 assert!(worker.code().is_none() && begun.elapsed() < READY, "worker {number}: {}", worker.text());
@@ -176,7 +216,7 @@ impl Job {
     /// Starts the launcher pod, knowing all names or none yet.
     pub(crate) fn start_launcher(&mut self, knows_names: bool) -> Pod {
         let (name, address) = self.pod_names()[0].clone();
-        let (plan, all, hostfile) = (self.plan("Launcher", &name, address), self.hosts(false), self.hostfile());
+        let (plan, all, hostfile) = (self.plan(true, &name, address), self.hosts(false), self.hostfile());
         let hosts = if knows_names { all } else { "127.0.0.1 localhost\n".to_owned() };
         self.network.start(&self.image, &plan, &hosts, Some(&hostfile))
     }
@@ -200,7 +240,7 @@ impl Job {
             return launcher;
         }
         self.start_workers();
-        if self.spec["launcherCreationPolicy"] == "WaitForWorkersReady" {
+        if self.waits_for_workers {
             self.await_workers();
         }
         let launcher = self.start_launcher(trouble.names_late.is_none());
@@ -210,8 +250,4 @@ impl Job {
         }
         launcher
     }
-}
-
-fn number_text(value: &Value) -> String {
-    number(value, 1).to_string()
 }

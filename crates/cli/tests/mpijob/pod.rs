@@ -80,6 +80,11 @@ cp -a "$work/u/." "$out/""#;
         self.layer.as_ref().map_or_else(|| PathBuf::from(&self.base), |layer| layer.path().join("files"))
     }
 
+    /// Whether the image has a file.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.files().join(path.trim_start_matches('/')).exists()
+    }
+
     /// A root file system that lies in a folder, such as one that buildah has mounted.
     pub(crate) fn of_folder(root: &str) -> Image {
         Image { base: root.to_owned(), layer: None }
@@ -90,14 +95,25 @@ cp -a "$work/u/." "$out/""#;
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) name: String,
+    /// What the pod calls itself: its name, or its node's with the node's network.
+    pub(crate) host: String,
     pub(crate) address: u8,
     pub(crate) uid: u32,
     pub(crate) group: Option<u32>,
-    pub(crate) drop_all: bool,
+    pub(crate) drop: Vec<String>,
     pub(crate) no_new_privs: bool,
     pub(crate) ssh_folder: String,
+    /// The mode of the key that the operator asks for, if it does.
+    pub(crate) key_mode: Option<&'static str>,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) words: Vec<String>,
+}
+
+impl Plan {
+    fn capabilities(&self) -> String {
+        let dropped: String = self.drop.iter().flat_map(|name| [",-".to_owned(), name.to_lowercase()]).collect();
+        if self.drop.iter().any(|name| name == "ALL") { "-all".to_owned() } else { format!("{CAPABILITIES}{dropped}") }
+    }
 }
 
 /// A switch and the pods on it. Dropping it ends all of them.
@@ -187,10 +203,10 @@ impl Network {
             .arg(&folder)
             .arg(&image.base)
             .arg(image.layer.as_ref().map_or(Path::new("-"), |layer| layer.path()))
-            .args([&plan.name, &plan.uid.to_string()])
+            .args([&plan.host, &plan.uid.to_string()])
             .arg(plan.group.map_or("-".to_owned(), |group| group.to_string()))
-            .arg(if plan.drop_all { "-all" } else { CAPABILITIES })
-            .args([if plan.no_new_privs { "yes" } else { "no" }, &plan.ssh_folder])
+            .arg(plan.capabilities())
+            .args([if plan.no_new_privs { "yes" } else { "no" }, &plan.ssh_folder, plan.key_mode.unwrap_or("-")])
             .args(&plan.words)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -284,17 +300,26 @@ impl Pod {
     /// Ends everything in the pod at once.
     pub(crate) fn kill(&mut self) {
         if self.code().is_none() {
-            // The first process of the pod takes all others with it. The one that waits for it here is no
-            // help: a change of user clears the signal that its end would send.
-            let own = self.child.id();
-            let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
-            for first in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
-                if let Err(cause) = kill_process(first, Signal::KILL) {
-                    eprintln!("the pod had ended: {cause}");
-                }
-            }
+            // It takes all others with it. The one that waits for it here is no help: a change of user clears
+            // the signal that its end would send.
+            self.signal(Signal::KILL);
             self.child.kill().unwrap();
             self.child.wait().unwrap();
+        }
+    }
+
+    /// What the kubelet does first when a pod is to end: SIGTERM to its first process.
+    pub(crate) fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let own = self.child.id();
+        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+        for first in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+            if let Err(cause) = kill_process(first, signal) {
+                eprintln!("the pod had ended: {cause}");
+            }
         }
     }
 }

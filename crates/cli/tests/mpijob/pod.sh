@@ -1,12 +1,15 @@
 #!/bin/sh
 # The inside of a pod, as the kubelet and the container runtime would make it. Runs in mount, uts, ipc and pid
 # namespaces of its own and in the pod's network namespace; everything it mounts goes with them.
-#   pod.sh FOLDER BASE LAYER NAME UID FSGROUP CAPABILITIES NO_NEW_PRIVS SSH_FOLDER WORDS...
+#   pod.sh FOLDER BASE LAYER NAME UID FSGROUP CAPABILITIES NO_NEW_PRIVS SSH_FOLDER KEY_MODE WORDS...
+# NAME is the host's. KEY_MODE is the one that the operator asks for, or - for what the kubelet makes of the folder.
 # The root file system is BASE, with the files of LAYER/files and the programs of LAYER/programs over it if LAYER is not -.
 # FOLDER holds: hosts, key, key.pub, volume/; in a launcher also config/. Variables come from FOLDER/env, one a line.
 set -eu
 folder=$1 base=$2 layer=$3 name=$4 uid=$5 group=$6 capabilities=$7 no_new_privs=$8 ssh=$9
 shift 9
+key_mode=$1
+shift
 mount --make-rprivate /
 hostname "$name"
 volume=$(readlink -f "$folder/volume")
@@ -64,6 +67,7 @@ if [ "$group" != - ]; then
   chown "0:$group" "$keys"
   [ "$mode" = 0600 ] && mode=0640 || mode=0644
 fi
+[ "$key_mode" = - ] || mode=$key_mode
 place "$keys" id_rsa "$folder/key" "$mode"
 place "$keys" id_rsa.pub "$folder/key.pub" 0644
 place "$keys" authorized_keys "$folder/key.pub" 0644

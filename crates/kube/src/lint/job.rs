@@ -1,59 +1,178 @@
-//! An MPIJob as the rules see it.
+//! Jobs as the rules see them: the pods of any kind, and the launcher and workers of MPI jobs.
+
+use serde_json::Value;
 
 use super::node::Node;
 use crate::command::is_mpirun;
 
-/// The job and its two roles.
+/// A job or a runtime of any kind, with its roles by name.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
+    pub(super) kind: &'a str,
     pub(super) object: Node<'a>,
     pub(super) spec: Node<'a>,
-    pub(super) launcher: Role<'a>,
-    pub worker: Role<'a>,
+    pub(super) roles: Vec<(String, Role<'a>)>,
 }
 
-/// A role, with the container that the operator works on, which is the first.
-#[derive(Debug)]
+/// A role, with the container that the operator works on.
+#[derive(Debug, Clone)]
 pub(super) struct Role<'a> {
+    /// Where its number and its restart policy are.
     pub(super) replica: Node<'a>,
     pub(super) template: Node<'a>,
     pub(super) pod: Node<'a>,
     pub(super) container: Node<'a>,
 }
 
+/// An MPIJob, or a runtime with the MPI policy and what a TrainJob makes of it.
+#[derive(Debug)]
+pub(super) struct Mpi<'a> {
+    pub(super) spec: Node<'a>,
+    pub(super) is_runtime: bool,
+    pub(super) launcher: Role<'a>,
+    pub(super) worker: Role<'a>,
+    pub(super) slots: Node<'a>,
+    /// The folder of the key.
+    pub(super) key: Node<'a>,
+    pub(super) launcher_works: bool,
+    pub(super) implementation: &'a str,
+    /// Whether the launcher's pod is created only when every worker is ready.
+    pub(super) waits_for_workers: bool,
+    worker_pods: i64,
+}
+
+/// Whether `trainjob` is a TrainJob that refers to this runtime.
+pub(super) fn is_of(trainjob: &Node, runtime: &Node) -> bool {
+    trainjob.get("kind").text() == Some("TrainJob")
+        && trainjob
+            .down("spec.runtimeRef.name")
+            .text()
+            .is_some_and(|name| runtime.down("metadata.name").text() == Some(name))
+        && runtime.get("kind").text().is_some_and(|kind| kind.ends_with("TrainingRuntime"))
+}
+
+/// The runtime as this TrainJob runs it: its image in the containers `node`, its words and variables in the
+/// launcher.
+pub(super) fn joined(runtime: &Value, trainjob: &Value) -> Value {
+    let mut whole = runtime.clone();
+    let trainer = &trainjob["spec"]["trainer"];
+    let policy = &mut whole["spec"]["mlPolicy"];
+    if policy.is_object() {
+        for (from, to) in [("numNodes", "/numNodes"), ("numProcPerNode", "/mpi/numProcPerNode")] {
+            if let (false, Some(target)) = (trainer[from].is_null(), policy.pointer_mut(to)) {
+                *target = trainer[from].clone();
+            }
+        }
+    }
+    let jobs = whole.pointer_mut("/spec/template/spec/replicatedJobs").and_then(Value::as_array_mut);
+    for job in jobs.into_iter().flatten() {
+        let is_launcher = job["name"] == "launcher";
+        let containers = job.pointer_mut("/template/spec/template/spec/containers").and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten().filter(|it| it["name"] == "node") {
+            let fields: &[&str] = if is_launcher { &["image", "command", "args"] } else { &["image"] };
+            for field in fields.iter().filter(|field| !trainer[**field].is_null()) {
+                container[*field] = trainer[*field].clone();
+            }
+            if let (true, Some(more)) = (is_launcher, trainer["env"].as_array()) {
+                let own = container["env"].as_array().cloned().unwrap_or_default();
+                container["env"] = Value::Array([own, more.clone()].concat());
+            }
+        }
+    }
+    whole
+}
+
 impl<'a> Job<'a> {
     pub(super) fn of(object: &Node<'a>) -> Self {
         let spec = object.get("spec");
-        let role = |name: &str| {
-            let replica = spec.down("mpiReplicaSpecs").get(name);
-            let template = replica.get("template");
-            let pod = template.get("spec");
-            let first = pod.get("containers").items().into_iter().next();
-            let container = first.unwrap_or_else(|| Node {
-                value: &serde_json::Value::Null,
-                path: format!("{}.containers[0]", pod.path),
-            });
-            Role { replica, template, pod, container }
+        let kind = object.get("kind").text().unwrap_or("");
+        let of_replicas = |field: &str, container: Option<&str>| -> Vec<(String, Role<'a>)> {
+            let roles = spec.get(field).fields().into_iter();
+            roles
+                .map(|(name, replica)| (name.to_owned(), Role::of(replica.clone(), replica.get("template"), container)))
+                .collect()
         };
-        Job { object: object.clone(), launcher: role("Launcher"), worker: role("Worker"), spec }
+        let roles = match kind {
+            "MPIJob" => of_replicas("mpiReplicaSpecs", None),
+            "MXJob" => of_replicas("mxReplicaSpecs", Some("mxnet")),
+            "TFJob" => of_replicas("tfReplicaSpecs", Some("tensorflow")),
+            "TrainJob" => Vec::new(),
+            _ => {
+                let jobs = spec.down("template.spec.replicatedJobs").items().into_iter();
+                let role = |job: Node<'a>| {
+                    let name = job.get("name").text().unwrap_or("").to_owned();
+                    let container = if ["node", "launcher"].contains(&name.as_str()) { Some("node") } else { None };
+                    (name, Role::of(job.clone(), job.down("template.spec.template"), container))
+                };
+                jobs.map(role).collect()
+            }
+        };
+        Job { kind, object: object.clone(), spec, roles }
     }
 
-    /// The roles that are there, with their names.
-    pub(super) fn roles(&self) -> Vec<(&'static str, &Role<'a>)> {
-        let both = [("launcher", &self.launcher), ("worker", &self.worker)];
-        both.into_iter().filter(|(_, role)| role.replica.is_there()).collect()
+    fn role(&self, name: &str) -> Option<&Role<'a>> {
+        self.roles.iter().find(|(other, _)| other == name).map(|(_, role)| role)
+    }
+}
+
+impl<'a> Mpi<'a> {
+    /// Nothing if MPI does not run it.
+    pub(super) fn of(job: &Job<'a>) -> Option<Self> {
+        let spec = job.spec.clone();
+        let absent = |path: &str| {
+            let node = spec.down(path);
+            Role::of(node.clone(), node.get("template"), None)
+        };
+        if job.kind == "MPIJob" {
+            let role =
+                |name: &str| job.role(name).cloned().unwrap_or_else(|| absent(&format!("mpiReplicaSpecs.{name}")));
+            let worker = role("Worker");
+            return Some(Mpi {
+                launcher: role("Launcher"),
+                worker_pods: worker.replica.get("replicas").number().unwrap_or(0),
+                worker,
+                is_runtime: false,
+                slots: spec.get("slotsPerWorker"),
+                key: spec.get("sshAuthMountPath"),
+                launcher_works: spec.get("runLauncherAsWorker").is_true(),
+                implementation: spec.get("mpiImplementation").text().unwrap_or("OpenMPI"),
+                // Every value but AtStartup means that.
+                waits_for_workers: spec
+                    .get("launcherCreationPolicy")
+                    .text()
+                    .is_some_and(|policy| policy != "AtStartup"),
+                spec,
+            });
+        }
+        let policy = spec.down("mlPolicy.mpi");
+        if !policy.is_there() {
+            return None;
+        }
+        let launcher = job.role("launcher").cloned().unwrap_or_else(|| absent("template.spec.replicatedJobs"));
+        let worker = job.role("node").cloned().unwrap_or_else(|| absent("template.spec.replicatedJobs"));
+        let launcher_works = policy.get("runLauncherAsNode").is_true();
+        let nodes = spec.down("mlPolicy.numNodes").number().unwrap_or(1);
+        let waits = launcher.replica.get("dependsOn").items().iter().any(|it| it.get("status").text() == Some("Ready"));
+        Some(Mpi {
+            worker_pods: if launcher_works { (nodes - 1).max(1) } else { nodes },
+            launcher,
+            worker,
+            is_runtime: true,
+            slots: policy.get("numProcPerNode"),
+            key: policy.get("sshAuthMountPath"),
+            launcher_works,
+            implementation: "OpenMPI",
+            waits_for_workers: waits,
+            spec,
+        })
     }
 
     pub(super) fn slots(&self) -> i64 {
-        self.spec.get("slotsPerWorker").number().unwrap_or(1)
+        self.slots.number().unwrap_or(1)
     }
 
     pub(super) fn worker_pods(&self) -> i64 {
-        self.worker.replica.get("replicas").number().unwrap_or(0)
-    }
-
-    pub(super) fn launcher_works(&self) -> bool {
-        self.spec.get("runLauncherAsWorker").is_true()
+        self.worker_pods
     }
 
     /// Where the launcher's words are: its command, or else its args.
@@ -63,25 +182,39 @@ impl<'a> Job<'a> {
 
     /// The ranks that the slots of the hostfile take.
     pub(super) fn ranks(&self) -> i64 {
-        self.slots().saturating_mul(self.worker_pods().saturating_add(i64::from(self.launcher_works())))
+        self.slots().saturating_mul(self.worker_pods().saturating_add(i64::from(self.launcher_works)))
     }
 
-    pub(super) fn implementation(&self) -> &'a str {
-        self.spec.get("mpiImplementation").text().unwrap_or("OpenMPI")
+    /// The roles that are there, with their names.
+    pub(super) fn roles(&self) -> Vec<(&'static str, &Role<'a>)> {
+        let both = [("launcher", &self.launcher), ("worker", &self.worker)];
+        both.into_iter().filter(|(_, role)| role.template.is_there()).collect()
     }
 
-    /// Whether the launcher pod is created only when every worker is ready. Every value but `AtStartup` means
-    /// that.
-    pub(super) fn waits_for_workers(&self) -> bool {
-        self.spec.get("launcherCreationPolicy").text().is_some_and(|policy| policy != "AtStartup")
+    pub(super) fn key_folder(&self) -> &'a str {
+        self.key.text().unwrap_or("/root/.ssh").trim_end_matches('/')
+    }
+
+    /// The user of a role: what the pod says, or root if the key is in root's folder. Else the image decides.
+    pub(super) fn user(&self, role: &Role) -> Option<i64> {
+        role.user().or_else(|| (self.key_folder() == "/root/.ssh").then_some(0))
     }
 }
 
 impl<'a> Role<'a> {
-    /// The user that the first container runs as, by default root.
-    pub(super) fn user(&self) -> i64 {
+    fn of(replica: Node<'a>, template: Node<'a>, container: Option<&str>) -> Self {
+        let pod = template.get("spec");
+        let all = pod.get("containers").items();
+        let named = all.iter().find(|it| container.is_none_or(|name| it.get("name").text() == Some(name)));
+        let nowhere = || Node { value: &Value::Null, path: format!("{}.containers[0]", pod.path) };
+        let container = named.or_else(|| all.first()).cloned().unwrap_or_else(nowhere);
+        Role { replica, template, pod, container }
+    }
+
+    /// The user that the container is to run as, if the pod says so.
+    pub(super) fn user(&self) -> Option<i64> {
         let own = self.container.down("securityContext.runAsUser").number();
-        own.or(self.pod.down("securityContext.runAsUser").number()).unwrap_or(0)
+        own.or_else(|| self.pod.down("securityContext.runAsUser").number())
     }
 
     pub(super) fn group_of_files(&self) -> Option<i64> {
@@ -112,14 +245,33 @@ impl<'a> Role<'a> {
         self.env().iter().any(|(other, _)| *other == name)
     }
 
-    pub(super) fn limit(&self, resource: &str) -> i64 {
-        let limit = self.container.down("resources.limits").get(resource);
-        limit.number().or_else(|| limit.text()?.parse().ok()).unwrap_or(0)
+    pub(super) fn image(&self) -> &'a str {
+        self.container.get("image").text().unwrap_or("")
+    }
+
+    /// Whether the image is the operator's or ours: its sshd listens on port 2222.
+    pub(super) fn has_known_sshd(&self) -> bool {
+        self.image().contains("mpioperator/") || self.is_ours()
+    }
+
+    /// Whether the image is ours, by its name or by our variables.
+    pub(super) fn is_ours(&self) -> bool {
+        let last = self.image().rsplit('/').next().unwrap_or("");
+        last.contains("ringpull") || self.env().iter().any(|(name, _)| name.starts_with("RINGPULL_"))
     }
 
     /// Where the container mounts the volume of this name.
     pub(super) fn mount_of(&self, volume: &str) -> Option<Node<'a>> {
         let mounts = self.container.get("volumeMounts").items();
         mounts.into_iter().find(|mount| mount.get("name").text() == Some(volume))
+    }
+
+    /// The first of the container's GPUs, and how many.
+    pub(super) fn gpu(&self) -> Option<(&'a str, Node<'a>, i64)> {
+        let limits = self.container.down("resources.limits").fields();
+        limits.into_iter().find(|(name, _)| name.ends_with("/gpu")).map(|(name, at)| {
+            let count = at.amount();
+            (name, at, count as i64)
+        })
     }
 }

@@ -2,7 +2,7 @@
 //! their hosts are ready.
 
 use super::Findings;
-use super::job::{Job, Role};
+use super::job::{Mpi, Role};
 use crate::command::is_mpirun;
 
 /// Variables that the operator sets itself, after the user's.
@@ -18,7 +18,7 @@ const OPERATORS: [&str; 9] = [
     "HYDRA_LAUNCH_EXTRA_ARGS",
 ];
 
-pub(crate) fn check(job: &Job, findings: &mut Findings) {
+pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
     ranks(job, findings);
     open_mpi_5(job, findings);
     environment(job, findings);
@@ -38,7 +38,7 @@ fn has(words: &[String], options: &[&str]) -> bool {
     words.iter().any(|word| options.contains(&word.as_str()))
 }
 
-fn ranks(job: &Job, findings: &mut Findings) {
+fn ranks(job: &Mpi, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher) else { return };
     // The ranks of several programs add up.
     let counts = words.windows(2).filter(|pair| ["-np", "-n", "--np", "--n", "-c"].contains(&pair[0].as_str()));
@@ -54,14 +54,14 @@ fn ranks(job: &Job, findings: &mut Findings) {
     let over = has(&words, &["--oversubscribe", "-oversubscribe"])
         || words.iter().any(|word| word.to_lowercase().contains(":oversubscribe"));
     if asked > room && room > 0 && !over {
-        findings.error(
+        findings.add(
             "too-few-slots",
             &at,
             format!("{asked} ranks for {pods} workers x {slots} slots = {room}: \"not enough slots\""),
             format!("leave -np out (every slot gets a rank), or raise slotsPerWorker or replicas to make {asked}"),
         );
     } else if asked > 0 && asked < room {
-        findings.warn(
+        findings.add(
             "idle-slots",
             &at,
             format!("{asked} ranks for {room} slots: they fill the first workers, and the others stay idle"),
@@ -70,13 +70,13 @@ fn ranks(job: &Job, findings: &mut Findings) {
     }
 }
 
-fn open_mpi_5(job: &Job, findings: &mut Findings) {
+fn open_mpi_5(job: &Mpi, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher) else { return };
     let named = has(
         &words,
         &["--hostfile", "-hostfile", "--machinefile", "-machinefile", "--default-hostfile", "--host", "-host", "-H"],
     );
-    if job.implementation() != "OpenMPI" || named || job.launcher.has_env("PRTE_MCA_prte_default_hostfile") {
+    if job.implementation != "OpenMPI" || named || job.launcher.has_env("PRTE_MCA_prte_default_hostfile") {
         return;
     }
     let image = job.launcher.container.get("image");
@@ -84,26 +84,26 @@ fn open_mpi_5(job: &Job, findings: &mut Findings) {
         "add the variable PRTE_MCA_prte_default_hostfile=/etc/mpi/hostfile to the launcher (Open MPI 4 ignores it)";
     if image.text().is_some_and(brings_open_mpi_5) {
         let what = "this image has Open MPI 5, which ignores the operator's variables: all ranks run on the launcher, and the job succeeds";
-        findings.error("open-mpi-5", &image, what, fix);
+        findings.add("open-mpi-5", &image, what, fix);
     } else {
         let what = "if the image has Open MPI 5, all ranks run on the launcher, and the job succeeds";
-        findings.warn("open-mpi-5", &job.launcher.container.get("env"), what, fix);
+        findings.add("open-mpi-unknown", &job.launcher.container.get("env"), what, fix);
     }
 }
 
-/// `mpioperator` images are on Debian trixie since v0.7.0.
+/// The operator's own images are on Debian trixie since v0.7.0. Others of that name are older, or moving.
 fn brings_open_mpi_5(image: &str) -> bool {
     let Some((_, rest)) = image.split_once("mpioperator/") else { return false };
-    let tag = rest.split_once(':').map_or("latest", |(_, tag)| tag);
+    let (name, tag) = rest.split_once(':').unwrap_or((rest, ""));
     let numbers: Vec<u32> = tag.trim_start_matches('v').split('.').filter_map(|part| part.parse().ok()).collect();
-    !rest.contains("intel") && !rest.contains("mpich") && (numbers.len() < 2 || (numbers[0], numbers[1]) >= (0, 7))
+    ["base", "openmpi", "openmpi-builder"].contains(&name) && numbers.len() >= 2 && (numbers[0], numbers[1]) >= (0, 7)
 }
 
-fn environment(job: &Job, findings: &mut Findings) {
+fn environment(job: &Mpi, findings: &mut Findings) {
     for (name, at) in job.worker.env() {
         let known = job.launcher.has_env(name) || name.starts_with("NVIDIA_");
         if !known {
-            findings.warn(
+            findings.add(
                 "worker-env",
                 &at,
                 format!("ranks are children of sshd, so they do not inherit {name} from the worker's container"),
@@ -114,19 +114,19 @@ fn environment(job: &Job, findings: &mut Findings) {
     for (name, at) in job.launcher.env() {
         if OPERATORS.contains(&name) {
             let what = format!("the operator sets {name} itself, and its value wins");
-            findings.warn("operator-env", &at, what, "leave it out, and give mpirun the option instead");
+            findings.add("operator-env", &at, what, "leave it out, and give mpirun the option instead");
         }
     }
     // An entrypoint may pass variables on; mpirun itself passes on those that -x names.
     let Some(words) = mpirun(&job.launcher).filter(|_| job.launcher.has_command()) else { return };
-    if job.implementation() != "OpenMPI" {
+    if job.implementation != "OpenMPI" {
         return;
     }
     for (name, at) in job.launcher.env() {
         let own = ["OMPI_", "PMIX_", "PRTE_", "K_MPI_"].iter().any(|prefix| name.starts_with(prefix));
         let passed = words.windows(2).any(|pair| pair[0] == "-x" && pair[1].split('=').next() == Some(name));
         if !own && !passed {
-            findings.warn(
+            findings.add(
                 "launcher-env",
                 &at,
                 format!("{name} stays in the launcher: ranks on workers do not see it"),
@@ -136,29 +136,34 @@ fn environment(job: &Job, findings: &mut Findings) {
     }
 }
 
-fn readiness(job: &Job, findings: &mut Findings) {
-    if !job.worker.replica.is_there() {
+fn readiness(job: &Mpi, findings: &mut Findings) {
+    if !job.worker.template.is_there() {
         return;
     }
     let probe = job.worker.container.get("readinessProbe");
-    let waits = job.waits_for_workers();
+    let waits = job.waits_for_workers;
     // An entrypoint can wait for the workers, and ours does; a command cannot.
-    let image = job.launcher.container.get("image").text().unwrap_or("");
-    let is_ours = image.rsplit('/').next().is_some_and(|name| name.contains("ringpull"))
-        || job.launcher.env().iter().any(|(name, _)| name.starts_with("RINGPULL_"));
+    let is_ours = job.launcher.is_ours();
     let runs_mpirun = job.launcher.words().first().is_some_and(|word| is_mpirun(word));
     let may_wait = !job.launcher.has_command() && (is_ours || !runs_mpirun);
     if !waits && !may_wait {
-        let what = if job.implementation() == "MPICH" {
+        let what = if job.implementation == "MPICH" {
             "mpirun starts before its workers listen, and MPICH's then hangs"
         } else {
             "mpirun starts before its workers' names resolve: \"Could not resolve hostname\", at the cost of a retry"
         };
-        let fix = "write launcherCreationPolicy: WaitForWorkersReady, with a readinessProbe on the workers' ssh port";
-        findings.warn("start-race", &job.spec.get("launcherCreationPolicy"), what, fix);
+        let (at, fix) = if job.is_runtime {
+            let fix = "let the launcher dependsOn [{name: node, status: Ready}], with a readinessProbe on the nodes' ssh port";
+            (job.launcher.replica.get("dependsOn"), fix)
+        } else {
+            let fix =
+                "write launcherCreationPolicy: WaitForWorkersReady, with a readinessProbe on the workers' ssh port";
+            (job.spec.get("launcherCreationPolicy"), fix)
+        };
+        findings.add("start-race", &at, what, fix);
     }
     if waits && !probe.is_there() {
-        findings.warn(
+        findings.add(
             "no-probe",
             &probe,
             "without a probe a worker counts as ready before its sshd listens",
@@ -167,13 +172,13 @@ fn readiness(job: &Job, findings: &mut Findings) {
     }
 }
 
-fn root(job: &Job, findings: &mut Findings) {
+fn root(job: &Mpi, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher).filter(|_| job.launcher.has_command()) else { return };
     let allowed =
         has(&words, &["--allow-run-as-root", "-allow-run-as-root"]) || job.launcher.has_env("OMPI_ALLOW_RUN_AS_ROOT");
     let orted = ["mpirun", "orterun", "prterun", "mpiexec"].contains(&words[0].rsplit('/').next().unwrap_or(""));
-    if orted && job.implementation() == "OpenMPI" && job.launcher.user() == 0 && !allowed {
-        findings.warn(
+    if orted && job.implementation == "OpenMPI" && job.user(&job.launcher) == Some(0) && !allowed {
+        findings.add(
             "as-root",
             &job.launcher.container.get("command"),
             "Open MPI's mpirun refuses to run as root, unless the image allows it",
@@ -182,15 +187,16 @@ fn root(job: &Job, findings: &mut Findings) {
     }
 }
 
-fn first_container(job: &Job, findings: &mut Findings) {
-    for container in job.launcher.pod.get("containers").items().iter().skip(1) {
+fn first_container(job: &Mpi, findings: &mut Findings) {
+    let others = job.launcher.pod.get("containers").items();
+    for container in others.iter().filter(|it| it.path != job.launcher.container.path) {
         let words = [container.get("command").words(), container.get("args").words()].concat();
         if words.iter().any(|word| word.split_whitespace().any(is_mpirun)) {
-            findings.error(
+            findings.add(
                 "second-container",
                 container,
-                "only the first container gets the hostfile, the key and the variables, but this one runs mpirun",
-                "make it the first container",
+                "only one container of the pod gets the hostfile, the key and the variables, but this one runs mpirun",
+                if job.is_runtime { "name it node" } else { "make it the first container" },
             );
         }
     }

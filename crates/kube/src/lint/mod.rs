@@ -1,17 +1,17 @@
-//! The linter of MPIJobs: what will go wrong, and the fix.
+//! The linter of jobs: what will go wrong, and the fix.
 //!
-//! - `node`: a value of a document, with its path; `job`: an MPIJob as the rules see it;
-//! - `structure`: what the operator refuses or silently ignores; `ssh`: users, keys and their modes, sshd;
+//! First each object is compared with the schema of its kind; then the rules of [`rules`] are tried on it.
+//! - `node`: a value of a document, with its path; `job`: the jobs as the rules see them;
+//! - `structure`: what the operators refuse or silently ignore; `ssh`: users, keys and their modes, sshd;
 //! - `launcher`: the command line of `mpirun`; `mpi`: whether it is that of the right MPI;
 //! - `store`: the kind of store and its servers; `pods`: devices, memory, volumes, network.
-//!
-//! A finding is an error if the job would fail or not do what it says, else a warning.
 
 mod job;
 mod launcher;
 mod mpi;
 mod node;
 mod pods;
+pub mod rules;
 mod ssh;
 mod store;
 mod structure;
@@ -19,24 +19,17 @@ mod structure;
 use serde::Serialize;
 use serde_json::Value;
 
-use self::job::Job;
+use self::job::{Job, Mpi};
 use self::node::Node;
-
-/// How bad a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// The job would fail, or not do what it says.
-    Error,
-    /// It works here and now, and costs something or fails elsewhere.
-    Warning,
-}
+pub use self::rules::Level;
+use crate::options::PodSecurity;
+use crate::schema;
 
 /// Something that will go wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// How bad it is.
-    pub severity: Severity,
+    pub level: Level,
     /// The rule's name.
     pub rule: &'static str,
     /// Where: the number of the document, counted from 1, and the path in it.
@@ -55,31 +48,29 @@ struct Findings {
 }
 
 impl Findings {
-    fn error(&mut self, rule: &'static str, at: &Node, what: impl Into<String>, fix: impl Into<String>) {
-        self.add(Severity::Error, rule, at, what.into(), fix.into());
-    }
-
-    fn warn(&mut self, rule: &'static str, at: &Node, what: impl Into<String>, fix: impl Into<String>) {
-        self.add(Severity::Warning, rule, at, what.into(), fix.into());
-    }
-
-    fn add(&mut self, severity: Severity, rule: &'static str, at: &Node, what: String, fix: String) {
+    /// A finding of the rule of this name, which `rules` must have.
+    fn add(&mut self, rule: &'static str, at: &Node, what: impl Into<String>, fix: impl Into<String>) {
+        let level = rules::rule_of(rule).map_or(Level::Error, |rule| rule.level);
         let at = format!("document {}: {}", self.document, at.path);
-        self.list.push(Finding { severity, rule, at, what, fix });
+        self.list.push(Finding { level, rule, at, what: what.into(), fix: fix.into() });
     }
 }
 
 /// What was read and what was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// How many MPIJobs there were.
+    /// How many jobs and runtimes there were.
     pub jobs: usize,
     /// The findings, errors first within each document.
     pub findings: Vec<Finding>,
 }
 
-/// Checks every MPIJob of a YAML stream. Invalid YAML is a finding too.
-pub fn lint(text: &str) -> Report {
+/// The kinds that are checked.
+pub const KINDS: [&str; 6] = ["MPIJob", "TrainJob", "TrainingRuntime", "ClusterTrainingRuntime", "MXJob", "TFJob"];
+
+/// Checks every job of a YAML stream, and its pods against a level of Pod Security if one is given. Invalid
+/// YAML is a finding too.
+pub fn lint(text: &str, security: Option<PodSecurity>) -> Report {
     let mut findings = Findings { document: 1, list: Vec::new() };
     let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(documents) => documents,
@@ -87,41 +78,64 @@ pub fn lint(text: &str) -> Report {
             let cause = cause.to_string();
             let nowhere = Node { value: &Value::Null, path: "(text)".to_owned() };
             let fix = "correct that line; a key may occur once, and indentation is blanks";
-            findings.error("yaml", &nowhere, cause.lines().next().unwrap_or(""), fix);
+            findings.add("yaml", &nowhere, cause.lines().next().unwrap_or(""), fix);
             return Report { jobs: 0, findings: findings.list };
         }
     };
     let mut jobs = 0;
     let mut sorted = Vec::new();
-    for (number, document) in documents.iter().enumerate() {
-        findings.document = number + 1;
-        let listed = document.get("items").and_then(Value::as_array);
-        let root = |path: String, value| Node { value, path };
-        let objects: Vec<Node> = match listed {
-            Some(items) => items.iter().enumerate().map(|(at, item)| root(format!("items[{at}]"), item)).collect(),
-            None => vec![root(String::new(), document)],
-        };
-        for object in objects.iter().filter(|object| object.get("kind").text() == Some("MPIJob")) {
-            jobs += 1;
-            check(object, &mut findings);
-        }
-        findings.list.sort_by_key(|finding| finding.severity);
+    let objects: Vec<(usize, Node)> = documents
+        .iter()
+        .enumerate()
+        .flat_map(|(at, document)| objects_of(document).into_iter().map(move |object| (at + 1, object)))
+        .filter(|(_, object)| object.get("kind").text().is_some_and(|kind| KINDS.contains(&kind)))
+        .collect();
+    for (number, object) in &objects {
+        findings.document = *number;
+        jobs += 1;
+        // A runtime runs what a TrainJob beside it says.
+        let trainjob = objects.iter().map(|(_, other)| other).find(|other| job::is_of(other, object));
+        let joined = trainjob.map(|trainjob| job::joined(object.value, trainjob.value));
+        let whole = joined.as_ref().map_or(object.clone(), |joined| Node { value: joined, path: object.path.clone() });
+        check(object, &whole, security, &mut findings);
+        findings.list.sort_by_key(|finding| finding.level);
         sorted.append(&mut findings.list);
     }
     Report { jobs, findings: sorted }
 }
 
-fn check(object: &Node, findings: &mut Findings) {
-    if !structure::is_v2(object, findings) {
+/// The document itself, or what it lists.
+fn objects_of(document: &Value) -> Vec<Node<'_>> {
+    match document.get("items").and_then(Value::as_array) {
+        Some(items) => {
+            let item = |(at, value)| Node { value, path: format!("items[{at}]") };
+            items.iter().enumerate().map(item).collect()
+        }
+        None => vec![Node { value: document, path: String::new() }],
+    }
+}
+
+fn check(object: &Node, whole: &Node, security: Option<PodSecurity>, findings: &mut Findings) {
+    if !structure::is_known_version(object, findings) {
         return;
     }
-    let job = Job::of(object);
-    structure::check(&job, findings);
-    ssh::check(&job, findings);
-    if job.launcher.replica.is_there() {
-        launcher::check(&job, findings);
-        mpi::check(&job, findings);
-        store::check(&job, findings);
+    for fault in schema::check(object.value) {
+        let dot = if object.path.is_empty() || fault.path.is_empty() { "" } else { "." };
+        let at = Node { value: &Value::Null, path: format!("{}{dot}{}", object.path, fault.path) };
+        findings.add("schema", &at, fault.what, fault.fix);
     }
-    pods::check(&job, findings);
+    structure::no_negative_numbers(object, findings);
+    let job = Job::of(whole);
+    structure::check(&job, findings);
+    pods::check(&job, security, findings);
+    if let Some(mpi) = Mpi::of(&job) {
+        structure::check_mpi(&mpi, findings);
+        ssh::check(&mpi, findings);
+        pods::check_mpi(&mpi, findings);
+        if mpi.launcher.template.is_there() {
+            launcher::check(&mpi, findings);
+            mpi::check(&mpi, findings);
+            store::check(&mpi, findings);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //! command's options.
 
 use super::Findings;
-use super::job::Job;
+use super::job::Mpi;
 use crate::command::is_mpirun;
 
 /// Options that only Open MPI's `mpirun` knows.
@@ -33,11 +33,11 @@ const HYDRA: [&str; 10] = [
     "-prepend-rank",
 ];
 
-pub(crate) fn check(job: &Job, findings: &mut Findings) {
-    let implementation = job.implementation();
+pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
+    let implementation = job.implementation;
     let image = job.launcher.container.get("image");
     if let Some(other) = image.text().and_then(named_in).filter(|other| *other != implementation) {
-        findings.error(
+        findings.add(
             "mpi-image",
             &image,
             format!(
@@ -50,7 +50,7 @@ pub(crate) fn check(job: &Job, findings: &mut Findings) {
     }
     let (theirs, others) = if implementation == "OpenMPI" { (HYDRA, "MPICH or Intel") } else { (OPEN_MPI, "OpenMPI") };
     if let Some(option) = options(&job.launcher.words()).find(|word| theirs.contains(word)) {
-        findings.error(
+        findings.add(
             "mpi-options",
             &job.launcher_words(),
             format!("{option} is an option of {others}, and mpiImplementation is {implementation}"),

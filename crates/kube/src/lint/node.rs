@@ -56,3 +56,11 @@ impl<'a> Node<'a> {
         self.value.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
     }
 }
+
+impl Node<'_> {
+    /// The number of a quantity; 0 if it is none.
+    pub(super) fn amount(&self) -> f64 {
+        let text = self.text().map_or_else(|| self.value.to_string(), str::to_owned);
+        text.parse::<crate::quantity::Quantity>().map_or(0.0, |quantity| quantity.value())
+    }
+}

@@ -1,72 +1,84 @@
 //! The pods' devices, shared memory, volumes and images, and the proxy of a mesh.
 
 use super::Findings;
-use super::job::{Job, Role};
+use super::job::{Job, Mpi, Role};
 use super::node::Node;
+use crate::options::PodSecurity;
+use crate::security;
 
-const GPU: &str = "nvidia.com/gpu";
-/// Names of volumes that the operator adds.
+/// Names of volumes that the operator of MPIJobs adds.
 const RESERVED: [&str; 2] = ["ssh-auth", "mpi-job-config"];
 
-pub(crate) fn check(job: &Job, findings: &mut Findings) {
-    gpus(job, findings);
-    for (name, role) in job.roles() {
-        extended(role, findings);
+/// What is true of the pods of any job.
+pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Findings) {
+    for (name, role) in &job.roles {
+        devices(role, findings);
         rdma(role, findings);
-        proxy(name, role, findings);
+        proxy(&name.to_lowercase(), role, findings);
+        volumes(role, findings);
+        shell_variables(role, findings);
+        for (_, path, demand) in security.map_or(Vec::new(), |level| security::breaches(role.pod.value, level)) {
+            let at = Node { value: &serde_json::Value::Null, path: format!("{}.{path}", role.pod.path) };
+            findings.add(
+                "pod-security",
+                &at,
+                format!("{path} {demand}"),
+                "ringpull manifest --non-root writes pods that pass restricted",
+            );
+        }
+    }
+}
+
+/// What is true of launcher and workers.
+pub(super) fn check_mpi(job: &Mpi, findings: &mut Findings) {
+    gpus(job, findings);
+    for (_, role) in job.roles() {
         for volume in role.pod.get("volumes").items() {
             if volume.get("name").text().is_some_and(|name| RESERVED.contains(&name)) {
-                findings.error(
-                    "volume-name",
-                    &volume.get("name"),
-                    "the operator adds a volume of this name",
-                    "rename it",
-                );
+                let what = "the operator adds a volume of this name";
+                findings.add("volume-name", &volume.get("name"), what, "rename it");
             }
         }
     }
-    volumes(job, findings);
-    let (one, other) = (job.launcher.container.get("image"), job.worker.container.get("image"));
-    if job.worker.replica.is_there() && one.text() != other.text() {
-        findings.warn(
+    two_paths(job, findings);
+    let (one, other) = (job.launcher.image(), job.worker.image());
+    if job.roles().len() == 2 && one != other && !job.is_runtime {
+        findings.add(
             "two-images",
-            &other,
+            &job.worker.container.get("image"),
             "launcher and workers have different images: their MPI must be exactly the same version",
             "give both one image",
         );
     }
 }
 
-fn gpus(job: &Job, findings: &mut Findings) {
-    let (launcher, worker) = (job.launcher.limit(GPU), job.worker.limit(GPU));
-    if launcher > 0 && !job.launcher_works() {
-        findings.error(
+fn gpus(job: &Mpi, findings: &mut Findings) {
+    let (launcher, worker) = (job.launcher.gpu(), job.worker.gpu());
+    if let Some((_, at, 1..)) = launcher.as_ref().filter(|_| !job.launcher_works) {
+        findings.add(
             "launcher-gpu",
-            &job.launcher.container.down("resources.limits").get(GPU),
+            at,
             "the operator hides the launcher's GPUs from it: the job holds them without using them",
-            "leave them out, or set runLauncherAsWorker: true",
+            "leave them out, or let ranks run in the launcher",
         );
     }
-    if worker > 0 && job.launcher_works() && launcher == 0 {
-        findings.error(
+    let (name, count) = worker.map_or(("", 0), |(name, _, count)| (name, count));
+    if count > 0 && job.launcher_works && launcher.is_none() && job.launcher.template.is_there() {
+        findings.add(
             "launcher-gpu",
             &job.launcher.container.down("resources.limits"),
-            "with runLauncherAsWorker the first ranks run in the launcher, which has no GPU",
-            format!("give the launcher {GPU}: {worker} too"),
+            "the first ranks run in the launcher, which has no GPU",
+            format!("give the launcher {name}: {count} too"),
         );
     }
-    if worker > 0 && job.slots() != worker {
-        let what = format!("{} ranks and {worker} GPUs in each worker", job.slots());
-        findings.warn(
-            "gpu-slots",
-            &job.spec.get("slotsPerWorker"),
-            what,
-            format!("write slotsPerWorker: {worker}: one rank for each GPU"),
-        );
+    // A number of 1 is made the number of GPUs by Trainer.
+    if count > 0 && job.slots() != count && !(job.is_runtime && job.slots() == 1) {
+        let what = format!("{} ranks and {count} GPUs in each worker", job.slots());
+        findings.add("gpu-slots", &job.slots, what, format!("write {count}: one rank for each GPU"));
     }
-    let wants = worker > 1 || job.slots() > 8;
-    if wants && !has_shm(&job.worker) && job.worker.replica.is_there() {
-        findings.warn(
+    let wants = count > 1 || job.slots() > 8;
+    if wants && !has_shm(&job.worker) && job.worker.template.is_there() {
+        findings.add(
             "dev-shm",
             &job.worker.pod.get("volumes"),
             "/dev/shm is 64 MiB: NCCL and MPI between the ranks of a pod fail with \"No space left on device\"",
@@ -79,12 +91,24 @@ fn has_shm(role: &Role) -> bool {
     role.container.get("volumeMounts").items().iter().any(|mount| mount.get("mountPath").text() == Some("/dev/shm"))
 }
 
-fn extended(role: &Role, findings: &mut Findings) {
+fn devices(role: &Role, findings: &mut Findings) {
     let resources = role.container.get("resources");
-    for (name, request) in resources.get("requests").fields() {
+    let is_device = |name: &str| name.contains('/') && !name.starts_with("kubernetes.io/");
+    for (name, limit) in resources.get("limits").fields().into_iter().filter(|(name, _)| is_device(name)) {
+        if limit.amount().fract() != 0.0 {
+            let what = format!("{name} is {}: a device cannot be divided", limit.value);
+            findings.add(
+                "fractional-device",
+                &limit,
+                what,
+                "write a whole number; a part of a GPU has a resource of its own (MIG)",
+            );
+        }
+    }
+    for (name, request) in resources.get("requests").fields().into_iter().filter(|(name, _)| is_device(name)) {
         let limit = resources.get("limits").get(name);
-        if name.contains('/') && !name.starts_with("kubernetes.io/") && limit.value != request.value {
-            findings.error(
+        if limit.amount() != request.amount() {
+            findings.add(
                 "device-request",
                 &request,
                 format!(
@@ -99,13 +123,13 @@ fn extended(role: &Role, findings: &mut Findings) {
 
 fn rdma(role: &Role, findings: &mut Findings) {
     let limits = role.container.down("resources.limits");
-    let device = limits.fields().into_iter().find(|(name, _)| name.starts_with("rdma/") || name.ends_with("/efa"));
+    let device = limits.fields().into_iter().find(|(name, _)| name.starts_with("rdma/"));
     let added = role.container.down("securityContext.capabilities.add").words();
     if let Some((name, at)) = device
         && !added.contains(&"IPC_LOCK")
         && !role.container.down("securityContext.privileged").is_true()
     {
-        findings.error(
+        findings.add(
             "memlock",
             &at,
             format!("{name} registers memory, and a container may not lock enough of it"),
@@ -118,7 +142,7 @@ fn proxy(name: &str, role: &Role, findings: &mut Findings) {
     let inject = "sidecar.istio.io/inject";
     let said = |field: &str| role.template.get("metadata").get(field).get(inject).text() == Some("false");
     if !said("annotations") && !said("labels") {
-        findings.warn(
+        findings.add(
             "mesh",
             &role.template.down("metadata.annotations"),
             format!(
@@ -142,21 +166,87 @@ fn is_mounted(role: &Role, volume: &str) -> bool {
     mounts.any(|mount| mount.get("name").text() == Some(volume))
 }
 
-fn volumes(job: &Job, findings: &mut Findings) {
-    for (_, role) in job.roles() {
-        for (claim, volume) in claims(role) {
-            let name = volume.get("name").text().unwrap_or("");
-            if !is_mounted(role, name) {
-                let what = format!("the volume {name} of claim {claim} is not mounted");
-                findings.warn(
-                    "mount",
-                    &volume,
+fn volumes(role: &Role, findings: &mut Findings) {
+    let all = role.pod.get("volumes").items();
+    let names: Vec<&str> = all.iter().filter_map(|volume| volume.get("name").text()).collect();
+    for container in ["containers", "initContainers"].iter().flat_map(|list| role.pod.get(list).items()) {
+        let mounts = container.get("volumeMounts").items();
+        for (at, mount) in mounts.iter().enumerate() {
+            let (name, path) = (mount.get("name").text().unwrap_or(""), mount.get("mountPath").text().unwrap_or(""));
+            if !names.contains(&name) && !RESERVED.contains(&name) {
+                let what = format!("the pod has no volume {name}: it is refused");
+                findings.add(
+                    "mount-without-volume",
+                    mount,
                     what,
-                    format!("add volumeMounts: [{{name: {name}, mountPath: /train}}]"),
+                    format!("add volumes: [{{name: {name}, ...}}] to the pod"),
                 );
             }
+            let same = |other: &&Node| {
+                other.get("mountPath").text().map(|it| it.trim_end_matches('/')) == Some(path.trim_end_matches('/'))
+            };
+            if mounts[..at].iter().any(|other| same(&other)) {
+                let what = format!("something is mounted at {path} already: the pod is refused");
+                findings.add("duplicate-mount", mount, what, "choose another mountPath, or leave one of them out");
+            }
+        }
+        let mounted = |folder: &str| {
+            mounts.iter().any(|mount| {
+                mount
+                    .get("mountPath")
+                    .text()
+                    .is_some_and(|path| path == "/" || folder.starts_with(path.trim_end_matches('/')))
+            })
+        };
+        if container.down("securityContext.readOnlyRootFilesystem").is_true() && !mounted("/tmp") {
+            findings.add(
+                "read-only-root",
+                &container.down("securityContext.readOnlyRootFilesystem"),
+                "MPI keeps its session in /tmp, which cannot be written",
+                "mount an emptyDir at /tmp",
+            );
         }
     }
+    let limit = role.container.down("resources.limits.memory").amount();
+    for volume in &all {
+        let name = volume.get("name").text().unwrap_or("");
+        if let Some(claim) = volume.down("persistentVolumeClaim.claimName").text().filter(|_| !is_mounted(role, name)) {
+            let what = format!("the volume {name} of claim {claim} is not mounted");
+            let fix = format!("add volumeMounts: [{{name: {name}, mountPath: /train}}]");
+            findings.add("unused-claim", volume, what, fix);
+        }
+        if volume.get("hostPath").is_there() {
+            let what =
+                format!("{name} is a folder of the node: Pod Security baseline refuses it, and each node has another");
+            findings.add("host-path", volume, what, "take a claim, or an emptyDir");
+        }
+        let size = volume.down("emptyDir.sizeLimit");
+        if volume.down("emptyDir.medium").text() == Some("Memory") && limit > 0.0 && size.amount() > limit {
+            let what =
+                format!("{name} may grow to {}, and counts towards the memory limit, which is lower", size.value);
+            findings.add("shm-limit", &size, what, "lower sizeLimit, or raise the limit of memory");
+        }
+    }
+}
+
+/// The server expands `$(NAME)`, and nothing expands a shell's `$NAME`.
+fn shell_variables(role: &Role, findings: &mut Findings) {
+    for (name, at) in role.env() {
+        let value = at.get("value").text().unwrap_or("");
+        let is_name = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '{');
+        if value.split('$').skip(1).any(is_name) {
+            let what = format!("{name} is {value:?}: nothing expands a shell's variable here");
+            findings.add(
+                "shell-variable",
+                &at,
+                what,
+                "write the whole value, or $(NAME) for a variable of this container",
+            );
+        }
+    }
+}
+
+fn two_paths(job: &Mpi, findings: &mut Findings) {
     let of = |role: &Role| -> Vec<(String, String)> {
         let mounts = claims(role).into_iter().filter_map(|(claim, volume)| {
             let mount = role.mount_of(volume.get("name").text()?)?;
@@ -167,8 +257,8 @@ fn volumes(job: &Job, findings: &mut Findings) {
     let (launcher, worker) = (of(&job.launcher), of(&job.worker));
     for (claim, path) in &launcher {
         if let Some((_, other)) = worker.iter().find(|(name, there)| name == claim && there != path) {
-            findings.error(
-                "mount",
+            findings.add(
+                "two-paths",
                 &job.launcher.container.get("volumeMounts"),
                 format!("claim {claim} is mounted at {path} in the launcher and at {other} in the workers"),
                 format!("mount it at {other} in both"),

@@ -1,21 +1,23 @@
 //! The ssh logins of `mpirun`: the users of both sides, the folder and modes of the key, and the server.
 
 use super::Findings;
-use super::job::Job;
+use super::job::Mpi;
 
 /// Capabilities that root's sshd needs and a pod has by default.
 const SSHD_CAPABILITIES: [&str; 3] = ["SYS_CHROOT", "SETUID", "SETGID"];
 
-pub(crate) fn check(job: &Job, findings: &mut Findings) {
+pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
     users(job, findings);
     key(job, findings);
     server(job, findings);
 }
 
-fn users(job: &Job, findings: &mut Findings) {
-    let (launcher, worker) = (job.launcher.user(), job.worker.user());
-    if job.worker.replica.is_there() && job.launcher.replica.is_there() && launcher != worker {
-        findings.error(
+fn users(job: &Mpi, findings: &mut Findings) {
+    let (launcher, worker) = (job.user(&job.launcher), job.user(&job.worker));
+    if let (Some(launcher), Some(worker), 2) = (launcher, worker, job.roles().len())
+        && launcher != worker
+    {
+        findings.add(
             "two-users",
             &job.launcher.pod.down("securityContext.runAsUser"),
             format!("the launcher runs as uid {launcher} and the workers as uid {worker}: ssh logs in as the launcher's user"),
@@ -24,47 +26,47 @@ fn users(job: &Job, findings: &mut Findings) {
     }
 }
 
-fn key(job: &Job, findings: &mut Findings) {
-    let at = job.spec.get("sshAuthMountPath");
-    let path = at.text().unwrap_or("/root/.ssh").trim_end_matches('/');
-    let user = if job.launcher.replica.is_there() { job.launcher.user() } else { job.worker.user() };
-    if user == 0 && path != "/root/.ssh" {
-        findings.error(
+fn key(job: &Mpi, findings: &mut Findings) {
+    let path = job.key_folder();
+    let user = if job.launcher.template.is_there() { job.user(&job.launcher) } else { job.user(&job.worker) };
+    if user == Some(0) && path != "/root/.ssh" {
+        findings.add(
             "key-place",
-            &at,
+            &job.key,
             format!("the pods run as root, whose key must be in /root/.ssh and not in {path}"),
             "leave sshAuthMountPath out, or set runAsUser to the owner of that folder",
         );
-    } else if user != 0 && path == "/root/.ssh" {
-        findings.error(
+    } else if let Some(user) = user.filter(|user| *user != 0 && path == "/root/.ssh") {
+        findings.add(
             "key-place",
-            &at,
+            &job.key,
             format!("uid {user} cannot read /root/.ssh, where the key is mounted"),
             "write sshAuthMountPath: /home/USER/.ssh with the user's own home",
         );
     }
+    // Trainer's key has mode 0640 whatever the group.
     for (name, role) in job.roles() {
-        if role.user() == 0 && role.group_of_files().is_some() {
-            findings.error(
+        let group = role.group_of_files().is_some();
+        if job.user(role) == Some(0) && (group || job.is_runtime) && !role.is_ours() {
+            let why = if group { "fsGroup makes" } else { "Trainer makes" };
+            findings.add(
                 "key-mode",
                 &role.pod.down("securityContext.fsGroup"),
-                format!(
-                    "fsGroup makes the {name}'s key readable by a group: ssh of root refuses it (\"0640 ... too open\")"
-                ),
-                "leave fsGroup out for root, or run as a user with runAsUser",
+                format!("{why} the {name}'s key readable by a group: ssh of root refuses it (\"0640 ... too open\")"),
+                "run as a user with runAsUser and fsGroup, or take an image whose entrypoint copies the key, as ringpull's does",
             );
         }
     }
 }
 
-fn server(job: &Job, findings: &mut Findings) {
+fn server(job: &Mpi, findings: &mut Findings) {
     let worker = &job.worker;
-    if !worker.replica.is_there() {
+    if !worker.template.is_there() {
         return;
     }
     let words = worker.words();
     if worker.has_command() && words.first().is_some_and(|word| ["sleep", "tail"].contains(&word.as_str())) {
-        findings.error(
+        findings.add(
             "no-sshd",
             &worker.container.get("command"),
             "the worker only sleeps, as version v1 required: nothing answers the launcher's ssh",
@@ -78,8 +80,8 @@ fn server(job: &Job, findings: &mut Findings) {
         (dropped.iter().any(|word| word == "ALL" || word == name)) && !added.iter().any(|word| word == name)
     };
     let missing: Vec<&str> = SSHD_CAPABILITIES.iter().filter(|name| lacks(name)).copied().collect();
-    if worker.user() == 0 && !missing.is_empty() {
-        findings.error(
+    if job.user(worker) == Some(0) && !missing.is_empty() {
+        findings.add(
             "sshd-capabilities",
             &capabilities.get("drop"),
             format!("root's sshd does not work without {}", missing.join(", ")),
@@ -88,7 +90,7 @@ fn server(job: &Job, findings: &mut Findings) {
     }
     if worker.pod.get("hostNetwork").is_true() {
         if words.windows(2).any(|pair| pair[0] == "-p" && pair[1] == "22") {
-            findings.error(
+            findings.add(
                 "host-port",
                 &worker.container.get("command"),
                 "with hostNetwork port 22 is the node's own sshd",
@@ -96,12 +98,33 @@ fn server(job: &Job, findings: &mut Findings) {
             );
         }
         if !worker.pod.down("affinity.podAntiAffinity").is_there() {
-            findings.warn(
-                "host-port",
+            findings.add(
+                "one-per-node",
                 &worker.pod.get("hostNetwork"),
                 "two workers on one node cannot both listen on ssh's port: \"Address already in use\"",
                 "add podAntiAffinity by kubernetes.io/hostname, so that a node gets one worker",
             );
         }
+    }
+    probe(job, &words, findings);
+}
+
+/// Whether the readiness probe asks at the port of sshd, where that is known.
+fn probe(job: &Mpi, words: &[String], findings: &mut Findings) {
+    let container = &job.worker.container;
+    let at = container.down("readinessProbe.tcpSocket.port");
+    let named = || container.get("ports").items().into_iter().find(|port| port.get("name").text() == at.text());
+    let probed = at.number().or_else(|| named()?.get("containerPort").number());
+    let given = words.windows(2).find(|pair| pair[0] == "-p").and_then(|pair| pair[1].parse().ok());
+    let port = given.or(job.worker.has_known_sshd().then_some(2222));
+    if let (Some(probed), Some(port)) = (probed, port)
+        && probed != port
+    {
+        findings.add(
+            "probe-port",
+            &at,
+            format!("the probe asks at port {probed}, and sshd listens on {port}: no worker is ever ready"),
+            format!("write port: {port}"),
+        );
     }
 }

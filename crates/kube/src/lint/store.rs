@@ -4,10 +4,10 @@
 use ringpull_base::{Kind, closest};
 
 use super::Findings;
-use super::job::Job;
+use super::job::Mpi;
 use crate::command::{example, is_mpirun, store_of};
 
-pub(crate) fn check(job: &Job, findings: &mut Findings) {
+pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
     let split = |word: &String| word.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let words: Vec<String> = job.launcher.words().iter().flat_map(split).collect();
     let starts_ranks = words.iter().any(|word| is_mpirun(word)) || launch_words(&words).is_some();
@@ -16,7 +16,7 @@ pub(crate) fn check(job: &Job, findings: &mut Findings) {
     let Some(given) = store_of(&words) else {
         if let Some(example) = example(&words).filter(|_| alone) {
             let what = format!("{example} without --kv-store uses local: every rank trains a separate model");
-            findings.warn("separate-models", &at, what, "add --kv-store dist_sync_mpi");
+            findings.add("default-store", &at, what, "add --kv-store dist_sync_mpi");
         }
         return;
     };
@@ -24,7 +24,7 @@ pub(crate) fn check(job: &Job, findings: &mut Findings) {
     let given = given.trim_matches(['"', '\'']);
     let name = given.strip_prefix("ringpull_").unwrap_or(given);
     match name.parse::<Kind>() {
-        Ok(Kind::Local | Kind::Device) if alone => findings.error(
+        Ok(Kind::Local | Kind::Device) if alone => findings.add(
             "separate-models",
             &at,
             format!("with --kv-store {given} every rank trains a separate model"),
@@ -42,28 +42,28 @@ pub(crate) fn check(job: &Job, findings: &mut Findings) {
                 None => return,
             };
             let what = format!("--kv-store {given} is not a kind of store: every rank would end with that error");
-            findings.error("store-kind", &at, what, fix);
+            findings.add("store-kind", &at, what, fix);
         }
     }
 }
 
-fn has_its_servers(kind: Kind, job: &Job, words: &[String], findings: &mut Findings) {
+fn has_its_servers(kind: Kind, job: &Mpi, words: &[String], findings: &mut Findings) {
     let at = job.launcher_words();
     // Without -s as many as workers, so at least one, if the kind has servers.
     match launch_words(words).map(|own| servers(own).unwrap_or(u64::from(kind.has_servers()))) {
-        Some(0) if kind.has_servers() => findings.error(
+        Some(0) if kind.has_servers() => findings.add(
             "no-servers",
             &at,
             format!("{kind} needs servers, and -s 0 starts none"),
             "write -s with the number of servers, or --kv-store dist_sync_mpi",
         ),
-        Some(1..) if kind == Kind::DistSyncMpi => findings.warn(
+        Some(1..) if kind == Kind::DistSyncMpi => findings.add(
             "idle-servers",
             &at,
             "dist_sync_mpi has no servers: ringpull launch starts none, whatever -s says",
             "leave out -s, or write --kv-store dist_sync",
         ),
-        None if kind.has_servers() && starts_workers_alone(job, words) => findings.error(
+        None if kind.has_servers() && starts_workers_alone(job, words) => findings.add(
             "no-servers",
             &at,
             format!("{kind} needs a scheduler and servers, but mpirun starts only workers"),
@@ -91,7 +91,7 @@ fn servers(words: &[String]) -> Option<u64> {
 }
 
 /// Whether `mpirun` starts a single program whose processes get no role.
-fn starts_workers_alone(job: &Job, words: &[String]) -> bool {
+fn starts_workers_alone(job: &Mpi, words: &[String]) -> bool {
     let told = |word: &String| word == ":" || word.contains("DMLC_") || word.ends_with("launch.py");
     words.iter().any(|word| is_mpirun(word)) && !words.iter().any(told) && !job.launcher.has_env("DMLC_ROLE")
 }

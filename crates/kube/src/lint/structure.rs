@@ -2,43 +2,39 @@
 //! event, and nothing runs.
 
 use super::Findings;
-use super::job::Job;
+use super::job::{Job, Mpi, Role};
 use super::node::Node;
+use crate::options::{LONGEST_LABEL, is_label};
 use crate::quantity::Quantity;
-use crate::request::{LONGEST_LABEL, is_label};
-
-const SPEC: [&str; 7] = [
-    "slotsPerWorker",
-    "runLauncherAsWorker",
-    "sshAuthMountPath",
-    "launcherCreationPolicy",
-    "mpiImplementation",
-    "mpiReplicaSpecs",
-    "runPolicy",
-];
-const RUN_POLICY: [&str; 7] = [
-    "cleanPodPolicy",
-    "ttlSecondsAfterFinished",
-    "activeDeadlineSeconds",
-    "backoffLimit",
-    "suspend",
-    "managedBy",
-    "schedulingPolicy",
-];
-const REPLICA: [&str; 3] = ["replicas", "restartPolicy", "template"];
 
 /// Whether the object is of the version that these rules know.
-pub(super) fn is_v2(object: &Node, findings: &mut Findings) -> bool {
+pub(super) fn is_known_version(object: &Node, findings: &mut Findings) -> bool {
     let version = object.get("apiVersion");
+    let group = version.text().and_then(|text| text.split_once('/')).map_or("", |(group, _)| group);
+    if crate::schema::shape_of(object.value).is_some() {
+        return true;
+    }
+    if object.get("kind").text() != Some("MPIJob") {
+        // Another group's kind of that name.
+        if ["kubeflow.org", "trainer.kubeflow.org"].contains(&group) {
+            let what = "no version of that operator that is still in use has this one";
+            findings.add(
+                "old-version",
+                &version,
+                what,
+                "write kubeflow.org/v1, or for Trainer trainer.kubeflow.org/v1alpha1",
+            );
+        }
+        return false;
+    }
     match version.text() {
-        Some("kubeflow.org/v2beta1") => return true,
-        Some("kubeflow.org/v1") => findings.error(
+        Some("kubeflow.org/v1") => findings.add(
             "old-version",
             &version,
             "version v1 is training-operator's, removed in Kubeflow Trainer 2; it cannot be installed beside v2beta1",
             "write apiVersion: kubeflow.org/v2beta1, move cleanPodPolicy into runPolicy, and pass variables with mpirun -x",
         ),
-        _ => findings.error(
+        _ => findings.add(
             "old-version",
             &version,
             "no maintained operator runs this version",
@@ -48,13 +44,143 @@ pub(super) fn is_v2(object: &Node, findings: &mut Findings) -> bool {
     false
 }
 
-pub(crate) fn check(job: &Job, findings: &mut Findings) {
+/// Names of fields whose numbers may be negative.
+const MAY_BE_NEGATIVE: [&str; 4] = ["priority", "tolerationSeconds", "values", "value"];
+
+/// Kubernetes' schemas allow negative numbers almost everywhere, and its servers refuse them.
+pub(super) fn no_negative_numbers(object: &Node, findings: &mut Findings) {
+    let mut within: Vec<Node> = vec![object.get("spec")];
+    while let Some(node) = within.pop() {
+        if node.number().is_some_and(|number| number < 0) {
+            let what = format!("{} is below 0: the object or its pods are refused", node.value);
+            findings.add("negative", &node, what, "write a number of at least 0");
+        }
+        within.extend(node.items());
+        within.extend(
+            node.fields().into_iter().filter(|(name, _)| !MAY_BE_NEGATIVE.contains(name)).map(|(_, field)| field),
+        );
+    }
+}
+
+/// What is true of jobs of every kind.
+pub(super) fn check(job: &Job, findings: &mut Findings) {
     name(job, findings);
-    unknown_fields(job, findings);
-    replicas(job, findings);
-    words(job, findings);
-    run_policy(job, findings);
-    scheduling(job, findings);
+    for (name, role) in &job.roles {
+        if role.pod.get("containers").items().is_empty() {
+            let what = format!("{name} has no container: the job is refused");
+            findings.add("no-container", &role.pod.get("containers"), what, "add one container");
+        }
+        resources(role, findings);
+    }
+    match job.kind {
+        "MXJob" => {
+            let fix = "training-operator 1.8 runs it; ringpull manifest convert writes an MPIJob or a TrainJob";
+            findings.add("mxjob-gone", &job.object.get("kind"), "training-operator 1.9 and later run no MXJob", fix);
+            replicas(
+                job,
+                &["Scheduler", "Server", "Worker", "TunerTracker", "TunerServer", "Tuner"],
+                "mxnet",
+                findings,
+            );
+        }
+        "TFJob" => replicas(job, &["PS", "Worker", "Chief", "Master", "Evaluator"], "tensorflow", findings),
+        _ => {}
+    }
+}
+
+/// The roles of an MXJob or TFJob.
+fn replicas(job: &Job, known: &[&str], container: &str, findings: &mut Findings) {
+    for (name, role) in &job.roles {
+        if !known.contains(&name.as_str()) {
+            let what = format!("a {} has no role {name}: its pods are not created", job.kind);
+            findings.add("replica-name", &role.replica, what, format!("write one of {}", known.join(", ")));
+            continue;
+        }
+        let (all, one) = (role.pod.get("containers"), ["Scheduler", "Chief", "Master"].contains(&name.as_str()));
+        if all.items().iter().all(|it| it.get("name").text() != Some(container)) && !all.items().is_empty() {
+            let what = format!("no container of {name} is named {container}: the job is refused");
+            findings.add("container-name", &all, what, format!("write name: {container}"));
+        }
+        let count = role.replica.get("replicas");
+        if one && count.number().is_some_and(|count| count != 1) {
+            findings.add("launcher-replicas", &count, format!("a job has exactly one {name}"), "write replicas: 1");
+        } else if count.number().is_some_and(|count| count == 0) {
+            findings.add("worker-replicas", &count, "replicas is 0: the role has no pod", "write replicas: 1 or more");
+        }
+        let policy = role.replica.get("restartPolicy");
+        one_of(&policy, &["Always", "OnFailure", "Never", "ExitCode"], "is not a policy", findings);
+    }
+    let has = |wanted: &str| job.roles.iter().any(|(name, _)| name == wanted);
+    let missing: Vec<&str> = match job.kind {
+        "MXJob" if job.spec.get("jobMode").text() == Some("MXTrain") => {
+            ["Scheduler", "Server", "Worker"].into_iter().filter(|role| !has(role)).collect()
+        }
+        _ if job.roles.is_empty() => vec!["Worker"],
+        _ => Vec::new(),
+    };
+    if let Some(role) = missing.first() {
+        findings.add("no-workers", &job.spec, format!("the job has no {role}"), format!("add a replica spec {role}"));
+    }
+    one_of(&job.spec.get("jobMode"), &["MXTrain", "MXTune"], "is not a mode", findings);
+}
+
+/// Amounts of memory that can only be a mistake.
+fn resources(role: &Role, findings: &mut Findings) {
+    for kind in ["limits", "requests"] {
+        for (_, amount) in
+            role.container.get("resources").get(kind).fields().iter().filter(|(name, _)| *name == "memory")
+        {
+            let text = amount.text().map_or_else(|| amount.value.to_string(), str::to_owned);
+            if let (Ok(_), Err(ringpull_base::Error::InvalidArgument { what, remedy })) =
+                (text.parse::<Quantity>(), Quantity::memory(&text))
+            {
+                findings.add("quantity", amount, what, remedy);
+            }
+        }
+    }
+}
+
+fn one_of(at: &Node, known: &[&str], what: &str, findings: &mut Findings) {
+    if at.text().is_some_and(|text| !known.contains(&text)) {
+        findings.add("wrong-word", at, format!("{} {what}", at.value), format!("write one of {}", known.join(", ")));
+    }
+}
+
+/// What is true of MPIJobs and of runtimes with the MPI policy.
+pub(super) fn check_mpi(job: &Mpi, findings: &mut Findings) {
+    if job.slots.is_there() && job.slots.number().is_some_and(|count| count < 1) {
+        let what = format!("{} slots in each worker: no rank can run", job.slots.value);
+        findings.add("slots", &job.slots, what, "write the number of ranks in a worker, at least 1");
+    }
+    if job.is_runtime {
+        runtime(job, findings);
+    } else {
+        mpi_replicas(job, findings);
+        words(job, findings);
+        run_policy(job, findings);
+        scheduling(job, findings);
+    }
+}
+
+fn runtime(job: &Mpi, findings: &mut Findings) {
+    for (name, role, rule) in [("launcher", &job.launcher, "no-launcher"), ("node", &job.worker, "no-workers")] {
+        if !role.template.is_there() {
+            let what = format!("no replicated job is named {name}: Trainer sets up no pod as its {name}");
+            findings.add(rule, &job.spec.down("template.spec.replicatedJobs"), what, format!("write name: {name}"));
+        } else if role.container.get("name").text() != Some("node") {
+            let what = format!("no container of {name} is named node: Trainer mounts neither key nor hostfile");
+            findings.add("container-name", &role.pod.get("containers"), what, "write name: node");
+        }
+    }
+    let gang = job.spec.get("podGroupPolicy");
+    if gang.is_there() && job.waits_for_workers {
+        findings.add(
+            "gang-deadlock",
+            &job.launcher.replica.get("dependsOn"),
+            "the gang waits for the launcher's pod, and the launcher waits for the gang's nodes: nothing ever starts",
+            "leave out dependsOn, and let the launcher's entrypoint wait",
+        );
+    }
 }
 
 fn name(job: &Job, findings: &mut Findings) {
@@ -62,47 +188,28 @@ fn name(job: &Job, findings: &mut Findings) {
     let Some(name) = at.text() else {
         // `generateName` ends in five characters of the server's.
         if !job.object.down("metadata.generateName").is_there() {
-            findings.error("name", &at, "the job has no name", "give metadata.name");
+            findings.add("name", &at, "the job has no name", "give metadata.name");
         }
         return;
     };
-    let longest = format!("{name}-worker-{}", job.worker_pods().saturating_sub(1).max(0));
+    let pods = |role: &Role| role.replica.get("replicas").number().unwrap_or(1).saturating_sub(1).max(0);
+    let suffix = |(role, of): &(String, Role)| format!("-{}-{}", role.to_lowercase(), pods(of));
+    let longest_suffix = match job.kind {
+        "MPIJob" | "MXJob" | "TFJob" => job.roles.iter().map(suffix).max_by_key(String::len).unwrap_or_default(),
+        "TrainJob" => "-launcher-0-0".to_owned(),
+        _ => return,
+    };
+    let longest = format!("{name}{longest_suffix}");
     if !is_label(name) {
         let what = format!("{name:?} cannot be part of a pod's host name: the job is refused");
-        findings.error("name", &at, what, "use lower-case letters, digits and -, begin with a letter, no dots");
+        findings.add("name", &at, what, "use lower-case letters, digits and -, begin with a letter, no dots");
     } else if longest.len() > LONGEST_LABEL {
         let what = format!("the host name {longest} has {} characters; at most 63 are allowed", longest.len());
-        findings.error("name", &at, what, format!("shorten the name by {}", longest.len() - LONGEST_LABEL));
+        findings.add("name", &at, what, format!("shorten the name by {}", longest.len() - LONGEST_LABEL));
     }
 }
 
-fn unknown_fields(job: &Job, findings: &mut Findings) {
-    let mut look = |at: &Node, known: &[&str]| {
-        for (name, field) in at.fields() {
-            if known.contains(&name) {
-                continue;
-            }
-            let near = known.iter().find(|other| other.eq_ignore_ascii_case(name));
-            let fix = match (near, name) {
-                (Some(near), _) => format!("write {near}"),
-                (None, "cleanPodPolicy" | "backoffLimit" | "activeDeadlineSeconds" | "ttlSecondsAfterFinished") => {
-                    format!("move it to spec.runPolicy.{name}")
-                }
-                _ => format!("leave it out; the known fields are {}", known.join(", ")),
-            };
-            findings.error(
-                "unknown-field",
-                &field,
-                format!("v2beta1 has no field {name}: it is dropped or refused"),
-                fix,
-            );
-        }
-    };
-    look(&job.spec, &SPEC);
-    look(&job.spec.get("runPolicy"), &RUN_POLICY);
-    for (_, role) in job.roles() {
-        look(&role.replica, &REPLICA);
-    }
+fn mpi_replicas(job: &Mpi, findings: &mut Findings) {
     for (name, field) in job.spec.get("mpiReplicaSpecs").fields() {
         if ["Launcher", "Worker"].contains(&name) {
             continue;
@@ -111,21 +218,18 @@ fn unknown_fields(job: &Job, findings: &mut Findings) {
         let fix =
             near.map_or("only Launcher and Worker are read; leave it out".to_owned(), |near| format!("write {near}"));
         let what = format!("the schema accepts {name}, but the operator ignores it and creates none of its pods");
-        findings.error("replica-name", &field, what, fix);
+        findings.add("replica-name", &field, what, fix);
     }
-}
-
-fn replicas(job: &Job, findings: &mut Findings) {
     let launcher = &job.launcher.replica;
     if !launcher.is_there() {
-        findings.error(
+        findings.add(
             "no-launcher",
             launcher,
             "the Launcher is missing: the job is refused",
             "add mpiReplicaSpecs.Launcher",
         );
     } else if launcher.get("replicas").number().is_some_and(|count| count != 1) {
-        findings.error(
+        findings.add(
             "launcher-replicas",
             &launcher.get("replicas"),
             "a job has exactly one launcher",
@@ -137,20 +241,20 @@ fn replicas(job: &Job, findings: &mut Findings) {
     let lower_case = job.spec.get("mpiReplicaSpecs").get("worker").is_there();
     if worker.is_there() && count.number().is_none_or(|count| count < 1) {
         let what = if count.is_there() { "replicas is below 1" } else { "replicas is missing, which means 0" };
-        findings.error("worker-replicas", &count, format!("{what}: the job is refused"), "write replicas: 1 or more");
-    } else if !worker.is_there() && !job.launcher_works() && !lower_case {
+        findings.add("worker-replicas", &count, format!("{what}: the job is refused"), "write replicas: 1 or more");
+    } else if !worker.is_there() && !job.launcher_works && !lower_case {
         let fix = "add mpiReplicaSpecs.Worker, or set runLauncherAsWorker: true";
-        findings.error("no-workers", worker, "the job has no worker, so no rank can run", fix);
+        findings.add("no-workers", worker, "the job has no worker, so no rank can run", fix);
     }
     for (name, role) in job.roles() {
         let policy = role.replica.get("restartPolicy");
         if policy.text().is_some_and(|text| !["Never", "OnFailure"].contains(&text)) {
             let what = format!("restartPolicy {} is refused", policy.value);
-            findings.error("restart-policy", &policy, what, "write Never or OnFailure");
+            findings.add("restart-policy", &policy, what, "write Never or OnFailure");
         }
         if name == "launcher" && policy.text() != Some("Never") && policy.text().is_none_or(|text| text == "OnFailure")
         {
-            findings.warn(
+            findings.add(
                 "lost-log",
                 &policy,
                 "with OnFailure the launcher's pod and its log are deleted when backoffLimit is reached",
@@ -159,58 +263,22 @@ fn replicas(job: &Job, findings: &mut Findings) {
         }
         if role.pod.get("restartPolicy").is_there() {
             let fix = "move it to restartPolicy beside template";
-            findings.warn("pod-restart-policy", &role.pod.get("restartPolicy"), "the operator overrides it", fix);
-        }
-        if role.pod.get("containers").items().is_empty() {
-            let what = format!("the {name} has no container: the job is refused");
-            findings.error("no-container", &role.pod.get("containers"), what, "add one container");
+            findings.add("pod-restart-policy", &role.pod.get("restartPolicy"), "the operator overrides it", fix);
         }
     }
 }
 
-fn words(job: &Job, findings: &mut Findings) {
-    let mut one_of = |at: Node, known: &[&str], what: &str| {
-        if at.is_there() && at.text().is_none_or(|text| !known.contains(&text)) {
-            findings.error(
-                "wrong-word",
-                &at,
-                format!("{} {what}", at.value),
-                format!("write one of {}", known.join(", ")),
-            );
-        }
-    };
-    one_of(job.spec.get("mpiImplementation"), &["OpenMPI", "Intel", "MPICH"], "is not an MPI that the operator knows");
-    one_of(
-        job.spec.get("launcherCreationPolicy"),
-        &["AtStartup", "WaitForWorkersReady"],
-        "is not a policy; it acts as WaitForWorkersReady",
-    );
-    one_of(job.spec.down("runPolicy.cleanPodPolicy"), &["None", "Running", "All"], "is not a policy");
-    let slots = job.spec.get("slotsPerWorker");
-    if slots.is_there() && slots.number().is_none_or(|count| count < 1) {
-        let what = format!("slotsPerWorker is {}: no rank can run", slots.value);
-        findings.error("slots", &slots, what, "write the number of ranks in a worker, at least 1");
-    }
-    for (_, role) in job.roles() {
-        for kind in ["limits", "requests"] {
-            for (name, amount) in role.container.get("resources").get(kind).fields() {
-                let text = amount.text().map_or_else(|| amount.value.to_string(), str::to_owned);
-                let read = if name == "memory" { Quantity::memory(&text) } else { text.parse() };
-                if let Err(ringpull_base::Error::InvalidArgument { what, remedy }) = read
-                    && text != "0"
-                {
-                    findings.error("quantity", &amount, what, remedy);
-                }
-            }
-        }
-    }
+fn words(job: &Mpi, findings: &mut Findings) {
+    let policy = job.spec.get("launcherCreationPolicy");
+    one_of(&policy, &["AtStartup", "WaitForWorkersReady"], "is not a policy; it acts as WaitForWorkersReady", findings);
+    one_of(&job.spec.down("runPolicy.cleanPodPolicy"), &["None", "Running", "All"], "is not a policy", findings);
 }
 
-fn run_policy(job: &Job, findings: &mut Findings) {
+fn run_policy(job: &Mpi, findings: &mut Findings) {
     let policy = job.spec.down("runPolicy.cleanPodPolicy");
-    if matches!(policy.text(), None | Some("None")) && !policy.value.is_number() {
-        findings.warn(
-            "clean-pods",
+    if matches!(policy.text(), None | Some("None")) {
+        findings.add(
+            if job.worker.gpu().is_some() { "idle-gpus" } else { "clean-pods" },
             &policy,
             "cleanPodPolicy is None by default: after the job its workers' sshd keep holding processors and GPUs",
             "write runPolicy.cleanPodPolicy: Running",
@@ -218,12 +286,12 @@ fn run_policy(job: &Job, findings: &mut Findings) {
     }
 }
 
-fn scheduling(job: &Job, findings: &mut Findings) {
+fn scheduling(job: &Mpi, findings: &mut Findings) {
     let policy = job.spec.down("runPolicy.schedulingPolicy");
     let least = policy.get("minAvailable");
     let all = job.worker_pods().saturating_add(1);
-    if policy.is_there() && job.waits_for_workers() && least.number().unwrap_or(all) >= all {
-        findings.error(
+    if policy.is_there() && job.waits_for_workers && least.number().unwrap_or(all) >= all {
+        findings.add(
             "gang-deadlock",
             &least,
             "the gang waits for the launcher's pod, and the launcher waits for the gang's workers: nothing ever starts",
