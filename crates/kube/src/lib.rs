@@ -1,8 +1,8 @@
 //! Kubernetes manifests of our jobs, and a linter of other people's.
 //!
-//! - [`options`]: the description of a job, and which kinds of job use which option; [`specification`]: the same from
-//!   the dictionary that Kubeflow pipelines pass; [`quantity`]: amounts of processor and memory; `command`:
-//!   what the job's command says;
+//! - [`options`]: the description of a job, and which kinds of job use which option; [`specification`]: the
+//!   same from the dictionary that Kubeflow pipelines pass; [`quantity`]: amounts of processor and memory;
+//!   `command`: what the job's command says;
 //! - `jobs`: the objects of each kind of job; `pod`: their pods; [`patch`]: what users merge into them;
 //! - [`schema`]: the fields that objects may have; [`security`]: what Pod Security allows;
 //! - [`lint`]: what will go wrong with a job; [`convert`]: a job of another kind.

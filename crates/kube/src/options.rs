@@ -1,5 +1,5 @@
-//! The description of a job: the options of `ringpull manifest`, the kinds of job that use each, and the check that
-//! they fit together.
+//! The description of a job: the options of `ringpull manifest`, the kinds of job that use each, and the
+//! check that they fit together.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -190,8 +190,8 @@ pub struct Request {
     /// Run ranks in the launcher's pod too (runLauncherAsWorker).
     #[arg(long)]
     pub launcher_works: bool,
-    /// Run as uid 1000 with every capability dropped: passes Pod Security `restricted`. Without it a job passes
-    /// `baseline`; with --rdma (but for EFA) or --host-network it needs a `privileged` namespace.
+    /// Run as uid 1000 with every capability dropped: passes Pod Security `restricted`. Without it a job
+    /// passes `baseline`; with --rdma (but for EFA) or --host-network it needs a `privileged` namespace.
     #[arg(long)]
     pub non_root: bool,
     /// Start all pods together, or none.
@@ -271,8 +271,8 @@ pub struct Request {
     /// Create the job without starting it.
     #[arg(long)]
     pub suspend: bool,
-    /// A YAML file whose objects are merged into those of the same kind (strategic merge); an unknown field is
-    /// an error.
+    /// A YAML file whose objects are merged into those of the same kind (strategic merge); an unknown field
+    /// is an error.
     #[arg(long, value_name = "FILE", value_parser = documents_of)]
     pub patch: Vec<Documents>,
     /// What every rank runs.
@@ -663,7 +663,8 @@ pub(super) fn is_label(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(legal) && !name.ends_with('-')
 }
 
-/// Whether `name` is a name of an object: labels with dots between them, each of which may begin with a digit.
+/// Whether `name` is a name of an object: labels with dots between them, each of which may begin with a
+/// digit.
 pub(super) fn is_domain(name: &str) -> bool {
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let label =

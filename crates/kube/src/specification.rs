@@ -2,9 +2,9 @@
 //! strictly.
 //!
 //! `distribution_type` is `Job` (also if the dictionary is empty), `MPI`, `TF`, or our `PS`. The component
-//! multiplies strings and ignores unknown keys; here counts may be numbers or digits, and an unknown key is an
-//! error, as is one that the distribution does not use. Options of the command line set what the dictionary
-//! leaves open.
+//! multiplies strings and ignores unknown keys; here counts may be numbers or digits, and an unknown key is
+//! an error, as is one that the distribution does not use. Options of the command line set what the
+//! dictionary leaves open.
 
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
 //! `src/schemas.json` is what the operators' CustomResourceDefinitions say. They are not part of this
-//! repository: they are read from `RINGPULL_CRDS` or from `../shared/crds`; `SOURCES.tsv` there has the commit
-//! of each. With `RENEW=1` the file is made anew.
+//! repository: they are read from `RINGPULL_CRDS` or from `../shared/crds`; `SOURCES.tsv` there has the
+//! commit of each. With `RENEW=1` the file is made anew.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

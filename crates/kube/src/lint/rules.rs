@@ -1,4 +1,5 @@
-//! The rules: for each its name, its level, and what it finds. The book's page of rules is made from this table.
+//! The rules: for each its name, its level, and what it finds. The book's page of rules is made from this
+//! table.
 
 use serde::Serialize;
 
