@@ -51,7 +51,7 @@ pub(crate) struct LaunchArgs {
     /// Print output without the name of its process before each line.
     #[arg(long)]
     no_tag: bool,
-    /// Without the line that says where the ranks are; sets RINGPULL_QUIET=1.
+    /// Omit the line that says where the ranks are; sets `RINGPULL_QUIET=1`.
     #[arg(short, long)]
     quiet: bool,
     /// The command that every process runs.
