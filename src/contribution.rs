@@ -56,6 +56,23 @@ impl Contribution {
         Ok(Contribution::Summed(sum))
     }
 
+    /// The same times `factor`: where it stands, if that is an output or a sum, or as a copy of a value.
+    pub(super) fn scaled(self, entry: &Entry, factor: f64, outs: &mut [TensorMut]) -> Self {
+        // Memory of other libraries may lie anywhere.
+        let lies_well = |bytes: &[u8]| bytes.as_ptr().addr().is_multiple_of(entry.dtype.size_bytes());
+        let mut sum = match self {
+            Contribution::InPlace(index) if !lies_well(outs[index].bytes()) => Buffer::copy_of(outs[index].bytes()),
+            Contribution::InPlace(index) => {
+                reduce::scale(entry.dtype, outs[index].bytes_mut(), factor);
+                return Contribution::InPlace(index);
+            }
+            Contribution::Held(value) => Buffer::copy_of(value.bytes()),
+            Contribution::Summed(sum) => sum,
+        };
+        reduce::scale(entry.dtype, sum.bytes_mut(), factor);
+        Contribution::Summed(sum)
+    }
+
     /// The bytes of the gradient; `outs` are those given along with it.
     pub fn bytes<'a>(&'a self, outs: &'a [TensorMut]) -> &'a [u8] {
         match self {

@@ -8,17 +8,21 @@
 use std::path::Path;
 #[cfg(feature = "devices")]
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::forked::OfProcess;
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids, last_words, waits};
+use ringpull_base::{
+    DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids, last_words, shares, waits,
+};
 #[cfg(feature = "devices")]
 use ringpull_device::Devices;
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
+use ringpull_kernels::reduce;
 
 use crate::table::Table;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, contribution, update};
@@ -113,6 +117,8 @@ pub struct KvStore {
     backend: OfProcess<Box<dyn Backend>>,
     table: Table,
     check_nan: bool,
+    /// What this worker's values are multiplied by, as the bits of an f64.
+    factor: AtomicU64,
     /// How long an output tensor may stay locked by the caller before that is an error.
     output_limit: Duration,
 }
@@ -126,6 +132,7 @@ impl KvStore {
             backend: OfProcess::new(backend),
             table: Table::default(),
             check_nan: config.check_nan,
+            factor: AtomicU64::new(1f64.to_bits()),
             output_limit: config.timeout,
         }
     }
@@ -220,7 +227,10 @@ impl KvStore {
             }
             self.backend.make_room(&entry, priority)?;
             let _span = timeline::span(Phase::Push, || &entry.key);
-            let merged = MergedRows::sum(&entry, values)?;
+            let mut merged = MergedRows::sum(&entry, values)?;
+            if let Some(factor) = self.factor_of(&entry) {
+                reduce::scale(entry.dtype, merged.rows.bytes_mut(), factor);
+            }
             if self.check_nan {
                 contribution::check_finite(&entry, self.rank(), merged.rows.bytes())?;
             }
@@ -255,6 +265,46 @@ impl KvStore {
             optimizer.check()?;
             self.backend.set_optimizer(optimizer)
         })
+    }
+
+    /// Says how much of a batch each worker has: its number of rows, say. The same list on every worker. From
+    /// now on floating-point values that this worker pushes are multiplied by its weight over
+    /// the mean of all. So if each worker pushes the mean gradient of its part of the batch, sums are what
+    /// equal parts of the same batch would give. Integers are left alone. Not for kinds with devices.
+    ///
+    /// ```
+    /// let store = ringpull::create("local")?;
+    /// store.set_shares(&[1.0])?;
+    /// # Ok::<(), ringpull::Error>(())
+    /// ```
+    pub fn set_shares(&self, work_load_list: &[f64]) -> Result<()> {
+        self.call(|| {
+            let (rank, workers) = (self.rank(), self.num_workers());
+            if work_load_list.len() != workers {
+                return Err(Error::argument(
+                    format!("set_shares with {} weights for {workers} workers", work_load_list.len()),
+                    "give one weight for each worker",
+                ));
+            }
+            let factor = shares::factor(rank, work_load_list)?;
+            #[cfg(feature = "devices")]
+            if self.backend.devices().is_some() && work_load_list.iter().any(|weight| *weight != work_load_list[0]) {
+                return Err(Error::Unsupported {
+                    kind: self.kind.to_string(),
+                    operation: "set_shares".to_owned(),
+                    reason: "gradients on devices are not weighted; weight the loss".to_owned(),
+                });
+            }
+            self.factor.store(factor.to_bits(), Ordering::Relaxed);
+            shares::set_own(factor);
+            Ok(())
+        })
+    }
+
+    /// What values of `entry` are multiplied by.
+    fn factor_of(&self, entry: &Entry) -> Option<f64> {
+        let factor = f64::from_bits(self.factor.load(Ordering::Relaxed));
+        (factor != 1.0 && entry.dtype.is_float()).then_some(factor)
     }
 
     /// Lets `updater` apply every push made from now on. An error for kinds with servers: code is never sent
@@ -359,6 +409,7 @@ impl KvStore {
             if values.is_empty() {
                 return Ok(());
             }
+            shares::begin_measuring();
             self.take(key, operation, values, outs)?;
             // Before a tensor is locked or copied.
             self.backend.make_room(&entry, priority)?;
@@ -424,7 +475,11 @@ impl KvStore {
         let in_place = if let [value] = values { place(value) } else { None };
         // The values are read before the outputs are locked: the outputs may be these values.
         let gradient = in_place.map_or_else(|| Contribution::sum(entry, values), |at| Ok(Contribution::InPlace(at)))?;
-        let guards = self.lock_outputs(&entry.key, outs)?;
+        let mut guards = self.lock_outputs(&entry.key, outs)?;
+        let gradient = match self.factor_of(entry) {
+            Some(factor) => gradient.scaled(entry, factor, &mut guards),
+            None => gradient,
+        };
         if self.check_nan {
             contribution::check_finite(entry, self.rank(), gradient.bytes(&guards))?;
         }

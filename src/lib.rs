@@ -42,6 +42,8 @@ mod replica;
 #[cfg(feature = "ps")]
 mod servers;
 #[cfg(feature = "allreduce")]
+mod shares;
+#[cfg(feature = "allreduce")]
 mod slot;
 mod states;
 mod table;
@@ -53,13 +55,15 @@ pub use communicator::{CallOptions, Communicator, Handle, communicator, communic
 pub use create::create_on;
 pub use create::{create, create_with, run_node};
 pub use kvstore::{Capability, KvStore, Stats, Updater};
+#[cfg(feature = "allreduce")]
+pub use shares::suggest_shares;
 
 #[doc(inline)]
 pub use ringpull_base::config::{Config, ModelSource};
 #[doc(inline)]
 pub use ringpull_base::{
     Algorithm, AlgorithmChoice, Buffer, DType, Element, Error, Key, Kind, Reduction, Result, RowSparse, Tensor,
-    TensorMut, TensorRef,
+    TensorMut, TensorRef, split,
 };
 #[cfg(feature = "devices")]
 #[doc(inline)]

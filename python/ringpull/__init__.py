@@ -25,6 +25,7 @@ from .collectives import Communicator, Operation, communicator
 from .errors import *  # noqa: F403
 from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds, zeros
 from .optimizers import NAG, SGD, Adam, Optimizer, Test
+from .shares import split, suggest_shares
 
 __all__ = [
     "NAG",
@@ -43,6 +44,8 @@ __all__ = [
     "create",
     "errors",
     "kinds",
+    "split",
+    "suggest_shares",
     "zeros",
 ]
 __all__ += errors.__all__

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from . import _native, uncaught
@@ -47,6 +47,16 @@ class Worker:
     def stats(self) -> dict[str, int]:
         """What the store has done: ``pushes``, ``pulls``, ``sent_bytes``, ``received_bytes``, ``control_messages``."""
         return self._native.stats()
+
+    def set_shares(self, work_load_list: Sequence[float]) -> None:
+        """Says how much of a batch each worker has: its number of rows, say. The same list on every worker.
+
+        From now on floating-point values that this worker pushes are multiplied by its weight over the mean of all. So if each worker pushes
+        the mean gradient of its part, as :func:`ringpull.split` gives it, sums are what equal parts of the same batch would give, and averages
+        are those of the whole batch. Integers are left alone, and what is a sum over examples already needs no weights. Not for stores on
+        devices.
+        """
+        self._native.set_shares([float(weight) for weight in work_load_list])
 
     def report_failure(self, why: str) -> None:
         """Reports to the other workers why this one is about to end: data that cannot be read, a loss that is NaN.

@@ -42,10 +42,37 @@ fn timeline_ns() -> Option<u64> {
     timeline::is_on().then(timeline::now_ns)
 }
 
+/// Records the timeline of this rank for a file from now on; False if the process has another file.
+#[pyfunction]
+fn start_timeline(file: &str, rank: usize, size: usize) -> bool {
+    let is_this = timeline::resume(file);
+    timeline::introduce(ringpull_base::config::Role::Worker, rank, size);
+    is_this
+}
+
+/// Writes the timeline, and records no more.
+#[pyfunction]
+fn stop_timeline(py: Python<'_>) {
+    py.detach(timeline::stop);
+}
+
 /// Records that the program has been blocked in its framework since then, by `timeline_ns`.
 #[pyfunction]
 fn record_wait(since_ns: u64) {
     timeline::record(timeline::Phase::Wait, || timeline::RESULTS, since_ns, 0);
+}
+
+/// The rows of each worker, as pairs of a start and an end.
+#[pyfunction]
+fn split(py: Python<'_>, len: usize, work_load_list: Vec<f64>) -> PyResult<Vec<(usize, usize)>> {
+    let parts = ringpull::split(len, &work_load_list).map_err(|error| errors::raise(py, &error))?;
+    Ok(parts.into_iter().map(|part| (part.start, part.end)).collect())
+}
+
+/// Collective; blocks.
+#[pyfunction]
+fn suggest_shares(py: Python<'_>) -> PyResult<Vec<f64>> {
+    store::interruptible(py, ringpull::suggest_shares)
 }
 
 #[pymodule]
@@ -64,6 +91,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(first_of_several, module)?)?;
     module.add_function(wrap_pyfunction!(timeline_ns, module)?)?;
     module.add_function(wrap_pyfunction!(record_wait, module)?)?;
+    module.add_function(wrap_pyfunction!(start_timeline, module)?)?;
+    module.add_function(wrap_pyfunction!(stop_timeline, module)?)?;
+    module.add_function(wrap_pyfunction!(split, module)?)?;
+    module.add_function(wrap_pyfunction!(suggest_shares, module)?)?;
     module.add_class::<store::Store>()?;
     module.add_class::<bench::RustIterations>()?;
     module.add_class::<handle::Handle>()?;

@@ -303,6 +303,10 @@ impl Store {
         self.with(py, move |store| store.set_updater(updater))
     }
 
+    fn set_shares(&self, py: Python<'_>, work_load_list: Vec<f64>) -> PyResult<()> {
+        self.with(py, |store| store.set_shares(&work_load_list))
+    }
+
     fn set_gradient_compression(&self, py: Python<'_>, params: CompressionParams) -> PyResult<()> {
         self.with(py, |store| match params.read()? {
             Some(compression) => store.set_gradient_compression(&compression),

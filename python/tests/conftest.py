@@ -16,6 +16,7 @@ LISTED = HERE / "skipped_in_ci.txt"
 REMEDIES = {
     "torch": "scripts/setup --torch-cpu",
     "jax": "scripts/setup --jax",
+    "keras": "scripts/setup --jax",
     "mxnet": "scripts/setup --python, with Python 3.11",
 }
 

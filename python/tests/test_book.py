@@ -28,8 +28,8 @@ BLOCKS = [
 
 @pytest.mark.parametrize(("code", "printed"), BLOCKS)
 def test_what_a_page_shows_runs(code, printed, tmp_path):
-    for package in "torch", "mxnet", "jax":
-        if re.search(rf"^\s*(import|from) (ringpull\.)?{package}\b", code, re.MULTILINE):
+    for package in "torch", "mxnet", "jax", "keras":
+        if re.search(rf"^\s*(import|from) (ringpull\.(horovod\.)?)?{package}\b", code, re.MULTILINE):
             pytest.importorskip(package)
     program = tmp_path / "shown.py"
     program.write_text(code)
@@ -88,13 +88,17 @@ def test_every_page_has_a_place_in_the_book():
 
 #: The modules of the reference with their files, in its order.
 MODULES = {
-    "ringpull": ["kvstore.py", "worker.py", "collectives.py", "optimizers.py", "errors.py"],
+    "ringpull": ["kvstore.py", "worker.py", "collectives.py", "shares.py", "optimizers.py", "errors.py"],
     "ringpull.torch": ["torch.py"],
     "ringpull.mxnet": ["mxnet/__init__.py", "mxnet/registry.py", "mxnet/store.py"],
+    "ringpull.horovod": ["horovod/__init__.py", "horovod/basics.py", "horovod/process_sets.py", "horovod/exceptions.py"],
+    "ringpull.horovod.torch": [f"horovod/torch/{name}.py" for name in ("__init__", "mpi_ops", "functions", "optimizer", "compression", "sync_batch_norm")],
+    "ringpull.horovod.mxnet": [f"horovod/mxnet/{name}.py" for name in ("__init__", "mpi_ops", "training")],
+    "ringpull.horovod.keras": [f"horovod/keras/{name}.py" for name in ("__init__", "reducing", "callbacks")],
 }
 
 #: What the package's modules export to each other, and not to its users.
-INSIDE = {"leave_at_exit", "warn_of_separate_models"}
+INSIDE = {"as_horovod_error", "leave_at_exit", "reduced", "warn_of_separate_models"}
 
 
 def prose(node):

@@ -184,7 +184,16 @@ def test_the_example_of_plain_arrays_learns(more):
     assert done.status == 0 and found and float(found[1]) > 98, f"{done}"
 
 
-@pytest.mark.parametrize("name", ["numpy/logistic.py", "mxnet/train.py", "torch/train.py"])
+def test_ranks_that_are_not_equally_fast_end_together_with_the_shares_that_are_suggested():
+    done = mpi(4, ROOT / "examples/numpy/unequal.py", "--row", 0.0005, "--steps", 4)
+    found = re.findall(r"^(equal|suggested) shares ([\d.:]+): a step takes ([\d.]+) ms", done.ranks[0].out, re.MULTILINE)
+    assert done.status == 0 and [phase for phase, _, _ in found] == ["equal", "suggested"], f"{done}"
+    # 3:3:3:1 where nothing else runs on the machine.
+    shares = [float(share) for share in found[1][1].split(":")]
+    assert all(1.0 < share < 1.4 for share in shares[:3]) and 0.3 < shares[3] < 0.7, f"{done}"
+
+
+@pytest.mark.parametrize("name", ["numpy/logistic.py", "numpy/unequal.py", "mxnet/train.py", "torch/train.py"])
 def test_every_example_says_how_it_is_run(name):
     pytest.importorskip(name.split("/")[0])
     status, output = run([sys.executable, ROOT / "examples" / name, "--help"])

@@ -57,13 +57,13 @@ def test_states_are_saved_and_go_on(tmp_path):
     assert (step(net, trainer) == expected).all()
 
 
-@pytest.mark.parametrize("on_store", [True, False])
-def test_a_module_ends_where_mxnets_own_store_ends(on_store, monkeypatch):
+@pytest.mark.parametrize(("on_store", "work_load_list"), [(True, None), (False, None), (False, [3, 1])])
+def test_a_module_ends_where_mxnets_own_store_ends(on_store, work_load_list, monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", str(int(on_store)))
     results = []
     for kind in ("local", "ringpull_local"):
         data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
-        module = mx.mod.Module(mx.sym.SoftmaxOutput(data, name="softmax"), context=[mx.cpu(0), mx.cpu(1)])
+        module = mx.mod.Module(mx.sym.SoftmaxOutput(data, name="softmax"), context=[mx.cpu(0), mx.cpu(1)], work_load_list=work_load_list)
         batches = mx.io.NDArrayIter(np.arange(24.0).reshape(8, 3) / 24, np.arange(8) % 2, 4)
         module.fit(
             batches,

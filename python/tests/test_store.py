@@ -367,3 +367,24 @@ def test_optimizers_are_values():
     adam = ringpull.Adam(learning_rate=0.1, clip_gradient=5)
     assert pickle.loads(pickle.dumps(adam)) == adam
     assert "clip_gradient=5.0" in adam.spec() and threading.current_thread() is threading.main_thread()
+
+
+def test_a_batch_is_split_by_weights():
+    assert ringpull.split(10, [3, 3, 3, 1]) == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
+    parts = ringpull.split(np.arange(8), [1, 0, 3])
+    assert [part.tolist() for part in parts] == [[0, 1], [], [2, 3, 4, 5, 6, 7]]
+    for batch, weights in (3, [1, 1, 1, 1]), (3, [1, -1]), (3, []), (3, [0, 0]):
+        with pytest.raises(ringpull.ArgumentError):
+            ringpull.split(batch, weights)
+
+
+def test_what_is_pushed_is_weighted_and_a_wrong_list_is_an_error():
+    store = ringpull.create("local")
+    store.init("w", np.zeros(2, np.float32))
+    store.set_shares([7])
+    for weights in ([1, 1], [0], [-1], ["a"]):
+        with pytest.raises((ringpull.ArgumentError, ValueError)):
+            store.set_shares(weights)
+    value = np.ones(2, np.float32)
+    store.pushpull("w", value)
+    assert value.tolist() == [1, 1]

@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 
 use ringpull::Capability;
-use ringpull_base::{DType, Element, Tensor, with_element};
+use ringpull_base::{DType, Element, Error, Tensor, with_element};
 
 use crate::world::{Promise, World, promises};
 
@@ -25,6 +25,7 @@ pub(crate) const SYNC: &[Promise] = promises![
     every_length_sums,
     many_keys_of_many_sizes_in_one_step,
     nan_and_inf_pass_through,
+    values_are_weighted_by_their_workers_share,
     stats_count_pushes_and_pulls,
 ];
 
@@ -199,6 +200,40 @@ fn push_pull_leaves_the_value_and_fills_the_outputs(world: &World) {
     }
     assert_eq!(value.to_vec::<f32>().unwrap(), [world.mine() as f32; 3]);
     assert_eq!(world.pull_f32("apart", 3), [world.total() as f32; 3]);
+}
+
+fn values_are_weighted_by_their_workers_share(world: &World) {
+    // Worker 0 has half of what the others have, worker 1 that half too: the mean weight is 1.
+    let weights: Vec<f64> = (0..world.workers())
+        .map(|worker| match (worker, world.workers()) {
+            (0, 2..) => 0.5,
+            (1, _) => 1.5,
+            _ => 1.0,
+        })
+        .collect();
+    world.vector("weighted", 3);
+    world.init("counted", DType::I32, &[2], 0.0);
+    if let Err(error) = world.store.set_shares(&weights) {
+        assert!(matches!(error, Error::Unsupported { .. }) && world.store.kind().name() != "local", "{error}");
+        return;
+    }
+    let sum: f64 = weights.iter().enumerate().map(|(worker, weight)| (worker + 1) as f64 * weight).sum();
+    let own = || Tensor::full(DType::F32, &[3], (world.rank() + 1) as f64);
+    let (value, in_place, out) = (own(), own(), Tensor::zeros(DType::F32, &[3]));
+    world.store.push("weighted", from_ref(&value), 0).unwrap();
+    assert_eq!(world.pull_f32("weighted", 3), [sum as f32; 3]);
+    world.store.push_pull("weighted", from_ref(&in_place), from_ref(&in_place), 0).unwrap();
+    assert_eq!(world.see::<f32>(&in_place), [sum as f32; 3]);
+    world.store.push_pull("weighted", &[value.clone(), own()], from_ref(&out), 0).unwrap();
+    assert_eq!(world.see::<f32>(&out), [2.0 * sum as f32; 3]);
+    assert_eq!(value.to_vec::<f32>().unwrap(), [(world.rank() + 1) as f32; 3], "a value is not written");
+    let count = Tensor::full(DType::I32, &[2], world.mine());
+    world.store.push("counted", from_ref(&count), 0).unwrap();
+    assert_eq!(world.pull::<i32>("counted", &[2]), [world.total() as i32; 2], "integers are not weighted");
+    assert!(world.store.set_shares(&[1.0; 99]).is_err() && world.store.set_shares(&vec![-1.0; weights.len()]).is_err());
+    world.store.set_shares(&vec![2.0; weights.len()]).unwrap();
+    world.store.push("weighted", from_ref(&value), 0).unwrap();
+    assert_eq!(world.pull_f32("weighted", 3), [(1..=world.workers()).sum::<usize>() as f32; 3]);
 }
 
 fn a_pushed_tensor_may_be_written_again_at_once(world: &World) {

@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -94,7 +94,16 @@ impl Place {
 /// thread that calls stores.
 #[derive(Debug)]
 pub struct Wait {
-    counts: bool,
+    /// When it began, if it counts.
+    since: Option<Instant>,
+}
+
+/// Nanoseconds for which threads have waited, all together.
+static WAITED_NS: AtomicU64 = AtomicU64::new(0);
+
+/// For how long threads that call stores have waited since the process began, all together.
+pub fn waited() -> Duration {
+    Duration::from_nanos(WAITED_NS.load(Ordering::Relaxed))
 }
 
 /// How long a wait that may be interrupted lasts before it looks.
@@ -162,12 +171,13 @@ pub fn call() {
 pub fn wait() -> Wait {
     let begins =
         |caller: &OnceCell<Known>| caller.get().is_some_and(|known| !known.0.is_waiting.swap(true, Ordering::Relaxed));
-    Wait { counts: CALLER.try_with(begins).unwrap_or(false) }
+    Wait { since: CALLER.try_with(begins).unwrap_or(false).then(Instant::now) }
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        if self.counts {
+        if let Some(since) = self.since {
+            WAITED_NS.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
             let ends = |caller: &OnceCell<Known>| {
                 if let Some(known) = caller.get() {
                     known.0.is_waiting.store(false, Ordering::Relaxed);

@@ -15,7 +15,7 @@ use std::fmt;
 use crate::Key;
 use crate::named::named;
 
-pub use recorder::{clock_ns, flush, introduce, is_on, now_ns, record, set_clock, span, start};
+pub use recorder::{clock_ns, flush, introduce, is_on, now_ns, record, resume, set_clock, span, start, stop};
 
 named! {
     /// What a span of time was spent on.

@@ -83,6 +83,22 @@ pub fn start(file: Option<String>) {
     }
 }
 
+/// Records for `file` from now on, also after [`stop`]; whether it does: a process has one file.
+pub fn resume(file: &str) -> bool {
+    start(Some(file.to_owned()));
+    let is_this = recorder().is_some_and(|recorder| recorder.pattern == file);
+    if is_this {
+        ON.store(true, Ordering::Relaxed);
+    }
+    is_this
+}
+
+/// Writes what is recorded, and records nothing more.
+pub fn stop() {
+    ON.store(false, Ordering::Relaxed);
+    flush();
+}
+
 /// The recorder, where it is this process's own.
 fn recorder() -> Option<&'static Recorder> {
     RECORDER.get().filter(|recorder| recorder.process.is_here())

@@ -1,0 +1,169 @@
+"""What every front end has: the job, ranks, reductions, what is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _native
+from ..errors import KVStoreError
+from . import process_sets as sets
+from .exceptions import as_horovod_error
+from .process_sets import ProcessSet, add_process_set, get_process_sets, global_process_set, remove_process_set
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "barrier",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "get_process_sets",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "sycl_built",
+]
+
+#: Reductions.
+Average, Sum, Adasum, Min, Max, Product = range(6)
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Joins the job. Nothing if that was done.
+
+    ``comm`` is a list of ranks or a communicator of mpi4py, if not all ranks take part; ``process_sets`` a list of
+    :class:`ProcessSet`, of lists of ranks or of communicators, or ``"dynamic"``: sets may be added later in any case.
+    """
+    sets.begin(comm, process_sets)
+
+
+def shutdown() -> None:
+    """Ends the use of Horovod's functions until the next ``init``. The process leaves its job when it ends."""
+    sets.end()
+
+
+def is_initialized() -> bool:
+    """Whether ``init`` was called, and ``shutdown`` was not since."""
+    return sets.global_process_set._comm is not None
+
+
+def rank() -> int:
+    """This process's rank, from 0."""
+    return int(sets.job().rank)
+
+
+def size() -> int:
+    """The number of processes."""
+    return int(sets.job().size)
+
+
+def local_rank() -> int:
+    """This process's rank among those of its host."""
+    return int(sets.job().local_rank)
+
+
+def local_size() -> int:
+    """The number of processes on this host."""
+    return int(sets.job().local_size)
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have a process of this local rank."""
+    return int(sets.job().cross_rank)
+
+
+def cross_size() -> int:
+    """The number of such hosts."""
+    return int(sets.job().cross_size)
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has as many processes."""
+    job = sets.job()
+    return int(job.local_size) * int(job.cross_size) == int(job.size)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every process of the set has called it."""
+    try:
+        process_set.comm().barrier()
+    except KVStoreError as error:
+        raise as_horovod_error(error) from None
+
+
+def join(device: int = -1) -> int:
+    """To be called by a process that has no data left: until every process has joined it adds zeros to what the others reduce.
+
+    Returns the rank that joined last. ``device`` is accepted for Horovod's sake.
+    """
+    try:
+        return int(sets.job().join())
+    except KVStoreError as error:
+        raise as_horovod_error(error) from None
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Records from now on what this rank does when, as ``RINGPULL_TIMELINE=file_path`` does from the start: each rank has its own file.
+
+    ``mark_cycles`` is accepted for Horovod's sake: there are none. A process has one file.
+    """
+    if not _native.start_timeline(file_path, rank(), size()):
+        raise ValueError(f"start_timeline({file_path!r}): this process records another file\n  hint: give the same file each time")
+
+
+def stop_timeline() -> None:
+    """Writes what was recorded, and records no more until :func:`start_timeline`."""
+    _native.stop_timeline()
+
+
+def mpi_built() -> bool:
+    """Whether this build has MPI."""
+    return "dist_sync_mpi" in _native.KINDS
+
+
+def mpi_enabled() -> bool:
+    """Whether messages go over MPI."""
+    return mpi_built()
+
+
+def mpi_threads_supported() -> bool:
+    """Whether a program that calls MPI itself, as with mpi4py, may do so beside us: it is asked for when MPI begins."""
+    sets.job()
+    return True
+
+
+def _not_here() -> bool:
+    return False
+
+
+def nccl_built() -> int:
+    """0: a number of version where Horovod is built with NCCL. GPUs are used through :func:`ringpull.create`."""
+    return 0
+
+
+gloo_built = gloo_enabled = ddl_built = ccl_built = cuda_built = rocm_built = sycl_built = _not_here

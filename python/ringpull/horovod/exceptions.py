@@ -1,0 +1,43 @@
+"""Horovod's classes of errors, with our content."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from ..errors import KVStoreError
+
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitializedError", "as_horovod_error"]
+
+
+class HorovodInternalError(RuntimeError):
+    """An operation failed on some rank; what it says and has is as of :class:`ringpull.KVStoreError`."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Raised by elastic jobs only, which are not here: for scripts that name it."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__()
+        self.skip_sync = skip_sync
+
+
+class NotInitializedError(ValueError):
+    """A call before ``init()``."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} before init()\n  hint: call hvd.init() first")
+
+
+_classes: dict[type[KVStoreError], type[Any]] = {}
+
+
+def as_horovod_error(error: KVStoreError) -> KVStoreError:
+    """The same error, which ``except HorovodInternalError`` catches too."""
+    kind = type(error)
+    if issubclass(kind, HorovodInternalError):
+        return error
+    if kind not in _classes:
+        _classes[kind] = type(kind.__name__, (kind, HorovodInternalError), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+    raised = cast("KVStoreError", _classes[kind](*error.args))
+    raised.__dict__.update(error.__dict__)
+    return raised

@@ -1,0 +1,151 @@
+"""Callbacks for ``model.fit``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy
+
+from ..basics import Average, rank, size
+from ..process_sets import ProcessSet, global_process_set
+from .reducing import reduced
+
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "broadcast_variables",
+]
+
+
+def _rate_of(model: Any) -> float:
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
+    """Makes variables of Keras those of ``root_rank``."""
+    comm, ranks = process_set.comm(), process_set.ranks or []
+    arrays = [numpy.array(keras.ops.convert_to_numpy(variable), order="C") for variable in variables]
+    handles = [comm.broadcast(array, ranks.index(root_rank), out=array) for array in arrays]
+    for variable, array, handle in zip(variables, arrays, handles):
+        handle.wait()
+        if rank() != root_rank:
+            variable.assign(array)
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """The model's and the optimizer's variables begin as those of ``root_rank``: when training begins, and those that it makes after its first batch."""
+
+    def __init__(self, root_rank: int, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self._root = root_rank
+        self._process_set = process_set
+        self._is_done = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcasts what there is."""
+        self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcasts all, once."""
+        if not self._is_done:
+            self._broadcast()
+            self._is_done = True
+
+    def _broadcast(self) -> None:
+        model: Any = self.model
+        optimizer = [] if model.optimizer is None else list(model.optimizer.variables)
+        broadcast_variables([*model.variables, *optimizer], self._root, self._process_set)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Metrics of an epoch are averages over the ranks, for the callbacks that follow this one."""
+
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self._process_set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Averages what the epoch has measured."""
+        names = sorted(logs or ())
+        if names:
+            values = numpy.array([float(logs[name]) for name in names])
+            (means,) = reduced([values], None, Average, self._process_set)
+            logs.update(zip(names, means.tolist()))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """The learning rate is ``initial_lr`` times ``multiplier``, a number or a function of the epoch, from ``start_epoch`` until ``end_epoch``.
+
+    Without ``staircase`` the epoch is a fraction, and the rate changes with each batch. ``momentum_correction`` is accepted for Horovod's
+    sake: a compiled step of Keras 3 does not change its momentum.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[Any], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._initial = initial_lr
+        self._multiplier = multiplier if callable(multiplier) else lambda _epoch: multiplier
+        self._start, self._end = start_epoch, end_epoch
+        self._is_staircase = staircase or not callable(multiplier)
+        self._steps = steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds out how many steps an epoch has."""
+        self._steps = self._steps or self.params.get("steps")
+        if not self._is_staircase and not self._steps:
+            raise ValueError("the number of steps in an epoch is not known\n  hint: give steps_per_epoch")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Sets the rate of the epoch."""
+        self._epoch = epoch
+        if self._is_staircase:
+            self._set(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the rate of the batch."""
+        if not self._is_staircase:
+            self._set(self._epoch + batch / (self._steps or 1))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Lets the metrics have the rate."""
+        if logs is not None:
+            logs["lr"] = _rate_of(self.model)
+
+    def _set(self, epoch: float) -> None:
+        if self._start <= self._epoch and (self._end is None or self._epoch < self._end):
+            model: Any = self.model
+            model.optimizer.learning_rate = self._initial * self._multiplier(epoch)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """The learning rate grows over ``warmup_epochs`` from ``initial_lr`` over the number of ranks to ``initial_lr``."""
+
+    def __init__(
+        self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True, steps_per_epoch: int | None = None, verbose: int = 0
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # So that the last batch of the last epoch has the whole rate.
+            reached = min((epoch + 1 / (self._steps or 1)) / warmup_epochs, 1.0)
+            return (1 + reached * (size() - 1)) / size()
+
+        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        self._warmup, self._verbose = warmup_epochs, verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Says when the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if epoch == self._warmup - 1 and self._verbose:
+            print(f"\nEpoch {epoch + 1}: the warm-up ends with the learning rate {_rate_of(self.model):g}.")

@@ -1,0 +1,86 @@
+"""Operations under way, whatever the framework: names, handles and errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import KVStoreError
+from .basics import Adasum, Average, Max, Min, Product, Sum
+from .exceptions import as_horovod_error
+from .process_sets import ProcessSet
+
+__all__ = ["OPS", "Operation", "begin", "op_of"]
+
+#: What a communicator calls a reduction.
+OPS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
+
+
+def op_of(op: int | None, average: bool | None) -> int:
+    """The reduction that ``op``, or ``average`` of Horovod before 0.19, asks for."""
+    if op is not None and average is not None:
+        raise ValueError("both op and average are given\n  hint: give op alone")
+    if op is None:
+        return Average if average is None or average else Sum
+    if op not in (*OPS, Adasum):
+        raise ValueError(f"op={op!r}\n  hint: give hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product or hvd.Adasum")
+    return op
+
+
+_numbers = itertools.count()
+
+#: Names of operations that nobody has waited for yet.
+_names: dict[tuple[int, str], Operation] = {}
+
+
+class Operation:
+    """An operation under way: what ``synchronize`` and ``poll`` take."""
+
+    def __init__(self, handles: list[Any], result: Callable[[list[Any]], Any], name: tuple[int, str] | None) -> None:
+        self._handles = handles
+        self._result = result
+        self._name = name
+        self.number = next(_numbers)
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        done = all(handle.done() for handle in self._handles)
+        if done:
+            self._forget()
+        return done
+
+    def wait(self) -> Any:
+        """The result, when it is there."""
+        try:
+            results = [handle.wait() for handle in self._handles]
+        except KVStoreError as error:
+            raise as_horovod_error(error) from None
+        finally:
+            self._forget()
+        return self._result(results)
+
+    def _forget(self) -> None:
+        if self._name is not None and _names.get(self._name) is self:
+            del _names[self._name]
+
+
+def begin(
+    kind: str, name: str | None, process_set: ProcessSet, call: Callable[[Any, str | None], list[Any]], result: Callable[[list[Any]], Any]
+) -> Operation:
+    """Calls ``call`` with the set's communicator and the operation's name there, for handles whose results make the result.
+
+    A name that is under way is an error, as which of the two another rank means could not be known.
+    """
+    comm = process_set.comm()
+    known = None if name is None else f"{kind}.{name}"
+    key = None if known is None else (process_set.process_set_id or 0, known)
+    if key is not None and key in _names:
+        raise ValueError(f"{kind} of name {name!r} is under way already\n  hint: synchronize its handle first, or give another name")
+    try:
+        operation = Operation(call(comm, known), result, key)
+    except KVStoreError as error:
+        raise as_horovod_error(error) from None
+    if key is not None:
+        _names[key] = operation
+    return operation

@@ -1,0 +1,206 @@
+"""The job and its process sets: who takes part in an operation."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+import ringpull
+
+from ..errors import KVStoreError
+from . import variables
+from .exceptions import HorovodInternalError, NotInitializedError, as_horovod_error
+
+__all__ = ["ProcessSet", "add_process_set", "get_process_sets", "global_process_set", "remove_process_set"]
+
+
+class ProcessSet:
+    """Some of the job's processes, given by their ranks or as a communicator of mpi4py.
+
+    ``init(process_sets=[...])`` or :func:`add_process_set` makes it known; until then it cannot be used.
+    """
+
+    #: Its number; None while it is not known.
+    process_set_id: int | None = None
+    #: The ranks of its processes, ascending; None while they are not known.
+    ranks: list[int] | None = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        #: Over its processes; None on others.
+        self._comm: Any = None
+        if hasattr(ranks_or_comm, "Get_group"):
+            self.mpi_comm = ranks_or_comm
+        else:
+            self.ranks = sorted({int(rank) for rank in ranks_or_comm})
+
+    def size(self) -> int:
+        """How many processes it has."""
+        return len(self._known())
+
+    def rank(self) -> int:
+        """This process's rank in it."""
+        ranks, own = self._known(), job().rank
+        if own not in ranks:
+            raise ValueError(f"rank {own} has no rank in {self}\n  hint: ask included() first")
+        return ranks.index(own)
+
+    def included(self) -> bool:
+        """Whether this process is in it."""
+        return job().rank in self._known()
+
+    def comm(self) -> Any:
+        """The communicator over its processes, of which this is one."""
+        self._known()
+        if self._comm is None:
+            raise HorovodInternalError(
+                f"rank {job().rank} called an operation of {self}, which it is not in\n  hint: call it where process_set.included()"
+            )
+        return self._comm
+
+    def _known(self) -> list[int]:
+        job()
+        if self.process_set_id is None or self.ranks is None:
+            raise ValueError(f"{self} is not known\n  hint: give it to hvd.init(process_sets=...), or call hvd.add_process_set")
+        return self.ranks
+
+    def _resolve(self) -> list[int]:
+        """Its ranks, where it is given by a communicator of mpi4py."""
+        if self.mpi_comm is not None:
+            from mpi4py import MPI
+
+            group = self.mpi_comm.Get_group()
+            self.ranks = sorted(group.Translate_ranks(list(range(group.size)), MPI.COMM_WORLD.Get_group()))
+        assert self.ranks is not None
+        return self.ranks
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+
+#: All processes of the job.
+global_process_set = ProcessSet([])
+global_process_set.ranks = None
+
+_sets: dict[int, ProcessSet] = {}
+
+
+def job() -> Any:
+    """The communicator over all processes; an error before ``init``."""
+    if global_process_set._comm is None:
+        raise NotInitializedError("a call of Horovod's")
+    return global_process_set._comm
+
+
+def begin(comm: Any = None, process_sets: Any = None) -> None:
+    """Joins the job, and makes process sets known. Nothing if that was done."""
+    if global_process_set._comm is not None:
+        return
+    variables.translate()
+    try:
+        whole: Any = ringpull.communicator()
+        if comm is not None:
+            ranks = ProcessSet(comm)._resolve()
+            whole = whole if ranks == list(range(whole.size)) else whole.split(ranks)
+            if whole is None:
+                raise ValueError(f"init(comm={ranks}) on a rank that is not among them\n  hint: call it on these ranks alone with a communicator of their own")
+    except KVStoreError as error:
+        raise as_horovod_error(error) from None
+    global_process_set._comm = whole
+    global_process_set.ranks = list(range(whole.size))
+    global_process_set.process_set_id = 0
+    _sets[0] = global_process_set
+    given = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+        raise ValueError(f"process_sets={process_sets!r}\n  hint: give 'dynamic', or a list of process sets")
+    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in given]
+    if any(one.mpi_comm is not None for one in sets):
+        # These may differ between ranks, and every rank has to know all.
+        mine = [one._resolve() for one in sets]
+        everybodys = gather_objects(whole, mine)
+        for at, one in enumerate(sets):
+            for group in sorted({tuple(lists[at]) for lists in everybodys}):
+                _add(one if list(group) == one.ranks else ProcessSet(group))
+    else:
+        for one in sets:
+            _add(one)
+
+
+def end() -> None:
+    """Forgets the process sets. The job goes on: MPI can be begun once in a process."""
+    for one in _sets.values():
+        one.process_set_id = one._comm = None
+    _sets.clear()
+
+
+def _add(process_set: ProcessSet) -> bool:
+    """Makes a set known unless there is one of the same ranks, whose it then shares; whether it was new."""
+    ranks = process_set._resolve()
+    whole = job()
+    if not ranks or not 0 <= ranks[0] <= ranks[-1] < whole.size:
+        raise ValueError(f"{process_set}: the job has ranks 0 to {whole.size - 1}")
+    for one in _sets.values():
+        if one.ranks == ranks:
+            process_set.process_set_id, process_set._comm = one.process_set_id, one._comm
+            return False
+    try:
+        process_set._comm = whole.split(ranks)
+    except KVStoreError as error:
+        raise as_horovod_error(error) from None
+    process_set.process_set_id = max(_sets) + 1
+    _sets[process_set.process_set_id] = process_set
+    return True
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Makes a process set known while the program runs. Collective: every process must add the same sets in the same order."""
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if not _add(made):
+        raise ValueError(f"there is a process set of ranks {made.ranks} already: number {made.process_set_id}")
+    return made
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forgets a process set; whether it was known and not that of all processes. Collective."""
+    number = process_set.process_set_id
+    if number is None or number == 0 or number not in _sets:
+        return False
+    job().barrier()
+    del _sets[number]
+    process_set.process_set_id = process_set._comm = None
+    return True
+
+
+def get_process_sets() -> dict[int, list[int]]:
+    """The known process sets: their numbers and ranks."""
+    job()
+    return {number: list(one.ranks or ()) for number, one in _sets.items()}
+
+
+def gather_objects(comm: Any, value: Any, name: str | None = None) -> list[Any]:
+    """Every rank's object, in the order of the ranks."""
+    packed = numpy.frombuffer(pickle.dumps(value), numpy.uint8)
+    try:
+        lengths = numpy.asarray(comm.allgather(numpy.array([len(packed)], numpy.int64), name=name and f"{name}.lengths").wait())
+        joined = numpy.asarray(comm.allgather(packed, name=name).wait()).tobytes()
+    except KVStoreError as error:
+        raise as_horovod_error(error) from None
+    ends = numpy.cumsum(lengths).tolist()
+    return [pickle.loads(joined[stop - length : stop]) for stop, length in zip(ends, lengths.tolist())]
+
+
+def broadcast_object(comm: Any, value: Any, root: int, name: str | None = None) -> Any:
+    """The object of the rank `root` of `comm`."""
+    is_root = comm.rank == root
+    packed = numpy.frombuffer(pickle.dumps(value), numpy.uint8) if is_root else numpy.empty(0, numpy.uint8)
+    try:
+        length = numpy.asarray(comm.broadcast(numpy.array([len(packed)], numpy.int64), root, name=name and f"{name}.length").wait())
+        if not is_root:
+            packed = numpy.empty(int(length[0]), numpy.uint8)
+        got = comm.broadcast(packed, root, name=name).wait()
+    except KVStoreError as error:
+        raise as_horovod_error(error) from None
+    return value if is_root else pickle.loads(numpy.asarray(got).tobytes())

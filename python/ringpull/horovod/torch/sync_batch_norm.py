@@ -1,0 +1,50 @@
+"""Batch normalisation over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..basics import Sum, size
+from .mpi_ops import allreduce
+
+__all__ = ["SyncBatchNorm"]
+
+
+class SyncBatchNorm(_BatchNorm):
+    """As ``torch.nn.BatchNorm1d`` to ``3d``, with the mean and the variance of all ranks' batches, which may differ in length."""
+
+    def _check_input_dim(self, values: torch.Tensor) -> None:
+        if values.dim() < 2:
+            raise ValueError(f"SyncBatchNorm of {values.dim()} dimensions\n  hint: give 2 or more")
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """The values, normalised."""
+        self._check_input_dim(values)
+        uses_batch = self.training or not self.track_running_stats
+        if not uses_batch or size() == 1:
+            return super().forward(values)
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        channels = values.shape[1]
+        # What is summed must be long enough for the sum: the sums of halves are made in floats.
+        wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+        others = [at for at in range(values.dim()) if at != 1]
+        count = torch.full((1,), values.numel() / channels, dtype=wide.dtype, device=values.device)
+        total = allreduce(torch.cat([wide.sum(others), count]), op=Sum)
+        mean, count = total[:-1] / total[-1], total[-1].detach()
+        shape = [1, channels] + [1] * (values.dim() - 2)
+        apart = wide - mean.reshape(shape)
+        variance = allreduce((apart * apart).sum(others), op=Sum) / count
+        if self.training and self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                of_new = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked or 1)
+                unbiased = variance * (count / (count - 1).clamp(min=1))
+                self.running_mean.mul_(1 - of_new).add_(mean.to(self.running_mean.dtype), alpha=of_new)
+                self.running_var.mul_(1 - of_new).add_(unbiased.to(self.running_var.dtype), alpha=of_new)
+        result = apart * torch.rsqrt(variance + self.eps).reshape(shape)
+        if self.affine:
+            result = result * self.weight.reshape(shape) + self.bias.reshape(shape)
+        return result.to(values.dtype)

@@ -1,0 +1,31 @@
+"""Workers that are not equally fast: each one's part of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import _native
+
+__all__ = ["split", "suggest_shares"]
+
+
+def split(batch: Any, work_load_list: Sequence[float]) -> list[Any]:
+    """The parts of a batch for each worker, by weights such as ``[3, 3, 3, 1]``: MXNet's ``work_load_list``.
+
+    ``batch`` is a length, whose parts are slices, or anything that has a length and can be sliced. Parts are as near to the weights as whole
+    rows can be. A worker whose weight is not 0 gets one row at least, or it is an error.
+    """
+    weights = [float(weight) for weight in work_load_list]
+    slices = [slice(*bounds) for bounds in _native.split(batch if isinstance(batch, int) else len(batch), weights)]
+    return slices if isinstance(batch, int) else [batch[part] for part in slices]
+
+
+def suggest_shares() -> list[float]:
+    """Shares of a batch, for :func:`split` and ``set_shares``, with which all ranks of the MPI job would compute for the same time.
+
+    By how long each has computed since its first push, or since it last set shares or asked: whatever it has not waited for in a call of a
+    store counts. Call it after some steps, of which all ranks have made as many. They add up to the number of ranks, and are the same on each.
+    Collective; blocks.
+    """
+    return _native.suggest_shares()

@@ -1,0 +1,35 @@
+//! Which shares of a batch let all ranks of a job end together: see [`ringpull_base::shares`].
+
+use ringpull_base::{DType, Result, Tensor, shares};
+
+use crate::{CallOptions, communicator};
+
+/// Shares of a batch, as weights for [`split`](crate::split) and [`KvStore::set_shares`](crate::KvStore::set_shares),
+/// with which all ranks would compute for the same time: by how long each has computed since its first push,
+/// or since it last set shares or asked. They add up to the number of ranks, and are the same on each.
+///
+/// What a rank has not waited for in a call of a store counts as computed. Call it after some steps, which
+/// all ranks have made. Collective over the ranks of an MPI job; blocks.
+///
+/// ```no_run
+/// # fn main() -> ringpull::Result<()> {
+/// let store = ringpull::create("dist_sync_mpi")?;
+/// // ... some steps with equal parts ...
+/// let shares = ringpull::suggest_shares()?;
+/// let parts = ringpull::split(256, &shares)?;
+/// store.set_shares(&parts.iter().map(|part| part.len() as f64).collect::<Vec<_>>())?;
+/// let rows = parts[store.rank()].clone();
+/// # Ok(())
+/// # }
+/// ```
+pub fn suggest_shares() -> Result<Vec<f64>> {
+    let seconds = shares::computed_s();
+    let all = communicator()?;
+    let own = Tensor::zeros(DType::F64, &[1, 2]);
+    own.write().as_mut_slice::<f64>().copy_from_slice(&[shares::own(), seconds]);
+    let rows = vec![1; all.size()];
+    let gathered = all.allgather(&own, Some(&rows), &CallOptions::default())?.wait()?.to_vec::<f64>()?;
+    let (weights, times): (Vec<f64>, Vec<f64>) = gathered.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
+    shares::measure_anew();
+    Ok(shares::suggest(&weights, &times))
+}
