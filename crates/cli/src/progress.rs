@@ -45,14 +45,16 @@ impl Progress {
                 return;
             }
             if in_terminal {
-                let bar =
-                    ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_elapsed(begun.elapsed());
-                loop {
-                    draw(&bar, &lock(&of_thread));
-                    if !wait(TICK) {
-                        return bar.finish_and_clear();
-                    }
+                // Hidden until it has its state: each change is drawn.
+                let bar = ProgressBar::hidden().with_elapsed(begun.elapsed());
+                update(&bar, &lock(&of_thread));
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+                while wait(TICK) {
+                    update(&bar, &lock(&of_thread));
+                    bar.tick();
                 }
+                bar.finish_and_clear();
+                return;
             }
             loop {
                 eprintln!("{}", line(&lock(&of_thread), begun.elapsed()));
@@ -94,8 +96,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn draw(bar: &ProgressBar, state: &State) {
-    // Each change is drawn, so the style comes first.
+fn update(bar: &ProgressBar, state: &State) {
     let template = match state.parts {
         None => "{spinner} {elapsed}: {msg}",
         Some((0, _)) => "{bar:24} {pos} of {len}, {elapsed} so far: {msg}",
@@ -109,7 +110,6 @@ fn draw(bar: &ProgressBar, state: &State) {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
     }
-    bar.tick();
 }
 
 /// The state as one line.

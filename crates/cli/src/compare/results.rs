@@ -197,13 +197,13 @@ impl Row {
     }
 
     /// Bytes through the busiest host, and whether they were measured. Only workers' interfaces are measured,
-    /// so with dedicated servers the bytes are computed.
+    /// so with dedicated servers the bytes are computed. `None` if the workers share one machine.
     pub(crate) fn host_bytes(&self, own_hosts: bool) -> Option<(f64, bool)> {
         match self.record().and_then(|record| record.host_bytes) {
             Some(measured) if own_hosts && self.machines == self.record().map_or(0, |record| record.ranks) => {
                 Some((measured as f64, true))
             }
-            _ => self.computed_host_bytes.map(|bytes| (bytes, false)),
+            _ => self.computed_host_bytes.filter(|_| own_hosts).map(|bytes| (bytes, false)),
         }
     }
 }

@@ -125,7 +125,7 @@ mod tests {
         assert_eq!((rows[2].machines, rows[2].per_machine_s(4)), (6, Some(1.5 * step)));
         assert_eq!(stolen(&rows), Some(0.0625));
         assert_eq!(rows[0].host_bytes(true), Some((6100.0, true)));
-        assert_eq!(rows[0].host_bytes(false), Some((6000.0, false)));
+        assert_eq!(rows[0].host_bytes(false), None);
         assert_eq!(rows[2].host_bytes(true), Some((8000.0, false)), "a dedicated server's interface is not a worker's");
     }
 }

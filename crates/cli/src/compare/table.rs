@@ -92,7 +92,10 @@ fn below(results: &Comparison) -> Vec<String> {
             format_seconds(bound)
         ));
     }
-    let is_measured = results.rows.iter().any(|row| row.host_bytes(setup.own_hosts).is_some_and(|(_, it)| it));
+    if !setup.own_hosts {
+        return lines;
+    }
+    let is_measured = results.rows.iter().any(|row| row.host_bytes(true).is_some_and(|(_, it)| it));
     let source = if is_measured { "by its interface, * computed" } else { "* computed" };
     let charged = if results.any_needs_more() { "charged: time x machines / workers. " } else { "" };
     lines.push(format!("{charged}busiest host: bytes in its busier direction, {source}."));
