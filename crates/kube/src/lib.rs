@@ -2,7 +2,7 @@
 //!
 //! - [`options`]: the description of a job, and which kinds of job use which option; [`specification`]: the
 //!   same from the dictionary that Kubeflow pipelines pass; [`quantity`]: amounts of processor and memory;
-//!   `command`: what the job's command says;
+//!   `command`: what the words of a command say; `suitability`: whether a command suits its kind of job;
 //! - `jobs`: the objects of each kind of job; `pod`: their pods; [`patch`]: what users merge into them;
 //! - [`schema`]: the fields that objects may have; [`security`]: what Pod Security allows;
 //! - [`lint`]: what will go wrong with a job; [`convert`]: a job of another kind.
@@ -21,6 +21,7 @@ pub mod quantity;
 pub mod schema;
 pub mod security;
 pub mod specification;
+mod suitability;
 
 use serde_json::Value;
 

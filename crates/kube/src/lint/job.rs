@@ -11,12 +11,12 @@ pub(super) struct Job<'a> {
     pub(super) kind: &'a str,
     pub(super) object: Node<'a>,
     pub(super) spec: Node<'a>,
-    pub(super) roles: Vec<(String, Role<'a>)>,
+    pub(super) roles: Vec<(String, RoleView<'a>)>,
 }
 
 /// A role, with the container that the operator works on.
 #[derive(Debug, Clone)]
-pub(super) struct Role<'a> {
+pub(super) struct RoleView<'a> {
     /// Where its number and its restart policy are.
     pub(super) replica: Node<'a>,
     pub(super) template: Node<'a>,
@@ -29,8 +29,8 @@ pub(super) struct Role<'a> {
 pub(super) struct Mpi<'a> {
     pub(super) spec: Node<'a>,
     pub(super) is_runtime: bool,
-    pub(super) launcher: Role<'a>,
-    pub(super) worker: Role<'a>,
+    pub(super) launcher: RoleView<'a>,
+    pub(super) worker: RoleView<'a>,
     pub(super) slots: Node<'a>,
     /// The folder of the key.
     pub(super) key: Node<'a>,
@@ -86,10 +86,12 @@ impl<'a> Job<'a> {
     pub(super) fn of(object: &Node<'a>) -> Self {
         let spec = object.get("spec");
         let kind = object.get("kind").text().unwrap_or("");
-        let of_replicas = |field: &str, container: Option<&str>| -> Vec<(String, Role<'a>)> {
+        let of_replicas = |field: &str, container: Option<&str>| -> Vec<(String, RoleView<'a>)> {
             let roles = spec.get(field).fields().into_iter();
             roles
-                .map(|(name, replica)| (name.to_owned(), Role::of(replica.clone(), replica.get("template"), container)))
+                .map(|(name, replica)| {
+                    (name.to_owned(), RoleView::of(replica.clone(), replica.get("template"), container))
+                })
                 .collect()
         };
         let roles = match kind {
@@ -102,7 +104,7 @@ impl<'a> Job<'a> {
                 let role = |job: Node<'a>| {
                     let name = job.get("name").text().unwrap_or("").to_owned();
                     let container = if ["node", "launcher"].contains(&name.as_str()) { Some("node") } else { None };
-                    (name, Role::of(job.clone(), job.down("template.spec.template"), container))
+                    (name, RoleView::of(job.clone(), job.down("template.spec.template"), container))
                 };
                 jobs.map(role).collect()
             }
@@ -110,7 +112,7 @@ impl<'a> Job<'a> {
         Job { kind, object: object.clone(), spec, roles }
     }
 
-    fn role(&self, name: &str) -> Option<&Role<'a>> {
+    fn role(&self, name: &str) -> Option<&RoleView<'a>> {
         self.roles.iter().find(|(other, _)| other == name).map(|(_, role)| role)
     }
 }
@@ -121,7 +123,7 @@ impl<'a> Mpi<'a> {
         let spec = job.spec.clone();
         let absent = |path: &str| {
             let node = spec.down(path);
-            Role::of(node.clone(), node.get("template"), None)
+            RoleView::of(node.clone(), node.get("template"), None)
         };
         if job.kind == "MPIJob" {
             let role =
@@ -186,7 +188,7 @@ impl<'a> Mpi<'a> {
     }
 
     /// The roles that are there, with their names.
-    pub(super) fn roles(&self) -> Vec<(&'static str, &Role<'a>)> {
+    pub(super) fn roles(&self) -> Vec<(&'static str, &RoleView<'a>)> {
         let both = [("launcher", &self.launcher), ("worker", &self.worker)];
         both.into_iter().filter(|(_, role)| role.template.is_there()).collect()
     }
@@ -196,19 +198,19 @@ impl<'a> Mpi<'a> {
     }
 
     /// The user of a role: what the pod says, or root if the key is in root's folder. Else the image decides.
-    pub(super) fn user(&self, role: &Role) -> Option<i64> {
+    pub(super) fn user(&self, role: &RoleView) -> Option<i64> {
         role.user().or_else(|| (self.key_folder() == "/root/.ssh").then_some(0))
     }
 }
 
-impl<'a> Role<'a> {
+impl<'a> RoleView<'a> {
     fn of(replica: Node<'a>, template: Node<'a>, container: Option<&str>) -> Self {
         let pod = template.get("spec");
         let all = pod.get("containers").items();
         let named = all.iter().find(|it| container.is_none_or(|name| it.get("name").text() == Some(name)));
         let nowhere = || Node { value: &Value::Null, path: format!("{}.containers[0]", pod.path) };
         let container = named.or_else(|| all.first()).cloned().unwrap_or_else(nowhere);
-        Role { replica, template, pod, container }
+        RoleView { replica, template, pod, container }
     }
 
     /// The user that the container is to run as, if the pod says so.

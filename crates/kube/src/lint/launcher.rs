@@ -2,7 +2,7 @@
 //! their hosts are ready.
 
 use super::Findings;
-use super::job::{Mpi, Role};
+use super::job::{Mpi, RoleView};
 use crate::command::is_mpirun;
 
 /// Variables that the operator sets itself, after the user's.
@@ -28,7 +28,7 @@ pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
 }
 
 /// `mpirun` and the words after it, if the launcher runs it.
-fn mpirun(role: &Role) -> Option<Vec<String>> {
+fn mpirun(role: &RoleView) -> Option<Vec<String>> {
     let words = role.words();
     let at = words.iter().position(|word| is_mpirun(word))?;
     Some(words[at..].to_vec())

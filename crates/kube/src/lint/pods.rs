@@ -1,7 +1,7 @@
 //! The pods' devices, shared memory, volumes and images, and the proxy of a mesh.
 
 use super::Findings;
-use super::job::{Job, Mpi, Role};
+use super::job::{Job, Mpi, RoleView};
 use super::node::Node;
 use crate::options::PodSecurity;
 use crate::security;
@@ -87,11 +87,11 @@ fn gpus(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn has_shm(role: &Role) -> bool {
+fn has_shm(role: &RoleView) -> bool {
     role.container.get("volumeMounts").items().iter().any(|mount| mount.get("mountPath").text() == Some("/dev/shm"))
 }
 
-fn devices(role: &Role, findings: &mut Findings) {
+fn devices(role: &RoleView, findings: &mut Findings) {
     let resources = role.container.get("resources");
     let is_device = |name: &str| name.contains('/') && !name.starts_with("kubernetes.io/");
     for (name, limit) in resources.get("limits").fields().into_iter().filter(|(name, _)| is_device(name)) {
@@ -121,7 +121,7 @@ fn devices(role: &Role, findings: &mut Findings) {
     }
 }
 
-fn rdma(role: &Role, findings: &mut Findings) {
+fn rdma(role: &RoleView, findings: &mut Findings) {
     let limits = role.container.down("resources.limits");
     let device = limits.fields().into_iter().find(|(name, _)| name.starts_with("rdma/"));
     let added = role.container.down("securityContext.capabilities.add").words();
@@ -138,7 +138,7 @@ fn rdma(role: &Role, findings: &mut Findings) {
     }
 }
 
-fn proxy(name: &str, role: &Role, findings: &mut Findings) {
+fn proxy(name: &str, role: &RoleView, findings: &mut Findings) {
     let inject = "sidecar.istio.io/inject";
     let said = |field: &str| role.template.get("metadata").get(field).get(inject).text() == Some("false");
     if !said("annotations") && !said("labels") {
@@ -155,18 +155,18 @@ fn proxy(name: &str, role: &Role, findings: &mut Findings) {
 }
 
 /// Volumes of a claim, by the claim's name.
-fn claims<'a>(role: &Role<'a>) -> Vec<(&'a str, Node<'a>)> {
+fn claims<'a>(role: &RoleView<'a>) -> Vec<(&'a str, Node<'a>)> {
     let volumes = role.pod.get("volumes").items().into_iter();
     volumes.filter_map(|volume| Some((volume.down("persistentVolumeClaim.claimName").text()?, volume))).collect()
 }
 
-fn is_mounted(role: &Role, volume: &str) -> bool {
+fn is_mounted(role: &RoleView, volume: &str) -> bool {
     let containers = role.pod.get("containers").items().into_iter();
     let mut mounts = containers.flat_map(|container| container.get("volumeMounts").items());
     mounts.any(|mount| mount.get("name").text() == Some(volume))
 }
 
-fn volumes(role: &Role, findings: &mut Findings) {
+fn volumes(role: &RoleView, findings: &mut Findings) {
     let all = role.pod.get("volumes").items();
     let names: Vec<&str> = all.iter().filter_map(|volume| volume.get("name").text()).collect();
     for container in ["containers", "initContainers"].iter().flat_map(|list| role.pod.get(list).items()) {
@@ -230,7 +230,7 @@ fn volumes(role: &Role, findings: &mut Findings) {
 }
 
 /// The server expands `$(NAME)`, and nothing expands a shell's `$NAME`.
-fn shell_variables(role: &Role, findings: &mut Findings) {
+fn shell_variables(role: &RoleView, findings: &mut Findings) {
     for (name, at) in role.env() {
         let value = at.get("value").text().unwrap_or("");
         let is_name = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '{');
@@ -247,7 +247,7 @@ fn shell_variables(role: &Role, findings: &mut Findings) {
 }
 
 fn two_paths(job: &Mpi, findings: &mut Findings) {
-    let of = |role: &Role| -> Vec<(String, String)> {
+    let of = |role: &RoleView| -> Vec<(String, String)> {
         let mounts = claims(role).into_iter().filter_map(|(claim, volume)| {
             let mount = role.mount_of(volume.get("name").text()?)?;
             Some((claim.to_owned(), mount.get("mountPath").text()?.to_owned()))

@@ -2,7 +2,7 @@
 //! event, and nothing runs.
 
 use super::Findings;
-use super::job::{Job, Mpi, Role};
+use super::job::{Job, Mpi, RoleView};
 use super::node::Node;
 use crate::options::{LONGEST_LABEL, is_label};
 use crate::quantity::Quantity;
@@ -125,7 +125,7 @@ fn replicas(job: &Job, known: &[&str], container: &str, findings: &mut Findings)
 }
 
 /// Amounts of memory that can only be a mistake.
-fn resources(role: &Role, findings: &mut Findings) {
+fn resources(role: &RoleView, findings: &mut Findings) {
     for kind in ["limits", "requests"] {
         for (_, amount) in
             role.container.get("resources").get(kind).fields().iter().filter(|(name, _)| *name == "memory")
@@ -192,8 +192,8 @@ fn name(job: &Job, findings: &mut Findings) {
         }
         return;
     };
-    let pods = |role: &Role| role.replica.get("replicas").number().unwrap_or(1).saturating_sub(1).max(0);
-    let suffix = |(role, of): &(String, Role)| format!("-{}-{}", role.to_lowercase(), pods(of));
+    let pods = |role: &RoleView| role.replica.get("replicas").number().unwrap_or(1).saturating_sub(1).max(0);
+    let suffix = |(role, of): &(String, RoleView)| format!("-{}-{}", role.to_lowercase(), pods(of));
     let longest_suffix = match job.kind {
         "MPIJob" | "MXJob" | "TFJob" => job.roles.iter().map(suffix).max_by_key(String::len).unwrap_or_default(),
         "TrainJob" => "-launcher-0-0".to_owned(),
