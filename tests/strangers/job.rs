@@ -133,7 +133,7 @@ impl Job {
         }
         command
             .args(["--exact", "one_process_of_a_job", "--ignored", "--nocapture", "--test-threads=1"])
-            .envs([(CASE, kind), ("RINGPULL_SILENCE", SILENCE_S), ("RUST_BACKTRACE", "0")])
+            .envs([(CASE, kind), ("RINGPULL_SILENCE", SILENCE_S), ("RINGPULL_QUIET", "1"), ("RUST_BACKTRACE", "0")])
             .env(FILE, self.end_file())
     }
 

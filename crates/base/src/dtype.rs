@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(DType::F64.len_bytes(&[0, 7]), Ok(0));
         for shape in [&[1 << 32, 1 << 32][..], &[usize::MAX], &[1 << 61], &[1 << 62, 4]] {
             let error = DType::F32.len_bytes(shape).unwrap_err().to_string();
-            assert!(error.contains("addresses") && error.contains("hint:"), "{error}");
+            assert!(error.contains("more bytes than can be addressed") && error.contains("hint:"), "{error}");
         }
     }
 }

@@ -283,7 +283,7 @@ fn the_page_of_variables_has_each_with_its_default_and_meaning() {
     let mut page = String::from(
         "# Variables\n\n<!-- Made by `RENEW=1 cargo test -p ringpull-base pages`. -->\n\n\
          What processes read from their environment. An unset or empty variable has its default. A misspelt name\n\
-         of ours is warned about. The Kubernetes image has [three more](../../mpijob/README.md#the-image).\n",
+         of ours is warned about. The Kubernetes image has [three more](../../mpijob/README.md#the-images).\n",
     );
     for Variable { name, default, meaning } in VARIABLES {
         let default = if default.is_empty() { String::new() } else { format!("Default: {default}. ") };
