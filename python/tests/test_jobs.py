@@ -175,6 +175,18 @@ def test_a_store_of_one_process_in_one_of_several_is_warned_of_once(ranks, kind)
         assert done.status == 0 and [printed.text.count(words) for printed in done.ranks] == [1] + [0] * (ranks - 1), f"{done}"
 
 
+def test_a_job_reports_once_where_its_ranks_are_unless_it_is_quiet():
+    def first_lines(quiet):
+        code = "import ringpull, sys; [ringpull.create(sys.argv[1]) for _ in range(2)]"
+        jobs = [mpi(2, "-c", code, "dist_sync_mpi", RINGPULL_QUIET=quiet), launched(2, 1, "-c", code, "dist_sync", RINGPULL_QUIET=quiet)]
+        return [sorted(printed.text for printed in well(done).ranks) for done in jobs]
+
+    (nothing, of_mpi), of_servers = first_lines(0)
+    assert nothing == "" and re.fullmatch(r"ringpull: 2 ranks on 1 host, shared memory, \S.*\n", of_mpi), of_mpi
+    assert of_servers == ["", "ringpull: 2 workers and 1 server on 1 host\n"]
+    assert first_lines(1) == [["", ""]] * 2
+
+
 @pytest.mark.parametrize("more", [[], ["--jax"]])
 def test_the_example_of_plain_arrays_learns(more):
     if more:

@@ -104,7 +104,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Finds out how many steps an epoch has."""
-        self._steps = self._steps or self.params.get("steps")
+        params: Any = self.params
+        self._steps = self._steps or params.get("steps")
         if not self._is_staircase and not self._steps:
             raise ValueError("the number of steps in an epoch is not known\n  hint: give steps_per_epoch")
 

@@ -162,7 +162,7 @@ def DistributedOptimizer(
 def load_model(filepath: Any, custom_optimizers: Sequence[type[Any]] | None = None, custom_objects: dict[str, Any] | None = None, compression: Any = Compression.none) -> Any:
     """A model that ``model.save`` has written, whose optimizer is a :func:`DistributedOptimizer` with the states that were saved."""
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
-    model = keras.models.load_model(filepath, custom_objects=known)
+    model: Any = keras.models.load_model(filepath, custom_objects=known)
     optimizer = model.optimizer
     if optimizer is not None and not isinstance(optimizer, _Distributed):
         optimizer.__class__ = _distributed(type(optimizer))

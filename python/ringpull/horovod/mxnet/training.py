@@ -153,7 +153,8 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         # In the same order on every rank.
         if isinstance(params, Mapping):
             params = [params[key] for key in sorted(params)]
-        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+        no_store: Any = None
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=no_store)
         if _sums(process_set):
             self._scale *= gradient_predivide_factor / process_set.size()
 

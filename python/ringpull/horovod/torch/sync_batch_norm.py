@@ -16,12 +16,13 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(_BatchNorm):
     """As ``torch.nn.BatchNorm1d`` to ``3d``, with the mean and the variance of all ranks' batches, which may differ in length."""
 
-    def _check_input_dim(self, values: torch.Tensor) -> None:
-        if values.dim() < 2:
-            raise ValueError(f"SyncBatchNorm of {values.dim()} dimensions\n  hint: give 2 or more")
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"SyncBatchNorm of {input.dim()} dimensions\n  hint: give 2 or more")
 
-    def forward(self, values: torch.Tensor) -> Any:
+    def forward(self, input: torch.Tensor) -> Any:
         """The values, normalised."""
+        values = input
         self._check_input_dim(values)
         uses_batch = self.training or not self.track_running_stats
         if not uses_batch or size() == 1:
