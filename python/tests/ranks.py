@@ -96,13 +96,16 @@ def ended(command, deadline, more):
         env=environment(**more),
         start_new_session=True,
     )
-    try:
-        output, _ = process.communicate(timeout=deadline)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        return None, output
-    return process.returncode, output
+    # A launcher that gets SIGKILL leaves its ranks behind.
+    for number, patience in (None, deadline), (signal.SIGTERM, 5), (signal.SIGKILL, 5):
+        if number is not None:
+            os.killpg(process.pid, number)
+        try:
+            output, _ = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            continue
+        return process.returncode if number is None else None, output
+    return None, "its output is held open by another process"
 
 
 def run(command, deadline=DEADLINE, **more):
