@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from ranks import FOUR, HERE, ROOT, all_done, job, launch, launched, mpi, run
+from ranks import FOUR, HERE, ROOT, all_done, job, launch, launched, mpi, run, well
 
 
 @pytest.mark.parametrize("ranks", [1, 2, FOUR])
@@ -177,8 +177,11 @@ def test_a_store_of_one_process_in_one_of_several_is_warned_of_once(ranks, kind)
 
 def test_a_job_reports_once_where_its_ranks_are_unless_it_is_quiet():
     def first_lines(quiet):
-        code = "import ringpull, sys; [ringpull.create(sys.argv[1]) for _ in range(2)]"
-        jobs = [mpi(2, "-c", code, "dist_sync_mpi", RINGPULL_QUIET=quiet), launched(2, 1, "-c", code, "dist_sync", RINGPULL_QUIET=quiet)]
+        code = "import ringpull, sys; stores = [ringpull.create(kind) for kind in sys.argv[1:]]"
+        jobs = [
+            mpi(2, "-c", code, "dist_sync_mpi", "dist_sync_mpi", RINGPULL_QUIET=quiet),
+            launched(2, 1, "-c", code, "dist_sync", RINGPULL_QUIET=quiet),
+        ]
         return [sorted(printed.text for printed in well(done).ranks) for done in jobs]
 
     (nothing, of_mpi), of_servers = first_lines(0)
