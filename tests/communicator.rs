@@ -1,11 +1,12 @@
 //! Collectives of a communicator over ranks that are threads: what each gives, for every dtype and reduction,
 //! lengths that differ, process sets beside each other, and calls that do not fit together.
 
+mod ranks;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use ringpull::{CallOptions, Communicator, DType, Element, Error, Reduction, Tensor};
-use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::with_element;
 
@@ -16,25 +17,7 @@ fn on_ranks<T: Send>(size: usize, work: impl Fn(&Communicator) -> T + Sync) -> V
 }
 
 fn on_ranks_with<T: Send>(size: usize, config: &Config, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    let engines = Engine::in_process(size, config).unwrap();
-    std::thread::scope(|scope| {
-        let work = &work;
-        let threads = engines.into_iter().map(|engine| {
-            scope.spawn(move || {
-                let comm = Communicator::over(Arc::clone(&engine), config).unwrap();
-                let value = work(&comm);
-                drop(comm);
-                (value, engine)
-            })
-        });
-        let threads: Vec<_> = threads.collect();
-        let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        let (values, engines): (Vec<T>, Vec<Arc<Engine>>) = ends.into_iter().unzip();
-        for engine in engines {
-            scope.spawn(move || drop(engine));
-        }
-        values
-    })
+    ranks::on_engines(size, config, |engine| work(&Communicator::over(Arc::clone(engine), config).unwrap()))
 }
 
 fn plain() -> CallOptions {

@@ -9,18 +9,20 @@ use ringpull_base::Kind;
 use ringpull_base::config::Config;
 
 /// Runs `work` as each of `size` workers.
+#[allow(dead_code, reason = "not every target that has ranks has stores")]
 pub(crate) fn workers<T: Send>(size: usize, config: &Config, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {
+    on_engines(size, config, |engine| {
+        let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), config);
+        work(&store)
+    })
+}
+
+/// Runs `work` with the engine of each of `size` ranks. Engines end together, when all work is done.
+pub(crate) fn on_engines<T: Send>(size: usize, config: &Config, work: impl Fn(&Arc<Engine>) -> T + Sync) -> Vec<T> {
     let engines = Engine::in_process(size, config).unwrap();
     std::thread::scope(|scope| {
         let work = &work;
-        let threads = engines.into_iter().map(|engine| {
-            scope.spawn(move || {
-                let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(&engine))), config);
-                let value = work(&store);
-                drop(store);
-                (value, engine)
-            })
-        });
+        let threads = engines.into_iter().map(|engine| scope.spawn(move || (work(&engine), engine)));
         let threads: Vec<_> = threads.collect();
         let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         let (values, engines): (Vec<T>, Vec<Arc<Engine>>) = ends.into_iter().unzip();
