@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use ringpull_base::{Buffer, Error, Key, Result, Tensor, TensorMut};
-use ringpull_device::{Devices, Layout, Memory, Scratch, Slice, Work};
+use ringpull_device::{Devices, Layout, Memory, Scratch, Slice};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
@@ -95,11 +95,7 @@ impl DeviceSums {
 }
 
 fn copy_up(devices: &Devices, out: &TensorMut, bytes: &[u8], limit: Duration) -> Result<()> {
-    let array = devices.array(out.remote())?;
-    let staging = Slice::all(&Memory::pinned(devices.platform(), bytes.len())?).part(0..bytes.len());
-    staging.host_bytes_mut()?.copy_from_slice(bytes);
-    devices.platform().enqueue(array.stream(), &Work::copy(staging, array.slice().clone()))?;
-    array.stream().record()?.synchronize(limit)
+    devices.fill(devices.array(out.remote())?, bytes, limit)
 }
 
 impl Backend for DeviceSums {

@@ -1,18 +1,21 @@
 //! Jobs: real processes of this test's own binary, killed at a deadline, with the output of each by itself.
 
+use std::ffi::OsStr;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ringpull::{create, run_node};
+use ringpull::{KvStore, create, create_on, run_node};
 use ringpull_base::{Error, config};
-use ringpull_processes::{Processes, free_port, own_path};
+use ringpull_processes::{FakeGpus, Processes, free_port, own_path};
 
 use crate::world::{Promise, World};
 
 /// The variable with the description of a process of a job: kind, group of promises, folder.
 const CHILD: &str = "RINGPULL_CONTRACT_CHILD";
+/// The variable that says how many GPUs each worker has of its own.
+const OWN_GPUS: &str = "RINGPULL_CONTRACT_GPUS";
 /// How long a job may take. It takes a second or two on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -35,12 +38,29 @@ impl Job {
         self.run_with(&[("RINGPULL_SHARED_MEMORY", "0")])
     }
 
+    /// As [`run`](Self::run), on GPUs of the double, which must find nothing wrong.
+    pub(crate) fn run_on(&self, gpus: &FakeGpus, env: &[(&str, &str)]) -> Option<String> {
+        let envs = gpus.envs();
+        let mut all: Vec<(&str, &OsStr)> =
+            envs.iter().map(|(name, value)| (name.as_str(), value.as_os_str())).collect();
+        let count = self.kind_and_devices().1.unwrap_or(0).to_string();
+        all.push((OWN_GPUS, OsStr::new(&count)));
+        all.extend(env.iter().map(|(name, value)| (*name, OsStr::new(value))));
+        let hash = self.run_in(&all);
+        assert_eq!(gpus.findings(), "", "{}", self.name());
+        hash
+    }
+
     /// As [`run`](Self::run), with MPI given the memory of devices as it is: simulated ones have the host's.
     pub(crate) fn run_given_device_memory(&self) -> Option<String> {
         self.run_with(&[("RINGPULL_MPI_DEVICE_MEMORY", "1")])
     }
 
     fn run_with(&self, env: &[(&str, &str)]) -> Option<String> {
+        self.run_in(&env.iter().map(|(name, value)| (*name, OsStr::new(*value))).collect::<Vec<_>>())
+    }
+
+    fn run_in(&self, env: &[(&str, &OsStr)]) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let mut processes = Processes::new();
         self.start(&mut processes, folder.path(), env);
@@ -82,16 +102,17 @@ impl Job {
         self.kind_and_devices().0 == "dist_sync_mpi"
     }
 
-    fn start(&self, processes: &mut Processes, folder: &Path, env: &[(&str, &str)]) {
+    fn start(&self, processes: &mut Processes, folder: &Path, env: &[(&str, &OsStr)]) {
         match self.kind_and_devices().0 {
             "local" | "device" => {
-                processes.start("worker 0", &mut self.this_binary(Command::new(own_path()), folder));
+                let mut command = self.this_binary(Command::new(own_path()), folder);
+                processes.start("worker 0", command.envs(env.iter().copied()));
             }
             "dist_sync_mpi" => {
                 let command = processes.mpirun(self.workers, own_path());
                 processes.start("mpirun", self.this_binary(command, folder).envs(env.iter().copied()));
             }
-            _ => self.start_with_servers(processes, folder),
+            _ => self.start_with_servers(processes, folder, env),
         }
     }
 
@@ -108,11 +129,13 @@ impl Job {
     }
 
     /// A scheduler, two servers and the workers, on loopback.
-    fn start_with_servers(&self, processes: &mut Processes, folder: &Path) {
+    fn start_with_servers(&self, processes: &mut Processes, folder: &Path, env: &[(&str, &OsStr)]) {
         let port = free_port();
         for (role, count) in [("scheduler", 1), ("server", 2), ("worker", self.workers)] {
             for number in 0..count {
                 let mut command = self.this_binary(Command::new(own_path()), folder);
+                command.envs(env.iter().copied());
+                command.envs([("DMLC_WORKER_ID", number.to_string())]);
                 command.envs([("DMLC_ROLE", role), ("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_NUM_SERVER", "2")]);
                 command.env("DMLC_PS_ROOT_PORT", port.to_string()).env("DMLC_NUM_WORKER", self.workers.to_string());
                 processes.start(&format!("{role} {number}"), &mut command);
@@ -130,6 +153,15 @@ fn named(count: usize) -> String {
     }
 }
 
+/// The store of a process, on GPUs of its own if it is to have some.
+fn create_store(kind: &str) -> ringpull_base::Result<KvStore> {
+    let Some(count) = config::text(OWN_GPUS).and_then(|count| count.parse::<usize>().ok()) else { return create(kind) };
+    let number = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "DMLC_WORKER_ID"].into_iter().find_map(config::text);
+    let first = number.and_then(|number| number.parse().ok()).unwrap_or(0) * count;
+    let gpus: Vec<String> = (first..first + count).map(|gpu| gpu.to_string()).collect();
+    create_on(kind, &ringpull_device::open(&format!("cuda:{}", gpus.join(",")))?)
+}
+
 /// What a process of a job does: all promises of its group in one store, then its hash.
 pub(crate) fn be_one_process(promises_of: fn(&str) -> Vec<Promise>) {
     let Some(task) = config::text(CHILD) else {
@@ -140,7 +172,7 @@ pub(crate) fn be_one_process(promises_of: fn(&str) -> Vec<Promise>) {
     if run_node().unwrap_or_else(|error| panic!("run_node: {error}")) {
         return;
     }
-    let store = match create(kind) {
+    let store = match create_store(kind) {
         Err(Error::KindUnavailable { reason, .. }) => return println!("contract skipped: {reason}"),
         outcome => outcome.unwrap_or_else(|error| panic!("create({kind:?}): {error}")),
     };

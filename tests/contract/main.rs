@@ -8,6 +8,7 @@
 mod compressed;
 mod devices;
 mod errors;
+mod gpus;
 mod job;
 mod optimizers;
 mod rows;

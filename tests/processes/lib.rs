@@ -8,9 +8,11 @@
 
 mod example;
 pub mod files;
+mod gpus;
 
 pub use example::example;
 pub use files::Written;
+pub use gpus::FakeGpus;
 
 use std::ffi::OsString;
 use std::fmt::{Display, Formatter};

@@ -142,10 +142,15 @@ impl Devices {
                 "give tensors of one shape and dtype",
             ));
         }
-        let staging = Slice::all(&Memory::pinned(&self.platform, from.bytes().len())?);
-        staging.host_bytes_mut()?.copy_from_slice(from.bytes());
-        self.platform.enqueue(&array.stream, &Work::copy(staging, array.slice.clone()))?;
-        array.stream.record()?.synchronize(self.limit)
+        self.fill(array, from.bytes(), self.limit)
+    }
+
+    /// The elements of `array` become `bytes`, of which there are as many. Blocks until they have.
+    pub fn fill(&self, array: &Array, bytes: &[u8], limit: Duration) -> Result<()> {
+        let staging = Slice::all(&Memory::pinned(&self.platform, bytes.len())?).part(0..bytes.len());
+        staging.host_bytes_mut()?.copy_from_slice(bytes);
+        self.platform.enqueue(&array.stream, &Work::copy(staging.clone(), array.slice.clone()))?;
+        kept_until(staging, array.stream.record().and_then(|event| event.synchronize(limit)))
     }
 
     /// A copy in host memory of a tensor on a device. Blocks until it is there.
@@ -154,7 +159,7 @@ impl Devices {
         let array = self.array(guard.remote())?;
         let staging = Slice::all(&Memory::pinned(&self.platform, array.slice.len_bytes())?);
         self.platform.enqueue(&array.stream, &Work::copy(array.slice.clone(), staging.clone()))?;
-        array.stream.record()?.synchronize(self.limit)?;
+        kept_until(staging.clone(), array.stream.record().and_then(|event| event.synchronize(self.limit)))?;
         let buffer = Buffer::copy_of(&staging.host_bytes()?);
         Ok(Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer))
     }
@@ -229,11 +234,11 @@ impl Devices {
     /// The bytes of `parts`, one on each device, in order. Blocks until the lanes have come to it.
     pub fn fetch(&self, layout: &Layout, parts: &[Slice], limit: Duration) -> Result<Buffer> {
         let staging = Slice::all(&Memory::pinned(&self.platform, layout.len_bytes())?);
-        for (device, part) in parts.iter().enumerate() {
-            self.platform
-                .enqueue(&self.lanes[device], &Work::copy(part.clone(), staging.part(layout.bytes(device))))?;
-        }
-        self.drain(limit)?;
+        let queue = |(device, part): (usize, &Slice)| {
+            self.platform.enqueue(&self.lanes[device], &Work::copy(part.clone(), staging.part(layout.bytes(device))))
+        };
+        let copied = parts.iter().enumerate().try_for_each(queue).and_then(|()| self.drain(limit));
+        kept_until(staging.clone(), copied)?;
         let buffer = Buffer::copy_of(&staging.host_bytes()?);
         Ok(buffer)
     }
@@ -242,10 +247,19 @@ impl Devices {
     pub fn scatter(&self, layout: &Layout, bytes: &[u8], parts: &[Slice], limit: Duration) -> Result<()> {
         let staging = Slice::all(&Memory::pinned(&self.platform, layout.len_bytes())?);
         staging.host_bytes_mut()?.copy_from_slice(bytes);
-        for (device, part) in parts.iter().enumerate() {
-            self.platform
-                .enqueue(&self.lanes[device], &Work::copy(staging.part(layout.bytes(device)), part.clone()))?;
-        }
-        self.drain(limit)
+        let queue = |(device, part): (usize, &Slice)| {
+            self.platform.enqueue(&self.lanes[device], &Work::copy(staging.part(layout.bytes(device)), part.clone()))
+        };
+        let copied = parts.iter().enumerate().try_for_each(queue).and_then(|()| self.drain(limit));
+        kept_until(staging, copied)
     }
+}
+
+/// Gives `staging` back if the copies that use it are `done`; otherwise a device may still use it, and it is kept
+/// until the process ends.
+fn kept_until(staging: Slice, done: Result<()>) -> Result<()> {
+    if done.is_err() {
+        std::mem::forget(staging);
+    }
+    done
 }

@@ -18,7 +18,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -39,8 +39,10 @@ pub(super) struct Cuda {
     group: Option<nccl::Group>,
     joined: Mutex<BTreeMap<u64, Arc<nccl::Group>>>,
     next: AtomicU64,
-    /// Kernels of NCCL may run until the process ends.
-    is_stuck: AtomicBool,
+    /// The streams that were created and not destroyed, with the device of each.
+    streams: Mutex<BTreeMap<u64, usize>>,
+    /// Something runs on a device until the process ends.
+    is_stuck: Arc<AtomicBool>,
 }
 
 // SAFETY: contexts and functions may be used by any thread that has made the context current, as every call
@@ -98,8 +100,8 @@ impl Cuda {
         // NCCL knows a GPU once; one that is named twice is two devices that copy.
         let distinct = (1..ordinals.len()).all(|index| !ordinals[..index].contains(&ordinals[index]));
         let group = if distinct { nccl::Group::new(&ordinals)? } else { None };
-        let (next, is_stuck) = (AtomicU64::new(1), AtomicBool::new(false));
-        Ok(Arc::new(Cuda { gpus, group, joined: Mutex::default(), next, is_stuck }))
+        let (next, is_stuck) = (AtomicU64::new(1), Arc::new(AtomicBool::new(false)));
+        Ok(Arc::new(Cuda { gpus, group, joined: Mutex::default(), next, streams: Mutex::default(), is_stuck }))
     }
 
     fn current(&self, device: usize) -> Result<&Gpu> {
@@ -108,10 +110,32 @@ impl Cuda {
         checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(gpu.context) })?;
         Ok(gpu)
     }
+
+    /// Whether nothing is under way on any stream, at the latest at `until`.
+    fn is_idle_by(&self, until: Instant) -> bool {
+        let streams = self.streams.lock();
+        let is_busy = |(stream, device): (&u64, &usize)| {
+            self.current(*device).is_ok_and(|_| {
+                // SAFETY: the stream is not destroyed before the lock is given back.
+                let outcome = unsafe { sys::cuStreamQuery(*stream as sys::CUstream) };
+                outcome == sys::CUresult::CUDA_ERROR_NOT_READY
+            })
+        };
+        while streams.iter().any(is_busy) {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
 }
 
-/// Pinned memory, given back when its buffer is.
-struct Locked(*mut c_void);
+/// Pinned memory, given back when its buffer is, unless a device may use it until the process ends.
+struct Locked {
+    start: *mut c_void,
+    is_stuck: Arc<AtomicBool>,
+}
 
 // SAFETY: the memory belongs to no thread.
 unsafe impl Send for Locked {}
@@ -120,9 +144,12 @@ unsafe impl Sync for Locked {}
 
 impl Drop for Locked {
     fn drop(&mut self) {
+        if self.is_stuck.load(Ordering::Acquire) {
+            return;
+        }
         // SAFETY: it came from `cuMemHostAlloc` and is given back once. Portable memory needs no certain
         // context.
-        if let Err(cause) = unsafe { result::free_host(self.0) } {
+        if let Err(cause) = unsafe { result::free_host(self.start) } {
             tracing::debug!(%cause, "cuMemFreeHost");
         }
     }
@@ -201,7 +228,7 @@ impl Platform for Cuda {
         let Some(bytes) = NonNull::new(start.cast::<u8>()) else {
             return Err(failed("CUDA driver", "cuMemHostAlloc", -1, "no memory"));
         };
-        let owner: Box<dyn Any + Send + Sync> = Box::new(Locked(start));
+        let owner: Box<dyn Any + Send + Sync> = Box::new(Locked { start, is_stuck: Arc::clone(&self.is_stuck) });
         // SAFETY: the memory is as long as that, page-aligned, ours alone, and given back with the buffer.
         // What the devices do with it is ordered by events against what the host does.
         let mut buffer = unsafe { Buffer::foreign(bytes, len_bytes, owner) };
@@ -216,10 +243,12 @@ impl Platform for Cuda {
     fn create_stream(&self, device: usize) -> Result<u64> {
         self.current(device)?;
         let stream = checked("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        self.streams.lock().insert(stream as u64, device);
         Ok(stream as u64)
     }
 
     fn destroy_stream(&self, device: usize, stream: u64) {
+        self.streams.lock().remove(&stream);
         // SAFETY: the stream came from `create_stream` and is destroyed once; what is on it still runs.
         let ended = self
             .current(device)
@@ -369,7 +398,7 @@ impl Platform for Cuda {
         let endings: Vec<nccl::Ending> = groups().map(nccl::Group::begin_abort).collect();
         let until = Instant::now() + nccl::LONG;
         let running = endings.into_iter().map(|ending| ending.wait(until)).filter(|has_ended| !has_ended).count();
-        if running > 0 {
+        if running > 0 || !self.is_idle_by(until) {
             self.is_stuck.store(true, Ordering::Release);
         }
     }

@@ -279,7 +279,7 @@ impl Group {
             let queued =
                 calls.iter().flatten().zip(comms.iter().cycle()).try_for_each(|(call, comm)| self.queue(call, *comm));
             let ended = self.api.check("ncclGroupEnd", (self.api.group_end)());
-            queued.and(ended)
+            queued.and(ended).inspect_err(|_| self.condemn())
         }
     }
 
@@ -404,10 +404,11 @@ impl Ending {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if !self.is_joined {
-            self.destroy();
-        } else if self.unaborted().is_ok() {
-            self.part();
+        match self.unaborted() {
+            Ok(()) if self.is_joined => self.part(),
+            Ok(()) => self.destroy(),
+            // What was not aborted yet may wait for ever: a group of which only some calls were queued.
+            Err(_) => self.abort(),
         }
     }
 }

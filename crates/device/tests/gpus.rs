@@ -1,0 +1,328 @@
+//! The CUDA code over GPUs that compute without one: every operation once, and each call of the driver and of
+//! NCCL failing in turn. Each case is a process of its own, since a device that has failed stays failed.
+#![cfg(feature = "cuda")]
+
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringpull_base::{DType, Error, Result, Tensor};
+use ringpull_device::{
+    Collective, CollectiveKind, Devices, Joined, Layout, Loan, Meeting, Memory, Scratch, Slice, Stream, Work, array_of,
+};
+use ringpull_processes::{FakeGpus, Processes, own_path};
+
+/// The variable that says what a process of a test does.
+const PART: &str = "RINGPULL_DEVICE_TEST_PART";
+const LEN: usize = 1003;
+/// How long a device may take, and a process.
+const LIMIT: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What one process does on these GPUs with this fault; what it prints, and the double's findings.
+fn process(gpus: &FakeGpus, part: &str, fault: &str) -> (String, String) {
+    let mut processes = Processes::new();
+    let mut command = Command::new(own_path());
+    command.args(["one_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+    command.envs(gpus.envs()).env(PART, part).env("FAKE_CUDA_FAULT", fault);
+    processes.start("process", &mut command);
+    let ended = processes.ends_by(Instant::now() + PATIENCE);
+    assert!(ended && processes.succeeded(), "{part} with {fault:?}: ended {ended}:\n{processes}{}", gpus.findings());
+    (processes.written("process").out.clone(), gpus.findings())
+}
+
+#[test]
+#[ignore = "one process, which the other tests start"]
+fn one_process() {
+    let part = ringpull_base::config::text(PART).unwrap_or_default();
+    let outcome = match part.as_str() {
+        "step" => step(),
+        "ranks" => ranks(),
+        other => panic!("{PART}={other:?}"),
+    };
+    match outcome {
+        Ok(()) => println!("outcome: all is right"),
+        Err(error) => println!("outcome: {}", error.to_string().replace('\n', " ")),
+    }
+}
+
+/// Everything that a platform does, with sums that are checked.
+fn step() -> Result<()> {
+    let devices = ringpull_device::open("cuda")?;
+    let layout = Layout::new(LEN, 4, devices.count());
+    let tensors = (0..devices.count()).map(|device| upload(&devices, device, 1.0)).collect::<Result<Vec<_>>>()?;
+    let slices: Vec<Slice> = tensors.iter().filter_map(|one| Some(array_of(one.remote())?.slice().clone())).collect();
+    let parts = devices.parts(&layout)?;
+    let follow = || -> Result<()> {
+        for (device, tensor) in tensors.iter().enumerate() {
+            let array = devices.array(tensor.remote())?;
+            devices.lane(device).follow(array.stream())?;
+        }
+        devices.join()
+    };
+    let back = || -> Result<()> {
+        devices.join()?;
+        for (device, tensor) in tensors.iter().enumerate() {
+            let array = devices.array(tensor.remote())?;
+            array_stream(array).follow(devices.lane(device))?;
+        }
+        Ok(())
+    };
+    // By collectives, as there is a tensor on each device, and by copies and kernels, as there are two on one.
+    follow()?;
+    devices.sum_parts(DType::F32, &layout, &slices, &parts, &mut Scratch::default())?;
+    devices.join()?;
+    devices.gather_parts(DType::F32, &layout, &parts, &slices)?;
+    back()?;
+    let sum = devices.count() as f32;
+    expect(&devices, &tensors, sum)?;
+    follow()?;
+    let twice = [slices[0].clone(), slices[0].clone()];
+    let mut scratch = Scratch::default();
+    devices.sum_parts(DType::F32, &layout, &twice, &parts, &mut scratch)?;
+    devices.join()?;
+    devices.gather_parts(DType::F32, &layout, &parts, &slices[..1])?;
+    back()?;
+    devices.drain(LIMIT)?;
+    expect(&devices, &tensors[..1], 2.0 * sum)?;
+    drop(scratch);
+    for kind in [CollectiveKind::AllReduce, CollectiveKind::Broadcast(0), CollectiveKind::Reduce(0)] {
+        follow()?;
+        devices.collective(&[Collective { kind, dtype: DType::F32, send: slices.clone(), receive: slices.clone() }])?;
+        back()?;
+    }
+    devices.drain(LIMIT)?;
+    let copy = devices.copy_beside(&tensors[0])?;
+    devices.download(&copy)?;
+    lend(&devices)?;
+    for tensor in &tensors {
+        devices.settle(tensor)?;
+    }
+    Ok(())
+}
+
+fn array_stream(array: &ringpull_device::Array) -> &Stream {
+    array.stream()
+}
+
+fn upload(devices: &Devices, device: usize, value: f64) -> Result<Tensor> {
+    devices.upload(device, &Tensor::full(DType::F32, &[LEN], value))
+}
+
+fn expect(devices: &Devices, tensors: &[Tensor], value: f32) -> Result<()> {
+    for tensor in tensors {
+        let seen = devices.download(tensor)?.to_vec::<f32>()?;
+        assert!(seen.iter().all(|one| *one == value), "{} instead of {value}", seen[0]);
+    }
+    Ok(())
+}
+
+/// Memory of another owner is taken, and refused if it is on another device.
+#[allow(unsafe_code)]
+fn lend(devices: &Arc<Devices>) -> Result<()> {
+    let memory = Memory::on(devices.platform(), 0, LEN * 4)?;
+    // SAFETY: the memory lives in the lender, and nobody else uses it.
+    let loan = unsafe { Loan::new(memory.address(), LEN * 4) };
+    let lent = devices.lent(0, (DType::F32, &[LEN]), &loan, None, Box::new(Arc::clone(&memory)))?;
+    let array = devices.array(lent.remote())?;
+    devices.platform().enqueue(array.stream(), &Work::zero(array.slice().clone()))?;
+    devices.settle(&lent)?;
+    if devices.count() > 1 {
+        let refused = devices.lent(1, (DType::F32, &[LEN]), &loan, None, Box::new(memory)).err();
+        let text = refused.map(|error| error.to_string()).unwrap_or_default();
+        assert!(text.contains("memory of GPU 0 was given as memory of GPU 1"), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_operation_is_right_and_gives_everything_back() {
+    let Some(gpus) = FakeGpus::new("2") else { return };
+    let (out, findings) = process(&gpus.with("FAKE_CUDA_LEAKS", "1"), "step", "");
+    assert!(out.contains("outcome: all is right"), "{out}");
+    // What is made once for the process is kept.
+    assert_eq!(findings, "");
+    let one = FakeGpus::new("1").unwrap();
+    let (out, findings) = process(&one, "step", "");
+    assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
+}
+
+/// Calls, which of them fails in turn, with which code, and the words that the error has beside that.
+const FAILING: &[(&str, u64, i32, &str)] = &[
+    ("cuInit", 1, 100, "cuInit"),
+    ("cuDeviceGetCount", 1, 3, "cuDeviceGetCount"),
+    ("cuDeviceGet", 2, 101, "cuDeviceGet"),
+    ("cuDeviceGetName", 1, 1, "cuDeviceGetName"),
+    ("cuDeviceGetAttribute", 3, 1, "cuDeviceGetAttribute"),
+    ("cuDevicePrimaryCtxRetain", 2, 2, "cuDevicePrimaryCtxRetain"),
+    ("cuCtxSetCurrent", 1, 201, "cuCtxSetCurrent"),
+    ("cuCtxSetCurrent", 3, 201, "cuCtxSetCurrent"),
+    ("cuCtxSetCurrent", 12, 201, "cuCtxSetCurrent"),
+    ("cuModuleLoadData", 2, 218, "cuModuleLoadData"),
+    ("cuModuleGetFunction", 5, 500, "cuModuleGetFunction"),
+    ("cuCtxEnablePeerAccess", 1, 217, "cuCtxEnablePeerAccess"),
+    ("ncclCommInitAll", 1, 5, "ncclCommInitAll"),
+    ("cuStreamCreate", 3, 2, "cuStreamCreate"),
+    ("cuMemAlloc_v2", 1, 2, "cuMemAlloc"),
+    ("cuMemAlloc_v2", 4, 2, "cuMemAlloc"),
+    ("cuMemHostAlloc", 2, 2, "cuMemHostAlloc"),
+    ("cuEventCreate", 2, 2, "cuEventCreate"),
+    ("cuEventRecord", 3, 400, "cuEventRecord"),
+    ("cuEventQuery", 2, 719, "cuEventQuery"),
+    ("cuStreamWaitEvent", 2, 400, "cuStreamWaitEvent"),
+    ("cuMemsetD8Async", 1, 1, "cuMemsetD8Async"),
+    ("cuMemcpyHtoDAsync_v2", 2, 1, "cuMemcpyHtoDAsync"),
+    ("cuMemcpyDtoHAsync_v2", 1, 1, "cuMemcpyDtoHAsync"),
+    ("cuMemcpyDtoDAsync_v2", 1, 1, "cuMemcpyDtoDAsync"),
+    ("cuMemcpyPeerAsync", 1, 1, "cuMemcpyPeerAsync"),
+    ("cuLaunchKernel", 1, 701, "sum_f32"),
+    ("cuPointerGetAttribute", 1, 1, "cuPointerGetAttribute"),
+    ("ncclGroupStart", 1, 3, "ncclGroupStart"),
+    ("ncclGroupEnd", 1, 1, "ncclGroupEnd"),
+    ("ncclReduceScatter", 2, 4, "ncclReduceScatter"),
+    ("ncclReduce", 1, 4, "ncclReduce"),
+    ("ncclAllGather", 1, 4, "ncclAllGather"),
+    ("ncclBroadcast", 2, 4, "ncclBroadcast"),
+    ("ncclAllReduce", 1, 4, "ncclAllReduce"),
+    ("ncclCommGetAsyncError", 3, 3, "ncclCommGetAsyncError"),
+];
+
+#[test]
+fn every_call_that_fails_is_one_error_that_names_it() {
+    let mut wrong = Vec::new();
+    for (entry, at, code, named) in FAILING {
+        let Some(gpus) = FakeGpus::new("2") else { return };
+        let (out, findings) = process(&gpus, "step", &format!("{entry}@{at}={code}"));
+        if !out.contains(&format!("{named} failed")) && !out.contains(named)
+            || !out.contains(&code.to_string())
+            || !findings.is_empty()
+        {
+            wrong.push(format!("{entry}@{at}={code}: {out}{findings}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn work_that_fails_later_or_never_ends_is_one_error_too() {
+    let begun = Instant::now();
+    let mut wrong = Vec::new();
+    for (fault, named) in [
+        ("run:cuMemsetD8Async@2=719", "719"),
+        ("run:cuMemcpyHtoDAsync_v2@1=700", "700"),
+        ("run:cuLaunchKernel@1=715", "715"),
+        ("run:ncclReduceScatter@1=719", "failed"),
+        ("run:ncclAllGather@2=719", "failed"),
+        ("hang:cuLaunchKernel@1", "not done in 5s"),
+        ("hang:ncclAllReduce@1", "not done in 5s"),
+    ] {
+        let Some(gpus) = FakeGpus::new("2") else { return };
+        let (out, findings) = process(&gpus, "step", fault);
+        if !out.contains("outcome: ") || !out.contains(named) || !findings.is_empty() {
+            wrong.push(format!("{fault}: {out}{findings}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(begun.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn what_cannot_be_given_back_changes_nothing() {
+    for entry in ["cuMemFree_v2", "cuMemFreeHost", "cuStreamDestroy_v2", "cuEventDestroy_v2"] {
+        let Some(gpus) = FakeGpus::new("1") else { return };
+        let (out, findings) = process(&gpus, "step", &format!("{entry}@1=999"));
+        assert!(out.contains("outcome: all is right") && findings.is_empty(), "{entry}: {out}{findings}");
+    }
+}
+
+/// Two ranks as threads, a GPU each, joined.
+fn ranks() -> Result<()> {
+    let first = ringpull_device::open("cuda:0")?;
+    let ids = vec![first.platform().unique_id()?];
+    let second = ringpull_device::open("cuda:1")?;
+    let running: Vec<_> = [first, second]
+        .into_iter()
+        .enumerate()
+        .map(|(rank, devices)| {
+            let meeting = Meeting { ids: ids.clone(), rank, size: 2 };
+            std::thread::spawn(move || one_rank(&devices, &meeting))
+        })
+        .collect();
+    let outcomes: Vec<Result<()>> = running.into_iter().map(|rank| rank.join().unwrap()).collect();
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        println!("rank {rank}: {outcome:?}");
+    }
+    let is_cause = |outcome: &Result<()>| matches!(outcome, Err(cause) if !matches!(cause, Error::PeerLost { .. }));
+    let at = outcomes.iter().position(is_cause).unwrap_or(0);
+    outcomes.into_iter().nth(at).unwrap_or(Ok(()))
+}
+
+fn one_rank(devices: &Arc<Devices>, meeting: &Meeting) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(2);
+    let go_on = || if Instant::now() < until { Ok(()) } else { Err(Error::argument("another rank is late", "wait")) };
+    assert!(devices.platform().can_join());
+    let joined = Joined::at(devices.platform(), meeting, &go_on)?;
+    for _ in 0..3 {
+        let tensor = upload(devices, 0, (meeting.rank + 1) as f64)?;
+        let array = devices.array(tensor.remote())?;
+        devices.lane(0).follow(array.stream())?;
+        let part = array.slice().clone();
+        devices.sum_over_ranks(&joined, (DType::F32, &[part]), LIMIT, (LIMIT, &go_on))?;
+        array.stream().follow(devices.lane(0))?;
+        expect(devices, &[tensor], 3.0)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_that_join_sum_and_part() {
+    let Some(gpus) = FakeGpus::new("2") else { return };
+    let (out, findings) = process(&gpus, "ranks", "");
+    assert!(out.contains("outcome: all is right"), "{out}");
+    assert_eq!(findings, "");
+}
+
+#[test]
+fn ranks_whose_nccl_fails_get_an_error_each_and_wait_for_nobody() {
+    let mut wrong = Vec::new();
+    for (fault, named) in [
+        ("ncclGetUniqueId@1=2", "ncclGetUniqueId"),
+        ("ncclCommInitRankConfig@1=3", "ncclCommInitRankConfig"),
+        ("ncclCommInitRankConfig@2=2", "ncclCommInitRankConfig"),
+        ("ncclCommGetAsyncError@2=2", "ncclCommGetAsyncError"),
+        ("ncclAllReduce@3=4", "ncclAllReduce"),
+        ("hang:ncclAllReduce@2", "late"),
+    ] {
+        let Some(gpus) = FakeGpus::new("2") else { return };
+        let (out, findings) = process(&gpus, "ranks", fault);
+        if !out.contains("outcome: ") || !out.contains(named) || out.contains("Ok(())") || !findings.is_empty() {
+            wrong.push(format!("{fault}: {out}{findings}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_machine_is_surveyed_without_keeping_anything_open() {
+    let Some(gpus) = FakeGpus::new("3") else { return };
+    for (gpus, words) in [(gpus, "2.28.5"), (FakeGpus::new("3").unwrap().without_nccl(), "libnccl.so.2")] {
+        let output: Output = Command::new(own_path())
+            .args(["one_survey", "--exact", "--ignored", "--nocapture"])
+            .envs(gpus.envs())
+            .output()
+            .unwrap();
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        let peers = "0->1 0->2 1->0 1->2 2->0 2->1";
+        for word in ["CUDA 13.5", "Fake GPU 2", peers, words] {
+            assert!(out.contains(word), "{word}: {out}");
+        }
+        assert_eq!(gpus.findings(), "");
+    }
+}
+
+#[test]
+#[ignore = "one process of the test above"]
+fn one_survey() {
+    let survey = ringpull_device::survey();
+    println!("{} {:?} {} {}", survey.driver, survey.devices, survey.nccl, survey.peer_access());
+}

@@ -1,0 +1,47 @@
+//! The driver's error codes that the double returns, and its texts.
+
+use std::ffi::{CStr, c_int};
+
+/// What a call comes to: a code of the library that it belongs to is its error.
+pub(crate) type Outcome<T> = Result<T, c_int>;
+
+pub(crate) const INVALID_VALUE: c_int = 1;
+pub(crate) const OUT_OF_MEMORY: c_int = 2;
+pub(crate) const NOT_INITIALIZED: c_int = 3;
+pub(crate) const NO_DEVICE: c_int = 100;
+pub(crate) const INVALID_DEVICE: c_int = 101;
+pub(crate) const INVALID_CONTEXT: c_int = 201;
+pub(crate) const INVALID_PTX: c_int = 218;
+pub(crate) const UNSUPPORTED_PTX_VERSION: c_int = 222;
+pub(crate) const INVALID_HANDLE: c_int = 400;
+pub(crate) const NOT_FOUND: c_int = 500;
+pub(crate) const NOT_READY: c_int = 600;
+pub(crate) const ILLEGAL_ADDRESS: c_int = 700;
+pub(crate) const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
+pub(crate) const MISALIGNED_ADDRESS: c_int = 716;
+pub(crate) const PEER_ACCESS_UNSUPPORTED: c_int = 217;
+pub(crate) const LAUNCH_FAILED: c_int = 719;
+
+/// The driver's words for a code, for those that tests read.
+pub(crate) fn text(code: c_int) -> Option<&'static CStr> {
+    Some(match code {
+        0 => c"no error",
+        INVALID_VALUE => c"invalid argument",
+        OUT_OF_MEMORY => c"out of memory",
+        NOT_INITIALIZED => c"initialization error",
+        NO_DEVICE => c"no CUDA-capable device is detected",
+        INVALID_DEVICE => c"invalid device ordinal",
+        INVALID_CONTEXT => c"invalid device context",
+        PEER_ACCESS_UNSUPPORTED => c"peer access is not supported between these two devices",
+        INVALID_PTX => c"a PTX JIT compilation failed",
+        UNSUPPORTED_PTX_VERSION => c"the provided PTX was compiled with an unsupported toolchain.",
+        INVALID_HANDLE => c"invalid resource handle",
+        NOT_FOUND => c"named symbol not found",
+        NOT_READY => c"device not ready",
+        ILLEGAL_ADDRESS => c"an illegal memory access was encountered",
+        PEER_ACCESS_ALREADY_ENABLED => c"peer access is already enabled",
+        MISALIGNED_ADDRESS => c"misaligned address",
+        LAUNCH_FAILED => c"unspecified launch failure",
+        _ => return None,
+    })
+}

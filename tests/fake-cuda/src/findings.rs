@@ -1,0 +1,23 @@
+//! What the double reports: mistakes of the program that a real driver would let pass, or answer by an error
+//! that says less.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+
+use crate::settings::SETTINGS;
+
+/// Writes a finding to stderr and to the log.
+pub(crate) fn report(kind: &str, text: &str) {
+    let line = format!("fake-cuda: {kind}: {text}\n");
+    let mut outputs: Vec<Box<dyn Write>> = vec![Box::new(std::io::stderr())];
+    if let Some(log) = &SETTINGS.log {
+        match OpenOptions::new().append(true).create(true).open(log) {
+            Ok(file) => outputs.push(Box::new(file)),
+            Err(cause) => panic!("fake-cuda: {}: {cause}", log.display()),
+        }
+    }
+    for output in &mut outputs {
+        // One write, so that lines of several processes stay whole. A stderr that is closed is no reason to end.
+        drop(output.write_all(line.as_bytes()));
+    }
+}

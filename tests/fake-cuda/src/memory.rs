@@ -1,0 +1,305 @@
+//! Memory of devices and pinned memory of the host.
+//!
+//! A device's memory is one file without a name that is mapped twice. Programs get addresses of the first
+//! mapping, which nobody may touch; the double works on the second. What is given back is not given out again
+//! before the addresses have gone round, and fresh memory is all ones: a NaN of every float type.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::codes::{INVALID_VALUE, OUT_OF_MEMORY, Outcome};
+use crate::order::{self, Done, Stamp};
+use crate::settings::SETTINGS;
+
+/// What addresses are multiples of, and the least distance between two regions.
+const ALIGNMENT: u64 = 256;
+/// How much longer the addresses of a device are than its memory.
+const TURNS: usize = 4;
+const FRESH: u8 = 0xff;
+
+/// Where a region lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Home {
+    Device(usize),
+    /// Pinned, and of the device that was current then.
+    Host(usize),
+}
+
+/// A region as the double sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Region {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) home: Home,
+    /// The place of the first byte for the double.
+    inner: usize,
+}
+
+impl Region {
+    /// Where an address within lies for the double.
+    pub(crate) fn inner(&self, address: u64) -> *mut u8 {
+        (self.inner + (address - self.start) as usize) as *mut u8
+    }
+}
+
+struct Entry {
+    region: Region,
+    is_free: bool,
+    history: Vec<Done>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: BTreeMap<u64, Entry>,
+    devices: Vec<Mapping>,
+}
+
+/// The memory of one device.
+struct Mapping {
+    outer: u64,
+    inner: usize,
+    span: u64,
+    next: u64,
+    used: usize,
+}
+
+static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), devices: Vec::new() });
+
+fn table() -> MutexGuard<'static, Table> {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The addresses that the host must not touch, for the handler of the fault: start and length of each
+/// device's.
+static OUTER: [[AtomicU64; 2]; 8] = [const { [AtomicU64::new(0), AtomicU64::new(0)] }; 8];
+
+/// Maps the memory of devices of these sizes.
+pub(crate) fn start(sizes: &[usize]) {
+    let mut table = table();
+    for (device, len) in sizes.iter().enumerate() {
+        let span = len * TURNS;
+        // SAFETY: new mappings at places that the kernel chooses, of a file that is as long as they are.
+        let (outer, inner) = unsafe {
+            let file = libc::memfd_create(c"fake-cuda".as_ptr(), libc::MFD_CLOEXEC);
+            assert!(file >= 0 && libc::ftruncate(file, span as libc::off_t) == 0, "fake-cuda: no memory for a device");
+            let both = libc::PROT_READ | libc::PROT_WRITE;
+            let map = |protection| libc::mmap(ptr::null_mut(), span, protection, libc::MAP_SHARED, file, 0);
+            let mapped = (map(if SETTINGS.host_reaches { both } else { libc::PROT_NONE }), map(both));
+            assert!(mapped.0 != libc::MAP_FAILED && mapped.1 != libc::MAP_FAILED, "fake-cuda: no addresses");
+            libc::close(file);
+            mapped
+        };
+        let (outer, span) = (outer as u64, span as u64);
+        if !SETTINGS.host_reaches {
+            OUTER[device][0].store(outer, Ordering::Release);
+            OUTER[device][1].store(span, Ordering::Release);
+        }
+        table.devices.push(Mapping { outer, inner: inner as usize, span, next: 0, used: 0 });
+    }
+    if !SETTINGS.host_reaches {
+        catch_faults();
+    }
+}
+
+/// What was to be done when memory cannot be accessed, before us.
+static BEFORE: AtomicU64 = AtomicU64::new(0);
+
+fn catch_faults() {
+    // SAFETY: the handler calls nothing but what a handler may; the old action is kept for ever.
+    unsafe {
+        let (mut action, mut before): (libc::sigaction, libc::sigaction) = (std::mem::zeroed(), std::mem::zeroed());
+        action.sa_sigaction = on_fault as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        libc::sigaction(libc::SIGSEGV, &raw const action, &raw mut before);
+        BEFORE.store(Box::into_raw(Box::new(before)) as u64, Ordering::Release);
+    }
+}
+
+extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel gives a valid `info`; only functions that a handler may call are called.
+    unsafe {
+        let address = (*info).si_addr() as u64;
+        for (device, bounds) in OUTER.iter().enumerate() {
+            let [start, len] = bounds.each_ref().map(|bound| bound.load(Ordering::Acquire));
+            if address.wrapping_sub(start) < len {
+                let mut text = *b"fake-cuda: the host touched memory of GPU 0 at 0x0000000000000000 without a copy\n";
+                let digits = text.iter().position(|byte| *byte == b'x').unwrap_or(0) + 1;
+                let gpu = b"fake-cuda: the host touched memory of GPU ".len();
+                text[gpu] = b'0' + device as u8;
+                for (place, digit) in text[digits..digits + 16].iter_mut().enumerate() {
+                    *digit = b"0123456789abcdef"[(address >> (60 - 4 * place) & 15) as usize];
+                }
+                libc::write(2, text.as_ptr().cast(), text.len());
+                libc::abort();
+            }
+        }
+        let before = BEFORE.load(Ordering::Acquire) as *const libc::sigaction;
+        let handler = (*before).sa_sigaction;
+        if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        } else {
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = std::mem::transmute(handler);
+            handler(signal, info, context);
+        }
+    }
+}
+
+/// Memory of a device.
+pub(crate) fn allocate(device: usize, len: usize) -> Outcome<u64> {
+    if len == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let capacity = SETTINGS.devices[SETTINGS.visible[device]];
+    let table = &mut *table();
+    let Mapping { outer, inner, span, next, used } = table.devices[device];
+    if used + len > capacity {
+        return Err(OUT_OF_MEMORY);
+    }
+    let need = (len as u64 + 1).next_multiple_of(ALIGNMENT) + ALIGNMENT;
+    let (mut offset, mut is_second_turn) = (next, false);
+    let start = loop {
+        if offset + need > span {
+            if std::mem::replace(&mut is_second_turn, true) {
+                return Err(OUT_OF_MEMORY);
+            }
+            offset = 0;
+        }
+        let wanted = outer + offset..outer + offset + need;
+        let in_the_way = table.entries.range(..wanted.end).next_back().map(|(_, entry)| entry);
+        match in_the_way.filter(|entry| !entry.is_free && entry.region.end + ALIGNMENT > wanted.start) {
+            Some(entry) => offset = (entry.region.end + ALIGNMENT - outer).next_multiple_of(ALIGNMENT),
+            None if first_live_in(&table.entries, &wanted).is_none() => break wanted.start,
+            None => {
+                let end = first_live_in(&table.entries, &wanted).unwrap_or(wanted.end);
+                offset = (end + ALIGNMENT - outer).next_multiple_of(ALIGNMENT);
+            }
+        }
+    };
+    let old: Vec<u64> = table.entries.range(start..start + need).map(|(start, _)| *start).collect();
+    old.iter().for_each(|start| drop(table.entries.remove(start)));
+    let region =
+        Region { start, end: start + len as u64, home: Home::Device(device), inner: inner + (start - outer) as usize };
+    // SAFETY: the memory is the device's, and nobody has it.
+    unsafe { ptr::write_bytes(region.inner(start), FRESH, len) };
+    table.entries.insert(start, Entry { region, is_free: false, history: Vec::new() });
+    let mapping = &mut table.devices[device];
+    mapping.used += len;
+    mapping.next = start - outer + need;
+    Ok(start)
+}
+
+fn first_live_in(entries: &BTreeMap<u64, Entry>, wanted: &Range<u64>) -> Option<u64> {
+    entries.range(wanted.clone()).find(|(_, entry)| !entry.is_free).map(|(_, entry)| entry.region.end)
+}
+
+/// Gives memory of a device back.
+pub(crate) fn free(address: u64) -> Result<(), String> {
+    let table = &mut *table();
+    let entry = table.entries.get_mut(&address).filter(|entry| matches!(entry.region.home, Home::Device(_)));
+    let Some(entry) = entry.filter(|entry| !entry.is_free) else {
+        return Err(describe(&table.entries, address, 1).err().unwrap_or_else(|| "the middle of a region".to_owned()));
+    };
+    (entry.is_free, entry.history) = (true, Vec::new());
+    let Region { start, end, home, .. } = entry.region;
+    let (from, len) = (entry.region.inner(start), (end - start) as usize);
+    // Whole pages are given back to the system.
+    let skip = (from as usize).next_multiple_of(4096) - from as usize;
+    if len > skip + 4096 {
+        let pages = (len - skip) & !4095;
+        // SAFETY: these pages are within the region, which nobody has any more.
+        unsafe { libc::madvise(from.wrapping_add(skip).cast(), pages, libc::MADV_REMOVE) };
+    }
+    if let Home::Device(device) = home {
+        table.devices[device].used -= len;
+    }
+    Ok(())
+}
+
+/// Pinned memory of the host, page-aligned.
+pub(crate) fn pin(device: usize, len: usize) -> Outcome<u64> {
+    if len == 0 {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: a new mapping at a place that the kernel chooses.
+    let start = unsafe {
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        let start = libc::mmap(ptr::null_mut(), len, both, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+        if start == libc::MAP_FAILED {
+            return Err(OUT_OF_MEMORY);
+        }
+        ptr::write_bytes(start.cast::<u8>(), FRESH, len);
+        start as u64
+    };
+    let region = Region { start, end: start + len as u64, home: Home::Host(device), inner: start as usize };
+    table().entries.insert(start, Entry { region, is_free: false, history: Vec::new() });
+    Ok(start)
+}
+
+/// Gives pinned memory back. Touching it is the kernel's fault from then on.
+pub(crate) fn unpin(address: u64) -> Result<(), String> {
+    let mut table = table();
+    let is_pinned = |entry: &Entry| !entry.is_free && matches!(entry.region.home, Home::Host(_));
+    if !table.entries.get(&address).is_some_and(is_pinned) {
+        return Err(describe(&table.entries, address, 1).err().unwrap_or_else(|| "memory of a device".to_owned()));
+    }
+    let region = table.entries.remove(&address).map(|entry| entry.region);
+    if let Some(region) = region {
+        // SAFETY: the mapping was made by `pin`, and is unmapped once.
+        unsafe { libc::munmap(region.inner(address).cast(), (region.end - region.start) as usize) };
+    }
+    Ok(())
+}
+
+/// The region that holds these bytes; otherwise what is wrong with them, in words.
+pub(crate) fn find(address: u64, len: usize) -> Result<Region, String> {
+    describe(&table().entries, address, len)
+}
+
+fn describe(entries: &BTreeMap<u64, Entry>, address: u64, len: usize) -> Result<Region, String> {
+    let end = address + len as u64;
+    let Some((_, Entry { region, is_free, .. })) = entries.range(..=address).next_back() else {
+        return Err(format!("{len} bytes at {address:#x}, which is no memory of a device"));
+    };
+    let size = region.end - region.start;
+    let whose = match region.home {
+        Home::Device(device) => format!("{size} bytes of GPU {device}"),
+        Home::Host(_) => format!("{size} pinned bytes"),
+    };
+    if address >= region.end + ALIGNMENT {
+        Err(format!("{len} bytes at {address:#x}, which is no memory of a device"))
+    } else if *is_free {
+        Err(format!("{len} bytes at byte {} of {whose} that were given back", address - region.start))
+    } else if end > region.end {
+        Err(format!("{len} bytes at byte {} of {whose}: {} too many", address - region.start, end - region.end))
+    } else {
+        Ok(*region)
+    }
+}
+
+/// Notes what `stamp`'s work has done to `bytes` of the region from `start` on; in words, an access that
+/// nothing orders against it.
+pub(crate) fn note(start: u64, stamp: &Stamp, bytes: &[Range<u64>], writes: bool) -> Option<String> {
+    if bytes.is_empty() {
+        return None;
+    }
+    let mut table = table();
+    order::add(&mut table.entries.get_mut(&start)?.history, stamp, bytes, writes)
+}
+
+/// Free and all bytes of a device.
+pub(crate) fn room(device: usize) -> (usize, usize) {
+    let capacity = SETTINGS.devices[SETTINGS.visible[device]];
+    (capacity - table().devices[device].used, capacity)
+}
+
+/// What was not given back, in words.
+pub(crate) fn left() -> Vec<String> {
+    let table = table();
+    let live = table.entries.values().filter(|entry| !entry.is_free);
+    live.map(|entry| format!("{} bytes of {:?}", entry.region.end - entry.region.start, entry.region.home)).collect()
+}

@@ -1,0 +1,172 @@
+//! Where the ranks of a communicator meet: who has come, and what each gives to a collective.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::sums::Kind;
+use super::{INVALID_USAGE, LOOK, REMOTE_ERROR, SYSTEM_ERROR};
+use crate::findings::report;
+
+/// A rank's call of a collective.
+#[derive(Debug, Clone)]
+pub(super) struct Call {
+    pub(super) kind: Kind,
+    pub(super) dtype: c_int,
+    pub(super) root: usize,
+    /// The bytes that the call counts.
+    pub(super) len_bytes: usize,
+    /// What the rank gives.
+    pub(super) bytes: Vec<u8>,
+}
+
+#[derive(Default)]
+struct Round {
+    given: Vec<Option<Call>>,
+    taken: usize,
+}
+
+#[derive(Default)]
+struct State {
+    size: usize,
+    /// Each rank's device, once it has come.
+    members: Vec<Option<usize>>,
+    rounds: HashMap<u64, Round>,
+    /// Who has said that it will send nothing more.
+    parted: Vec<bool>,
+    /// Ranks that contradict each other, or one that is gone.
+    failed: Option<c_int>,
+}
+
+#[derive(Default)]
+pub(super) struct Hub {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Hub {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A rank comes. An error if it contradicts those that have come.
+    pub(super) fn expect(&self, rank: usize, size: usize, device: usize) -> Result<(), c_int> {
+        let mut state = self.state();
+        if state.size == 0 {
+            state.size = size;
+            state.members = vec![None; size];
+            state.parted = vec![false; size];
+        }
+        let wrong = if state.size != size || rank >= size {
+            Some(format!("rank {rank} of {size} meets ranks of {}", state.size))
+        } else if state.members[rank].is_some() {
+            Some(format!("two ranks are rank {rank}"))
+        } else {
+            let twice = state.members.iter().position(|other| *other == Some(device));
+            twice.map(|other| format!("rank {other} and rank {rank} both have GPU {device}"))
+        };
+        if let Some(text) = wrong {
+            report("wrong use of NCCL", &text);
+            state.failed = Some(INVALID_USAGE);
+        } else {
+            state.members[rank] = Some(device);
+        }
+        self.changed.notify_all();
+        state.failed.map_or(Ok(()), Err)
+    }
+
+    /// Waits until all ranks have come.
+    pub(super) fn all(&self, is_aborted: &AtomicBool) -> Result<(), c_int> {
+        self.wait(is_aborted, |state| state.members.iter().all(Option::is_some).then_some(())).map(drop)
+    }
+
+    /// Waits until `ready`.
+    fn wait<T>(&self, is_aborted: &AtomicBool, mut ready: impl FnMut(&mut State) -> Option<T>) -> Result<T, c_int> {
+        let mut state = self.state();
+        loop {
+            if let Some(found) = ready(&mut state) {
+                return Ok(found);
+            }
+            if let Some(code) = state.failed {
+                return Err(code);
+            }
+            if is_aborted.load(Ordering::Acquire) {
+                return Err(SYSTEM_ERROR);
+            }
+            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// What `rank` receives of its `number`-th collective. Waits for all ranks.
+    pub(super) fn exchange(
+        &self,
+        rank: usize,
+        number: u64,
+        call: Call,
+        is_aborted: &AtomicBool,
+    ) -> Result<Vec<u8>, c_int> {
+        {
+            let state = &mut *self.state();
+            let size = state.size;
+            let round = state.rounds.entry(number).or_default();
+            round.given.resize_with(size, || None);
+            let differs = |other: &Call| {
+                (other.kind, other.dtype, other.root, other.len_bytes)
+                    != (call.kind, call.dtype, call.root, call.len_bytes)
+            };
+            if let Some(other) = round.given.iter().flatten().find(|other| differs(other)) {
+                // NCCL would hang, or write beyond its memory.
+                let text = format!(
+                    "collective {number}: rank {rank} calls {:?} of {} bytes of dtype {}, another {:?} of {} of dtype {}",
+                    call.kind, call.len_bytes, call.dtype, other.kind, other.len_bytes, other.dtype
+                );
+                report("wrong use of NCCL", &text);
+                state.failed = Some(INVALID_USAGE);
+            } else {
+                round.given[rank] = Some(call);
+            }
+            self.changed.notify_all();
+        }
+        self.wait(is_aborted, |state| {
+            let size = state.size;
+            let round = state.rounds.get_mut(&number)?;
+            let given: Vec<&Call> = round.given.iter().flatten().collect();
+            if given.len() < size {
+                return None;
+            }
+            let first = given[0];
+            let bytes: Vec<&[u8]> = given.iter().map(|call| &call.bytes[..]).collect();
+            let result = if first.kind.gets(rank, first.root) {
+                first.kind.result(first.dtype, &bytes, first.root, rank)
+            } else {
+                Vec::new()
+            };
+            round.taken += 1;
+            if round.taken == size {
+                state.rounds.remove(&number);
+            }
+            Some(result)
+        })
+    }
+
+    /// `rank` sends nothing more. Waits until that is so of all.
+    pub(super) fn part(&self, rank: usize, is_aborted: &AtomicBool) -> Result<(), c_int> {
+        self.state().parted[rank] = true;
+        self.changed.notify_all();
+        self.wait(is_aborted, |state| state.parted.iter().all(|parted| *parted).then_some(()))
+    }
+
+    /// `rank` is gone: who waits for it gets an error, if it has not parted.
+    pub(super) fn lose(&self, rank: usize) {
+        let mut state = self.state();
+        if !state.parted.get(rank).copied().unwrap_or(false) {
+            state.failed = state.failed.or(Some(REMOTE_ERROR));
+        }
+        self.changed.notify_all();
+    }
+}

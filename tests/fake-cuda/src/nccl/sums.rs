@@ -1,0 +1,110 @@
+//! What collectives compute: of which lengths, and the sum in the order of the ranks. A half is rounded after
+//! every addition, as where each rank adds its own to what arrives.
+
+use std::ffi::c_int;
+
+use half::{bf16, f16};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    ReduceScatter,
+    AllGather,
+    AllReduce,
+    Reduce,
+    Broadcast,
+}
+
+impl Kind {
+    pub(super) const ALL: [Kind; 5] =
+        [Kind::ReduceScatter, Kind::AllGather, Kind::AllReduce, Kind::Reduce, Kind::Broadcast];
+
+    /// The bytes that a rank sends and receives, where a call counts `len`.
+    pub(super) fn lengths(self, len: usize, size: usize) -> (usize, usize) {
+        match self {
+            Kind::ReduceScatter => (len * size, len),
+            Kind::AllGather => (len, len * size),
+            _ => (len, len),
+        }
+    }
+
+    pub(super) fn gives(self, rank: usize, root: usize) -> bool {
+        self != Kind::Broadcast || rank == root
+    }
+
+    pub(super) fn gets(self, rank: usize, root: usize) -> bool {
+        self != Kind::Reduce || rank == root
+    }
+
+    /// What rank `rank` receives of what all have given.
+    pub(super) fn result(self, dtype: c_int, given: &[&[u8]], root: usize, rank: usize) -> Vec<u8> {
+        match self {
+            Kind::AllReduce | Kind::Reduce => sum(dtype, given),
+            Kind::ReduceScatter => {
+                let part = given[0].len() / given.len();
+                let parts: Vec<&[u8]> = given.iter().map(|bytes| &bytes[rank * part..(rank + 1) * part]).collect();
+                sum(dtype, &parts)
+            }
+            Kind::AllGather => given.concat(),
+            Kind::Broadcast => given[root].to_vec(),
+        }
+    }
+}
+
+/// The bytes of an element of a type that we use.
+pub(super) fn size_of(dtype: c_int) -> Option<usize> {
+    Some(match dtype {
+        0 | 1 => 1,
+        6 | 9 => 2,
+        2 | 3 | 7 => 4,
+        4 | 5 | 8 => 8,
+        _ => return None,
+    })
+}
+
+fn sum(dtype: c_int, given: &[&[u8]]) -> Vec<u8> {
+    macro_rules! of {
+        ($type:ty, $add:expr) => {{
+            let add: fn($type, $type) -> $type = $add;
+            added::<{ std::mem::size_of::<$type>() }>(given, |a, b| {
+                add(<$type>::from_le_bytes(a), <$type>::from_le_bytes(b)).to_le_bytes()
+            })
+        }};
+    }
+    match dtype {
+        0 | 1 => of!(u8, u8::wrapping_add),
+        2 | 3 => of!(u32, u32::wrapping_add),
+        4 | 5 => of!(u64, u64::wrapping_add),
+        6 => of!(f16, |a, b| f16::from_f32(a.to_f32() + b.to_f32())),
+        7 => of!(f32, |a, b| a + b),
+        8 => of!(f64, |a, b| a + b),
+        _ => of!(bf16, |a, b| bf16::from_f32(a.to_f32() + b.to_f32())),
+    }
+}
+
+fn added<const SIZE: usize>(given: &[&[u8]], add: impl Fn([u8; SIZE], [u8; SIZE]) -> [u8; SIZE]) -> Vec<u8> {
+    let mut total = given[0].to_vec();
+    for other in &given[1..] {
+        for (to, from) in total.as_chunks_mut::<SIZE>().0.iter_mut().zip(other.as_chunks::<SIZE>().0) {
+            *to = add(*to, *from);
+        }
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_gets_its_share_in_every_type() {
+        let [one, two] = [[1.5f32, 2.0], [0.5, 4.0]].map(|values| values.map(f32::to_le_bytes).concat());
+        let given: [&[u8]; 2] = [&one, &two];
+        assert_eq!(Kind::ReduceScatter.result(7, &given, 0, 1), 6f32.to_le_bytes());
+        assert_eq!(Kind::AllReduce.result(7, &given, 0, 0), [2f32, 6.0].map(f32::to_le_bytes).concat());
+        assert_eq!(Kind::AllGather.result(7, &given, 0, 0), [&one[..], &two].concat());
+        assert_eq!(Kind::Broadcast.result(7, &given, 1, 0), two);
+        let halves = [f16::from_f32(2048.0).to_le_bytes(), f16::from_f32(1.0).to_le_bytes()];
+        assert_eq!(sum(6, &[&halves[0], &halves[1], &halves[1]]), f16::from_f32(2048.0).to_le_bytes());
+        assert_eq!(sum(0, &[&[200], &[100]]), [44]);
+    }
+}

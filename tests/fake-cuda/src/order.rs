@@ -1,0 +1,104 @@
+//! Which work is ordered after which: vector clocks of streams and of the host, and what has been done to a
+//! region of memory. Two accesses of which one writes, and neither of which is ordered after the other, are a
+//! finding, whatever order they happened to run in.
+//!
+//! All threads of the host count as one: how they wait for each other cannot be seen here.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// How much of each stream is known to be done, by the streams' names.
+pub(crate) type Clock = HashMap<usize, u64>;
+
+/// A piece of work, and what it comes after.
+pub(crate) struct Stamp {
+    pub(crate) what: &'static str,
+    pub(crate) stream: usize,
+    pub(crate) number: u64,
+    pub(crate) after: Clock,
+}
+
+#[derive(Default)]
+struct Clocks {
+    streams: HashMap<usize, Clock>,
+    host: Clock,
+}
+
+static CLOCKS: LazyLock<Mutex<Clocks>> = LazyLock::new(Mutex::default);
+
+fn clocks() -> MutexGuard<'static, Clocks> {
+    CLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn merge(into: &mut Clock, other: &Clock) {
+    for (stream, number) in other {
+        let known = into.entry(*stream).or_default();
+        *known = (*known).max(*number);
+    }
+}
+
+/// The next piece of work of a stream: it comes after all that the stream and the host know to be done.
+pub(crate) fn stamp(stream: usize, what: &'static str) -> Stamp {
+    let clocks = &mut *clocks();
+    let own = clocks.streams.entry(stream).or_default();
+    merge(own, &clocks.host);
+    let number = own.get(&stream).copied().unwrap_or(0) + 1;
+    own.insert(stream, number);
+    Stamp { what, stream, number, after: own.clone() }
+}
+
+/// What is done when the stream has come to its present end.
+pub(crate) fn known_to(stream: usize) -> Clock {
+    clocks().streams.get(&stream).cloned().unwrap_or_default()
+}
+
+/// What is queued on the stream from now on comes after this.
+pub(crate) fn learn(stream: usize, other: &Clock) {
+    merge(clocks().streams.entry(stream).or_default(), other);
+}
+
+/// What the host queues from now on comes after this.
+pub(crate) fn host_learns(other: &Clock) {
+    merge(&mut clocks().host, other);
+}
+
+/// What was done to some bytes of a region.
+pub(crate) struct Done {
+    bytes: Range<u64>,
+    writes: bool,
+    what: &'static str,
+    stream: usize,
+    number: u64,
+}
+
+/// Adds what `stamp`'s work does to the history of a region; in words, an access that nothing orders against
+/// it.
+pub(crate) fn add(history: &mut Vec<Done>, stamp: &Stamp, bytes: &[Range<u64>], writes: bool) -> Option<String> {
+    let comes_after = |done: &Done| stamp.after.get(&done.stream).is_some_and(|number| done.number <= *number);
+    let overlaps = |done: &Done, one: &Range<u64>| done.bytes.start < one.end && one.start < done.bytes.end;
+    let other = history
+        .iter()
+        .find(|done| (writes || done.writes) && bytes.iter().any(|one| overlaps(done, one)) && !comes_after(done));
+    let verb = |writes| if writes { "writes" } else { "reads" };
+    let found = other.map(|done| {
+        let bytes = bytes.iter().find(|one| overlaps(done, one)).cloned().unwrap_or_default();
+        format!(
+            "{} on stream {:#x} {} bytes {bytes:?} that {} on stream {:#x} {}, and nothing orders the two",
+            stamp.what,
+            stamp.stream,
+            verb(writes),
+            done.what,
+            done.stream,
+            verb(done.writes)
+        )
+    });
+    // What lies within and before this need not be remembered: who comes after this comes after that.
+    history.retain(|done| {
+        let is_within = bytes.iter().any(|one| one.start <= done.bytes.start && done.bytes.end <= one.end);
+        !(is_within && comes_after(done) && (writes || (!done.writes && done.stream == stamp.stream)))
+    });
+    let (what, stream, number) = (stamp.what, stamp.stream, stamp.number);
+    history.extend(bytes.iter().map(|one| Done { bytes: one.clone(), writes, what, stream, number }));
+    found
+}

@@ -1,0 +1,320 @@
+//! Streams, each with a thread that runs what is queued, and events.
+//!
+//! A stream that blocks waits for the legacy default stream and that for it, as CUDA has it.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use crate::calls;
+use crate::codes::{INVALID_CONTEXT, INVALID_HANDLE, Outcome};
+use crate::findings::report;
+use crate::machine;
+use crate::order::{self, Clock, Stamp};
+use crate::settings::{Effect, SETTINGS};
+
+/// The handles that mean the default streams.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
+
+type Work = Box<dyn FnOnce(&Stamp) -> Result<(), c_int> + Send>;
+
+enum Task {
+    Work(Stamp, Work),
+    /// Fails its device.
+    Fail(c_int),
+    Hang,
+    Mark(Arc<Mark>),
+    Wait(Arc<Mark>),
+    End,
+}
+
+/// A place in a stream.
+pub(crate) struct Mark {
+    done: Mutex<bool>,
+    changed: Condvar,
+    clock: Clock,
+}
+
+impl Mark {
+    fn set(&self) {
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether the stream has come there; the host knows of it from then on.
+    pub(crate) fn is_done(&self) -> bool {
+        let done = *self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        if done {
+            order::host_learns(&self.clock);
+        }
+        done
+    }
+
+    fn wait(&self) {
+        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*done {
+            done = self.changed.wait(done).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits on the host's behalf.
+    pub(crate) fn synchronize(&self) {
+        self.wait();
+        order::host_learns(&self.clock);
+    }
+}
+
+pub(crate) struct Stream {
+    pub(crate) id: usize,
+    pub(crate) device: usize,
+    kind: Kind,
+    queue: Mutex<VecDeque<Task>>,
+    queued: Condvar,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Legacy,
+    Blocking,
+    NonBlocking,
+}
+
+impl Stream {
+    fn new(id: usize, device: usize, kind: Kind) -> Arc<Self> {
+        let stream = Arc::new(Stream { id, device, kind, queue: Mutex::default(), queued: Condvar::new() });
+        let worker = Arc::clone(&stream);
+        let named = thread::Builder::new().name(format!("fake-cuda-{device}"));
+        named.spawn(move || worker.run()).expect("a thread for a stream");
+        stream
+    }
+
+    fn run(&self) {
+        loop {
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let task = loop {
+                match queue.pop_front() {
+                    Some(task) => break task,
+                    None => queue = self.queued.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                }
+            };
+            drop(queue);
+            let device = machine::known(self.device);
+            match task {
+                // After a fault nothing runs.
+                Task::Work(stamp, work) if device.check().is_ok() => {
+                    thread::sleep(SETTINGS.late);
+                    if let Err(code) = work(&stamp) {
+                        device.fail(code);
+                    }
+                }
+                Task::Work(..) => {}
+                Task::Fail(code) => device.fail(code),
+                Task::Hang => loop {
+                    thread::park();
+                },
+                Task::Mark(mark) => mark.set(),
+                Task::Wait(mark) => mark.wait(),
+                Task::End => return,
+            }
+        }
+    }
+
+    fn push(&self, queue: &mut MutexGuard<'_, VecDeque<Task>>, task: Task) {
+        queue.push_back(task);
+        self.queued.notify_one();
+    }
+
+    fn queue(&self) -> MutexGuard<'_, VecDeque<Task>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues work, or what the environment has in its place.
+    pub(crate) fn put(&self, what: &'static str, work: impl FnOnce(&Stamp) -> Result<(), c_int> + Send + 'static) {
+        self.put_as(what, calls::later(), work);
+    }
+
+    /// Queues work, or the effect that the environment has for its call.
+    pub(crate) fn put_as(
+        &self,
+        what: &'static str,
+        effect: Option<Effect>,
+        work: impl FnOnce(&Stamp) -> Result<(), c_int> + Send + 'static,
+    ) {
+        self.follow_default();
+        let mut queue = self.queue();
+        let task = match effect {
+            Some(Effect::Fails(code)) => Task::Fail(code),
+            Some(Effect::Hangs) => Task::Hang,
+            _ => Task::Work(order::stamp(self.id, what), Box::new(work)),
+        };
+        self.push(&mut queue, task);
+    }
+
+    /// What the default stream of the device has to do with this one.
+    fn follow_default(&self) {
+        let others: Vec<Arc<Stream>> = match self.kind {
+            Kind::NonBlocking => return,
+            Kind::Legacy => all().values().filter(|other| other.kind == Kind::Blocking).map(Arc::clone).collect(),
+            Kind::Blocking => defaults().get(&self.device).map(Arc::clone).into_iter().collect(),
+        };
+        for other in others.iter().filter(|other| other.device == self.device) {
+            self.wait_for(&other.mark());
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        let last = self.mark();
+        // A mark behind nothing is set at once, but by another thread.
+        for _ in 0..10 {
+            if last.is_done() {
+                return true;
+            }
+            thread::sleep(std::time::Duration::from_micros(100));
+        }
+        false
+    }
+
+    /// Marks the present end.
+    pub(crate) fn mark(&self) -> Arc<Mark> {
+        let mut queue = self.queue();
+        let clock = order::known_to(self.id);
+        let mark = Arc::new(Mark { done: Mutex::new(false), changed: Condvar::new(), clock });
+        self.push(&mut queue, Task::Mark(Arc::clone(&mark)));
+        mark
+    }
+
+    /// What is queued from now on runs after `mark`.
+    pub(crate) fn wait_for(&self, mark: &Arc<Mark>) {
+        let mut queue = self.queue();
+        order::learn(self.id, &mark.clock);
+        self.push(&mut queue, Task::Wait(Arc::clone(mark)));
+    }
+
+    fn end(&self) {
+        self.push(&mut self.queue(), Task::End);
+    }
+}
+
+type Table<T> = Mutex<HashMap<usize, Arc<T>>>;
+static STREAMS: LazyLock<Table<Stream>> = LazyLock::new(Mutex::default);
+/// The legacy default stream of each device.
+static DEFAULTS: LazyLock<Table<Stream>> = LazyLock::new(Mutex::default);
+static EVENTS: LazyLock<Table<Event>> = LazyLock::new(Mutex::default);
+static NEXT: AtomicUsize = AtomicUsize::new(0x57_0000);
+
+fn all() -> MutexGuard<'static, HashMap<usize, Arc<Stream>>> {
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn defaults() -> MutexGuard<'static, HashMap<usize, Arc<Stream>>> {
+    DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn events() -> MutexGuard<'static, HashMap<usize, Arc<Event>>> {
+    EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A name that nothing else has.
+pub(crate) fn fresh() -> usize {
+    NEXT.fetch_add(0x10, Ordering::Relaxed)
+}
+
+pub(crate) fn create(device: usize, is_blocking: bool) -> usize {
+    let id = fresh();
+    all().insert(id, Stream::new(id, device, if is_blocking { Kind::Blocking } else { Kind::NonBlocking }));
+    id
+}
+
+/// Ends a stream after what is on it.
+pub(crate) fn destroy(id: usize) -> Outcome<()> {
+    let stream = all().remove(&id);
+    stream.ok_or_else(|| no_handle("cuStreamDestroy", "stream", id)).map(|stream| stream.end())
+}
+
+/// The stream of a handle, for work of the current context.
+pub(crate) fn of_handle(call: &str, id: usize) -> Outcome<Arc<Stream>> {
+    thread_local! {
+        static OWN: std::cell::RefCell<HashMap<usize, Arc<Stream>>> = std::cell::RefCell::default();
+    }
+    let device = machine::current(call)?;
+    match id {
+        0 | LEGACY => {
+            let new = || Stream::new(fresh(), device, Kind::Legacy);
+            Ok(Arc::clone(defaults().entry(device).or_insert_with(new)))
+        }
+        PER_THREAD => Ok(OWN.with_borrow_mut(|own| {
+            let new = || {
+                let id = create(device, true);
+                Arc::clone(&all()[&id])
+            };
+            Arc::clone(own.entry(device).or_insert_with(new))
+        })),
+        _ => {
+            let stream = all().get(&id).map(Arc::clone).ok_or_else(|| no_handle(call, "stream", id))?;
+            if stream.device == device {
+                return Ok(stream);
+            }
+            let of = stream.device;
+            report("wrong context", &format!("{call} on a stream of GPU {of} while GPU {device} is current"));
+            Err(INVALID_CONTEXT)
+        }
+    }
+}
+
+/// A stream that was created, whatever is current.
+pub(crate) fn find(id: usize) -> Option<Arc<Stream>> {
+    all().get(&id).map(Arc::clone)
+}
+
+pub(crate) fn no_handle(call: &str, what: &str, id: usize) -> c_int {
+    report("wrong handle", &format!("{call}: {id:#x} is no {what}; was it destroyed?"));
+    INVALID_HANDLE
+}
+
+/// Waits until nothing of the device's streams is under way.
+pub(crate) fn drain(device: usize) {
+    let own: Vec<Arc<Stream>> =
+        all().values().chain(defaults().values()).filter(|stream| stream.device == device).map(Arc::clone).collect();
+    let marks: Vec<Arc<Mark>> = own.iter().map(|stream| stream.mark()).collect();
+    marks.iter().for_each(|mark| mark.synchronize());
+}
+
+pub(crate) struct Event {
+    pub(crate) device: usize,
+    mark: Mutex<Option<Arc<Mark>>>,
+}
+
+impl Event {
+    pub(crate) fn record(&self, stream: &Stream) {
+        *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.mark());
+    }
+
+    /// The place that was recorded last, if one was.
+    pub(crate) fn mark(&self) -> Option<Arc<Mark>> {
+        self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+pub(crate) fn create_event(device: usize) -> usize {
+    let id = fresh();
+    events().insert(id, Arc::new(Event { device, mark: Mutex::default() }));
+    id
+}
+
+pub(crate) fn event(call: &str, id: usize) -> Outcome<Arc<Event>> {
+    events().get(&id).map(Arc::clone).ok_or_else(|| no_handle(call, "event", id))
+}
+
+pub(crate) fn destroy_event(id: usize) -> Outcome<()> {
+    events().remove(&id).map(drop).ok_or_else(|| no_handle("cuEventDestroy", "event", id))
+}
+
+/// What was not given back, in words.
+pub(crate) fn left() -> Vec<String> {
+    let count = |number: usize, what: &str| (number > 0).then(|| format!("{number} {what}"));
+    [count(all().len(), "streams"), count(events().len(), "events")].into_iter().flatten().collect()
+}
