@@ -325,6 +325,37 @@ fn process_sets_go_on_beside_each_other_and_beside_the_job() {
 }
 
 #[test]
+fn the_ranks_of_a_set_can_make_it_without_the_others() {
+    on_ranks(3, |comm| {
+        // The whole job's calls are frozen before, and go on.
+        let whole = |step: i64| {
+            let sum = comm.allreduce(&ints(&[100], vec![step; 100]), Reduction::Sum, &named("whole")).unwrap();
+            assert_eq!(sum.wait().unwrap().to_vec::<i64>().unwrap(), vec![3 * step; 100]);
+        };
+        (0..20).for_each(whole);
+        if comm.rank() == 1 {
+            let text = comm.subset(&[2, 0]).err().unwrap().to_string();
+            assert!(text.contains("ranks [2, 0] made by rank 1"), "{text}");
+        } else {
+            for _ in 0..2 {
+                let set = comm.subset(&[2, 0]).unwrap();
+                assert_eq!((set.ranks(), set.ranks()[set.rank()]), (&[2, 0][..], comm.rank()));
+                let all = set.allgather(&ints(&[1], [comm.rank() as i64]), None, &plain()).unwrap();
+                let passed = set.begin_barrier().unwrap();
+                assert_eq!(all.wait().unwrap().to_vec::<i64>().unwrap(), [2, 0]);
+                passed.wait().unwrap();
+            }
+        }
+        (20..40).for_each(whole);
+        let all = comm.subset(&[0, 1, 2]).unwrap();
+        let passed = all.begin_barrier().unwrap();
+        let sum = all.allreduce(&ints(&[1], [1]), Reduction::Sum, &plain()).unwrap().wait().unwrap();
+        assert_eq!(sum.to_vec::<i64>().unwrap(), [3]);
+        passed.wait().unwrap();
+    });
+}
+
+#[test]
 fn more_operations_than_go_at_once_are_done_in_order_while_those_of_a_set_pass_them() {
     on_ranks(3, |comm| {
         let set = comm.split(&[0, 2]).unwrap();

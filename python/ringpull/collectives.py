@@ -178,6 +178,10 @@ class Communicator:
         native = self._native.split(list(ranks))
         return None if native is None else Communicator(native)
 
+    def subset(self, ranks: Sequence[int]) -> Communicator:
+        """As :meth:`split`, but called by the ranks of the set alone."""
+        return Communicator(self._native.subset(list(ranks)))
+
     def allreduce(
         self,
         array: Array,
@@ -281,6 +285,10 @@ class Communicator:
         """Returns when every rank of the communicator has called it."""
         self._native.barrier()
 
+    def barrier_async(self) -> Operation[None]:
+        """A barrier that :meth:`Operation.wait` waits at. It goes together with :meth:`barrier_async` of other ranks."""
+        return Operation(self._native.begin_barrier(), lambda _made, _taken: None)
+
     def send(self, array: Array, to: int, tag: int = 0) -> Operation[None]:
         """Sends the array to rank ``to``, which receives it. Calls of one tag between two ranks go together in their order."""
         return Operation(self._native.send(_travels(array), to, tag), lambda _made, _taken: None)
@@ -334,11 +342,12 @@ def _operation(array: Array, out: Array, called: _native.Called) -> Operation[An
     return Operation(called, lambda made, _taken: _result(array, out, made))
 
 
-def communicator() -> Communicator:
+def communicator(timeout: float | None = None) -> Communicator:
     """All ranks of this process's MPI job; without ``mpirun`` it is a job of one.
 
-    The first call, or the first ``dist_sync_mpi`` store, initialises MPI. Collective: it blocks until every rank has called it.
+    The first call, or the first ``dist_sync_mpi`` store, initialises MPI. Collective: it blocks until every rank has called it. If it
+    initialises MPI, ``timeout``, in seconds, takes the place of ``RINGPULL_TIMEOUT``.
     """
-    found = Communicator(_native.Communicator())
+    found = Communicator(_native.Communicator(timeout))
     leave_at_exit(found)
     return found

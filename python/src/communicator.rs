@@ -6,6 +6,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use ringpull::{CallOptions, Handle};
+use ringpull_base::config::Config;
 use ringpull_base::{DType, Reduction, Result, Tensor};
 
 use crate::array::Array;
@@ -167,9 +168,18 @@ impl Communicator {
 
 #[pymethods]
 impl Communicator {
+    /// `timeout` in seconds takes the place of `RINGPULL_TIMEOUT`, if this is what starts MPI.
     #[new]
-    fn new(py: Python<'_>) -> PyResult<Self> {
-        Ok(Communicator(Arc::new(interruptible(py, ringpull::communicator)?)))
+    #[pyo3(signature = (timeout=None))]
+    fn new(py: Python<'_>, timeout: Option<f64>) -> PyResult<Self> {
+        let made = interruptible(py, || {
+            let mut config = Config::from_env()?;
+            if let Some(seconds) = timeout {
+                config.timeout = Duration::from_secs_f64(seconds.clamp(0.1, 1e9));
+            }
+            ringpull::communicator_with(&config)
+        })?;
+        Ok(Communicator(Arc::new(made)))
     }
 
     #[getter]
@@ -202,6 +212,10 @@ impl Communicator {
     fn split(&self, py: Python<'_>, ranks: Vec<usize>) -> PyResult<Option<Communicator>> {
         let split = interruptible(py, || self.0.split(&ranks))?;
         Ok(split.map(|split| Communicator(Arc::new(split))))
+    }
+
+    fn subset(&self, py: Python<'_>, ranks: Vec<usize>) -> PyResult<Communicator> {
+        Ok(Communicator(Arc::new(interruptible(py, || self.0.subset(&ranks))?)))
     }
 
     fn allreduce(
@@ -287,6 +301,11 @@ impl Communicator {
 
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         interruptible(py, || self.0.barrier())
+    }
+
+    fn begin_barrier(&self, py: Python<'_>) -> PyResult<Called> {
+        let under = interruptible(py, || self.0.begin_barrier().map(Under::Sent))?;
+        Ok(Called::new(under, Vec::new(), true))
     }
 
     fn join(&self, py: Python<'_>) -> PyResult<usize> {

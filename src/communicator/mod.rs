@@ -185,6 +185,26 @@ impl Communicator {
     /// Once a job has a process set, ranks that share a host's memory agree on each operation of all ranks
     /// anew: a repeating sequence of them is not run without messages.
     pub fn split(&self, ranks: &[usize]) -> Result<Option<Self>> {
+        let members = self.members(ranks)?;
+        self.agree_on(self.set.as_ref(), ranks)?;
+        Ok(ranks.contains(&self.place).then(|| self.of_members(members)))
+    }
+
+    /// As [`split`](Self::split), but called by the ranks of the set alone.
+    pub fn subset(&self, ranks: &[usize]) -> Result<Self> {
+        let members = self.members(ranks)?;
+        if !ranks.contains(&self.place) {
+            return Err(Error::argument(
+                format!("a process set of ranks {ranks:?} made by rank {}", self.place),
+                "call subset on its ranks alone, or split on every rank",
+            ));
+        }
+        self.agree_on((!self.is_job(&members)).then_some(&members), ranks)?;
+        Ok(self.of_members(members))
+    }
+
+    /// The numbers in the job of some of its ranks.
+    fn members(&self, ranks: &[usize]) -> Result<Arc<[usize]>> {
         let size = self.size();
         if ranks.is_empty() || ranks.iter().any(|rank| *rank >= size) {
             return Err(Error::argument(
@@ -198,17 +218,33 @@ impl Communicator {
                 "name each rank once",
             ));
         }
+        Ok(ranks.iter().map(|rank| self.ranks[*rank]).collect())
+    }
+
+    /// Waits until those of `set`, or all of the job, make the process set of `ranks`.
+    fn agree_on(&self, set: Option<&Arc<[usize]>>, ranks: &[usize]) -> Result<()> {
         let terms = Terms { arguments: format!("ranks {ranks:?}"), ..Terms::default() };
-        self.call(None, Operation::split(), |site, reply| Ok((terms, Box::new(Nothing::new(site, reply)))))?.wait()?;
-        let members: Arc<[usize]> = ranks.iter().map(|rank| self.ranks[*rank]).collect();
-        let is_whole = members.iter().copied().eq(0..self.engine.size());
-        let Some(place) = ranks.iter().position(|rank| *rank == self.place) else { return Ok(None) };
+        let job = |site, reply| -> Result<(Terms, Box<dyn Job>)> { Ok((terms, Box::new(Nothing::new(site, reply)))) };
+        // Calls on a set are known by its ranks and a number: this one has a name of its own.
+        let name = set.map(|_| Key::from("process set"));
+        self.call_among(set, name, Operation::split(), job)?.wait()
+    }
+
+    fn is_job(&self, members: &[usize]) -> bool {
+        members.iter().copied().eq(0..self.engine.size())
+    }
+
+    /// The communicator of these ranks of the job, of which this is one.
+    fn of_members(&self, members: Arc<[usize]>) -> Self {
+        let own = self.engine.rank();
+        let place = members.iter().position(|rank| *rank == own).expect("this rank is one of the set");
+        let is_whole = self.is_job(&members);
         let number = if is_whole { self.engine.next_store() } else { self.engine.next_set(&members) };
         if is_whole {
             let stand_in: Weak<Zeros> = Arc::downgrade(&self.zeros);
             self.engine.introduce(number, stand_in);
         }
-        Ok(Some(Communicator {
+        Communicator {
             engine: OfProcess::new(Arc::clone(&self.engine)),
             number,
             set: (!is_whole).then(|| Arc::clone(&members)),
@@ -217,7 +253,7 @@ impl Communicator {
             hosts: Arc::clone(&self.hosts),
             output_limit: self.output_limit,
             zeros: Arc::clone(&self.zeros),
-        }))
+        }
     }
 
     /// The sum of all ranks' `input`, or what else the reduction makes of them, on every rank: in
@@ -398,8 +434,16 @@ impl Communicator {
             self.check()?;
             return self.engine.barrier();
         }
-        let operation = Operation::Barrier;
-        self.call(None, operation, |site, reply| Ok((Terms::default(), Box::new(Nothing::new(site, reply)))))?.wait()
+        self.begin_barrier()?.wait()
+    }
+
+    /// As [`barrier`](Self::barrier), without waiting for the others: the handle does. The two do not go
+    /// together.
+    pub fn begin_barrier(&self) -> Result<Handle<()>> {
+        let job = |site, reply| -> Result<(Terms, Box<dyn Job>)> {
+            Ok((Terms::default(), Box::new(Nothing::new(site, reply))))
+        };
+        self.call(None, Operation::Barrier, job)
     }
 
     /// Sends `input` to rank `to`, which [receives](Self::recv) it. Those of one tag go together in the order
@@ -543,11 +587,21 @@ impl Communicator {
         operation: Operation,
         make: impl FnOnce(Site, Reply<T>) -> Result<(Terms, Box<dyn Job>)>,
     ) -> Result<Handle<T>> {
+        self.call_among(self.set.as_ref(), name, operation, make)
+    }
+
+    /// As [`call`](Self::call), by the ranks of `set`, or by all of the job.
+    fn call_among<T>(
+        &self,
+        set: Option<&Arc<[usize]>>,
+        name: Option<Key>,
+        operation: Operation,
+        make: impl FnOnce(Site, Reply<T>) -> Result<(Terms, Box<dyn Job>)>,
+    ) -> Result<Handle<T>> {
         self.reporting(|| {
-            let set = self.set.as_ref().map(|set| set.to_vec());
             let (reply, answer) = answer();
-            let (terms, job) = make(Site { set: self.set.clone(), priority: 0 }, reply)?;
-            let topic = Topic::Collective { comm: self.number, set, name };
+            let (terms, job) = make(Site { set: set.cloned(), priority: 0 }, reply)?;
+            let topic = Topic::Collective { comm: self.number, set: set.map(|set| set.to_vec()), name };
             self.engine.submit(topic, operation, terms, job)?;
             Ok(Handle::new(Arc::clone(&self.engine), answer))
         })

@@ -154,9 +154,12 @@ impl Agreement {
 
     /// Records a call; returns what follows from it.
     pub fn call(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
-        self.has_sets |= call.operation == Operation::split();
+        let is_first_split = call.operation == Operation::split() && !std::mem::replace(&mut self.has_sets, true);
         if call.topic.set().is_some() {
-            return self.call_of_set(rank, call, now_s);
+            // The ranks of a set make it without the others, whose cycle goes on and may be one that blocks.
+            let mut orders = if is_first_split { self.give_up_cycle() } else { Vec::new() };
+            orders.extend(self.call_of_set(rank, call, now_s)?);
+            return Ok(orders);
         }
         if matches!(self.phase, Phase::Frozen { .. } | Phase::Stopping { .. }) {
             // It was announced before the rank knew of the freeze; it takes it for part of the cycle, or
@@ -287,6 +290,15 @@ impl Agreement {
     /// A cycle that did not last has to come more often before the next is frozen.
     fn try_less_often(&mut self, cycles: u64) {
         self.times = if cycles >= LONG_CYCLES { TIMES } else { (self.times * 2).min(MOST_TIMES) };
+    }
+
+    /// Nothing that is frozen or about to be stays so.
+    fn give_up_cycle(&mut self) -> Vec<Order> {
+        match self.phase {
+            Phase::Frozen { epoch, .. } => self.invalidate(epoch, None),
+            Phase::Freezing(_) => self.reopen(),
+            Phase::Open | Phase::Stopping { .. } => Vec::new(),
+        }
     }
 
     /// A rank asks for the frozen cycle of `epoch` to be stopped.

@@ -326,6 +326,23 @@ fn nothing_that_blocks_is_frozen_once_there_are_sets() {
 }
 
 #[test]
+fn a_set_that_its_ranks_make_alone_stops_a_cycle_that_blocks() {
+    let mut table = Agreement::new(3, 10.0, 1000);
+    table.sums_block();
+    let freezes = |table: &mut Agreement| {
+        let found = (0..20).find(|step| {
+            let orders = (0..3).flat_map(|rank| table.call(rank, call(1, *step, DType::F32), 0.0).unwrap());
+            orders.collect::<Vec<_>>().iter().any(|order| matches!(order, Order::Freeze(_)))
+        });
+        found.is_some()
+    };
+    assert!(freezes(&mut table));
+    let split = Call { operation: Operation::split(), ..collective(Some(&[0, 1]), 0, DType::F32) };
+    assert_eq!(table.call(0, split.clone(), 0.0), Ok(vec![Order::Stop(1)]));
+    assert_eq!(launched(table.call(1, split, 0.0)).ordinal, 0);
+}
+
+#[test]
 fn ranks_of_sets_that_wait_for_each_other_are_in_a_deadlock_while_another_goes_on() {
     let mut table = Agreement::new(3, 1000.0, 1000);
     let (left, right) = (Some(&[0, 1][..]), Some(&[1, 0][..]));
