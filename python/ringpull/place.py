@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 
 #: Packages whose lines are not the program's own.
-_LIBRARIES = {"mxnet", "numpy", "ringpull", "torch"}
+_LIBRARIES = {"mxnet", "numpy", "ringpull", "ringpull_torch", "torch"}
 #: Whether a thread in a function of that name waits for what a store owes the framework, by the framework's
 #: package.
 _waits: dict[str, Callable[[str], bool]] = {}

@@ -70,11 +70,11 @@ def found(folder, *arguments, strict=True, **more):
 
 
 def test_the_package_is_typed(tmp_path):
-    assert "no issues found" in found(tmp_path, "-p", "ringpull", MYPYPATH=str(ROOT / "python"))
+    assert "no issues found" in found(tmp_path, "-p", "ringpull", "-p", "ringpull_torch", MYPYPATH=str(ROOT / "python"))
 
 
 def test_tests_and_benches_pass_mypy(tmp_path):
-    programs = [HERE, ROOT / "benches" / "from_python.py"]
+    programs = [HERE, *sorted((ROOT / "benches").glob("*.py"))]
     assert "no issues found" in found(tmp_path, *programs, strict=False, MYPYPATH=str(ROOT / "python"))
 
 
@@ -82,7 +82,7 @@ def test_pyright_accepts_the_package(tmp_path):
     pytest.importorskip("pyright")
     package = os.path.relpath(ROOT / "python" / "ringpull", tmp_path)
     # Frameworks are optional; without its own, a file of that name is taken for it.
-    untyped = [] if importlib.util.find_spec("torch") else [f"{package}/{name}" for name in ("torch.py", "backward.py", "horovod/torch")]
+    untyped = [] if importlib.util.find_spec("torch") else [f"{package}/{name}" for name in ("torch.py", "torch_distributed.py", "backward.py", "horovod/torch")]
     settings = {"include": [package], "exclude": untyped, "reportMissingImports": False}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     text = said(tmp_path, [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable])

@@ -88,6 +88,10 @@ for step in range(20):
         assert (own_set.allgather(np.array([rank])).wait() == own_set.ranks).all()
     assert (whole.wait() == step * size).all()
 own_set.barrier()
+# Made by its ranks alone.
+again = comm.subset(own_set.ranks)
+passed = again.barrier_async()
+assert again.ranks == own_set.ranks and (again.allgather(np.array([rank])).wait() == again.ranks).all() and passed.wait() is None
 
 # Calls that do not fit fail, on every rank, and the job goes on.
 if size > 1:

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""DistributedDataParallel over the backend `ringpull` beside gloo: the same model in the same processes, step by step in turn.
+
+    mpirun -n 2 --oversubscribe .venv-torch/bin/python benches/ddp.py [--layers 8] [--width 1024] [--batch 8] [--rounds 20]
+    ringpull lab up 8 200mbit; ringpull launch -n 8 --launcher lab -- .venv-torch/bin/python benches/ddp.py --width 256; ringpull lab down
+
+Wants `scripts/setup --torch-distributed --release`. A round has a step over each backend, now the one first and now the other; rounds of warm-up
+come before. A step is forward, backward and the optimizer; its time is the slowest rank's. Rank 0 prints the median step of each, and their
+ratio with the quartiles of the rounds' ratios. In the end the parameters of both must be the same on every rank.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import time
+
+# Ranks share this machine's cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import ringpull.torch_distributed  # noqa: E402
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--layers", type=int, default=8)
+parser.add_argument("--width", type=int, default=1024)
+parser.add_argument("--batch", type=int, default=8)
+parser.add_argument("--rounds", type=int, default=20)
+parser.add_argument("--warmup", type=int, default=5)
+options = parser.parse_args()
+
+dist.init_process_group("ringpull")
+rank, size = dist.get_rank(), dist.get_world_size()
+if ringpull.communicator().local_size < size:
+    # Gloo takes the interface that the host's name stands for, which emulated hosts do not have.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", next(name for _, name in socket.if_nameindex() if name != "lo"))
+groups = {"ringpull": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+
+
+def trainer(group):
+    """A step over the group, and the model that it trains."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(options.width, options.width), nn.ReLU()) for _ in range(options.layers)]
+    model = DistributedDataParallel(nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(rank)
+    batch = torch.randn(options.batch, options.width)
+
+    def step():
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step, model
+
+
+trainers = {name: trainer(group) for name, group in groups.items()}
+seconds: dict[str, list[float]] = {name: [] for name in groups}
+for number in range(options.warmup + options.rounds):
+    for name in sorted(groups, reverse=number % 2 == 0):
+        dist.barrier()
+        begun = time.perf_counter()
+        trainers[name][0]()
+        slowest = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        if number >= options.warmup:
+            seconds[name].append(slowest.item())
+
+for (_, model), (_, other) in [(trainers["ringpull"], trainers["gloo"])]:
+    for parameter, beside in zip(model.parameters(), other.parameters(), strict=True):
+        first = parameter.detach().clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(first, parameter), "ranks have different parameters"
+        assert torch.allclose(parameter, beside, rtol=1e-3, atol=1e-5), "backends end at different parameters"
+
+if rank == 0:
+    count = sum(parameter.numel() for parameter in trainers["gloo"][1].parameters())
+    print(f"DistributedDataParallel, {size} ranks, {4 * count / 1e6:.1f} MB of gradients, batch {options.batch}, {options.rounds} rounds")
+    for name, times in seconds.items():
+        print(f"{name:10} median step {1e3 * statistics.median(times):9.2f} ms")
+    ratios = [ours / gloo for ours, gloo in zip(seconds["ringpull"], seconds["gloo"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    medians = statistics.median(seconds["ringpull"]) / statistics.median(seconds["gloo"])
+    print(f"ringpull / gloo: {medians:.3f} (medians); of a round {middle:.3f}, quartiles {low:.3f} to {high:.3f}")
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,74 @@
+"""Lets ``import torch`` know the backend ``ringpull`` of ``torch.distributed``: the entry point of the group ``torch.backends``.
+
+Every program that imports PyTorch imports this. So it loads nothing of ours: that happens when a process group is made. Without entry points,
+as with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` and before PyTorch 2.5, ``import ringpull.torch_distributed`` does the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+__all__ = ["register"]
+
+#: The variables in which launchers of MPI say a process's rank and how many there are.
+_LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+
+
+def _launched() -> tuple[str, str] | None:
+    """This process's rank and the number of ranks, if a launcher of MPI started it."""
+    for rank, size in _LAUNCHERS:
+        if rank in os.environ and size in os.environ:
+            return os.environ[rank], os.environ[size]
+    return None
+
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    from ringpull import torch_distributed
+
+    return torch_distributed.create(options)
+
+
+def _meet(url: str, **more: Any) -> Iterator[Any]:
+    """The rendezvous of ``init_method="ringpull://"``: a store on rank 0, whose address goes through MPI."""
+    from ringpull import torch_distributed
+
+    yield torch_distributed.meet(more.get("timeout"))
+
+
+def register() -> None:
+    """Makes the backend known to ``torch.distributed``, once."""
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    if not distributed.is_available() or "RINGPULL" in distributed.Backend._plugins:
+        return
+    # Its package has a function of this name.
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    try:
+        distributed.Backend.register_backend("ringpull", _create, extended_api=True, devices=["cpu"])
+    except TypeError:
+        # PyTorch 1.13 has no `devices`.
+        distributed.Backend.register_backend("ringpull", _create, extended_api=True)
+    handlers: Any = rendezvous._rendezvous_handlers
+    rendezvous.register_rendezvous_handler("ringpull", _meet)
+    by_environment = handlers["env"]
+
+    def of_environment(url: str, **more: Any) -> Iterator[Any]:
+        # What MPI's launchers say takes the place of what they do not set.
+        launched = _launched()
+        if launched is None:
+            return by_environment(url, **more)  # type: ignore[no-any-return]
+        if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+            return _meet(url, **more)
+        parts = urlsplit(url)
+        said = dict(parse_qsl(parts.query))
+        for name, variable, value in zip(("rank", "world_size"), ("RANK", "WORLD_SIZE"), launched, strict=True):
+            if variable not in os.environ:
+                said.setdefault(name, value)
+        return by_environment(f"env://?{urlencode(said)}", **more)  # type: ignore[no-any-return]
+
+    handlers["env"] = of_environment

@@ -1,0 +1,90 @@
+"""PyTorch's own tests of process groups, with the backend `ringpull`: each rank runs the same, in one order.
+
+    mpirun -n 2 python torch_suite.py FOLDER NAME...
+
+FOLDER is one that all ranks see, with the folders that PyTorch's tests want in it. `RINGPULL_TESTS_AS=gloo` runs what PyTorch keeps for the
+backend of that name; the process groups are ours. Each rank prints a line for each test: its name and `ok`,
+`skipped` or `failed`, and why. A test that fails ends the rank, and with it the job: the ranks would no longer be in the same test.
+"""
+
+import faulthandler
+import os
+import sys
+import traceback
+import unittest
+from datetime import timedelta
+from pathlib import Path
+
+folder = sys.argv[1]
+rank, size = (int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+os.environ |= {"BACKEND": os.environ.get("RINGPULL_TESTS_AS", "ringpull"), "WORLD_SIZE": str(size), "RANK": str(rank), "TEMP_DIR": folder}
+
+import torch.distributed as dist  # noqa: E402
+from torch.testing._internal import common_distributed  # noqa: E402
+
+# What it can do, by the names that PyTorch's tests have for that.
+for feature in ("ddp", "subgroup"):
+    common_distributed.DistTestCases.backend_feature[feature].add("ringpull")
+if size >= 4:
+    # Groups of ranks 1 and 2, for which PyTorch's tests want eight ranks of other backends than MPI.
+    common_distributed.skip_if_small_worldsize = lambda test: test
+
+from torch.testing._internal.common_utils import TestCase  # noqa: E402
+from torch.testing._internal.distributed.distributed_test import CUSTOM_PG_TIMEOUT, Barrier, DistributedTest  # noqa: E402
+
+
+class Suite(TestCase, DistributedTest._DistTestBase):
+    """The tests, in a process that is a rank already."""
+
+    world_size = str(size)
+
+    @property
+    def rank(self):
+        return rank
+
+    @property
+    def file_name(self):
+        return f"{folder}/init_dir/{self._testMethodName}"
+
+    @property
+    def init_method(self):
+        return "env://"
+
+
+def run(name):
+    """How one test ends, and why."""
+    if getattr(getattr(Suite, name), "__unittest_skip__", False):
+        return f"skipped {getattr(Suite, name).__unittest_skip_why__}"
+    dist.init_process_group("ringpull", timeout=timedelta(seconds=CUSTOM_PG_TIMEOUT.get(name, 60)))
+    if rank == 0:
+        Barrier.init()
+    Barrier.barrier_id = 0
+    dist.barrier()
+    suite = Suite(name)
+    try:
+        suite.setUp()
+        getattr(suite, name)()
+        suite.tearDown()
+    except unittest.SkipTest as skip:
+        outcome = f"skipped {skip}"
+    except SystemExit as end:
+        (outcome,) = [f"skipped {skip.message}" for skip in common_distributed.TEST_SKIPS.values() if skip.exit_code == end.code] or [f"failed with exit code {end.code}"]
+    except Exception as error:
+        traceback.print_exc()
+        outcome = f"failed {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    else:
+        outcome = "ok"
+    if not outcome.startswith("failed"):
+        dist.barrier()
+        dist.destroy_process_group()
+    return outcome
+
+
+for needed in ("barrier", "test_dir", "init_dir"):
+    Path(folder, needed).mkdir(exist_ok=True)
+faulthandler.dump_traceback_later(150, repeat=True)
+for name in sys.argv[2:]:
+    outcome = run(name)
+    print(name, " ".join(outcome.split()), flush=True)
+    if outcome.startswith("failed"):
+        os._exit(1)

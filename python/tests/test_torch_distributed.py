@@ -1,0 +1,104 @@
+"""The backend `ringpull` of torch.distributed."""
+
+import sys
+
+import pytest
+from ranks import FOUR, job, mpi, run
+
+torch = pytest.importorskip("torch")
+
+KNOWS_BACKENDS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 5)
+
+
+@pytest.mark.parametrize("ranks", [2, FOUR])
+def test_what_pytorch_promises_of_a_process_group_is_kept(ranks):
+    for rank, printed in enumerate(job(ranks, "torch_distributed").ranks):
+        assert printed.out.endswith(f"rank {rank} is done\n"), printed
+
+
+PROGRAM = """
+import os, time, torch, torch.distributed as dist
+from datetime import timedelta
+import ringpull.torch_distributed
+dist.init_process_group("ringpull", **WORDS)
+rank = dist.get_rank()
+kind = getattr(dist, "DistBackendError", RuntimeError)
+def busy(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(10**5))
+dist.barrier()
+def train(end):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    for step in range(5):
+        if rank == 0 and step == 3:
+            end()
+        model(torch.ones(1, 4)).sum().backward()
+try:
+    WHAT
+except kind as error:
+    print(type(error).__name__, error, flush=True)
+"""
+
+ONES = "dist.all_reduce(torch.ones(3))"
+
+#: What each of three ranks does, who of them waits in vain, and what the error says there.
+FAULTS = {
+    "mismatch": ("dist.all_reduce(torch.ones(3 + rank))", [0, 1, 2], ["DisagreementError", "rank 1 has allreduce of f32 of shape [4]"], {}),
+    "another operation": (f"dist.broadcast(torch.ones(3), 0) if rank == 2 else {ONES}", [0, 1, 2], ["DisagreementError", "rank 2 has broadcast"], {}),
+    "missing": (f"busy(8) if rank == 0 else {ONES}", [1, 2], ["StalledError", "rank(s) [0] have not called it"], {}),
+    "timeout of the group": (f"busy(8) if rank == 0 else {ONES}", [1, 2], ["StalledError", "have not called it"], {"timeout": "timedelta(seconds=3)"}),
+    "timeout of a call": (
+        "busy(10) if rank == 0 else dist.barrier(async_op=True).wait(timedelta(seconds=2))",
+        [1, 2],
+        ["StalledError", "barrier of", "timeout of 2 s"],
+        {},
+    ),
+    "dead": (f"os._exit(3) if rank == 0 else {ONES}", [1, 2], ["PeerLostError", "rank 0"], {}),
+    "dead in a group": (
+        "group = dist.new_group([0, 1]); os._exit(3) if rank == 0 else dist.all_reduce(torch.ones(3), group=group) if rank == 1 else busy(8)",
+        [1],
+        ["PeerLostError", "ranks [0, 1]"],
+        {},
+    ),
+    "dead in training": ("train(lambda: os._exit(3))", [1, 2], ["PeerLostError", "rank 0"], {}),
+    "exits early": (f"{ONES} if rank else None", [1, 2], ["rank 0"], {}),
+}
+
+EVERY_RUN = ["mismatch", "missing", "dead in training"]
+
+
+@pytest.mark.parametrize("fault", [*EVERY_RUN, *(pytest.param(fault, marks=pytest.mark.long) for fault in FAULTS if fault not in EVERY_RUN)])
+def test_a_fault_raises_on_every_rank_in_time(fault):
+    what, waiting, said, words = FAULTS[fault]
+    given = "{" + ", ".join(f"'{name}': {text}" for name, text in words.items()) + "}"
+    more = {} if words else {"RINGPULL_TIMEOUT": 3 if fault == "missing" else 20}
+    # DistributedDataParallel makes a RuntimeError of what a future has.
+    program = PROGRAM.replace("WORDS", given).replace("WHAT", what)
+    if "training" in fault:
+        program = program.replace("except kind", "except RuntimeError")
+    done = mpi(3, "-c", program, deadline=60, **({"RINGPULL_TIMEOUT": ""} | more))
+    for rank in waiting:
+        assert all(text in done.ranks[rank].out for text in said), f"{done}"
+
+
+def test_torchrun_without_mpi_is_one_error():
+    code = "import torch.distributed as dist, ringpull.torch_distributed; dist.init_process_group('ringpull')"
+    of_torchrun = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+    code = code.replace("dist.init", "store = dist.HashStore(); dist.init").replace("'ringpull')", "'ringpull', store=store, rank=0, world_size=2)")
+    status, output = run([sys.executable, "-c", code], **of_torchrun)
+    assert status == 1 and "torchrun starts no ranks of MPI: start it with mpirun" in output, output
+
+
+@pytest.mark.skipif(not KNOWS_BACKENDS, reason="PyTorch before 2.5 has no entry points of backends: scripts/setup --torch-distributed")
+@pytest.mark.long
+def test_pytorch_knows_the_backend_by_itself_and_loads_nothing_of_ours():
+    code = """if True:
+        import sys, torch
+        assert "ringpull" in torch.distributed.Backend.backend_list and "ringpull" not in sys.modules
+        torch.distributed.init_process_group("ringpull")
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        print(int(total), torch.distributed.get_backend())"""
+    done = mpi(2, "-c", code)
+    assert [printed.out for printed in done.ranks] == ["2 ringpull\n"] * 2, f"{done}"

@@ -1,0 +1,90 @@
+"""PyTorch's own tests of process groups, with our backend's name: `torch.testing._internal.distributed.distributed_test`.
+
+They are run in jobs of many tests each; a test that fails ends its job, and the next goes on behind it. What PyTorch keeps for other backends
+for CPUs is run under their names, with our process groups.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import HERE, mpi
+
+#: The tests that cannot pass, each with its reason; docs/how-to/pytorch.md has them for readers.
+LEFT_OUT = HERE / "torch_suite_left_out.txt"
+
+pytestmark = pytest.mark.long
+
+
+def names():
+    """All tests, without importing what has to be told the backend first."""
+    torch = Path(importlib.util.find_spec("torch").origin).parent
+    source = torch / "testing/_internal/distributed/distributed_test.py"
+    if not source.exists():
+        pytest.skip("this build of PyTorch has no tests in it")
+    code = (
+        "import os; os.environ |= {'BACKEND': 'gloo', 'WORLD_SIZE': '2', 'TEMP_DIR': '/tmp'}\n"
+        "from torch.testing._internal.distributed.distributed_test import DistributedTest\n"
+        "print(*sorted(name for name in dir(DistributedTest._DistTestBase) if name.startswith('test_')))"
+    )
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+
+def left_out():
+    lines = [line for line in LEFT_OUT.read_text().splitlines() if line and not line.startswith("#")]
+    return {name: reason for name, _, reason in (line.partition(": ") for line in lines)}
+
+
+#: Why a test is skipped that another backend for CPUs has.
+KEPT_FOR = {"gloo": r"be one of \{.*'gloo'|get_future is only|GLOO|Only [Gg]loo backend", "mpi": "Only MPI"}
+
+
+def outcomes(ranks, tests, folder, backend):
+    """How each test ends on rank 0, or on the rank where it fails, and the jobs that had a failure."""
+    found, failed = {}, []
+    while tests:
+        words = {"RINGPULL_TIMEOUT": 60, "RINGPULL_TESTS_AS": backend}
+        done = mpi(ranks, HERE / "jobs/torch_suite.py", folder, *tests, deadline=1500, **words)
+        lines = [dict(re.findall(r"^(test_\w+) (.*)$", printed.out, re.MULTILINE)) for printed in done.ranks]
+        for outcome_of in reversed(lines):
+            found |= outcome_of
+        broken = [name for outcome_of in lines for name, outcome in outcome_of.items() if outcome.startswith("failed")]
+        # The first that a rank failed in, or that a rank did not come to the end of.
+        unfinished = next((name for name in tests if any(name not in outcome_of for outcome_of in lines)), None)
+        ended = min((name for name in [*broken, unfinished] if name), key=tests.index, default=None)
+        if ended is None:
+            break
+        said = [outcome_of[ended] for outcome_of in lines if outcome_of.get(ended, "").startswith("failed")]
+        found[ended] = said[0] if said else f"failed: exit status {done.status}"
+        failed.append(f"{ended}: {found[ended]}\n{done}")
+        tests = tests[tests.index(ended) + 1 :]
+    return found, failed
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_pytorchs_own_tests_pass(ranks, tmp_path):
+    torch = pytest.importorskip("torch")
+    if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 8):
+        pytest.skip("this PyTorch is older than 2.8: scripts/setup --torch-distributed, .venv-torch/bin/python -m pytest")
+    every = names()
+    reasons = left_out()
+    assert reasons.keys() <= set(every), sorted(reasons.keys() - set(every))
+    chosen = os.environ.get("RINGPULL_TORCH_TESTS")
+    tests = [name for name in every if (re.search(chosen, name) if chosen else name not in reasons)]
+    found, failed = outcomes(ranks, tests, tmp_path, "ringpull")
+    for backend, reason in KEPT_FOR.items():
+        kept = [name for name, outcome in found.items() if outcome.startswith("skipped") and re.search(reason, outcome)]
+        # Groups of ranks that are not there: MPI's tests do not ask how many there are.
+        kept = [name for name in kept if backend != "mpi" or ranks >= 4 or not name.endswith("_group")]
+        also, worse = outcomes(ranks, sorted(kept), tmp_path, backend)
+        found, failed = found | also, failed + worse
+    counts = {kind: sum(outcome.startswith(kind) for outcome in found.values()) for kind in ("ok", "skipped", "failed")}
+    print(counts)
+    for name, outcome in sorted(found.items(), key=lambda pair: pair[1]):
+        print(f"{ranks} ranks: {name}: {outcome}")
+    assert not failed, "\n\n".join(failed)
+    assert counts["ok"] >= {2: 80, 4: 115}[ranks]

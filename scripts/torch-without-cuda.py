@@ -1,0 +1,71 @@
+"""Lets PyPI's PyTorch for Linux be imported without CUDA's libraries, which are gigabytes: for tests on CPUs.
+
+    VENV/bin/pip install --no-deps torch && VENV/bin/python scripts/torch-without-cuda.py
+
+For every library that PyTorch's own ask for and nobody has, it compiles one beside them. Its functions return what CUDA's return where no device
+is: `torch.cuda.is_available()` is False. Needs a C compiler, `nm` and `readelf`."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections import defaultdict
+
+#: `cudaErrorNoDevice`.
+NO_DEVICE = 100
+
+folder = pathlib.Path(sysconfig.get_path("platlib"), "torch/lib")
+ours = sorted(path for path in folder.glob("*.so*") if path.is_file())
+
+
+def printed(*command):
+    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+
+
+def symbols(*words):
+    """`NAME` or `NAME@VERSION`, as `nm` gives them."""
+    return {re.sub("@@", "@", line.split()[-1]) for path in ours for line in printed("nm", "-D", *words, path).splitlines()}
+
+
+system = {line.split()[0] for line in printed("/sbin/ldconfig", "-p").splitlines()[1:]}
+needed = {name for path in ours for name in re.findall(r"\(NEEDED\).*\[(.*)\]", printed("readelf", "-d", path))}
+missing = sorted(needed - system - {path.name for path in ours})
+if not missing:
+    sys.exit(0)
+
+defined = {name.partition("@")[0] for name in symbols("--defined-only")}
+versions = defaultdict(lambda: defaultdict(set))
+for path in ours:
+    library = None
+    for line in printed("readelf", "-V", "-W", path).splitlines():
+        if found := re.search(r"Version: 1 +File: (\S+)", line):
+            library = found[1]
+        elif (found := re.search(r"Name: (\S+) +Flags", line)) and library in missing:
+            versions[library][found[1]] = set()
+of_version = {version: library for library, known in versions.items() for version in known}
+loose = set()
+for name in symbols("--undefined-only"):
+    name, _, version = name.partition("@")
+    if version in of_version:
+        versions[of_version[version]][version].add(name)
+    elif not version and name not in defined:
+        loose.add(name)
+
+with tempfile.TemporaryDirectory() as build:
+    code, script = pathlib.Path(build, "none.c"), pathlib.Path(build, "none.map")
+    for library in missing:
+        groups = dict(versions[library])
+        # What no version assigns to a library is in the first.
+        named = set().union(*groups.values(), loose if library == missing[0] else set())
+        code.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in sorted(named)))
+        blocks = [f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};\n" for version, names in groups.items()]
+        script.write_text("".join(blocks))
+        words = [f"-Wl,--version-script={script}"] if blocks else []
+        # Names of the C library's own are among them, with other types.
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-nostdlib", "-o", folder / library, code, f"-Wl,-soname,{library}", *words],
+            check=True,
+        )
+print(f"{len(missing)} libraries of CUDA stand beside PyTorch's own: {' '.join(missing)}", file=sys.stderr)
