@@ -1,4 +1,5 @@
-//! `ringpull launch`: starts the processes of a job. It also accepts the options of MXNet's `launch.py`.
+//! `ringpull launch`: starts the processes of a job. It also accepts the options of MXNet's `launch.py`, and
+//! those of `horovodrun` (`launch/horovodrun.rs`).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfi
   ringpull launch -n 8 --launcher slurm -- ./train --kv-store dist_sync_mpi
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
+  ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
 
 A hostfile has one host[:port] [slots=n] per line. After a process has failed, the others have 1.5
 times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM, and later SIGKILL.
@@ -34,9 +36,12 @@ pub(crate) struct LaunchArgs {
     /// `--kv-store` with servers, as with MXNet's launch.py].
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
-    /// A file with the hosts to run on.
+    /// A file with the hosts to run on, or the hosts themselves with their slots: `host1:2,host2:2`.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
+    /// The port of the hosts' ssh servers, if the hostfile has none.
+    #[arg(short = 'p', long, value_name = "PORT")]
+    ssh_port: Option<u16>,
     /// How processes are started [default: ssh with a hostfile, else local].
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
@@ -173,6 +178,9 @@ fn warn_about_unused_options(args: &LaunchArgs, launcher: Launcher) {
     if args.sync_dst_dir.is_some() && args.hostfile.is_none() {
         eprintln!("warning: --sync-dst-dir has no effect: there are no hosts to copy the folder to");
     }
+    if args.ssh_port.is_some() && args.hostfile.is_none() {
+        eprintln!("warning: --ssh-port has no effect: there are no hosts to reach by ssh");
+    }
     if args.sge_pe.is_some() && launcher != Launcher::Sge {
         eprintln!("warning: --sge-pe has no effect without --launcher sge");
     }
@@ -197,7 +205,17 @@ fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<SshHost>> {
             "leave out -H, or choose --launcher ssh or --launcher mpi",
         ));
     }
-    let mut hosts = hostfile::read(path)?;
+    let mut hosts = match path.to_str().filter(|text| text.contains([':', ',']) && !path.exists()) {
+        Some(text) => {
+            let hosts = hostfile::parse_list(text)?;
+            if hosts.iter().all(|host| host.name == "localhost" || host.name == "127.0.0.1") {
+                return Ok(Vec::new());
+            }
+            hosts
+        }
+        None => hostfile::read(path)?,
+    };
+    hosts.iter_mut().for_each(|host| host.port = host.port.or(args.ssh_port));
     remote::check(&hosts)?;
     if let Some(to) = &args.sync_dst_dir {
         remote::copy_working_folder(&hosts, to)?;

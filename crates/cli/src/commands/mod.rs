@@ -24,12 +24,13 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use ringpull::KvStore;
 use ringpull_base::config;
 use ringpull_base::{DType, Error, Kind, Result, notice};
 
+use crate::launch::horovodrun;
 use crate::mpirun::Mpirun;
 use crate::variant::{Peer, Variant};
 
@@ -156,6 +157,8 @@ pub type Status = u8;
 pub(crate) const SUCCESS: Status = 0;
 /// The command failed.
 pub(crate) const FAILURE: Status = 1;
+/// The command line is invalid.
+const USAGE: Status = 2;
 
 /// The exit code after a signal, as a shell gives it.
 pub(crate) fn status_of_signal(signal: i32) -> Status {
@@ -169,7 +172,18 @@ pub fn run() -> Status {
         print!("{FIRST_SCREEN}");
         return SUCCESS;
     }
-    Cli::parse().run()
+    let command = Cli::command();
+    let launch = command.find_subcommand("launch").unwrap_or(&command);
+    match horovodrun::translated(std::env::args_os().collect(), launch) {
+        Ok((words, warnings)) => {
+            warnings.iter().for_each(|warning| eprintln!("{warning}"));
+            Cli::parse_from(words).run()
+        }
+        Err(error) => {
+            report(&error);
+            USAGE
+        }
+    }
 }
 
 impl Cli {

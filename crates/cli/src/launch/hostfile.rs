@@ -59,6 +59,16 @@ pub(crate) fn read(path: &Path) -> Result<Vec<SshHost>> {
     Ok(hosts)
 }
 
+/// The hosts of a list on the command line, as `horovodrun` takes it: `host1:2,host2:2`, the numbers being
+/// slots.
+pub(crate) fn parse_list(text: &str) -> Result<Vec<SshHost>> {
+    let host = |item: &str| match item.split_once(':') {
+        Some((host, slots)) => format!("{host} slots={slots}").parse(),
+        None => item.parse(),
+    };
+    text.split(',').map(host).collect()
+}
+
 /// The hosts of a hostfile's text.
 pub(crate) fn parse(text: &str) -> Result<Vec<SshHost>> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
@@ -78,6 +88,14 @@ mod tests {
         );
         let host: SshHost = "fe80::1".parse().unwrap();
         assert_eq!((host.name.as_str(), host.port, host.slots), ("fe80::1", None, 1));
+    }
+
+    #[test]
+    fn a_list_names_hosts_and_their_slots() {
+        let hosts = parse_list("node1:4,ann@node2").unwrap();
+        assert_eq!((hosts[0].name.as_str(), hosts[0].slots, hosts[0].port), ("node1", 4, None));
+        assert_eq!((hosts[1].login.as_str(), hosts[1].slots), ("ann@node2", 1));
+        assert!(parse_list("node1:0").is_err() && parse_list("node1:4,").is_err());
     }
 
     #[test]

@@ -8,10 +8,13 @@
 //!   ssh before the job;
 //! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine.
 //!
+//! [`horovodrun`] takes that program's options.
+//!
 //! Each process learns its role from the `DMLC_*` variables, with ps-lite's meaning.
 
 pub(crate) mod batch;
 pub(crate) mod by_mpi;
+pub(crate) mod horovodrun;
 pub(crate) mod host;
 pub(crate) mod hostfile;
 mod output;

@@ -1,0 +1,228 @@
+//! The options of `horovodrun`, as those of `ringpull launch`.
+//!
+//! `ringpull launch -np 4 -H host1:2,host2:2 python train.py` starts the same job. Before the command line is
+//! parsed, each option of `horovodrun` that is none of ours becomes one of ours, or a warning that it has no
+//! effect, or an error that names another way. Words of the command itself are left alone.
+
+use std::ffi::OsString;
+
+use clap::Command;
+
+use ringpull_base::{Error, Result};
+
+/// What an option of `horovodrun` is here.
+enum Meaning {
+    /// This option of ours.
+    Option(&'static str),
+    /// A variable of the processes, made of the option's value.
+    Variable(&'static str, fn(&str) -> Option<String>),
+    /// Nothing, and why.
+    Nothing(&'static str),
+    /// An error that says what to do instead.
+    Refused(&'static str),
+}
+
+use Meaning::{Nothing, Option as Ours, Refused, Variable};
+
+/// Its names, whether a value follows, and what it is.
+const OPTIONS: [(&[&str], bool, Meaning); 28] = [
+    (&["-np", "--num-proc"], true, Ours("--num-workers")),
+    (&["-hostfile"], true, Ours("--hostfile")),
+    (&["--hosts"], true, Ours("--hostfile")),
+    (&["--fusion-threshold-mb"], true, Variable("RINGPULL_FUSION_BYTES", mib)),
+    (&["--timeline-filename"], true, Variable("RINGPULL_TIMELINE", same)),
+    (&["--stall-check-warning-time-seconds"], true, Variable("RINGPULL_WARN", same)),
+    (&["--stall-check-shutdown-time-seconds"], true, Variable("RINGPULL_TIMEOUT", same)),
+    (&["--no-stall-check"], false, Variable("RINGPULL_WARN", never)),
+    (&["--log-level"], true, Variable("RINGPULL_LOG", level)),
+    (&["--verbose"], false, Variable("RINGPULL_LOG", verbose)),
+    (&["--mpi"], false, Nothing("MPI ranks are started by mpirun anyway")),
+    (&["--gloo"], false, Nothing("ranks exchange messages by MPI")),
+    (&["--tcp"], false, Nothing("the MPI library chooses the network")),
+    (&["--cycle-time-ms"], true, Nothing("nothing waits for a cycle: what is summed together follows from the calls")),
+    (&["--cache-capacity"], true, Nothing("steps that repeat themselves are recognised without a limit")),
+    (&["--disable-cache"], false, Nothing("there is no cache of checks before the job")),
+    (&["--hierarchical-allreduce", "--no-hierarchical-allreduce"], false, Nothing("`auto` decides by the hosts")),
+    (&["--hierarchical-allgather", "--no-hierarchical-allgather"], false, Nothing("`auto` decides by the hosts")),
+    (&["--autotune", "--no-autotune"], false, Nothing("`auto` measures the network at the start of a job")),
+    (&["--timeline-mark-cycles"], false, Nothing("there are no cycles to be marked")),
+    (&["--start-timeout"], true, Nothing("a rank that does not come is reported after RINGPULL_TIMEOUT seconds")),
+    (&["--gloo-timeout-seconds"], true, Nothing("ranks exchange messages by MPI")),
+    (&["--num-nccl-streams", "--thread-affinity"], true, Nothing("there is no such setting")),
+    (&["-i", "--ssh-identity-file"], true, Refused("set RINGPULL_SSH='ssh -i FILE'")),
+    (
+        &["--network-interface", "--network-interfaces"],
+        true,
+        Refused("set the MPI library's variable, for Open MPI --env OMPI_MCA_btl_tcp_if_include=eth0"),
+    ),
+    (&["--mpi-args", "--binding-args", "--output-filename", "--config-file"], true, Refused("run mpirun itself")),
+    (&["--jsrun"], false, Refused("in an allocation of Slurm use --launcher slurm, of Grid Engine --launcher sge")),
+    (
+        &["--host-discovery-script", "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--reset-limit"],
+        true,
+        Refused("the number of ranks is fixed: give it with -np"),
+    ),
+];
+
+fn same(value: &str) -> Option<String> {
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+fn mib(value: &str) -> Option<String> {
+    let mib: f64 = value.parse().ok().filter(|mib: &f64| (0.0..1e6).contains(mib))?;
+    Some(((mib * f64::from(1 << 20)) as u64).to_string())
+}
+
+/// As long as it may be.
+fn never(value: &str) -> Option<String> {
+    value.is_empty().then(|| "1000000000".to_owned())
+}
+
+fn verbose(_value: &str) -> Option<String> {
+    level("debug")
+}
+
+fn level(value: &str) -> Option<String> {
+    let level = match value.to_ascii_lowercase().as_str() {
+        "warning" => "warn",
+        "fatal" => "error",
+        level @ ("trace" | "debug" | "info" | "error") => return Some(format!("ringpull={level}")),
+        _ => return None,
+    };
+    Some(format!("ringpull={level}"))
+}
+
+/// `words` of a command line, the program's name first, in the options of `launch`, if it is one of `launch`;
+/// and what has to be warned about.
+pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<OsString>, Vec<String>)> {
+    let mut warnings = Vec::new();
+    if words.get(1).is_none_or(|word| word != "launch") {
+        return Ok((words, warnings));
+    }
+    let mut rest = words.into_iter();
+    let mut ours: Vec<OsString> = rest.by_ref().take(2).collect();
+    while let Some(word) = rest.next() {
+        let Some(text) = word.to_str().filter(|text| text.starts_with('-') && *text != "--") else {
+            // The command.
+            ours.push(word);
+            break;
+        };
+        let (name, mut value) = match text.split_once('=') {
+            Some((name, value)) if text.starts_with("--") => (name, Some(OsString::from(value))),
+            _ => (text, None),
+        };
+        let Some((_, takes_value, meaning)) = OPTIONS.iter().find(|(names, ..)| names.contains(&name)) else {
+            let takes_value = value.is_none() && takes_value(launch, name);
+            ours.push(word);
+            if takes_value {
+                ours.extend(rest.next());
+            }
+            continue;
+        };
+        if *takes_value && value.is_none() {
+            value = rest.next();
+            if value.is_none() {
+                return Err(Error::argument(format!("{name} without a value"), "give its value behind it"));
+            }
+        }
+        match meaning {
+            Ours(option) => ours.extend([OsString::from(option)].into_iter().chain(value)),
+            Variable(variable, of) => {
+                let given = value.as_ref().map_or("", |value| value.to_str().unwrap_or_default());
+                let made = of(given).ok_or_else(|| {
+                    Error::argument(
+                        format!("invalid {name} {given:?}"),
+                        format!("give what {variable} can be made of, or set that: --env {variable}=VALUE"),
+                    )
+                })?;
+                ours.extend(["--env".into(), format!("{variable}={made}").into()]);
+            }
+            Nothing(why) => warnings.push(format!("warning: {name} has no effect: {why}")),
+            Refused(instead) => {
+                return Err(Error::argument(format!("launch has no option {name}"), (*instead).to_owned()));
+            }
+        }
+    }
+    ours.extend(rest);
+    Ok((ours, warnings))
+}
+
+/// Whether the next word is the value of this option of ours.
+fn takes_value(launch: &Command, name: &str) -> bool {
+    let long = name.strip_prefix("--");
+    let short = name.strip_prefix('-').filter(|short| short.len() == 1).and_then(|short| short.chars().next());
+    launch.get_arguments().any(|arg| {
+        let is_it = match long {
+            Some(long) => arg.get_long() == Some(long),
+            None => short.is_some() && arg.get_short() == short,
+        };
+        is_it && arg.get_action().takes_values()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    fn of(text: &str) -> Result<(Vec<String>, Vec<String>)> {
+        let command = crate::commands::Cli::command();
+        let launch = command.find_subcommand("launch").unwrap();
+        let words = text.split(' ').map(OsString::from).collect();
+        let (words, warnings) = translated(words, launch)?;
+        Ok((words.into_iter().map(|word| word.into_string().unwrap()).collect(), warnings))
+    }
+
+    #[test]
+    fn options_of_horovodrun_become_ours_and_the_command_is_left_alone() {
+        for (theirs, ours) in [
+            ("ringpull launch -np 4 python train.py -np 3", "ringpull launch --num-workers 4 python train.py -np 3"),
+            (
+                "ringpull launch -np 4 -H a:2,b:2 -p 22 --verbose python x",
+                "ringpull launch --num-workers 4 -H a:2,b:2 -p 22 --env RINGPULL_LOG=ringpull=debug python x",
+            ),
+            (
+                "ringpull launch -np 2 --fusion-threshold-mb 32 --timeline-filename=t.json -- x --gloo",
+                "ringpull launch --num-workers 2 --env RINGPULL_FUSION_BYTES=33554432 --env RINGPULL_TIMELINE=t.json -- x --gloo",
+            ),
+            (
+                "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --no-stall-check x",
+                "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --env RINGPULL_WARN=1000000000 x",
+            ),
+            ("ringpull bench -np 4", "ringpull bench -np 4"),
+        ] {
+            let (words, warnings) = of(theirs).unwrap();
+            assert_eq!(words.join(" "), ours);
+            assert!(warnings.is_empty(), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_meaning_here_is_a_warning_or_an_error_that_names_another_way() {
+        let (words, warnings) = of("ringpull launch --gloo --cycle-time-ms 5 -np 2 x").unwrap();
+        assert_eq!(words.join(" "), "ringpull launch --num-workers 2 x");
+        assert!(warnings.len() == 2 && warnings[1].contains("--cycle-time-ms has no effect"), "{warnings:?}");
+        for (text, part) in [
+            ("ringpull launch -np 2 --min-np 1 x", "fixed"),
+            ("ringpull launch -np 2 -i key x", "RINGPULL_SSH"),
+            ("ringpull launch -np", "-np without a value"),
+            ("ringpull launch --fusion-threshold-mb much x", "RINGPULL_FUSION_BYTES"),
+            ("ringpull launch --log-level loud x", "RINGPULL_LOG"),
+        ] {
+            let error = of(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_option_of_ours_is_taken_for_one_of_theirs() {
+        let command = crate::commands::Cli::command();
+        let launch = command.find_subcommand("launch").unwrap();
+        for arg in launch.get_arguments() {
+            let names = arg.get_long().map(|long| format!("--{long}")).into_iter();
+            for name in names.chain(arg.get_short().map(|short| format!("-{short}"))) {
+                assert!(!OPTIONS.iter().any(|(names, ..)| names.contains(&name.as_str())), "{name}");
+            }
+        }
+    }
+}
